@@ -1,0 +1,383 @@
+"""Publish log files: the only point at which anything becomes visible.
+
+A *plain append* is parts first, then one create-only put; it needs no lock and reads nothing. An *exclusive
+commit* (everything that tombstones, everything that brings a column) takes the claim of the next epoch, looks
+again whether that epoch is history, and publishes what the claim holds, its own or another's. So exclusive
+commits form one line, decided by the store. A crash at any point leaves nothing visible, or a claim that the
+next exclusive commit completes or, when it is old, voids. Why each step is there: docs/format.md, "Commits".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Protocol
+
+import msgspec
+
+from icedb.errors import (
+    CommitContended,
+    CommitUncertain,
+    DamagedLog,
+    IceDBError,
+    PublicationTooLate,
+    StoreUnavailable,
+    TornListing,
+)
+from icedb.format.codec import decode, encode
+from icedb.format.records import LogFile, Marker
+from icedb.format.rewrite import Draft, check_draft
+from icedb.format.snapshot import LogState
+from icedb.handle import Handle, Part
+from icedb.store import ObjectExists, ObjectNotFound, ObjectStore
+
+__all__ = ["Commit", "Operation", "append", "exclusive", "nothing_to_commit"]
+
+logger = logging.getLogger(__name__)
+
+# Each lost attempt means that another exclusive commit succeeded: so many in a row is a table without its lock.
+EXCLUSIVE_ATTEMPTS_MAX = 50
+# A plain append only meets its own process's log file of the same millisecond, or a put that was not answered.
+APPEND_ATTEMPTS_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What became visible. `key` is None when there was nothing to commit; times are unix milliseconds."""
+
+    table: str
+    key: str | None
+    created_ms: int | None = None
+    epoch: int | None = None
+    parts: tuple[Part, ...] = ()
+    tombstoned: tuple[Part, ...] = ()
+
+    @property
+    def committed(self) -> bool:
+        """Whether a log file was published."""
+        return self.key is not None
+
+    @property
+    def rows(self) -> int:
+        """Rows in the new parts."""
+        return sum(p.rows or 0 for p in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the new parts."""
+        return sum(p.bytes for p in self.parts)
+
+
+def nothing_to_commit(handle: Handle) -> Commit:
+    """The result of an operation that found nothing to do."""
+    return Commit(handle.table, None)
+
+
+class Operation(Protocol):
+    """An exclusive commit's plan, made anew from the table's state at each attempt."""
+
+    @property
+    def outputs(self) -> Collection[str]:
+        """Keys of the parts that this operation wrote and that are still part of its plan."""
+        ...
+
+    @property
+    def unused(self) -> list[str]:
+        """Parts that it wrote and that a rebase found useless; emptied when they are deleted."""
+        ...
+
+    @property
+    def born_ms(self) -> int | None:
+        """When its first part was written (unix ms); None if it writes none."""
+        ...
+
+    @property
+    def reads_everything(self) -> bool:
+        """Whether `build` looks at ignored log files too."""
+        ...
+
+    def build(self, state: LogState, t_ms: int) -> Draft | None:
+        """The log file to publish, or None when there is nothing (left) to do. May raise FixInput errors."""
+        ...
+
+
+class _Put(Enum):
+    CREATED = auto()
+    TAKEN = auto()
+    ABSENT = auto()
+
+
+def _put(store: ObjectStore, key: str, body: bytes) -> _Put:
+    """A create-only put, settled by reading back: a client's retry fails against its own success."""
+    try:
+        store.create(key, body)
+    except (ObjectExists, StoreUnavailable):
+        try:
+            return _Put.CREATED if store.get(key).body == body else _Put.TAKEN
+        except ObjectNotFound:
+            return _Put.ABSENT
+    return _Put.CREATED
+
+
+# ---------------------------------------------------------------------------------------------- plain append
+
+
+def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str], *, born_ms: int) -> Commit:
+    """Publish parts whose columns the table has: one put, whoever else is writing.
+
+    Raises PublicationTooLate, CommitUncertain and the store's errors.
+    """
+    t_ms = 0
+    for _ in range(APPEND_ATTEMPTS_MAX):
+        t_ms = max(handle.clock.now_ms(), t_ms + 1)
+        _check_age(handle, born_ms)
+        file = LogFile(t_ms, dict(schema), tuple(msgspec.structs.replace(m, created_ms=t_ms) for m in markers))
+        key = handle.keys.log_file(t_ms, merged=False, writer=handle.writer)
+        try:
+            outcome = _put(handle.store, key, encode(file))
+        except StoreUnavailable as error:
+            raise _uncertain(handle, key) from error
+        if outcome is _Put.CREATED:
+            return _report(handle, key, file, tombstoned=())
+        if outcome is _Put.ABSENT and handle.clock.now_ms() - t_ms > handle.timing.grace_ms:
+            raise _uncertain(handle, key)
+        # Taken by an append of this process in the same millisecond, or not there: it cannot land any more, or if
+        # it does, it names the same parts. Another timestamp.
+    raise CommitContended(f"{handle.table}: {APPEND_ATTEMPTS_MAX} log file names in a row were taken. Try again.")
+
+
+def _check_age(handle: Handle, born_ms: int | None) -> None:
+    age_ms = handle.clock.now_ms() - (born_ms if born_ms is not None else handle.clock.now_ms())
+    if age_ms > handle.timing.part_timeout_ms:
+        raise PublicationTooLate(
+            f"{handle.table}: the parts were written {age_ms / 3_600_000:.1f} h ago and are not published any more: "
+            "an orphan sweep may have taken them. Write the batch again, in smaller pieces."
+        )
+
+
+def _uncertain(handle: Handle, key: str) -> CommitUncertain:
+    return CommitUncertain(
+        f"{handle.table}: it is not known whether '{key}' was published. Nothing was deleted. Look whether the rows "
+        "are there before you write them again."
+    )
+
+
+def _report(handle: Handle, key: str, file: LogFile, *, tombstoned: Collection[Marker]) -> Commit:
+    return Commit(
+        table=handle.table,
+        key=key,
+        created_ms=file.t_ms,
+        epoch=handle.keys.parse_log_file(key).epoch,
+        parts=tuple(handle.part(m) for m in file.markers if m.created_ms == file.t_ms and m.tombstoned_ms is None),
+        tombstoned=tuple(handle.part(m) for m in tombstoned),
+    )
+
+
+# ------------------------------------------------------------------------------------------ exclusive commit
+
+
+class _Claim(msgspec.Struct, frozen=True):
+    """What a claim holds: the log file that this epoch is to be. `stored_ms` comes from the store."""
+
+    key: str
+    t: int
+    body: str
+    stored_ms: int | None = None
+
+    @property
+    def since_ms(self) -> int:
+        return self.t if self.stored_ms is None else min(self.t, self.stored_ms)
+
+
+@dataclass(slots=True)
+class _Tried:
+    """What this operation may already have published, on an earlier attempt."""
+
+    keys: list[str] = field(default_factory=list)
+    epoch: int = 0
+    since_ms: int = 0
+    last_ms: int = 0
+
+    def add(self, key: str, epoch: int, t_ms: int) -> None:
+        self.since_ms = self.since_ms if self.keys else t_ms
+        self.last_ms = t_ms
+        self.epoch = max(self.epoch, epoch)
+        self.keys.append(key)
+
+
+def exclusive(handle: Handle, operation: Operation) -> Commit:
+    """Publish an operation as the next epoch, rebasing it on whatever was committed meanwhile.
+
+    Raises CommitContended, CommitUncertain, PublicationTooLate, what `operation.build` raises, and the store's
+    errors. After an error of `build` the operation's parts are deleted when nothing can name them any more.
+    """
+    handle.check_writable()
+    tried = _Tried()
+    for attempt in range(EXCLUSIVE_ATTEMPTS_MAX):
+        try:
+            commit = _attempt(handle, operation, tried)
+        except (StoreUnavailable, PublicationTooLate, TornListing) as error:
+            # A claim of ours may still be completed by others: "failed, write it again" could double the rows.
+            if tried.keys:
+                raise _uncertain(handle, tried.keys[-1]) from error
+            raise
+        if commit is not None:
+            return commit
+        logger.info("%s: attempt %d at an exclusive commit is rebased", handle.table, attempt + 1)
+    state = handle.read()
+    commit = _find_own(handle, state, operation, tried)
+    if commit is not None:
+        return commit
+    if state.epoch < tried.epoch:
+        raise _uncertain(handle, tried.keys[-1])
+    raise CommitContended(
+        f"{handle.table}: {EXCLUSIVE_ATTEMPTS_MAX} other exclusive commits came first. Nothing was published. Does "
+        "the table's lock hold? Try again when fewer programs maintain it."
+    )
+
+
+def _attempt(handle: Handle, operation: Operation, tried: _Tried) -> Commit | None:
+    """One epoch's worth of trying; None when it went to somebody else and the operation must be rebased."""
+    started_ms = handle.clock.now_ms()
+    state = handle.read(everything=operation.reads_everything)
+    committed = _find_own(handle, state, operation, tried)
+    if committed is not None:
+        return committed
+    epoch = state.epoch + 1
+    t_ms = max(_next_t_ms(handle, state), tried.last_ms + 1)
+    draft = _build(handle, operation, state, t_ms, tried)
+    if draft is None:
+        return nothing_to_commit(handle)
+    _check_age(handle, operation.born_ms)
+    file = _with_epoch(state, draft, epoch)
+    key = handle.keys.log_file(t_ms, merged=file.carries_tombstones, writer=f"{handle.writer}.e{epoch}")
+    own = _Claim(key, t_ms, encode(file).decode())
+    claim = _take_claim(handle, epoch, own, tried)
+    if claim is None or not _publish_claim(handle, state, epoch, claim, own, operation, started_ms):
+        return None
+    return _own(handle, key, file)
+
+
+def _next_t_ms(handle: Handle, state: LogState) -> int:
+    """Later than all that is visible, except what a clock that is far ahead wrote."""
+    now_ms = handle.clock.now_ms()
+    sane = [t for t in state.times_ms if t <= now_ms + handle.timing.max_skew_ms]
+    return max(now_ms, 1 + max(sane, default=0))
+
+
+def _build(handle: Handle, operation: Operation, state: LogState, t_ms: int, tried: _Tried) -> Draft | None:
+    # While a claim of ours may still be completed by somebody, the parts it names must stay. Once the epoch that
+    # it was for is visible, that question is settled, and `_find_own` has looked at the answer.
+    settled = state.epoch >= tried.epoch
+    try:
+        draft = operation.build(state, t_ms)
+    except IceDBError as error:
+        if not settled:
+            raise _uncertain(handle, tried.keys[-1]) from error
+        handle.store.delete([*operation.outputs, *operation.unused])
+        raise
+    if settled and operation.unused:
+        handle.store.delete(operation.unused)
+        operation.unused.clear()
+    if draft is not None:
+        dead = [m.key for m in draft.file.markers if m.tombstoned_ms == t_ms]
+        check_draft(state, draft, add=operation.outputs, tombstone=dead)
+    return draft
+
+
+def _with_epoch(state: LogState, draft: Draft, epoch: int) -> LogFile:
+    replaced = {state.files[k].file.epoch for k in draft.replaces}
+    live = tuple(sorted((state.live_epochs - replaced) | {epoch}))
+    return msgspec.structs.replace(draft.file, epoch=epoch, live_epochs=live)
+
+
+def _take_claim(handle: Handle, epoch: int, own: _Claim, tried: _Tried) -> _Claim | None:
+    """The claim that decides this epoch, ours or another's; None when it is not to be had and we look again."""
+    key = handle.keys.epoch_claim(epoch)
+    tried.add(own.key, epoch, own.t)  # before the put: unanswered, it may still have been taken
+    try:
+        if _put(handle.store, key, msgspec.json.encode(own)) is _Put.CREATED:
+            return own
+        stored = handle.store.get(key)
+    except (StoreUnavailable, ObjectNotFound):
+        return None
+    try:
+        claim = msgspec.json.decode(stored.body, type=_Claim)
+        file = decode(claim.body.encode(), claim.key, handle.keys)
+    except msgspec.DecodeError as error:
+        raise DamagedLog(f"{handle.table}: '{key}' is not a claim ({error}).", key=key) from None
+    name = handle.keys.parse_log_file(claim.key)
+    if file.epoch != epoch or name.epoch != epoch:
+        raise DamagedLog(f"{handle.table}: the claim '{key}' holds epoch {file.epoch}.", key=key)
+    return msgspec.structs.replace(claim, stored_ms=stored.stored_ms)
+
+
+def _publish_claim(
+    handle: Handle,
+    state: LogState,
+    epoch: int,
+    claim: _Claim,
+    own: _Claim,
+    operation: Operation,
+    started_ms: int,
+) -> bool:
+    """See to it that the claim's epoch is decided; whether it became our own log file."""
+    mine = claim.key == own.key
+    if _is_history(handle, state, epoch):
+        return False  # the next attempt finds out whether it was ours
+    body = claim.body.encode()
+    if handle.clock.now_ms() - claim.since_ms > handle.timing.commit_timeout_ms:
+        body = encode(_void(state, epoch, claim.t))
+    elif mine:
+        _check_age(handle, operation.born_ms)  # waking up late must not publish what a sweep may have taken
+    try:
+        outcome = _put(handle.store, claim.key, body)
+        found = body if outcome is _Put.CREATED else handle.store.get(claim.key).body
+    except (StoreUnavailable, ObjectNotFound):
+        return False
+    if not mine or decode(found, claim.key, handle.keys).void:
+        return False
+    # Slower than that, and the key may have been void, replaced and deleted before our put: only the log knows.
+    return handle.clock.now_ms() - started_ms <= handle.timing.commit_timeout_ms
+
+
+def _is_history(handle: Handle, state: LogState, epoch: int) -> bool:
+    """Whether this epoch, or a later one, has become visible since `state` was read."""
+    heads = [k for k, f in state.files.items() if f.file.epoch == state.epoch]
+    for key in handle.log.list_after(heads[0] if heads else None):
+        announced = handle.keys.parse_log_file(key).epoch
+        if announced is not None and announced >= epoch:
+            stored = handle.log.fetch(key)
+            if stored is None or (stored.file.epoch or 0) >= epoch:
+                return True
+    return False
+
+
+def _void(state: LogState, epoch: int, t_ms: int) -> LogFile:
+    return LogFile(t_ms, {}, epoch=epoch, live_epochs=tuple(sorted(state.live_epochs | {epoch})), void=True)
+
+
+def _find_own(handle: Handle, state: LogState, operation: Operation, tried: _Tried) -> Commit | None:
+    """A writer that may have won looks for itself before it does anything else."""
+    if not tried.keys:
+        return None
+    for key in tried.keys:
+        stored = state.files.get(key)
+        if stored is not None and not stored.file.void:
+            return _own(handle, key, stored.file)
+    named = [state.parts[k] for k in operation.outputs if k in state.parts]
+    if named:  # our log file was replaced already; its markers were carried
+        t_ms = named[0].created_ms
+        key = next(k for k in tried.keys if handle.keys.parse_log_file(k).t_ms == t_ms)
+        dead = tuple(m for m in state.parts.values() if m.tombstoned_ms == t_ms)
+        return _own(handle, key, LogFile(t_ms, dict(state.schema), (*named, *dead), epoch=None))
+    if operation.outputs and handle.clock.now_ms() - tried.since_ms > handle.timing.grace_ms:
+        raise _uncertain(handle, tried.keys[-1])
+    return None
+
+
+def _own(handle: Handle, key: str, file: LogFile) -> Commit:
+    handle.learn_schema(file.schema)
+    return _report(handle, key, file, tombstoned=[m for m in file.markers if m.tombstoned_ms == file.t_ms])

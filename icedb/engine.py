@@ -1,0 +1,104 @@
+"""DuckDB connections: one that may read the store, and one that may touch nothing but a folder of its own.
+
+Writers evaluate expressions that came with the table (from `_table.json`), so they run in a sandbox: no files
+but the given folder, no network, no extension, no setting can be changed. Readers get the S3 extension from its
+PyPI wheel and a secret that is scoped to the table's prefix.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import duckdb
+
+from icedb.errors import StoreUnavailable
+from icedb.location import Location
+
+__all__ = ["connect_reader", "connect_sandbox", "quote_name", "quote_text"]
+
+# Part of the address that no other secret of a shared connection will have.
+_SECRET_NAME_CHARS = re.compile(r"[^A-Za-z0-9]+")
+
+
+def quote_name(name: str) -> str:
+    """An identifier in DuckDB's SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_text(text: str) -> str:
+    """A string literal in DuckDB's SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def connect_sandbox(folder: Path | None = None, *, memory_bytes: int | None = None) -> duckdb.DuckDBPyConnection:
+    """A connection that can read and write in `folder` only (None: nowhere), spilling there too."""
+    con = duckdb.connect(":memory:")
+    con.execute("SET TimeZone = 'UTC'")
+    con.execute("SET autoinstall_known_extensions = false; SET autoload_known_extensions = false")
+    con.execute("SET preserve_insertion_order = true")
+    if memory_bytes is not None:
+        con.execute(f"SET memory_limit = '{memory_bytes}B'")
+    if folder is not None:
+        con.execute(f"SET temp_directory = {quote_text(str(folder / 'spill'))}")
+        con.execute(f"SET allowed_directories = [{quote_text(str(folder))}]")
+    # Python objects are registered by name; SQL must not find others by theirs.
+    con.execute("SET python_enable_replacements = false")
+    con.execute("SET enable_external_access = false")
+    con.execute("SET lock_configuration = true")
+    return con
+
+
+def connect_reader(location: Location) -> duckdb.DuckDBPyConnection:
+    """A connection that can read the table's parts. In a bucket: with httpfs and a secret for its prefix."""
+    con = duckdb.connect(":memory:")
+    con.execute("SET TimeZone = 'UTC'")
+    if location.scheme == "s3":
+        attach_s3(con, location)
+    return con
+
+
+def attach_s3(con: duckdb.DuckDBPyConnection, location: Location) -> None:
+    """Let a connection read one table's prefix in S3."""
+    load_httpfs(con)
+    options = {"TYPE": "s3", "SCOPE": quote_text(location.uri), "REGION": quote_text(location.region or "us-east-1")}
+    credentials = location.credentials()
+    if credentials is not None:
+        options["KEY_ID"] = quote_text(credentials.access_key_id)
+        options["SECRET"] = quote_text(credentials.secret_access_key)
+        if credentials.session_token:
+            options["SESSION_TOKEN"] = quote_text(credentials.session_token)
+    if location.endpoint:
+        scheme, _, host = location.endpoint.partition("://")
+        options["ENDPOINT"] = quote_text(host)
+        options["USE_SSL"] = "false" if scheme == "http" else "true"
+        options["URL_STYLE"] = quote_text("vhost" if location.virtual_hosted else "path")
+    name = quote_name("icedb_" + _SECRET_NAME_CHARS.sub("_", location.uri))
+    con.execute(f"CREATE OR REPLACE TEMPORARY SECRET {name} ({', '.join(f'{k} {v}' for k, v in options.items())})")
+
+
+def load_httpfs(con: duckdb.DuckDBPyConnection) -> None:
+    """Load DuckDB's S3 extension: from its PyPI wheel, else from what is installed, else by downloading it."""
+    wheel = _httpfs_in_wheel()
+    try:
+        if wheel is not None:
+            con.execute(f"LOAD {quote_text(str(wheel))}")
+        else:
+            con.execute("INSTALL httpfs")
+            con.execute("LOAD httpfs")
+    except duckdb.Error as error:
+        raise StoreUnavailable(
+            f"DuckDB {duckdb.__version__} cannot load its S3 extension ({str(error).splitlines()[0]}). Install the "
+            f"wheel of the same version: pip install 'duckdb-extension-httpfs=={duckdb.__version__}'."
+        ) from None
+
+
+def _httpfs_in_wheel() -> Path | None:
+    try:
+        import duckdb_extension_httpfs
+    except ImportError:
+        return None
+    folder = Path(os.fspath(next(iter(duckdb_extension_httpfs.__path__)))) / "extensions"
+    path = folder / f"v{duckdb.__version__}" / "httpfs.duckdb_extension"
+    return path if path.exists() else None

@@ -1,0 +1,229 @@
+"""Every error that IceDB raises, in one tree, grouped by what a handler would do about it.
+
+    IceDBError
+    ├── TryAgain                 nothing is wrong with the input: the same call may succeed later
+    │   ├── StoreUnavailable         the object store did not answer                       (ConnectionError)
+    │   ├── TornListing              the log changed faster than it could be listed        (TimeoutError)
+    │   ├── CommitContended          other exclusive commits always came first             (TimeoutError)
+    │   ├── CommitUncertain          published or not: only the table can tell             (RuntimeError)
+    │   └── PublicationTooLate       the parts or the claim are too old to be published    (TimeoutError)
+    ├── FixInput                 the caller must change something
+    │   ├── InvalidURI               no table can be at that address                       (ValueError)
+    │   ├── InvalidOption            an unknown or contradictory option                    (ValueError)
+    │   ├── InvalidBatch             the rows cannot become a table                        (ValueError)
+    │   │   └── EmptyBatch               there is nothing to put in the place of what is there
+    │   ├── InvalidPartitionExpression                                                     (ValueError)
+    │   ├── InvalidPartitionValue    it cannot be part of an object's key                  (ValueError)
+    │   ├── UnknownColumn                                                                  (KeyError)
+    │   ├── SchemaConflict           one column, two types                                 (TypeError)
+    │   ├── UnsupportedType          a type that Parquet cannot hold without loss          (TypeError)
+    │   ├── TableExists                                                                    (FileExistsError)
+    │   ├── TableNotFound                                                                  (FileNotFoundError)
+    │   ├── BucketNotFound                                                                 (FileNotFoundError)
+    │   ├── AccessDenied             wrong or insufficient credentials                     (PermissionError)
+    │   ├── UnsupportedStore         the store overwrites where it must refuse             (RuntimeError)
+    │   ├── ClockSkew                this machine's clock is too far from the store's      (RuntimeError)
+    │   ├── SnapshotExpired          that time can no longer be read                       (LookupError)
+    │   ├── GraceTooShort            cleanup could delete what a reader still needs        (ValueError)
+    │   ├── JavaNotFound             Spark has no Java to run on                           (RuntimeError)
+    │   ├── StackError               the local Postgres, daemon or web server              (RuntimeError)
+    │   └── PoolNotExclusive         the Dagster pool does not hold one run at a time      (RuntimeError)
+    └── Damaged                  the store holds something that must not be there, or lacks something
+        ├── DamagedLog               a log file that cannot be read as one                 (ValueError)
+        ├── MissingPart              a live part without its object                        (FileNotFoundError)
+        ├── ForeignMaintenance       another program rewrote our log                       (RuntimeError)
+        └── InvariantViolated        a check before or after a write failed: our bug       (AssertionError)
+
+Each also subclasses the builtin it resembles. A message names the table, the object and what to do next;
+credentials never appear in one: errors of client libraries are rephrased, not chained.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AccessDenied",
+    "BucketNotFound",
+    "ClockSkew",
+    "CommitContended",
+    "CommitUncertain",
+    "Damaged",
+    "DamagedLog",
+    "EmptyBatch",
+    "FixInput",
+    "ForeignMaintenance",
+    "GraceTooShort",
+    "IceDBError",
+    "InvalidBatch",
+    "InvalidOption",
+    "InvalidPartitionExpression",
+    "InvalidPartitionValue",
+    "InvalidURI",
+    "InvariantViolated",
+    "JavaNotFound",
+    "MissingPart",
+    "PoolNotExclusive",
+    "PublicationTooLate",
+    "SchemaConflict",
+    "SnapshotExpired",
+    "StackError",
+    "StoreUnavailable",
+    "TableExists",
+    "TableNotFound",
+    "TornListing",
+    "TryAgain",
+    "UnknownColumn",
+    "UnsupportedStore",
+    "UnsupportedType",
+]
+
+
+class IceDBError(Exception):
+    """The root of the tree; see the module's docstring."""
+
+    def __str__(self) -> str:
+        # Explicit, because KeyError would quote the message and OSError would format it as (errno, text).
+        return str(self.args[0]) if self.args else type(self).__name__
+
+
+class TryAgain(IceDBError):
+    """Nothing is wrong with the input: the same call may succeed later."""
+
+
+class FixInput(IceDBError):
+    """The caller must change something before the call can succeed."""
+
+
+class Damaged(IceDBError):
+    """The store holds something that must not be there, or lacks something that must."""
+
+
+class StoreUnavailable(TryAgain, ConnectionError):
+    """The object store did not answer, or answered that it cannot serve the request now."""
+
+
+class TornListing(TryAgain, TimeoutError):
+    """The log changed faster than it could be listed and read."""
+
+
+class CommitContended(TryAgain, TimeoutError):
+    """Other exclusive commits always came first; nothing of this one is visible."""
+
+
+class CommitUncertain(TryAgain, RuntimeError):
+    """Published or not: the trace that would tell may already have been cleaned up. Nothing was deleted."""
+
+
+class PublicationTooLate(TryAgain, TimeoutError):
+    """The parts were written too long ago to be published; an orphan sweep may already have taken them."""
+
+
+class InvalidURI(FixInput, ValueError):
+    """No table can be at that address."""
+
+
+class InvalidOption(FixInput, ValueError):
+    """An unknown or contradictory option."""
+
+
+class InvalidBatch(FixInput, ValueError):
+    """The rows cannot become a table."""
+
+
+class EmptyBatch(InvalidBatch):
+    """There are no rows to put in the place of what is there."""
+
+
+class InvalidPartitionExpression(FixInput, ValueError):
+    """`partition_by` holds something that is not one named DuckDB expression over the row's columns."""
+
+
+class InvalidPartitionValue(FixInput, ValueError):
+    """A partition value cannot be part of an object's key."""
+
+
+class UnknownColumn(FixInput, KeyError):
+    """A column is named that neither the table nor the batch has."""
+
+
+class SchemaConflict(FixInput, TypeError):
+    """One column, two types. `column`, `types` and, when two log files disagree, `log_files` say which."""
+
+    def __init__(
+        self, message: str, *, column: str, types: tuple[str, str], log_files: tuple[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.column = column
+        self.types = types
+        self.log_files = log_files
+
+
+class UnsupportedType(FixInput, TypeError):
+    """A column has a type that Parquet cannot hold without loss."""
+
+
+class TableExists(FixInput, FileExistsError):
+    """There is a table at that address already."""
+
+
+class TableNotFound(FixInput, FileNotFoundError):
+    """There is no table at that address."""
+
+
+class BucketNotFound(FixInput, FileNotFoundError):
+    """The bucket of the table's address does not exist."""
+
+
+class AccessDenied(FixInput, PermissionError):
+    """The store refused the credentials, or they do not allow the request."""
+
+
+class UnsupportedStore(FixInput, RuntimeError):
+    """The store overwrites an object where a create-only put must be refused."""
+
+
+class ClockSkew(FixInput, RuntimeError):
+    """This machine's clock is too far from the store's."""
+
+
+class SnapshotExpired(FixInput, LookupError):
+    """That time can no longer be read; `horizon_ms` is the oldest that can."""
+
+    def __init__(self, message: str, *, horizon_ms: int) -> None:
+        super().__init__(message)
+        self.horizon_ms = horizon_ms
+
+
+class GraceTooShort(FixInput, ValueError):
+    """Cleanup with that grace period could delete what a reader or writer still needs."""
+
+
+class JavaNotFound(FixInput, RuntimeError):
+    """Spark has no Java to run on."""
+
+
+class StackError(FixInput, RuntimeError):
+    """The local Postgres, Dagster daemon or web server cannot be started or stopped."""
+
+
+class PoolNotExclusive(FixInput, RuntimeError):
+    """The Dagster instance does not hold a table's maintenance to one run at a time."""
+
+
+class DamagedLog(Damaged, ValueError):
+    """A log file that cannot be read as one; `key` names it."""
+
+    def __init__(self, message: str, *, key: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class MissingPart(Damaged, FileNotFoundError):
+    """A live part whose object is not in the store."""
+
+
+class ForeignMaintenance(Damaged, RuntimeError):
+    """Another program merged or cleaned a log that has our epochs, and lost their keys."""
+
+
+class InvariantViolated(Damaged, AssertionError):
+    """A check before or after a write failed. Nothing was published; please report it."""

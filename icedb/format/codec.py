@@ -1,0 +1,116 @@
+"""A log file as bytes: newline-delimited JSON, UTF-8, no newline at the end.
+
+The order of lines is the one that every v3 reader knows: header, schema, log tombstones, part markers. What
+cannot be read as a log file is DamagedLog, naming the object and the line; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from icedb.errors import DamagedLog
+from icedb.format.names import Keys, has_unsafe_segment
+from icedb.format.records import Header, LogFile, LogTombstone, Marker
+
+__all__ = ["decode", "encode"]
+
+VERSION = 1
+
+_encoder = msgspec.json.Encoder()
+_header = msgspec.json.Decoder(Header)
+_schema = msgspec.json.Decoder(dict[str, str])
+_tombstones = msgspec.json.Decoder(LogTombstone)
+_markers = msgspec.json.Decoder(Marker)
+
+
+def encode(file: LogFile) -> bytes:
+    """The bytes of a log file."""
+    part_line = 2 + len(file.tombstones)
+    header = Header(
+        version=VERSION,
+        t_ms=file.t_ms,
+        schema_line=1,
+        part_line=part_line,
+        tombstone_line=2 if file.tombstones else None,
+        epoch=file.epoch,
+        live_epochs=file.live_epochs if file.epoch is not None else None,
+        void=file.void,
+        horizon_ms=file.horizon_ms,
+        txn=file.txn,
+    )
+    lines = [header, file.schema, *file.tombstones, *file.markers]
+    return b"\n".join(map(_encoder.encode, lines))
+
+
+def decode(body: bytes, key: str, keys: Keys) -> LogFile:
+    """The log file in `body`, which was read from `key`; DamagedLog if it is not one of this table."""
+    header = _decode_header(body, key)
+    tombstone_at = _offset(body, header.tombstone_line, key) if header.tombstone_line is not None else None
+    part_at = len(body) if header.part_line is None else _offset(body, header.part_line, key)
+    try:
+        schema = _schema.decode(_line(body, header.schema_line, key))
+        tombstones = _tombstones.decode_lines(body[tombstone_at:part_at]) if tombstone_at is not None else []
+        markers = _markers.decode_lines(body[part_at:])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _damaged(key, f"a line is cut or is not what its section says ({error})") from None
+    file = LogFile(
+        t_ms=header.t_ms,
+        schema=schema,
+        markers=tuple(markers),
+        tombstones=tuple(tombstones),
+        epoch=header.epoch,
+        live_epochs=header.live_epochs or (),
+        void=header.void,
+        horizon_ms=header.horizon_ms,
+        txn=header.txn,
+    )
+    _check(file, key, keys)
+    return file
+
+
+def _decode_header(body: bytes, key: str) -> Header:
+    try:
+        header = _header.decode(body.split(b"\n", 1)[0])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _damaged(key, f"its first line is not a header ({error})") from None
+    if str(header.version) != str(VERSION):
+        raise _damaged(key, f"it has version {header.version!r}, and this program reads version {VERSION}")
+    if header.epoch is not None and (header.epoch < 1 or header.epoch not in (header.live_epochs or ())):
+        raise _damaged(key, "its epoch is not among its live epochs")
+    return header
+
+
+def _offset(body: bytes, line: int, key: str) -> int:
+    """Where line number `line` begins; the end of the body if it is just past the last one."""
+    at = 0
+    for _ in range(line):
+        at = body.find(b"\n", at) + 1
+        if at == 0:
+            if line == body.count(b"\n") + 1:
+                return len(body)
+            raise _damaged(key, f"its header names line {line}, which it does not have")
+    return at
+
+
+def _line(body: bytes, line: int, key: str) -> bytes:
+    at = _offset(body, line, key)
+    end = body.find(b"\n", at)
+    return body[at:] if end < 0 else body[at:end]
+
+
+def _check(file: LogFile, key: str, keys: Keys) -> None:
+    """Names outside the table's prefix are never followed: a log file must not be able to delete a neighbour."""
+    for named, prefix in [
+        *((m.key, keys.data_prefix) for m in file.markers),
+        *((t.key, keys.log_prefix) for t in file.tombstones),
+    ]:
+        if not named.startswith(prefix) or has_unsafe_segment(named[len(prefix) :].split("/")):
+            raise _damaged(key, f"it names '{named}', which is outside '{prefix}'")
+
+
+def _damaged(key: str, reason: str) -> DamagedLog:
+    return DamagedLog(
+        f"the log file '{key}' cannot be read: {reason}. Restore the object from a backup or an earlier version "
+        "of it; do not delete it, the parts it names would be lost.",
+        key=key,
+    )

@@ -1,0 +1,183 @@
+"""Every key of a table is built and parsed here, and nowhere else.
+
+A key is the full name of an object in its store: in a bucket it starts with the table's prefix, in a local
+folder the prefix is empty. A partition's path is Hive style, `d=2026-11-21/u=7`; its values are encoded so
+that any text is safe and distinct, and so that DuckDB, Spark and Hive read the same value back.
+
+    log file      <prefix>/_log/<t, 13 digits>[_m]_<writer>.jsonl
+    part          <prefix>/_data/<partition path>/<id>.parquet
+    epoch claim   <prefix>/_claims/epoch-<n>.json
+    probe         <prefix>/_claims/probe.json
+    spec          <prefix>/_table.json
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from icedb.errors import DamagedLog, InvalidPartitionValue, InvalidURI
+
+__all__ = ["NULL_VALUE", "Keys", "LogName", "decode_partition", "encode_partition", "partition_of"]
+
+# Hive's name for null, which DuckDB, Spark and pyarrow read back as null.
+NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"
+
+# File systems allow 255 bytes for one name; an S3 key may have 1,024 in all.
+SEGMENT_BYTES_MAX = 255
+KEY_BYTES_MAX = 1_024
+
+_LOG_NAME = re.compile(r"(?P<t>\d{13})(?P<merged>_m)?_(?P<writer>[A-Za-z0-9.-]+)\.jsonl")
+_EPOCH_SUFFIX = re.compile(r"\.e([1-9]\d*)$")
+_SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
+
+
+@dataclass(frozen=True, slots=True)
+class LogName:
+    """What a log file's name says of it, without reading it."""
+
+    t_ms: int
+    merged: bool
+    writer: str
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that the writer's suffix `.e<epoch>` announces; only the header decides."""
+        found = _EPOCH_SUFFIX.search(self.writer)
+        return int(found[1]) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one table. `prefix` has no slash at either end and may be empty."""
+
+    prefix: str
+
+    def __post_init__(self) -> None:
+        segments = self.prefix.split("/") if self.prefix else []
+        if any(s in ("", ".", "..") for s in segments):
+            raise InvalidURI(f"'{self.prefix}' cannot be a table's prefix: it has an empty, '.' or '..' segment.")
+
+    def _under(self, path: str) -> str:
+        return f"{self.prefix}/{path}" if self.prefix else path
+
+    @property
+    def spec(self) -> str:
+        """The key of the table's spec."""
+        return self._under("_table.json")
+
+    @property
+    def probe(self) -> str:
+        """The key that is put once to learn whether the store honours create-only puts."""
+        return self._under("_claims/probe.json")
+
+    @property
+    def log_prefix(self) -> str:
+        """What log files are listed by, with the slash at its end."""
+        return self._under("_log/")
+
+    @property
+    def data_prefix(self) -> str:
+        """What parts are listed by, with the slash at its end."""
+        return self._under("_data/")
+
+    @property
+    def claims_prefix(self) -> str:
+        """What claims are listed by, with the slash at its end."""
+        return self._under("_claims/")
+
+    def log_file(self, t_ms: int, *, merged: bool, writer: str) -> str:
+        """The key of a log file; `merged` says that it carries tombstones."""
+        return f"{self.log_prefix}{t_ms:013d}{'_m' if merged else ''}_{writer}.jsonl"
+
+    def parse_log_file(self, key: str) -> LogName:
+        """What the name of a listed log file says; DamagedLog if it is none."""
+        found = _LOG_NAME.fullmatch(key.removeprefix(self.log_prefix))
+        # The writer `m` is refused: `<ts>_m_<writer>` would be ambiguous with it.
+        if not key.startswith(self.log_prefix) or found is None or found["writer"] == "m":
+            raise DamagedLog(
+                f"'{key}' lies among the log files but is not named like one (<unix ms>[_m]_<writer>.jsonl). "
+                "Nothing but log files may be there: move it elsewhere.",
+                key=key,
+            )
+        return LogName(int(found["t"]), found["merged"] is not None, found["writer"])
+
+    def part(self, partition: str, part_id: str) -> str:
+        """The key of a part; `partition` is an encoded path, empty for a table without partitions."""
+        key = f"{self.data_prefix}{partition + '/' if partition else ''}{part_id}.parquet"
+        if len(key.encode()) > KEY_BYTES_MAX:
+            raise InvalidPartitionValue(
+                f"the partition '{partition[:80]}...' makes a key of {len(key.encode())} bytes; "
+                f"object stores allow {KEY_BYTES_MAX}. Partition by something shorter, such as a hash."
+            )
+        return key
+
+    def epoch_claim(self, epoch: int) -> str:
+        """The key of the claim that decides who publishes this epoch."""
+        return f"{self.claims_prefix}epoch-{epoch}.json"
+
+    def parse_epoch_claim(self, key: str) -> int | None:
+        """The epoch of a claim's key, or None for any other object among the claims."""
+        found = re.fullmatch(r"epoch-([1-9]\d*)\.json", key.removeprefix(self.claims_prefix))
+        return int(found[1]) if found else None
+
+
+def encode_value(value: str | None) -> str:
+    """One partition value as a path segment's right side. The result is distinct for distinct values.
+
+    ASCII letters, digits and `_ - .` stay, and so do the letters and digits of other scripts (Spark decodes
+    `%xx` by single characters, so UTF-8 must not be percent-encoded for it); all else becomes `%XX`.
+    """
+    if value is None:
+        return NULL_VALUE
+    text = "".join(c if c in _SAFE or (not c.isascii() and c.isalnum()) else _percent(c) for c in value)
+    # Names that mean something else to a reader: null to DuckDB and Hive, this or the parent folder to a file system.
+    if text.upper() in ("NULL", NULL_VALUE) or text in (".", ".."):
+        text = _percent(text[0]) + text[1:]
+    return text
+
+
+def _percent(char: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in char.encode("utf-8", errors="surrogatepass"))
+
+
+def encode_partition(values: Mapping[str, str | None]) -> str:
+    """A partition's path, `d=2026-11-21/u=7`, from its values as text (null is None)."""
+    segments = [f"{encode_value(name)}={encode_value(value)}" for name, value in values.items()]
+    for (name, value), segment in zip(values.items(), segments, strict=True):
+        if len(segment.encode()) > SEGMENT_BYTES_MAX:
+            raise InvalidPartitionValue(
+                f"the value of partition column '{name}' needs {len(segment.encode())} bytes in a path "
+                f"('{str(value)[:40]}...'); {SEGMENT_BYTES_MAX} are allowed. Partition by something shorter, "
+                "such as a prefix or a hash of it."
+            )
+    return "/".join(segments)
+
+
+def decode_partition(path: str) -> dict[str, str | None]:
+    """The values of a partition's path, as text; the inverse of `encode_partition`."""
+    values: dict[str, str | None] = {}
+    for segment in path.split("/") if path else ():
+        name, equals, value = segment.partition("=")
+        if equals:  # a program of v3 may have chosen a path that is not Hive style: it has no values then
+            values[unquote(name)] = None if value == NULL_VALUE else unquote(value)
+    return values
+
+
+def partition_of(data_prefix: str, key: str) -> str:
+    """The partition's path in a part's key; DamagedLog if the key lies outside the table."""
+    path, _, name = key.removeprefix(data_prefix).rpartition("/")
+    if not key.startswith(data_prefix) or not name or has_unsafe_segment(path.split("/") if path else ()):
+        raise DamagedLog(
+            f"the part '{key}' is outside the table's own prefix '{data_prefix}'. The log file that names it was "
+            "not written for this table.",
+            key=key,
+        )
+    return path
+
+
+def has_unsafe_segment(segments: Sequence[str]) -> bool:
+    """Whether a path could leave its folder, or has an empty step."""
+    return any(s in ("", ".", "..") for s in segments)

@@ -1,0 +1,73 @@
+"""What a log file holds: a header, a schema, tombstones of other log files, and markers of parts.
+
+The records are the wire format itself (short keys on the wire, long names here), so that a million markers are
+decoded straight into them. Times are unix milliseconds. Keys are full keys of the store.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Header", "LogFile", "LogTombstone", "Marker", "Stats"]
+
+#: A marker's statistics, still encoded: most readers never look.
+Stats = msgspec.Raw | msgspec.UnsetType
+
+
+class Marker(msgspec.Struct, frozen=True, omit_defaults=True, rename={
+    "key": "p", "bytes": "b", "created_ms": "t", "tombstoned_ms": "tmb", "rows": "r", "stats": "s",
+}):  # fmt: skip
+    """The line that names a part. `rows` and `stats` are unknown for parts that programs of v3 wrote."""
+
+    key: str
+    bytes: int
+    created_ms: int
+    tombstoned_ms: int | None = None
+    rows: int | None = None
+    #: `{column: [min, max, null count]}`; see `icedb.statistics`.
+    stats: Stats = msgspec.UNSET
+
+
+class LogTombstone(msgspec.Struct, frozen=True, rename={"key": "p", "created_ms": "t"}):
+    """The line that names a log file which this one replaces."""
+
+    key: str
+    created_ms: int
+
+
+class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename={
+    "version": "v", "t_ms": "t", "schema_line": "sch", "tombstone_line": "tmb", "part_line": "f",
+    "epoch": "e", "live_epochs": "le", "horizon_ms": "hz",
+}):  # fmt: skip
+    """Line 0: where the rest is, and what kind of commit this was."""
+
+    version: int | str
+    t_ms: int
+    schema_line: int
+    part_line: int | None = None
+    tombstone_line: int | None = None
+    epoch: int | None = None
+    live_epochs: tuple[int, ...] | None = None
+    void: bool = False
+    horizon_ms: int = 0
+    #: application -> (last committed sequence, when)
+    txn: dict[str, tuple[int, int]] = {}
+
+
+class LogFile(msgspec.Struct, frozen=True):
+    """One commit. `epoch` is None for a plain append and for everything that programs of v3 wrote."""
+
+    t_ms: int
+    schema: dict[str, str]
+    markers: tuple[Marker, ...] = ()
+    tombstones: tuple[LogTombstone, ...] = ()
+    epoch: int | None = None
+    live_epochs: tuple[int, ...] = ()
+    void: bool = False
+    horizon_ms: int = 0
+    txn: dict[str, tuple[int, int]] = {}
+
+    @property
+    def carries_tombstones(self) -> bool:
+        """Whether the log file's name says `_m`."""
+        return self.void or bool(self.tombstones) or any(m.tombstoned_ms is not None for m in self.markers)

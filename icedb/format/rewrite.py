@@ -1,0 +1,100 @@
+"""Draft the log file that replaces others without losing a marker.
+
+A log file that replaces others holds every marker of theirs, tombstoned ones too and each with its tombstone
+from the whole snapshot, a tombstone for each of them, every log tombstone that they carried, and the union of
+their schemas, transactions and horizons. All markers, not only those of the partition at hand: a marker left
+behind is a part that is lost when the old log file is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from icedb.errors import InvariantViolated
+from icedb.format.records import LogFile, LogTombstone, Marker
+from icedb.format.snapshot import LogState
+
+__all__ = ["Draft", "check_draft", "draft"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A log file before its epoch is known, and the log files that it replaces."""
+
+    file: LogFile
+    replaces: tuple[str, ...] = ()
+
+
+def draft(
+    state: LogState,
+    *,
+    t_ms: int,
+    schema: dict[str, str] | None = None,
+    add: Iterable[Marker] = (),
+    tombstone: Collection[str] = (),
+    replaces: Collection[str] = (),
+    forget: Collection[str] = (),
+) -> Draft:
+    """A log file that adds parts, tombstones parts, and carries all that the log files in `replaces` hold.
+
+    `forget` names dead parts whose markers are not carried; their newest tombstone becomes the horizon.
+    """
+    sources = [state.files[k].file for k in sorted(replaces)]
+    dead = set(tombstone)
+    carried = {m.key: state.parts[m.key] for f in sources for m in f.markers} | {k: state.parts[k] for k in dead}
+    markers = [
+        msgspec.structs.replace(m, tombstoned_ms=t_ms) if k in dead and m.tombstoned_ms is None else m
+        for k, m in sorted(carried.items())
+        if k not in forget
+    ]
+    markers += [msgspec.structs.replace(m, created_ms=t_ms) for m in add]
+    forgotten_ms = [t for k in forget if (t := state.parts[k].tombstoned_ms) is not None]
+    return Draft(
+        LogFile(
+            t_ms=t_ms,
+            schema=_union([*(f.schema for f in sources), schema or {}]),
+            markers=tuple(markers),
+            tombstones=_tombstones(state, sources, replaces, t_ms),
+            horizon_ms=max([0, *forgotten_ms, *(f.horizon_ms for f in sources)]),
+            txn={a: last for f in sources for a, last in f.txn.items() if last == state.txn[a]},
+        ),
+        replaces=tuple(sorted(replaces)),
+    )
+
+
+def _union(schemas: Iterable[dict[str, str]]) -> dict[str, str]:
+    return {column: type_ for schema in schemas for column, type_ in schema.items()}
+
+
+def _tombstones(
+    state: LogState, sources: Iterable[LogFile], replaces: Iterable[str], t_ms: int
+) -> tuple[LogTombstone, ...]:
+    times = {t.key: state.log_tombstones[t.key] for f in sources for t in f.tombstones}
+    times |= {k: state.log_tombstones.get(k, t_ms) for k in replaces}
+    return tuple(LogTombstone(k, t) for k, t in sorted(times.items()))
+
+
+def check_draft(state: LogState, planned: Draft, *, add: Collection[str], tombstone: Collection[str]) -> None:
+    """Paired assertion: live parts after this commit are the live parts before it, plus and minus the plan."""
+    named = {m.key: m for m in planned.file.markers}
+    gone = {m.key for k in planned.replaces for m in state.files[k].file.markers} - named.keys()
+    lost = {k for k in gone if state.parts[k].tombstoned_ms is None}
+    back = {k for k, m in named.items() if k in state.parts and m.tombstoned_ms is None} & {
+        k for k, m in state.parts.items() if m.tombstoned_ms is not None
+    }
+    added = named.keys() - state.parts.keys()
+    newly_dead = {k for k, m in named.items() if m.tombstoned_ms is not None and _was_live(state, k)}
+    if lost or back or added != set(add) or newly_dead != {k for k in tombstone if _was_live(state, k)}:
+        raise InvariantViolated(
+            f"{state.table}: a log file was drafted that would lose {sorted(lost)}, bring back {sorted(back)}, "
+            f"add {sorted(added)} for {sorted(add)}, tombstone {sorted(newly_dead)} for {sorted(tombstone)}. "
+            "It was not published."
+        )
+
+
+def _was_live(state: LogState, key: str) -> bool:
+    marker = state.parts.get(key)
+    return marker is not None and marker.tombstoned_ms is None

@@ -1,0 +1,206 @@
+"""Replay: what a set of log files says together.
+
+A part is live when some log file names it and none names it with a tombstone: *a tombstone always wins*, in
+whatever order the files are read. A log file is ignored when it holds an epoch that the head no longer lists,
+or when a log tombstone of a file with an epoch names it, for that file carries all its markers. Replay is pure:
+the same files give the same state, and reading them from a store is `icedb.reading`'s work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from icedb.errors import ForeignMaintenance, SchemaConflict, SnapshotExpired
+from icedb.format.records import LogFile, Marker
+
+__all__ = ["LogState", "StoredLogFile", "ignored_by", "live_markers", "replay"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLogFile:
+    """A log file as it lies in the store. `stored_ms` is the store's own time for it."""
+
+    key: str
+    file: LogFile
+    stored_ms: int
+
+
+@dataclass(slots=True)
+class Named:
+    """What all log files together say of one part or one log file: `by` names them, `tombstoned_by` their times."""
+
+    by: list[str] = field(default_factory=list)
+    tombstoned_by_ms: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """The table as the log tells it. Nothing here changes after `replay`."""
+
+    table: str
+    files: Mapping[str, StoredLogFile]
+    #: Listed, but not part of the truth; their keys may not have been fetched.
+    ignored: frozenset[str]
+    #: When the store got each listed log file, ignored ones too.
+    listed_ms: Mapping[str, int]
+    #: 0 for a table that had no exclusive commit yet.
+    epoch: int
+    live_epochs: frozenset[int]
+    horizon_ms: int
+    schema: Mapping[str, str]
+    #: Part key -> its marker, with the smallest created_ms and tombstoned_ms that any log file gives it.
+    parts: Mapping[str, Marker]
+    parts_named: Mapping[str, Named]
+    #: Log file key -> the smallest time at which it was tombstoned, in any file that is not ignored.
+    log_tombstones: Mapping[str, int]
+    logs_named: Mapping[str, Named]
+    txn: Mapping[str, tuple[int, int]]
+    #: The times of all log files read, newest last.
+    times_ms: tuple[int, ...]
+
+    @property
+    def newest_ms(self) -> int:
+        """The newest time in the log; 0 for an empty one."""
+        return self.times_ms[-1] if self.times_ms else 0
+
+    @property
+    def live(self) -> list[Marker]:
+        """The markers of the latest snapshot, in key order."""
+        return [m for _, m in sorted(self.parts.items()) if m.tombstoned_ms is None]
+
+    def naming(self, part_keys: Iterable[str]) -> list[str]:
+        """The log files that name any of these parts and are not ignored, in key order."""
+        return sorted({k for p in part_keys for k in self.parts_named[p].by if k not in self.ignored})
+
+
+def ignored_by(files: Mapping[str, LogFile], table: str) -> tuple[int, frozenset[int], frozenset[str]]:
+    """Epoch of the head, live epochs, and the keys that may be left unread, from the files read so far.
+
+    The files with epochs are enough: plain appends and files of v3 programs never make another file ignored.
+    """
+    epochs: dict[int, str] = {}
+    for key, file in files.items():
+        if file.epoch is not None and epochs.setdefault(file.epoch, key) != key:
+            raise ForeignMaintenance(
+                f"{table}: the log files '{epochs[file.epoch]}' and '{key}' both say they are epoch {file.epoch}. "
+                "A program that does not take claims maintains this table. Stop it, then run verify."
+            )
+    epoch = max(epochs, default=0)
+    live_epochs = frozenset(files[epochs[epoch]].live_epochs) if epochs else frozenset()
+    dead = {key for number, key in epochs.items() if number not in live_epochs}
+    replaced = {t.key for key in epochs.values() if key not in dead for t in files[key].tombstones}
+    return epoch, live_epochs, frozenset(dead | replaced)
+
+
+def replay(files: Iterable[StoredLogFile], *, table: str, listed_ms: Mapping[str, int] | None = None) -> LogState:
+    """The state that these log files describe. Raises SchemaConflict when two of them disagree on a column."""
+    by_key = {f.key: f for f in files}
+    listed_ms = listed_ms if listed_ms is not None else {k: f.stored_ms for k, f in by_key.items()}
+    epoch, live_epochs, ignored = ignored_by({k: f.file for k, f in by_key.items()}, table)
+    effective = [f for _, f in sorted(by_key.items()) if f.key not in ignored]
+    parts, parts_named = _replay_parts(effective)
+    log_tombstones, logs_named = _replay_log_tombstones(f for f in by_key.values() if _is_live(f, live_epochs))
+    return LogState(
+        table=table,
+        files=by_key,
+        ignored=ignored,
+        listed_ms=listed_ms,
+        epoch=epoch,
+        live_epochs=live_epochs,
+        horizon_ms=max((f.file.horizon_ms for f in by_key.values()), default=0),
+        schema=_replay_schema(effective, table),
+        parts=parts,
+        parts_named=parts_named,
+        log_tombstones=log_tombstones,
+        logs_named=logs_named,
+        txn=_replay_txn(by_key.values()),
+        times_ms=tuple(sorted(f.file.t_ms for f in by_key.values())),
+    )
+
+
+def _is_live(stored: StoredLogFile, live_epochs: frozenset[int]) -> bool:
+    return stored.file.epoch is None or stored.file.epoch in live_epochs
+
+
+def _replay_parts(files: Iterable[StoredLogFile]) -> tuple[dict[str, Marker], dict[str, Named]]:
+    parts: dict[str, Marker] = {}
+    named: dict[str, Named] = {}
+    for stored in files:
+        for marker in stored.file.markers:
+            seen = parts.get(marker.key)
+            parts[marker.key] = marker if seen is None else merge_markers(seen, marker)
+            who = named.setdefault(marker.key, Named())
+            who.by.append(stored.key)
+            if marker.tombstoned_ms is not None:
+                who.tombstoned_by_ms.append(stored.stored_ms)
+    return parts, named
+
+
+def merge_markers(one: Marker, other: Marker) -> Marker:
+    """Two markers of one part: the smallest of each time, and whatever either knows of its contents."""
+    tombstones = [m.tombstoned_ms for m in (one, other) if m.tombstoned_ms is not None]
+    return msgspec.structs.replace(
+        one,
+        created_ms=min(one.created_ms, other.created_ms),
+        tombstoned_ms=min(tombstones, default=None),
+        rows=one.rows if one.rows is not None else other.rows,
+        stats=other.stats if isinstance(one.stats, msgspec.UnsetType) else one.stats,
+    )
+
+
+def _replay_log_tombstones(files: Iterable[StoredLogFile]) -> tuple[dict[str, int], dict[str, Named]]:
+    times: dict[str, int] = {}
+    named: dict[str, Named] = {}
+    for stored in files:
+        for tombstone in stored.file.tombstones:
+            times[tombstone.key] = min(tombstone.created_ms, times.get(tombstone.key, tombstone.created_ms))
+            who = named.setdefault(tombstone.key, Named())
+            who.by.append(stored.key)
+            who.tombstoned_by_ms.append(stored.stored_ms)
+    return times, named
+
+
+def _replay_schema(files: Iterable[StoredLogFile], table: str) -> dict[str, str]:
+    schema: dict[str, str] = {}
+    source: dict[str, str] = {}
+    for stored in files:
+        for column, type_ in stored.file.schema.items():
+            known = schema.setdefault(column, type_)
+            if known != type_:
+                raise SchemaConflict(
+                    f"{table}: column '{column}' is {known} in the log file '{source[column]}' and {type_} in "
+                    f"'{stored.key}'. A program that does not check the schema wrote one of them.",
+                    column=column,
+                    types=(known, type_),
+                    log_files=(source[column], stored.key),
+                )
+            source.setdefault(column, stored.key)
+    return schema
+
+
+def _replay_txn(files: Iterable[StoredLogFile]) -> dict[str, tuple[int, int]]:
+    txn: dict[str, tuple[int, int]] = {}
+    for stored in files:
+        for application, last in stored.file.txn.items():
+            txn[application] = max(last, txn.get(application, last))
+    return txn
+
+
+def live_markers(state: LogState, as_of_ms: int | None) -> list[Marker]:
+    """The parts of the snapshot at `as_of_ms` (None: the latest), in key order. Raises SnapshotExpired."""
+    if as_of_ms is None:
+        return state.live
+    if as_of_ms < state.horizon_ms:
+        raise SnapshotExpired(
+            f"{state.table}: cleanup has forgotten what was superseded before {state.horizon_ms} (unix ms); a "
+            f"snapshot at {as_of_ms} can no longer be answered. Ask for {state.horizon_ms} or later.",
+            horizon_ms=state.horizon_ms,
+        )
+    return [
+        m
+        for _, m in sorted(state.parts.items())
+        if m.created_ms <= as_of_ms and (m.tombstoned_ms is None or m.tombstoned_ms > as_of_ms)
+    ]

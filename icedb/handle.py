@@ -1,0 +1,169 @@
+"""What an open table is: its address, store, spec, clock, and what is known of its log.
+
+Everything above (scan, maintenance, the Spark source) works on a `Handle`; `Table` is the front door for people.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from icedb.clock import Clock, SystemClock, writer_name
+from icedb.errors import ClockSkew, UnsupportedStore
+from icedb.format.names import Keys, decode_partition, partition_of
+from icedb.format.records import Marker
+from icedb.format.snapshot import LogState
+from icedb.location import Location
+from icedb.options import Timing
+from icedb.partitions import PartitionExpression, parse_partition_by
+from icedb.parts import WriteContext
+from icedb.reading import LogReader
+from icedb.spec import TableSpec
+from icedb.store import ObjectExists, ObjectStore
+
+__all__ = ["Fencing", "Handle", "Part"]
+
+Fencing = Literal["claims", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One immutable Parquet file. `rows` is None for a part of a v3 program; times are unix milliseconds."""
+
+    key: str
+    path: str
+    partition: str
+    bytes: int
+    rows: int | None
+    created_ms: int
+    tombstoned_ms: int | None = None
+
+    @property
+    def values(self) -> dict[str, str | None]:
+        """Partition column -> value, as text."""
+        return decode_partition(self.partition)
+
+
+class Handle:
+    """An open table. Safe to share between threads; open one per process."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        spec: TableSpec,
+        *,
+        clock: Clock | None = None,
+        timing: Timing | None = None,
+        fencing: Fencing = "claims",
+    ) -> None:
+        self.store = store
+        self.spec = spec
+        self.clock: Clock = clock or SystemClock()
+        self.timing = timing or Timing()
+        self.fencing: Fencing = fencing
+        self.writer = writer_name(self.clock)
+        self.log = LogReader(store, store.location.keys)
+        self._schema: dict[str, str] = {}
+        self._probed = False
+
+    @property
+    def location(self) -> Location:
+        """Where the table is."""
+        return self.store.location
+
+    @property
+    def table(self) -> str:
+        """The table's address, as messages name it."""
+        return self.location.uri
+
+    @property
+    def keys(self) -> Keys:
+        """The names of the table's objects."""
+        return self.location.keys
+
+    @cached_property
+    def expressions(self) -> tuple[PartitionExpression, ...]:
+        """The partition expressions of the spec, checked."""
+        return parse_partition_by(self.spec.partition_by, table=self.table)
+
+    @property
+    def known_schema(self) -> Mapping[str, str]:
+        """What was last seen of the schema. It may lack columns, but never says anything that is not true."""
+        return self._schema
+
+    def read(self, *, everything: bool = False) -> LogState:
+        """The state of the table now; see `LogReader.read`."""
+        state = self.log.read(everything=everything)
+        self._schema = dict(state.schema)
+        return state
+
+    def learn_schema(self, columns: Mapping[str, str]) -> None:
+        """Remember columns that a commit of ours made the table's."""
+        self._schema = {**self._schema, **columns}
+
+    def part(self, marker: Marker) -> Part:
+        """The public face of a marker."""
+        return Part(
+            key=marker.key,
+            path=f"{self.location.root_uri}/{marker.key}",
+            partition=partition_of(self.keys.data_prefix, marker.key),
+            bytes=marker.bytes,
+            rows=marker.rows,
+            created_ms=marker.created_ms,
+            tombstoned_ms=marker.tombstoned_ms,
+        )
+
+    def readable_path(self, part: Part) -> str:
+        """What DuckDB can open: the part itself, or a copy of what only this process's memory holds."""
+        if self.location.scheme != "memory":
+            return part.path
+        path = Path(self._copies.name, part.key)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self.store.get(part.key).body)
+        return str(path)
+
+    @cached_property
+    def _copies(self) -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(prefix="icedb-memory-")
+
+    def write_context(self) -> WriteContext:
+        """All that a writer, here or on another machine, must know."""
+        return WriteContext(self.location, self.spec, self.expressions, dict(self.known_schema))
+
+    def check_writable(self) -> None:
+        """Once per handle, before the first write: does the store refuse to overwrite, and does its clock agree?
+
+        Raises UnsupportedStore, ClockSkew and the store's errors (no bucket, no access).
+        """
+        if self._probed or self.fencing == "none":
+            return
+        try:
+            self.store.create(self.keys.probe, b"{}")
+        except ObjectExists:
+            self._probed = True
+            return
+        self._check_skew()
+        try:
+            self.store.create(self.keys.probe, b"{}")
+        except ObjectExists:
+            self._probed = True
+            return
+        raise UnsupportedStore(
+            f"{self.table}: the store overwrites an existing object although told to create only (If-None-Match: *). "
+            "Two maintenance runs at once could lose rows. Use a store that honours it, or open the table with "
+            "fencing='none' and make sure yourself that exactly one program maintains it."
+        )
+
+    def _check_skew(self) -> None:
+        now_ms = self.clock.now_ms()
+        skew_ms = now_ms - self.store.get(self.keys.probe).stored_ms
+        if abs(skew_ms) > self.timing.max_skew_ms:
+            raise ClockSkew(
+                f"{self.table}: this machine's clock is {skew_ms / 1000:+.0f} s from the store's; "
+                f"{self.timing.max_skew_ms / 1000:.0f} s are allowed. Synchronise it (NTP)."
+            )

@@ -1,0 +1,170 @@
+"""Where a table is, and how to get in: a URI and storage options, the convention of deltalake and Polars.
+
+    s3://bucket/prefix     with AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+                           AWS_SESSION_TOKEN, AWS_ALLOW_HTTP, AWS_VIRTUAL_HOSTED_STYLE_REQUEST
+    /a/folder, file:///a/folder, ~/folder, relative/folder
+    memory://name          in this process only, for tests
+
+Options that are not given come from the environment; credentials that are in neither come from boto3's chain
+(profiles, SSO, instance roles). A `Location` can be pickled to a Spark task and never shows a secret.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from icedb.errors import InvalidOption, InvalidURI
+from icedb.format.names import Keys
+
+__all__ = ["Credentials", "Location", "parse_location"]
+
+_OPTIONS = {
+    "aws_endpoint_url": "endpoint",
+    "aws_endpoint": "endpoint",
+    "endpoint_url": "endpoint",
+    "endpoint": "endpoint",
+    "aws_region": "region",
+    "aws_default_region": "region",
+    "region": "region",
+    "aws_access_key_id": "access_key_id",
+    "access_key_id": "access_key_id",
+    "aws_secret_access_key": "secret_access_key",
+    "secret_access_key": "secret_access_key",
+    "aws_session_token": "session_token",
+    "session_token": "session_token",
+    "aws_allow_http": "allow_http",
+    "allow_http": "allow_http",
+    "aws_virtual_hosted_style_request": "virtual_hosted",
+    "virtual_hosted_style_request": "virtual_hosted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """An S3 key pair. Its repr says who, never the secret."""
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A table's address. `root` is the bucket, the folder or the name of the memory store."""
+
+    scheme: str
+    root: str
+    prefix: str
+    endpoint: str | None = None
+    region: str | None = None
+    virtual_hosted: bool = False
+    explicit_credentials: Credentials | None = None
+
+    @property
+    def uri(self) -> str:
+        """The address as a person writes it."""
+        return self.root if self.scheme == "file" else f"{self.root_uri}/{self.prefix}".rstrip("/")
+
+    @property
+    def root_uri(self) -> str:
+        """What a key is appended to (after a slash) for a path that DuckDB can open."""
+        return self.root if self.scheme == "file" else f"{self.scheme}://{self.root}"
+
+    @property
+    def keys(self) -> Keys:
+        """The names of the table's objects."""
+        return Keys(self.prefix)
+
+    def credentials(self) -> Credentials | None:
+        """The given credentials, or what boto3's chain finds now; None for anonymous access."""
+        if self.explicit_credentials is not None or self.scheme != "s3":
+            return self.explicit_credentials
+        import boto3  # half a second that tables with given credentials need not spend
+
+        found = boto3.Session().get_credentials()
+        if found is None:
+            return None
+        frozen = found.get_frozen_credentials()
+        if frozen.access_key is None or frozen.secret_key is None:
+            return None
+        return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+
+
+def parse_location(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Location:
+    """The location that a URI and storage options name. Raises InvalidURI, InvalidOption."""
+    text = os.fspath(uri)
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return _local(text, storage_options)
+    match scheme.lower():
+        case "s3" | "s3a":
+            return _s3(text, rest, storage_options or {})
+        case "file":
+            return _local(unquote(urlsplit(text).path), storage_options)
+        case "memory":
+            return Location("memory", *_root_and_prefix(text, rest))
+    raise InvalidURI(
+        f"'{text}' has the scheme '{scheme}'; a table can be at s3://bucket/prefix, in a local folder, or, for "
+        "tests, at memory://name."
+    )
+
+
+def _local(path: str, storage_options: Mapping[str, str] | None) -> Location:
+    if not path or "\0" in path:
+        raise InvalidURI("an empty path cannot be a table's folder; give s3://bucket/prefix or a folder.")
+    _check_options(storage_options or {}, text=path)
+    return Location("file", str(Path(path).expanduser().resolve()), "")
+
+
+def _s3(text: str, rest: str, storage_options: Mapping[str, str]) -> Location:
+    bucket, prefix = _root_and_prefix(text, rest)
+    from_environment = {k: v for k, v in os.environ.items() if k.startswith("AWS_")}
+    options = _check_options(from_environment, text=text, strict=False)
+    given = _check_options(storage_options, text=text)
+    if "access_key_id" in given or "secret_access_key" in given:
+        # A key pair is never mixed from two places, and a token belongs to its pair.
+        for name in ("access_key_id", "secret_access_key", "session_token"):
+            options.pop(name, None)
+    options |= given
+    if ("access_key_id" in options) != ("secret_access_key" in options):
+        raise InvalidOption(f"{text}: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY come together or not at all.")
+    endpoint = options.get("endpoint")
+    if endpoint and "://" not in endpoint:
+        raise InvalidOption(f"{text}: AWS_ENDPOINT_URL must start with http:// or https://, not '{endpoint}'.")
+    if "access_key_id" in options:
+        credentials = Credentials(
+            options["access_key_id"], options["secret_access_key"], options.get("session_token") or None
+        )
+    else:
+        credentials = None
+    return Location(
+        "s3",
+        bucket,
+        prefix,
+        endpoint=endpoint.rstrip("/") if endpoint else None,
+        region=options.get("region"),
+        virtual_hosted=options.get("virtual_hosted", "false").lower() in ("true", "1"),
+        explicit_credentials=credentials,
+    )
+
+
+def _root_and_prefix(text: str, rest: str) -> tuple[str, str]:
+    root, _, prefix = rest.partition("/")
+    if not root or any(c in text for c in "?*[]\0\n\r"):
+        raise InvalidURI(f"'{text}' is no table's address: it needs a bucket or name, and none of ?, *, [, ].")
+    keys = Keys(prefix.strip("/"))  # refuses empty and '..' segments
+    return root, keys.prefix
+
+
+def _check_options(options: Mapping[str, str], *, text: str, strict: bool = True) -> dict[str, str]:
+    known = {_OPTIONS[k.lower()]: str(v) for k, v in options.items() if k.lower() in _OPTIONS and v}
+    unknown = sorted(k for k in options if k.lower() not in _OPTIONS)
+    if strict and unknown:
+        raise InvalidOption(
+            f"{text}: unknown storage options {unknown}. Known: {sorted(k.upper() for k in _OPTIONS if 'aws' in k)}."
+        )
+    return known

@@ -1,0 +1,102 @@
+"""Drop or replace whole partitions, by name or by a predicate over the partition columns.
+
+A drop is a change of the log only: the parts stay for readers of older snapshots until cleanup. What a plain
+append adds to a dropped partition meanwhile survives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from icedb.commit import Commit, exclusive, nothing_to_commit
+from icedb.errors import InvalidBatch, InvalidOption
+from icedb.format.names import decode_partition, encode_partition, partition_of
+from icedb.format.snapshot import LogState
+from icedb.handle import Handle, Part
+from icedb.maintenance.operations import Replace
+from icedb.partitions import matching, partition_types
+from icedb.parts import WrittenParts
+
+__all__ = ["DropReport", "PartitionChoice", "drop_partitions", "replace_partitions"]
+
+
+@dataclass(frozen=True, slots=True)
+class DropReport:
+    """What a drop tombstoned, or would. `rows` is None when a part does not say how many it has."""
+
+    partitions: tuple[str, ...]
+    parts: tuple[Part, ...]
+    rows: int | None
+    bytes: int
+    commit: Commit
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionChoice:
+    """Some partitions of a table: `chosen` holds their paths, or a DuckDB predicate over the partition columns."""
+
+    handle: Handle
+    chosen: Sequence[str] | str
+    schema: Mapping[str, str]
+
+    def of(self, partitions: Iterable[str]) -> set[str]:
+        """Those of the given partition paths that are chosen. Raises InvalidPartitionExpression."""
+        paths = sorted(set(partitions))
+        if isinstance(self.chosen, str):
+            types = partition_types(self.handle.expressions, self.schema, table=self.handle.table)
+            return set(matching(paths, self.chosen, types, table=self.handle.table))
+        # A path may be given as it is stored or as a person writes it (`city=New York`).
+        wanted = {p.strip("/") for p in self.chosen}
+        wanted |= {encode_partition(decode_partition(p)) for p in wanted}
+        return wanted.intersection(paths)
+
+
+def drop_partitions(handle: Handle, partitions: Sequence[str] | str, *, dry_run: bool = False) -> DropReport:
+    """Tombstone all live parts of the chosen partitions. See `Table.drop_partitions`."""
+    if not partitions:
+        raise InvalidOption(f"{handle.table}: no partitions are named; nothing is ever dropped by default.")
+    state = handle.read()
+    if dry_run:
+        keys = _live_parts(handle, state, partitions)
+        return _report(handle, [handle.part(state.parts[k]) for k in keys], nothing_to_commit(handle), dry_run=True)
+    commit = exclusive(handle, Replace(lambda now: _live_parts(handle, now, partitions)))
+    return _report(handle, commit.tombstoned, commit, dry_run=False)
+
+
+def replace_partitions(handle: Handle, written: WrittenParts, partitions: Sequence[str] | str | None) -> Commit:
+    """Publish parts in the place of the live parts of the chosen partitions (None: of the whole table).
+
+    Raises InvalidBatch when a part lies outside of them; nothing is visible then, and the caller still owns the parts.
+    """
+    if partitions is None:
+        return exclusive(handle, Replace(lambda now: [m.key for m in now.live], written))
+    by_partition = {partition_of(handle.keys.data_prefix, m.key): m for m in written.markers}
+    schema = {**handle.known_schema, **written.schema}
+    outside = by_partition.keys() - PartitionChoice(handle, partitions, schema).of(by_partition)
+    if outside:
+        rows = sum(by_partition[p].rows or 0 for p in outside)
+        raise InvalidBatch(
+            f"{handle.table}: {rows} of {written.rows} rows are outside the partitions to overwrite ({partitions!r}), "
+            f"for example in '{min(outside)}'. Leave them out, or name their partitions too."
+        )
+    return exclusive(handle, Replace(lambda now: _live_parts(handle, now, partitions), written))
+
+
+def _live_parts(handle: Handle, state: LogState, partitions: Sequence[str] | str) -> list[str]:
+    by_key = {m.key: partition_of(handle.keys.data_prefix, m.key) for m in state.live}
+    chosen = PartitionChoice(handle, partitions, state.schema).of(by_key.values()) if by_key else set()
+    return [key for key, path in by_key.items() if path in chosen]
+
+
+def _report(handle: Handle, parts: Sequence[Part], commit: Commit, *, dry_run: bool) -> DropReport:
+    counts = [p.rows for p in parts]
+    return DropReport(
+        partitions=tuple(sorted({p.partition for p in parts})),
+        parts=tuple(parts),
+        rows=None if None in counts else sum(c or 0 for c in counts),
+        bytes=sum(p.bytes for p in parts),
+        commit=commit,
+        dry_run=dry_run,
+    )

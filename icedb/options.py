@@ -1,0 +1,35 @@
+"""The times that keep a table right, and why they are what they are (docs/format.md, "Times")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from icedb.errors import InvalidOption
+
+__all__ = ["Timing"]
+
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """All in milliseconds. Every program that writes a table must use the same."""
+
+    #: Clocks of writers and store may differ by this much.
+    max_skew_ms: int = MINUTE_MS
+    #: A claim older than this is voided, a publication older than this refused.
+    commit_timeout_ms: int = 5 * MINUTE_MS
+    #: Least age of a tombstone before cleanup deletes what it points at: longer than the longest query.
+    grace_ms: int = HOUR_MS
+    #: Parts written longer ago are not published: an orphan sweep may have taken them.
+    part_timeout_ms: int = 12 * HOUR_MS
+    #: Log tombstones are kept this long: longer than any request can be delayed on its way.
+    late_ms: int = DAY_MS
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_skew_ms < self.commit_timeout_ms:
+            raise InvalidOption(f"max_skew_ms ({self.max_skew_ms}) must be less than commit_timeout_ms.")
+        if 2 * self.commit_timeout_ms > self.grace_ms:
+            raise InvalidOption(f"grace_ms ({self.grace_ms}) must be at least twice commit_timeout_ms.")

@@ -1,0 +1,64 @@
+"""Parts as a DuckDB relation: every column of the schema, and the partition columns.
+
+The relation is SQL text; nothing is read until somebody runs it. Columns are matched by name, so parts of any
+age go together, and partition predicates skip files by their paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from icedb.engine import quote_name, quote_text
+from icedb.format.names import NULL_VALUE, encode_value
+from icedb.handle import Handle, Part
+from icedb.schema import typed_nothing
+
+__all__ = ["read_parquet", "relation"]
+
+_FILE = "__icedb_file"
+
+
+def relation(
+    handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], partition_schema: Mapping[str, str]
+) -> str:
+    """A query whose rows are those of the parts."""
+    data_columns = {c.casefold() for c in schema}
+    visible = {n: t for n, t in partition_schema.items() if n.casefold() not in data_columns}
+    # The empty side gives names, order and types; the other side's columns are matched to it by name.
+    columns = {**schema, **visible}
+    if not parts:
+        return typed_nothing(columns)
+    shadowed = len(visible) < len(partition_schema)
+    scan = _scan_beside_shadowed(handle, parts, visible) if shadowed else _scan_hive(handle, parts, visible)
+    # Folders above the table may look like Hive partitions too (`/data/env=prod/table`): their columns are not ours.
+    ours = ", ".join(quote_text(c) for c in columns)
+    return f"{typed_nothing(columns)} UNION ALL BY NAME SELECT COLUMNS(lambda c: c IN ({ours})) FROM ({scan})"
+
+
+def _scan_hive(handle: Handle, parts: Sequence[Part], types: Mapping[str, str]) -> str:
+    """DuckDB takes the partition columns from the paths, and skips files by them."""
+    if not types:
+        return f"SELECT * FROM {read_parquet(handle, parts)}"
+    hive = ", ".join(f"{quote_name(n)}: {quote_text(t)}" for n, t in types.items())
+    return f"SELECT * FROM {read_parquet(handle, parts, f'hive_partitioning = true, hive_types = {{{hive}}}')}"
+
+
+def _scan_beside_shadowed(handle: Handle, parts: Sequence[Part], types: Mapping[str, str]) -> str:
+    """A data column has the name of a partition column and must win: the others come from the file's name."""
+    computed = "".join(
+        f", CAST(url_decode(nullif({_segment(name)}, {quote_text(NULL_VALUE)})) AS {type_}) AS {quote_name(name)}"
+        for name, type_ in types.items()
+    )
+    options = f"hive_partitioning = false, filename = {quote_text(_FILE)}"
+    return f"SELECT * EXCLUDE ({_FILE}){computed} FROM {read_parquet(handle, parts, options)}"
+
+
+def _segment(name: str) -> str:
+    escaped = "".join(c if c.isalnum() else f"\\{c}" for c in encode_value(name))
+    return f"regexp_extract({_FILE}, {quote_text(f'^.*/_data/(?:[^/]+/)*?{escaped}=([^/]*)/')}, 1)"
+
+
+def read_parquet(handle: Handle, parts: Sequence[Part], options: str = "hive_partitioning = false") -> str:
+    """A `read_parquet(...)` over these parts, matching columns by name."""
+    paths = ", ".join(quote_text(handle.readable_path(p)) for p in parts)
+    return f"read_parquet([{paths}], union_by_name = true, {options})"

@@ -1,0 +1,96 @@
+"""Columns and their types: what a batch brings, what the table has, and where they disagree.
+
+Types are DuckDB's names, as the log writes them. A column never goes and its type never changes; a batch may
+lack columns and may bring new ones. A conflict is found before anything is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import duckdb
+
+from icedb.engine import quote_name
+from icedb.errors import InvalidBatch, SchemaConflict, UnknownColumn, UnsupportedType
+
+__all__ = ["check_columns", "check_sort_columns", "describe", "new_columns", "storage_type", "typed_nothing"]
+
+# Parquet has no such type, and reading the part would give another: the cast says so beforehand, without loss.
+_STORED_AS = {"TIMESTAMP_S": "TIMESTAMP", "TIMESTAMP_MS": "TIMESTAMP"}
+_LOSSY = {
+    "HUGEINT": "BIGINT or DECIMAL(38,0)",
+    "UHUGEINT": "UBIGINT or DECIMAL(38,0)",
+    "BIGNUM": "DECIMAL(38,0) or VARCHAR",
+    "BIT": "VARCHAR or BLOB",
+    "TIME WITH TIME ZONE": "TIMESTAMP WITH TIME ZONE or VARCHAR",
+    '"NULL"': "the type that it will have",
+}
+
+
+def storage_type(type_: str, *, column: str, table: str) -> str:
+    """The type that a column of `type_` has in a part. Raises UnsupportedType when Parquet would lose something."""
+    if type_.startswith("ENUM("):
+        return "VARCHAR"
+    for lossy, remedy in _LOSSY.items():
+        if re.search(rf"(?<![A-Z_]){re.escape(lossy)}(?![A-Z_])", type_):
+            raise UnsupportedType(
+                f"{table}: column '{column}' is {type_}, which Parquet cannot hold without loss. Cast it to {remedy}."
+            )
+    return _STORED_AS.get(type_, type_)
+
+
+def describe(con: duckdb.DuckDBPyConnection, select: str) -> dict[str, str]:
+    """Column -> DuckDB type of a query, without running it."""
+    return {str(name): str(type_) for name, type_, *_ in con.execute(f"DESCRIBE {select}").fetchall()}
+
+
+def check_columns(batch: Mapping[str, str], known: Mapping[str, str], *, table: str) -> None:
+    """Raise SchemaConflict or InvalidBatch unless a batch of these columns can join a table that has `known`."""
+    _check_case([*known, *(c for c in batch if c not in known)], table=table)
+    for column, type_ in batch.items():
+        if known.get(column, type_) != type_:
+            raise SchemaConflict(
+                f"{table}: column '{column}' is {known[column]} in the table and {type_} in the batch. Cast it "
+                f"to {known[column]}, or write it under another name.",
+                column=column,
+                types=(known[column], type_),
+            )
+
+
+def _check_case(columns: Iterable[str], *, table: str) -> None:
+    """DuckDB and Spark compare names without case: two columns must differ by more."""
+    seen: dict[str, str] = {}
+    for column in columns:
+        if not column:
+            raise InvalidBatch(f"{table}: a column has an empty name.")
+        other = seen.setdefault(column.casefold(), column)
+        if other != column:
+            raise InvalidBatch(
+                f"{table}: the columns '{other}' and '{column}' differ only in case, which SQL does not tell apart. "
+                "Rename one."
+            )
+
+
+def new_columns(batch: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
+    """Those that only an exclusive commit may bring."""
+    return {column: type_ for column, type_ in batch.items() if column not in known}
+
+
+def check_sort_columns(
+    sort_by: Iterable[str], batch: Mapping[str, str], known: Mapping[str, str], *, table: str
+) -> list[str]:
+    """The sort columns that the batch has. Raises UnknownColumn for one that neither batch nor table has."""
+    for column in sort_by:
+        if column not in batch and column not in known:
+            raise UnknownColumn(
+                f"{table}: sort_by names '{column}', and neither the table nor the batch has such a column (the "
+                f"batch has {sorted(batch)}). Correct sort_by, or bring the column."
+            )
+    return [column for column in sort_by if column in batch]
+
+
+def typed_nothing(schema: Mapping[str, str]) -> str:
+    """A query of no rows whose columns have these names and types."""
+    columns = ", ".join(f"CAST(NULL AS {type_}) AS {quote_name(c)}" for c, type_ in schema.items())
+    return f"SELECT {columns or 'NULL AS nothing'} WHERE false"

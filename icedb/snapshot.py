@@ -1,0 +1,143 @@
+"""A snapshot of a table: what a reader holds on to.
+
+A snapshot is a list of live parts and a schema: nothing that happens later changes it, and cleanup leaves its
+parts alone for the grace period. Its query sees one table, `t`: every column of the schema (null where a part
+lacks it) and the partition columns with the type of their expression; a data column of the same name wins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import duckdb
+import pyarrow as pa
+
+from icedb.engine import connect_reader, quote_name
+from icedb.errors import MissingPart, SnapshotExpired
+from icedb.format.snapshot import LogState, live_markers
+from icedb.handle import Handle, Part
+from icedb.partitions import matching, partition_types
+from icedb.scan import relation
+
+__all__ = ["Snapshot", "snapshot_of", "take_snapshot"]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Live parts and schema as of a time (unix milliseconds). Made by `Table.snapshot`."""
+
+    table: str
+    as_of_ms: int
+    #: In key order.
+    parts: tuple[Part, ...]
+    #: Column -> DuckDB type; the schema is not versioned.
+    schema: Mapping[str, str]
+    #: Partition column -> DuckDB type, in the order of `partition_by`.
+    partition_schema: Mapping[str, str]
+    #: How many log files it took to know this, and how many exclusive commits there had been.
+    log_files: int
+    epoch: int
+    _handle: Handle
+
+    def __repr__(self) -> str:
+        return f"Snapshot({self.table!r}, as_of_ms={self.as_of_ms}, parts={len(self.parts)}, rows={self.rows})"
+
+    @cached_property
+    def id(self) -> str:
+        """The same for the same live parts and schema: 16 hexadecimal digits."""
+        digest = hashlib.sha256()
+        for part in self.parts:
+            digest.update(part.key.encode() + b"\n")
+        for column, type_ in sorted(self.schema.items()):
+            digest.update(f"{column}\0{type_}\n".encode())
+        return digest.hexdigest()[:16]
+
+    @property
+    def rows(self) -> int | None:
+        """Rows in all parts; None when a program that does not count them wrote one."""
+        counts = [p.rows for p in self.parts]
+        return None if None in counts else sum(c for c in counts if c is not None)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(p.bytes for p in self.parts)
+
+    def partitions(self, where: str | None = None) -> list[str]:
+        """The paths (`d=2026-11-21/u=7`) of the partitions that have live parts.
+
+        `where` is a DuckDB predicate over the partition columns. Raises InvalidPartitionExpression.
+        """
+        paths = sorted({p.partition for p in self.parts})
+        return paths if where is None else matching(paths, where, self.partition_schema, table=self.table)
+
+    def files(self, where: str | None = None) -> list[Part]:
+        """The live parts, or those of the partitions for which the predicate is true."""
+        if where is None:
+            return list(self.parts)
+        chosen = set(self.partitions(where))
+        return [p for p in self.parts if p.partition in chosen]
+
+    def query(self, sql: str, *, where: str | None = None) -> duckdb.DuckDBPyRelation:
+        """The answer to a DuckDB query over the table `t`, as a lazy relation.
+
+        `where` prunes partitions before any part is opened. Raises MissingPart and DuckDB's own errors.
+        """
+        con = connect_reader(self._handle.location)
+        view = relation(self._handle, self.files(where), self.schema, self.partition_schema)
+        try:
+            con.execute(f"CREATE TEMP VIEW t AS {view}")
+            return con.sql(sql)
+        except duckdb.Error as error:
+            raise self._explain(error) from None
+
+    def to_arrow(self, columns: Sequence[str] | None = None, *, where: str | None = None) -> pa.Table:
+        """All rows as a pyarrow Table; `columns` selects, `where` prunes partitions."""
+        selected = "*" if columns is None else ", ".join(map(quote_name, columns))
+        return self.query(f"SELECT {selected} FROM t", where=where).to_arrow_table()
+
+    def _explain(self, error: duckdb.Error) -> Exception:
+        """What DuckDB's "no such file" means: the snapshot expired, or a live part is gone. Else the error itself."""
+        named = next((p for p in self.parts if p.key in str(error)), None)
+        if named is None:
+            return error
+        state = self._handle.read()
+        marker = state.parts.get(named.key)
+        if marker is None or marker.tombstoned_ms is not None:
+            return SnapshotExpired(
+                f"{self.table}: the part '{named.key}' of this snapshot was cleaned up. Take a new snapshot.",
+                horizon_ms=max(state.horizon_ms, self.as_of_ms + 1),
+            )
+        return MissingPart(
+            f"{self.table}: the live part '{named.key}' cannot be read ({str(error).splitlines()[0]}). If the object "
+            "is gone, restore it: no program of ours deletes a live part."
+        )
+
+
+def take_snapshot(handle: Handle, as_of_ms: int | None = None) -> Snapshot:
+    """The snapshot at a time (unix milliseconds), or the latest. Raises SnapshotExpired and `LogReader.read`'s."""
+    state = handle.read()
+    return snapshot_of(handle, state, as_of_ms)
+
+
+def snapshot_of(handle: Handle, state: LogState, as_of_ms: int | None) -> Snapshot:
+    """A snapshot of a state that was read already."""
+    now_ms = handle.clock.now_ms()
+    if as_of_ms is None or as_of_ms > max(now_ms, state.newest_ms):
+        as_of_ms, markers = max(now_ms, state.newest_ms), state.live
+    else:
+        markers = live_markers(state, as_of_ms)
+    schema = dict(state.schema)
+    return Snapshot(
+        table=handle.table,
+        as_of_ms=as_of_ms,
+        parts=tuple(handle.part(m) for m in markers),
+        schema=schema,
+        partition_schema=partition_types(handle.expressions, schema, table=handle.table) if schema else {},
+        log_files=len(state.files),
+        epoch=state.epoch,
+        _handle=handle,
+    )

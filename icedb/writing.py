@@ -1,0 +1,65 @@
+"""From rows to a commit: the one way in, for `Table`, the Spark source and the IO manager.
+
+Parts are written first and are invisible; publishing them is one commit, plain when the table has all their
+columns, exclusive when they bring one. When publishing is refused, the parts are deleted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from icedb.commit import Commit, append, exclusive, nothing_to_commit
+from icedb.errors import EmptyBatch, FixInput
+from icedb.handle import Handle
+from icedb.maintenance.drop import replace_partitions
+from icedb.maintenance.operations import Append
+from icedb.parts import WrittenParts, discard, write_parts
+from icedb.schema import check_columns, new_columns
+
+__all__ = ["publish_append", "publish_overwrite", "write_stream"]
+
+
+def write_stream(handle: Handle, stream: pa.RecordBatchReader) -> WrittenParts:
+    """Write a stream of rows as parts of the table; nothing is visible yet. Raises as `write_parts` does."""
+    handle.check_writable()
+    if not handle.known_schema:
+        handle.read()
+    return write_parts(handle.write_context(), stream, store=handle.store, clock=handle.clock)
+
+
+def publish_append(handle: Handle, written: WrittenParts) -> Commit:
+    """Make parts visible beside what is there. Without parts there is no commit."""
+    if not written.markers:
+        return nothing_to_commit(handle)
+    if new_columns(written.schema, handle.known_schema):
+        _check_against_newest(handle, written)
+    if new_columns(written.schema, handle.known_schema):
+        return exclusive(handle, Append(written))
+    return append(handle, written.markers, written.schema, born_ms=written.born_ms)
+
+
+def publish_overwrite(handle: Handle, written: WrittenParts, partitions: Sequence[str] | str | None) -> Commit:
+    """Make parts visible in the place of the live parts of some partitions (None: of the whole table)."""
+    if not written.markers:
+        raise EmptyBatch(
+            f"{handle.table}: the batch has no rows, so an overwrite would only delete. Use drop_partitions for that."
+        )
+    _check_against_newest(handle, written)
+    try:
+        return replace_partitions(handle, written, partitions)
+    except FixInput:
+        # Refused before anything was claimed, or by `exclusive`, which deletes them too: twice does no harm.
+        discard(handle.store, [m.key for m in written.markers])
+        raise
+
+
+def _check_against_newest(handle: Handle, written: WrittenParts) -> None:
+    """Another writer may have brought the same column meanwhile, with the same type or another."""
+    try:
+        handle.read()
+        check_columns(written.schema, handle.known_schema, table=handle.table)
+    except FixInput:
+        discard(handle.store, [m.key for m in written.markers])
+        raise

@@ -1,0 +1,1 @@
+"""IceDB in Dagster."""
