@@ -1,0 +1,158 @@
+"""Spark's side of a batch write: parts by the tasks, one commit by the driver.
+
+Each task hands its rows to `icedb.parts.write_parts`, as every other writer does: DuckDB sorts, partitions and
+encodes them, and the parts go straight to the store, without Hadoop's file systems. Nothing is visible until the
+driver commits what all tasks report. A task that is retried, killed or run twice leaves parts that no log file
+names: orphans, which an orphan sweep removes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from icedb.clock import SystemClock
+from icedb.errors import InvalidOption
+from icedb.parts import WriteContext, WrittenParts, check_batch, write_parts
+from icedb.store import open_store
+from icedb.table import Table
+from icedb.writing import publish_append, publish_overwrite
+
+__all__ = ["IceDBDataSource"]
+
+logger = logging.getLogger(__name__)
+
+_OPTIONS = ("path", "overwrite", "memory_bytes", "partitionoverwritemode")
+WriteMode = Literal["append", "overwrite"]
+
+
+class IceDBDataSource(DataSource):
+    """`format("icedb")`. Options: `path`, storage options (`AWS_...`), `memory_bytes`, and `overwrite`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format(...)` is given."""
+        return "icedb"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """The writer of one job; runs on the driver, before any task. Raises FixInput errors."""
+        options = dict(self.options.items())
+        path = _path(options)
+        mode: WriteMode = "overwrite" if overwrite else "append"
+        _check_overwrite(path, options, mode)
+        storage_options = _storage_options(options, path)
+        table = Table.open(path, storage_options=storage_options)
+        table.handle.check_writable()
+        table.schema()
+        context = table.handle.write_context()
+        check_batch(context, to_arrow_schema(schema, timezone="UTC"))
+        return _BatchWriter(context, storage_options, mode, _memory_bytes(options, path))
+
+
+def _path(options: Mapping[str, str]) -> str:
+    path = options.get("path", "")
+    if not path:
+        raise InvalidOption(
+            'icedb: no table is named. Say where it is: df.write.format("icedb").option("path", "s3://bucket/table").'
+        )
+    return path
+
+
+def _check_overwrite(path: str, options: Mapping[str, str], mode: WriteMode) -> None:
+    """Spark does not tell a data source whether `partitionOverwriteMode` is dynamic: an overwrite must say what it is."""
+    lowered = {k.lower(): v.lower() for k, v in options.items()}
+    if lowered.get("partitionoverwritemode") == "dynamic":
+        raise InvalidOption(
+            f"{path}: dynamic partition overwrite is not supported. Use Table.overwrite(rows, partitions=[...]), which "
+            "replaces exactly those partitions."
+        )
+    if mode == "overwrite" and lowered.get("overwrite") != "table":
+        raise InvalidOption(
+            f"{path}: mode('overwrite') would replace every row of the table, even where Spark is set to dynamic "
+            "partition overwrite. If that is what you want, say .option('overwrite', 'table')."
+        )
+
+
+def _storage_options(options: Mapping[str, str], path: str) -> dict[str, str]:
+    storage = {k: v for k, v in options.items() if k.lower() not in _OPTIONS}
+    if unknown := [k for k in storage if not k.lower().startswith("aws_")]:
+        raise InvalidOption(
+            f"{path}: unknown options {sorted(unknown)}. Known: path, overwrite, memory_bytes, and storage options "
+            "such as AWS_ENDPOINT_URL."
+        )
+    return storage
+
+
+def _memory_bytes(options: Mapping[str, str], path: str) -> int | None:
+    text = {k.lower(): v for k, v in options.items()}.get("memory_bytes")
+    if text is None:
+        return None
+    if not text.isdigit() or int(text) < 64 * 1024 * 1024:
+        raise InvalidOption(f"{path}: memory_bytes is '{text}'; give at least 67108864 (64 MiB per task).")
+    return int(text)
+
+
+@dataclass
+class _TaskMessage(WriterCommitMessage):
+    """What one task wrote; None when it had no rows."""
+
+    written: WrittenParts | None
+
+
+class _BatchWriter(DataSourceArrowWriter):
+    """Pickled to each task. It carries the storage options, so its repr says nothing of them."""
+
+    def __init__(
+        self, context: WriteContext, storage_options: Mapping[str, str], mode: WriteMode, memory_bytes: int | None
+    ) -> None:
+        self._context = context
+        self._storage_options = dict(storage_options)
+        self._mode = mode
+        self._memory_bytes = memory_bytes
+
+    def __repr__(self) -> str:
+        return f"_BatchWriter({self._context.table!r}, mode={self._mode!r})"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task: turn its rows into parts."""
+        first = next(iterator, None)
+        if first is None:
+            return _TaskMessage(None)
+        written = write_parts(
+            self._context,
+            pa.RecordBatchReader.from_batches(first.schema, chain([first], iterator)),
+            store=open_store(self._context.location),
+            clock=SystemClock(),
+            memory_bytes=self._memory_bytes,
+        )
+        return _TaskMessage(written)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver: one log file for the whole job."""
+        pieces = [m.written for m in messages if isinstance(m, _TaskMessage) and m.written is not None]
+        handle = Table.open(self._context.location.uri, storage_options=self._storage_options).handle
+        written = WrittenParts(
+            schema={c: t for p in pieces for c, t in p.schema.items()},
+            markers=tuple(m for p in pieces for m in p.markers),
+            born_ms=min((p.born_ms for p in pieces), default=handle.clock.now_ms()),
+        )
+        handle.learn_schema(self._context.known_schema)
+        if self._mode == "overwrite":
+            publish_overwrite(handle, written, None)
+        else:
+            publish_append(handle, written)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver, when the job failed; Spark may call it after a commit that landed, so nothing is deleted."""
+        parts = sum(len(m.written.markers) for m in messages if isinstance(m, _TaskMessage) and m.written is not None)
+        logger.warning(
+            "%s: the write job was aborted; up to %d parts stay behind as orphans", self._context.table, parts
+        )
