@@ -67,7 +67,7 @@ def _path(options: Mapping[str, str]) -> str:
 
 
 def _check_overwrite(path: str, options: Mapping[str, str], mode: WriteMode) -> None:
-    """Spark does not tell a data source whether `partitionOverwriteMode` is dynamic: an overwrite must say what it is."""
+    """Spark does not tell a data source whether its overwrite is dynamic, so an overwrite must say what it is."""
     lowered = {k.lower(): v.lower() for k, v in options.items()}
     if lowered.get("partitionoverwritemode") == "dynamic":
         raise InvalidOption(

@@ -1,0 +1,128 @@
+"""Commit what assets return: one asset, one table, one commit per materialization.
+
+An output is written as parts first and becomes visible in one commit, or not at all. `overwrite` (the default)
+replaces the table's rows atomically; `append` adds to them. A table that is missing is created from the asset's
+metadata: `partition_by` and `sort_by`.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import dagster as dg
+import pyarrow as pa
+
+from icedb import Snapshot, Table
+from icedb.errors import InvalidBatch, InvalidOption
+from icedb_dagster.metadata import table_metadata
+from icedb_dagster.resource import IceDBResource
+
+__all__ = ["IceDBIOManager"]
+
+Mode = Literal["append", "overwrite"]
+
+
+class IceDBIOManager(dg.ConfigurableIOManager):
+    """Stores assets as IceDB tables.
+
+    Outputs: a pyarrow Table, RecordBatch or RecordBatchReader, a Spark DataFrame, or None when the asset wrote its
+    table by itself. Inputs, by annotation: pyarrow Table (the default), `icedb.Snapshot`, Spark DataFrame.
+
+    `mode`: what an output does to the rows that are there, `overwrite` or `append`; an asset's metadata
+    `icedb/mode` overrides it.
+    """
+
+    icedb: dg.ResourceDependency[IceDBResource]
+    mode: str = "overwrite"
+
+    def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
+        """Commit an asset's output. Raises InvalidBatch, InvalidOption, and as `Table.insert` and `overwrite` do."""
+        if context.has_asset_partitions:
+            raise InvalidOption(
+                f"{self.icedb.uri(context.asset_key)}: partitioned assets cannot be stored by this IO manager yet. "
+                "Write the partition with Table.overwrite(rows, partitions=[...]) in the asset and return None."
+            )
+        definition = context.definition_metadata or {}
+        table = self.icedb.table_or_create(
+            context.asset_key,
+            partition_by=_texts(definition, "partition_by"),
+            sort_by=_texts(definition, "sort_by"),
+        )
+        if obj is not None:
+            self._write(table, obj, self._mode(context, definition))
+        context.add_output_metadata(table_metadata(table.snapshot()))
+
+    def _mode(self, context: dg.OutputContext, definition: typing.Mapping[str, Any]) -> Mode:
+        mode = _plain(definition.get("icedb/mode", self.mode))
+        if mode not in ("append", "overwrite"):
+            raise InvalidOption(f"{self.icedb.uri(context.asset_key)}: mode is '{mode}'; give 'append' or 'overwrite'.")
+        return typing.cast("Mode", mode)
+
+    def _write(self, table: Table, obj: Any, mode: Mode) -> None:
+        if _is_spark(type(obj)):
+            self._write_spark(table, obj, mode)
+        elif not isinstance(obj, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
+            raise InvalidBatch(
+                f"{table.uri}: the asset returned a {type(obj).__module__}.{type(obj).__qualname__}. Return a pyarrow "
+                "Table, RecordBatch or RecordBatchReader, a Spark DataFrame, or None if it wrote the table itself."
+            )
+        elif mode == "append":
+            table.insert(obj)
+        else:
+            table.overwrite(obj)
+
+    def _write_spark(self, table: Table, frame: Any, mode: Mode) -> None:
+        writer = frame.write.format("icedb").mode(mode).options(**self.icedb.storage_options)
+        if mode == "overwrite":
+            writer = writer.option("overwrite", "table")
+        writer.option("path", table.uri).save()
+
+    def load_input(self, context: dg.InputContext) -> Any:
+        """The upstream asset's table, as its type annotation wants it."""
+        table = self.icedb.table(context.asset_key)
+        snapshot = table.snapshot()
+        wanted = context.dagster_type.typing_type
+        context.add_input_metadata({"icedb/snapshot_id": snapshot.id, "icedb/snapshot_time_ms": snapshot.as_of_ms})
+        if wanted is Snapshot:
+            return snapshot
+        if isinstance(wanted, type) and _is_spark(wanted):
+            return _spark_frame(table, snapshot, self.icedb)
+        if wanted in (typing.Any, pa.Table, type(None)):
+            return snapshot.to_arrow()
+        raise InvalidOption(
+            f"{table.uri}: an input cannot be loaded as {wanted}. Annotate it as pyarrow.Table, icedb.Snapshot or a "
+            "Spark DataFrame."
+        )
+
+
+def _is_spark(type_: type) -> bool:
+    """Without importing pyspark: its DataFrame has subclasses for classic sessions and for Spark Connect."""
+    return any(t.__module__.startswith("pyspark.sql") and t.__name__ == "DataFrame" for t in type_.__mro__)
+
+
+def _spark_frame(table: Table, snapshot: Snapshot, resource: IceDBResource) -> Any:
+    from pyspark.sql import SparkSession
+
+    from icedb import spark as icedb_spark
+
+    spark = SparkSession.getActiveSession()
+    if spark is None:
+        raise InvalidOption(
+            f"{table.uri}: the input wants a Spark DataFrame, and no Spark session is running in this step. Give the "
+            "asset a PySparkResource."
+        )
+    return icedb_spark.read(spark, table.uri, as_of=snapshot.as_of_ms, storage_options=resource.storage_options)
+
+
+def _texts(definition: typing.Mapping[str, Any], name: str) -> Sequence[str]:
+    value = _plain(definition.get(name, ()))
+    if isinstance(value, str) or not all(isinstance(v, str) for v in value):
+        raise InvalidOption(f"the asset's metadata '{name}' must be a list of texts, not {value!r}.")
+    return tuple(value)
+
+
+def _plain(value: Any) -> Any:
+    """Metadata as it was given: Dagster wraps some values in MetadataValue."""
+    return value.value if isinstance(value, dg.MetadataValue) else value

@@ -1,0 +1,47 @@
+"""A table's lock: a Dagster concurrency pool of limit 1, kept in Postgres.
+
+The lock keeps two runs from doing the same maintenance; what keeps the table right when the lock does not hold
+(a paused worker whose slot was freed, a second deployment) is the claim in the store. Dagster treats a pool that
+nobody configured as unlimited, so the limit is made sure of before each use, in a step of its own, and the step
+that works looks whether it really holds the slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import dagster as dg
+
+from icedb.errors import PoolNotExclusive
+
+__all__ = ["check_pool_held", "ensure_pool", "icedb_pool"]
+
+
+def icedb_pool(table: dg.AssetKey | Sequence[str] | str) -> str:
+    """The name of a table's pool. `table` is the asset key of the table, in any form that Dagster takes."""
+    return "icedb/" + "/".join(dg.AssetKey.from_coercible(table).path)
+
+
+def ensure_pool(instance: dg.DagsterInstance, pool: str) -> None:
+    """Give a pool the limit 1, unless it has it. Raises PoolNotExclusive where the instance has no pools."""
+    storage = instance.event_log_storage
+    if not storage.supports_global_concurrency_limits:
+        raise PoolNotExclusive(
+            f"the pool '{pool}' cannot hold: this Dagster instance ({type(storage).__name__}) has no concurrency "
+            "pools. Run on an instance with Postgres: icedb-dagster up, or a dagster.yaml with postgres storage."
+        )
+    info = storage.get_concurrency_info(pool)
+    if info.slot_count != 1 or info.using_default_limit:
+        storage.set_concurrency_slots(pool, 1)
+
+
+def check_pool_held(context: dg.OpExecutionContext, pool: str) -> None:
+    """Raise PoolNotExclusive unless this run, and no other, has the pool's only slot."""
+    info = context.instance.event_log_storage.get_concurrency_info(pool)
+    holders = sorted({slot.run_id for slot in info.claimed_slots})
+    if info.slot_count != 1 or holders != [context.run_id]:
+        raise PoolNotExclusive(
+            f"the pool '{pool}' does not hold this run to be the only one: it has {info.slot_count} slots, taken by "
+            f"{holders or 'nobody'}. Set 'concurrency: pools: granularity: op' in dagster.yaml and the pool's limit to "
+            "1 (Deployment > Concurrency in the UI), then run again."
+        )

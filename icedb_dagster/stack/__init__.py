@@ -1,0 +1,28 @@
+"""The local stack: a real Postgres, and Dagster's web server and daemon, for one project folder.
+
+    stack = up("my/project", services=("postgres",))
+    os.environ.update(environment(stack))       # now DagsterInstance.get() is on that Postgres
+    release(stack)                              # stops what this `up` started; `down` stops everything
+
+`up` is idempotent and waits until things work; `down` stops exactly what was started. Everything is kept in
+`.icedb-dagster` inside the project, see `icedb_dagster.stack.layout`. Importing this loads neither Dagster nor
+SQLAlchemy.
+"""
+
+from icedb_dagster.stack.control import SERVICES, down, release, status, up
+from icedb_dagster.stack.layout import Progress
+from icedb_dagster.stack.report import ServiceStatus, Stack, environment
+from icedb_dagster.stack.state import ServiceName
+
+__all__ = [
+    "Progress",
+    "SERVICES",
+    "ServiceName",
+    "ServiceStatus",
+    "Stack",
+    "down",
+    "environment",
+    "release",
+    "status",
+    "up",
+]
