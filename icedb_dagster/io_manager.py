@@ -5,8 +5,7 @@ replaces the table's rows atomically; `append` adds to them. A table that is mis
 metadata: `partition_by` and `sort_by`.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: Dagster reads the annotations of fields as objects.
 import typing
 from collections.abc import Sequence
 from typing import Any, Literal

@@ -4,8 +4,7 @@ Each job first makes sure of the table's pool and then does all its work in one 
 table queue up behind each other however they were started. Schedules come stopped: somebody decides to start them.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta

@@ -1,7 +1,6 @@
 """Where the tables of a deployment are: a root, and the options to get in."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: Dagster reads the annotations of fields as objects.
 from collections.abc import Sequence
 
 import dagster as dg

@@ -1,0 +1,1 @@
+"""The demo: a year of flights through Spark, IceDB, DuckDB and Dagster."""

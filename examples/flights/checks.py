@@ -1,0 +1,96 @@
+"""The demo's arithmetic: what the platform holds after each step, against counts of the raw file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import icedb
+from examples.flights.expected import Expected
+from icedb.errors import SnapshotExpired
+from spark_jobs.ingest_flights import BATCHES
+
+__all__ = ["NumbersDisagree", "busiest", "cleaned", "dropped", "ingested", "merged", "statistics", "travelled"]
+
+# The batches interleave so that each day gets rows from three of them.
+PARTS_PER_DAY_MIN = 3
+
+
+class NumbersDisagree(Exception):
+    """The platform holds something else than what was counted from the raw file."""
+
+
+def _agree(what: str, found: object, expected: object) -> None:
+    if found != expected:
+        raise NumbersDisagree(f"{what}: found {found}, counted {expected} in the raw file")
+
+
+def _by_month(table: icedb.Table, *, as_of: int | None = None) -> dict[int, int]:
+    rows = table.query("SELECT month, count(*) FROM t GROUP BY month", as_of=as_of).fetchall()
+    return {int(month): int(count) for month, count in rows}
+
+
+def ingested(table: icedb.Table, expected: Expected) -> None:
+    """Every row, every null, every month; at least twelve commits and three parts a day."""
+    snapshot = table.snapshot()
+    [(rows, departed)] = snapshot.query("SELECT count(*), count(departure) FROM t").fetchall()
+    _agree("rows", rows, expected.rows)
+    _agree("departures that are null", rows - departed, expected.departures_missing)
+    _agree("rows by month", _by_month(table), dict(expected.by_month))
+    parts = Counter(p.partition for p in snapshot.parts)
+    _agree("days", len(parts), len(expected.by_day))
+    if min(parts.values()) < PARTS_PER_DAY_MIN:
+        raise NumbersDisagree(f"a day has {min(parts.values())} parts before the merge, and not {PARTS_PER_DAY_MIN}")
+    commits = len({p.created_ms for p in snapshot.parts})
+    if commits < BATCHES:
+        raise NumbersDisagree(f"the parts came in {commits} commits, and not {BATCHES}")
+
+
+def statistics(table: icedb.Table, expected: Expected) -> None:
+    """One row for each carrier and month, with its flights."""
+    rows = table.query("SELECT carrier, month, flights FROM t").fetchall()
+    found = {(carrier, int(month[-2:])): flights for carrier, month, flights in rows}
+    _agree("rows of the statistics", len(rows), len(expected.by_carrier_and_month))
+    _agree("flights by carrier and month", found, dict(expected.by_carrier_and_month))
+
+
+def merged(table: icedb.Table, expected: Expected) -> None:
+    """The same rows, one part a day."""
+    snapshot = table.snapshot()
+    _agree("rows after the merge", snapshot.rows, expected.rows)
+    _agree("rows by month after the merge", _by_month(table), dict(expected.by_month))
+    _agree("parts after the merge", len(snapshot.parts), len(expected.by_day))
+
+
+def dropped(table: icedb.Table, expected: Expected, *, first_month: int) -> None:
+    """No row and no part of the months before `first_month`."""
+    snapshot = table.snapshot()
+    _agree("rows after the drop", snapshot.rows, expected.rows_from(first_month))
+    _agree("days after the drop", len(snapshot.partitions()), expected.days_from(first_month))
+
+
+def travelled(table: icedb.Table, as_of_ms: int, expected: Expected, *, first_month: int) -> tuple[int, int]:
+    """Rows of the dropped months at `as_of_ms`, and now."""
+    then, now = _by_month(table, as_of=as_of_ms), _by_month(table)
+    _agree("rows by month before the drop", then, dict(expected.by_month))
+    _agree("rows by month now", now, {m: n for m, n in expected.by_month.items() if m >= first_month})
+    return sum(n for m, n in then.items() if m < first_month), sum(n for m, n in now.items() if m < first_month)
+
+
+def cleaned(table: icedb.Table, before_ms: int, expected: Expected, *, first_month: int) -> None:
+    """The same rows, nothing stored that is not live, and no way back."""
+    snapshot = table.snapshot()
+    stored = {o.key for o in table.handle.store.list(table.handle.keys.data_prefix)}
+    _agree("rows after cleanup", snapshot.query("SELECT * FROM t").count("*").fetchone(), (snapshot.rows,))
+    _agree("rows after cleanup", snapshot.rows, expected.rows_from(first_month))
+    _agree("stored parts", stored, {p.key for p in snapshot.parts})
+    try:
+        table.snapshot(before_ms)
+    except SnapshotExpired:
+        return
+    raise NumbersDisagree("a snapshot from before the drop can still be taken after cleanup")
+
+
+def busiest(found: Sequence[tuple[str, int]], expected: Expected, *, first_month: int) -> None:
+    """The ranks of the carriers."""
+    _agree("busiest carriers", list(found), expected.busiest_from(first_month, len(found)))

@@ -1,0 +1,1 @@
+"""PySpark programs: they import `icedb`, `icedb.spark` and pyspark, and run by themselves or under Dagster."""
