@@ -139,8 +139,8 @@ def write_batches(
         after = table.snapshot()
         written = BatchWritten(number, BATCHES, after.rows or 0, len(after.parts), after.log_files)
         logger.info(
-            "batch %d of %d: the table has %d rows in %d parts, %d log files",
-            *(written.number, written.batches, written.rows, written.parts, written.log_files),
+            "batch %d of %d: the table has %s rows in %s parts, %d log files",
+            *(number, BATCHES, f"{written.rows:,}", f"{written.parts:,}", written.log_files),
         )
         if on_batch is not None:
             on_batch(written)
@@ -156,8 +156,10 @@ def ingest(
     """The whole job: from the raw file to the table."""
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     with raw_flights() as csv:
+        logger.info("reading and cleaning %s", csv.name)
         flights = clean_flights(spark, csv).cache()
         try:
+            logger.info("read %s flights", f"{flights.count():,}")
             write_batches(flights, table, storage_options=storage_options, on_batch=on_batch)
         finally:
             flights.unpersist()

@@ -12,19 +12,17 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import dagster as dg
 
 import icedb
 from examples.flights import checks
-from examples.flights.definitions import FLIGHTS, STATISTICS, defs, lake
+from examples.flights.definitions import FLIGHTS, PROJECT, STATISTICS, defs, lake
 from examples.flights.expected import count_raw
 from examples.flights.report import ProgressHandler, Report
 from icedb_dagster import stack
 from spark_jobs.ingest_flights import packaged_file, raw_flights
 
-PROJECT = Path(__file__).parents[2]
 # January and February of 2013 are older than 306 days on the first of January 2014.
 TTL = {"keep_days": 306, "reference_date": "2014-01-01"}
 FIRST_MONTH_KEPT = 3
@@ -37,7 +35,7 @@ QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 def main() -> int:
     """Run the demo; its exit status."""
     report = Report()
-    report.say("starting Postgres for Dagster")
+    report.say("[bold]start Dagster's Postgres[/bold]")
     started = stack.up(PROJECT, services=POSTGRES, progress=lambda line: report.say(f"  {line}"))
     try:
         os.environ.update(stack.environment(started))
@@ -61,6 +59,7 @@ def run(instance: dg.DagsterInstance, report: Report) -> None:
         expected = count_raw(path)
 
     with report.step("ingest with Spark", lambda: lake.table(FLIGHTS)):
+        report.say("  starting Spark (the Dagster asset 'flights')")
         materialize(instance, FLIGHTS)
     table = lake.table(FLIGHTS)
     checks.ingested(table, expected)

@@ -13,12 +13,24 @@ from icedb_dagster import IceDBIOManager, IceDBResource, TimeToLive, build_table
 from icedb_dagster.metadata import table_metadata
 from spark_jobs.ingest_flights import PARTITION_BY, SORT_BY, ingest
 
-__all__ = ["FLIGHTS", "LAKE", "SPARK_CONFIG", "STATISTICS", "defs", "delays_by_carrier_and_month", "flights", "lake"]
+__all__ = [
+    "FLIGHTS",
+    "LAKE",
+    "PROJECT",
+    "SPARK_CONFIG",
+    "STATISTICS",
+    "defs",
+    "delays_by_carrier_and_month",
+    "flights",
+    "lake",
+]
 
 FLIGHTS = dg.AssetKey("flights")
 STATISTICS = dg.AssetKey("delays_by_carrier_and_month")
+#: The folder that holds `.icedb-dagster`, the local stack and its data.
+PROJECT = Path(os.environ.get("ICEDB_DEMO_PROJECT") or Path(__file__).parents[2])
 #: Where the tables are; a bucket works as well (`ICEDB_LAKE=s3://lake/demo`).
-LAKE = os.environ.get("ICEDB_LAKE") or str(Path(__file__).parents[2] / ".icedb-dagster" / "lake")
+LAKE = os.environ.get("ICEDB_LAKE") or str(PROJECT / ".icedb-dagster" / "lake")
 
 SPARK_CONFIG = {
     "spark.master": "local[2]",
@@ -27,6 +39,7 @@ SPARK_CONFIG = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
 }

@@ -16,6 +16,15 @@ import icedb
 __all__ = ["Footprint", "ProgressHandler", "Report", "Step", "look_at"]
 
 
+# The summary's tables need this many columns; a pipe or a log file says nothing of its width.
+WIDTH_MIN = 100
+
+
+def _console() -> Console:
+    console = Console(highlight=False, soft_wrap=True)
+    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=WIDTH_MIN)
+
+
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """What a table is made of at one moment: `stored` counts superseded objects too."""
@@ -53,7 +62,7 @@ def look_at(table: icedb.Table) -> Footprint:
 class Report:
     """Collects steps and prints them as they come."""
 
-    console: Console = field(default_factory=lambda: Console(highlight=False, soft_wrap=True))
+    console: Console = field(default_factory=_console)
     steps: list[Step] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 

@@ -1,0 +1,54 @@
+# Everything a newcomer needs: Python 3.11 and make. Each target creates .venv and installs what it uses.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help demo ui down status test lint format clean
+.DEFAULT_GOAL := help
+
+help:  ## Show what there is
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: $(VENV)/.installed-demo  ## Run the whole platform on a year of flights, and check every number
+	@$(BIN)/python -m examples.flights
+
+ui: $(VENV)/.installed-demo  ## Open the demo's platform in Dagster's UI, daemon included
+	@$(BIN)/icedb-dagster up
+
+down: $(VENV)/.installed-demo  ## Stop everything that `make ui` started
+	@$(BIN)/icedb-dagster down
+
+status: $(VENV)/.installed-demo  ## Show what runs
+	@$(BIN)/icedb-dagster status
+
+test: $(VENV)/.installed-dev  ## Run the whole suite
+	@$(BIN)/pytest
+
+lint: $(VENV)/.installed-dev  ## Linters and strict types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m compileall -q icedb icedb_dagster pyspark_icedb spark_jobs examples tests
+
+format: $(VENV)/.installed-dev  ## Format the code
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean:  ## Remove the virtual environment and caches; data and history in .icedb-dagster stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.installed-demo: pyproject.toml
+	@$(MAKE) --no-print-directory install EXTRA=demo
+
+$(VENV)/.installed-dev: pyproject.toml
+	@$(MAKE) --no-print-directory install EXTRA=dev
+
+.PHONY: install
+install:
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or later is needed; this is $$($(BIN)/python -V). Set PYTHON=..., then: make clean"; exit 1; }
+	@echo "Installing icedb-dagster[$(EXTRA)] into $(VENV) (some minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRA)]'
+	@touch $(VENV)/.installed-$(EXTRA)
