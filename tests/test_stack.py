@@ -30,13 +30,18 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 DEFINITIONS = """
 import dagster as dg
 
-@dg.op(pool="lock")
+@dg.op(pool="icedb/tiny")
 def work():
     print("worked")
+
+@dg.op(pool="somebody_elses")
+def other():
+    pass
 
 @dg.job
 def tiny():
     work()
+    other()
 
 defs = dg.Definitions(jobs=[tiny])
 """
@@ -436,6 +441,9 @@ def test_the_whole_stack_runs_a_job_and_leaves_nothing(project: Path, monkeypatc
         monkeypatch.setenv(name, value)
     password = (project / ".icedb-dagster" / "postgres.password").read_text()
     with dagster.DagsterInstance.get() as instance:
+        # Before the first run: a table's lock has its limit, and pools of others are left alone.
+        assert instance.event_log_storage.get_concurrency_info("icedb/tiny").slot_count == 1
+        assert instance.event_log_storage.get_concurrency_info("somebody_elses").slot_count == 0
 
         def finished() -> bool:
             assert password not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout

@@ -5,7 +5,6 @@ sent a heartbeat of *this* process and reports no error: heartbeats of an earlie
 """
 
 import hashlib
-import http.client
 import json
 import os
 import signal
@@ -14,9 +13,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from icedb.errors import StackError
+from icedb_dagster.stack.graphql import request
 from icedb_dagster.stack.home import variables
 from icedb_dagster.stack.layout import Layout
 from icedb_dagster.stack.ports import free_port, port_is_free
@@ -32,7 +32,6 @@ __all__ = [
     "await_webserver",
     "choose_port",
     "heartbeat_ids",
-    "location_errors",
     "plan_service",
     "start_service",
     "stop_service",
@@ -46,9 +45,6 @@ HEALTH_TIMEOUT_S = 120
 # A code server gets time to end its runs as cancelled; what still runs then is killed.
 STOP_TIMEOUT_S = 20
 POLL_S = 0.2
-
-_LOCATIONS_QUERY = """{ workspaceOrError { ... on PythonError { message } ... on Workspace { locationEntries {
-name locationOrLoadError { __typename ... on PythonError { message } } } } } }"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +93,7 @@ def stop_service(process: ProcessId, *, layout: Layout) -> None:
 
 def await_webserver(process: ProcessId, *, port: int) -> str | None:
     """Wait until the web server answers. None when it does, otherwise why not."""
-    return _await(process, lambda: _request(port, "GET", "/server_info") is not None)
+    return _await(process, lambda: request(port, "GET", "/server_info") is not None)
 
 
 def await_daemon(process: ProcessId, *, instance: "DagsterInstance", earlier: frozenset[str]) -> str | None:
@@ -117,22 +113,6 @@ def heartbeat_ids(instance: "DagsterInstance") -> frozenset[str]:
     return frozenset(beat.daemon_id for beat in instance.get_daemon_heartbeats().values() if beat.daemon_id)
 
 
-def location_errors(port: int) -> tuple[str, ...]:
-    """One line for each code location that the web server cannot load; the platform runs, but shows nothing of it."""
-    answer: Any = _request(port, "POST", "/graphql", {"query": _LOCATIONS_QUERY})
-    workspace = ((answer or {}).get("data") or {}).get("workspaceOrError") or {}
-    problems = [("the workspace", workspace)] if "message" in workspace else []
-    for entry in workspace.get("locationEntries", ()):
-        loaded = entry["locationOrLoadError"] or {}
-        if loaded.get("__typename") == "PythonError":
-            problems.append((f"code location {entry['name']}", loaded))
-    return tuple(f"{what} cannot be loaded: {_first_line(problem['message'])}" for what, problem in problems)
-
-
-def _first_line(message: str) -> str:
-    return next((line.strip() for line in message.splitlines() if line.strip()), "no reason given")
-
-
 def _await(process: ProcessId, works: Callable[[], bool]) -> str | None:
     deadline = time.monotonic() + HEALTH_TIMEOUT_S
     while time.monotonic() < deadline:
@@ -142,18 +122,3 @@ def _await(process: ProcessId, works: Callable[[], bool]) -> str | None:
             return None
         time.sleep(POLL_S)
     return f"it is not healthy after {HEALTH_TIMEOUT_S} s"
-
-
-def _request(port: int, method: str, path: str, body: object = None) -> object:
-    """Ask the web server for JSON; None when it does not answer. Directly, because proxies do not know our loopback."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    try:
-        content = None if body is None else json.dumps(body)
-        connection.request(method, path, body=content, headers={"Content-Type": "application/json"})
-        response = connection.getresponse()
-        answer = json.loads(response.read())
-    except (OSError, http.client.HTTPException, ValueError):
-        return None
-    finally:
-        connection.close()
-    return answer if response.status == http.client.OK else None

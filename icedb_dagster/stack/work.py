@@ -8,9 +8,11 @@ import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from icedb.errors import StackError
 from icedb_dagster.stack.database import check_connection, ensure_database, local_url, redacted, without_password
+from icedb_dagster.stack.graphql import location_errors, table_pools
 from icedb_dagster.stack.home import install_config, open_instance
 from icedb_dagster.stack.layout import Layout, Progress
 from icedb_dagster.stack.placement import place
@@ -32,12 +34,14 @@ from icedb_dagster.stack.services import (
     await_webserver,
     choose_port,
     heartbeat_ids,
-    location_errors,
     plan_service,
     start_service,
     stop_service,
 )
 from icedb_dagster.stack.state import Record, ServiceName, State, read_state, write_state
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
 
 __all__ = ["Work"]
 
@@ -149,6 +153,16 @@ class Work:
                     problem = await_daemon(process, instance=instance, earlier=earlier)
                 if problem is not None:
                     raise self._failure(plan.name, problem, url=url, offset=logs[plan.name])
+            for port in (plan.port for plan in plans if plan.port is not None):
+                self._ensure_pools(instance, port)
+
+    def _ensure_pools(self, instance: "DagsterInstance", port: int) -> None:
+        """Dagster lets everybody into a pool that nobody configured: each table's lock gets its limit beforehand."""
+        from icedb_dagster.locks import ensure_pool
+
+        for pool in table_pools(port):
+            self.progress(f"The pool {pool} lets one run at a time in")
+            ensure_pool(instance, pool)
 
     def _spawn(self, plan: ServicePlan, url: str) -> None:
         record = self.state.records.get(plan.name)

@@ -1,0 +1,104 @@
+"""`make demo` as a newcomer runs it: twice, and the second time on a machine without Java or Postgres."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from icedb_dagster import stack
+
+REPOSITORY = Path(__file__).parents[1]
+STEPS = ["count the raw file", "ingest with Spark", "delay statistics", "merge", "TTL drop", "time travel", "cleanup"]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("demo")
+    yield folder
+    stack.down(folder)
+
+
+def run_demo(project: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The demo's command, with its data in a folder of its own."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "ICEDB_", "DAGSTER_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "examples.flights"],
+        cwd=REPOSITORY,
+        env=clean | {"ICEDB_DEMO_PROJECT": str(project)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+def table_of(output: str) -> dict[str, list[str]]:
+    """The rows of the summary: step -> cells."""
+    rows = [[cell.strip() for cell in line.strip("│ \n").split("│")] for line in output.splitlines() if "│" in line]
+    return {cells[0]: cells[1:] for cells in rows}
+
+
+def figures(output: str) -> list[tuple[str, ...]]:
+    """What must not vary from run to run: each step's rows and live parts, and the ranks of the carriers."""
+    rows = table_of(output)
+    steps = [(step, *rows[step][1:3]) for step in STEPS]
+    return [*steps, *(cells for cells in re.findall(r"│ (\w\w)  (.+?) +│ +([\d,]+) │ +([\d.]+) min │", output))]
+
+
+def without_java_and_postgres(tmp_path: Path) -> str:
+    """A PATH that has this machine's other tools, by links, and neither Java nor Postgres."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    hidden = {"java", "javac", "psql", "postgres", "pg_ctl", "initdb"}
+    for place in os.environ["PATH"].split(os.pathsep):
+        for tool in Path(place).iterdir() if Path(place).is_dir() else ():
+            if tool.name not in hidden and not (folder / tool.name).exists() and os.access(tool, os.X_OK):
+                (folder / tool.name).symlink_to(tool)
+    return str(folder)
+
+
+@pytest.mark.spark
+@pytest.mark.dagster
+def test_the_demo_runs_runs_again_and_needs_neither_java_nor_postgres(project: Path, tmp_path: Path) -> None:
+    first = run_demo(project)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert first.stdout.splitlines()[-1] == "demo: ok"
+    assert figures(first.stdout)[1] == ("ingest with Spark", "336,776", "1,095")
+    assert table_of(first.stdout)["cleanup"][1:3] == ["284,821", "306"]
+    assert len(figures(first.stdout)) == len(STEPS) + 10
+    assert stack.status(project)[0].state == "stopped"
+
+    path = without_java_and_postgres(tmp_path)
+    assert shutil.which("java", path=path) is None
+    again = run_demo(project, PATH=path, JAVA_HOME="")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert again.stdout.splitlines()[-1] == "demo: ok"
+    assert figures(again.stdout) == figures(first.stdout)
+
+    # The README shows what the demo prints.
+    readme = (REPOSITORY / "README.md").read_text()
+    assert figures(readme) == figures(first.stdout)
+
+
+@pytest.mark.dagster
+def test_a_number_that_does_not_add_up_is_told_and_is_not_ok(tmp_path: Path) -> None:
+    import icedb
+    from examples.flights import checks
+    from examples.flights.expected import count_raw
+
+    raw = tmp_path / "flights.csv"
+    raw.write_text("month,day,dep_time,carrier\n1,1,517,UA\n1,2,NA,AA\n3,1,600,UA\n")
+    expected = count_raw(raw)
+    assert (expected.rows, expected.departures_missing) == (3, 1)
+    assert (expected.rows_from(3), expected.days_from(3)) == (1, 1)
+    assert expected.busiest_from(1, 1) == [("UA", 2)]
+
+    table = icedb.Table.create(tmp_path / "flights")
+    table.insert([{"month": 1, "departure": 517}, {"month": 1, "departure": None}])
+    with pytest.raises(checks.NumbersDisagree, match="rows: found 2, counted 3"):
+        checks.ingested(table, expected)

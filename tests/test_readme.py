@@ -1,0 +1,61 @@
+"""The README is true: its Python runs, its commands exist. (What the demo prints is compared in test_demo.py.)"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+README = (REPOSITORY / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+PYTHON = [code for language, code in BLOCKS if language == "python"]
+COMMANDS = [line for language, code in BLOCKS if language == "sh" for line in code.splitlines()]
+INLINE = re.findall(r"`((?:make|icedb-dagster) \w+)`", README)
+
+
+def test_the_two_commands_are_at_the_top() -> None:
+    assert [line.split("#")[0].strip() for line in COMMANDS[:2]] == ["make demo", "make test"]
+    assert README.index("make demo") < 60
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("number", range(len(PYTHON)))
+def test_the_python_of_the_readme_runs(number: int, tmp_path: Path) -> None:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "ICEDB_", "DAGSTER_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", PYTHON[number]],
+        cwd=tmp_path,
+        env=clean | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "lake").is_dir()
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *INLINE])
+def test_the_commands_of_the_readme_exist(command: str) -> None:
+    words = shlex.split(command, comments=True)
+    if words[0] == "make":
+        subprocess.run(["make", "-n", words[1]], cwd=REPOSITORY, check=True, capture_output=True)
+    elif words[0] == "icedb-dagster":
+        subprocess.run([sys.executable, "-m", "icedb_dagster.cli", words[1], "--help"], check=True, capture_output=True)
+    else:
+        project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+        assert words[:2] == ["pip", "install"]
+        name, _, extra = words[2].rstrip("]").partition("[")
+        assert name == project["name"]
+        assert not extra or extra in project["optional-dependencies"]
+
+
+def test_the_links_of_the_readme_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (REPOSITORY / target).is_file(), target
