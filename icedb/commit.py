@@ -24,13 +24,13 @@ from icedb.errors import (
     IceDBError,
     PublicationTooLate,
     StoreUnavailable,
-    TornListing,
 )
 from icedb.format.codec import decode, encode
 from icedb.format.records import LogFile, Marker
 from icedb.format.rewrite import Draft, check_draft
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle, Part
+from icedb.parts import discard
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore
 
 __all__ = ["Commit", "Operation", "append", "exclusive", "nothing_to_commit"]
@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 EXCLUSIVE_ATTEMPTS_MAX = 50
 # A plain append only meets its own process's log file of the same millisecond, or a put that was not answered.
 APPEND_ATTEMPTS_MAX = 20
+# The client library has repeated each of them already, for a minute.
+UNANSWERED_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str],
 
     Raises PublicationTooLate, CommitUncertain and the store's errors.
     """
-    t_ms = 0
+    t_ms, unanswered = handle.last_append_ms, 0
     for _ in range(APPEND_ATTEMPTS_MAX):
         t_ms = max(handle.clock.now_ms(), t_ms + 1)
         _check_age(handle, born_ms)
@@ -140,11 +142,14 @@ def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str],
         except StoreUnavailable as error:
             raise _uncertain(handle, key) from error
         if outcome is _Put.CREATED:
+            handle.last_append_ms = t_ms
             return _report(handle, key, file, tombstoned=())
-        if outcome is _Put.ABSENT and handle.clock.now_ms() - t_ms > handle.timing.grace_ms:
+        # Taken by another append of this handle in the same millisecond, or not answered and not there. It cannot
+        # land any more, or if it does, it names the same parts: another timestamp.
+        unanswered += outcome is _Put.ABSENT
+        late = handle.clock.now_ms() - t_ms > handle.timing.grace_ms
+        if outcome is _Put.ABSENT and (late or unanswered == UNANSWERED_MAX):
             raise _uncertain(handle, key)
-        # Taken by an append of this process in the same millisecond, or not there: it cannot land any more, or if
-        # it does, it names the same parts. Another timestamp.
     raise CommitContended(f"{handle.table}: {APPEND_ATTEMPTS_MAX} log file names in a row were taken. Try again.")
 
 
@@ -178,7 +183,7 @@ def _report(handle: Handle, key: str, file: LogFile, *, tombstoned: Collection[M
 # ------------------------------------------------------------------------------------------ exclusive commit
 
 
-class _Claim(msgspec.Struct, frozen=True):
+class _Claim(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a claim holds: the log file that this epoch is to be. `stored_ms` comes from the store."""
 
     key: str
@@ -193,18 +198,28 @@ class _Claim(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Tried:
-    """What this operation may already have published, on an earlier attempt."""
+    """What this operation may have published, or others for it, on an earlier attempt."""
 
     keys: list[str] = field(default_factory=list)
     epoch: int = 0
     since_ms: int = 0
     last_ms: int = 0
 
+    @property
+    def open(self) -> bool:
+        """Whether a claim of ours may still be completed by somebody: then the parts that it names must stay."""
+        return bool(self.keys)
+
     def add(self, key: str, epoch: int, t_ms: int) -> None:
         self.since_ms = self.since_ms if self.keys else t_ms
         self.last_ms = t_ms
         self.epoch = max(self.epoch, epoch)
         self.keys.append(key)
+
+    def settle(self, epoch: int) -> None:
+        """The log shows this epoch, and we looked for our own: what we claimed up to it went to others."""
+        if epoch >= self.epoch:
+            self.keys.clear()
 
 
 def exclusive(handle: Handle, operation: Operation) -> Commit:
@@ -215,22 +230,24 @@ def exclusive(handle: Handle, operation: Operation) -> Commit:
     """
     handle.check_writable()
     tried = _Tried()
-    for attempt in range(EXCLUSIVE_ATTEMPTS_MAX):
-        try:
+    try:
+        for attempt in range(EXCLUSIVE_ATTEMPTS_MAX):
             commit = _attempt(handle, operation, tried)
-        except (StoreUnavailable, PublicationTooLate, TornListing) as error:
-            # A claim of ours may still be completed by others: "failed, write it again" could double the rows.
-            if tried.keys:
-                raise _uncertain(handle, tried.keys[-1]) from error
-            raise
-        if commit is not None:
-            return commit
-        logger.info("%s: attempt %d at an exclusive commit is rebased", handle.table, attempt + 1)
-    state = handle.read()
-    commit = _find_own(handle, state, operation, tried)
+            if commit is not None:
+                return commit
+            logger.info("%s: attempt %d at an exclusive commit is rebased", handle.table, attempt + 1)
+        commit = _look(handle, handle.read(), operation, tried)
+    except CommitUncertain:
+        raise
+    except IceDBError as error:
+        # Whatever it was, others may complete a claim of ours: "failed, write it again" could double the rows, and
+        # a caller who deletes the parts of a refused batch would delete live ones.
+        if tried.open:
+            raise _uncertain(handle, tried.keys[-1]) from error
+        raise
     if commit is not None:
         return commit
-    if state.epoch < tried.epoch:
+    if tried.open:
         raise _uncertain(handle, tried.keys[-1])
     raise CommitContended(
         f"{handle.table}: {EXCLUSIVE_ATTEMPTS_MAX} other exclusive commits came first. Nothing was published. Does "
@@ -242,7 +259,7 @@ def _attempt(handle: Handle, operation: Operation, tried: _Tried) -> Commit | No
     """One epoch's worth of trying; None when it went to somebody else and the operation must be rebased."""
     started_ms = handle.clock.now_ms()
     state = handle.read(everything=operation.reads_everything)
-    committed = _find_own(handle, state, operation, tried)
+    committed = _look(handle, state, operation, tried)
     if committed is not None:
         return committed
     epoch = state.epoch + 1
@@ -261,25 +278,24 @@ def _attempt(handle: Handle, operation: Operation, tried: _Tried) -> Commit | No
 
 
 def _next_t_ms(handle: Handle, state: LogState) -> int:
-    """Later than all that is visible, except what a clock that is far ahead wrote."""
+    """Later than all that is visible, except what a clock that is far ahead wrote.
+
+    Each clock may differ from the store's by `max_skew_ms`, so two writers' may differ by twice that.
+    """
     now_ms = handle.clock.now_ms()
-    sane = [t for t in state.times_ms if t <= now_ms + handle.timing.max_skew_ms]
+    sane = [t for t in state.times_ms if t <= now_ms + 2 * handle.timing.max_skew_ms]
     return max(now_ms, 1 + max(sane, default=0))
 
 
 def _build(handle: Handle, operation: Operation, state: LogState, t_ms: int, tried: _Tried) -> Draft | None:
-    # While a claim of ours may still be completed by somebody, the parts it names must stay. Once the epoch that
-    # it was for is visible, that question is settled, and `_find_own` has looked at the answer.
-    settled = state.epoch >= tried.epoch
     try:
         draft = operation.build(state, t_ms)
-    except IceDBError as error:
-        if not settled:
-            raise _uncertain(handle, tried.keys[-1]) from error
-        handle.store.delete([*operation.outputs, *operation.unused])
+    except IceDBError:
+        if not tried.open:
+            discard(handle.store, [*operation.outputs, *operation.unused])
         raise
-    if settled and operation.unused:
-        handle.store.delete(operation.unused)
+    if operation.unused and not tried.open:
+        discard(handle.store, operation.unused)
         operation.unused.clear()
     if draft is not None:
         dead = [m.key for m in draft.file.markers if m.tombstoned_ms == t_ms]
@@ -306,9 +322,12 @@ def _take_claim(handle: Handle, epoch: int, own: _Claim, tried: _Tried) -> _Clai
     try:
         claim = msgspec.json.decode(stored.body, type=_Claim)
         file = decode(claim.body.encode(), claim.key, handle.keys)
-    except msgspec.DecodeError as error:
+        name = handle.keys.parse_log_file(claim.key)
+    except (msgspec.DecodeError, UnicodeDecodeError, DamagedLog) as error:
+        tried.keys.clear()
         raise DamagedLog(f"{handle.table}: '{key}' is not a claim ({error}).", key=key) from None
-    name = handle.keys.parse_log_file(claim.key)
+    if claim.key not in tried.keys:
+        tried.keys.clear()  # this epoch goes to somebody else, so nothing of ours can be published as it
     if file.epoch != epoch or name.epoch != epoch:
         raise DamagedLog(f"{handle.table}: the claim '{key}' holds epoch {file.epoch}.", key=key)
     return msgspec.structs.replace(claim, stored_ms=stored.stored_ms)
@@ -325,7 +344,7 @@ def _publish_claim(
 ) -> bool:
     """See to it that the claim's epoch is decided; whether it became our own log file."""
     mine = claim.key == own.key
-    if _is_history(handle, state, epoch):
+    if _is_history(handle, state, epoch, min(own.t, claim.t)):
         return False  # the next attempt finds out whether it was ours
     body = claim.body.encode()
     if handle.clock.now_ms() - claim.since_ms > handle.timing.commit_timeout_ms:
@@ -343,9 +362,10 @@ def _publish_claim(
     return handle.clock.now_ms() - started_ms <= handle.timing.commit_timeout_ms
 
 
-def _is_history(handle: Handle, state: LogState, epoch: int) -> bool:
+def _is_history(handle: Handle, state: LogState, epoch: int, t_ms: int) -> bool:
     """Whether this epoch, or a later one, has become visible since `state` was read."""
-    heads = [k for k, f in state.files.items() if f.file.epoch == state.epoch]
+    # From the head's key on: later epochs have later times, but not beside a head from a clock that is far ahead.
+    heads = [k for k, f in state.files.items() if f.file.epoch == state.epoch and f.file.t_ms < t_ms]
     for key in handle.log.list_after(heads[0] if heads else None):
         announced = handle.keys.parse_log_file(key).epoch
         if announced is not None and announced >= epoch:
@@ -359,13 +379,22 @@ def _void(state: LogState, epoch: int, t_ms: int) -> LogFile:
     return LogFile(t_ms, {}, epoch=epoch, live_epochs=tuple(sorted(state.live_epochs | {epoch})), void=True)
 
 
+def _look(handle: Handle, state: LogState, operation: Operation, tried: _Tried) -> Commit | None:
+    """A writer that may have won looks for itself before it does anything else, and learns what is settled."""
+    committed = _find_own(handle, state, operation, tried) if tried.open else None
+    if committed is None:
+        tried.settle(state.epoch)
+    return committed
+
+
 def _find_own(handle: Handle, state: LogState, operation: Operation, tried: _Tried) -> Commit | None:
-    """A writer that may have won looks for itself before it does anything else."""
-    if not tried.keys:
-        return None
+    late = handle.clock.now_ms() - tried.since_ms > handle.timing.grace_ms
     for key in tried.keys:
         stored = state.files.get(key)
-        if stored is not None and not stored.file.void:
+        if stored is None or stored.file.void:
+            continue
+        # An ignored one was replaced; or, late, our put came after a void that was replaced and deleted there.
+        if key not in state.ignored or not (late or operation.outputs):
             return _own(handle, key, stored.file)
     named = [state.parts[k] for k in operation.outputs if k in state.parts]
     if named:  # our log file was replaced already; its markers were carried
@@ -373,7 +402,7 @@ def _find_own(handle: Handle, state: LogState, operation: Operation, tried: _Tri
         key = next(k for k in tried.keys if handle.keys.parse_log_file(k).t_ms == t_ms)
         dead = tuple(m for m in state.parts.values() if m.tombstoned_ms == t_ms)
         return _own(handle, key, LogFile(t_ms, dict(state.schema), (*named, *dead), epoch=None))
-    if operation.outputs and handle.clock.now_ms() - tried.since_ms > handle.timing.grace_ms:
+    if operation.outputs and late:
         raise _uncertain(handle, tried.keys[-1])
     return None
 

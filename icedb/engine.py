@@ -35,7 +35,7 @@ def quote_text(text: str) -> str:
 def connect_sandbox(folder: Path | None = None, *, memory_bytes: int | None = None) -> duckdb.DuckDBPyConnection:
     """A connection that can read and write in `folder` only (None: nowhere), spilling there too."""
     con = duckdb.connect(":memory:")
-    con.execute("SET TimeZone = 'UTC'")
+    con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
     con.execute("SET autoinstall_known_extensions = false; SET autoload_known_extensions = false")
     con.execute("SET preserve_insertion_order = true")
     if memory_bytes is not None:
@@ -53,7 +53,7 @@ def connect_sandbox(folder: Path | None = None, *, memory_bytes: int | None = No
 def connect_reader(location: Location) -> duckdb.DuckDBPyConnection:
     """A connection that can read the table's parts. In a bucket: with httpfs and a secret for its prefix."""
     con = duckdb.connect(":memory:")
-    con.execute("SET TimeZone = 'UTC'")
+    con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
     if location.scheme == "s3":
         attach_s3(con, location)
     return con

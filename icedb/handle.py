@@ -5,6 +5,8 @@ Everything above (scan, maintenance, the Spark source) works on a `Handle`; `Tab
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,6 +69,8 @@ class Handle:
         self.fencing: Fencing = fencing
         self.writer = writer_name(self.clock)
         self.log = LogReader(store, store.location.keys)
+        #: Two appends of one handle need two names, also within a millisecond.
+        self.last_append_ms = 0
         self._schema: dict[str, str] = {}
         self._probed = False
 
@@ -121,15 +125,18 @@ class Handle:
         """What DuckDB can open: the part itself, or a copy of what only this process's memory holds."""
         if self.location.scheme != "memory":
             return part.path
-        path = Path(self._copies.name, part.key)
+        path = self._copies / part.key
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(self.store.get(part.key).body)
         return str(path)
 
     @cached_property
-    def _copies(self) -> tempfile.TemporaryDirectory[str]:
-        return tempfile.TemporaryDirectory(prefix="icedb-memory-")
+    def _copies(self) -> Path:
+        # Until the process ends: a lazy relation may outlive its table.
+        folder = tempfile.mkdtemp(prefix="icedb-memory-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder)
 
     def write_context(self) -> WriteContext:
         """All that a writer, here or on another machine, must know."""

@@ -104,7 +104,12 @@ def parse_location(uri: str | os.PathLike[str], storage_options: Mapping[str, st
         case "s3" | "s3a":
             return _s3(text, rest, storage_options or {})
         case "file":
-            return _local(unquote(urlsplit(text).path), storage_options)
+            address = urlsplit(text)
+            if address.netloc not in ("", "localhost"):
+                raise InvalidURI(
+                    f"'{text}' names the host '{address.netloc}'; write file:///a/folder, or just the folder."
+                )
+            return _local(unquote(address.path), storage_options)
         case "memory":
             return Location("memory", *_root_and_prefix(text, rest))
     raise InvalidURI(
@@ -117,7 +122,10 @@ def _local(path: str, storage_options: Mapping[str, str] | None) -> Location:
     if not path or "\0" in path:
         raise InvalidURI("an empty path cannot be a table's folder; give s3://bucket/prefix or a folder.")
     _check_options(storage_options or {}, text=path)
-    return Location("file", str(Path(path).expanduser().resolve()), "")
+    folder = str(Path(path).expanduser().resolve())
+    if any(c in folder for c in "?*[]\n\r"):  # DuckDB would take the paths of the parts for patterns
+        raise InvalidURI(f"'{folder}' cannot be a table's folder: its path holds one of ?, *, [, ]. Choose another.")
+    return Location("file", folder, "")
 
 
 def _s3(text: str, rest: str, storage_options: Mapping[str, str]) -> Location:

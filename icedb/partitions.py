@@ -127,8 +127,17 @@ def partition_types(
 
     Raises InvalidPartitionExpression when an expression does not fit the schema.
     """
+    return dict(_partition_types(tuple(expressions), tuple(schema.items()), table))
+
+
+@lru_cache(maxsize=256)  # the same for every batch of a table, and a connection takes longer than a small batch
+def _partition_types(
+    expressions: tuple[PartitionExpression, ...], schema: tuple[tuple[str, str], ...], table: str
+) -> dict[str, str]:
+    if not expressions:
+        return {}
     with connect_sandbox() as con:
-        return _types(con, expressions, typed_nothing(schema), table=table, columns=list(schema))
+        return _types(con, expressions, typed_nothing(dict(schema)), table=table, columns=[c for c, _ in schema])
 
 
 def _types(

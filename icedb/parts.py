@@ -133,9 +133,7 @@ def _plan(con: duckdb.DuckDBPyConnection, context: WriteContext, schema: pa.Sche
     if reserved := [n for n in schema.names if n.startswith(_PREFIX)]:
         raise InvalidBatch(f"{context.table}: the column name '{reserved[0]}' is reserved. Rename it.")
     check_columns(dict.fromkeys(schema.names, ""), {}, table=context.table)
-    con.register("__icedb_shape", schema.empty_table())
-    described = describe(con, "SELECT * FROM __icedb_shape") if schema.names else {}
-    con.unregister("__icedb_shape")
+    described = _describe_arrow(con, schema) if schema.names else {}
     columns: dict[str, str] = {}
     for field in schema:
         known = context.known_schema.get(field.name)
@@ -155,6 +153,14 @@ def _plan(con: duckdb.DuckDBPyConnection, context: WriteContext, schema: pa.Sche
     partition_types(context.expressions, {**context.known_schema, **columns}, table=context.table)
     select = ", ".join(f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in columns.items())
     return _Plan(columns, select, sort_by)
+
+
+def _describe_arrow(con: duckdb.DuckDBPyConnection, schema: pa.Schema) -> dict[str, str]:
+    con.register("__icedb_shape", pa.RecordBatchReader.from_batches(schema, []))
+    try:
+        return describe(con, "SELECT * FROM __icedb_shape")
+    finally:
+        con.unregister("__icedb_shape")
 
 
 def _check_no_rows(context: WriteContext, stream: pa.RecordBatchReader) -> None:

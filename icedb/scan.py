@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from icedb.engine import quote_name, quote_text
+from icedb.errors import MissingPart, SnapshotExpired
 from icedb.format.names import NULL_VALUE, encode_value
 from icedb.handle import Handle, Part
 from icedb.schema import typed_nothing
 
-__all__ = ["read_parquet", "relation"]
+__all__ = ["explain", "read_parquet", "relation"]
 
 _FILE = "__icedb_file"
 
@@ -29,7 +30,9 @@ def relation(
     if not parts:
         return typed_nothing(columns)
     shadowed = len(visible) < len(partition_schema)
-    scan = _scan_beside_shadowed(handle, parts, visible) if shadowed else _scan_hive(handle, parts, visible)
+    encoded = any(encode_value(n) != n for n in visible)  # DuckDB decodes the values in a path, but not the names
+    from_names = shadowed or encoded
+    scan = _scan_by_names(handle, parts, visible) if from_names else _scan_hive(handle, parts, visible)
     # Folders above the table may look like Hive partitions too (`/data/env=prod/table`): their columns are not ours.
     ours = ", ".join(quote_text(c) for c in columns)
     return f"{typed_nothing(columns)} UNION ALL BY NAME SELECT COLUMNS(lambda c: c IN ({ours})) FROM ({scan})"
@@ -43,8 +46,8 @@ def _scan_hive(handle: Handle, parts: Sequence[Part], types: Mapping[str, str]) 
     return f"SELECT * FROM {read_parquet(handle, parts, f'hive_partitioning = true, hive_types = {{{hive}}}')}"
 
 
-def _scan_beside_shadowed(handle: Handle, parts: Sequence[Part], types: Mapping[str, str]) -> str:
-    """A data column has the name of a partition column and must win: the others come from the file's name."""
+def _scan_by_names(handle: Handle, parts: Sequence[Part], types: Mapping[str, str]) -> str:
+    """Partition columns from the files' names: where a data column of the same name must win, or DuckDB cannot."""
     computed = "".join(
         f", CAST(url_decode(nullif({_segment(name)}, {quote_text(NULL_VALUE)})) AS {type_}) AS {quote_name(name)}"
         for name, type_ in types.items()
@@ -62,3 +65,21 @@ def read_parquet(handle: Handle, parts: Sequence[Part], options: str = "hive_par
     """A `read_parquet(...)` over these parts, matching columns by name."""
     paths = ", ".join(quote_text(handle.readable_path(p)) for p in parts)
     return f"read_parquet([{paths}], union_by_name = true, {options})"
+
+
+def explain(handle: Handle, parts: Sequence[Part], error: Exception, *, as_of_ms: int) -> Exception:
+    """What "no such file" means: the snapshot expired, or a live part is gone. Else the error itself."""
+    named = next((p for p in parts if p.key in str(error)), None)
+    if named is None:
+        return error
+    state = handle.read()
+    marker = state.parts.get(named.key)
+    if marker is None or marker.tombstoned_ms is not None:
+        return SnapshotExpired(
+            f"{handle.table}: the part '{named.key}' of this snapshot was cleaned up. Take a new snapshot.",
+            horizon_ms=max(state.horizon_ms, as_of_ms + 1),
+        )
+    return MissingPart(
+        f"{handle.table}: the live part '{named.key}' cannot be read ({str(error).splitlines()[0]}). If the object "
+        "is gone, restore it: no program of ours deletes a live part."
+    )

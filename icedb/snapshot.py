@@ -16,11 +16,11 @@ import duckdb
 import pyarrow as pa
 
 from icedb.engine import connect_reader, quote_name
-from icedb.errors import MissingPart, SnapshotExpired
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import Handle, Part
 from icedb.partitions import matching, partition_types
-from icedb.scan import relation
+from icedb.scan import explain, relation
+from icedb.store import ObjectNotFound
 
 __all__ = ["Snapshot", "snapshot_of", "take_snapshot"]
 
@@ -87,34 +87,17 @@ class Snapshot:
         `where` prunes partitions before any part is opened. Raises MissingPart and DuckDB's own errors.
         """
         con = connect_reader(self._handle.location)
-        view = relation(self._handle, self.files(where), self.schema, self.partition_schema)
+        parts = self.files(where)
         try:
-            con.execute(f"CREATE TEMP VIEW t AS {view}")
+            con.execute(f"CREATE TEMP VIEW t AS {relation(self._handle, parts, self.schema, self.partition_schema)}")
             return con.sql(sql)
-        except duckdb.Error as error:
-            raise self._explain(error) from None
+        except (duckdb.Error, ObjectNotFound) as error:
+            raise explain(self._handle, parts, error, as_of_ms=self.as_of_ms) from None
 
     def to_arrow(self, columns: Sequence[str] | None = None, *, where: str | None = None) -> pa.Table:
         """All rows as a pyarrow Table; `columns` selects, `where` prunes partitions."""
         selected = "*" if columns is None else ", ".join(map(quote_name, columns))
         return self.query(f"SELECT {selected} FROM t", where=where).to_arrow_table()
-
-    def _explain(self, error: duckdb.Error) -> Exception:
-        """What DuckDB's "no such file" means: the snapshot expired, or a live part is gone. Else the error itself."""
-        named = next((p for p in self.parts if p.key in str(error)), None)
-        if named is None:
-            return error
-        state = self._handle.read()
-        marker = state.parts.get(named.key)
-        if marker is None or marker.tombstoned_ms is not None:
-            return SnapshotExpired(
-                f"{self.table}: the part '{named.key}' of this snapshot was cleaned up. Take a new snapshot.",
-                horizon_ms=max(state.horizon_ms, self.as_of_ms + 1),
-            )
-        return MissingPart(
-            f"{self.table}: the live part '{named.key}' cannot be read ({str(error).splitlines()[0]}). If the object "
-            "is gone, restore it: no program of ours deletes a live part."
-        )
 
 
 def take_snapshot(handle: Handle, as_of_ms: int | None = None) -> Snapshot:

@@ -34,6 +34,9 @@ RETRIES_MAX = 5
 CONCURRENT_GETS = 16
 DELETES_PER_REQUEST = 1_000
 
+# S3's names for credentials that are wrong, expired or of another region; some come with status 400.
+_DENIED_CODES = frozenset({"InvalidToken", "ExpiredToken", "TokenRefreshRequired", "AuthorizationHeaderMalformed"})
+
 # One in-memory store per name and process, as one bucket is to all who open it.
 _memory_stores: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
@@ -242,7 +245,7 @@ def translate(error: Exception, *, verb: str, key: str, uri: str, bucket: str) -
     if isinstance(error, obstore_errors.PreconditionError):
         return ObjectExists(key)
     denied = (PermissionError, obstore_errors.PermissionDeniedError, obstore_errors.UnauthenticatedError)
-    if isinstance(error, denied) or (status and status[1] in ("401", "403")):
+    if isinstance(error, denied) or code in _DENIED_CODES or (status and status[1] in ("401", "403")):
         return AccessDenied(
             f"{what}: access was refused{f' ({code})' if code else ''}. Check the access key, its secret, the region "
             "and the rights on that prefix (read, list, put, delete)."

@@ -16,7 +16,7 @@ from typing import Self
 
 import duckdb
 
-from icedb.clock import SystemClock
+from icedb.clock import Clock, SystemClock
 from icedb.commit import Commit
 from icedb.errors import InvalidOption, TableExists, TableNotFound
 from icedb.handle import Fencing, Handle
@@ -100,6 +100,7 @@ class Table:
         check_spec(spec, table=store.location.uri)
         handle = Handle(store, spec, timing=timing, fencing=fencing)
         _ = handle.expressions  # refuses a bad one before anything is written
+        _refuse_foreign_log(handle)
         handle.check_writable()
         _create_spec(handle)
         return cls(handle)
@@ -205,7 +206,9 @@ class Table:
         return cleanup(self._handle, grace_ms=grace_ms, allow_short_grace=allow_short_grace, dry_run=dry_run)
 
 
-def open_handle(store: ObjectStore, *, timing: Timing | None = None, fencing: Fencing = "claims") -> Handle:
+def open_handle(
+    store: ObjectStore, *, timing: Timing | None = None, fencing: Fencing = "claims", clock: Clock | None = None
+) -> Handle:
     """The handle of the table in a store. Raises TableNotFound."""
     location = store.location
     try:
@@ -216,15 +219,18 @@ def open_handle(store: ObjectStore, *, timing: Timing | None = None, fencing: Fe
             "correct the address."
         ) from None
     spec = decode_spec(body, table=location.uri, key=location.keys.spec)
-    return Handle(store, spec, timing=timing, fencing=fencing)
+    return Handle(store, spec, timing=timing, fencing=fencing, clock=clock)
 
 
-def _create_spec(handle: Handle) -> None:
+def _refuse_foreign_log(handle: Handle) -> None:
     if handle.log.list_after(None) and not _has_spec(handle):
         raise TableExists(
             f"{handle.table}: log files are there already (of a table that another program made, or whose "
             "_table.json was lost). Choose another address, or restore '_table.json'."
         )
+
+
+def _create_spec(handle: Handle) -> None:
     body = encode_spec(handle.spec)
     try:
         handle.store.create(handle.keys.spec, body)

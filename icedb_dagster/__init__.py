@@ -5,10 +5,12 @@ from __future__ import annotations
 try:
     import dagster as _dagster  # noqa: F401
 except ImportError as _error:
+    if _error.name != "dagster":
+        raise  # it is there, and something else is wrong with it
     raise ImportError(
         "icedb_dagster needs Dagster, which the plain installation leaves out. "
         "Install it with: pip install 'icedb-dagster[dagster]' (and [spark] for Spark assets)."
-    ) from _error
+    ) from None
 
 from icedb_dagster.io_manager import IceDBIOManager
 from icedb_dagster.locks import ensure_pool, icedb_pool

@@ -27,7 +27,7 @@ class IceDBIOManager(dg.ConfigurableIOManager):
     """Stores assets as IceDB tables.
 
     Outputs: a pyarrow Table, RecordBatch or RecordBatchReader, a Spark DataFrame, or None when the asset wrote its
-    table by itself. Inputs, by annotation: pyarrow Table (the default), `icedb.Snapshot`, Spark DataFrame.
+    table by itself (it must be there then). Inputs, by annotation: pyarrow Table (the default), `icedb.Snapshot`, Spark DataFrame.
 
     `mode`: what an output does to the rows that are there, `overwrite` or `append`; an asset's metadata
     `icedb/mode` overrides it.
@@ -38,35 +38,40 @@ class IceDBIOManager(dg.ConfigurableIOManager):
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
         """Commit an asset's output. Raises InvalidBatch, InvalidOption, and as `Table.insert` and `overwrite` do."""
-        if context.has_asset_partitions:
-            raise InvalidOption(
-                f"{self.icedb.uri(context.asset_key)}: partitioned assets cannot be stored by this IO manager yet. "
-                "Write the partition with Table.overwrite(rows, partitions=[...]) in the asset and return None."
-            )
-        definition = context.definition_metadata or {}
-        table = self.icedb.table_or_create(
-            context.asset_key,
-            partition_by=_texts(definition, "partition_by"),
-            sort_by=_texts(definition, "sort_by"),
-        )
-        if obj is not None:
-            self._write(table, obj, self._mode(context, definition))
+        if obj is None:
+            table = self.icedb.table(context.asset_key)  # the asset wrote it, or there is nothing to show
+        else:
+            table = self._commit(context, obj)
         context.add_output_metadata(table_metadata(table.snapshot()))
 
-    def _mode(self, context: dg.OutputContext, definition: typing.Mapping[str, Any]) -> Mode:
+    def _commit(self, context: dg.OutputContext, obj: Any) -> Table:
+        """All that can be wrong with the asset is said before a table is created for it."""
+        uri = self.icedb.uri(context.asset_key)
+        if context.has_asset_partitions:
+            raise InvalidOption(
+                f"{uri}: partitioned assets cannot be stored by this IO manager yet. Write the partition with "
+                "Table.overwrite(rows, partitions=[...]) in the asset and return None."
+            )
+        _check_output(uri, obj)
+        definition = context.definition_metadata or {}
+        mode = self._mode(uri, definition)
+        table = self.icedb.table_or_create(
+            context.asset_key,
+            partition_by=_texts(uri, definition, "partition_by"),
+            sort_by=_texts(uri, definition, "sort_by"),
+        )
+        self._write(table, obj, mode)
+        return table
+
+    def _mode(self, uri: str, definition: typing.Mapping[str, Any]) -> Mode:
         mode = _plain(definition.get("icedb/mode", self.mode))
         if mode not in ("append", "overwrite"):
-            raise InvalidOption(f"{self.icedb.uri(context.asset_key)}: mode is '{mode}'; give 'append' or 'overwrite'.")
+            raise InvalidOption(f"{uri}: mode is '{mode}'; give 'append' or 'overwrite'.")
         return typing.cast("Mode", mode)
 
     def _write(self, table: Table, obj: Any, mode: Mode) -> None:
         if _is_spark(type(obj)):
             self._write_spark(table, obj, mode)
-        elif not isinstance(obj, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
-            raise InvalidBatch(
-                f"{table.uri}: the asset returned a {type(obj).__module__}.{type(obj).__qualname__}. Return a pyarrow "
-                "Table, RecordBatch or RecordBatchReader, a Spark DataFrame, or None if it wrote the table itself."
-            )
         elif mode == "append":
             table.insert(obj)
         else:
@@ -79,15 +84,20 @@ class IceDBIOManager(dg.ConfigurableIOManager):
         writer.option("path", table.uri).save()
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """The upstream asset's table, as its type annotation wants it."""
+        """The upstream asset's table, as its type annotation wants it. Raises TableNotFound, InvalidOption."""
         table = self.icedb.table(context.asset_key)
         snapshot = table.snapshot()
         wanted = context.dagster_type.typing_type
         context.add_input_metadata({"icedb/snapshot_id": snapshot.id, "icedb/snapshot_time_ms": snapshot.as_of_ms})
         if wanted is Snapshot:
             return snapshot
+        if context.has_asset_partitions:
+            raise InvalidOption(
+                f"{table.uri}: partitions of an asset cannot be loaded by this IO manager yet. Annotate the input as "
+                "icedb.Snapshot and query the partitions that you want."
+            )
         if isinstance(wanted, type) and _is_spark(wanted):
-            return _spark_frame(table, snapshot, self.icedb)
+            return _spark_frame(table, snapshot)
         if wanted in (typing.Any, pa.Table, type(None)):
             return snapshot.to_arrow()
         raise InvalidOption(
@@ -96,12 +106,20 @@ class IceDBIOManager(dg.ConfigurableIOManager):
         )
 
 
+def _check_output(uri: str, obj: Any) -> None:
+    if not isinstance(obj, pa.Table | pa.RecordBatch | pa.RecordBatchReader) and not _is_spark(type(obj)):
+        raise InvalidBatch(
+            f"{uri}: the asset returned a {type(obj).__module__}.{type(obj).__qualname__}. Return a pyarrow Table, "
+            "RecordBatch or RecordBatchReader, a Spark DataFrame, or None if it wrote the table itself."
+        )
+
+
 def _is_spark(type_: type) -> bool:
     """Without importing pyspark: its DataFrame has subclasses for classic sessions and for Spark Connect."""
     return any(t.__module__.startswith("pyspark.sql") and t.__name__ == "DataFrame" for t in type_.__mro__)
 
 
-def _spark_frame(table: Table, snapshot: Snapshot, resource: IceDBResource) -> Any:
+def _spark_frame(table: Table, snapshot: Snapshot) -> Any:
     from pyspark.sql import SparkSession
 
     from icedb import spark as icedb_spark
@@ -112,13 +130,13 @@ def _spark_frame(table: Table, snapshot: Snapshot, resource: IceDBResource) -> A
             f"{table.uri}: the input wants a Spark DataFrame, and no Spark session is running in this step. Give the "
             "asset a PySparkResource."
         )
-    return icedb_spark.read(spark, table.uri, as_of=snapshot.as_of_ms, storage_options=resource.storage_options)
+    return icedb_spark.frame(spark, snapshot)
 
 
-def _texts(definition: typing.Mapping[str, Any], name: str) -> Sequence[str]:
+def _texts(uri: str, definition: typing.Mapping[str, Any], name: str) -> Sequence[str]:
     value = _plain(definition.get(name, ()))
-    if isinstance(value, str) or not all(isinstance(v, str) for v in value):
-        raise InvalidOption(f"the asset's metadata '{name}' must be a list of texts, not {value!r}.")
+    if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+        raise InvalidOption(f"{uri}: the asset's metadata '{name}' must be a list of texts, not {value!r}.")
     return tuple(value)
 
 

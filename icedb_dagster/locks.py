@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import dagster as dg
+from sqlalchemy.exc import IntegrityError
 
 from icedb.errors import PoolNotExclusive
 
@@ -30,9 +31,19 @@ def ensure_pool(instance: dg.DagsterInstance, pool: str) -> None:
             f"the pool '{pool}' cannot hold: this Dagster instance ({type(storage).__name__}) has no concurrency "
             "pools. Run on an instance with Postgres: icedb-dagster up, or a dagster.yaml with postgres storage."
         )
-    info = storage.get_concurrency_info(pool)
-    if info.slot_count != 1 or info.using_default_limit:
+    if _has_limit_one(instance, pool):
+        return
+    try:
         storage.set_concurrency_slots(pool, 1)
+    except IntegrityError:
+        # Dagster looks and then inserts, so of two runs that are the first at the same moment one fails.
+        if not _has_limit_one(instance, pool):
+            raise
+
+
+def _has_limit_one(instance: dg.DagsterInstance, pool: str) -> bool:
+    info = instance.event_log_storage.get_concurrency_info(pool)
+    return info.slot_count == 1 and not info.using_default_limit
 
 
 def check_pool_held(context: dg.OpExecutionContext, pool: str) -> None:

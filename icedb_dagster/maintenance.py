@@ -90,7 +90,7 @@ def build_table_definitions(
 
 
 def _job(key: dg.AssetKey, verb: str, config: type[dg.Config], work: Work, resource_key: str) -> dg.JobDefinition:
-    name = "__".join(key.path)
+    name = key.to_python_identifier()
     pool = icedb_pool(key)
 
     @dg.op(
@@ -106,8 +106,7 @@ def _job(key: dg.AssetKey, verb: str, config: type[dg.Config], work: Work, resou
         resource: IceDBResource = getattr(context.resources, resource_key)
         opened = resource.table(key)
         figures = work(context, opened, config)
-        for figure, value in figures.items():
-            context.log.info("%s: %s", figure, value)
+        context.log.info("%s of %s: %s", verb, opened.uri, ", ".join(f"{n}: {v}" for n, v in figures.items()))
         context.log_event(
             dg.AssetObservation(key, metadata={verb: markdown_table(figures), **table_metadata(opened.snapshot())})
         )
@@ -153,7 +152,8 @@ def _merge(context: dg.OpExecutionContext, table: icedb.Table, config: MergeConf
 def _ttl(ttl: TimeToLive) -> Work:
     def drop_old(context: dg.OpExecutionContext, table: icedb.Table, config: TtlConfig) -> Mapping[str, object]:
         """Drops partitions that are older than their time to live."""
-        cutoff = _reference(table, config) - timedelta(days=config.keep_days or ttl.keep_days)
+        cutoff = _cutoff(table, _reference(table, config), config.keep_days or ttl.keep_days)
+        _check_dated(table, ttl.partition_column)
         where = f"TRY_CAST({quote_name(ttl.partition_column)} AS DATE) < DATE '{cutoff.isoformat()}'"
         report = table.drop_partitions(where, dry_run=config.dry_run)
         return {
@@ -162,7 +162,7 @@ def _ttl(ttl: TimeToLive) -> Work:
             "parts dropped": len(report.parts),
             "rows dropped": report.rows if report.rows is not None else "unknown",
             "bytes to free": report.bytes,
-            "dry run": str(report.dry_run),
+            "dry run": "yes" if report.dry_run else "no",
             "log file": report.commit.key or "none",
         }
 
@@ -180,6 +180,26 @@ def _reference(table: icedb.Table, config: TtlConfig) -> date:
         ) from None
 
 
+def _cutoff(table: icedb.Table, reference: date, keep_days: int) -> date:
+    if not 0 < keep_days < reference.toordinal():
+        raise InvalidOption(
+            f"{table.uri}: keep_days is {keep_days}; give at least 1, and no more than there are dates."
+        )
+    return reference - timedelta(days=keep_days)
+
+
+def _check_dated(table: icedb.Table, column: str) -> None:
+    """Nothing of a column without dates would ever expire: better refused than kept in silence."""
+    snapshot = table.snapshot()
+    name = quote_name(column)
+    named = snapshot.partitions(f"{name} IS NOT NULL") if snapshot.parts else []
+    if named and not snapshot.partitions(f"TRY_CAST({name} AS DATE) IS NOT NULL"):
+        raise InvalidOption(
+            f"{table.uri}: the time to live looks at '{column}', where no value is a date (one is '{named[0]}'). Name a "
+            "partition column of whole dates, YYYY-MM-DD."
+        )
+
+
 def _cleanup(context: dg.OpExecutionContext, table: icedb.Table, config: CleanupConfig) -> Mapping[str, object]:
     """Deletes what was superseded longer than the grace period ago."""
     report = table.cleanup(
@@ -193,6 +213,10 @@ def _cleanup(context: dg.OpExecutionContext, table: icedb.Table, config: Cleanup
         "log files deleted": len(report.deleted_log_files),
         "claims deleted": len(report.deleted_claims),
         "markers forgotten": report.forgotten,
-        "snapshots before this are gone (unix ms)": report.horizon_ms,
-        "dry run": str(report.dry_run),
+        "oldest snapshot that can be read": _utc(report.horizon_ms) if report.horizon_ms else "the first",
+        "dry run": "yes" if report.dry_run else "no",
     }
+
+
+def _utc(unix_ms: int) -> str:
+    return datetime.fromtimestamp(unix_ms / 1000, tz=UTC).isoformat(sep=" ", timespec="milliseconds")

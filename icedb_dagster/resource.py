@@ -7,7 +7,7 @@ import dagster as dg
 from pydantic import Field
 
 import icedb
-from icedb.errors import TableExists
+from icedb.errors import TableExists, TableNotFound
 
 __all__ = ["IceDBResource"]
 
@@ -43,12 +43,16 @@ class IceDBResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         sort_by: Sequence[str] = (),
     ) -> icedb.Table:
         """The table of an asset, created when it is missing; partitioning and order are for the new table only."""
-        uri = self.uri(key)
-        if not icedb.Table.exists(uri, storage_options=self.storage_options):
+        try:
+            return self.table(key)
+        except TableNotFound:
+            pass
+        try:
+            return icedb.Table.create(
+                self.uri(key), partition_by=partition_by, sort_by=sort_by, storage_options=self.storage_options
+            )
+        except TableExists as error:
             try:
-                return icedb.Table.create(
-                    uri, partition_by=partition_by, sort_by=sort_by, storage_options=self.storage_options
-                )
-            except TableExists:
-                pass  # another run was first; its table is as good
-        return self.table(key)
+                return self.table(key)  # another run was first; its table is as good
+            except TableNotFound:
+                raise error from None  # it is no table of ours

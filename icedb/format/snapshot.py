@@ -30,7 +30,7 @@ class StoredLogFile:
 
 @dataclass(slots=True)
 class Named:
-    """What all log files together say of one part or one log file: `by` names them, `tombstoned_by` their times."""
+    """Which log files name a part or a log file, and when the store got those that tombstone it."""
 
     by: list[str] = field(default_factory=list)
     tombstoned_by_ms: list[int] = field(default_factory=list)
@@ -103,6 +103,7 @@ def replay(files: Iterable[StoredLogFile], *, table: str, listed_ms: Mapping[str
     effective = [f for _, f in sorted(by_key.items()) if f.key not in ignored]
     parts, parts_named = _replay_parts(effective)
     log_tombstones, logs_named = _replay_log_tombstones(f for f in by_key.values() if _is_live(f, live_epochs))
+    _note_earlier_carriers((by_key[k] for k in log_tombstones if k in by_key and k in ignored), parts_named, logs_named)
     return LogState(
         table=table,
         files=by_key,
@@ -161,6 +162,23 @@ def _replay_log_tombstones(files: Iterable[StoredLogFile]) -> tuple[dict[str, in
             who.by.append(stored.key)
             who.tombstoned_by_ms.append(stored.stored_ms)
     return times, named
+
+
+def _note_earlier_carriers(
+    replaced: Iterable[StoredLogFile], parts_named: Mapping[str, Named], logs_named: Mapping[str, Named]
+) -> None:
+    """A log file that was replaced in due form showed its tombstones to readers ever since it was stored.
+
+    Without this, a tombstone that frequent merges carry on and on would never be old enough for cleanup. A file
+    that is ignored for its epoch alone was never visible, and does not count.
+    """
+    for stored in replaced:
+        for marker in stored.file.markers:
+            if marker.tombstoned_ms is not None and marker.key in parts_named:
+                parts_named[marker.key].tombstoned_by_ms.append(stored.stored_ms)
+        for tombstone in stored.file.tombstones:
+            if tombstone.key in logs_named:
+                logs_named[tombstone.key].tombstoned_by_ms.append(stored.stored_ms)
 
 
 def _replay_schema(files: Iterable[StoredLogFile], table: str) -> dict[str, str]:

@@ -79,8 +79,7 @@ def _may_go(state: LogState, key: str) -> bool:
     if key in state.ignored or key not in state.files:
         return True
     return all(
-        any(k != key and k not in state.ignored for k in state.parts_named[m.key].by)
-        for m in state.files[key].file.markers
+        any(k not in state.log_tombstones for k in state.parts_named[m.key].by) for m in state.files[key].file.markers
     )
 
 

@@ -28,9 +28,10 @@ from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle, Part
 from icedb.parts import copy_statement, discard, put_part
-from icedb.scan import read_parquet
+from icedb.scan import explain, read_parquet
 from icedb.schema import describe
 from icedb.statistics import encode_statistics, figures_sql, statistics_columns
+from icedb.store import ObjectNotFound
 
 __all__ = ["MergeGroup", "MergePlan", "MergeReport", "Order", "merge", "plan_merge"]
 
@@ -89,7 +90,7 @@ def plan_merge(
     groups = [
         MergeGroup(partition, tuple(group))
         for partition, of_partition in groupby(small, key=lambda p: p.partition)
-        for group in _closed_groups(of_partition, part_bytes_max)
+        for group in _closed_groups(of_partition, part_bytes_max, max(2, input_parts_max))
     ]
     groups.sort(key=lambda g: (max(p.created_ms for p in g.inputs), g.partition), reverse=order == "newest")
     taken = 0
@@ -103,13 +104,13 @@ def plan_merge(
     return MergePlan(tuple(groups[:taken]), len(groups) - taken)
 
 
-def _closed_groups(parts: Iterable[Part], part_bytes_max: int) -> list[list[Part]]:
+def _closed_groups(parts: Iterable[Part], part_bytes_max: int, parts_max: int) -> list[list[Part]]:
     groups: list[list[Part]] = [[]]
     size = 0
     for part in parts:
         groups[-1].append(part)
         size += part.bytes
-        if size > part_bytes_max:
+        if size > part_bytes_max or len(groups[-1]) == parts_max:
             groups.append([])
             size = 0
     return [g for g in groups if len(g) > 1]
@@ -196,9 +197,12 @@ def _write_groups(
             writes = {g: pool.submit(_write_group, handle, con.cursor(), g, keys[g], folder, schema) for g in groups}
             try:
                 return list(groups), {g: w.result() for g, w in writes.items()}, born_ms
-            except BaseException:
+            except BaseException as error:
                 pool.shutdown(cancel_futures=True)
                 discard(handle.store, list(keys.values()))
+                if isinstance(error, duckdb.Error | ObjectNotFound):
+                    inputs = [p for g in groups for p in g.inputs]
+                    raise explain(handle, inputs, error, as_of_ms=born_ms) from None
                 raise
     finally:
         con.close()
@@ -229,5 +233,12 @@ def _write_group(
             f"{sum(c or 0 for c in counts)}. Nothing was published."
         )
     stats = statistics_columns(handle.spec.sort_by, columns)
-    [(figures,)] = con.execute(f"SELECT {figures_sql(stats)} FROM read_parquet({quote_text(str(path))})").fetchall()
+    figures = _figures(con, stats, path)
     return Marker(key, put_part(handle.store, key, path), 0, rows=rows, stats=encode_statistics(stats, figures, rows))
+
+
+def _figures(con: duckdb.DuckDBPyConnection, columns: Mapping[str, str], path: Path) -> list[str | None]:
+    if not columns:
+        return []
+    [(figures,)] = con.execute(f"SELECT {figures_sql(columns)} FROM read_parquet({quote_text(str(path))})").fetchall()
+    return list(figures)

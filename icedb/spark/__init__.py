@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from icedb.snapshot import Snapshot
     from icedb.table import AsOf
 
-__all__ = ["read", "register"]
+__all__ = ["frame", "read", "register"]
 
 
 def register(spark: SparkSession) -> None:
@@ -42,5 +44,27 @@ def read(
     """
     from icedb.table import Table
 
-    snapshot = Table.open(uri, storage_options=storage_options).snapshot(as_of)
-    return spark.createDataFrame(snapshot.to_arrow(where=where))
+    return frame(spark, Table.open(uri, storage_options=storage_options).snapshot(as_of), where=where)
+
+
+def frame(spark: SparkSession, snapshot: Snapshot, *, where: str | None = None) -> DataFrame:
+    """A snapshot that was taken already as a Spark DataFrame; see `read`. Unsigned integers become wider ones."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    rows = snapshot.to_arrow(where=where)
+    signed = _signed(rows.schema)
+    # Told the types, or Spark would take a wall time for an instant in the session's timezone.
+    return spark.createDataFrame(rows.cast(signed), from_arrow_schema(signed, prefer_timestamp_ntz=True))
+
+
+def _signed(schema: pa.Schema) -> pa.Schema:
+    """Spark has no unsigned integers: each becomes the smallest type that holds all its values."""
+    import pyarrow as pa
+
+    wider = {
+        pa.uint8(): pa.int16(),
+        pa.uint16(): pa.int32(),
+        pa.uint32(): pa.int64(),
+        pa.uint64(): pa.decimal128(20),
+    }
+    return pa.schema([field.with_type(wider.get(field.type, field.type)) for field in schema])

@@ -9,18 +9,20 @@ names: orphans, which an orphan sweep removes.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from icedb.clock import SystemClock
-from icedb.errors import InvalidOption
+from icedb.errors import InvalidOption, InvariantViolated, UnsupportedType
 from icedb.parts import WriteContext, WrittenParts, check_batch, write_parts
 from icedb.store import open_store
 from icedb.table import Table
@@ -30,6 +32,7 @@ __all__ = ["IceDBDataSource"]
 
 logger = logging.getLogger(__name__)
 
+_VARIANT = re.compile(r"(?<![\w`])variant(?![\w`:])")
 _OPTIONS = ("path", "overwrite", "memory_bytes", "partitionoverwritemode")
 WriteMode = Literal["append", "overwrite"]
 
@@ -42,6 +45,12 @@ class IceDBDataSource(DataSource):
         """What `format(...)` is given."""
         return "icedb"
 
+    def schema(self) -> StructType:
+        """Spark asks for it only to read, which this source does not do."""
+        raise InvalidOption(
+            f"{_path(self.options)}: spark.read.format('icedb') cannot read yet. Use icedb.spark.read(spark, uri)."
+        )
+
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """The writer of one job; runs on the driver, before any task. Raises FixInput errors."""
         options = dict(self.options.items())
@@ -53,7 +62,7 @@ class IceDBDataSource(DataSource):
         table.handle.check_writable()
         table.schema()
         context = table.handle.write_context()
-        check_batch(context, to_arrow_schema(schema, timezone="UTC"))
+        check_batch(context, _arrow_schema(schema, path))
         return _BatchWriter(context, storage_options, mode, _memory_bytes(options, path))
 
 
@@ -64,6 +73,25 @@ def _path(options: Mapping[str, str]) -> str:
             'icedb: no table is named. Say where it is: df.write.format("icedb").option("path", "s3://bucket/table").'
         )
     return path
+
+
+def _arrow_schema(schema: StructType, path: str) -> pa.Schema:
+    """What the tasks will get. Raises UnsupportedType for a type that Arrow or Parquet does not have."""
+    return pa.schema([_arrow_field(field, path) for field in schema.fields])
+
+
+def _arrow_field(field: StructField, path: str) -> pa.Field:
+    type_ = field.dataType.simpleString()
+    try:
+        arrow = to_arrow_schema(StructType([field]), timezone="UTC").field(0)
+    except (PySparkException, ValueError):  # pyarrow's, for the elements of `array()`
+        arrow = None
+    if arrow is None or _VARIANT.search(type_):  # to Arrow, a variant is a struct of two undocumented blobs
+        raise UnsupportedType(
+            f"{path}: column '{field.name}' is {type_}, which cannot be stored. Cast it to the type that it shall have "
+            "in the table (a variant: to_json)."
+        )
+    return arrow
 
 
 def _check_overwrite(path: str, options: Mapping[str, str], mode: WriteMode) -> None:
@@ -137,7 +165,13 @@ class _BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver: one log file for the whole job."""
-        pieces = [m.written for m in messages if isinstance(m, _TaskMessage) and m.written is not None]
+        reports = [m for m in messages if isinstance(m, _TaskMessage)]
+        if len(reports) < len(messages):
+            raise InvariantViolated(
+                f"{self._context.table}: {len(messages) - len(reports)} of {len(messages)} tasks did not say what they "
+                "wrote. Nothing was published."
+            )
+        pieces = [m.written for m in reports if m.written is not None]
         handle = Table.open(self._context.location.uri, storage_options=self._storage_options).handle
         written = WrittenParts(
             schema={c: t for p in pieces for c, t in p.schema.items()},

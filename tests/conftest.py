@@ -1,0 +1,204 @@
+"""Fixtures that all tests share: a real S3 server, places where a table can be, and an environment without secrets.
+
+The server is ministack with authentication on, started once per session on a free port. Its root key is not
+verified, so the tests sign with the key of a user that is created first: a wrong secret is really refused.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from icedb.testing import ClockedStore, ManualClock
+
+START_SECONDS_MAX = 60
+BUCKET = "icedb-tests"
+ALLOW_ALL = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}'
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_aws_of_the_developer() -> Iterator[None]:
+    """No test may reach, or be decided by, an account of whoever runs it."""
+    kept = dict(os.environ)
+    for name in [n for n in os.environ if n.startswith("AWS_")]:
+        del os.environ[name]
+    os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
+    os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+    yield
+    os.environ.clear()
+    os.environ.update(kept)
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A running server and the key of a user who may do everything there."""
+
+    endpoint: str
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": self.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": self.secret_access_key,
+            "AWS_REGION": "us-east-1",
+        }
+
+    def client(self, service: str = "s3") -> Any:
+        return _client(service, self.endpoint, self.access_key_id, self.secret_access_key)
+
+
+def _client(service: str, endpoint: str, key: str, secret: str) -> Any:
+    return boto3.client(
+        service, endpoint_url=endpoint, aws_access_key_id=key, aws_secret_access_key=secret, region_name="us-east-1"
+    )
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    folder = tmp_path_factory.mktemp("ministack")
+    for attempt in range(3):  # between our choice of a free port and the server's bind somebody may take it
+        port = _free_port()
+        process = _start(port, folder / f"server-{attempt}.log", folder)
+        try:
+            endpoint = f"http://127.0.0.1:{port}"
+            if _wait_until_ready(process, endpoint):
+                yield _with_user(endpoint)
+                return
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted(folder.glob("*.log")))
+    pytest.fail(f"the S3 server did not start:\n{logs}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _start(port: int, log: Path, folder: Path) -> subprocess.Popen[bytes]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
+    env |= {
+        "BIND_HOST": "127.0.0.1",
+        "GATEWAY_PORT": str(port),
+        "AUTH": "true",
+        "SERVICES": "s3,iam,sts",
+        "S3_PERSIST": "0",
+        "S3_DATA_DIR": str(folder / "data"),
+        "TMPDIR": str(folder),
+        "LOG_LEVEL": "WARNING",
+    }
+    with log.open("wb") as out:
+        return subprocess.Popen([sys.executable, "-m", "ministack"], env=env, stdout=out, stderr=out, cwd=folder)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], endpoint: str) -> bool:
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{endpoint}/_ministack/health", timeout=2) as answer:
+                if answer.status == 200:
+                    return True
+        except (urllib.error.URLError, OSError):
+            pass
+        time.sleep(0.1)
+    return False
+
+
+def _with_user(endpoint: str) -> S3Server:
+    iam = _client("iam", endpoint, "test", "test")
+    iam.create_user(UserName="tests")
+    iam.put_user_policy(UserName="tests", PolicyName="all", PolicyDocument=ALLOW_ALL)
+    key = iam.create_access_key(UserName="tests")["AccessKey"]
+    server = S3Server(endpoint, key["AccessKeyId"], key["SecretAccessKey"])
+    server.client().create_bucket(Bucket=BUCKET)
+    return server
+
+
+@pytest.fixture(scope="session")
+def storage_options(s3_server: S3Server) -> dict[str, str]:
+    """How to get into the S3 server's bucket."""
+    return s3_server.storage_options
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a test may put its table. Nobody else is there."""
+
+    kind: str
+    uri: str
+    storage_options: dict[str, str] | None = field(default=None, repr=False)
+
+    def below(self, name: str) -> Place:
+        return Place(self.kind, f"{self.uri}/{name}", self.storage_options)
+
+
+def _place(kind: str, request: pytest.FixtureRequest) -> Place:
+    if kind == "local":
+        return Place(kind, str(request.getfixturevalue("tmp_path") / "table"))
+    if kind == "memory":
+        return Place(kind, f"memory://{uuid.uuid4().hex}/table")
+    return Place(kind, f"s3://{BUCKET}/{uuid.uuid4().hex}/table", request.getfixturevalue("storage_options"))
+
+
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
+def place(request: pytest.FixtureRequest) -> Place:
+    """Every kind of store, one after the other."""
+    return _place(request.param, request)
+
+
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
+def shared_place(request: pytest.FixtureRequest) -> Place:
+    """The stores that several processes can share."""
+    return _place(request.param, request)
+
+
+@pytest.fixture
+def local(request: pytest.FixtureRequest) -> Place:
+    """A folder."""
+    return _place("local", request)
+
+
+@pytest.fixture
+def memory(request: pytest.FixtureRequest) -> Place:
+    """This process's memory."""
+    return _place("memory", request)
+
+
+@pytest.fixture
+def s3(request: pytest.FixtureRequest) -> Place:
+    """A prefix in the S3 server's bucket."""
+    return _place("s3", request)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands still."""
+    return ManualClock()
+
+
+@pytest.fixture
+def clocked(clock: ManualClock) -> ClockedStore:
+    """An empty store whose time is the test's."""
+    return ClockedStore(clock)

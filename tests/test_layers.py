@@ -1,0 +1,128 @@
+"""Imports only point down, and what is heavy or optional is imported only where it belongs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+#: From the ground up. A module imports only what stands before it; a name with a dot at its end is a whole package,
+#: whose own modules may import each other. A new module gets its place here first.
+LAYERS = [
+    "icedb.errors",
+    "icedb.clock",
+    "icedb.options",
+    "icedb.inputs",
+    "icedb.spec",
+    "icedb.format",
+    "icedb.format.records",
+    "icedb.format.names",
+    "icedb.format.codec",
+    "icedb.format.snapshot",
+    "icedb.format.rewrite",
+    "icedb.location",
+    "icedb.store",
+    "icedb.reading",
+    "icedb.engine",
+    "icedb.schema",
+    "icedb.statistics",
+    "icedb.partitions",
+    "icedb.parts",
+    "icedb.handle",
+    "icedb.commit",
+    "icedb.scan",
+    "icedb.maintenance",
+    "icedb.maintenance.operations",
+    "icedb.maintenance.merge",
+    "icedb.maintenance.drop",
+    "icedb.maintenance.cleanup",
+    "icedb.snapshot",
+    "icedb.writing",
+    "icedb.table",
+    "icedb.testing.",
+    "icedb",
+    "icedb.spark.",
+    "pyspark_icedb.",
+    "icedb_dagster.",
+]
+
+#: Where a package may be imported, at any depth of a file; everywhere else not even lazily.
+CONFINED = {
+    "pyspark": ("icedb.spark.", "icedb_dagster.", "spark_jobs."),
+    "dagster": ("icedb_dagster.",),
+    "dagster_pyspark": ("icedb_dagster.",),
+    "dagster_pipes": ("icedb_dagster.", "spark_jobs."),
+    "polars": (),
+    "pandas": (),
+    "starlette": (),
+    "obstore": ("icedb.store",),
+}
+PACKAGES = ("icedb", "icedb_dagster", "pyspark_icedb", "spark_jobs")
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            found[name] = path
+    return found
+
+
+def imports(module: str, path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module} imports relatively: write the whole name"
+            assert node.module
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in modules() else node.module
+
+
+def layer(module: str) -> int:
+    for number, name in enumerate(LAYERS):
+        if module == name or (name.endswith(".") and f"{module}.".startswith(name)):
+            return number
+    raise AssertionError(f"{module} has no place in LAYERS of {__file__}; give it one.")
+
+
+def inside(module: str, places: tuple[str, ...]) -> bool:
+    return any(module == p or (p.endswith(".") and f"{module}.".startswith(p)) for p in places)
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if not m.startswith("spark_jobs")])
+def test_imports_point_down(module: str) -> None:
+    own = layer(module)
+    for name in imports(module, modules()[module]):
+        if name.split(".")[0] in PACKAGES:
+            same_package = LAYERS[own].endswith(".") and layer(name) == own
+            assert layer(name) < own or same_package, f"{module} imports {name}, which stands above it"
+
+
+@pytest.mark.parametrize("module", modules())
+def test_what_is_heavy_or_optional_stays_where_it_belongs(module: str) -> None:
+    for name in imports(module, modules()[module]):
+        places = CONFINED.get(name.split(".")[0])
+        assert places is None or inside(module, places), f"{module} imports {name}"
+
+
+def test_every_layer_exists() -> None:
+    known = modules()
+    for name in LAYERS:
+        assert name.removesuffix(".") in known, name
+
+
+def test_importing_icedb_imports_nothing_optional() -> None:
+    optional = ["pyspark", "dagster", "pandas", "polars", "boto3", "starlette", "icedb.spark", "icedb.testing", "numpy"]
+    code = f"import icedb, sys; print([m for m in {optional} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = set(ast.literal_eval(done.stdout))
+    assert loaded <= {"numpy"}, "pyarrow brings numpy when it is there"

@@ -1,0 +1,130 @@
+"""Real processes on one table: nothing is lost, nothing doubled, and a killed one leaves nothing half done."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icedb import Table, Timing
+from icedb.testing import check_sound
+
+WORKER = Path(__file__).with_name("worker.py")
+# Short enough for a test to wait for, and far longer than any of its commits takes.
+SHORT = {"max_skew_ms": 1_500, "commit_timeout_ms": 2_000, "grace_ms": 4_000}
+
+
+def start(place: Any, **task: Any) -> subprocess.Popen[str]:
+    argument = json.dumps({"uri": place.uri, "storage_options": place.storage_options, **task})
+    return subprocess.Popen(
+        [sys.executable, str(WORKER), argument], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> Any:
+    try:
+        out, error = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, error
+    return json.loads(out)
+
+
+def make(place: Any) -> Table:
+    return Table.create(place.uri, partition_by=["k"], sort_by=["n"], storage_options=place.storage_options)
+
+
+def rows_of(table: Table) -> list[tuple[Any, ...]]:
+    return table.query("SELECT who, n, i FROM t ORDER BY ALL").fetchall()
+
+
+def test_concurrent_inserts_of_eight_processes_lose_nothing(shared_place: Any, tmp_path: Path) -> None:
+    table = make(shared_place)
+    barrier = tmp_path / "barrier"
+    barrier.mkdir()
+    batches = 6
+    processes = [
+        start(shared_place, do="insert", who=who, batches=batches, barrier=str(barrier), processes=8,
+              new_column_at=3 if who < 3 else None)
+        for who in range(8)
+    ]  # fmt: skip
+    for process in processes:
+        finish(process)
+    assert rows_of(table) == [(who, n, i) for who in range(8) for n in range(batches) for i in range(5)]
+    assert {"c0", "c1", "c2"} <= table.schema().keys()
+    state = check_sound(table.handle.store)
+    assert state.epoch == 4, "the first schema and three new columns, each once"
+
+
+def test_two_merges_started_at_the_same_moment_leave_every_row_once(shared_place: Any, tmp_path: Path) -> None:
+    table = make(shared_place)
+    for n in range(6):
+        table.insert([{"k": k, "who": 0, "n": n, "i": k} for k in range(3)])
+    expected = rows_of(table)
+    barrier = tmp_path / "barrier"
+    barrier.mkdir()
+    two = [start(shared_place, do="merge", barrier=str(barrier), processes=2) for _ in range(2)]
+    reports = [finish(process) for process in two]
+    assert rows_of(table) == expected
+    # One did the work; the other found its inputs gone, or came after it.
+    assert sorted(r["merged"] for r in reports) == [0, 18]
+    state = check_sound(table.handle.store)
+    assert len(state.live) == 3
+    stored = {info.key for info in table.handle.store.list(table.handle.keys.data_prefix)}
+    assert stored == state.parts.keys(), "the loser deleted what it wrote"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("key", ["_claims/epoch-", "_log/"])
+def test_a_merge_that_is_killed_leaves_the_next_one_a_whole_table(shared_place: Any, when: str, key: str) -> None:
+    table = make(shared_place)
+    for n in range(4):
+        table.insert([{"k": 0, "who": 0, "n": n, "i": 0}])
+    expected, before = rows_of(table), table.snapshot().id
+    killed = start(shared_place, do="merge", kill={"when": when, "key": key})
+    assert killed.wait(60) == -signal.SIGKILL
+    published = (when, key) == ("after", "_log/")
+    assert (table.snapshot().id != before) is published
+    assert rows_of(table) == expected
+
+    report = table.merge()
+    assert rows_of(table) == expected
+    assert len(table.snapshot().parts) == 1
+    state = check_sound(table.handle.store)
+    # With a claim in the store, the next merge completes it and has nothing left to do; without, it merges itself.
+    claimed = (when, key) != ("before", "_claims/epoch-")
+    assert report.commit.committed is not claimed
+    assert state.epoch == 2
+
+
+@pytest.mark.s3
+def test_a_merge_that_was_killed_long_ago_is_void(s3: Any) -> None:
+    make(s3)
+    table = Table.open(s3.uri, storage_options=s3.storage_options, timing=Timing(**SHORT))
+    for n in range(4):
+        table.insert([{"k": 0, "who": 0, "n": n, "i": 0}])
+    expected = rows_of(table)
+    killed = start(s3, do="merge", timing=SHORT, kill={"when": "after", "key": "_claims/epoch-"})
+    assert killed.wait(60) == -signal.SIGKILL
+    time.sleep((SHORT["commit_timeout_ms"] + 200) / 1000)
+    report = table.merge()
+    assert (report.commit.committed, report.commit.epoch, report.merged_parts) == (True, 3, 4)
+    assert rows_of(table) == expected
+    state = check_sound(table.handle.store)
+    assert [f.file.epoch for f in state.files.values() if f.file.void] == [2]
+
+
+def test_an_insert_that_is_killed_is_visible_whole_or_not_at_all(shared_place: Any) -> None:
+    table = make(shared_place)
+    table.insert([{"k": 0, "who": 9, "n": 0, "i": 0}, {"k": 1, "who": 9, "n": 0, "i": 1}])
+    for when, visible in (("before", 2), ("after", 7)):
+        killed = start(shared_place, do="insert", who=1, batches=1, kill={"when": when, "key": "_log/"})
+        assert killed.wait(60) == -signal.SIGKILL
+        assert len(rows_of(table)) == visible
+    check_sound(table.handle.store)

@@ -1,0 +1,99 @@
+"""What a program may import is written down here: a change of it is a decision, not an accident."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+import icedb.errors
+from icedb.errors import IceDBError
+
+PUBLIC = {
+    "icedb": [
+        "CleanupReport",
+        "Commit",
+        "DropReport",
+        "IceDBError",
+        "MergeReport",
+        "Part",
+        "Snapshot",
+        "Table",
+        "Timing",
+    ],
+    "icedb.errors": [
+        "AccessDenied",
+        "BucketNotFound",
+        "ClockSkew",
+        "CommitContended",
+        "CommitUncertain",
+        "Damaged",
+        "DamagedLog",
+        "EmptyBatch",
+        "FixInput",
+        "ForeignMaintenance",
+        "GraceTooShort",
+        "IceDBError",
+        "InvalidBatch",
+        "InvalidOption",
+        "InvalidPartitionExpression",
+        "InvalidPartitionValue",
+        "InvalidURI",
+        "InvariantViolated",
+        "JavaNotFound",
+        "MissingPart",
+        "PoolNotExclusive",
+        "PublicationTooLate",
+        "SchemaConflict",
+        "SnapshotExpired",
+        "StackError",
+        "StoreUnavailable",
+        "TableExists",
+        "TableNotFound",
+        "TornListing",
+        "TryAgain",
+        "UnknownColumn",
+        "UnsupportedStore",
+        "UnsupportedType",
+    ],
+    "icedb.spark": ["frame", "read", "register"],
+    "icedb.testing": [
+        "ClockedStore",
+        "Crash",
+        "Fault",
+        "FaultyStore",
+        "Kind",
+        "ManualClock",
+        "Request",
+        "SkewedClock",
+        "check_sound",
+        "create_table",
+        "live_to_v3_readers",
+        "open_table",
+    ],
+}
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_the_public_names_are_these(package: str) -> None:
+    module = importlib.import_module(package)
+    assert module.__all__ == PUBLIC[package] == sorted(PUBLIC[package])
+    for name in module.__all__:
+        assert getattr(module, name).__doc__ or name == "Kind", name
+
+
+def test_every_error_is_in_the_tree_and_drawn_in_its_docstring() -> None:
+    drawn = icedb.errors.__doc__ or ""
+    for name in icedb.errors.__all__:
+        error = getattr(icedb.errors, name)
+        assert issubclass(error, IceDBError)
+        assert name in drawn
+        if error is IceDBError or error.__base__ is IceDBError:
+            continue
+        groups = [g for g in ("TryAgain", "FixInput", "Damaged") if issubclass(error, getattr(icedb.errors, g))]
+        assert len(groups) == 1, f"{name} must say what a handler would do about it"
+        builtin = [
+            b for b in error.__mro__ if b.__module__ == "builtins" and b not in (Exception, BaseException, object)
+        ]
+        assert builtin, f"{name} resembles no builtin"
+        assert builtin[0].__name__ in drawn

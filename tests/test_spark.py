@@ -1,0 +1,589 @@
+"""The Spark data source, on executors that are processes of their own, against a folder and the S3 server.
+
+The session is a whole standalone cluster on the loopback address: a master, two workers and an executor for each.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pyspark = pytest.importorskip("pyspark")
+
+# ruff: noqa: E402 - without the extra there is nothing to import
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+import icedb
+from icedb import spark as icedb_spark
+from icedb.spark.java import prepare_environment
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]
+
+CONFIG = {
+    "spark.master": "local-cluster[2,1,1024]",
+    "spark.app.name": "icedb-tests",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # A JVM that starts sooner and is not meant to live long.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "OFF",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.task.maxFailures": "2",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # no task before both executors are there
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+}
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    folder = tmp_path_factory.mktemp("spark")
+    # Workers keep the files of their applications in SPARK_HOME, which otherwise is inside the installed package.
+    home = folder / "home"
+    home.mkdir()
+    for name in ("bin", "jars", "python"):
+        (home / name).symlink_to(Path(pyspark.__file__).parent / name)
+    kept = dict(os.environ)
+    os.environ["SPARK_HOME"] = str(home)
+    prepare_environment()
+    builder = SparkSession.builder.config("spark.local.dir", str(folder / "local"))
+    for name, value in CONFIG.items():
+        builder = builder.config(name, value)
+    session = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
+    yield session
+    session.stop()
+    os.environ.clear()
+    os.environ.update(kept)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table, and the options that lead Spark to it."""
+
+    table: icedb.Table
+    options: dict[str, str]
+
+    def write(self, frame: DataFrame, mode: str = "append", **options: str) -> None:
+        frame.write.format("icedb").mode(mode).options(**self.options, **options).save()
+
+    def overwrite(self, frame: DataFrame) -> None:
+        self.write(frame, "overwrite", overwrite="table")
+
+    def rows(self, columns: str = "*", as_of: int | None = None) -> list[tuple[Any, ...]]:
+        return self.table.query(f"SELECT {columns} FROM t ORDER BY ALL", as_of=as_of).fetchall()
+
+    def log_files(self) -> list[str]:
+        return [o.key for o in self.table.handle.store.list(self.table.handle.keys.log_prefix)]
+
+    def objects(self) -> list[str]:
+        return [o.key for o in self.table.handle.store.list(self.table.handle.keys.data_prefix)]
+
+
+Create = Callable[..., Target]
+
+
+def _create(place: Any, **spec: Any) -> Target:
+    table = icedb.Table.create(place.uri, storage_options=place.storage_options, **spec)
+    return Target(table, {"path": place.uri, **(place.storage_options or {})})
+
+
+@pytest.fixture
+def create(local: Any) -> Create:
+    """Makes a table in a folder."""
+    return lambda **spec: _create(local, **spec)
+
+
+@pytest.fixture
+def create_shared(shared_place: Any) -> Create:
+    """Makes a table in a folder and, in a second round, in the S3 server's bucket."""
+    return lambda **spec: _create(shared_place, **spec)
+
+
+def numbers(spark: SparkSession, *values: int, tasks: int = 1, label: str = "'a'") -> DataFrame:
+    """A frame (n BIGINT, label STRING) with one row for each value, in that many tasks."""
+    frame = spark.createDataFrame([(v,) for v in values], "n long")
+    return frame.selectExpr("n", f"{label} AS label").repartition(tasks, "n")
+
+
+def touching(path: Path) -> Any:
+    """A column whose computation leaves a file behind: whoever finds it knows that a task has run."""
+
+    def touch(n: int) -> int:
+        path.touch()
+        return n
+
+    return F.udf(touch, "long")("n")
+
+
+# ------------------------------------------------------------------------------------------ the cluster itself
+
+
+def test_tasks_run_in_executors_that_are_other_processes(spark: SparkSession) -> None:
+    def ancestors(_rows: Iterator[int]) -> Iterator[str]:
+        import time
+
+        time.sleep(0.5)  # long enough that the tasks cannot all go to one executor
+        pid = os.getpid()
+        while pid > 1:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if "CoarseGrainedExecutorBackend" in command:
+                yield f"{pid} {sys.executable}"
+                return
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+    found = spark.sparkContext.parallelize(range(4), 4).mapPartitions(ancestors).collect()
+    assert len(found) == 4
+    assert len(set(found)) == 2
+    assert {line.split(" ", 1)[1] for line in found} == {sys.executable}
+
+
+# ------------------------------------------------------------------------------------------ append
+
+
+def test_format_icedb_is_found_without_registering_and_a_job_of_many_tasks_is_one_commit(
+    spark: SparkSession, create_shared: Create
+) -> None:
+    target = create_shared(partition_by=["n % 2 AS parity"], sort_by=["n"])
+    target.write(numbers(spark, *range(40), tasks=4))
+    snapshot = target.table.snapshot()
+    assert len(target.log_files()) == snapshot.log_files == 1
+    assert len(snapshot.parts) > 4  # several tasks, each with both partitions
+    assert target.rows() == [(n, "a", n % 2) for n in range(40)]
+    assert sorted(target.objects()) == sorted(p.key for p in snapshot.parts)
+
+    target.write(numbers(spark, *range(40, 50), tasks=2))
+    assert len(target.log_files()) == 2
+    assert [n for n, *_ in target.rows()] == list(range(50))
+
+
+def test_every_part_that_a_task_writes_is_sorted(spark: SparkSession, create: Create) -> None:
+    target = create(partition_by=["n % 3 AS third"], sort_by=["label", "n"])
+    frame = numbers(spark, *((i * 7919) % 1009 for i in range(1009)), tasks=2, label="cast(n % 5 AS string)")
+    target.write(frame)
+    snapshot = target.table.snapshot()
+    assert snapshot.rows == 1009
+    assert len(snapshot.parts) == 6
+    for part in snapshot.parts:
+        rows = pq.ParquetFile(part.path).read(["label", "n"]).to_pylist()
+        keys = [(r["label"], r["n"]) for r in rows]
+        assert len(keys) == part.rows > 1
+        assert keys == sorted(keys)
+        assert {f"third={n % 3}" for _, n in keys} == {part.partition}
+
+
+TYPES = """
+    id INT, tiny TINYINT, small SMALLINT, big BIGINT, single FLOAT, twice DOUBLE, price DECIMAL(20, 4), flag BOOLEAN,
+    word STRING, raw BINARY, day DATE, moment TIMESTAMP, wall TIMESTAMP_NTZ, list ARRAY<INT>, words ARRAY<STRING>,
+    counts MAP<STRING, BIGINT>, point STRUCT<x: INT, tags: ARRAY<STRING>>, points ARRAY<STRUCT<x: INT>>
+"""
+FULL = {
+    "id": 1,
+    "tiny": -128,
+    "small": 32767,
+    "big": -(2**63),
+    "single": 1.5,
+    "twice": 1e308,
+    "price": Decimal("9999999999999999.9999"),
+    "flag": True,
+    "word": "Žluťoučký 🐎\n\"'\\",
+    "raw": b"\x00\xff'",
+    "day": date(1583, 1, 1),
+    "moment": datetime(2024, 3, 31, 1, 30, 0, 123456, tzinfo=UTC),
+    "wall": datetime(2024, 3, 31, 2, 30, 0, 999999),
+    "list": [1, None, -3],
+    "words": ["", None, "ü"],
+    "counts": {"a": 1, "b": None},
+    "point": {"x": 7, "tags": ["n"]},
+    "points": [{"x": None}, {"x": 2}],
+}
+NULLS = {"id": 2, **{name: None for name in FULL if name != "id"}}
+DUCKDB_TYPES = {
+    "id": "INTEGER",
+    "tiny": "TINYINT",
+    "small": "SMALLINT",
+    "big": "BIGINT",
+    "single": "FLOAT",
+    "twice": "DOUBLE",
+    "price": "DECIMAL(20,4)",
+    "flag": "BOOLEAN",
+    "word": "VARCHAR",
+    "raw": "BLOB",
+    "day": "DATE",
+    "moment": "TIMESTAMP WITH TIME ZONE",
+    "wall": "TIMESTAMP",
+    "list": "INTEGER[]",
+    "words": "VARCHAR[]",
+    "counts": "MAP(VARCHAR, BIGINT)",
+    "point": "STRUCT(x INTEGER, tags VARCHAR[])",
+    "points": "STRUCT(x INTEGER)[]",
+}
+
+
+def test_values_of_every_type_come_back_from_duckdb_and_from_spark_as_they_were(
+    spark: SparkSession, create: Create
+) -> None:
+    target = create(sort_by=["id"])
+    target.write(spark.createDataFrame([FULL, NULLS], TYPES))
+    assert target.table.schema() == DUCKDB_TYPES
+    stored = target.table.query("SELECT * FROM t ORDER BY id").to_arrow_table()
+    # Arrow gives a map as its pairs; FULL has it first, as the writer of a test would.
+    rows = [{**r, "counts": r["counts"] and dict(r["counts"])} for r in stored.to_pylist()]
+    assert rows == [FULL, NULLS]
+
+    again = icedb_spark.read(spark, target.table.uri).orderBy("id")
+    assert again.schema.simpleString() == spark.createDataFrame([], TYPES).schema.simpleString()
+    moments = again.selectExpr("cast(moment AS string)", "cast(wall AS string)").collect()
+    assert [tuple(row) for row in moments] == [
+        ("2024-03-31 01:30:00.123456", "2024-03-31 02:30:00.999999"),
+        (None, None),
+    ]
+    others = [c for c in again.columns if c not in ("moment", "wall")]
+    found = [row.asDict(recursive=True) for row in again.select(*others).collect()]
+    assert found == [{name: row[name] for name in others} for row in (FULL, NULLS)]
+
+
+def test_an_instant_stays_the_same_whatever_the_timezone_of_the_session(spark: SparkSession, create: Create) -> None:
+    target = create(partition_by=["strftime(moment, '%Y-%m-%d') AS d"])
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        target.write(spark.sql("SELECT timestamp'2024-06-30 23:30:00' AS moment"))
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert target.rows("moment, d") == [(datetime(2024, 7, 1, 3, 30, tzinfo=UTC), "2024-07-01")]
+
+
+PLACES = ["Zürich", "日本/東京", "a=b&c", "..", "100%", 'it\'s "x"', " ", "", None]
+
+
+def test_any_text_and_null_can_be_a_partition_value(spark: SparkSession, create_shared: Create) -> None:
+    target = create_shared(partition_by=["place"])
+    target.write(spark.createDataFrame(list(enumerate(PLACES)), "id INT, place STRING").repartition(2))
+    assert {p.values["place"] for p in target.table.snapshot().parts} == set(PLACES)
+    found = {id_: place for id_, place in target.rows("id, place")}
+    assert found == dict(enumerate(PLACES))
+    assert target.table.query("SELECT id FROM t", where="place IS NULL").fetchall() == [(len(PLACES) - 1,)]
+
+
+def test_a_frame_without_rows_is_no_commit(spark: SparkSession, create: Create) -> None:
+    target = create(partition_by=["label"], sort_by=["n"])
+    target.write(numbers(spark, 1).where("n < 0"))
+    assert target.log_files() == target.objects() == []
+    target.write(numbers(spark, 1, 2))
+    before = target.log_files()
+    target.write(numbers(spark, 1).where("n < 0"))
+    assert target.log_files() == before
+
+
+def test_an_append_may_bring_a_column_and_may_lack_one(spark: SparkSession, create: Create) -> None:
+    target = create(sort_by=["n"])
+    target.write(numbers(spark, 1))
+    target.write(spark.sql("SELECT 2L AS n, date'2024-01-02' AS day"))
+    assert target.table.schema() == {"n": "BIGINT", "label": "VARCHAR", "day": "DATE"}
+    assert target.rows("n, label, day") == [(1, "a", None), (2, None, date(2024, 1, 2))]
+    assert len(target.log_files()) == 2
+
+
+def test_a_column_that_is_null_everywhere_waits_for_its_type(spark: SparkSession, create: Create) -> None:
+    target = create()
+    target.write(spark.sql("SELECT 1 AS n, null AS later"))
+    assert target.table.schema() == {"n": "INTEGER"}
+    target.write(spark.sql("SELECT 2 AS n, 'now' AS later"))
+    target.write(spark.sql("SELECT 3 AS n, null AS later"))
+    assert target.rows("n, later") == [(1, None), (2, "now"), (3, None)]
+
+
+# ------------------------------------------------------------------------------------------ bad input
+
+
+def test_a_column_of_another_type_is_refused_before_any_task_starts(
+    spark: SparkSession, create: Create, tmp_path: Path
+) -> None:
+    target = create(sort_by=["n"])
+    target.write(numbers(spark, 1))
+    before = target.log_files(), target.objects()
+    frame = numbers(spark, 2).select(touching(tmp_path / "ran").cast("string").alias("n"))
+    with pytest.raises(PySparkException, match=r"SchemaConflict.*column 'n' is BIGINT in the table and VARCHAR in the"):
+        target.write(frame)
+    assert not (tmp_path / "ran").exists()
+    assert (target.log_files(), target.objects()) == before
+    assert frame.collect() == [("2",)]
+    assert (tmp_path / "ran").exists()  # the frame does leave a trace, when a task runs
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("SELECT 1 AS n, interval 1 month AS bad", r"UnsupportedType.*column 'bad' is interval month"),
+        ("SELECT 1 AS n, array() AS bad", r"UnsupportedType.*column 'bad' is array<void>"),
+        ("SELECT 1 AS n, map() AS bad", r"UnsupportedType.*column 'bad' is map<void,void>"),
+        ("SELECT 1 AS n, parse_json('{}') AS bad", r"UnsupportedType.*column 'bad' is variant"),
+        ("SELECT 1 AS n, struct(parse_json('{}') AS v) AS bad", r"UnsupportedType.*column 'bad' is struct<v:variant>"),
+        ("SELECT 1 AS n, 2 AS N", r"InvalidBatch.*'n' and 'N' differ only in case"),
+        ("SELECT 1 AS other", r"UnknownColumn.*sort_by names 'n'"),
+    ],
+)
+def test_columns_that_cannot_be_stored_are_refused_and_nothing_is(
+    spark: SparkSession, create: Create, query: str, message: str
+) -> None:
+    target = create(sort_by=["n"])
+    with pytest.raises(PySparkException, match=message):
+        target.write(spark.sql(query))
+    assert target.log_files() == target.objects() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compression": "gzip", "fanout": "1"}, r"InvalidOption.*unknown options \['compression', 'fanout'\]"),
+        ({"memory_bytes": "1GB"}, r"InvalidOption.*memory_bytes is '1GB'"),
+        ({"memory_bytes": "1000"}, r"InvalidOption.*at least 67108864"),
+        ({"AWS_REGIONS": "x"}, r"InvalidOption.*unknown storage options"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    spark: SparkSession, create: Create, options: dict[str, str], message: str
+) -> None:
+    target = create()
+    with pytest.raises(PySparkException, match=message):
+        target.write(numbers(spark, 1), **options)
+    assert target.log_files() == target.objects() == []
+
+
+def test_a_task_keeps_to_the_memory_that_it_is_given(spark: SparkSession, create: Create) -> None:
+    target = create(sort_by=["n"])
+    target.write(numbers(spark, 3, 1, 2), memory_bytes=str(64 * 1024 * 1024))
+    assert [n for n, _ in target.rows()] == [1, 2, 3]
+
+
+def test_a_path_must_be_given_and_lead_to_a_table(spark: SparkSession, tmp_path: Path) -> None:
+    frame = numbers(spark, 1)
+    with pytest.raises(PySparkException, match=r"InvalidOption.*no table is named"):
+        frame.write.format("icedb").mode("append").save()
+    with pytest.raises(PySparkException, match=r"TableNotFound.*Table\.create"):
+        frame.write.format("icedb").mode("append").save(str(tmp_path / "nothing"))
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_reading_by_format_names_the_function_that_reads(spark: SparkSession, create: Create) -> None:
+    target = create()
+    with pytest.raises(PySparkException, match=r"icedb\.spark\.read\(spark"):
+        spark.read.format("icedb").load(target.table.uri)
+
+
+def test_a_bucket_or_credentials_that_are_wrong_are_told_without_the_secret(spark: SparkSession, s3: Any) -> None:
+    target = _create(s3)
+    wrong = "sEcReT-that-must-not-be-shown"
+    options = {**target.options, "AWS_SECRET_ACCESS_KEY": wrong, "AWS_SESSION_TOKEN": wrong + "-token"}
+    with pytest.raises(PySparkException, match="AccessDenied") as denied:
+        Target(target.table, options).write(numbers(spark, 1))
+    with pytest.raises(PySparkException, match="BucketNotFound") as lost:
+        Target(target.table, {**target.options, "path": "s3://no-such-bucket/table"}).write(numbers(spark, 1))
+    with pytest.raises(PySparkException, match="unknown options") as unknown:
+        Target(target.table, {**target.options, "secret": wrong}).write(numbers(spark, 1))
+    for error in (denied, lost, unknown):
+        text = f"{error.value} {error.value!r} {error.value.__cause__!r} {error.value.__context__!r}"
+        assert wrong not in text
+        assert s3.storage_options["AWS_SECRET_ACCESS_KEY"] not in text
+    assert target.log_files() == []
+
+
+def test_a_task_that_fails_does_not_show_the_secret(spark: SparkSession, s3: Any) -> None:
+    target = _create(s3, partition_by=["n // 0 AS d", "CAST(label AS INTEGER) AS i"])
+    with pytest.raises(PySparkException, match="Could not convert string 'a' to INT32") as error:
+        target.write(numbers(spark, 1))
+    assert s3.storage_options["AWS_SECRET_ACCESS_KEY"] not in str(error.value)
+    assert target.log_files() == target.objects() == []
+
+
+# ------------------------------------------------------------------------------------------ overwrite
+
+
+def test_overwrite_replaces_all_rows_in_one_commit_and_an_older_snapshot_still_reads(
+    spark: SparkSession, create_shared: Create
+) -> None:
+    target = create_shared(partition_by=["label"], sort_by=["n"])
+    target.write(numbers(spark, 1, 2))
+    target.write(numbers(spark, 3, label="'b'"))
+    older = target.table.snapshot()
+    logs = set(target.log_files())
+    target.overwrite(numbers(spark, 8, 9, tasks=2, label="'c'"))
+    assert target.rows() == [(8, "c"), (9, "c")]
+    assert len(set(target.log_files()) - logs) == 1
+    assert older.query("SELECT n, label FROM t ORDER BY n").fetchall() == [(1, "a"), (2, "a"), (3, "b")]
+    assert target.rows("n", as_of=older.as_of_ms) == [(1,), (2,), (3,)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"InvalidOption.*would replace every row.*option\('overwrite', 'table'\)"),
+        ({"overwrite": "true"}, r"InvalidOption.*would replace every row"),
+        ({"partitionOverwriteMode": "dynamic"}, r"InvalidOption.*dynamic partition overwrite is not supported"),
+        ({"PARTITIONOVERWRITEMODE": "DYNAMIC", "overwrite": "table"}, r"InvalidOption.*dynamic partition overwrite"),
+    ],
+)
+def test_an_overwrite_that_does_not_say_what_it_replaces_is_refused(
+    spark: SparkSession, create: Create, options: dict[str, str], message: str
+) -> None:
+    target = create(partition_by=["label"])
+    target.write(numbers(spark, 1, label="'kept'"))
+    before = target.table.snapshot().id, target.objects()
+    with pytest.raises(PySparkException, match=message):
+        target.write(numbers(spark, 2), "overwrite", **options)
+    assert (target.table.snapshot().id, target.objects()) == before
+
+
+def test_dynamic_overwrite_as_the_session_s_setting_does_not_truncate_unasked(
+    spark: SparkSession, create: Create
+) -> None:
+    target = create(partition_by=["label"])
+    target.write(numbers(spark, 1, label="'kept'"))
+    spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
+    try:
+        with pytest.raises(PySparkException, match="would replace every row"):
+            target.write(numbers(spark, 2), "overwrite")
+    finally:
+        spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
+    assert target.rows() == [(1, "kept")]
+
+
+def test_an_overwrite_without_rows_is_refused_and_deletes_nothing(spark: SparkSession, create: Create) -> None:
+    target = create()
+    target.write(numbers(spark, 1))
+    with pytest.raises(PySparkException, match="EmptyBatch"):
+        target.overwrite(numbers(spark, 1).where("n < 0"))
+    assert target.rows() == [(1, "a")]
+
+
+@pytest.mark.parametrize("mode", ["error", "ignore"])
+def test_other_save_modes_are_refused(spark: SparkSession, create: Create, mode: str) -> None:
+    target = create()
+    with pytest.raises(PySparkException, match="UNSUPPORTED_DATA_SOURCE_SAVE_MODE"):
+        target.write(numbers(spark, 1), mode)
+    assert target.log_files() == target.objects() == []
+
+
+# ------------------------------------------------------------------------------------------ tasks that fail
+
+
+def test_a_job_whose_task_fails_leaves_nothing_visible(spark: SparkSession, create: Create) -> None:
+    target = create(partition_by=["n // 100 AS h"])
+    target.write(numbers(spark, 1))
+    folder, written = Path(target.table.uri), len(target.objects())
+    before = target.table.snapshot().id, target.log_files()
+
+    def fail_last(n: int) -> int:
+        import time
+
+        if n == 19:
+            deadline = time.monotonic() + 60
+            while len(list(folder.rglob("*.parquet"))) == written and time.monotonic() < deadline:
+                time.sleep(0.02)  # until another task has put its part
+            raise ValueError("row 19 is not to be had")
+        return n
+
+    frame = spark.range(0, 20, 1, 4).select(F.udf(fail_last, "long")("id").alias("n"), F.lit("b").alias("label"))
+    with pytest.raises(PySparkException, match="row 19 is not to be had"):
+        target.write(frame)
+    assert len(target.objects()) > written  # orphans of the tasks that went well
+    assert (target.table.snapshot().id, target.log_files()) == before
+    assert target.rows("n") == [(1,)]
+    with pytest.raises(PySparkException, match="row 19 is not to be had"):
+        target.overwrite(frame)
+    assert target.rows("n") == [(1,)]
+
+
+def test_a_task_that_succeeds_at_its_second_attempt_gives_each_row_once(spark: SparkSession, create: Create) -> None:
+    target = create(sort_by=["n"])
+
+    def fail_first(n: int) -> int:
+        context = TaskContext.get()
+        if n == 13 and context is not None and context.attemptNumber() == 0:
+            raise ValueError("not yet")
+        return n
+
+    target.write(spark.range(0, 20, 1, 4).select(F.udf(fail_first, "long")("id").alias("n")))
+    assert target.rows("n") == [(n,) for n in range(20)]
+    assert len(target.log_files()) == 1
+
+
+KILL_AFTER_FIRST_PART = """
+import os, pathlib, signal, sys, time
+folder, executor = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+deadline = time.monotonic() + 60
+while not any(folder.rglob("*.parquet")) and time.monotonic() < deadline:
+    time.sleep(0.001)
+os.kill(executor, signal.SIGKILL)
+"""
+
+
+def test_an_executor_that_is_killed_amid_its_parts_gives_each_row_once(spark: SparkSession, create: Create) -> None:
+    target = create(partition_by=["n"])
+    folder = target.table.uri
+
+    def doom_first(n: int) -> int:
+        import subprocess
+
+        context = TaskContext.get()
+        if n == 0 and context is not None and context.attemptNumber() == 0:
+            daemon = os.getppid()
+            executor = Path(f"/proc/{daemon}/stat").read_text().rsplit(")", 1)[1].split()[1]
+            command = [sys.executable, "-c", KILL_AFTER_FIRST_PART, folder, executor]
+            subprocess.Popen(command, start_new_session=True)
+        return n
+
+    target.write(spark.range(0, 300, 1, 1).select(F.udf(doom_first, "long")("id").alias("n")))
+    assert target.rows("n") == [(n,) for n in range(300)]
+    assert len(target.log_files()) == 1
+    assert len(target.objects()) > 300  # what the killed attempt had put stays behind, and nothing names it
+
+
+# ------------------------------------------------------------------------------------------ read
+
+
+def test_read_gives_a_snapshot_of_then_and_the_partitions_asked_for(spark: SparkSession, shared_place: Any) -> None:
+    target = _create(shared_place, partition_by=["n % 2 AS parity"], sort_by=["n"])
+    target.table.insert(pa.table({"n": [1, 2, 3]}))
+    then_ms = target.table.snapshot().as_of_ms
+    target.table.insert(pa.table({"n": [4, 5]}))
+
+    def read(**options: Any) -> list[tuple[int, int]]:
+        frame = icedb_spark.read(spark, shared_place.uri, storage_options=shared_place.storage_options, **options)
+        assert frame.columns == ["n", "parity"]
+        return [tuple(row) for row in frame.orderBy("n").collect()]
+
+    assert read() == [(1, 1), (2, 0), (3, 1), (4, 0), (5, 1)]
+    assert read(as_of=then_ms) == [(1, 1), (2, 0), (3, 1)]
+    assert read(where="parity = 0") == [(2, 0), (4, 0)]
+    assert read(as_of=then_ms, where="parity = 0") == [(2, 0)]
+
+
+def test_read_widens_the_integers_that_spark_does_not_have(spark: SparkSession, create: Create) -> None:
+    target = create()
+    columns = {"a": pa.uint8(), "b": pa.uint16(), "c": pa.uint32(), "d": pa.uint64()}
+    largest = {"a": 2**8 - 1, "b": 2**16 - 1, "c": 2**32 - 1, "d": 2**64 - 1}
+    target.table.insert(pa.table({c: pa.array([largest[c], None], t) for c, t in columns.items()}))
+    frame = icedb_spark.read(spark, target.table.uri)
+    assert frame.schema.simpleString() == "struct<a:smallint,b:int,c:bigint,d:decimal(20,0)>"
+    assert [tuple(row) for row in frame.orderBy(F.col("a").desc()).collect()] == [
+        (255, 65535, 2**32 - 1, Decimal(2**64 - 1)),
+        (None, None, None, None),
+    ]

@@ -1,0 +1,66 @@
+"""One process of a test with several: does what its arguments say and writes JSON to its output.
+
+Run as `python worker.py '<json>'` by tests/test_processes.py. `kill` names a request before or after which the
+process kills itself with SIGKILL, as the kernel would: nothing of Python's runs after that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from icedb.location import parse_location
+from icedb.options import Timing
+from icedb.store import open_store
+from icedb.table import Table, open_handle
+from icedb.testing import FaultyStore, Request
+
+
+def main(task: dict[str, Any]) -> None:
+    store = FaultyStore(open_store(parse_location(task["uri"], task["storage_options"])))
+    table = Table(open_handle(store, timing=Timing(**task.get("timing", {}))))
+    table.handle.read()
+    if "kill" in task:
+        arm(store, **task["kill"])
+    if "barrier" in task:
+        wait(Path(task["barrier"]), task["processes"])
+    sys.stdout.write(json.dumps(act(table, task)))
+
+
+def arm(store: FaultyStore, *, when: str, key: str) -> None:
+    def die(request: Request) -> None:
+        if request.kind == "create" and key in request.keys[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(store, when, die)
+
+
+def wait(folder: Path, processes: int) -> None:
+    """Until all are here: the interpreters of one test start a second or more apart."""
+    (folder / str(os.getpid())).touch()
+    while len(list(folder.iterdir())) < processes:
+        time.sleep(0.001)
+
+
+def act(table: Table, task: dict[str, Any]) -> dict[str, Any]:
+    match task["do"]:
+        case "insert":
+            for n in range(task["batches"]):
+                rows = [{"k": n % 2, "who": task["who"], "n": n, "i": i} for i in range(5)]
+                if n == task.get("new_column_at"):
+                    rows = [r | {f"c{task['who']}": 1} for r in rows]
+                table.insert(rows)
+            return {}
+        case "merge":
+            report = table.merge()
+            return {"committed": report.commit.committed, "merged": report.merged_parts, "epoch": report.commit.epoch}
+    raise AssertionError(task["do"])
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
