@@ -24,6 +24,8 @@ _LOSSY = {
     "BIGNUM": "DECIMAL(38,0) or VARCHAR",
     "BIT": "VARCHAR or BLOB",
     "TIME WITH TIME ZONE": "TIMESTAMP WITH TIME ZONE or VARCHAR",
+    "TIME_NS": "TIME (microseconds) or VARCHAR",
+    "INTERVAL": "BIGINT (a count of microseconds, say) or VARCHAR",  # Parquet's has milliseconds
     '"NULL"': "the type that it will have",
 }
 

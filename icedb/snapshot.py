@@ -16,13 +16,14 @@ import duckdb
 import pyarrow as pa
 
 from icedb.engine import connect_reader, quote_name
+from icedb.format.records import Marker
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import Handle, Part
 from icedb.partitions import matching, partition_types
 from icedb.scan import explain, relation
 from icedb.store import ObjectNotFound
 
-__all__ = ["Snapshot", "snapshot_of", "take_snapshot"]
+__all__ = ["Snapshot", "take_snapshot"]
 
 
 @dataclass(frozen=True)
@@ -96,23 +97,25 @@ class Snapshot:
 
     def to_arrow(self, columns: Sequence[str] | None = None, *, where: str | None = None) -> pa.Table:
         """All rows as a pyarrow Table; `columns` selects, `where` prunes partitions."""
+        if not self.schema:
+            return pa.table({})  # SQL has no table without columns
         selected = "*" if columns is None else ", ".join(map(quote_name, columns))
         return self.query(f"SELECT {selected} FROM t", where=where).to_arrow_table()
 
 
 def take_snapshot(handle: Handle, as_of_ms: int | None = None) -> Snapshot:
     """The snapshot at a time (unix milliseconds), or the latest. Raises SnapshotExpired and `LogReader.read`'s."""
+    # Before the log is read, and before this millisecond: a commit of this machine that comes next has a later time,
+    # so asking for this snapshot's `as_of_ms` again gives the same parts.
+    now_ms = handle.clock.now_ms() - 1
     state = handle.read()
-    return snapshot_of(handle, state, as_of_ms)
+    latest_ms = max(now_ms, state.newest_ms)
+    if as_of_ms is None or as_of_ms > latest_ms:
+        return _snapshot_of(handle, state, state.live, latest_ms)
+    return _snapshot_of(handle, state, live_markers(state, as_of_ms), as_of_ms)
 
 
-def snapshot_of(handle: Handle, state: LogState, as_of_ms: int | None) -> Snapshot:
-    """A snapshot of a state that was read already."""
-    now_ms = handle.clock.now_ms()
-    if as_of_ms is None or as_of_ms > max(now_ms, state.newest_ms):
-        as_of_ms, markers = max(now_ms, state.newest_ms), state.live
-    else:
-        markers = live_markers(state, as_of_ms)
+def _snapshot_of(handle: Handle, state: LogState, markers: Sequence[Marker], as_of_ms: int) -> Snapshot:
     schema = dict(state.schema)
     return Snapshot(
         table=handle.table,

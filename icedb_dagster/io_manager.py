@@ -27,7 +27,8 @@ class IceDBIOManager(dg.ConfigurableIOManager):
     """Stores assets as IceDB tables.
 
     Outputs: a pyarrow Table, RecordBatch or RecordBatchReader, a Spark DataFrame, or None when the asset wrote its
-    table by itself (it must be there then). Inputs, by annotation: pyarrow Table (the default), `icedb.Snapshot`, Spark DataFrame.
+    table by itself (then it must be there). Inputs, by annotation: pyarrow Table (the default), `icedb.Snapshot`,
+    Spark DataFrame.
 
     `mode`: what an output does to the rows that are there, `overwrite` or `append`; an asset's metadata
     `icedb/mode` overrides it.
@@ -38,10 +39,7 @@ class IceDBIOManager(dg.ConfigurableIOManager):
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
         """Commit an asset's output. Raises InvalidBatch, InvalidOption, and as `Table.insert` and `overwrite` do."""
-        if obj is None:
-            table = self.icedb.table(context.asset_key)  # the asset wrote it, or there is nothing to show
-        else:
-            table = self._commit(context, obj)
+        table = self.icedb.table(context.asset_key) if obj is None else self._commit(context, obj)
         context.add_output_metadata(table_metadata(table.snapshot()))
 
     def _commit(self, context: dg.OutputContext, obj: Any) -> Table:

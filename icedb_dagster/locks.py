@@ -2,12 +2,14 @@
 
 The lock keeps two runs from doing the same maintenance; what keeps the table right when the lock does not hold
 (a paused worker whose slot was freed, a second deployment) is the claim in the store. Dagster treats a pool that
-nobody configured as unlimited, so the limit is made sure of before each use, in a step of its own, and the step
-that works looks whether it really holds the slot.
+nobody configured as unlimited, so the limit is made sure of before each use, in a step of its own. And on Postgres
+it gives one slot to several runs that ask within the same milliseconds (it looks for a free slot and takes it in two
+transactions), where the last one's name stays: so the step that works looks whether it really has the slot.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import dagster as dg
@@ -16,6 +18,12 @@ from sqlalchemy.exc import IntegrityError
 from icedb.errors import PoolNotExclusive
 
 __all__ = ["check_pool_held", "ensure_pool", "icedb_pool"]
+
+# Dagster lets a run ask for the slot while another has it only if both asked at the same moment. Between its look and
+# its taking are two statements, so half a second later it is clear whose the slot is.
+SETTLE_S = 0.5
+# Each means that the slot was free and two runs asked for it within milliseconds, again.
+LOST_SLOTS_MAX = 20
 
 
 def icedb_pool(table: dg.AssetKey | Sequence[str] | str) -> str:
@@ -47,12 +55,23 @@ def _has_limit_one(instance: dg.DagsterInstance, pool: str) -> bool:
 
 
 def check_pool_held(context: dg.OpExecutionContext, pool: str) -> None:
-    """Raise PoolNotExclusive unless this run, and no other, has the pool's only slot."""
-    info = context.instance.event_log_storage.get_concurrency_info(pool)
+    """Go on only if this run, and no other, has the pool's only slot.
+
+    Raises RetryRequested when another run has it after all (then the step queues up again), and PoolNotExclusive when
+    the pool does not hold anybody.
+    """
+    storage = context.instance.event_log_storage
+    info = storage.get_concurrency_info(pool)
+    if any(step.assigned_timestamp is not None and step.run_id != context.run_id for step in info.pending_steps):
+        time.sleep(SETTLE_S)
+        info = storage.get_concurrency_info(pool)
     holders = sorted({slot.run_id for slot in info.claimed_slots})
-    if info.slot_count != 1 or holders != [context.run_id]:
+    if info.slot_count != 1 or not holders:
         raise PoolNotExclusive(
             f"the pool '{pool}' does not hold this run to be the only one: it has {info.slot_count} slots, taken by "
             f"{holders or 'nobody'}. Set 'concurrency: pools: granularity: op' in dagster.yaml and the pool's limit to "
             "1 (Deployment > Concurrency in the UI), then run again."
         )
+    if holders != [context.run_id]:
+        context.log.info("the pool %s went to another run (%s) at the same moment", pool, ", ".join(holders))
+        raise dg.RetryRequested(max_retries=LOST_SLOTS_MAX, seconds_to_wait=1)

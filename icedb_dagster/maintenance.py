@@ -195,8 +195,8 @@ def _check_dated(table: icedb.Table, column: str) -> None:
     named = snapshot.partitions(f"{name} IS NOT NULL") if snapshot.parts else []
     if named and not snapshot.partitions(f"TRY_CAST({name} AS DATE) IS NOT NULL"):
         raise InvalidOption(
-            f"{table.uri}: the time to live looks at '{column}', where no value is a date (one is '{named[0]}'). Name a "
-            "partition column of whole dates, YYYY-MM-DD."
+            f"{table.uri}: the time to live looks at '{column}', where no value is a date (one is '{named[0]}'). "
+            "Name a partition column of whole dates, YYYY-MM-DD."
         )
 
 

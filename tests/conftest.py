@@ -21,8 +21,13 @@ from typing import Any
 
 import boto3
 import pytest
+from hypothesis import HealthCheck, settings
 
 from icedb.testing import ClockedStore, ManualClock
+
+# How long an example takes says nothing on a machine that does something else too.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 START_SECONDS_MAX = 60
 BUCKET = "icedb-tests"

@@ -1,8 +1,8 @@
 """Runs of merge jobs, each in a process of its own, all started at the same moment.
 
-Run as `python maintenance_runs.py '{"root": ..., "tables": [...], "hold_s": 1, "folder": ...}'` by tests/test_dagster.py; writes
-into `all.json` when each run's merge began and ended. Dagster is imported once and the processes are forked from there:
-on two cores, importing it eight times would take longer than all the runs. Each opens its instance after the fork.
+Run as `python maintenance_runs.py '{"root": ..., "tables": [...], "hold_s": 1, "folder": ...}'` by
+tests/test_dagster.py; writes into `all.json` when each run's merge began and ended. Dagster is imported once and the
+processes are forked from there: on two cores, importing it six times would take longer than all the runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def run(job: dg.JobDefinition, table: str, hold_s: float, barrier: Barrier, out:
     with dg.DagsterInstance.get() as instance:
         barrier.wait(60)
         result = job.execute_in_process(instance=instance, raise_on_error=False)
-    out.write_text(json.dumps({"table": table, "success": result.success, "spans": spans}))
+    errors = [str(event.step_failure_data.error) for event in result.get_step_failure_events()]
+    out.write_text(json.dumps({"table": table, "success": result.success, "errors": errors, "spans": spans}))
 
 
 def main(task: dict[str, Any]) -> None:

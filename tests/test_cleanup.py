@@ -184,6 +184,33 @@ def test_claims_of_history_go_and_the_probe_stays(table: Table, clocked: Clocked
     assert left == {keys.epoch_claim(9), keys.probe} | ({keys.epoch_claim(3)} if report.commit.committed else set())
 
 
+def test_a_dropped_partition_is_gone_from_the_store_to_the_last_marker(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    fill(table)
+    table.drop_partitions(["k=1"])
+    for _ in range(3):
+        clock.advance(2 * HOUR_MS)
+        table.cleanup()
+    assert not [key for key, stored in clocked.objects.items() if "k=1" in key or b"k=1" in stored.body]
+    assert rows(table) == [0, 10, 20]
+
+
+def test_a_log_file_of_an_epoch_that_never_was_goes_when_it_is_old(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    fill(table)
+    table.merge()  # epoch 2, which lives on its own
+    stale = clocked.location.keys.log_file(clock.now_ms() + 7, merged=False, writer="w.e1")
+    clocked.create(stale, encode(LogFile(clock.now_ms() + 7, {}, epoch=1, live_epochs=(1,))))
+    clocked.delete([k for k in logs(clocked) if k.endswith(".e1.jsonl") and k != stale])
+    clock.advance(HOUR_MS - 1)
+    assert table.cleanup().deleted_log_files == ()
+    clock.advance(1_000)
+    assert stale in table.cleanup().deleted_log_files
+    assert rows(table) == [0, 1, 10, 11, 20, 21]
+
+
 def test_a_quiet_table_costs_no_commits(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     fill(table)
     table.merge()

@@ -155,6 +155,7 @@ DAMAGE = [
     ("a marker without bytes", v3_body(V3_HEADER, {}, {"p": "t/_data/x", "t": 1})),
     ("a marker that is null", v3_body(V3_HEADER, {}, None)),
     ("a cut line", v3_body(V3_HEADER, {}, MARKER)[:-5]),
+    ("a newline at the end", v3_body(V3_HEADER, {}, MARKER) + b"\n"),
     ("a cut first line", v3_body(V3_HEADER, {})[:10]),
     ("part markers before tombstones", v3_body({**V3_HEADER, "tmb": 3, "f": 2}, {}, MARKER, {"p": "t/_log/x", "t": 1})),
     ("an epoch that is not live", v3_body({**V3_HEADER, "e": 3, "le": [1, 2]}, {})),

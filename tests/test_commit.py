@@ -391,6 +391,30 @@ def test_of_two_schema_changes_the_loser_is_told_and_leaves_no_parts(world: Worl
         assert world.orphans() == set(), number
 
 
+def test_a_batch_whose_claim_went_void_can_still_be_refused_and_leaves_no_parts(world: World) -> None:
+    table, store = world.actor()
+    other, _ = world.actor()
+    then = lambda: other.insert([{"k": 0, "n": 50, "c": "text"}])  # noqa: E731
+    _sleep_once(world, store, "create", "_claims/epoch-", ms=TIMEOUT_MS + 1, then=then)
+    with pytest.raises(SchemaConflict):
+        table.insert([{"k": 0, "n": 20, "c": 1}])
+    assert world.rows() == tuple(sorted((*BASE, (0, 50))))
+    assert world.orphans() == set()
+
+
+def test_who_fails_while_completing_anothers_commit_knows_that_its_own_is_not_published(world: World) -> None:
+    _crash_after_claim(world, VERBS["drop"])
+    table, store = world.actor()
+
+    def fail_from_here(request: Request) -> None:
+        if request.kind == "create" and "_claims/epoch-" in request.keys[0]:
+            store.inject(Fault.FAIL, kind="list")
+
+    store.before = fail_from_here
+    with pytest.raises(StoreUnavailable):
+        table.overwrite([{"k": 0, "n": 60}])
+
+
 def test_both_of_two_writers_that_bring_one_column_of_one_type_get_through(world: World) -> None:
     table, store = world.actor()
     other, _ = world.actor()
@@ -487,6 +511,8 @@ def test_a_sleeper_wakes_up_in_another_age_and_changes_nothing_twice(
         done = False
     except CommitUncertain:
         done = None
+    if ms > HOUR_MS and after_request[0] == "create" and name != "drop":
+        assert done is None, "what would tell may have been cleaned up, and it would write its parts a second time"
     late = {(9, 98), (9, 99)}
     first = set(expect(verb, BASE)) | (set() if name == "overwrite" else late)
     allowed = {True: [first, first | late], False: [set(BASE) | late], None: [set(BASE) | late, first | late]}[done]

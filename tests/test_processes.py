@@ -59,7 +59,7 @@ def test_concurrent_inserts_of_eight_processes_lose_nothing(shared_place: Any, t
     assert rows_of(table) == [(who, n, i) for who in range(8) for n in range(batches) for i in range(5)]
     assert {"c0", "c1", "c2"} <= table.schema().keys()
     state = check_sound(table.handle.store)
-    assert state.epoch == 4, "the first schema and three new columns, each once"
+    assert 1 + 3 <= state.epoch <= 8 + 3, "three new columns, and the first schema by all who were first at once"
 
 
 def test_two_merges_started_at_the_same_moment_leave_every_row_once(shared_place: Any, tmp_path: Path) -> None:

@@ -277,8 +277,7 @@ def test_any_text_and_null_can_be_a_partition_value(spark: SparkSession, create_
     target = create_shared(partition_by=["place"])
     target.write(spark.createDataFrame(list(enumerate(PLACES)), "id INT, place STRING").repartition(2))
     assert {p.values["place"] for p in target.table.snapshot().parts} == set(PLACES)
-    found = {id_: place for id_, place in target.rows("id, place")}
-    assert found == dict(enumerate(PLACES))
+    assert dict(target.rows("id, place")) == dict(enumerate(PLACES))
     assert target.table.query("SELECT id FROM t", where="place IS NULL").fetchall() == [(len(PLACES) - 1,)]
 
 

@@ -445,6 +445,19 @@ def test_a_snapshot_answers_for_its_time(clocked: ClockedStore, clock: ManualClo
     assert table.query("SELECT n FROM t ORDER BY n", as_of=times[1]).fetchall() == [(0,), (1,)]
 
 
+def test_a_snapshot_taken_in_the_millisecond_of_the_next_commit_can_be_asked_for_again(
+    clocked: ClockedStore, clock: ManualClock
+) -> None:
+    table = create_table(clocked, clock, partition_by=["k"])
+    table.insert([{"k": n} for n in range(3)])
+    clock.advance(5)
+    before = table.snapshot()
+    table.drop_partitions(["k=0"])  # the clock stands still
+    table.insert([{"k": 4}])
+    assert table.snapshot().rows == 3
+    assert table.snapshot(as_of=before.as_of_ms).id == before.id
+
+
 def test_a_snapshot_says_what_it_holds_by_its_id(memory: Any) -> None:
     table = make(memory)
     table.insert([{"a": 1}])

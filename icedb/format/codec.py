@@ -45,6 +45,8 @@ def encode(file: LogFile) -> bytes:
 def decode(body: bytes, key: str, keys: Keys) -> LogFile:
     """The log file in `body`, which was read from `key`; DamagedLog if it is not one of this table."""
     header = _decode_header(body, key)
+    if body.endswith(b"\n"):
+        raise _damaged(key, "it ends in a newline, so its last lines are cut off")
     tombstone_at = _offset(body, header.tombstone_line, key) if header.tombstone_line is not None else None
     part_at = len(body) if header.part_line is None else _offset(body, header.part_line, key)
     try:

@@ -36,6 +36,9 @@ _VARIANT = re.compile(r"(?<![\w`])variant(?![\w`:])")
 _OPTIONS = ("path", "overwrite", "memory_bytes", "partitionoverwritemode")
 WriteMode = Literal["append", "overwrite"]
 
+# What DuckDB may take in one task before it spills; several tasks share a machine, so not DuckDB's own 80% of it.
+MEMORY_BYTES = 1024 * 1024 * 1024
+
 
 class IceDBDataSource(DataSource):
     """`format("icedb")`. Options: `path`, storage options (`AWS_...`), `memory_bytes`, and `overwrite`."""
@@ -119,10 +122,8 @@ def _storage_options(options: Mapping[str, str], path: str) -> dict[str, str]:
     return storage
 
 
-def _memory_bytes(options: Mapping[str, str], path: str) -> int | None:
-    text = {k.lower(): v for k, v in options.items()}.get("memory_bytes")
-    if text is None:
-        return None
+def _memory_bytes(options: Mapping[str, str], path: str) -> int:
+    text = {k.lower(): v for k, v in options.items()}.get("memory_bytes", str(MEMORY_BYTES))
     if not text.isdigit() or int(text) < 64 * 1024 * 1024:
         raise InvalidOption(f"{path}: memory_bytes is '{text}'; give at least 67108864 (64 MiB per task).")
     return int(text)
@@ -139,7 +140,7 @@ class _BatchWriter(DataSourceArrowWriter):
     """Pickled to each task. It carries the storage options, so its repr says nothing of them."""
 
     def __init__(
-        self, context: WriteContext, storage_options: Mapping[str, str], mode: WriteMode, memory_bytes: int | None
+        self, context: WriteContext, storage_options: Mapping[str, str], mode: WriteMode, memory_bytes: int
     ) -> None:
         self._context = context
         self._storage_options = dict(storage_options)
