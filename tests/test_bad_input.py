@@ -80,6 +80,8 @@ INSERTS: list[tuple[str, Any, type[IceDBError], str]] = [
     ("a list without a type", [{"z": []}], InvalidBatch, "Give the batch a schema"),
     ("a 128-bit integer", lossless("SELECT 1::HUGEINT AS z"), UnsupportedType, r"DECIMAL\(38,0\)"),
     ("one inside a struct", lossless("SELECT {'h': 1::UHUGEINT} AS z"), UnsupportedType, "UBIGINT"),
+    ("a duration", lossless("SELECT INTERVAL '1 microsecond' AS z"), UnsupportedType, "microseconds"),
+    ("nanoseconds of a day", pa.table({"z": pa.array([1], pa.time64("ns"))}), UnsupportedType, "TIME "),
     ("bits", lossless("SELECT '01'::BIT AS z"), UnsupportedType, "BLOB"),
     ("a time with a zone", lossless("SELECT '01:00:00+01'::TIMETZ AS z"), UnsupportedType, "TIMESTAMP WITH TIME ZONE"),
 ]

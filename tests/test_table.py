@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import uuid
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from time import sleep
@@ -258,7 +258,6 @@ TYPES: list[tuple[str, pa.Array, list[Any]]] = [
         pa.array([datetime(2026, 1, 1, tzinfo=UTC), None], pa.timestamp("us", "Europe/Berlin")),
         [datetime(2026, 1, 1, tzinfo=UTC), None],
     ),
-    ("INTERVAL", pa.array([timedelta(hours=1), None]), [timedelta(hours=1), None]),
     ("BIGINT[]", pa.array([[1, None], []]), [[1, None], []]),
     ("VARCHAR[][]", pa.array([[["x"]], None]), [[["x"]], None]),
     (
