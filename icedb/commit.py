@@ -1,44 +1,26 @@
 """Publish log files: the only point at which anything becomes visible.
 
-A *plain append* is parts first, then one create-only put; it needs no lock and reads nothing. An *exclusive
-commit* (everything that tombstones, everything that brings a column) takes the claim of the next epoch, looks
-again whether that epoch is history, and publishes what the claim holds, its own or another's. So exclusive
-commits form one line, decided by the store. A crash at any point leaves nothing visible, or a claim that the
-next exclusive commit completes or, when it is old, voids. Why each step is there: docs/format.md, "Commits".
+A *plain append* is parts first, then one create-only put; it needs no lock, no listing, and reads nothing. What
+tombstones, or brings a column, goes through `icedb.exclusive`. Both settle a put that was not answered by reading
+the key back, refuse to publish parts that are too old, and report the same `Commit`.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
 
 import msgspec
 
-from icedb.errors import (
-    CommitContended,
-    CommitUncertain,
-    DamagedLog,
-    IceDBError,
-    PublicationTooLate,
-    StoreUnavailable,
-)
-from icedb.format.codec import decode, encode
+from icedb.errors import CommitContended, CommitUncertain, PublicationTooLate, StoreUnavailable
+from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
-from icedb.format.rewrite import Draft, check_draft
-from icedb.format.snapshot import LogState
 from icedb.handle import Handle, Part
-from icedb.parts import discard
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore
 
-__all__ = ["Commit", "Operation", "append", "exclusive", "nothing_to_commit"]
+__all__ = ["Commit", "Put", "append", "check_age", "nothing_to_commit", "put_settled", "report", "uncertain"]
 
-logger = logging.getLogger(__name__)
-
-# Each lost attempt means that another exclusive commit succeeded: so many in a row is a table without its lock.
-EXCLUSIVE_ATTEMPTS_MAX = 50
 # A plain append only meets its own process's log file of the same millisecond, or a put that was not answered.
 APPEND_ATTEMPTS_MAX = 20
 # The client library has repeated each of them already, for a minute.
@@ -77,53 +59,24 @@ def nothing_to_commit(handle: Handle) -> Commit:
     return Commit(handle.table, None)
 
 
-class Operation(Protocol):
-    """An exclusive commit's plan, made anew from the table's state at each attempt."""
+class Put(Enum):
+    """How a create-only put ended: ours is there, another's is, or nothing is."""
 
-    @property
-    def outputs(self) -> Collection[str]:
-        """Keys of the parts that this operation wrote and that are still part of its plan."""
-        ...
-
-    @property
-    def unused(self) -> list[str]:
-        """Parts that it wrote and that a rebase found useless; emptied when they are deleted."""
-        ...
-
-    @property
-    def born_ms(self) -> int | None:
-        """When its first part was written (unix ms); None if it writes none."""
-        ...
-
-    @property
-    def reads_everything(self) -> bool:
-        """Whether `build` looks at ignored log files too."""
-        ...
-
-    def build(self, state: LogState, t_ms: int) -> Draft | None:
-        """The log file to publish, or None when there is nothing (left) to do. May raise FixInput errors."""
-        ...
-
-
-class _Put(Enum):
     CREATED = auto()
     TAKEN = auto()
     ABSENT = auto()
 
 
-def _put(store: ObjectStore, key: str, body: bytes) -> _Put:
+def put_settled(store: ObjectStore, key: str, body: bytes) -> Put:
     """A create-only put, settled by reading back: a client's retry fails against its own success."""
     try:
         store.create(key, body)
     except (ObjectExists, StoreUnavailable):
         try:
-            return _Put.CREATED if store.get(key).body == body else _Put.TAKEN
+            return Put.CREATED if store.get(key).body == body else Put.TAKEN
         except ObjectNotFound:
-            return _Put.ABSENT
-    return _Put.CREATED
-
-
-# ---------------------------------------------------------------------------------------------- plain append
+            return Put.ABSENT
+    return Put.CREATED
 
 
 def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str], *, born_ms: int) -> Commit:
@@ -134,26 +87,27 @@ def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str],
     t_ms, unanswered = handle.last_append_ms, 0
     for _ in range(APPEND_ATTEMPTS_MAX):
         t_ms = max(handle.clock.now_ms(), t_ms + 1)
-        _check_age(handle, born_ms)
+        check_age(handle, born_ms)
         file = LogFile(t_ms, dict(schema), tuple(msgspec.structs.replace(m, created_ms=t_ms) for m in markers))
         key = handle.keys.log_file(t_ms, merged=False, writer=handle.writer)
         try:
-            outcome = _put(handle.store, key, encode(file))
+            outcome = put_settled(handle.store, key, encode(file))
         except StoreUnavailable as error:
-            raise _uncertain(handle, key) from error
-        if outcome is _Put.CREATED:
+            raise uncertain(handle, key) from error
+        if outcome is Put.CREATED:
             handle.last_append_ms = t_ms
-            return _report(handle, key, file, tombstoned=())
+            return report(handle, key, file, tombstoned=())
         # Taken by another append of this handle in the same millisecond, or not answered and not there. It cannot
         # land any more, or if it does, it names the same parts: another timestamp.
-        unanswered += outcome is _Put.ABSENT
+        unanswered += outcome is Put.ABSENT
         late = handle.clock.now_ms() - t_ms > handle.timing.grace_ms
-        if outcome is _Put.ABSENT and (late or unanswered == UNANSWERED_MAX):
-            raise _uncertain(handle, key)
+        if outcome is Put.ABSENT and (late or unanswered == UNANSWERED_MAX):
+            raise uncertain(handle, key)
     raise CommitContended(f"{handle.table}: {APPEND_ATTEMPTS_MAX} log file names in a row were taken. Try again.")
 
 
-def _check_age(handle: Handle, born_ms: int | None) -> None:
+def check_age(handle: Handle, born_ms: int | None) -> None:
+    """Raise PublicationTooLate when the oldest part is too old to be published; None: there are no parts."""
     age_ms = handle.clock.now_ms() - (born_ms if born_ms is not None else handle.clock.now_ms())
     if age_ms > handle.timing.part_timeout_ms:
         raise PublicationTooLate(
@@ -162,14 +116,16 @@ def _check_age(handle: Handle, born_ms: int | None) -> None:
         )
 
 
-def _uncertain(handle: Handle, key: str) -> CommitUncertain:
+def uncertain(handle: Handle, key: str) -> CommitUncertain:
+    """The error for a log file of which nobody can tell whether it was published."""
     return CommitUncertain(
         f"{handle.table}: it is not known whether '{key}' was published. Nothing was deleted. Look whether the rows "
         "are there before you write them again."
     )
 
 
-def _report(handle: Handle, key: str, file: LogFile, *, tombstoned: Collection[Marker]) -> Commit:
+def report(handle: Handle, key: str, file: LogFile, *, tombstoned: Collection[Marker]) -> Commit:
+    """What a published log file made visible, and what it tombstoned."""
     return Commit(
         table=handle.table,
         key=key,
@@ -178,235 +134,3 @@ def _report(handle: Handle, key: str, file: LogFile, *, tombstoned: Collection[M
         parts=tuple(handle.part(m) for m in file.markers if m.created_ms == file.t_ms and m.tombstoned_ms is None),
         tombstoned=tuple(handle.part(m) for m in tombstoned),
     )
-
-
-# ------------------------------------------------------------------------------------------ exclusive commit
-
-
-class _Claim(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a claim holds: the log file that this epoch is to be. `stored_ms` comes from the store."""
-
-    key: str
-    t: int
-    body: str
-    stored_ms: int | None = None
-
-    @property
-    def since_ms(self) -> int:
-        return self.t if self.stored_ms is None else min(self.t, self.stored_ms)
-
-
-@dataclass(slots=True)
-class _Tried:
-    """What this operation may have published, or others for it, on an earlier attempt."""
-
-    keys: list[str] = field(default_factory=list)
-    epoch: int = 0
-    since_ms: int = 0
-    last_ms: int = 0
-
-    @property
-    def open(self) -> bool:
-        """Whether a claim of ours may still be completed by somebody: then the parts that it names must stay."""
-        return bool(self.keys)
-
-    def add(self, key: str, epoch: int, t_ms: int) -> None:
-        self.since_ms = self.since_ms if self.keys else t_ms
-        self.last_ms = t_ms
-        self.epoch = max(self.epoch, epoch)
-        self.keys.append(key)
-
-    def settle(self, epoch: int) -> None:
-        """The log shows this epoch, and we looked for our own: what we claimed up to it went to others."""
-        if epoch >= self.epoch:
-            self.keys.clear()
-
-
-def exclusive(handle: Handle, operation: Operation) -> Commit:
-    """Publish an operation as the next epoch, rebasing it on whatever was committed meanwhile.
-
-    Raises CommitContended, CommitUncertain, PublicationTooLate, what `operation.build` raises, and the store's
-    errors. After an error of `build` the operation's parts are deleted when nothing can name them any more.
-    """
-    handle.check_writable()
-    tried = _Tried()
-    try:
-        for attempt in range(EXCLUSIVE_ATTEMPTS_MAX):
-            commit = _attempt(handle, operation, tried)
-            if commit is not None:
-                return commit
-            logger.info("%s: attempt %d at an exclusive commit is rebased", handle.table, attempt + 1)
-        commit = _look(handle, handle.read(), operation, tried)
-    except CommitUncertain:
-        raise
-    except IceDBError as error:
-        # Whatever it was, others may complete a claim of ours: "failed, write it again" could double the rows, and
-        # a caller who deletes the parts of a refused batch would delete live ones.
-        if tried.open:
-            raise _uncertain(handle, tried.keys[-1]) from error
-        raise
-    if commit is not None:
-        return commit
-    if tried.open:
-        raise _uncertain(handle, tried.keys[-1])
-    raise CommitContended(
-        f"{handle.table}: {EXCLUSIVE_ATTEMPTS_MAX} other exclusive commits came first. Nothing was published. Does "
-        "the table's lock hold? Try again when fewer programs maintain it."
-    )
-
-
-def _attempt(handle: Handle, operation: Operation, tried: _Tried) -> Commit | None:
-    """One epoch's worth of trying; None when it went to somebody else and the operation must be rebased."""
-    started_ms = handle.clock.now_ms()
-    state = handle.read(everything=operation.reads_everything)
-    committed = _look(handle, state, operation, tried)
-    if committed is not None:
-        return committed
-    epoch = state.epoch + 1
-    t_ms = max(_next_t_ms(handle, state), tried.last_ms + 1)
-    draft = _build(handle, operation, state, t_ms, tried)
-    if draft is None:
-        return nothing_to_commit(handle)
-    _check_age(handle, operation.born_ms)
-    file = _with_epoch(state, draft, epoch)
-    key = handle.keys.log_file(t_ms, merged=file.carries_tombstones, writer=f"{handle.writer}.e{epoch}")
-    own = _Claim(key, t_ms, encode(file).decode())
-    claim = _take_claim(handle, epoch, own, tried)
-    if claim is None or not _publish_claim(handle, state, epoch, claim, own, operation, started_ms):
-        return None
-    return _own(handle, key, file)
-
-
-def _next_t_ms(handle: Handle, state: LogState) -> int:
-    """Later than all that is visible, except what a clock that is far ahead wrote.
-
-    Each clock may differ from the store's by `max_skew_ms`, so two writers' may differ by twice that.
-    """
-    now_ms = handle.clock.now_ms()
-    sane = [t for t in state.times_ms if t <= now_ms + 2 * handle.timing.max_skew_ms]
-    return max(now_ms, 1 + max(sane, default=0))
-
-
-def _build(handle: Handle, operation: Operation, state: LogState, t_ms: int, tried: _Tried) -> Draft | None:
-    try:
-        draft = operation.build(state, t_ms)
-    except IceDBError:
-        if not tried.open:
-            discard(handle.store, [*operation.outputs, *operation.unused])
-        raise
-    if operation.unused and not tried.open:
-        discard(handle.store, operation.unused)
-        operation.unused.clear()
-    if draft is not None:
-        dead = [m.key for m in draft.file.markers if m.tombstoned_ms == t_ms]
-        check_draft(state, draft, add=operation.outputs, tombstone=dead)
-    return draft
-
-
-def _with_epoch(state: LogState, draft: Draft, epoch: int) -> LogFile:
-    replaced = {state.files[k].file.epoch for k in draft.replaces}
-    live = tuple(sorted((state.live_epochs - replaced) | {epoch}))
-    return msgspec.structs.replace(draft.file, epoch=epoch, live_epochs=live)
-
-
-def _take_claim(handle: Handle, epoch: int, own: _Claim, tried: _Tried) -> _Claim | None:
-    """The claim that decides this epoch, ours or another's; None when it is not to be had and we look again."""
-    key = handle.keys.epoch_claim(epoch)
-    tried.add(own.key, epoch, own.t)  # before the put: unanswered, it may still have been taken
-    try:
-        if _put(handle.store, key, msgspec.json.encode(own)) is _Put.CREATED:
-            return own
-        stored = handle.store.get(key)
-    except (StoreUnavailable, ObjectNotFound):
-        return None
-    try:
-        claim = msgspec.json.decode(stored.body, type=_Claim)
-        file = decode(claim.body.encode(), claim.key, handle.keys)
-        name = handle.keys.parse_log_file(claim.key)
-    except (msgspec.DecodeError, UnicodeDecodeError, DamagedLog) as error:
-        tried.keys.clear()
-        raise DamagedLog(f"{handle.table}: '{key}' is not a claim ({error}).", key=key) from None
-    if claim.key not in tried.keys:
-        tried.keys.clear()  # this epoch goes to somebody else, so nothing of ours can be published as it
-    if file.epoch != epoch or name.epoch != epoch:
-        raise DamagedLog(f"{handle.table}: the claim '{key}' holds epoch {file.epoch}.", key=key)
-    return msgspec.structs.replace(claim, stored_ms=stored.stored_ms)
-
-
-def _publish_claim(
-    handle: Handle,
-    state: LogState,
-    epoch: int,
-    claim: _Claim,
-    own: _Claim,
-    operation: Operation,
-    started_ms: int,
-) -> bool:
-    """See to it that the claim's epoch is decided; whether it became our own log file."""
-    mine = claim.key == own.key
-    if _is_history(handle, state, epoch, min(own.t, claim.t)):
-        return False  # the next attempt finds out whether it was ours
-    body = claim.body.encode()
-    if handle.clock.now_ms() - claim.since_ms > handle.timing.commit_timeout_ms:
-        body = encode(_void(state, epoch, claim.t))
-    elif mine:
-        _check_age(handle, operation.born_ms)  # waking up late must not publish what a sweep may have taken
-    try:
-        outcome = _put(handle.store, claim.key, body)
-        found = body if outcome is _Put.CREATED else handle.store.get(claim.key).body
-    except (StoreUnavailable, ObjectNotFound):
-        return False
-    if not mine or decode(found, claim.key, handle.keys).void:
-        return False
-    # Slower than that, and the key may have been void, replaced and deleted before our put: only the log knows.
-    return handle.clock.now_ms() - started_ms <= handle.timing.commit_timeout_ms
-
-
-def _is_history(handle: Handle, state: LogState, epoch: int, t_ms: int) -> bool:
-    """Whether this epoch, or a later one, has become visible since `state` was read."""
-    # From the head's key on: later epochs have later times, but not beside a head from a clock that is far ahead.
-    heads = [k for k, f in state.files.items() if f.file.epoch == state.epoch and f.file.t_ms < t_ms]
-    for key in handle.log.list_after(heads[0] if heads else None):
-        announced = handle.keys.parse_log_file(key).epoch
-        if announced is not None and announced >= epoch:
-            stored = handle.log.fetch(key)
-            if stored is None or (stored.file.epoch or 0) >= epoch:
-                return True
-    return False
-
-
-def _void(state: LogState, epoch: int, t_ms: int) -> LogFile:
-    return LogFile(t_ms, {}, epoch=epoch, live_epochs=tuple(sorted(state.live_epochs | {epoch})), void=True)
-
-
-def _look(handle: Handle, state: LogState, operation: Operation, tried: _Tried) -> Commit | None:
-    """A writer that may have won looks for itself before it does anything else, and learns what is settled."""
-    committed = _find_own(handle, state, operation, tried) if tried.open else None
-    if committed is None:
-        tried.settle(state.epoch)
-    return committed
-
-
-def _find_own(handle: Handle, state: LogState, operation: Operation, tried: _Tried) -> Commit | None:
-    late = handle.clock.now_ms() - tried.since_ms > handle.timing.grace_ms
-    for key in tried.keys:
-        stored = state.files.get(key)
-        if stored is None or stored.file.void:
-            continue
-        # An ignored one was replaced; or, late, our put came after a void that was replaced and deleted there.
-        if key not in state.ignored or not (late or operation.outputs):
-            return _own(handle, key, stored.file)
-    named = [state.parts[k] for k in operation.outputs if k in state.parts]
-    if named:  # our log file was replaced already; its markers were carried
-        t_ms = named[0].created_ms
-        key = next(k for k in tried.keys if handle.keys.parse_log_file(k).t_ms == t_ms)
-        dead = tuple(m for m in state.parts.values() if m.tombstoned_ms == t_ms)
-        return _own(handle, key, LogFile(t_ms, dict(state.schema), (*named, *dead), epoch=None))
-    if operation.outputs and late:
-        raise _uncertain(handle, tried.keys[-1])
-    return None
-
-
-def _own(handle: Handle, key: str, file: LogFile) -> Commit:
-    handle.learn_schema(file.schema)
-    return _report(handle, key, file, tombstoned=[m for m in file.markers if m.tombstoned_ms == file.t_ms])

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from icedb.commit import Commit, append, exclusive, nothing_to_commit
+from icedb.commit import Commit, append, nothing_to_commit
 from icedb.errors import EmptyBatch, FixInput
+from icedb.exclusive import exclusive
 from icedb.handle import Handle
 from icedb.maintenance.drop import replace_partitions
 from icedb.maintenance.operations import Append

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from icedb import Commit, Table
-from icedb.commit import EXCLUSIVE_ATTEMPTS_MAX, UNANSWERED_MAX, exclusive
+from icedb.commit import UNANSWERED_MAX
 from icedb.errors import (
     AccessDenied,
     CommitContended,
@@ -27,6 +27,7 @@ from icedb.errors import (
     SchemaConflict,
     StoreUnavailable,
 )
+from icedb.exclusive import EXCLUSIVE_ATTEMPTS_MAX, exclusive
 from icedb.format.codec import encode
 from icedb.format.names import decode_partition, partition_of
 from icedb.format.records import LogFile

@@ -36,6 +36,7 @@ LAYERS = [
     "icedb.parts",
     "icedb.handle",
     "icedb.commit",
+    "icedb.exclusive",
     "icedb.scan",
     "icedb.maintenance",
     "icedb.maintenance.operations",

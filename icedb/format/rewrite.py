@@ -22,10 +22,11 @@ __all__ = ["Draft", "check_draft", "draft"]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A log file before its epoch is known, and the log files that it replaces."""
+    """A log file before its epoch is known, and the plan that it carries out: what it replaces and tombstones."""
 
     file: LogFile
     replaces: tuple[str, ...] = ()
+    tombstoned: frozenset[str] = frozenset()
 
 
 def draft(
@@ -62,6 +63,7 @@ def draft(
             txn={a: last for f in sources for a, last in f.txn.items() if last == state.txn[a]},
         ),
         replaces=tuple(sorted(replaces)),
+        tombstoned=frozenset(dead),
     )
 
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from icedb.commit import Commit, exclusive, nothing_to_commit
+from icedb.commit import Commit, nothing_to_commit
 from icedb.errors import GraceTooShort
+from icedb.exclusive import exclusive
 from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState, Named
 from icedb.handle import Handle
@@ -186,4 +187,4 @@ class _Forget:
     def _without_late_tombstones(self, planned: Draft, in_store: Collection[str]) -> Draft:
         """Log tombstones are kept while the file exists, and as long as a copy of it may still arrive."""
         kept = tuple(t for t in planned.file.tombstones if t.key in in_store or t.created_ms > self.late_cutoff_ms)
-        return Draft(msgspec.structs.replace(planned.file, tombstones=kept), planned.replaces)
+        return replace(planned, file=msgspec.structs.replace(planned.file, tombstones=kept))

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from icedb.commit import Commit, exclusive, nothing_to_commit
+from icedb.commit import Commit, nothing_to_commit
 from icedb.errors import InvalidBatch, InvalidOption
+from icedb.exclusive import exclusive
 from icedb.format.names import decode_partition, encode_partition, partition_of
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle, Part

@@ -20,9 +20,10 @@ from typing import Literal
 
 import duckdb
 
-from icedb.commit import Commit, exclusive, nothing_to_commit
+from icedb.commit import Commit, nothing_to_commit
 from icedb.engine import connect_reader, quote_name, quote_text
 from icedb.errors import InvalidOption, InvariantViolated
+from icedb.exclusive import exclusive
 from icedb.format.records import Marker
 from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState
