@@ -1,4 +1,4 @@
-"""docs/format.md is true: its examples are what the library writes and reads, and a reader made from it alone agrees."""
+"""docs/format.md is true: the library writes and reads its examples, and a reader made from it alone agrees."""
 
 from __future__ import annotations
 
