@@ -90,8 +90,11 @@ def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str],
         check_age(handle, born_ms)
         file = LogFile(t_ms, dict(schema), tuple(msgspec.structs.replace(m, created_ms=t_ms) for m in markers))
         key = handle.keys.log_file(t_ms, merged=False, writer=handle.writer)
+        body = encode(file)
+        if handle.clock.now_ms() - t_ms > handle.timing.commit_timeout_ms:
+            continue  # this process was asleep, and readers may rely on the past to be over
         try:
-            outcome = put_settled(handle.store, key, encode(file))
+            outcome = put_settled(handle.store, key, body)
         except StoreUnavailable as error:
             raise uncertain(handle, key) from error
         if outcome is Put.CREATED:

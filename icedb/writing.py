@@ -1,7 +1,8 @@
 """From rows to a commit: the one way in, for `Table`, the Spark source and the IO manager.
 
 Parts are written first and are invisible; publishing them is one commit, plain when the table has all their
-columns, exclusive when they bring one. When publishing is refused, the parts are deleted again.
+columns, exclusive when they bring one. When the batch is refused, its parts are deleted again; when publishing
+failed, they stay behind as orphans, for nobody may know whether a log file names them.
 """
 
 from __future__ import annotations

@@ -97,6 +97,23 @@ def test_frequent_merges_do_not_keep_cleanup_away(table: Table, clocked: Clocked
     check_sound(clocked)
 
 
+def test_log_files_that_name_no_part_any_more_do_not_pile_up(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    # A table whose rows live for a day: each cleanup forgets the last marker of a log file.
+    for n in range(8):
+        table.insert([{"k": n, "n": n}])
+        clock.advance(MINUTE_MS)
+        table.drop_partitions([f"k={n}"])
+        for _ in range(2):
+            clock.advance(2 * HOUR_MS)
+            table.cleanup()
+        check_sound(clocked)
+    assert len(logs(clocked)) <= 2
+    assert data(clocked) == []
+    assert len(table.handle.read().live_epochs) <= 2
+
+
 def test_a_reader_of_an_old_snapshot_reads_on_across_merge_and_cleanup(place: Any) -> None:
     table = Table.create(place.uri, partition_by=["k"], storage_options=place.storage_options)
     fill(table)

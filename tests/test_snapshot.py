@@ -89,7 +89,7 @@ def test_a_replaced_log_file_is_ignored_and_its_markers_are_carried() -> None:
     state = replayed(plain, merged)
     assert names(state.live) == ["b", "c"]
     assert state.ignored == {plain.key}
-    assert state.naming(["table/_data/b.parquet"]) == [merged.key]
+    assert state.replaceable(["table/_data/b.parquet"]) == [merged.key]
     # What the replaced file held does not come back when cleanup forgot it.
     forgot = log(3, part("b", 1), epoch=2, live_epochs=(2,), tombstones=tombstones(plain, merged, t=3), horizon_ms=2)
     assert replayed(plain, merged, forgot).parts.keys() == {"table/_data/b.parquet"}

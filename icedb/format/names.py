@@ -29,7 +29,7 @@ NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"
 SEGMENT_BYTES_MAX = 255
 KEY_BYTES_MAX = 1_024
 
-_LOG_NAME = re.compile(r"(?P<t>\d{13})(?P<merged>_m)?_(?P<writer>[A-Za-z0-9.-]+)\.jsonl")
+_LOG_NAME = re.compile(r"(?P<t>\d{13})(?P<merged>_m)?_(?P<writer>[A-Za-z0-9._-]+)\.jsonl")
 _EPOCH_SUFFIX = re.compile(r"\.e([1-9]\d*)$")
 _SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
 
@@ -127,16 +127,23 @@ class Keys:
 def encode_value(value: str | None) -> str:
     """One partition value as a path segment's right side. The result is distinct for distinct values.
 
-    ASCII letters, digits and `_ - .` stay, and so do the letters and digits of other scripts (Spark decodes
-    `%xx` by single characters, so UTF-8 must not be percent-encoded for it); all else becomes `%XX`.
+    ASCII letters, digits and `_ - .` stay; all other ASCII becomes `%XX`. Characters beyond ASCII stay as they are
+    (Spark decodes `%XX` by single characters, so their UTF-8 must not be percent-encoded for it), but for those
+    that XML, in which S3 lists keys, or a terminal cannot carry.
     """
     if value is None:
         return NULL_VALUE
-    text = "".join(c if c in _SAFE or (not c.isascii() and c.isalnum()) else _percent(c) for c in value)
+    text = "".join(c if c in _SAFE or _is_safe_beyond_ascii(ord(c)) else _percent(c) for c in value)
     # Names that mean something else to a reader: null to DuckDB and Hive, this or the parent folder to a file system.
     if text.upper() in ("NULL", NULL_VALUE) or text in (".", ".."):
         text = _percent(text[0]) + text[1:]
     return text
+
+
+def _is_safe_beyond_ascii(code: int) -> bool:
+    controls = 0x80 <= code <= 0x9F or code in (0x2028, 0x2029)
+    no_characters = 0xD800 <= code <= 0xDFFF or code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF
+    return code > 0x7F and not controls and not no_characters
 
 
 def _percent(char: str) -> str:

@@ -71,9 +71,15 @@ class LogState:
         """The markers of the latest snapshot, in key order."""
         return [m for _, m in sorted(self.parts.items()) if m.tombstoned_ms is None]
 
-    def naming(self, part_keys: Iterable[str]) -> list[str]:
-        """The log files that name any of these parts and are not ignored, in key order."""
-        return sorted({k for p in part_keys for k in self.parts_named[p].by if k not in self.ignored})
+    def replaceable(self, part_keys: Iterable[str]) -> list[str]:
+        """What a commit that gives these parts new markers replaces, in key order.
+
+        The log files that name any of them, and those that name no part at all: voids, and what is left when all
+        parts of a log file are forgotten. Nothing else would ever replace those.
+        """
+        naming = {k for p in part_keys for k in self.parts_named[p].by}
+        bare = {k for k, f in self.files.items() if not f.file.markers}
+        return sorted((naming | bare) - self.ignored)
 
 
 def ignored_by(files: Mapping[str, LogFile], table: str) -> tuple[int, frozenset[int], frozenset[str]]:
@@ -86,7 +92,8 @@ def ignored_by(files: Mapping[str, LogFile], table: str) -> tuple[int, frozenset
         if file.epoch is not None and epochs.setdefault(file.epoch, key) != key:
             raise ForeignMaintenance(
                 f"{table}: the log files '{epochs[file.epoch]}' and '{key}' both say they are epoch {file.epoch}. "
-                "A program that does not take claims maintains this table. Stop it, then run verify."
+                "A program that does not take claims maintains this table. Stop it, and restore the log "
+                "files that it deleted."
             )
     epoch = max(epochs, default=0)
     live_epochs = frozenset(files[epochs[epoch]].live_epochs) if epochs else frozenset()

@@ -114,7 +114,7 @@ def _round(handle: Handle, grace_ms: int, dry_run: bool, *, at_rest: bool) -> Cl
     now_ms = handle.clock.now_ms()
     if at_rest:
         # Commits of one millisecond get rising times, so the newest may be a little ahead of the clock.
-        now_ms = max(now_ms, *(t for t in state.times_ms if t <= now_ms + handle.timing.max_skew_ms), 0)
+        now_ms = max(now_ms, *(t for t in state.times_ms if t <= now_ms + 2 * handle.timing.max_skew_ms), 0)
     plan = plan_cleanup(state, now_ms=now_ms, grace_ms=grace_ms)
     commit, forget = nothing_to_commit(handle), 0
     claims: tuple[str, ...] = ()
@@ -181,7 +181,7 @@ class _Forget:
         self.forgotten = len(dead)
         if not dead:
             return None
-        planned = draft(state, t_ms=t_ms, replaces=state.naming(dead), forget=set(dead))
+        planned = draft(state, t_ms=t_ms, replaces=state.replaceable(dead), forget=set(dead))
         return self._without_late_tombstones(planned, state.listed_ms.keys())
 
     def _without_late_tombstones(self, planned: Draft, in_store: Collection[str]) -> Draft:

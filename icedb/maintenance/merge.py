@@ -176,7 +176,7 @@ class _Merge:
         if not self.groups:
             return None
         inputs = [p.key for g in self.groups for p in g.inputs]
-        return draft(state, t_ms=t_ms, add=self.markers.values(), tombstone=inputs, replaces=state.naming(inputs))
+        return draft(state, t_ms=t_ms, add=self.markers.values(), tombstone=inputs, replaces=state.replaceable(inputs))
 
 
 def _is_live(state: LogState, key: str) -> bool:

@@ -62,5 +62,5 @@ class Replace:
             schema=dict(self._schema),
             add=self._markers,
             tombstone=dead,
-            replaces=state.naming(dead),
+            replaces=state.replaceable(dead),
         )
