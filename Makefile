@@ -47,8 +47,8 @@ $(VENV)/.installed-dev: pyproject.toml
 .PHONY: install
 install:
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "Python 3.11 or later is needed; this is $$($(BIN)/python -V). Set PYTHON=..., then: make clean"; exit 1; }
+	@$(BIN)/python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+		|| { echo "Python 3.11, 3.12 or 3.13 is needed; this is $$($(BIN)/python -V). Set PYTHON=..., then: make clean"; exit 1; }
 	@echo "Installing icedb-dagster[$(EXTRA)] into $(VENV) (some minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRA)]'
 	@touch $(VENV)/.installed-$(EXTRA)

@@ -54,6 +54,7 @@ def connect_reader(location: Location) -> duckdb.DuckDBPyConnection:
     """A connection that can read the table's parts. In a bucket: with httpfs and a secret for its prefix."""
     con = duckdb.connect(":memory:")
     con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
+    con.execute("SET python_enable_replacements = false")  # a query sees the table, not this library's variables
     if location.scheme == "s3":
         attach_s3(con, location)
     return con

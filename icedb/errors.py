@@ -5,8 +5,9 @@
     │   ├── StoreUnavailable         the object store did not answer                       (ConnectionError)
     │   ├── TornListing              the log changed faster than it could be listed        (TimeoutError)
     │   ├── CommitContended          other exclusive commits always came first             (TimeoutError)
-    │   ├── CommitUncertain          published or not: only the table can tell             (RuntimeError)
     │   └── PublicationTooLate       the parts or the claim are too old to be published    (TimeoutError)
+    ├── LookFirst                whether it happened is not known: to repeat it could do it twice
+    │   └── CommitUncertain          published or not: only the table can tell             (RuntimeError)
     ├── FixInput                 the caller must change something
     │   ├── InvalidURI               no table can be at that address                       (ValueError)
     │   ├── InvalidOption            an unknown or contradictory option                    (ValueError)
@@ -60,6 +61,7 @@ __all__ = [
     "InvalidURI",
     "InvariantViolated",
     "JavaNotFound",
+    "LookFirst",
     "MissingPart",
     "PoolNotExclusive",
     "PublicationTooLate",
@@ -89,6 +91,10 @@ class TryAgain(IceDBError):
     """Nothing is wrong with the input: the same call may succeed later."""
 
 
+class LookFirst(IceDBError):
+    """Whether it happened is not known: look before you repeat it."""
+
+
 class FixInput(IceDBError):
     """The caller must change something before the call can succeed."""
 
@@ -109,7 +115,7 @@ class CommitContended(TryAgain, TimeoutError):
     """Other exclusive commits always came first; nothing of this one is visible."""
 
 
-class CommitUncertain(TryAgain, RuntimeError):
+class CommitUncertain(LookFirst, RuntimeError):
     """Published or not: the trace that would tell may already have been cleaned up. Nothing was deleted."""
 
 

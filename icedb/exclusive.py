@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from icedb.commit import Commit, Put, check_age, nothing_to_commit, put_settled, report, uncertain
+from icedb.commit import UNANSWERED_MAX, Commit, Put, check_age, nothing_to_commit, put_settled, report, uncertain
 from icedb.errors import CommitContended, CommitUncertain, DamagedLog, IceDBError, StoreUnavailable
 from icedb.format.codec import decode, encode
 from icedb.format.records import LogFile
@@ -82,6 +82,7 @@ class _Tried:
     epoch: int = 0
     since_ms: int = 0
     last_ms: int = 0
+    unanswered: int = 0
 
     @property
     def open(self) -> bool:
@@ -194,7 +195,13 @@ def _take_claim(handle: Handle, epoch: int, own: _Claim, tried: _Tried) -> _Clai
         if put_settled(handle.store, key, msgspec.json.encode(own)) is Put.CREATED:
             return own
         stored = handle.store.get(key)
-    except (StoreUnavailable, ObjectNotFound):
+    except StoreUnavailable as error:
+        # The client library has repeated it already, for a minute.
+        tried.unanswered += 1
+        if tried.unanswered == UNANSWERED_MAX:
+            raise uncertain(handle, own.key) from error
+        return None
+    except ObjectNotFound:
         return None
     try:
         claim = msgspec.json.decode(stored.body, type=_Claim)

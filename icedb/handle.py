@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from icedb.clock import Clock, SystemClock, writer_name
-from icedb.errors import ClockSkew, UnsupportedStore
+from icedb.errors import ClockSkew, InvalidOption, UnsupportedStore
 from icedb.format.names import Keys, decode_partition, partition_of
 from icedb.format.records import Marker
 from icedb.format.snapshot import LogState
@@ -62,6 +62,8 @@ class Handle:
         timing: Timing | None = None,
         fencing: Fencing = "claims",
     ) -> None:
+        if fencing not in get_args(Fencing):
+            raise InvalidOption(f"{store.location.uri}: fencing is {fencing!r}; give 'claims' or 'none'.")
         self.store = store
         self.spec = spec
         self.clock: Clock = clock or SystemClock()

@@ -141,8 +141,8 @@ def _s3(text: str, rest: str, storage_options: Mapping[str, str]) -> Location:
     if ("access_key_id" in options) != ("secret_access_key" in options):
         raise InvalidOption(f"{text}: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY come together or not at all.")
     endpoint = options.get("endpoint")
-    if endpoint and "://" not in endpoint:
-        raise InvalidOption(f"{text}: AWS_ENDPOINT_URL must start with http:// or https://, not '{endpoint}'.")
+    if endpoint and (not endpoint.startswith(("http://", "https://")) or "@" in endpoint):
+        raise InvalidOption(f"{text}: AWS_ENDPOINT_URL must start with http:// or https:// and hold no credentials.")
     if "access_key_id" in options:
         credentials = Credentials(
             options["access_key_id"], options["secret_access_key"], options.get("session_token") or None
@@ -162,6 +162,10 @@ def _s3(text: str, rest: str, storage_options: Mapping[str, str]) -> Location:
 
 def _root_and_prefix(text: str, rest: str) -> tuple[str, str]:
     root, _, prefix = rest.partition("/")
+    if "@" in root or ":" in root:  # not quoted: what stands there may be a secret
+        raise InvalidURI(
+            "a table's address has no credentials in it; give them as storage options or by the environment."
+        )
     if not root or any(c in text for c in "?*[]\0\n\r"):
         raise InvalidURI(f"'{text}' is no table's address: it needs a bucket or name, and none of ?, *, [, ].")
     keys = Keys(prefix.strip("/"))  # refuses empty and '..' segments

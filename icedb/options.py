@@ -29,6 +29,10 @@ class Timing:
     late_ms: int = DAY_MS
 
     def __post_init__(self) -> None:
+        if min(self.part_timeout_ms, self.late_ms) <= 0:
+            raise InvalidOption(
+                f"part_timeout_ms ({self.part_timeout_ms}) and late_ms ({self.late_ms}) must be over 0."
+            )
         if not 0 <= self.max_skew_ms < self.commit_timeout_ms:
             raise InvalidOption(f"max_skew_ms ({self.max_skew_ms}) must be less than commit_timeout_ms.")
         if 2 * self.commit_timeout_ms > self.grace_ms:

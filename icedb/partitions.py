@@ -25,6 +25,13 @@ from icedb.schema import describe, typed_nothing
 __all__ = ["PartitionExpression", "matching", "parse_partition_by", "partition_types"]
 
 _PROBE = "__icedb_partition_value"
+_PATH = "__icedb_path"
+
+_UNSTABLE_KEYWORDS = frozenset(
+    ("current_date", "current_time", "current_timestamp", "current_user", "localtime", "localtimestamp", "session_user")
+)
+# DuckDB calls these consistent, and what they give depends on the time, on chance or on the connection.
+_UNSTABLE_BESIDES = frozenset(("age", "array_shuffle", "list_shuffle", "current_setting", "getvariable", "user"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +74,9 @@ def _parse(text: str, table: str) -> PartitionExpression:
     for inner in _walk(expression):
         if inner.get("class") in ("SUBQUERY", "WINDOW", "STAR", "PARAMETER", "LAMBDA_REF"):
             raise refuse(f"holds a {inner['class'].lower()}, which has no one value per row")
-        if inner.get("class") == "FUNCTION" and inner.get("function_name") in _unstable_functions():
-            raise refuse(f"calls {inner['function_name']}(), which gives different values for one row")
+        called = inner.get("function_name") if inner.get("class") == "FUNCTION" else _keyword(inner)
+        if called in _unstable_functions():
+            raise refuse(f"calls {called}(), which gives different values for one row")
     name = expression.get("alias") or _column_name(expression)
     if not name:
         raise refuse("has no name; add 'AS name'")
@@ -117,7 +125,14 @@ def _column_name(expression: Mapping[str, Any]) -> str:
 def _unstable_functions() -> frozenset[str]:
     with connect_sandbox() as con:
         rows = con.execute("SELECT DISTINCT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT'")
-        return frozenset(str(name) for (name,) in rows.fetchall())
+        return frozenset(str(name) for (name,) in rows.fetchall()) | _UNSTABLE_KEYWORDS | _UNSTABLE_BESIDES
+
+
+def _keyword(expression: Mapping[str, Any]) -> str | None:
+    """What a bare word calls: to the parser, `current_date` is a column's name."""
+    names: list[str] = expression["column_names"] if expression.get("class") == "COLUMN_REF" else []
+    name = str(names[0]).casefold() if len(names) == 1 else ""
+    return name if name in _UNSTABLE_KEYWORDS else None
 
 
 def partition_types(
@@ -137,7 +152,9 @@ def _partition_types(
     if not expressions:
         return {}
     with connect_sandbox() as con:
-        return _types(con, expressions, typed_nothing(dict(schema)), table=table, columns=[c for c, _ in schema])
+        return _types(
+            con, expressions, typed_nothing(dict(schema), rows=1), table=table, columns=[c for c, _ in schema]
+        )
 
 
 def _types(
@@ -152,12 +169,19 @@ def _types(
     for expression in expressions:
         try:
             # Beside the row's columns, so that an aggregate is refused as it would be when rows are written.
-            described = describe(con, f"SELECT *, {expression.sql} AS {_PROBE} FROM ({source})")
+            query = f"SELECT *, {expression.sql} AS {_PROBE} FROM ({source})"
+            described = describe(con, query)
+            one_value = con.execute(f"SELECT count(*) FROM ({query})").fetchone() == (1,)
         except duckdb.Error as error:
             raise InvalidPartitionExpression(
                 f"{table}: the partition expression '{expression.sql} AS {expression.name}' does not fit the rows: "
                 f"{str(error).splitlines()[0]} (columns: {sorted(columns)})."
             ) from None
+        if not one_value:
+            raise InvalidPartitionExpression(
+                f"{table}: the partition expression '{expression.sql} AS {expression.name}' gives several values, or "
+                "none, for one row. Use a function that gives exactly one."
+            )
         types[expression.name] = described[_PROBE]
     return types
 
@@ -167,13 +191,13 @@ def matching(partitions: Sequence[str], where: str, types: Mapping[str, str], *,
     typed = ", ".join(f"CAST(v.{quote_name(n)} AS {t}) AS {quote_name(n)}" for n, t in types.items())
     texts = "".join(f", {quote_name(n)} VARCHAR" for n in types)
     with connect_sandbox() as con:
-        con.execute(f"CREATE TABLE v (path__ VARCHAR{texts})")
+        con.execute(f"CREATE TABLE v ({_PATH} VARCHAR{texts})")
         rows = [[p, *(decode_partition(p).get(n) for n in types)] for p in partitions]
         if rows:
             con.executemany(f"INSERT INTO v VALUES ({', '.join('?' * (len(types) + 1))})", rows)
         try:
             found = con.execute(
-                f"SELECT path__ FROM (SELECT path__{', ' if typed else ''}{typed} FROM v) WHERE (\n{where}\n)"
+                f"SELECT {_PATH} FROM (SELECT {_PATH}{', ' if typed else ''}{typed} FROM v) WHERE (\n{where}\n)"
             )
             return sorted(str(path) for (path,) in found.fetchall())
         except duckdb.Error as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from icedb.clock import Clock
 from icedb.engine import connect_sandbox, quote_name, quote_text
-from icedb.errors import IceDBError, InvalidBatch, InvalidPartitionExpression, InvariantViolated
+from icedb.errors import IceDBError, InvalidBatch, InvalidPartitionExpression, InvariantViolated, UnsupportedType
 from icedb.format.names import encode_partition
 from icedb.format.records import Marker, Stats
 from icedb.location import Location
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 # Enough to hide the latency of a put behind the next partition's encoding.
 CONCURRENT_PUTS = 8
-_PREFIX = "__icedb_p"
+_PREFIX = "__icedb_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,19 @@ class WrittenParts:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How a batch is read: its stored columns as SQL, their types, and what orders it."""
+    """How a batch is read: its stored columns as SQL, their types, and what orders it.
+
+    In the staged table each column has a name of ours: DuckDB's `rowid` must not be one of the batch.
+    """
 
     columns: Mapping[str, str]
     select: str
     sort_by: Sequence[str]
+
+    @property
+    def staged(self) -> Mapping[str, str]:
+        """Column -> its name in the staged table."""
+        return {column: f"{_PREFIX}c{n}" for n, column in enumerate(self.columns)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +138,10 @@ def _plan(con: duckdb.DuckDBPyConnection, context: WriteContext, schema: pa.Sche
     """Check a batch's columns against the table and say how each is read."""
     if len(set(schema.names)) < len(schema.names):
         raise InvalidBatch(f"{context.table}: the batch has a column twice: {schema.names}.")
-    if reserved := [n for n in schema.names if n.startswith(_PREFIX)]:
+    if reserved := [n for n in schema.names if n.casefold().startswith(_PREFIX)]:
         raise InvalidBatch(f"{context.table}: the column name '{reserved[0]}' is reserved. Rename it.")
     check_columns(dict.fromkeys(schema.names, ""), {}, table=context.table)
-    described = _describe_arrow(con, schema) if schema.names else {}
+    described = _describe_arrow(con, schema, context.table) if schema.names else {}
     columns: dict[str, str] = {}
     for field in schema:
         known = context.known_schema.get(field.name)
@@ -149,18 +157,47 @@ def _plan(con: duckdb.DuckDBPyConnection, context: WriteContext, schema: pa.Sche
         else:
             columns[field.name] = storage_type(described[field.name], column=field.name, table=context.table)
     check_columns(columns, context.known_schema, table=context.table)
+    _check_shadowing(context, columns)
     sort_by = check_sort_columns(context.spec.sort_by, columns, context.known_schema, table=context.table)
     partition_types(context.expressions, {**context.known_schema, **columns}, table=context.table)
     select = ", ".join(f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in columns.items())
     return _Plan(columns, select, sort_by)
 
 
-def _describe_arrow(con: duckdb.DuckDBPyConnection, schema: pa.Schema) -> dict[str, str]:
-    con.register("__icedb_shape", pa.RecordBatchReader.from_batches(schema, []))
+def _check_shadowing(context: WriteContext, columns: Mapping[str, str]) -> None:
+    """A data column wins over a partition column of its name: coming later, it would hide the values of older rows."""
+    added = {c.casefold(): c for c in columns if c not in context.known_schema} if context.known_schema else {}
+    for expression in context.expressions:
+        column = added.get(expression.name.casefold())
+        if column is not None and expression.sql not in (column, quote_name(column)):
+            raise InvalidBatch(
+                f"{context.table}: the batch brings a column '{column}', and the table has a partition column of that "
+                "name, computed from other columns. Leave it out (a query of the table returns it), or rename it."
+            )
+
+
+def _describe_arrow(con: duckdb.DuckDBPyConnection, schema: pa.Schema, table: str) -> dict[str, str]:
     try:
+        con.register("__icedb_shape", pa.RecordBatchReader.from_batches(schema, []))
         return describe(con, "SELECT * FROM __icedb_shape")
-    finally:
-        con.unregister("__icedb_shape")
+    except duckdb.Error as error:
+        reason = str(error).splitlines()[0]
+        raise UnsupportedType(
+            f"{table}: the batch has a column of a type that DuckDB does not have: {reason}"
+        ) from None
+
+
+class _CountedRows:
+    """A stream that knows how many rows went through it."""
+
+    def __init__(self, stream: pa.RecordBatchReader) -> None:
+        self.rows = 0
+        self.reader = pa.RecordBatchReader.from_batches(stream.schema, self._counting(stream))
+
+    def _counting(self, stream: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        for batch in stream:
+            self.rows += batch.num_rows
+            yield batch
 
 
 def _check_no_rows(context: WriteContext, stream: pa.RecordBatchReader) -> None:
@@ -181,9 +218,10 @@ def _stage(
     con: duckdb.DuckDBPyConnection, context: WriteContext, plan: _Plan, stream: pa.RecordBatchReader
 ) -> list[_Range]:
     """Load the stream into a temporary table in the order of its parts; where each partition lies in it."""
-    values = [f"{_PREFIX}{n}" for n in range(len(context.expressions))]
-    order = [*values, *(quote_name(c) for c in plan.sort_by)]
-    con.register("__icedb_stream", stream)
+    values = [f"{_PREFIX}p{n}" for n in range(len(context.expressions))]
+    order = [*values, *(plan.staged[c] for c in plan.sort_by)]
+    counted = _CountedRows(stream)
+    con.register("__icedb_stream", counted.reader)
     try:
         con.execute("CREATE TEMP TABLE staged AS " + _staging_query(context, plan, values, order))
     except duckdb.Error as error:
@@ -192,10 +230,16 @@ def _stage(
         con.unregister("__icedb_stream")
     group = ", ".join(f"CAST({v} AS VARCHAR)" for v in values)
     stats = statistics_columns(plan.sort_by, plan.columns)
+    figures = figures_sql({plan.staged[c]: t for c, t in stats.items()})
     found = con.execute(
-        f"SELECT min(rowid), max(rowid), count(*), [{group}]::VARCHAR[], {figures_sql(stats)} "
+        f"SELECT min(rowid), max(rowid), count(*), [{group}]::VARCHAR[], {figures} "
         f"FROM staged {'GROUP BY ' + ', '.join(values) if values else 'HAVING count(*) > 0'} ORDER BY 1"
     ).fetchall()
+    if counted.rows != sum(rows for _, _, rows, *_ in found):
+        raise InvalidPartitionExpression(
+            f"{context.table}: the partition expressions {[e.sql for e in context.expressions]} do not give each of "
+            f"the {counted.rows} rows exactly one partition. Nothing was written."
+        )
     names = [e.name for e in context.expressions]
     return [
         _Range(
@@ -214,7 +258,7 @@ def _staging_query(context: WriteContext, plan: _Plan, values: Sequence[str], or
     lacking = "".join(
         f", CAST(NULL AS {t}) AS {quote_name(c)}" for c, t in context.known_schema.items() if c not in plan.columns
     )
-    stored = ", ".join(map(quote_name, plan.columns))
+    stored = ", ".join(f"{quote_name(column)} AS {name}" for column, name in plan.staged.items())
     computed = "".join(f",\n{e.sql}\nAS {v}" for e, v in zip(context.expressions, values, strict=True))
     ordered = f" ORDER BY {', '.join(order)}" if order else ""
     return f"SELECT {stored}{computed} FROM (SELECT {plan.select}{lacking} FROM __icedb_stream){ordered}"
@@ -241,7 +285,7 @@ def _put_all(
 ) -> tuple[Marker, ...]:
     """Encode each partition and put it while the next is encoded."""
     keys = [context.location.keys.part(r.partition, clock.new_id()) for r in ranges]
-    stored = ", ".join(map(quote_name, plan.columns))
+    stored = ", ".join(f"{name} AS {quote_name(column)}" for column, name in plan.staged.items())
     with ThreadPoolExecutor(CONCURRENT_PUTS) as pool:
         puts: list[Future[int]] = []
         try:

@@ -30,10 +30,11 @@ def relation(
     if not parts:
         return typed_nothing(columns)
     shadowed = len(visible) < len(partition_schema)
+    above = any("=" in segment for segment in handle.table.split("/"))  # DuckDB would take that for ours, or data
     encoded = any(encode_value(n) != n for n in visible)  # DuckDB decodes the values in a path, but not the names
-    from_names = shadowed or encoded
+    from_names = shadowed or encoded or above
     scan = _scan_by_names(handle, parts, visible) if from_names else _scan_hive(handle, parts, visible)
-    # Folders above the table may look like Hive partitions too (`/data/env=prod/table`): their columns are not ours.
+    # Only what the schema names: a part of another program may hold more.
     ours = ", ".join(quote_text(c) for c in columns)
     return f"{typed_nothing(columns)} UNION ALL BY NAME SELECT COLUMNS(lambda c: c IN ({ours})) FROM ({scan})"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import duckdb
 
@@ -66,6 +67,8 @@ def _check_case(columns: Iterable[str], *, table: str) -> None:
     for column in columns:
         if not column:
             raise InvalidBatch(f"{table}: a column has an empty name.")
+        if "\0" in column:
+            raise InvalidBatch(f"{table}: the column name {column!r} holds a zero character. Rename it.")
         other = seen.setdefault(column.casefold(), column)
         if other != column:
             raise InvalidBatch(
@@ -92,7 +95,7 @@ def check_sort_columns(
     return [column for column in sort_by if column in batch]
 
 
-def typed_nothing(schema: Mapping[str, str]) -> str:
-    """A query of no rows whose columns have these names and types."""
+def typed_nothing(schema: Mapping[str, str], *, rows: Literal[0, 1] = 0) -> str:
+    """A query of no rows, or of one that is all null, whose columns have these names and types."""
     columns = ", ".join(f"CAST(NULL AS {type_}) AS {quote_name(c)}" for c, type_ in schema.items())
-    return f"SELECT {columns or 'NULL AS nothing'} WHERE false"
+    return f"SELECT {columns or 'NULL AS nothing'} WHERE {'true' if rows else 'false'}"

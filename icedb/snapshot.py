@@ -16,6 +16,7 @@ import duckdb
 import pyarrow as pa
 
 from icedb.engine import connect_reader, quote_name
+from icedb.errors import InvalidOption
 from icedb.format.records import Marker
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import Handle, Part
@@ -91,9 +92,14 @@ class Snapshot:
         parts = self.files(where)
         try:
             con.execute(f"CREATE TEMP VIEW t AS {relation(self._handle, parts, self.schema, self.partition_schema)}")
-            return con.sql(sql)
+            answer = con.sql(sql)
         except (duckdb.Error, ObjectNotFound) as error:
             raise explain(self._handle, parts, error, as_of_ms=self.as_of_ms) from None
+        if answer is None:
+            raise InvalidOption(
+                f"{self.table}: the query has no answer: {sql.strip()[:80]!r}. Write one SELECT over t."
+            )
+        return answer
 
     def to_arrow(self, columns: Sequence[str] | None = None, *, where: str | None = None) -> pa.Table:
         """All rows as a pyarrow Table; `columns` selects, `where` prunes partitions."""

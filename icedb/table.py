@@ -88,8 +88,11 @@ class Table:
         AccessDenied, StoreUnavailable.
         """
         store = open_store(parse_location(uri, storage_options))
-        if isinstance(partition_by, str) or isinstance(sort_by, str):
-            raise InvalidOption(f"{store.location.uri}: partition_by and sort_by are lists, not one text.")
+        for name, texts in (("partition_by", partition_by), ("sort_by", sort_by)):
+            if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+                raise InvalidOption(f"{store.location.uri}: {name} must be a list of texts, not {texts!r}.")
+        if not isinstance(row_group_rows, int):
+            raise InvalidOption(f"{store.location.uri}: row_group_rows must be a whole number, not {row_group_rows!r}.")
         spec = TableSpec(
             id=SystemClock().new_id(),
             partition_by=tuple(partition_by),
@@ -254,4 +257,6 @@ def as_of_ms(as_of: AsOf) -> int:
         if as_of.tzinfo is None:
             raise InvalidOption(f"as_of {as_of} has no timezone; give datetime(..., tzinfo=UTC) or unix milliseconds.")
         return int(as_of.astimezone(UTC).timestamp() * 1000)
-    return int(as_of)
+    if not isinstance(as_of, int) or isinstance(as_of, bool):
+        raise InvalidOption(f"as_of is {as_of!r}; give datetime(..., tzinfo=UTC) or unix milliseconds.")
+    return as_of

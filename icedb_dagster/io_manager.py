@@ -43,7 +43,7 @@ class IceDBIOManager(dg.ConfigurableIOManager):
         context.add_output_metadata(table_metadata(table.snapshot()))
 
     def _commit(self, context: dg.OutputContext, obj: Any) -> Table:
-        """All that can be wrong with the asset is said before a table is created for it."""
+        """What is wrong with the asset's definition is said before a table is created for it."""
         uri = self.icedb.uri(context.asset_key)
         if context.has_asset_partitions:
             raise InvalidOption(

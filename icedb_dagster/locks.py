@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 
 import dagster as dg
-from sqlalchemy.exc import IntegrityError
 
 from icedb.errors import PoolNotExclusive
 
@@ -39,6 +38,8 @@ def ensure_pool(instance: dg.DagsterInstance, pool: str) -> None:
             f"the pool '{pool}' cannot hold: this Dagster instance ({type(storage).__name__}) has no concurrency "
             "pools. Run on an instance with Postgres: icedb-dagster up, or a dagster.yaml with postgres storage."
         )
+    from sqlalchemy.exc import IntegrityError  # slow to load, and not needed to define jobs
+
     if _has_limit_one(instance, pool):
         return
     try:

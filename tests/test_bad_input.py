@@ -212,8 +212,8 @@ def test_two_partition_expressions_of_one_name_are_refused(local: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"partition_by": "a"}, "lists, not one text"),
-        ({"sort_by": "a"}, "lists, not one text"),
+        ({"partition_by": "a"}, "must be a list of texts"),
+        ({"sort_by": "a"}, "must be a list of texts"),
         ({"sort_by": ["a", "A"]}, "twice"),
         ({"compression": "rar"}, "none of zstd"),
         ({"row_group_rows": 1}, "2,048"),

@@ -85,6 +85,56 @@ def test_the_demo_runs_runs_again_and_needs_neither_java_nor_postgres(project: P
     assert figures(readme) == figures(first.stdout)
 
 
+KILLED_WHILE_IT_HOLDS_THE_LOCK = """
+import os, signal
+import dagster as dg
+from examples.flights.recovery import process_tags
+from icedb_dagster import ensure_pool
+
+@dg.op(pool="icedb/flights")
+def work():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@dg.job(executor_def=dg.in_process_executor)
+def merge():
+    work()
+
+with dg.DagsterInstance.get() as instance:
+    ensure_pool(instance, "icedb/flights")
+    merge.execute_in_process(instance=instance, tags=process_tags())
+"""
+
+
+@pytest.mark.dagster
+def test_the_lock_of_a_demo_that_was_killed_is_free_for_the_next(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dagster as dg
+
+    from examples.flights.recovery import fail_dead_runs
+
+    running = stack.up(project, services=("postgres",))
+    try:
+        environment = os.environ | stack.environment(running)
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED_WHILE_IT_HOLDS_THE_LOCK], cwd=REPOSITORY, env=environment, timeout=60
+        )
+        assert killed.returncode == -9
+        for name, value in stack.environment(running).items():
+            monkeypatch.setenv(name, value)
+        with dg.DagsterInstance.get() as instance:
+            pool = instance.event_log_storage.get_concurrency_info
+            assert len(pool("icedb/flights").claimed_slots) == 1
+            [run_id] = fail_dead_runs(instance)
+            assert pool("icedb/flights").claimed_slots == []
+            run = instance.get_run_by_id(run_id)
+            assert run is not None
+            assert run.status is dg.DagsterRunStatus.FAILURE
+            assert fail_dead_runs(instance) == []
+    finally:
+        stack.release(running)
+
+
 @pytest.mark.dagster
 def test_a_number_that_does_not_add_up_is_told_and_is_not_ok(tmp_path: Path) -> None:
     import icedb

@@ -41,6 +41,7 @@ PUBLIC = {
         "InvalidURI",
         "InvariantViolated",
         "JavaNotFound",
+        "LookFirst",
         "MissingPart",
         "PoolNotExclusive",
         "PublicationTooLate",
@@ -90,7 +91,9 @@ def test_every_error_is_in_the_tree_and_drawn_in_its_docstring() -> None:
         assert name in drawn
         if error is IceDBError or error.__base__ is IceDBError:
             continue
-        groups = [g for g in ("TryAgain", "FixInput", "Damaged") if issubclass(error, getattr(icedb.errors, g))]
+        groups = [
+            g for g in ("TryAgain", "LookFirst", "FixInput", "Damaged") if issubclass(error, getattr(icedb.errors, g))
+        ]
         assert len(groups) == 1, f"{name} must say what a handler would do about it"
         builtin = [
             b for b in error.__mro__ if b.__module__ == "builtins" and b not in (Exception, BaseException, object)

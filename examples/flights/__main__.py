@@ -19,6 +19,7 @@ import icedb
 from examples.flights import checks
 from examples.flights.definitions import FLIGHTS, PROJECT, STATISTICS, defs, lake
 from examples.flights.expected import count_raw
+from examples.flights.recovery import fail_dead_runs, process_tags
 from examples.flights.report import ProgressHandler, Report
 from icedb_dagster import stack
 from spark_jobs.ingest_flights import packaged_file, raw_flights
@@ -43,6 +44,8 @@ def main() -> int:
         jobs.setLevel(logging.INFO)
         jobs.addHandler(ProgressHandler(report))
         with dg.DagsterInstance.get() as instance:
+            for run_id in fail_dead_runs(instance):
+                report.say(f"  run {run_id[:8]} of a demo that was killed is marked as failed, its lock is free")
             run(instance, report)
     except checks.NumbersDisagree as error:
         report.console.print(f"[red]{error}[/red]")
@@ -93,13 +96,13 @@ def run(instance: dg.DagsterInstance, report: Report) -> None:
 def materialize(instance: dg.DagsterInstance, key: dg.AssetKey) -> None:
     """Materialize one asset, as a Dagster run."""
     job = defs.resolve_implicit_global_asset_job_def()
-    job.execute_in_process(instance=instance, asset_selection=[key], run_config=QUIET)
+    job.execute_in_process(instance=instance, asset_selection=[key], run_config=QUIET, tags=process_tags())
 
 
 def maintain(instance: dg.DagsterInstance, job: str, config: Mapping[str, object]) -> None:
     """Run one maintenance job, which holds the table's pool."""
     run_config = {**QUIET, "ops": {f"{job}_work": {"config": dict(config)}}}
-    defs.resolve_job_def(job).execute_in_process(instance=instance, run_config=run_config)
+    defs.resolve_job_def(job).execute_in_process(instance=instance, run_config=run_config, tags=process_tags())
 
 
 def busiest(table: icedb.Table) -> list[tuple[str, str, int, float]]:

@@ -221,8 +221,10 @@ def _write_group(
     path = folder / key.rsplit("/", 1)[1]
     source = read_parquet(handle, group.inputs)
     present = describe(con, f"SELECT * FROM {source}")
-    # Cast to the table's types: union_by_name alone would take what the parts happen to have.
+    # Cast to the table's types: union_by_name alone would take what the parts happen to have. A column that only the
+    # parts know (a program of v3 may write one) is kept as it is.
     columns = {c: t for c, t in schema.items() if c in present}
+    columns |= {c: t for c, t in present.items() if c not in schema}
     select = ", ".join(f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in columns.items())
     order = ", ".join(quote_name(c) for c in handle.spec.sort_by if c in columns)
     query = f"SELECT {select} FROM {source}{' ORDER BY ' + order if order else ''}"
