@@ -32,7 +32,7 @@
     └── Damaged                  the store holds something that must not be there, or lacks something
         ├── DamagedLog               a log file that cannot be read as one                 (ValueError)
         ├── MissingPart              a live part without its object                        (FileNotFoundError)
-        ├── ForeignMaintenance       another program rewrote our log                       (RuntimeError)
+        ├── ForeignMaintenance       another program made or removed epochs of our log     (RuntimeError)
         └── InvariantViolated        a check before or after a write failed: our bug       (AssertionError)
 
 Each also subclasses the builtin it resembles. A message names the table, the object and what to do next;
@@ -228,7 +228,7 @@ class MissingPart(Damaged, FileNotFoundError):
 
 
 class ForeignMaintenance(Damaged, RuntimeError):
-    """Another program merged or cleaned a log that has our epochs, and lost their keys."""
+    """Another program, which takes no claims, wrote or removed log files of exclusive commits."""
 
 
 class InvariantViolated(Damaged, AssertionError):

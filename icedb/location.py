@@ -1,7 +1,8 @@
 """Where a table is, and how to get in: a URI and storage options, the convention of deltalake and Polars.
 
     s3://bucket/prefix     with AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-                           AWS_SESSION_TOKEN, AWS_ALLOW_HTTP, AWS_VIRTUAL_HOSTED_STYLE_REQUEST
+                           AWS_SESSION_TOKEN, AWS_VIRTUAL_HOSTED_STYLE_REQUEST (AWS_ALLOW_HTTP is
+                           accepted and not needed: an endpoint that starts with http:// says it)
     /a/folder, file:///a/folder, ~/folder, relative/folder
     memory://name          in this process only, for tests
 

@@ -26,7 +26,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What `Table.create` was told. `partition_by` are DuckDB expressions with a name, `sort_by` are columns."""
 
     version: int = SPEC_VERSION
-    #: Random; tells two tables at one address from one another.
+    #: Random, so that a creator recognises its own put when the answer was lost.
     id: str = ""
     partition_by: tuple[str, ...] = ()
     sort_by: tuple[str, ...] = ()
