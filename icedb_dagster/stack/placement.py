@@ -8,8 +8,8 @@ virtual environment, and both may lie below a folder that is closed to others, s
 2. with the one capability to read and walk past permissions (`CAP_DAC_READ_SEARCH`), through `setpriv`;
 3. where that is not permitted, as in many containers: in the system's temporary folder, with a copy of the programs.
 
-Each is tried by running `postgres --version` the very same way. No mode or owner of an existing folder is changed,
-and no user is added.
+Each is tried by running `initdb -s` and `postgres --version` the very same way. No mode or owner of an existing folder
+is changed, and no user is added.
 """
 
 import importlib.util
@@ -34,8 +34,12 @@ logger = logging.getLogger(__name__)
 # What Linux reserves for "nobody" where the user database has no such name.
 NOBODY = 65534
 
-# Fails unless the folder can be entered and Postgres, its shared files and its libraries can be read.
-_PROBE = 'cd "$1" && test -r "$2/share/postgres.bki" && exec "$2/bin/postgres" --version'
+# Fails unless the folder can be entered and Postgres, its shared files and its libraries can be read. `initdb -s` only
+# prints where its files are, but looks for its fellow programs as it does when it works: with access(2).
+_PROBE = (
+    'cd "$1" && test -r "$2/share/postgres.bki" && "$2/bin/initdb" -s -D "$1/probe" >/dev/null'
+    ' && exec "$2/bin/postgres" --version'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,13 @@ def _with_capability(user: User) -> User | None:
     if setpriv is None:
         return None
     ids = (f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups")
-    capability = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+    # access(2), which initdb uses, takes capabilities into account for others than root only with this bit. It does not
+    # leave the user any other capability: the program gets the ambient one alone.
+    capability = (
+        "--inh-caps=+dac_read_search",
+        "--ambient-caps=+dac_read_search",
+        "--securebits=+no_setuid_fixup",
+    )
     return User(uid=user.uid, gid=user.gid, prefix=(setpriv, *ids, *capability))
 
 
