@@ -27,12 +27,20 @@ class Timing:
     part_timeout_ms: int = 12 * HOUR_MS
     #: Log tombstones are kept this long: longer than any request can be delayed on its way.
     late_ms: int = DAY_MS
+    #: Parts that nothing names are orphans when they are older: twice the age at which a part may still be published.
+    min_age_ms: int = DAY_MS
+    #: How long the log remembers which transactions were committed: longer than a pipeline may pause.
+    txn_retention_ms: int = 30 * DAY_MS
 
     def __post_init__(self) -> None:
         if min(self.part_timeout_ms, self.late_ms) <= 0:
             raise InvalidOption(
                 f"part_timeout_ms ({self.part_timeout_ms}) and late_ms ({self.late_ms}) must be over 0."
             )
+        if 2 * self.part_timeout_ms > self.min_age_ms:
+            raise InvalidOption(f"part_timeout_ms ({self.part_timeout_ms}) must be at most half of min_age_ms.")
+        if self.txn_retention_ms <= self.grace_ms:
+            raise InvalidOption(f"txn_retention_ms ({self.txn_retention_ms}) must be longer than grace_ms.")
         if not 0 <= self.max_skew_ms < self.commit_timeout_ms:
             raise InvalidOption(f"max_skew_ms ({self.max_skew_ms}) must be less than commit_timeout_ms.")
         if 2 * self.commit_timeout_ms > self.grace_ms:

@@ -8,6 +8,7 @@ A writer needs no handle, just a `WriteContext`, which can be pickled to another
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
 import tempfile
@@ -31,7 +32,17 @@ from icedb.spec import TableSpec
 from icedb.statistics import encode_statistics, figures_sql, statistics_columns
 from icedb.store import ObjectExists, ObjectStore
 
-__all__ = ["WriteContext", "WrittenParts", "check_batch", "copy_statement", "discard", "put_part", "write_parts"]
+__all__ = [
+    "StoredPart",
+    "WriteContext",
+    "WrittenParts",
+    "check_batch",
+    "copy_statement",
+    "digest",
+    "discard",
+    "put_part",
+    "write_parts",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -287,7 +298,7 @@ def _put_all(
     keys = [context.location.keys.part(r.partition, clock.new_id()) for r in ranges]
     stored = ", ".join(f"{name} AS {quote_name(column)}" for column, name in plan.staged.items())
     with ThreadPoolExecutor(CONCURRENT_PUTS) as pool:
-        puts: list[Future[int]] = []
+        puts: list[Future[StoredPart]] = []
         try:
             for number, (key, piece) in enumerate(zip(keys, ranges, strict=True)):
                 for done in puts[: max(0, len(puts) - CONCURRENT_PUTS)]:
@@ -296,14 +307,14 @@ def _put_all(
                 query = f"SELECT {stored} FROM staged WHERE rowid BETWEEN {piece.first} AND {piece.last}"
                 _check_rows(context, piece, con.execute(copy_statement(query, path, context.spec)).fetchall()[0][1])
                 puts.append(pool.submit(put_part, store, key, path))
-            sizes = [put.result() for put in puts]
+            stored_parts = [put.result() for put in puts]
         except BaseException:
             pool.shutdown(cancel_futures=True)
             discard(store, keys[: len(puts)])
             raise
     return tuple(
-        Marker(key, size, 0, rows=piece.rows, stats=piece.stats)
-        for key, size, piece in zip(keys, sizes, ranges, strict=True)
+        Marker(key, part.bytes, 0, rows=piece.rows, stats=piece.stats, digest=part.digest)
+        for key, part, piece in zip(keys, stored_parts, ranges, strict=True)
     )
 
 
@@ -315,17 +326,31 @@ def _check_rows(context: WriteContext, piece: _Range, copied: int) -> None:
         )
 
 
-def put_part(store: ObjectStore, key: str, path: Path) -> int:
-    """Put a finished Parquet file under its key and remove it here; its size in bytes."""
-    size = path.stat().st_size
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A part's object: its size in bytes, and the first 32 hexadecimal digits of its SHA-256."""
+
+    bytes: int
+    digest: str
+
+
+def digest(path: Path) -> str:
+    """What a marker keeps of an object's content: half of a SHA-256 tells any damage, if not any forgery."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+
+
+def put_part(store: ObjectStore, key: str, path: Path) -> StoredPart:
+    """Put a finished Parquet file under its key and remove it here."""
+    stored = StoredPart(path.stat().st_size, digest(path))
     try:
         store.create(key, path)
     except ObjectExists:
         # The id is random, so this is our own put: answered too late, and repeated by the client library.
-        if store.head(key).bytes != size:
+        if store.head(key).bytes != stored.bytes:
             raise InvariantViolated(f"{store.location.uri}: '{key}' was written by somebody else.") from None
     path.unlink()
-    return size
+    return stored
 
 
 def discard(store: ObjectStore, keys: Sequence[str]) -> None:

@@ -38,6 +38,7 @@ LAYERS = [
     "icedb.commit",
     "icedb.exclusive",
     "icedb.scan",
+    "icedb.rewriting",
     "icedb.maintenance",
     "icedb.maintenance.operations",
     "icedb.maintenance.merge",

@@ -37,6 +37,8 @@ def encode(file: LogFile) -> bytes:
         void=file.void,
         horizon_ms=file.horizon_ms,
         txn=file.txn,
+        line_count=part_line + len(file.markers),
+        spec=file.spec,
     )
     lines = [header, file.schema, *file.tombstones, *file.markers]
     return b"\n".join(map(_encoder.encode, lines))
@@ -47,6 +49,9 @@ def decode(body: bytes, key: str, keys: Keys) -> LogFile:
     header = _decode_header(body, key)
     if body.endswith(b"\n"):
         raise _damaged(key, "it ends in a newline, so its last lines are cut off")
+    lines = body.count(b"\n") + 1
+    if header.line_count not in (None, lines):
+        raise _damaged(key, f"it has {lines} lines instead of {header.line_count}, so its last lines are cut off")
     tombstone_at = _offset(body, header.tombstone_line, key) if header.tombstone_line is not None else None
     part_at = len(body) if header.part_line is None else _offset(body, header.part_line, key)
     try:
@@ -65,6 +70,7 @@ def decode(body: bytes, key: str, keys: Keys) -> LogFile:
         void=header.void,
         horizon_ms=header.horizon_ms,
         txn=header.txn,
+        spec=header.spec,
     )
     _check(file, key, keys)
     return file

@@ -7,18 +7,23 @@ that any text is safe and distinct, and so that DuckDB, Spark and Hive read the 
     log file      <prefix>/_log/<t, 13 digits>[_m]_<writer>.jsonl
     part          <prefix>/_data/<partition path>/<id>.parquet
     epoch claim   <prefix>/_claims/epoch-<n>.json
+    txn claim     <prefix>/_claims/txn-<hash of the application>-<sequence>.json
+    pin           <prefix>/_claims/pin-<name>.json
     probe         <prefix>/_claims/probe.json
     spec          <prefix>/_table.json
+
+Log and claims may lie in another store than parts and spec, under a prefix of their own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from icedb.errors import DamagedLog, InvalidPartitionValue, InvalidURI
+from icedb.errors import DamagedLog, InvalidOption, InvalidPartitionValue, InvalidURI
 
 __all__ = ["NULL_VALUE", "Keys", "LogName", "decode_partition", "encode_partition", "partition_of"]
 
@@ -51,17 +56,26 @@ class LogName:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one table. `prefix` has no slash at either end and may be empty."""
+    """The keys of one table. Prefixes have no slash at either end and may be empty.
+
+    `log_root` is the prefix of the log and the claims in their own store; None: they lie beside the parts.
+    """
 
     prefix: str
+    log_root: str | None = None
 
     def __post_init__(self) -> None:
-        segments = self.prefix.split("/") if self.prefix else []
-        if any(s in ("", ".", "..") for s in segments):
-            raise InvalidURI(f"'{self.prefix}' cannot be a table's prefix: it has an empty, '.' or '..' segment.")
+        for prefix in (self.prefix, self.log_root or ""):
+            segments = prefix.split("/") if prefix else []
+            if any(s in ("", ".", "..") for s in segments):
+                raise InvalidURI(f"'{prefix}' cannot be a table's prefix: it has an empty, '.' or '..' segment.")
 
     def _under(self, path: str) -> str:
         return f"{self.prefix}/{path}" if self.prefix else path
+
+    def _beside_log(self, path: str) -> str:
+        root = self.prefix if self.log_root is None else self.log_root
+        return f"{root}/{path}" if root else path
 
     @property
     def spec(self) -> str:
@@ -71,12 +85,12 @@ class Keys:
     @property
     def probe(self) -> str:
         """The key that is put once to learn whether the store honours create-only puts."""
-        return self._under("_claims/probe.json")
+        return self._beside_log("_claims/probe.json")
 
     @property
     def log_prefix(self) -> str:
         """What log files are listed by, with the slash at its end."""
-        return self._under("_log/")
+        return self._beside_log("_log/")
 
     @property
     def data_prefix(self) -> str:
@@ -86,7 +100,7 @@ class Keys:
     @property
     def claims_prefix(self) -> str:
         """What claims are listed by, with the slash at its end."""
-        return self._under("_claims/")
+        return self._beside_log("_claims/")
 
     def log_file(self, t_ms: int, *, merged: bool, writer: str) -> str:
         """The key of a log file; `merged` says that it carries tombstones."""
@@ -122,6 +136,29 @@ class Keys:
         """The epoch of a claim's key, or None for any other object among the claims."""
         found = re.fullmatch(r"epoch-([1-9]\d*)\.json", key.removeprefix(self.claims_prefix))
         return int(found[1]) if found else None
+
+    def txn_claim(self, application: str, sequence: int) -> str:
+        """The key of the claim that decides what an exactly-once append is."""
+        digest = hashlib.sha256(application.encode()).hexdigest()[:32]
+        return f"{self.claims_prefix}txn-{digest}-{sequence}.json"
+
+    def is_txn_claim(self, key: str) -> bool:
+        """Whether a key among the claims is one of a transaction."""
+        return re.fullmatch(r"txn-[0-9a-f]{32}-\d+\.json", key.removeprefix(self.claims_prefix)) is not None
+
+    def pin(self, name: str) -> str:
+        """The key of a pin: a time that cleanup respects. Raises InvalidOption for a name that is no file's."""
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+            raise InvalidOption(
+                f"'{name}' cannot be a pin's name. Use up to 100 letters, digits, '.', '_' and '-'; the first one is a "
+                "letter or digit."
+            )
+        return f"{self.claims_prefix}pin-{name}.json"
+
+    def parse_pin(self, key: str) -> str | None:
+        """The name of the pin with this key, or None for any other object among the claims."""
+        found = re.fullmatch(r"pin-(.+)\.json", key.removeprefix(self.claims_prefix))
+        return found[1] if found else None
 
 
 def encode_value(value: str | None) -> str:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Header", "LogFile", "LogTombstone", "Marker", "Stats"]
+__all__ = ["Encoded", "Header", "LogFile", "LogTombstone", "Marker", "Stats"]
 
+#: JSON that is decoded by who needs it.
+Encoded = msgspec.Raw | msgspec.UnsetType
 #: A marker's statistics, still encoded: most readers never look.
-Stats = msgspec.Raw | msgspec.UnsetType
+Stats = Encoded
 
 
 class Marker(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     "key": "p", "bytes": "b", "created_ms": "t", "tombstoned_ms": "tmb", "rows": "r", "stats": "s",
+    "digest": "h",
 }):  # fmt: skip
     """The line that names a part. `rows` and `stats` are unknown for parts that programs of v3 wrote."""
 
@@ -26,6 +29,8 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     rows: int | None = None
     #: `{column: [min, max, null count]}`; see `icedb.statistics`.
     stats: Stats = msgspec.UNSET
+    #: The first 32 hexadecimal digits of the object's SHA-256; `verify(deep=True)` compares.
+    digest: str | None = None
 
 
 class LogTombstone(msgspec.Struct, frozen=True, rename={"key": "p", "created_ms": "t"}):
@@ -37,7 +42,7 @@ class LogTombstone(msgspec.Struct, frozen=True, rename={"key": "p", "created_ms"
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     "version": "v", "t_ms": "t", "schema_line": "sch", "tombstone_line": "tmb", "part_line": "f",
-    "epoch": "e", "live_epochs": "le", "horizon_ms": "hz",
+    "epoch": "e", "live_epochs": "le", "horizon_ms": "hz", "line_count": "n", "spec": "spec",
 }):  # fmt: skip
     """Line 0: where the rest is, and what kind of commit this was."""
 
@@ -52,6 +57,10 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     horizon_ms: int = 0
     #: application -> (last committed sequence, when)
     txn: dict[str, tuple[int, int]] = {}
+    #: How many lines there are, this one included: tells a log file that was cut between two lines.
+    line_count: int | None = None
+    #: The table's spec since this commit or an earlier one that it replaces, still encoded; see `icedb.spec`.
+    spec: Encoded = msgspec.UNSET
 
 
 class LogFile(msgspec.Struct, frozen=True):
@@ -66,6 +75,7 @@ class LogFile(msgspec.Struct, frozen=True):
     void: bool = False
     horizon_ms: int = 0
     txn: dict[str, tuple[int, int]] = {}
+    spec: Encoded = msgspec.UNSET
 
     @property
     def carries_tombstones(self) -> bool:

@@ -156,6 +156,7 @@ def merge_markers(one: Marker, other: Marker) -> Marker:
         tombstoned_ms=min(tombstones, default=None),
         rows=one.rows if one.rows is not None else other.rows,
         stats=other.stats if isinstance(one.stats, msgspec.UnsetType) else one.stats,
+        digest=one.digest if one.digest is not None else other.digest,
     )
 
 
