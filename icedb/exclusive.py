@@ -115,7 +115,7 @@ def exclusive(handle: Handle, operation: Operation) -> Commit:
             if commit is not None:
                 return commit
             logger.info("%s: attempt %d at an exclusive commit is rebased", handle.table, attempt + 1)
-        commit = _look(handle, handle.read(), operation, tried)
+        commit = _look(handle, handle.read(fresh=True), operation, tried)
     except CommitUncertain:
         raise
     except IceDBError as error:
@@ -137,7 +137,7 @@ def exclusive(handle: Handle, operation: Operation) -> Commit:
 def _attempt(handle: Handle, operation: Operation, tried: _Tried) -> Commit | None:
     """One epoch's worth of trying; None when it went to somebody else and the operation must be rebased."""
     started_ms = handle.clock.now_ms()
-    state = handle.read(everything=operation.reads_everything)
+    state = handle.read(everything=operation.reads_everything, fresh=True)
     committed = _look(handle, state, operation, tried)
     if committed is not None:
         return committed

@@ -70,7 +70,7 @@ class Handle:
         self.timing = timing or Timing()
         self.fencing: Fencing = fencing
         self.writer = writer_name(self.clock)
-        self.log = LogReader(store, store.location.keys)
+        self.log = LogReader(store, store.location.keys, clock=self.clock, timing=self.timing)
         #: Two appends of one handle need two names, also within a millisecond.
         self.last_append_ms = 0
         self._schema: dict[str, str] = {}
@@ -101,9 +101,9 @@ class Handle:
         """What was last seen of the schema. It may lack columns, but never says anything that is not true."""
         return self._schema
 
-    def read(self, *, everything: bool = False) -> LogState:
+    def read(self, *, everything: bool = False, fresh: bool = False) -> LogState:
         """The state of the table now; see `LogReader.read`."""
-        state = self.log.read(everything=everything)
+        state = self.log.read(everything=everything, fresh=fresh)
         self._schema = dict(state.schema)
         return state
 

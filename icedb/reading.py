@@ -1,19 +1,22 @@
 """Read the log: list it, fetch what is needed, replay it, and list again when the listing was torn.
 
-Log files never change, so what was fetched once is kept; a refresh of a long-lived table is one LIST and the
-new log files. The files with epochs are fetched first: they say what need not be fetched at all. A listing is
-torn when it lacks an epoch that the head lists, or names a file that is gone though nothing replaced it.
+Log files never change, so what was fetched once is kept. A refresh lists from safely before the last listing on
+and fetches what is new: one LIST when nothing is. The head, the log file of the newest epoch, is fetched first: it
+says which other epochs count; then those, which say what else need not be fetched; then the rest. A listing is torn
+when it lacks an epoch that the head lists, or names a file that is gone though nothing replaced it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from icedb.clock import Clock, SystemClock
 from icedb.errors import TornListing
 from icedb.format.codec import decode
-from icedb.format.names import Keys
+from icedb.format.names import Keys, LogName
 from icedb.format.snapshot import LogState, StoredLogFile, ignored_by, replay
+from icedb.options import Timing
 from icedb.store import ObjectStore
 
 __all__ = ["LogReader"]
@@ -25,33 +28,40 @@ READ_ATTEMPTS_MAX = 20
 class LogReader:
     """Reads one table's log, keeping the log files that it has seen. Safe to share between threads."""
 
-    def __init__(self, store: ObjectStore, keys: Keys) -> None:
+    def __init__(
+        self, store: ObjectStore, keys: Keys, *, clock: Clock | None = None, timing: Timing | None = None
+    ) -> None:
         self._store = store
         self._keys = keys
+        self._clock = clock or SystemClock()
+        self._timing = timing or Timing()
         self._seen: dict[str, StoredLogFile] = {}
+        #: Key -> when the store got it, as of the last listing; and when that, and the last whole one, began.
+        self._listed: dict[str, int] = {}
+        self._listed_at_ms: int | None = None
+        self._listed_whole_at_ms = 0
         self._lock = threading.Lock()
 
-    def read(self, *, everything: bool = False) -> LogState:
+    def read(self, *, everything: bool = False, fresh: bool = False) -> LogState:
         """The table's state now. `everything` fetches ignored log files too, as long as they are there.
+
+        `fresh` lists the whole log. Without it, a log file that a paused writer put at a time long past shows up
+        within the grace period; exclusive commits always read afresh.
 
         Raises TornListing, DamagedLog, SchemaConflict, ForeignMaintenance and the store's errors.
         """
         table = self._store.location.uri
-        for _ in range(READ_ATTEMPTS_MAX):
-            listed_ms = {info.key: info.stored_ms for info in self._store.list(self._keys.log_prefix)}
-            names = {key: self._keys.parse_log_file(key) for key in listed_ms}
-            found = self._fetch((k for k, name in names.items() if name.epoch is not None), listed_ms)
-            _, _, ignored = ignored_by({k: f.file for k, f in found.items()}, table)
-            found |= self._fetch((k for k in names if everything or k not in ignored), listed_ms)
-            _, live_epochs, ignored = ignored_by({k: f.file for k, f in found.items()}, table)
-            gone = listed_ms.keys() - found.keys() - ignored
-            if not gone and live_epochs <= {f.file.epoch for f in found.values()}:
+        torn = ""
+        for attempt in range(READ_ATTEMPTS_MAX):
+            listed_ms = self._list(whole=everything or fresh or attempt > 0)
+            found = self._find(listed_ms, everything=everything)
+            torn = self._torn(found, listed_ms, everything=everything)
+            if not torn:
                 self._forget_all_but(listed_ms)
                 return replay(found.values(), table=table, listed_ms=listed_ms)
         raise TornListing(
-            f"{table}: {READ_ATTEMPTS_MAX} listings in a row did not fit what the newest log file says "
-            f"(gone: {sorted(gone)}; live epochs: {sorted(live_epochs)}). Try again; if it stays so, another program "
-            "deletes log files that it did not write."
+            f"{table}: {READ_ATTEMPTS_MAX} listings in a row did not fit what the newest log file says ({torn}). Try "
+            "again; if it stays so, another program deletes log files that it did not write: verify tells more."
         )
 
     def list_after(self, key: str | None) -> list[str]:
@@ -63,16 +73,91 @@ class LogReader:
         stored = self._store.get_many([key]).get(key)
         return None if stored is None else StoredLogFile(key, decode(stored.body, key, self._keys), stored.stored_ms)
 
-    def _fetch(self, keys: Iterable[str], listed_ms: dict[str, int]) -> dict[str, StoredLogFile]:
+    # ------------------------------------------------------------------------------------ listing
+
+    def _list(self, *, whole: bool) -> dict[str, int]:
+        """Key -> stored time of each log file; the part of the log that cannot have changed is remembered."""
+        now_ms = self._clock.now_ms()
+        with self._lock:
+            after = None if whole else self._unchanged_until(now_ms)
+            known = {} if after is None else {k: t for k, t in self._listed.items() if k <= after}
+        listed = known | {i.key: i.stored_ms for i in self._store.list(self._keys.log_prefix, after=after)}
+        with self._lock:
+            self._listed = listed
+            self._listed_at_ms = now_ms
+            if after is None:
+                self._listed_whole_at_ms = now_ms
+        return listed
+
+    def _unchanged_until(self, now_ms: int) -> str | None:
+        """The key before which nothing new can appear; None: list all.
+
+        A publication is refused when its time is older than `commit_timeout_ms`, and two clocks differ by twice the
+        skew. What was deleted meanwhile is ignored anyway, for a log tombstone names it; these are kept `late_ms`,
+        so a whole listing is due well before. A log without epochs may be maintained by programs that replace files.
+        """
+        timing, listed_at_ms = self._timing, self._listed_at_ms
+        if listed_at_ms is None or not any(f.file.epoch for f in self._seen.values()):
+            return None
+        if not 0 <= now_ms - self._listed_whole_at_ms <= min(timing.grace_ms, timing.late_ms // 2):
+            return None
+        since_ms = min(listed_at_ms, now_ms) - timing.commit_timeout_ms - 2 * timing.max_skew_ms
+        return self._keys.log_prefix + f"{since_ms:013d}"
+
+    # ------------------------------------------------------------------------------------ fetching
+
+    def _find(self, listed_ms: Mapping[str, int], *, everything: bool) -> dict[str, StoredLogFile]:
+        """The log files that count (or all), as far as they are there."""
+        names = {key: self._keys.parse_log_file(key) for key in listed_ms}
+        found = self._head(names, listed_ms)
+        unread = self._unread(found, names, everything=everything)
+        found |= self._fetch((k for k, n in names.items() if n.epoch is not None and k not in unread), listed_ms)
+        _, _, ignored = self._ignored(found)
+        return found | self._fetch(
+            (k for k in names if k not in unread and (everything or k not in ignored)), listed_ms
+        )
+
+    def _torn(self, found: Mapping[str, StoredLogFile], listed_ms: Mapping[str, int], *, everything: bool) -> str:
+        """What the log files say that the listing did not have; empty when they fit."""
+        _, live_epochs, ignored = self._ignored(found)
+        names = {key: self._keys.parse_log_file(key) for key in listed_ms}
+        gone = listed_ms.keys() - found.keys() - ignored - self._unread(found, names, everything=everything)
+        unlisted = live_epochs - {f.file.epoch for f in found.values()}
+        return f"gone: {sorted(gone)}; live epochs that are missing: {sorted(unlisted)}" if gone or unlisted else ""
+
+    def _unread(
+        self, found: Mapping[str, StoredLogFile], names: Mapping[str, LogName], *, everything: bool
+    ) -> frozenset[str]:
+        """Log files of epochs before the head's that count no more. Only names that are surely ours are believed."""
+        head, live_epochs, _ = self._ignored(found)
+        return frozenset(
+            k
+            for k, n in names.items()
+            if not everything and n.is_ours and (n.epoch or head) < head and n.epoch not in live_epochs
+        )
+
+    def _head(self, names: Mapping[str, LogName], listed_ms: Mapping[str, int]) -> dict[str, StoredLogFile]:
+        """The log file of the newest epoch, and those whose names announce one as new but hold none."""
+        found: dict[str, StoredLogFile] = {}
+        for epoch in sorted({n.epoch for n in names.values() if n.epoch is not None}, reverse=True):
+            found |= self._fetch((k for k, n in names.items() if n.epoch == epoch), listed_ms)
+            if any(f.file.epoch is not None for f in found.values()):
+                break
+        return found
+
+    def _ignored(self, found: Mapping[str, StoredLogFile]) -> tuple[int, frozenset[int], frozenset[str]]:
+        return ignored_by({k: f.file for k, f in found.items()}, self._store.location.uri)
+
+    def _fetch(self, keys: Iterable[str], listed_ms: Mapping[str, int]) -> dict[str, StoredLogFile]:
         wanted = list(keys)
         with self._lock:
-            known = {k: self._seen[k] for k in wanted if k in self._seen}
+            known = {k: f for k in wanted if (f := self._seen.get(k)) is not None and f.stored_ms == listed_ms[k]}
         fetched = self._store.get_many([k for k in wanted if k not in known])
         new = {k: StoredLogFile(k, decode(o.body, k, self._keys), listed_ms[k]) for k, o in fetched.items()}
         with self._lock:
             self._seen |= new
         return known | new
 
-    def _forget_all_but(self, listed: dict[str, int]) -> None:
+    def _forget_all_but(self, listed: Mapping[str, int]) -> None:
         with self._lock:
             self._seen = {k: f for k, f in self._seen.items() if k in listed}

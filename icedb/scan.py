@@ -73,7 +73,7 @@ def explain(handle: Handle, parts: Sequence[Part], error: Exception, *, as_of_ms
     named = next((p for p in parts if p.key in str(error)), None)
     if named is None:
         return error
-    state = handle.read()
+    state = handle.read(fresh=True)
     marker = state.parts.get(named.key)
     if marker is None or marker.tombstoned_ms is not None:
         return SnapshotExpired(

@@ -36,6 +36,7 @@ KEY_BYTES_MAX = 1_024
 
 _LOG_NAME = re.compile(r"(?P<t>\d{13})(?P<merged>_m)?_(?P<writer>[A-Za-z0-9._-]+)\.jsonl")
 _EPOCH_SUFFIX = re.compile(r"\.e([1-9]\d*)$")
+_OUR_WRITER = re.compile(r"-\d+-[0-9a-f]{12}(\.e\d+)?$")
 _SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
 
 
@@ -52,6 +53,11 @@ class LogName:
         """The epoch that the writer's suffix `.e<epoch>` announces; only the header decides."""
         found = _EPOCH_SUFFIX.search(self.writer)
         return int(found[1]) if found else None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the writer is named as `icedb.clock.writer_name` does: the suffix then means what it says."""
+        return _OUR_WRITER.search(self.writer) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ behind is a part that is lost when the old log file is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from icedb.errors import InvariantViolated
-from icedb.format.records import LogFile, LogTombstone, Marker
+from icedb.format.records import Encoded, LogFile, LogTombstone, Marker
 from icedb.format.snapshot import LogState
 
 __all__ = ["Draft", "check_draft", "draft"]
@@ -34,6 +34,8 @@ def draft(
     *,
     t_ms: int,
     schema: dict[str, str] | None = None,
+    txn: Mapping[str, tuple[int, int]] | None = None,
+    spec: Encoded = msgspec.UNSET,
     add: Iterable[Marker] = (),
     tombstone: Collection[str] = (),
     replaces: Collection[str] = (),
@@ -60,11 +62,16 @@ def draft(
             markers=tuple(markers),
             tombstones=_tombstones(state, sources, replaces, t_ms),
             horizon_ms=max([0, *forgotten_ms, *(f.horizon_ms for f in sources)]),
-            txn={a: last for f in sources for a, last in f.txn.items() if last == state.txn[a]},
+            txn={a: last for f in sources for a, last in f.txn.items() if last == state.txn[a]} | dict(txn or {}),
+            spec=state.spec if isinstance(spec, msgspec.UnsetType) and any(map(_has_spec, sources)) else spec,
         ),
         replaces=tuple(sorted(replaces)),
         tombstoned=frozenset(dead),
     )
+
+
+def _has_spec(file: LogFile) -> bool:
+    return not isinstance(file.spec, msgspec.UnsetType)
 
 
 def _union(schemas: Iterable[dict[str, str]]) -> dict[str, str]:

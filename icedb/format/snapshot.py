@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from icedb.errors import ForeignMaintenance, SchemaConflict, SnapshotExpired
-from icedb.format.records import LogFile, Marker
+from icedb.format.records import Encoded, LogFile, Marker
 
 __all__ = ["LogState", "StoredLogFile", "ignored_by", "live_markers", "replay"]
 
@@ -60,6 +60,8 @@ class LogState:
     txn: Mapping[str, tuple[int, int]]
     #: The times of all log files read, newest last.
     times_ms: tuple[int, ...]
+    #: The newest spec that an exclusive commit recorded; unset: the one in `_table.json` still holds.
+    spec: Encoded
 
     @property
     def newest_ms(self) -> int:
@@ -71,15 +73,25 @@ class LogState:
         """The markers of the latest snapshot, in key order."""
         return [m for _, m in sorted(self.parts.items()) if m.tombstoned_ms is None]
 
-    def replaceable(self, part_keys: Iterable[str]) -> list[str]:
-        """What a commit that gives these parts new markers replaces, in key order.
+    @property
+    def effective(self) -> dict[str, StoredLogFile]:
+        """The log files that are not ignored, in key order."""
+        return {k: f for k, f in sorted(self.files.items()) if k not in self.ignored}
+
+    def replaceable(self, part_keys: Iterable[str], *, t_ms: int) -> list[str]:
+        """What a commit of time `t_ms` that gives these parts new markers replaces, in key order.
 
         The log files that name any of them, and those that name no part at all: voids, and what is left when all
-        parts of a log file are forgotten. Nothing else would ever replace those.
+        parts of a log file are forgotten. Nothing else would ever replace those. Log files of `t_ms` and later are
+        from a clock that is far ahead; they stay as they are.
         """
         naming = {k for p in part_keys for k in self.parts_named[p].by}
         bare = {k for k, f in self.files.items() if not f.file.markers}
-        return sorted((naming | bare) - self.ignored)
+        return sorted((naming | bare) - self.ignored - self.far_ahead(t_ms))
+
+    def far_ahead(self, t_ms: int) -> frozenset[str]:
+        """The log files whose time is `t_ms` or later."""
+        return frozenset(k for k, f in self.files.items() if f.file.t_ms >= t_ms)
 
 
 def ignored_by(files: Mapping[str, LogFile], table: str) -> tuple[int, frozenset[int], frozenset[str]]:
@@ -126,6 +138,7 @@ def replay(files: Iterable[StoredLogFile], *, table: str, listed_ms: Mapping[str
         logs_named=logs_named,
         txn=_replay_txn(by_key.values()),
         times_ms=tuple(sorted(f.file.t_ms for f in by_key.values())),
+        spec=_replay_spec(effective),
     )
 
 
@@ -213,6 +226,19 @@ def _replay_txn(files: Iterable[StoredLogFile]) -> dict[str, tuple[int, int]]:
         for application, last in stored.file.txn.items():
             txn[application] = max(last, txn.get(application, last))
     return txn
+
+
+class _Revision(msgspec.Struct):
+    revision: int = 0
+
+
+_revision = msgspec.json.Decoder(_Revision)
+
+
+def _replay_spec(files: Iterable[StoredLogFile]) -> Encoded:
+    """Revisions rise with each commit that changes the spec; merges carry the newest that they replace."""
+    specs = [f.file.spec for f in files if not isinstance(f.file.spec, msgspec.UnsetType)]
+    return max(specs, key=lambda spec: _revision.decode(spec).revision, default=msgspec.UNSET)
 
 
 def live_markers(state: LogState, as_of_ms: int | None) -> list[Marker]:

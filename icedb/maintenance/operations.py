@@ -62,5 +62,5 @@ class Replace:
             schema=dict(self._schema),
             add=self._markers,
             tombstone=dead,
-            replaces=state.replaceable(dead),
+            replaces=state.replaceable(dead, t_ms=t_ms),
         )
