@@ -13,10 +13,11 @@ from enum import Enum, auto
 
 import msgspec
 
-from icedb.errors import CommitContended, CommitUncertain, PublicationTooLate, StoreUnavailable
+from icedb.errors import ClockSkew, CommitContended, CommitUncertain, PublicationTooLate, StoreUnavailable
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
 from icedb.handle import Handle, Part
+from icedb.parts import discard
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore
 
 __all__ = ["Commit", "Put", "append", "check_age", "nothing_to_commit", "put_settled", "report", "uncertain"]
@@ -37,6 +38,8 @@ class Commit:
     epoch: int | None = None
     parts: tuple[Part, ...] = ()
     tombstoned: tuple[Part, ...] = ()
+    #: The transaction had been committed before: nothing was added now.
+    repeated: bool = False
 
     @property
     def committed(self) -> bool:
@@ -84,6 +87,7 @@ def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str],
 
     Raises PublicationTooLate, CommitUncertain and the store's errors.
     """
+    _check_clock(handle, markers, born_ms)
     t_ms, unanswered = handle.last_append_ms, 0
     for _ in range(APPEND_ATTEMPTS_MAX):
         t_ms = max(handle.clock.now_ms(), t_ms + 1)
@@ -107,6 +111,19 @@ def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str],
         if outcome is Put.ABSENT and (late or unanswered == UNANSWERED_MAX):
             raise uncertain(handle, key)
     raise CommitContended(f"{handle.table}: {APPEND_ATTEMPTS_MAX} log file names in a row were taken. Try again.")
+
+
+def _check_clock(handle: Handle, markers: Sequence[Marker], born_ms: int) -> None:
+    try:
+        handle.check_clock(markers[0].key, put_after_ms=born_ms)
+    except ClockSkew:
+        discard(handle.store, [m.key for m in markers])
+        raise
+    except ObjectNotFound:
+        raise PublicationTooLate(
+            f"{handle.table}: the part '{markers[0].key}' is not there any more: an orphan sweep may have taken it. "
+            "Nothing was published. Write the batch again."
+        ) from None
 
 
 def check_age(handle: Handle, born_ms: int | None) -> None:

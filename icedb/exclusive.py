@@ -16,12 +16,21 @@ from typing import Protocol
 import msgspec
 
 from icedb.commit import UNANSWERED_MAX, Commit, Put, check_age, nothing_to_commit, put_settled, report, uncertain
-from icedb.errors import CommitContended, CommitUncertain, DamagedLog, IceDBError, StoreUnavailable
+from icedb.errors import (
+    ClockSkew,
+    CommitContended,
+    CommitUncertain,
+    DamagedLog,
+    ForeignMaintenance,
+    IceDBError,
+    StoreUnavailable,
+)
 from icedb.format.codec import decode, encode
 from icedb.format.records import LogFile
 from icedb.format.rewrite import Draft, check_draft
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
+from icedb.options import Timing
 from icedb.parts import discard
 from icedb.store import ObjectNotFound
 
@@ -141,16 +150,19 @@ def _attempt(handle: Handle, operation: Operation, tried: _Tried) -> Commit | No
     committed = _look(handle, state, operation, tried)
     if committed is not None:
         return committed
+    _refuse_foreign(handle, state)
     epoch = state.epoch + 1
     t_ms = max(_next_t_ms(handle, state), tried.last_ms + 1)
     draft = _build(handle, operation, state, t_ms, tried)
     if draft is None:
         return nothing_to_commit(handle)
     check_age(handle, operation.born_ms)
-    file = _with_epoch(state, draft, epoch)
+    file = _finish(state, draft, epoch, handle.timing)
     key = handle.keys.log_file(t_ms, merged=file.carries_tombstones, writer=f"{handle.writer}.e{epoch}")
-    own = _Claim(key, t_ms, encode(file).decode())
+    own, before_ms = _Claim(key, t_ms, encode(file).decode()), handle.clock.now_ms()
     claim = _take_claim(handle, epoch, own, tried)
+    if claim is own:
+        _check_clock(handle, state, epoch, own, operation, tried, before_ms=before_ms)
     if claim is None or not _publish_claim(handle, state, epoch, claim, own, operation, started_ms):
         return None
     return _own(handle, key, file)
@@ -177,14 +189,25 @@ def _build(handle: Handle, operation: Operation, state: LogState, t_ms: int, tri
         discard(handle.store, operation.unused)
         operation.unused.clear()
     if draft is not None:
-        check_draft(state, draft, add=operation.outputs, tombstone=draft.tombstoned)
+        check_draft(state, draft)
     return draft
 
 
-def _with_epoch(state: LogState, draft: Draft, epoch: int) -> LogFile:
+def _finish(state: LogState, draft: Draft, epoch: int, timing: Timing) -> LogFile:
+    """The log file with its epoch, and without what needs no carrying any more.
+
+    Log tombstones are kept while the file exists, and as long as a copy of it may still arrive; transactions as long
+    as a pipeline may pause.
+    """
     replaced = {state.files[k].file.epoch for k in draft.replaces}
-    live = tuple(sorted((state.live_epochs - replaced) | {epoch}))
-    return msgspec.structs.replace(draft.file, epoch=epoch, live_epochs=live)
+    late_ms, forget_ms = draft.file.t_ms - timing.late_ms, draft.file.t_ms - timing.txn_retention_ms
+    return msgspec.structs.replace(
+        draft.file,
+        epoch=epoch,
+        live_epochs=tuple(sorted((state.live_epochs - replaced) | {epoch})),
+        tombstones=tuple(t for t in draft.file.tombstones if t.key in state.listed_ms or t.created_ms > late_ms),
+        txn={application: last for application, last in draft.file.txn.items() if last[1] > forget_ms},
+    )
 
 
 def _take_claim(handle: Handle, epoch: int, own: _Claim, tried: _Tried) -> _Claim | None:
@@ -230,8 +253,12 @@ def _publish_claim(
     mine = claim.key == own.key
     if _is_history(handle, state, epoch, min(own.t, claim.t)):
         return False  # the next attempt finds out whether it was ours
+    if not mine and _claims_beyond(handle, epoch) and not _is_history(handle, state, epoch, min(own.t, claim.t)):
+        raise _foreign(handle, epoch)
     body = claim.body.encode()
-    if handle.clock.now_ms() - claim.since_ms > handle.timing.commit_timeout_ms:
+    # In a log whose epochs are gone, what a claim holds may be long replaced: it is never published again.
+    epochs_gone = state.epoch == 0 and state.files and not mine
+    if epochs_gone or handle.clock.now_ms() - claim.since_ms > handle.timing.commit_timeout_ms:
         body = encode(_void(state, epoch, claim.t))
     elif mine:
         check_age(handle, operation.born_ms)  # waking up late must not publish what a sweep may have taken
@@ -244,6 +271,49 @@ def _publish_claim(
         return False
     # Slower than that, and the key may have been void, replaced and deleted before our put: only the log knows.
     return handle.clock.now_ms() - started_ms <= handle.timing.commit_timeout_ms
+
+
+def _check_clock(
+    handle: Handle, state: LogState, epoch: int, own: _Claim, operation: Operation, tried: _Tried, *, before_ms: int
+) -> None:
+    """Compare the clocks by the claim that was just created; with a wrong one, it becomes void."""
+    try:
+        handle.check_clock(handle.keys.epoch_claim(epoch), put_after_ms=before_ms)
+    except ObjectNotFound:
+        return  # history already: the second listing will show it
+    except ClockSkew:
+        if put_settled(handle.store, own.key, encode(_void(state, epoch, own.t))) is not Put.CREATED:
+            return  # somebody completed it
+        tried.keys.clear()
+        discard(handle.store, [*operation.outputs, *operation.unused])
+        raise
+
+
+def _refuse_foreign(handle: Handle, state: LogState) -> None:
+    """Epochs that vanish while claims remain are the work of a program that takes no claims."""
+    if state.epoch < handle.newest_epoch or (
+        state.epoch == 0
+        and state.files
+        and _claims_beyond(handle, state.epoch + 1)
+        and handle.read(fresh=True).epoch == 0
+    ):
+        raise _foreign(handle, state.epoch + 1)
+    handle.newest_epoch = state.epoch
+
+
+def _claims_beyond(handle: Handle, epoch: int) -> bool:
+    claims = (handle.keys.parse_epoch_claim(i.key) for i in handle.store.list(handle.keys.claims_prefix))
+    return any(claimed is not None and claimed > epoch for claimed in claims)
+
+
+def _foreign(handle: Handle, epoch: int) -> ForeignMaintenance:
+    return ForeignMaintenance(
+        f"{handle.table}: epoch {epoch} would be next, and there are claims or log files of later ones: log files of "
+        "exclusive commits were removed by a program that takes no claims (IceDB v3's merge or cleanup, or a person). "
+        "Nothing was published. Stop that program; restore the log files from a backup or earlier versions of the "
+        "objects, or, if what the log says now is right, delete all epoch-*.json in "
+        f"'{handle.keys.claims_prefix}' while no program writes. verify tells more."
+    )
 
 
 def _is_history(handle: Handle, state: LogState, epoch: int, t_ms: int) -> bool:

@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
+import msgspec
+
 from icedb.clock import Clock, SystemClock, writer_name
 from icedb.errors import ClockSkew, InvalidOption, UnsupportedStore
 from icedb.format.names import Keys, decode_partition, partition_of
@@ -24,12 +26,15 @@ from icedb.options import Timing
 from icedb.partitions import PartitionExpression, parse_partition_by
 from icedb.parts import WriteContext
 from icedb.reading import LogReader
-from icedb.spec import TableSpec
+from icedb.spec import TableSpec, decode_spec
 from icedb.store import ObjectExists, ObjectStore
 
 __all__ = ["Fencing", "Handle", "Part"]
 
 Fencing = Literal["claims", "none"]
+
+# S3 tells the time of an object in whole seconds.
+STORED_MS_PRECISION = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,8 @@ class Handle:
         if fencing not in get_args(Fencing):
             raise InvalidOption(f"{store.location.uri}: fencing is {fencing!r}; give 'claims' or 'none'.")
         self.store = store
-        self.spec = spec
+        self._spec = spec
+        self._expressions: tuple[PartitionExpression, ...] | None = None
         self.clock: Clock = clock or SystemClock()
         self.timing = timing or Timing()
         self.fencing: Fencing = fencing
@@ -73,8 +79,11 @@ class Handle:
         self.log = LogReader(store, store.location.keys, clock=self.clock, timing=self.timing)
         #: Two appends of one handle need two names, also within a millisecond.
         self.last_append_ms = 0
+        #: An exclusive commit that sees an older head than this handle has seen is not of this table's line.
+        self.newest_epoch = 0
         self._schema: dict[str, str] = {}
         self._probed = False
+        self._clock_checked = False
 
     @property
     def location(self) -> Location:
@@ -91,10 +100,17 @@ class Handle:
         """The names of the table's objects."""
         return self.location.keys
 
-    @cached_property
+    @property
+    def spec(self) -> TableSpec:
+        """How the table is partitioned, sorted and stored, as of the last look at the log."""
+        return self._spec
+
+    @property
     def expressions(self) -> tuple[PartitionExpression, ...]:
         """The partition expressions of the spec, checked."""
-        return parse_partition_by(self.spec.partition_by, table=self.table)
+        if self._expressions is None:
+            self._expressions = parse_partition_by(self.spec.partition_by, table=self.table)
+        return self._expressions
 
     @property
     def known_schema(self) -> Mapping[str, str]:
@@ -105,7 +121,15 @@ class Handle:
         """The state of the table now; see `LogReader.read`."""
         state = self.log.read(everything=everything, fresh=fresh)
         self._schema = dict(state.schema)
+        self._learn_spec(state)
         return state
+
+    def _learn_spec(self, state: LogState) -> None:
+        if isinstance(state.spec, msgspec.UnsetType):
+            return
+        recorded = decode_spec(bytes(state.spec), table=self.table, key=self.keys.log_prefix)
+        if recorded.revision > self._spec.revision:
+            self._spec, self._expressions = recorded, None
 
     def learn_schema(self, columns: Mapping[str, str]) -> None:
         """Remember columns that a commit of ours made the table's."""
@@ -145,9 +169,9 @@ class Handle:
         return WriteContext(self.location, self.spec, self.expressions, dict(self.known_schema))
 
     def check_writable(self) -> None:
-        """Once per handle, before the first write: does the store refuse to overwrite, and does its clock agree?
+        """Once per handle, before the first write: does the store refuse to overwrite an object?
 
-        Raises UnsupportedStore, ClockSkew and the store's errors (no bucket, no access).
+        Raises UnsupportedStore and the store's errors (no bucket, no access).
         """
         if self._probed or self.fencing == "none":
             return
@@ -156,7 +180,6 @@ class Handle:
         except ObjectExists:
             self._probed = True
             return
-        self._check_skew()
         try:
             self.store.create(self.keys.probe, b"{}")
         except ObjectExists:
@@ -168,11 +191,20 @@ class Handle:
             "fencing='none' and make sure yourself that exactly one program maintains it."
         )
 
-    def _check_skew(self) -> None:
-        now_ms = self.clock.now_ms()
-        skew_ms = now_ms - self.store.get(self.keys.probe).stored_ms
-        if abs(skew_ms) > self.timing.max_skew_ms:
+    def check_clock(self, key: str, *, put_after_ms: int) -> None:
+        """Once per handle: compare this machine's clock with the store's time for an object that it has just put.
+
+        `put_after_ms`: when that began. Raises ClockSkew and the store's errors.
+        """
+        if self._clock_checked or self.fencing == "none":
+            return
+        stored_ms = self.store.head(key).stored_ms
+        early_ms = put_after_ms - STORED_MS_PRECISION - stored_ms
+        late_ms = stored_ms - self.clock.now_ms()
+        if max(early_ms, late_ms) > self.timing.max_skew_ms:
             raise ClockSkew(
-                f"{self.table}: this machine's clock is {skew_ms / 1000:+.0f} s from the store's; "
-                f"{self.timing.max_skew_ms / 1000:.0f} s are allowed. Synchronise it (NTP)."
+                f"{self.table}: this machine's clock is {max(early_ms, late_ms) / 1000:.0f} s "
+                f"{'ahead of' if early_ms > late_ms else 'behind'} the store's; {self.timing.max_skew_ms / 1000:.0f} s "
+                "are allowed. Nothing was published. Synchronise it (NTP)."
             )
+        self._clock_checked = True

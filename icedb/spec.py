@@ -28,10 +28,14 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     version: int = SPEC_VERSION
     #: Random, so that a creator recognises its own put when the answer was lost.
     id: str = ""
+    #: Rises with each `Table.alter`; a greater one, recorded in the log, holds instead of this.
+    revision: int = 0
     partition_by: tuple[str, ...] = ()
     sort_by: tuple[str, ...] = ()
     compression: Compression = "zstd"
     row_group_rows: int = ROW_GROUP_ROWS
+    #: Where log and claims are, when they are not beside the parts. Not written when empty.
+    log_uri: str = ""
 
 
 def check_spec(spec: TableSpec, *, table: str) -> None:
@@ -47,7 +51,10 @@ def check_spec(spec: TableSpec, *, table: str) -> None:
 
 def encode_spec(spec: TableSpec) -> bytes:
     """The bytes of `_table.json`."""
-    return msgspec.json.format(msgspec.json.encode(spec), indent=2)
+    fields = msgspec.to_builtins(spec)
+    if not spec.log_uri:
+        del fields["log_uri"]
+    return msgspec.json.format(msgspec.json.encode(fields), indent=2)
 
 
 def decode_spec(body: bytes, *, table: str, key: str) -> TableSpec:

@@ -19,6 +19,7 @@ from icedb.maintenance.drop import replace_partitions
 from icedb.maintenance.operations import Append
 from icedb.parts import WrittenParts, discard, write_parts
 from icedb.schema import check_columns, new_columns
+from icedb.transactions import Txn, append_once
 
 __all__ = ["publish_append", "publish_overwrite", "write_stream"]
 
@@ -31,12 +32,14 @@ def write_stream(handle: Handle, stream: pa.RecordBatchReader) -> WrittenParts:
     return write_parts(handle.write_context(), stream, store=handle.store, clock=handle.clock)
 
 
-def publish_append(handle: Handle, written: WrittenParts) -> Commit:
-    """Make parts visible beside what is there. Without parts there is no commit."""
+def publish_append(handle: Handle, written: WrittenParts, *, txn: Txn | None = None) -> Commit:
+    """Make parts visible beside what is there; with a `txn`, exactly once. Without parts there is no commit."""
     if not written.markers:
         return nothing_to_commit(handle)
     if new_columns(written.schema, handle.known_schema):
         _check_against_newest(handle, written)
+    if txn is not None:
+        return append_once(handle, written, txn)
     if new_columns(written.schema, handle.known_schema):
         return exclusive(handle, Append(written))
     return append(handle, written.markers, written.schema, born_ms=written.born_ms)

@@ -26,6 +26,7 @@ class Draft:
 
     file: LogFile
     replaces: tuple[str, ...] = ()
+    added: frozenset[str] = frozenset()
     tombstoned: frozenset[str] = frozenset()
 
 
@@ -53,7 +54,8 @@ def draft(
         for k, m in sorted(carried.items())
         if k not in forget
     ]
-    markers += [msgspec.structs.replace(m, created_ms=t_ms) for m in add]
+    new = [msgspec.structs.replace(m, created_ms=t_ms) for m in add]
+    markers += new
     forgotten_ms = [t for k in forget if (t := state.parts[k].tombstoned_ms) is not None]
     return Draft(
         LogFile(
@@ -66,6 +68,7 @@ def draft(
             spec=state.spec if isinstance(spec, msgspec.UnsetType) and any(map(_has_spec, sources)) else spec,
         ),
         replaces=tuple(sorted(replaces)),
+        added=frozenset(m.key for m in new),
         tombstoned=frozenset(dead),
     )
 
@@ -86,7 +89,7 @@ def _tombstones(
     return tuple(LogTombstone(k, t) for k, t in sorted(times.items()))
 
 
-def check_draft(state: LogState, planned: Draft, *, add: Collection[str], tombstone: Collection[str]) -> None:
+def check_draft(state: LogState, planned: Draft) -> None:
     """Paired assertion: live parts after this commit are the live parts before it, plus and minus the plan."""
     named = {m.key: m for m in planned.file.markers}
     gone = {m.key for k in planned.replaces for m in state.files[k].file.markers} - named.keys()
@@ -96,11 +99,11 @@ def check_draft(state: LogState, planned: Draft, *, add: Collection[str], tombst
     }
     added = named.keys() - state.parts.keys()
     newly_dead = {k for k, m in named.items() if m.tombstoned_ms is not None and _was_live(state, k)}
-    if lost or back or added != set(add) or newly_dead != {k for k in tombstone if _was_live(state, k)}:
+    if lost or back or added != planned.added or newly_dead != {k for k in planned.tombstoned if _was_live(state, k)}:
         raise InvariantViolated(
             f"{state.table}: a log file was drafted that would lose {sorted(lost)}, bring back {sorted(back)}, "
-            f"add {sorted(added)} for {sorted(add)}, tombstone {sorted(newly_dead)} for {sorted(tombstone)}. "
-            "It was not published."
+            f"add {sorted(added)} for {sorted(planned.added)}, tombstone {sorted(newly_dead)} for "
+            f"{sorted(planned.tombstoned)}. It was not published."
         )
 
 

@@ -16,7 +16,7 @@ import msgspec
 from icedb.errors import ForeignMaintenance, SchemaConflict, SnapshotExpired
 from icedb.format.records import Encoded, LogFile, Marker
 
-__all__ = ["LogState", "StoredLogFile", "ignored_by", "live_markers", "replay"]
+__all__ = ["LogState", "StoredLogFile", "ignored_by", "live_markers", "live_to_v3_readers", "replay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +241,14 @@ def _replay_spec(files: Iterable[StoredLogFile]) -> Encoded:
     return max(specs, key=lambda spec: _revision.decode(spec).revision, default=msgspec.UNSET)
 
 
-def live_markers(state: LogState, as_of_ms: int | None) -> list[Marker]:
-    """The parts of the snapshot at `as_of_ms` (None: the latest), in key order. Raises SnapshotExpired."""
+def live_markers(state: LogState, as_of_ms: int | None, *, pinned: bool = False) -> list[Marker]:
+    """The parts of the snapshot at `as_of_ms` (None: the latest), in key order. Raises SnapshotExpired.
+
+    `pinned`: cleanup forgets nothing of this very time, so it can be answered although it is before the horizon.
+    """
     if as_of_ms is None:
         return state.live
-    if as_of_ms < state.horizon_ms:
+    if as_of_ms < state.horizon_ms and not pinned:
         raise SnapshotExpired(
             f"{state.table}: cleanup has forgotten what was superseded before {state.horizon_ms} (unix ms); a "
             f"snapshot at {as_of_ms} can no longer be answered. Ask for {state.horizon_ms} or later.",
@@ -256,3 +259,9 @@ def live_markers(state: LogState, as_of_ms: int | None) -> list[Marker]:
         for _, m in sorted(state.parts.items())
         if m.created_ms <= as_of_ms and (m.tombstoned_ms is None or m.tombstoned_ms > as_of_ms)
     ]
+
+
+def live_to_v3_readers(state: LogState) -> set[str]:
+    """The part keys that an IceDB v3 program takes for live: the last marker in key order decides."""
+    last = {m.key: m.tombstoned_ms for _, f in sorted(state.files.items()) for m in f.file.markers}
+    return {key for key, tombstoned_ms in last.items() if tombstoned_ms is None}

@@ -1,4 +1,4 @@
-"""Exclusive commits that need no parts of their own making, or bring parts that are written already."""
+"""Exclusive commits, as plans that are made anew at each attempt: append, replace what is live, put rewritten parts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from icedb.format.records import Marker
 from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState
 from icedb.parts import WrittenParts
+from icedb.rewriting import Rewrite
 from icedb.schema import check_columns
 
-__all__ = ["Append", "Replace"]
+__all__ = ["Append", "Replace", "Rewritten"]
 
 #: Chooses, from the table's state, the keys of the live parts that go.
 Choice = Callable[[LogState], Collection[str]]
@@ -64,3 +65,58 @@ class Replace:
             tombstone=dead,
             replaces=state.replaceable(dead, t_ms=t_ms),
         )
+
+
+class Rewritten:
+    """Parts that were made from others, in the place of these: merge, delete, rewrite.
+
+    A rewrite is kept while all its inputs are live; then it is committed as it is, whatever else landed meanwhile. One
+    that lost an input is dropped, for its output holds rows that are gone, or that live elsewhere by now.
+    """
+
+    reads_everything = False
+
+    def __init__(
+        self,
+        written: Mapping[Rewrite, Sequence[Marker]],
+        *,
+        born_ms: int,
+        schema: Mapping[str, str] | None = None,
+    ) -> None:
+        #: What is still part of the plan, with the markers of the new parts; none for what a rewrite emptied.
+        self.kept: dict[Rewrite, Sequence[Marker]] = dict(written)
+        self._schema: Mapping[str, str] = schema or {}
+        self.unused: list[str] = []
+        self.born_ms: int | None = born_ms
+
+    @property
+    def markers(self) -> list[Marker]:
+        """The new parts that are still part of the plan."""
+        return [m for markers in self.kept.values() for m in markers]
+
+    @property
+    def outputs(self) -> list[str]:
+        """Their keys."""
+        return [m.key for m in self.markers]
+
+    def build(self, state: LogState, t_ms: int) -> Draft | None:
+        """Raises SchemaConflict when another commit gave a new column another type."""
+        for rewrite in [r for r in self.kept if not all(_is_live(state, p.key) for p in r.inputs)]:
+            self.unused += [m.key for m in self.kept.pop(rewrite)]
+        if not self.kept:
+            return None
+        check_columns(self._schema, state.schema, table=state.table)
+        inputs = [p.key for r in self.kept for p in r.inputs]
+        return draft(
+            state,
+            t_ms=t_ms,
+            schema=dict(self._schema),
+            add=self.markers,
+            tombstone=inputs,
+            replaces=state.replaceable(inputs, t_ms=t_ms),
+        )
+
+
+def _is_live(state: LogState, key: str) -> bool:
+    marker = state.parts.get(key)
+    return marker is not None and marker.tombstoned_ms is None

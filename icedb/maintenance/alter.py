@@ -1,0 +1,69 @@
+"""Change a table's spec: its sort order, codec, row groups, or the partitioning of new parts.
+
+The new spec is recorded in the header of an exclusive commit, so it is decided with everything else that is, and
+`_table.json`, which holds the first spec, is never replaced. Parts that are there keep their layout. Programs that
+have the table open go on with the spec that they know until they read the log; their parts are as good as any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from icedb.commit import Commit
+from icedb.errors import UnknownColumn
+from icedb.exclusive import exclusive
+from icedb.format.rewrite import Draft, draft
+from icedb.format.snapshot import LogState
+from icedb.handle import Handle
+from icedb.partitions import parse_partition_by, partition_types
+from icedb.spec import TableSpec, check_spec
+
+__all__ = ["alter"]
+
+
+def alter(handle: Handle, change: Callable[[TableSpec], TableSpec]) -> Commit:
+    """Record what `change` makes of the newest spec. Without a difference there is no commit.
+
+    Raises InvalidOption, InvalidPartitionExpression, UnknownColumn, CommitContended, CommitUncertain and the store's.
+    """
+    return exclusive(handle, _Alter(handle, change))
+
+
+@dataclass(slots=True)
+class _Alter:
+    """The change is made to the spec that is the newest when it commits."""
+
+    handle: Handle
+    change: Callable[[TableSpec], TableSpec]
+    outputs: tuple[str, ...] = ()
+    unused: list[str] = field(default_factory=list)
+    born_ms: int | None = None
+    reads_everything: bool = False
+
+    def build(self, state: LogState, t_ms: int) -> Draft | None:
+        old = self.handle.spec  # reading `state` has brought it up to date
+        new = self.change(old)
+        if new == old:
+            return None
+        _check(new, state)
+        encoded = msgspec.json.encode(msgspec.structs.replace(new, revision=old.revision + 1))
+        # The older revisions go with the log files that they are in.
+        holders = [k for k, f in state.effective.items() if not isinstance(f.file.spec, msgspec.UnsetType)]
+        replaces = set(state.replaceable((), t_ms=t_ms)) | (set(holders) - state.far_ahead(t_ms))
+        return draft(state, t_ms=t_ms, spec=msgspec.Raw(encoded), replaces=replaces)
+
+
+def _check(spec: TableSpec, state: LogState) -> None:
+    check_spec(spec, table=state.table)
+    expressions = parse_partition_by(spec.partition_by, table=state.table)
+    if not state.schema:
+        return
+    partition_types(expressions, state.schema, table=state.table)
+    if unknown := [c for c in spec.sort_by if c not in state.schema]:
+        raise UnknownColumn(
+            f"{state.table}: sort_by names '{unknown[0]}', and the table has no such column (it has "
+            f"{sorted(state.schema)}). Correct sort_by."
+        )

@@ -1,0 +1,99 @@
+"""Merge log files without merging parts, in tiers, so that a reader's requests grow with the logarithm of the commits.
+
+Log files are taken from the smallest up, as long as the next is at most `GROWTH` times all before it together. What
+stays is geometric: n markers lie in at most 1 + log3(n) log files (10 for 10,000), and a marker that is carried lands
+in a log file half as large again as its own at least, so it is carried a logarithmic number of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from icedb.commit import Commit, nothing_to_commit
+from icedb.errors import InvalidOption
+from icedb.exclusive import exclusive
+from icedb.format.rewrite import Draft, draft
+from icedb.format.snapshot import LogState
+from icedb.handle import Handle
+
+__all__ = ["MergeLogReport", "merge_log", "plan_merge_log"]
+
+GROWTH = 2
+# One log file of so many lines is some 30 MB, and is decoded in half a second.
+LINES_MAX = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class MergeLogReport:
+    """What a merge of log files did, or would do. `log_files` are left to be read by who opens the table."""
+
+    commit: Commit
+    merged_log_files: tuple[str, ...]
+    log_files: int
+    remaining: int
+    dry_run: bool
+
+
+def plan_merge_log(lines: Mapping[str, int], *, lines_max: int = LINES_MAX) -> list[str]:
+    """Which log files to merge, of these with so many lines. Pure. Empty when there is nothing to gain."""
+    taken: list[str] = []
+    total = 0
+    for key, count in sorted(lines.items(), key=lambda item: (item[1], item[0])):
+        if taken and (count > GROWTH * total or total + count > lines_max):
+            break
+        taken.append(key)
+        total += count
+    return sorted(taken) if len(taken) > 1 else []
+
+
+def merge_log(handle: Handle, *, lines_max: int = LINES_MAX, dry_run: bool = False) -> MergeLogReport:
+    """Replace small log files by one, in one exclusive commit. No part is touched.
+
+    `lines_max`: of the new log file; what does not fit is `remaining` for the next call. Raises InvalidOption,
+    CommitContended, CommitUncertain and the store's errors.
+    """
+    if lines_max < 2:
+        raise InvalidOption(f"{handle.table}: lines_max is {lines_max}; give 2 at least.")
+    operation = _MergeLog(lines_max)
+    if dry_run:
+        now_ms = handle.clock.now_ms() + 2 * handle.timing.max_skew_ms
+        operation.build(handle.read(fresh=True), now_ms + 1)
+        commit = nothing_to_commit(handle)
+    else:
+        commit = exclusive(handle, operation)
+    return MergeLogReport(commit, tuple(operation.merged), operation.log_files, operation.remaining, dry_run)
+
+
+@dataclass(slots=True)
+class _MergeLog:
+    """Planned anew at each attempt: whatever was committed meanwhile, no part changes."""
+
+    lines_max: int
+    merged: list[str] = field(default_factory=list)
+    log_files: int = 0
+    remaining: int = 0
+    outputs: tuple[str, ...] = ()
+    unused: list[str] = field(default_factory=list)
+    born_ms: int | None = None
+    reads_everything: bool = False
+
+    def build(self, state: LogState, t_ms: int) -> Draft | None:
+        lines = _lines(state, t_ms)
+        self.merged = plan_merge_log(lines, lines_max=self.lines_max)
+        left = {k: n for k, n in lines.items() if k not in self.merged}
+        if self.merged:
+            left[""] = sum(lines[k] for k in self.merged)
+        self.log_files = len(left)
+        self.remaining = len(plan_merge_log(left, lines_max=self.lines_max))
+        return draft(state, t_ms=t_ms, replaces=self.merged) if self.merged else None
+
+
+def _lines(state: LogState, t_ms: int) -> dict[str, int]:
+    """How many lines each log file has; those from a clock that is far ahead are left alone."""
+    far_ahead = state.far_ahead(t_ms)
+    return {
+        key: 1 + len(stored.file.markers) + len(stored.file.tombstones)
+        for key, stored in state.effective.items()
+        if key not in far_ahead
+    }

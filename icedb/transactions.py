@@ -1,0 +1,253 @@
+"""Exactly-once appends: a batch with a name is committed once, however often and by whomever it is tried.
+
+The name is `(application, sequence)`; the sequences of one application are committed in order (a stream's
+micro-batches, the attempts of a retried step). A create-only claim decides which parts the transaction consists of,
+and after it was created or found, the log decides whether it is done already: a header records the last sequence of
+each application. While the claim is young, everybody publishes its very bytes under its very key. Later, the key is
+closed by a log file without parts, and the content goes through an exclusive commit, which looks at the headers again
+on every rebase. So a transaction that raised may always be tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from icedb.commit import UNANSWERED_MAX, Commit, Put, check_age, put_settled, report
+from icedb.errors import (
+    CommitContended,
+    CommitUncertain,
+    DamagedLog,
+    IceDBError,
+    InvalidOption,
+    SchemaConflict,
+    StoreUnavailable,
+)
+from icedb.exclusive import exclusive
+from icedb.format.codec import decode, encode
+from icedb.format.records import LogFile, Marker
+from icedb.format.rewrite import Draft, draft
+from icedb.format.snapshot import LogState
+from icedb.handle import Handle
+from icedb.parts import WrittenParts, discard
+from icedb.schema import check_columns, new_columns
+from icedb.store import ObjectExists, ObjectNotFound
+
+__all__ = ["Txn", "append_once", "check_txn", "is_recorded", "repeated"]
+
+logger = logging.getLogger(__name__)
+
+# Each new try means that a claim was removed, a key closed or a put not answered since the last one.
+TXN_ATTEMPTS_MAX = 20
+
+#: The application's name, and the number of the batch.
+Txn = tuple[str, int]
+
+
+class TxnClaim(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the claim of a transaction holds: the log file that it is to be.
+
+    `brings_columns`: it can only be published by an exclusive commit.
+    """
+
+    application: str
+    sequence: int
+    key: str
+    t: int
+    body: str
+    brings_columns: bool = False
+    stored_ms: int | None = None
+
+    @property
+    def since_ms(self) -> int:
+        """Its age counts from the older of the two times."""
+        return self.t if self.stored_ms is None else min(self.t, self.stored_ms)
+
+
+def check_txn(txn: object, *, table: str) -> Txn:
+    """Raise InvalidOption unless it is `(application, sequence)`."""
+    match txn:
+        case (str(application), int(sequence)) if application and sequence >= 0 and not isinstance(sequence, bool):
+            return application, sequence
+    raise InvalidOption(
+        f"{table}: txn is {txn!r}; give (application, sequence): a text that names the writer for good, and a number "
+        "from 0 on that rises with each batch and is the same when a batch is tried again."
+    )
+
+
+def is_recorded(state: LogState, txn: Txn) -> bool:
+    """Whether the log says that this sequence, or a later one of the application, was committed."""
+    application, sequence = txn
+    return state.txn.get(application, (-1, 0))[0] >= sequence
+
+
+def repeated(handle: Handle) -> Commit:
+    """The result of a transaction that was committed before."""
+    return Commit(handle.table, None, repeated=True)
+
+
+def append_once(handle: Handle, written: WrittenParts, txn: Txn) -> Commit:
+    """Publish parts as this transaction, unless it is done; parts that it does not need are deleted.
+
+    Raises SchemaConflict, PublicationTooLate, CommitContended, DamagedLog and the store's errors; after each of the
+    latter the same transaction may be tried again.
+    """
+    unanswered = 0
+    for attempt in range(TXN_ATTEMPTS_MAX):
+        try:
+            commit = _attempt(handle, written, txn)
+        except (StoreUnavailable, CommitUncertain) as error:
+            unanswered += 1
+            if unanswered == UNANSWERED_MAX:
+                raise StoreUnavailable(
+                    f"{handle.table}: transaction {txn} is not known to be committed ({error}) Try the same "
+                    "transaction again: it is never committed twice."
+                ) from None
+            continue
+        if commit is not None:
+            return commit
+        logger.info("%s: attempt %d at transaction %s is tried again", handle.table, attempt + 1, txn)
+    raise CommitContended(
+        f"{handle.table}: transaction {txn} met {TXN_ATTEMPTS_MAX} changes in a row. Try the same transaction again."
+    )
+
+
+def _attempt(handle: Handle, written: WrittenParts, txn: Txn) -> Commit | None:
+    """None: something changed under our hands, look again."""
+    own = _plan(handle, written, txn)
+    claim = _take(handle, own)
+    if claim is None:
+        return None
+    # Only now: whoever finds the claim gone, and makes it anew, must see that the transaction is done.
+    state = handle.read(fresh=True)
+    file = decode(claim.body.encode(), claim.key, handle.keys)
+    if is_recorded(state, txn) or any(m.key in state.parts for m in file.markers):
+        return _settled(handle, state, written)
+    # By its parts, not by its key: an earlier, unanswered claim of ours may be the one that was found.
+    ours = {m.key for m in file.markers} == {m.key for m in written.markers}
+    try:
+        commit = _publish(handle, claim, file)
+    except SchemaConflict:
+        if not ours:
+            return None
+        discard(handle.store, [m.key for m in written.markers])
+        raise
+    if commit is None:
+        return None
+    if not ours:
+        discard(handle.store, [m.key for m in written.markers])
+        return repeated(handle)
+    handle.learn_schema(file.schema)
+    return commit
+
+
+def _plan(handle: Handle, written: WrittenParts, txn: Txn) -> TxnClaim:
+    """The claim that we would like: our parts, now."""
+    check_age(handle, written.born_ms)
+    application, sequence = txn
+    t_ms = handle.clock.now_ms()
+    markers = tuple(msgspec.structs.replace(m, created_ms=t_ms) for m in written.markers)
+    file = LogFile(t_ms, dict(written.schema), markers, txn={application: (sequence, t_ms)})
+    key = handle.keys.log_file(t_ms, merged=False, writer=f"{handle.writer}.t{sequence}")
+    brings_columns = bool(new_columns(written.schema, handle.known_schema))
+    return TxnClaim(application, sequence, key, t_ms, encode(file).decode(), brings_columns)
+
+
+def _take(handle: Handle, own: TxnClaim) -> TxnClaim | None:
+    """The claim that decides this transaction, ours or another's; None when it was removed just now."""
+    key = handle.keys.txn_claim(own.application, own.sequence)
+    if put_settled(handle.store, key, msgspec.json.encode(own)) is Put.CREATED:
+        return own
+    try:
+        stored = handle.store.get(key)
+        claim = msgspec.json.decode(stored.body, type=TxnClaim)
+    except ObjectNotFound:
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedLog(f"{handle.table}: '{key}' is not a transaction's claim ({error}).", key=key) from None
+    if (claim.application, claim.sequence) != (own.application, own.sequence):
+        raise DamagedLog(
+            f"{handle.table}: the claim '{key}' is of {claim.application!r}, {claim.sequence}. Was it copied?", key=key
+        )
+    return msgspec.structs.replace(claim, stored_ms=stored.stored_ms)
+
+
+def _publish(handle: Handle, claim: TxnClaim, file: LogFile) -> Commit | None:
+    """See to it that the claim's content is in the log; None: look again."""
+    if not claim.brings_columns:
+        young = handle.clock.now_ms() - claim.since_ms <= handle.timing.commit_timeout_ms
+        outcome = put_settled(handle.store, claim.key, claim.body.encode()) if young else _close(handle, claim)
+        if outcome is Put.CREATED:
+            return report(handle, claim.key, file, tombstoned=())
+        if outcome is Put.ABSENT:
+            return None
+    operation = _PublishOnce(file, (claim.application, claim.sequence))
+    commit = exclusive(handle, operation)
+    if operation.conflict is not None:
+        _abandon(handle, claim)
+        raise operation.conflict
+    return commit if commit.committed else None  # recorded meanwhile: the log tells by whom
+
+
+def _close(handle: Handle, claim: TxnClaim) -> Put:
+    """Make sure that the claim's key never holds its content; CREATED: it does already."""
+    try:
+        handle.store.create(claim.key, encode(LogFile(claim.t, {})))
+    except (ObjectExists, StoreUnavailable):
+        try:
+            found = handle.store.get(claim.key).body
+        except ObjectNotFound:
+            return Put.ABSENT
+        return Put.CREATED if found == claim.body.encode() else Put.TAKEN
+    return Put.TAKEN
+
+
+def _abandon(handle: Handle, claim: TxnClaim) -> None:
+    """Remove a claim whose content can never be published: a column of its has another type by now, for good."""
+    if not claim.brings_columns:
+        _close(handle, claim)
+    handle.store.delete([handle.keys.txn_claim(claim.application, claim.sequence)])
+
+
+def _settled(handle: Handle, state: LogState, written: WrittenParts) -> Commit:
+    """The transaction is recorded: by our parts, which others may have published for us, or by others."""
+    named = [state.parts[m.key] for m in written.markers if m.key in state.parts]
+    if not named:
+        discard(handle.store, [m.key for m in written.markers])
+        return repeated(handle)
+    handle.learn_schema(written.schema)
+    key = state.parts_named[named[0].key].by[0]
+    commit = report(handle, key, LogFile(named[0].created_ms, {}), tombstoned=())
+    return replace(commit, parts=tuple(handle.part(m) for m in named))
+
+
+class _PublishOnce:
+    """The content of a claim as an exclusive commit, unless a header says that it is done."""
+
+    reads_everything = False
+    # The claim names the parts, so no sweep takes them; and nothing here may delete them: others may publish them.
+    born_ms: int | None = None
+    outputs: Sequence[str] = ()
+
+    def __init__(self, file: LogFile, txn: Txn) -> None:
+        self._file = file
+        self._txn = txn
+        self.unused: list[str] = []
+        self.conflict: IceDBError | None = None
+
+    def build(self, state: LogState, t_ms: int) -> Draft | None:
+        """None when it is recorded, or when a column has another type by now: see `conflict`."""
+        application, sequence = self._txn
+        if is_recorded(state, self._txn) or any(m.key in state.parts for m in self._file.markers):
+            return None
+        try:
+            check_columns(self._file.schema, state.schema, table=state.table)
+        except SchemaConflict as error:
+            self.conflict = error
+            return None
+        markers: tuple[Marker, ...] = self._file.markers
+        txn = {application: (sequence, t_ms)}
+        return draft(state, t_ms=t_ms, schema=dict(self._file.schema), txn=txn, add=markers)
