@@ -21,10 +21,11 @@ from icedb.errors import (
     CommitContended,
     CommitUncertain,
     DamagedLog,
-    ForeignMaintenance,
     IceDBError,
     StoreUnavailable,
 )
+from icedb.foreign import claims_beyond, foreign_maintenance, refuse_foreign
+from icedb.format.claims import EpochClaim, decode_epoch_claim
 from icedb.format.codec import decode, encode
 from icedb.format.records import LogFile
 from icedb.format.rewrite import Draft, check_draft
@@ -68,19 +69,6 @@ class Operation(Protocol):
     def build(self, state: LogState, t_ms: int) -> Draft | None:
         """The log file to publish, or None when there is nothing (left) to do. May raise FixInput errors."""
         ...
-
-
-class _Claim(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a claim holds: the log file that this epoch is to be. `stored_ms` comes from the store."""
-
-    key: str
-    t: int
-    body: str
-    stored_ms: int | None = None
-
-    @property
-    def since_ms(self) -> int:
-        return self.t if self.stored_ms is None else min(self.t, self.stored_ms)
 
 
 @dataclass(slots=True)
@@ -150,7 +138,7 @@ def _attempt(handle: Handle, operation: Operation, tried: _Tried) -> Commit | No
     committed = _look(handle, state, operation, tried)
     if committed is not None:
         return committed
-    _refuse_foreign(handle, state)
+    refuse_foreign(handle, state)
     epoch = state.epoch + 1
     t_ms = max(_next_t_ms(handle, state), tried.last_ms + 1)
     draft = _build(handle, operation, state, t_ms, tried)
@@ -159,7 +147,7 @@ def _attempt(handle: Handle, operation: Operation, tried: _Tried) -> Commit | No
     check_age(handle, operation.born_ms)
     file = _finish(state, draft, epoch, handle.timing)
     key = handle.keys.log_file(t_ms, merged=file.carries_tombstones, writer=f"{handle.writer}.e{epoch}")
-    own, before_ms = _Claim(key, t_ms, encode(file).decode()), handle.clock.now_ms()
+    own, before_ms = EpochClaim(key, t_ms, encode(file).decode()), handle.clock.now_ms()
     claim = _take_claim(handle, epoch, own, tried)
     if claim is own:
         _check_clock(handle, state, epoch, own, operation, tried, before_ms=before_ms)
@@ -210,7 +198,7 @@ def _finish(state: LogState, draft: Draft, epoch: int, timing: Timing) -> LogFil
     )
 
 
-def _take_claim(handle: Handle, epoch: int, own: _Claim, tried: _Tried) -> _Claim | None:
+def _take_claim(handle: Handle, epoch: int, own: EpochClaim, tried: _Tried) -> EpochClaim | None:
     """The claim that decides this epoch, ours or another's; None when it is not to be had and we look again."""
     key = handle.keys.epoch_claim(epoch)
     tried.add(own.key, epoch, own.t)  # before the put: unanswered, it may still have been taken
@@ -227,25 +215,21 @@ def _take_claim(handle: Handle, epoch: int, own: _Claim, tried: _Tried) -> _Clai
     except ObjectNotFound:
         return None
     try:
-        claim = msgspec.json.decode(stored.body, type=_Claim)
-        file = decode(claim.body.encode(), claim.key, handle.keys)
-        name = handle.keys.parse_log_file(claim.key)
-    except (msgspec.DecodeError, UnicodeDecodeError, DamagedLog) as error:
+        claim = decode_epoch_claim(stored.body, key, handle.keys, stored_ms=stored.stored_ms)
+    except DamagedLog:
         tried.keys.clear()
-        raise DamagedLog(f"{handle.table}: '{key}' is not a claim ({error}).", key=key) from None
+        raise
     if claim.key not in tried.keys:
         tried.keys.clear()  # this epoch goes to somebody else, so nothing of ours can be published as it
-    if file.epoch != epoch or name.epoch != epoch:
-        raise DamagedLog(f"{handle.table}: the claim '{key}' holds epoch {file.epoch}.", key=key)
-    return msgspec.structs.replace(claim, stored_ms=stored.stored_ms)
+    return claim
 
 
 def _publish_claim(
     handle: Handle,
     state: LogState,
     epoch: int,
-    claim: _Claim,
-    own: _Claim,
+    claim: EpochClaim,
+    own: EpochClaim,
     operation: Operation,
     started_ms: int,
 ) -> bool:
@@ -253,8 +237,8 @@ def _publish_claim(
     mine = claim.key == own.key
     if _is_history(handle, state, epoch, min(own.t, claim.t)):
         return False  # the next attempt finds out whether it was ours
-    if not mine and _claims_beyond(handle, epoch) and not _is_history(handle, state, epoch, min(own.t, claim.t)):
-        raise _foreign(handle, epoch)
+    if not mine and claims_beyond(handle, epoch) and not _is_history(handle, state, epoch, min(own.t, claim.t)):
+        raise foreign_maintenance(handle, epoch)
     body = claim.body.encode()
     # In a log whose epochs are gone, what a claim holds may be long replaced: it is never published again.
     epochs_gone = state.epoch == 0 and state.files and not mine
@@ -274,7 +258,7 @@ def _publish_claim(
 
 
 def _check_clock(
-    handle: Handle, state: LogState, epoch: int, own: _Claim, operation: Operation, tried: _Tried, *, before_ms: int
+    handle: Handle, state: LogState, epoch: int, own: EpochClaim, operation: Operation, tried: _Tried, *, before_ms: int
 ) -> None:
     """Compare the clocks by the claim that was just created; with a wrong one, it becomes void."""
     try:
@@ -287,33 +271,6 @@ def _check_clock(
         tried.keys.clear()
         discard(handle.store, [*operation.outputs, *operation.unused])
         raise
-
-
-def _refuse_foreign(handle: Handle, state: LogState) -> None:
-    """Epochs that vanish while claims remain are the work of a program that takes no claims."""
-    if state.epoch < handle.newest_epoch or (
-        state.epoch == 0
-        and state.files
-        and _claims_beyond(handle, state.epoch + 1)
-        and handle.read(fresh=True).epoch == 0
-    ):
-        raise _foreign(handle, state.epoch + 1)
-    handle.newest_epoch = state.epoch
-
-
-def _claims_beyond(handle: Handle, epoch: int) -> bool:
-    claims = (handle.keys.parse_epoch_claim(i.key) for i in handle.store.list(handle.keys.claims_prefix))
-    return any(claimed is not None and claimed > epoch for claimed in claims)
-
-
-def _foreign(handle: Handle, epoch: int) -> ForeignMaintenance:
-    return ForeignMaintenance(
-        f"{handle.table}: epoch {epoch} would be next, and there are claims or log files of later ones: log files of "
-        "exclusive commits were removed by a program that takes no claims (IceDB v3's merge or cleanup, or a person). "
-        "Nothing was published. Stop that program; restore the log files from a backup or earlier versions of the "
-        "objects, or, if what the log says now is right, delete all epoch-*.json in "
-        f"'{handle.keys.claims_prefix}' while no program writes. verify tells more."
-    )
 
 
 def _is_history(handle: Handle, state: LogState, epoch: int, t_ms: int) -> bool:

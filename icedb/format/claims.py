@@ -1,0 +1,46 @@
+"""What a claim holds: the log file that is to be, whole, so that anyone can complete the commit.
+
+A claim is JSON. Two keys are in all of them: `key` and `body` of the log file; `t` is its time.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from icedb.errors import DamagedLog
+from icedb.format.codec import decode
+from icedb.format.names import Keys
+
+__all__ = ["Claim", "EpochClaim", "decode_epoch_claim"]
+
+
+class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What all claims have in common. `stored_ms` is the store's time; None for one that was just put."""
+
+    key: str
+    t: int
+    body: str
+    stored_ms: int | None = None
+
+    @property
+    def since_ms(self) -> int:
+        """Its age counts from the older of the two times: either clock may be wrong."""
+        return self.t if self.stored_ms is None else min(self.t, self.stored_ms)
+
+
+class EpochClaim(Claim, frozen=True, omit_defaults=True):
+    """Decides which log file an epoch is."""
+
+
+def decode_epoch_claim(body: bytes, key: str, keys: Keys, *, stored_ms: int) -> EpochClaim:
+    """The claim that was read from `key`. Raises DamagedLog unless it holds a log file of that epoch."""
+    epoch = keys.parse_epoch_claim(key)
+    try:
+        claim = msgspec.json.decode(body, type=EpochClaim)
+        file = decode(claim.body.encode(), claim.key, keys)
+        name = keys.parse_log_file(claim.key)
+    except (msgspec.DecodeError, UnicodeError, DamagedLog) as error:
+        raise DamagedLog(f"'{key}' is not a claim ({error}).", key=key) from None
+    if file.epoch != epoch or name.epoch != epoch:
+        raise DamagedLog(f"the claim '{key}' holds epoch {file.epoch}.", key=key)
+    return msgspec.structs.replace(claim, stored_ms=stored_ms)
