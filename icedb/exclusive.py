@@ -133,12 +133,12 @@ def exclusive(handle: Handle, operation: Operation) -> Commit:
 
 def _attempt(handle: Handle, operation: Operation, tried: _Tried) -> Commit | None:
     """One epoch's worth of trying; None when it went to somebody else and the operation must be rebased."""
-    started_ms = handle.clock.now_ms()
+    started_ms, newest_epoch = handle.clock.now_ms(), handle.newest_epoch
     state = handle.read(everything=operation.reads_everything, fresh=True)
     committed = _look(handle, state, operation, tried)
     if committed is not None:
         return committed
-    refuse_foreign(handle, state)
+    refuse_foreign(handle, state, newest_epoch)
     epoch = state.epoch + 1
     t_ms = max(_next_t_ms(handle, state), tried.last_ms + 1)
     draft = _build(handle, operation, state, t_ms, tried)
@@ -263,8 +263,8 @@ def _check_clock(
     """Compare the clocks by the claim that was just created; with a wrong one, it becomes void."""
     try:
         handle.check_clock(handle.keys.epoch_claim(epoch), put_after_ms=before_ms)
-    except ObjectNotFound:
-        return  # history already: the second listing will show it
+    except (ObjectNotFound, StoreUnavailable):
+        return  # history already, as the second listing will show; or it is for the next commit to compare
     except ClockSkew:
         if put_settled(handle.store, own.key, encode(_void(state, epoch, own.t))) is not Put.CREATED:
             return  # somebody completed it
@@ -301,11 +301,12 @@ def _look(handle: Handle, state: LogState, operation: Operation, tried: _Tried) 
 def _find_own(handle: Handle, state: LogState, operation: Operation, tried: _Tried) -> Commit | None:
     late = handle.clock.now_ms() - tried.since_ms > handle.timing.grace_ms
     for key in tried.keys:
-        stored = state.files.get(key)
+        counts = key in state.files and key not in state.ignored
+        stored = state.files.get(key) or (handle.log.fetch(key) if key in state.listed_ms else None)
         if stored is None or stored.file.void:
             continue
-        # An ignored one was replaced; or, late, our put came after a void that was replaced and deleted there.
-        if key not in state.ignored or not (late or operation.outputs):
+        # Else it was replaced; or, late, our put came after a void that was replaced and deleted there.
+        if counts or not (late or operation.outputs):
             return _own(handle, key, stored.file)
     named = [state.parts[k] for k in operation.outputs if k in state.parts]
     if named:  # our log file was replaced already; its markers were carried

@@ -14,13 +14,16 @@ from icedb.handle import Handle
 __all__ = ["claims_beyond", "foreign_maintenance", "refuse_foreign"]
 
 
-def refuse_foreign(handle: Handle, state: LogState) -> None:
-    """Raise ForeignMaintenance when the state, read afresh, shows it. Lists the claims only of a log without epochs."""
-    if state.epoch < handle.newest_epoch:
+def refuse_foreign(handle: Handle, state: LogState, newest_epoch: int) -> None:
+    """Raise ForeignMaintenance when the state, read afresh, shows it.
+
+    `newest_epoch`: the newest that this handle had seen before it read. Lists the claims only of a log without epochs.
+    """
+    if state.epoch < newest_epoch:
         raise foreign_maintenance(handle, state.epoch + 1)
     if state.epoch == 0 and state.files and claims_beyond(handle, 1) and handle.read(fresh=True).epoch == 0:
         raise foreign_maintenance(handle, 1)
-    handle.newest_epoch = state.epoch
+    handle.newest_epoch = max(state.epoch, handle.newest_epoch)
 
 
 def claims_beyond(handle: Handle, epoch: int) -> bool:
