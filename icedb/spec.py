@@ -31,6 +31,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     #: Rises with each `Table.alter`; a greater one, recorded in the log, holds instead of this.
     revision: int = 0
     partition_by: tuple[str, ...] = ()
+    #: Expressions of earlier revisions: there are parts with these names in their paths.
+    earlier_partition_by: tuple[str, ...] = ()
     sort_by: tuple[str, ...] = ()
     compression: Compression = "zstd"
     row_group_rows: int = ROW_GROUP_ROWS

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from icedb.commit import Commit
-from icedb.errors import UnknownColumn
+from icedb.errors import InvalidPartitionExpression, UnknownColumn
 from icedb.exclusive import exclusive
 from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState
@@ -49,11 +49,27 @@ class _Alter:
         if new == old:
             return None
         _check(new, state)
+        new = _with_earlier(old, new, state.table)
         encoded = msgspec.json.encode(msgspec.structs.replace(new, revision=old.revision + 1))
         # The older revisions go with the log files that they are in.
         holders = [k for k, f in state.effective.items() if not isinstance(f.file.spec, msgspec.UnsetType)]
         replaces = set(state.replaceable((), t_ms=t_ms)) | (set(holders) - state.far_ahead(t_ms))
         return draft(state, t_ms=t_ms, spec=msgspec.Raw(encoded), replaces=replaces)
+
+
+def _with_earlier(old: TableSpec, new: TableSpec, table: str) -> TableSpec:
+    """Remember what is no longer partitioned by. A name in a path means one expression for good."""
+    earlier = [*old.earlier_partition_by, *(e for e in old.partition_by if e not in old.earlier_partition_by)]
+    meant = {e.name.casefold(): e for e in parse_partition_by(earlier, table=table)}
+    for expression in parse_partition_by(new.partition_by, table=table):
+        known = meant.get(expression.name.casefold(), expression)
+        if known != expression:
+            raise InvalidPartitionExpression(
+                f"{table}: '{expression.name}' is or was a partition column with another expression ({known.sql}), and "
+                "parts that are there have its values in their paths. Give the new one another name."
+            )
+    retired = tuple(e for e in earlier if e not in new.partition_by)
+    return msgspec.structs.replace(new, earlier_partition_by=retired)
 
 
 def _check(spec: TableSpec, state: LogState) -> None:

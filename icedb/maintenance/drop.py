@@ -47,7 +47,9 @@ class PartitionChoice:
         paths = sorted(set(partitions))
         if isinstance(self.chosen, str):
             types = partition_types(self.handle.expressions, self.schema, table=self.handle.table)
-            return set(matching(paths, self.chosen, types, table=self.handle.table))
+            # A path of an older partitioning does not say what the predicate asks: it is not chosen.
+            told = [p for p in paths if types.keys() <= decode_partition(p).keys()]
+            return set(matching(told, self.chosen, types, table=self.handle.table))
         # A path may be given as it is stored or as a person writes it (`city=New York`).
         wanted = {p.strip("/") for p in self.chosen}
         wanted |= {encode_partition(decode_partition(p)) for p in wanted}
