@@ -8,20 +8,25 @@
 
 Options that are not given come from the environment; credentials that are in neither come from boto3's chain
 (profiles, SSO, instance roles). A `Location` can be pickled to a Spark task and never shows a secret.
+
+In a local folder every put is synced to disk before it counts. `"fsync": "false"` leaves that out: faster, and after a
+power failure objects of the last seconds may be empty or gone. It is for tests and for what can be made again.
+
+The log may be in a store of its own (`with_log`), for example one that answers faster.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from icedb.errors import InvalidOption, InvalidURI
 from icedb.format.names import Keys
 
-__all__ = ["Credentials", "Location", "parse_location"]
+__all__ = ["Credentials", "Location", "parse_location", "with_log"]
 
 _OPTIONS = {
     "aws_endpoint_url": "endpoint",
@@ -41,7 +46,9 @@ _OPTIONS = {
     "allow_http": "allow_http",
     "aws_virtual_hosted_style_request": "virtual_hosted",
     "virtual_hosted_style_request": "virtual_hosted",
+    "fsync": "fsync",
 }
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,10 @@ class Location:
     region: str | None = None
     virtual_hosted: bool = False
     explicit_credentials: Credentials | None = None
+    #: Where log and claims are; None: beside the parts.
+    log: Location | None = None
+    #: Whether a local store syncs to disk what is put.
+    fsync: bool = True
 
     @property
     def uri(self) -> str:
@@ -78,7 +89,7 @@ class Location:
     @property
     def keys(self) -> Keys:
         """The names of the table's objects."""
-        return Keys(self.prefix)
+        return Keys(self.prefix, log_root=None if self.log is None else self.log.prefix)
 
     def credentials(self) -> Credentials | None:
         """The given credentials, or what boto3's chain finds now; None for anonymous access."""
@@ -119,14 +130,43 @@ def parse_location(uri: str | os.PathLike[str], storage_options: Mapping[str, st
     )
 
 
+def with_log(location: Location, log_uri: str | os.PathLike[str], options: Mapping[str, str] | None = None) -> Location:
+    """The location of a table whose log lies elsewhere. Raises InvalidURI, InvalidOption.
+
+    Without options of its own, a log in a store of the same kind is reached as the parts are.
+    """
+    log = parse_location(log_uri, options)
+    if options is None and log.scheme == location.scheme:
+        log = replace(location, root=log.root, prefix=log.prefix)
+    if (log.uri, log.endpoint) == (location.uri, location.endpoint):
+        return location
+    own, its = f"{location.uri}/", f"{log.uri}/"
+    nested = own.startswith(its) or its.startswith(own)
+    if (nested and log.endpoint == location.endpoint) or _is_ambiguous(location, log):
+        raise InvalidURI(
+            f"'{log.uri}' cannot hold the log of '{location.uri}': one lies inside the other, so their objects could "
+            "not be told apart. Put them side by side."
+        )
+    return replace(location, log=log)
+
+
+def _is_ambiguous(location: Location, log: Location) -> bool:
+    """Whether the key of a part could be that of a log file: two buckets may have any prefixes."""
+    own, its = (f"{p}/" if p else "" for p in (location.prefix, log.prefix))
+    return own.startswith((f"{its}_log/", f"{its}_claims/")) or its.startswith(f"{own}_data/")
+
+
 def _local(path: str, storage_options: Mapping[str, str] | None) -> Location:
     if not path or "\0" in path:
         raise InvalidURI("an empty path cannot be a table's folder; give s3://bucket/prefix or a folder.")
-    _check_options(storage_options or {}, text=path)
+    options = _check_options(storage_options or {}, text=path)
+    fsync = _BOOLEANS.get(options.get("fsync", "true").lower())
+    if fsync is None:
+        raise InvalidOption(f"{path}: fsync is '{options['fsync']}'; give 'true' or 'false'.")
     folder = str(Path(path).expanduser().resolve())
     if any(c in folder for c in "?*[]\n\r"):  # DuckDB would take the paths of the parts for patterns
         raise InvalidURI(f"'{folder}' cannot be a table's folder: its path holds one of ?, *, [, ]. Choose another.")
-    return Location("file", folder, "")
+    return Location("file", folder, "", fsync=fsync)
 
 
 def _s3(text: str, rest: str, storage_options: Mapping[str, str]) -> Location:
@@ -178,6 +218,7 @@ def _check_options(options: Mapping[str, str], *, text: str, strict: bool = True
     unknown = sorted(k for k in options if k.lower() not in _OPTIONS)
     if strict and unknown:
         raise InvalidOption(
-            f"{text}: unknown storage options {unknown}. Known: {sorted(k.upper() for k in _OPTIONS if 'aws' in k)}."
+            f"{text}: unknown storage options {unknown}. Known: fsync, "
+            f"{sorted(k.upper() for k in _OPTIONS if 'aws' in k)}."
         )
     return known

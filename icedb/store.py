@@ -1,28 +1,31 @@
-"""The object store: create-only put, get, list, delete many.
+"""The object store: create-only put, copy, get, list, delete many.
 
 The only module that speaks to a store. It adds to obstore (Rust's `object_store`) what a table needs: one error
 tree that never quotes a response (S3 servers send key ids and signatures back), listings sorted by key, deletes
-that take "not there" for done, and many gets at a time. Nothing is ever replaced: `create` refuses an existing key.
+that take "not there" for done, and many gets at a time; and, in a local folder, puts that survive a power failure
+(`icedb.local_files`). Nothing is ever replaced: `create` refuses an existing key.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Protocol, cast
 
 import obstore
 from obstore import exceptions as obstore_errors
 from obstore.store import LocalStore, MemoryStore, S3Store
 
-from icedb.errors import AccessDenied, BucketNotFound, IceDBError, StoreUnavailable
+from icedb.errors import AccessDenied, BucketNotFound, IceDBError, InvalidURI, StoreUnavailable
+from icedb.local_files import check_folder, create_file
 from icedb.location import Location
+from icedb.objects import ObjectExists, ObjectInfo, ObjectNotFound, ObjectStore, StoredObject, chunks
+from icedb.two_stores import TwoStores
 
 __all__ = ["ObjectExists", "ObjectInfo", "ObjectNotFound", "ObjectStore", "StoredObject", "open_store"]
 
@@ -32,7 +35,6 @@ REQUEST_TIMEOUT = timedelta(seconds=30)
 RETRY_TIMEOUT = timedelta(seconds=60)
 RETRIES_MAX = 5
 CONCURRENT_GETS = 16
-DELETES_PER_REQUEST = 1_000
 
 # S3's names for credentials that are wrong, expired or of another region; some come with status 400.
 _DENIED_CODES = frozenset({"InvalidToken", "ExpiredToken", "TokenRefreshRequired", "AuthorizationHeaderMalformed"})
@@ -42,73 +44,17 @@ _memory_stores: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
 
 
-class ObjectExists(IceDBError):
-    """A create-only put met an object. Not part of the public tree: commits decide what it means."""
-
-
-class ObjectNotFound(IceDBError):
-    """No object has that key. Not part of the public tree: readers decide what it means."""
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectInfo:
-    """What a listing says of an object; `stored_ms` is by the store's clock."""
-
-    key: str
-    bytes: int
-    stored_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoredObject:
-    """An object's content and the store's time for it."""
-
-    body: bytes
-    stored_ms: int
-
-
-class ObjectStore(Protocol):
-    """What a table needs of a store. `icedb.testing` wraps this to inject faults."""
-
-    @property
-    def location(self) -> Location:
-        """The address, for messages and for DuckDB."""
-        ...
-
-    def create(self, key: str, body: bytes | Path) -> None:
-        """Put an object that is not there yet. Raises ObjectExists; StoreUnavailable leaves it open."""
-        ...
-
-    def get(self, key: str) -> StoredObject:
-        """Raises ObjectNotFound."""
-        ...
-
-    def head(self, key: str) -> ObjectInfo:
-        """What a listing would say of one object. Raises ObjectNotFound."""
-        ...
-
-    def get_many(self, keys: Sequence[str]) -> Mapping[str, StoredObject]:
-        """Those that are there."""
-        ...
-
-    def list(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
-        """All objects whose key starts with `prefix` (which ends in a slash), beyond `after`, by key."""
-        ...
-
-    def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; one that is not there counts as done."""
-        ...
-
-
 def open_store(location: Location) -> ObjectStore:
-    """The store of a location. Makes no request."""
+    """The store of a location, or both of its stores as one. Makes no request. Raises InvalidURI."""
+    if location.log is not None:
+        return TwoStores(open_store(replace(location, log=None)), open_store(location.log))
     match location.scheme:
         case "s3":
             return ObstoreStore(location, _open_s3(location))
         case "memory":
             with _memory_lock:
                 return ObstoreStore(location, _memory_stores.setdefault(location.root, MemoryStore()))
-    return ObstoreStore(location, LocalStore(Path(location.root)) if Path(location.root).is_dir() else None)
+    return LocalFolder(location)
 
 
 def _open_s3(location: Location) -> S3Store:
@@ -147,37 +93,46 @@ def _boto3_chain() -> dict[str, object]:
 
 
 class ObstoreStore:
-    """A store behind obstore. `backend` is None while a local table's folder does not exist yet."""
+    """A store behind obstore."""
 
     def __init__(self, location: Location, backend: LocalStore | MemoryStore | S3Store | None) -> None:
         self.location = location
         self._backend = backend
 
     def __repr__(self) -> str:
-        return f"ObstoreStore({self.location.uri!r})"
+        return f"{type(self).__name__}({self.location.uri!r})"
+
+    def _open(self) -> LocalStore | MemoryStore | S3Store | None:
+        """The store itself; None: there is nothing yet, not even the folder that would hold it."""
+        return self._backend
+
+    def _existing(self, key: str) -> LocalStore | MemoryStore | S3Store:
+        backend = self._open()
+        if backend is None:
+            raise ObjectNotFound(key)
+        return backend
 
     def create(self, key: str, body: bytes | Path) -> None:
         """Put an object that is not there yet, in one request."""
-        if self._backend is None:
-            with self._errors("create the table's folder for", key):
-                self._backend = LocalStore(Path(self.location.root), mkdir=True)
         with self._errors("create", key):
-            obstore.put(self._backend, key, body, mode="create", use_multipart=False)
+            obstore.put(self._existing(key), key, body, mode="create", use_multipart=False)
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy an object inside the store."""
+        with self._errors("copy", source):
+            # S3 has no create-only copy: the target's name must be random.
+            obstore.copy(self._existing(source), source, target, overwrite=True)
 
     def get(self, key: str) -> StoredObject:
         """Read an object whole."""
-        if self._backend is None:
-            raise ObjectNotFound(key)
         with self._errors("read", key):
-            found = obstore.get(self._backend, key)
+            found = obstore.get(self._existing(key), key)
             return StoredObject(found.bytes().to_bytes(), _ms(found.meta["last_modified"]))
 
     def head(self, key: str) -> ObjectInfo:
         """Size and time of an object."""
-        if self._backend is None:
-            raise ObjectNotFound(key)
         with self._errors("look at", key):
-            meta = obstore.head(self._backend, key)
+            meta = obstore.head(self._existing(key), key)
         return ObjectInfo(key, meta["size"], _ms(meta["last_modified"]))
 
     def get_many(self, keys: Sequence[str]) -> dict[str, StoredObject]:
@@ -195,63 +150,109 @@ class ObstoreStore:
 
     def list(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         """List objects by key."""
-        if self._backend is None:
+        backend = self._open()
+        if backend is None:
             return []
         with self._errors("list", prefix):
-            pages = obstore.list(self._backend, prefix.rstrip("/"), offset=after)
+            pages = obstore.list(backend, prefix.rstrip("/"), offset=after)
             found = [ObjectInfo(m["path"], m["size"], _ms(m["last_modified"])) for page in pages for m in page]
         return sorted(found, key=lambda info: info.key)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects, a thousand per request."""
-        if self._backend is None:
+        """Delete objects, a thousand per request; the first request that fails is the last."""
+        backend = self._open() if keys else None
+        if backend is None:
             return
-        for some in _chunks(keys, DELETES_PER_REQUEST):
+        for some in chunks(keys):
             try:
-                with self._errors("delete", some[0]):
-                    obstore.delete(self._backend, some)
+                with self._errors("delete", some[0], others=len(some) - 1):
+                    obstore.delete(backend, some)
             except ObjectNotFound:
-                self._delete_singly(some)  # stores without bulk deletion stop at the first that is not there
+                self._delete_singly(backend, some)  # stores without bulk deletion stop at the first that is not there
 
-    def _delete_singly(self, keys: Iterable[str]) -> None:
+    def _delete_singly(self, backend: LocalStore | MemoryStore | S3Store, keys: Iterable[str]) -> None:
         for key in keys:
             try:
                 with self._errors("delete", key):
-                    obstore.delete(cast("LocalStore", self._backend), key)
+                    obstore.delete(backend, key)
             except ObjectNotFound:
                 continue
 
     @contextmanager
-    def _errors(self, verb: str, key: str) -> Iterator[None]:
+    def _errors(self, verb: str, key: str, *, others: int = 0) -> Iterator[None]:
         try:
             yield
-        except obstore_errors.AlreadyExistsError:
+        except (obstore_errors.AlreadyExistsError, FileExistsError):
             raise ObjectExists(key) from None
         except (obstore_errors.BaseError, OSError) as error:
-            raise translate(error, verb=verb, key=key, uri=self.location.uri, bucket=self.location.root) from None
+            if isinstance(error, IceDBError):
+                raise
+            raise translate(error, verb=verb, key=key, location=self.location, others=others) from None
 
 
-def translate(error: Exception, *, verb: str, key: str, uri: str, bucket: str) -> IceDBError:
+class LocalFolder(ObstoreStore):
+    """A folder, which may not be there yet; the first put makes it. What is put survives a power failure."""
+
+    def __init__(self, location: Location) -> None:
+        super().__init__(location, None)
+        self._root = Path(location.root)
+        self._open()
+
+    def _open(self) -> LocalStore | MemoryStore | S3Store | None:
+        backend = self._backend  # before looking: others may make the folder meanwhile
+        with self._errors("open", self._root.name):
+            found = check_folder(self._root)
+            if found and backend is None:
+                backend = self._backend = LocalStore(self._root)
+        if backend is not None and not found:
+            # An empty listing would make an unmounted log an empty table.
+            raise StoreUnavailable(
+                f"{self.location.uri}: the folder was there and is gone. If its disk was unmounted, mount it again."
+            )
+        return backend
+
+    def create(self, key: str, body: bytes | Path) -> None:
+        """Put a file that is not there yet, whole, and safe from a power failure when this returns."""
+        self._open()  # a folder that was there is not made anew
+        with self._errors("create", key):
+            create_file(self._root, key, body, fsync=self.location.fsync)
+        self._open()
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy a file. Not by a hard link: the copy would look as old as its source, and a sweep could take it."""
+        self.head(source)
+        with self._errors("copy", source):
+            create_file(self._root, target, self._root / source, fsync=self.location.fsync)
+
+
+def translate(error: Exception, *, verb: str, key: str, location: Location, others: int = 0) -> IceDBError:
     """The error of ours that an error of obstore or of the file system means. Quotes nothing of the response."""
     text = str(error)
     found = re.search(r"<Code>(\w+)</Code>", text)
     code = found[1] if found else ""
     status = re.search(r"non-2xx status code: (\d{3})", text)
-    what = f"{uri}: cannot {verb} '{key}'"
+    what = f"{location.uri}: cannot {verb} '{key}'{f' and {others} others' if others else ''}"
     if code == "NoSuchBucket":
-        return BucketNotFound(f"{what}: the bucket '{bucket}' does not exist. Create it, or correct the address.")
+        return BucketNotFound(
+            f"{what}: the bucket '{location.root}' does not exist. Create it, or correct the address."
+        )
     if isinstance(error, FileNotFoundError | obstore_errors.NotFoundError):
         return ObjectNotFound(key)
     if isinstance(error, obstore_errors.PreconditionError):
         return ObjectExists(key)
+    if isinstance(error, NotADirectoryError):
+        return InvalidURI(f"{what}: a part of that path is a file. Move it away, or choose another address.")
     denied = (PermissionError, obstore_errors.PermissionDeniedError, obstore_errors.UnauthenticatedError)
     if isinstance(error, denied) or code in _DENIED_CODES or (status and status[1] in ("401", "403")):
-        return AccessDenied(
-            f"{what}: access was refused{f' ({code})' if code else ''}. Check the access key, its secret, the region "
-            "and the rights on that prefix (read, list, put, delete)."
+        remedy = (
+            "Check the folder's owner and its rights (read, write, search)."
+            if location.scheme == "file"
+            else "Check the access key, its secret, the region and the rights on that prefix (read, list, put, delete)."
         )
+        return AccessDenied(f"{what}: access was refused{f' ({code})' if code else ''}. {remedy}")
     detail = code or (f"status {status[1]}" if status else _first_cause(error, text))
-    return StoreUnavailable(f"{what}: the store did not serve the request ({detail}). Check the endpoint, then retry.")
+    remedy = "the folder and its disk" if location.scheme == "file" else "the endpoint"
+    return StoreUnavailable(f"{what}: the store did not serve the request ({detail}). Check {remedy}, then retry.")
 
 
 def _first_cause(error: Exception, text: str) -> str:
@@ -264,8 +265,3 @@ def _first_cause(error: Exception, text: str) -> str:
 
 def _ms(moment: datetime) -> int:
     return int(moment.timestamp() * 1000)
-
-
-def _chunks(keys: Sequence[str], size: int) -> Iterator[list[str]]:
-    for start in range(0, len(keys), size):
-        yield list(keys[start : start + size])

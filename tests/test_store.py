@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +16,17 @@ from icedb.location import parse_location
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, open_store
 from icedb.table import Table
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table
+from icedb.two_stores import TwoStores
 
-KINDS = ["local", "memory", pytest.param("s3", marks=pytest.mark.s3), "clocked", "faulty"]
+KINDS = ["local", "memory", pytest.param("s3", marks=pytest.mark.s3), "clocked", "faulty", "two"]
 
 
 @pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest) -> ObjectStore:
     if request.param == "clocked":
         return ClockedStore(ManualClock())
+    if request.param == "two":
+        return TwoStores(ClockedStore(ManualClock()), ClockedStore(ManualClock()))
     name = "memory" if request.param == "faulty" else request.param
     place = request.getfixturevalue(name)
     opened = open_store(parse_location(place.uri, place.storage_options))
@@ -84,6 +88,25 @@ def test_of_sixteen_creators_at_once_exactly_one_wins(store: ObjectStore) -> Non
         thread.join()
     assert (len(won), len(lost)) == (1, 15)
     assert store.get(key).body == won[0]
+
+
+def test_a_copy_has_the_content_and_a_time_of_its_own(store: ObjectStore) -> None:
+    source, target = _key(store, "_data/d=1/a.parquet"), _key(store, "_data/d=2/b.parquet")
+    store.create(source, b"x" * 3_000_000)
+    before = store.head(source).stored_ms
+    if store.location.scheme == "file":  # a sweep of orphans goes by age: the copy must not look like a year old
+        os.utime(Path(store.location.root, source), (1_600_000_000, 1_600_000_000))
+    store.copy(source, target)
+    assert store.get(target).body == b"x" * 3_000_000
+    assert store.head(target).stored_ms >= before
+    store.delete([source])
+    assert store.head(target).bytes == 3_000_000
+
+
+def test_copying_what_is_gone_is_not_found(store: ObjectStore) -> None:
+    with pytest.raises(ObjectNotFound):
+        store.copy(_key(store, "_data/gone"), _key(store, "_data/b"))
+    assert store.list(_key(store, "_data/")) == []
 
 
 def test_what_is_not_there_is_not_found(store: ObjectStore) -> None:
@@ -251,9 +274,33 @@ def test_requests_are_counted_by_kind(faulty: FaultyStore) -> None:
     faulty.get_many(["a", "b"])
     faulty.list("x/")
     faulty.head("a")
+    faulty.copy("a", "c")
     faulty.delete(["a", "b"])
-    assert faulty.counts == {"create": 1, "get": 2, "list": 1, "head": 1, "delete": 1}
-    assert [r.number for r in faulty.requests] == [1, 2, 3, 4, 5, 6]
+    assert faulty.counts == {"create": 1, "get": 2, "list": 1, "head": 1, "copy": 1, "delete": 1}
+    assert [r.number for r in faulty.requests] == [1, 2, 3, 4, 5, 6, 7]
+    assert faulty.requests[5].keys == ("a", "c")
+
+
+def test_a_delete_is_a_request_per_thousand_keys(faulty: FaultyStore) -> None:
+    keys = [f"{n:04}" for n in range(2_500)]
+    faulty.delete(keys)
+    faulty.delete([])
+    assert [(r.kind, len(r.keys)) for r in faulty.requests] == [("delete", 1_000), ("delete", 1_000), ("delete", 500)]
+    assert [k for r in faulty.requests for k in r.keys] == keys
+
+
+def test_a_fault_strikes_between_two_requests_of_a_delete(faulty: FaultyStore, clocked: ClockedStore) -> None:
+    keys = [f"{n:04}" for n in range(2_500)]
+    for key in keys:
+        clocked.create(key, b"")
+    faulty.inject(Fault.FAIL, number=2)
+    with pytest.raises(StoreUnavailable):
+        faulty.delete(keys)
+    assert sorted(clocked.objects) == keys[1_000:]
+    faulty.inject(Fault.CRASH_AFTER, number=4)  # the second of this call
+    with pytest.raises(Crash):
+        faulty.delete(keys)
+    assert sorted(clocked.objects) == keys[2_000:]
 
 
 @pytest.mark.parametrize(("fault", "applied"), [(Fault.CRASH_BEFORE, False), (Fault.CRASH_AFTER, True)])

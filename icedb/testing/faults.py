@@ -15,16 +15,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from icedb.errors import StoreUnavailable
 from icedb.location import Location
-from icedb.store import ObjectInfo, ObjectNotFound, ObjectStore, StoredObject
+from icedb.objects import ObjectInfo, ObjectNotFound, ObjectStore, StoredObject, chunks
 
 __all__ = ["Crash", "Fault", "FaultyStore", "Kind", "Request"]
 
-Kind = Literal["create", "get", "head", "list", "delete"]
+Kind = Literal["create", "copy", "get", "head", "list", "delete"]
 _Answer = TypeVar("_Answer")
 
 
@@ -51,7 +52,10 @@ class Fault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request to the store. `number` counts from 1; a delete has many keys, a listing its prefix."""
+    """One request to the store. `number` counts from 1.
+
+    A delete has up to a thousand keys, a copy its source and its target, a listing its prefix.
+    """
 
     number: int
     kind: Kind
@@ -116,6 +120,10 @@ class FaultyStore:
         content = body.read_bytes() if isinstance(body, Path) else body  # a delayed put outlives its file
         self._do("create", (key,), lambda: self.inner.create(key, content))
 
+    def copy(self, source: str, target: str) -> None:
+        """See ObjectStore."""
+        self._do("copy", (source, target), lambda: self.inner.copy(source, target))
+
     def get(self, key: str) -> StoredObject:
         """See ObjectStore."""
         return self._do("get", (key,), lambda: self.inner.get(key))
@@ -139,9 +147,9 @@ class FaultyStore:
         return self._do("list", (prefix,), lambda: self.inner.list(prefix, after=after))
 
     def delete(self, keys: Sequence[str]) -> None:
-        """See ObjectStore. Nothing to delete is no request."""
-        if keys:
-            self._do("delete", tuple(keys), lambda: self.inner.delete(keys))
+        """See ObjectStore. Nothing to delete is no request, a thousand keys are one; what fails is the last."""
+        for some in chunks(keys):
+            self._do("delete", tuple(some), partial(self.inner.delete, some))
 
     def _do(self, kind: Kind, keys: tuple[str, ...], action: Callable[[], _Answer]) -> _Answer:
         with self._lock:

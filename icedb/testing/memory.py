@@ -36,6 +36,13 @@ class ClockedStore:
                 raise ObjectExists(key)
             self.objects[key] = StoredObject(content, self.clock.now_ms())
 
+    def copy(self, source: str, target: str) -> None:
+        """Copy an object; the copy has the time of now."""
+        with self._lock:
+            if source not in self.objects:
+                raise ObjectNotFound(source)
+            self.objects[target] = StoredObject(self.objects[source].body, self.clock.now_ms())
+
     def get(self, key: str) -> StoredObject:
         """Read an object."""
         try:

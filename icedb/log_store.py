@@ -1,0 +1,61 @@
+"""A log in a store of its own: who may use it, and whether it is there.
+
+A log that cannot be found looks like the log of an empty table, and a log that two tables share would give each the
+rows of the other. So the probe among the claims says whose log this is, and no table is opened without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from icedb.errors import DamagedLog, TableExists
+from icedb.handle import Handle
+from icedb.location import with_log
+from icedb.spec import TableSpec
+from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, open_store
+from icedb.two_stores import TwoStores
+
+__all__ = ["claim_log_store", "find_log_store"]
+
+
+def claim_log_store(handle: Handle) -> None:
+    """Make the place of a new table's log its own; a repetition finds its own claim. Raises TableExists."""
+    log = handle.location.log
+    if log is None:
+        return
+    try:
+        handle.store.head(handle.keys.spec)
+    except ObjectNotFound:
+        pass
+    else:  # before anything is put: the place of its log may be an empty folder, where a disk is not mounted
+        raise TableExists(f"{handle.table}: a table is there already. Open it with Table.open.")
+    body = msgspec.json.encode({"table": handle.table})
+    try:
+        handle.store.create(handle.keys.probe, body)
+    except ObjectExists:
+        if handle.store.get(handle.keys.probe).body != body:
+            raise TableExists(
+                f"{handle.table}: '{log.uri}' holds the log of another table ('{handle.keys.probe}' says which). Give "
+                "each table a log_uri of its own."
+            ) from None
+
+
+def find_log_store(store: ObjectStore, spec: TableSpec, options: Mapping[str, str] | None) -> ObjectStore:
+    """The store of a table as its spec says, with the log's own. Raises DamagedLog when the log is not there."""
+    if not spec.log_uri or store.location.log is not None:
+        return store
+    location = with_log(store.location, spec.log_uri, options)
+    whole = store if location.log is None else TwoStores(store, open_store(location.log))
+    try:
+        whole.get(whole.location.keys.probe)  # not HEAD: its answer cannot say that the bucket is missing
+    except ObjectNotFound:
+        key = whole.location.keys.probe
+        raise DamagedLog(
+            f"{store.location.uri}: its log should be at '{spec.log_uri}', but nothing of it is there "
+            f"('{key}' is missing). Without it the table would look empty. Mount the log's folder, or give "
+            "log_storage_options that lead to its store.",
+            key=key,
+        ) from None
+    return whole
