@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 
 import duckdb
@@ -16,7 +17,24 @@ import duckdb
 from icedb.errors import StoreUnavailable
 from icedb.location import Location
 
-__all__ = ["connect_reader", "connect_sandbox", "quote_name", "quote_text"]
+__all__ = [
+    "MEMORY_BYTES_MIN",
+    "connect_reader",
+    "connect_sandbox",
+    "memory_bytes_default",
+    "quote_name",
+    "quote_text",
+]
+
+MIB = 1024 * 1024
+# DuckDB spills what does not fit; below this not even its buffers for sorting rows of some hundred bytes do.
+MEMORY_BYTES_MIN = 256 * MIB
+# More brings nothing: a part is a few hundred megabytes, and only a few are written at a time.
+MEMORY_BYTES_MAX = 16 * 1024 * MIB
+# What a thread of DuckDB needs to read, sort and write Parquet.
+MEMORY_BYTES_PER_THREAD = 128 * MIB
+# Where Linux says what a container may use: control groups, version 2 and 1.
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 # Part of the address that no other secret of a shared connection will have.
 _SECRET_NAME_CHARS = re.compile(r"[^A-Za-z0-9]+")
@@ -50,9 +68,29 @@ def connect_sandbox(folder: Path | None = None, *, memory_bytes: int | None = No
     return con
 
 
-def connect_reader(location: Location) -> duckdb.DuckDBPyConnection:
-    """A connection that can read the table's parts. In a bucket: with httpfs and a secret for its prefix."""
+@lru_cache(maxsize=1)
+def memory_bytes_default() -> int:
+    """Half of what this machine or container has, within reason: the other half is for everybody else."""
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in _CGROUP_LIMITS:
+        text = path.read_text().strip() if path.exists() else ""
+        available = min(available, int(text)) if text.isdigit() else available
+    return max(MEMORY_BYTES_MIN, min(available // 2, MEMORY_BYTES_MAX))
+
+
+def connect_reader(
+    location: Location, *, memory_bytes: int | None = None, folder: Path | None = None
+) -> duckdb.DuckDBPyConnection:
+    """A connection that can read the table's parts. In a bucket: with httpfs and a secret for its prefix.
+
+    With `memory_bytes` all its cursors together stay below that, and spill into `folder`.
+    """
     con = duckdb.connect(":memory:")
+    if memory_bytes is not None:
+        threads = max(1, min(os.cpu_count() or 1, memory_bytes // MEMORY_BYTES_PER_THREAD))
+        con.execute(f"SET memory_limit = '{memory_bytes}B'; SET threads = {threads}")
+    if folder is not None:
+        con.execute(f"SET temp_directory = {quote_text(str(folder / 'spill'))}")
     con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
     con.execute("SET python_enable_replacements = false")  # a query sees the table, not this library's variables
     if location.scheme == "s3":

@@ -1,11 +1,13 @@
 """Parts become one part: read, sorted and written again by DuckDB, for merges and deletions.
 
-Nothing that is written here is visible: only a commit names it, and what a failure leaves is deleted again. The
-operations above take the function as an argument, so that another engine can do the work.
+Nothing that is written here is visible: only a commit names it, and what a failure leaves is deleted again. All
+rewrites of a call share one memory limit; what does not fit is spilled to disk. The operations above take the
+function as an argument, so that another engine can do the work.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -16,96 +18,185 @@ from pathlib import Path
 
 import duckdb
 
-from icedb.engine import connect_reader, quote_name, quote_text
-from icedb.errors import InvariantViolated
+from icedb.engine import MEMORY_BYTES_MIN, connect_reader, memory_bytes_default, quote_name, quote_text
+from icedb.errors import InvalidOption, InvariantViolated
 from icedb.format.records import Marker
 from icedb.handle import Handle, Part
+from icedb.partitions import partition_types
 from icedb.parts import copy_statement, discard, put_part
-from icedb.scan import explain, read_parquet
+from icedb.scan import explain, read_parquet, scan, visible_partitions
 from icedb.schema import describe
 from icedb.statistics import encode_statistics, figures_sql, statistics_columns
 from icedb.store import ObjectNotFound
 
 __all__ = ["Rewrite", "Rewriter", "rewrite_parts"]
 
+logger = logging.getLogger(__name__)
+
+# What sorting rows of some kilobytes needs, however much of it is spilled; with less memory fewer go at a time.
+MEMORY_BYTES_PER_REWRITE = 1024 * 1024 * 1024
+_PREFIX = "__icedb_"
+
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Parts of one partition that become one part."""
+    """Parts of one partition that become one part, without the rows for which `drop_where` is true.
+
+    `drop_where` is a checked predicate over `t` (see `icedb.predicates`); None keeps every row.
+    """
 
     partition: str
     inputs: tuple[Part, ...]
+    drop_where: str | None = None
 
     @property
     def bytes(self) -> int:
         """Bytes of the inputs."""
         return sum(p.bytes for p in self.inputs)
 
+    @property
+    def rows(self) -> int | None:
+        """Rows of the inputs; None when one of them does not say."""
+        counts = [p.rows for p in self.inputs]
+        return None if None in counts else sum(c or 0 for c in counts)
+
 
 #: Does some rewrites of a table that has this schema; the new parts' markers, in the same order. None: no row is left.
 Rewriter = Callable[[Handle, Sequence[Rewrite], Mapping[str, str]], list[Marker | None]]
 
 
-def rewrite_parts(handle: Handle, rewrites: Sequence[Rewrite], schema: Mapping[str, str]) -> list[Marker | None]:
+def rewrite_parts(
+    handle: Handle, rewrites: Sequence[Rewrite], schema: Mapping[str, str], *, memory_bytes: int | None = None
+) -> list[Marker | None]:
     """Write each new part, a few at a time; on failure delete what was written.
 
-    Raises MissingPart, SnapshotExpired, InvariantViolated, DuckDB's and the store's errors.
+    Together they use `memory_bytes` (default: half of the machine's or container's). Raises InvalidOption when that is
+    not enough, MissingPart, SnapshotExpired, InvariantViolated, DuckDB's and the store's errors.
     """
     started_ms = handle.clock.now_ms()
+    memory_bytes = _check_memory(handle, memory_bytes)
     keys = [handle.keys.part(r.partition, handle.clock.new_id()) for r in rewrites]
+    at_a_time = max(1, min(max(2, os.cpu_count() or 2), memory_bytes // MEMORY_BYTES_PER_REWRITE))
     folder = Path(tempfile.mkdtemp(prefix="icedb-rewrite-"))
-    con = connect_reader(handle.location)
     try:
-        con.execute("SET preserve_insertion_order = true")
-        with ThreadPoolExecutor(max(2, os.cpu_count() or 2)) as pool:
+        with (
+            connect_reader(handle.location, memory_bytes=memory_bytes, folder=folder) as con,
+            ThreadPoolExecutor(at_a_time) as pool,
+        ):
+            con.execute("SET GLOBAL preserve_insertion_order = true")
             writes = [
-                pool.submit(_rewrite, handle, con.cursor(), rewrite, key, folder, schema)
+                pool.submit(_rewrite, handle, con, rewrite, key, folder, schema)
                 for rewrite, key in zip(rewrites, keys, strict=True)
             ]
             try:
-                return [w.result() for w in writes]
+                markers = []
+                for number, (rewrite, write) in enumerate(zip(rewrites, writes, strict=True), start=1):
+                    markers.append(write.result())
+                    logger.info(
+                        "%s: rewrite %d of %d is written: %d parts, %d bytes of '%s'",
+                        handle.table, number, len(rewrites), len(rewrite.inputs), rewrite.bytes, rewrite.partition,
+                    )  # fmt: skip
+                return markers
             except BaseException as error:
                 pool.shutdown(cancel_futures=True)
                 discard(handle.store, keys)
+                if isinstance(error, duckdb.OutOfMemoryException):
+                    raise _too_little(handle, memory_bytes, str(error).splitlines()[0]) from None
                 if isinstance(error, duckdb.Error | ObjectNotFound):
                     inputs = [p for r in rewrites for p in r.inputs]
                     raise explain(handle, inputs, error, as_of_ms=started_ms) from None
                 raise
     finally:
-        con.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_memory(handle: Handle, memory_bytes: int | None) -> int:
+    if memory_bytes is None:
+        return memory_bytes_default()
+    if memory_bytes < MEMORY_BYTES_MIN:
+        raise _too_little(handle, memory_bytes, f"at least {MEMORY_BYTES_MIN} are needed")
+    return memory_bytes
+
+
+def _too_little(handle: Handle, memory_bytes: int, reason: str) -> InvalidOption:
+    return InvalidOption(
+        f"{handle.table}: memory_bytes {memory_bytes} is too little to rewrite parts ({reason}). Give more, or "
+        f"alter the table to fewer row_group_rows (it has {handle.spec.row_group_rows})."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The rows of some parts as `t`: the columns that the new part gets, what each is called there, and the SQL."""
+
+    columns: Mapping[str, str]
+    names: Mapping[str, str]
+    sql: str
 
 
 def _rewrite(
     handle: Handle,
-    con: duckdb.DuckDBPyConnection,
+    shared: duckdb.DuckDBPyConnection,
     rewrite: Rewrite,
     key: str,
     folder: Path,
     schema: Mapping[str, str],
-) -> Marker:
+) -> Marker | None:
     path = folder / key.rsplit("/", 1)[1]
-    source = read_parquet(handle, rewrite.inputs)
-    present = describe(con, f"SELECT * FROM {source}")
-    # Cast to the table's types: union_by_name alone would take what the parts happen to have. A column that only the
-    # parts know (a program of v3 may write one) is kept as it is.
-    columns = {c: t for c, t in schema.items() if c in present}
-    columns |= {c: t for c, t in present.items() if c not in schema}
-    select = ", ".join(f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in columns.items())
-    order = ", ".join(quote_name(c) for c in handle.spec.sort_by if c in columns)
-    query = f"SELECT {select} FROM {source}{' ORDER BY ' + order if order else ''}"
-    rows = int(con.execute(copy_statement(query, path, handle.spec)).fetchall()[0][1])
-    counts = [p.rows for p in rewrite.inputs]
-    if None not in counts and rows != sum(c or 0 for c in counts):
-        raise InvariantViolated(
-            f"{handle.table}: merging {len(counts)} parts of '{rewrite.partition}' gave {rows} rows instead of "
-            f"{sum(c or 0 for c in counts)}. Nothing was published."
-        )
-    stats = statistics_columns(handle.spec.sort_by, columns)
-    figures = _figures(con, stats, path)
-    encoded = encode_statistics(stats, figures, rows)
+    with shared.cursor() as con:
+        source = _source(handle, con, rewrite, schema)
+        expected = _rows_to_keep(handle, con, rewrite, source)
+        if expected == 0:
+            return None
+        select = ", ".join(f"{source.names[c]} AS {quote_name(c)}" for c in source.columns)
+        where = "" if rewrite.drop_where is None else f" WHERE (\n{rewrite.drop_where}\n) IS NOT TRUE"
+        order = ", ".join(quote_name(c) for c in handle.spec.sort_by if c in source.columns)
+        query = f"SELECT {select} FROM {source.sql}{where}{' ORDER BY ' + order if order else ''}"
+        rows = int(con.execute(copy_statement(query, path, handle.spec)).fetchall()[0][1])
+        _check_rows(handle, rewrite, rows, expected)
+        stats = statistics_columns(handle.spec.sort_by, source.columns)
+        encoded = encode_statistics(stats, _figures(con, stats, path), rows)
     stored = put_part(handle.store, key, path)
     return Marker(key, stored.bytes, 0, rows=rows, stats=encoded, digest=stored.digest)
+
+
+def _source(handle: Handle, con: duckdb.DuckDBPyConnection, rewrite: Rewrite, schema: Mapping[str, str]) -> _Source:
+    """Only a predicate needs to see more than the parts have: the table's other columns, null, and the partition."""
+    partitions: Mapping[str, str] = {}
+    rows = f"SELECT * FROM {read_parquet(handle, rewrite.inputs)}"
+    if rewrite.drop_where is not None:
+        types = partition_types(handle.expressions, schema, table=handle.table)
+        partitions = visible_partitions(schema, types)
+        rows = scan(handle, rewrite.inputs, schema, types)
+    present = {c: t for c, t in describe(con, rows).items() if c not in partitions}
+    # Cast to the table's types: union_by_name alone would take what the parts happen to have. A column that only the
+    # parts know (a program of v3 may write one) is kept as it is, and no predicate sees it.
+    names = {c: quote_name(c) for c in schema if c in present}
+    names |= {c: f"{_PREFIX}{n}" for n, c in enumerate(present) if c not in schema}
+    columns = {c: schema.get(c, present[c]) for c in names}
+    select = [f"CAST({quote_name(c)} AS {columns[c]}) AS {name}" for c, name in names.items()]
+    if rewrite.drop_where is not None:
+        select += [f"CAST(NULL AS {t}) AS {quote_name(c)}" for c, t in schema.items() if c not in present]
+        select += map(quote_name, partitions)
+    return _Source(columns, names, f"(SELECT {', '.join(select)} FROM ({rows})) AS t")
+
+
+def _rows_to_keep(handle: Handle, con: duckdb.DuckDBPyConnection, rewrite: Rewrite, source: _Source) -> int | None:
+    """How many rows the new part must have, counted apart from writing it; None when no input says."""
+    if rewrite.drop_where is None:
+        return rewrite.rows
+    counts = f"SELECT count(*), count(*) FILTER (WHERE (\n{rewrite.drop_where}\n)) FROM {source.sql}"
+    [(rows, dropped)] = con.execute(counts).fetchall()
+    _check_rows(handle, rewrite, int(rows), rewrite.rows)
+    return int(rows) - int(dropped)
+
+
+def _check_rows(handle: Handle, rewrite: Rewrite, rows: int, expected: int | None) -> None:
+    if expected not in (None, rows):
+        raise InvariantViolated(
+            f"{handle.table}: rewriting {len(rewrite.inputs)} parts of '{rewrite.partition}' gave {rows} rows instead "
+            f"of {expected}. Nothing was published."
+        )
 
 
 def _figures(con: duckdb.DuckDBPyConnection, columns: Mapping[str, str], path: Path) -> list[str | None]:

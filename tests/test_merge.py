@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import duckdb
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icedb import Part, Table
-from icedb.maintenance.merge import plan_merge
-from icedb.testing import ClockedStore, FaultyStore, ManualClock, Request, check_sound, create_table, open_table
+from icedb import Part, Table, Timing
+from icedb.engine import MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, memory_bytes_default
+from icedb.errors import InvalidOption, MissingPart, StoreUnavailable
+from icedb.format.records import Marker
+from icedb.handle import Handle
+from icedb.maintenance.merge import merge, plan_merge
+from icedb.options import HOUR_MS
+from icedb.rewriting import Rewrite, rewrite_parts
+from icedb.testing import (
+    ClockedStore,
+    Crash,
+    Fault,
+    FaultyStore,
+    ManualClock,
+    Request,
+    check_sound,
+    create_table,
+    open_table,
+)
 
 BIG = 100
 
@@ -134,15 +154,15 @@ def test_a_column_that_no_part_has_any_more_stays_in_the_schema(memory: Any) -> 
     assert table.query("SELECT gone FROM t").fetchall() == [(None,), (None,)]
 
 
-def test_a_part_keeps_a_data_column_with_the_name_of_its_partition(memory: Any) -> None:
-    table = make(memory, partition_by=["code"])
+def test_a_part_keeps_a_data_column_with_the_name_of_its_partition(place: Any) -> None:
+    table = make(place, partition_by=["code"])
     for _ in range(2):
-        table.insert([{"code": "00123"}, {"code": "a b%2Fc"}])
+        table.insert([{"code": "00123"}, {"code": "a b%2Fc"}, {"code": "NULL"}, {"code": None}])
     table.merge()
-    assert table.query("SELECT code, count(*) FROM t GROUP BY 1 ORDER BY 1").fetchall() == [
-        ("00123", 2),
-        ("a b%2Fc", 2),
-    ]
+    counted = "SELECT code, count(*) FROM t GROUP BY 1 ORDER BY 1 NULLS LAST"
+    assert table.query(counted).fetchall() == [("00123", 2), ("NULL", 2), ("a b%2Fc", 2), (None, 2)]
+    codes = [[r["code"] for r in contents(table, p)] for p in table.snapshot().parts]
+    assert sorted(codes, key=str) == [["00123"] * 2, ["NULL"] * 2, ["a b%2Fc"] * 2, [None] * 2]
 
 
 def test_partition_columns_are_not_written_into_parts(local: Any) -> None:
@@ -237,3 +257,112 @@ def test_statistics_do_not_depend_on_the_machines_timezone(local: Any) -> None:
     env = {**os.environ, "TZ": "America/New_York"}
     done = subprocess.run([sys.executable, "-c", code, local.uri], capture_output=True, text=True, check=True, env=env)
     assert msgspec.json.decode(done.stdout) == {"at": ["2026-01-01 01:00:00+00", "2026-01-01 02:00:00+00", 0]}
+
+
+# ------------------------------------------------------------------------------------------ limits and failures
+
+
+def test_a_merge_that_does_not_fit_into_memory_spills_and_succeeds(
+    local: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = make(local, sort_by=["n"])
+    for seed in range(3):
+        values = f"hash(i + {seed}) AS n, repeat(md5((i + {seed})::VARCHAR), 4) AS s"
+        table.insert(duckdb.sql(f"SELECT {values} FROM range(800_000) r(i)"))
+    before = table.query("SELECT count(*), sum(hash(n, s)) FROM t").fetchall()
+    assert MEMORY_BYTES_MIN < 3 * 800_000 * (4 * 32 + 8)
+    caplog.set_level(logging.INFO, "icedb")
+    assert table.merge(memory_bytes=MEMORY_BYTES_MIN).rows == 2_400_000
+    assert table.query("SELECT count(*), sum(hash(n, s)) FROM t").fetchall() == before
+    assert table.query("SELECT bool_and(n >= p) FROM (SELECT n, lag(n) OVER () p FROM t)").fetchall() == [(True,)]
+    said = [r.getMessage() for r in caplog.records]
+    assert any("merging 1 groups" in line for line in said)
+    assert any("rewrite 1 of 1 is written: 3 parts" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"order": "largest"},
+        {"memory_bytes": MEMORY_BYTES_MIN - 1},
+        {"part_bytes_max": 0},
+        {"input_parts_max": 0},
+        {"input_bytes_max": -1},
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused(memory: Any, options: Any) -> None:
+    table = make(memory)
+    for n in range(2):
+        table.insert([{"a": n}])
+    with pytest.raises(InvalidOption, match=next(iter(options))):
+        table.merge(**options)
+    assert len(table.snapshot().parts) == 2
+
+
+def test_the_default_memory_is_half_of_what_there_is_within_bounds() -> None:
+    assert MEMORY_BYTES_MIN <= memory_bytes_default() <= MEMORY_BYTES_MAX
+
+
+def test_a_partition_that_a_rewriter_empties_is_only_tombstoned(clocked: ClockedStore, clock: ManualClock) -> None:
+    table = create_table(clocked, clock, partition_by=["k"])
+    for _ in range(2):
+        table.insert([{"k": 0}, {"k": 1}])
+
+    def rewriter(handle: Handle, rewrites: Sequence[Rewrite], schema: Mapping[str, str]) -> list[Marker | None]:
+        written = rewrite_parts(handle, rewrites, schema)
+        return [None if r.partition == "k=0" else m for r, m in zip(rewrites, written, strict=True)]
+
+    report = merge(table.handle, rewriter=rewriter)
+    assert (report.merged_parts, report.new_parts, report.rows) == (4, 1, 2)
+    assert table.query("SELECT k FROM t").fetchall() == [(1,), (1,)]
+
+
+def test_parts_of_a_log_file_from_far_ahead_are_left_alone(clocked: ClockedStore, clock: ManualClock) -> None:
+    table = create_table(clocked, clock)
+    table.insert([{"a": 0}])
+    other = open_table(clocked, clock.skewed(10 * HOUR_MS), timing=Timing())
+    other.handle.fencing = "none"
+    ahead = {p.key for n in (1, 2) for p in other.insert([{"a": n}]).parts}
+    assert not table.merge().commit.committed, "two of the three are from far ahead"
+    table.insert([{"a": 3}])
+    assert table.merge().merged_parts == 2
+    assert ahead < {p.key for p in table.snapshot().parts}
+    assert sorted(table.query("SELECT a FROM t").fetchall()) == [(0,), (1,), (2,), (3,)]
+    clock.advance(10 * HOUR_MS)
+    assert table.merge().merged_parts == 3, "when their time has come they are like all others"
+    check_sound(clocked)
+
+
+@pytest.mark.parametrize("fault", [Fault.FAIL, Fault.LOSE_RESPONSE, Fault.DELAY, Fault.CRASH_AFTER])
+@pytest.mark.parametrize("discard_fails", [False, True])
+def test_a_part_that_was_not_surely_put_is_never_named(
+    clocked: ClockedStore, clock: ManualClock, fault: Fault, discard_fails: bool
+) -> None:
+    other = create_table(clocked, clock, partition_by=["k"])
+    for n in range(2):
+        other.insert([{"k": k, "n": n} for k in range(3)])
+    store = FaultyStore(clocked)
+    store.inject(fault, kind="create", key="/k=1/")
+    if discard_fails:
+        store.inject(Fault.FAIL, kind="delete")
+    with pytest.raises(Crash if fault is Fault.CRASH_AFTER else StoreUnavailable):
+        open_table(store, clock).merge()
+    store.deliver()
+    state = check_sound(clocked)
+    assert len(state.live) == 6
+    assert not [k for k in clocked.objects if k.endswith(".e2.jsonl")]
+    assert other.merge().new_parts == 3
+    check_sound(clocked)
+
+
+def test_a_missing_input_is_named_and_nothing_stays_behind(place: Any) -> None:
+    table = make(place, partition_by=["k"])
+    for n in range(2):
+        table.insert([{"k": k, "n": n} for k in range(2)])
+    lost = table.snapshot().parts[0]
+    store = table.handle.store
+    store.delete([lost.key])
+    before = store.list(table.handle.keys.data_prefix)
+    with pytest.raises(MissingPart, match=lost.key):
+        Table.open(place.uri, storage_options=place.storage_options).merge()
+    assert store.list(table.handle.keys.data_prefix) == before

@@ -8,21 +8,23 @@ committed without rewriting a byte; the others are dropped, and the next merge f
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
 from icedb.commit import Commit, nothing_to_commit
 from icedb.errors import InvalidOption
 from icedb.exclusive import exclusive
-from icedb.format.records import Marker
-from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle, Part
+from icedb.maintenance.operations import Rewritten
 from icedb.rewriting import Rewrite, Rewriter, rewrite_parts
 
 __all__ = ["MergePlan", "MergeReport", "Order", "merge", "plan_merge"]
+
+logger = logging.getLogger(__name__)
 
 Order = Literal["newest", "oldest"]
 
@@ -105,12 +107,11 @@ def merge(
 
     Raises InvalidOption, MissingPart, CommitContended, CommitUncertain and the store's errors.
     """
-    if order not in ("newest", "oldest"):
-        raise InvalidOption(f"{handle.table}: order is '{order}'; give 'newest' or 'oldest'.")
+    _check_options(handle, order, part_bytes_max, input_parts_max, input_bytes_max)
     handle.check_writable()
     state = handle.read()
     plan = plan_merge(
-        map(handle.part, state.live),
+        _mergeable(handle, state),
         part_bytes_max=part_bytes_max,
         order=order,
         input_parts_max=input_parts_max,
@@ -118,46 +119,36 @@ def merge(
     )
     if not plan.groups:
         return MergeReport(nothing_to_commit(handle), 0, 0, 0, 0, plan.remaining)
+    logger.info(
+        "%s: merging %d groups, %d bytes; %d groups are left for the next call",
+        handle.table, len(plan.groups), sum(g.bytes for g in plan.groups), plan.remaining,
+    )  # fmt: skip
     born_ms = handle.clock.now_ms()
-    written = rewriter(handle, plan.groups, state.schema)
-    markers = {g: m for g, m in zip(plan.groups, written, strict=True) if m is not None}
-    operation = _Merge(list(markers), markers, born_ms)
+    markers = rewriter(handle, plan.groups, state.schema)
+    written = {g: () if m is None else (m,) for g, m in zip(plan.groups, markers, strict=True)}
+    operation = Rewritten(written, born_ms=born_ms)
     commit = exclusive(handle, operation)
-    kept = operation.groups
     return MergeReport(
         commit=commit,
-        merged_parts=sum(len(g.inputs) for g in kept),
-        new_parts=len(kept),
-        rows=sum(m.rows or 0 for m in operation.markers.values()) if commit.committed else 0,
-        dropped_groups=len(plan.groups) - len(kept),
+        merged_parts=sum(len(g.inputs) for g in operation.kept),
+        new_parts=len(operation.markers),
+        rows=sum(m.rows or 0 for m in operation.markers),
+        dropped_groups=len(plan.groups) - len(operation.kept),
         remaining=plan.remaining,
     )
 
 
-@dataclass(slots=True)
-class _Merge:
-    """The exclusive commit of a merge: written once, rebased as often as needed."""
-
-    groups: list[Rewrite]
-    markers: dict[Rewrite, Marker]
-    born_ms: int | None
-    unused: list[str] = field(default_factory=list)
-    reads_everything: bool = False
-
-    @property
-    def outputs(self) -> list[str]:
-        return [m.key for m in self.markers.values()]
-
-    def build(self, state: LogState, t_ms: int) -> Draft | None:
-        for group in [g for g in self.groups if not all(_is_live(state, p.key) for p in g.inputs)]:
-            self.groups.remove(group)
-            self.unused.append(self.markers.pop(group).key)
-        if not self.groups:
-            return None
-        inputs = [p.key for g in self.groups for p in g.inputs]
-        return draft(state, t_ms=t_ms, add=self.markers.values(), tombstone=inputs, replaces=state.replaceable(inputs))
+def _check_options(handle: Handle, order: str, part_bytes_max: int, input_parts_max: int, input_bytes_max: int) -> None:
+    if order not in ("newest", "oldest"):
+        raise InvalidOption(f"{handle.table}: order is '{order}'; give 'newest' or 'oldest'.")
+    if min(part_bytes_max, input_parts_max, input_bytes_max) < 1:
+        raise InvalidOption(
+            f"{handle.table}: part_bytes_max ({part_bytes_max}), input_parts_max ({input_parts_max}) and "
+            f"input_bytes_max ({input_bytes_max}) must be over 0."
+        )
 
 
-def _is_live(state: LogState, key: str) -> bool:
-    marker = state.parts.get(key)
-    return marker is not None and marker.tombstoned_ms is None
+def _mergeable(handle: Handle, state: LogState) -> list[Part]:
+    """The live parts, but for those that a log file from a clock far ahead names: no commit of ours can replace it."""
+    ahead = state.far_ahead(handle.clock.now_ms() + 2 * handle.timing.max_skew_ms + 1)
+    return [handle.part(m) for m in state.live if ahead.isdisjoint(state.parts_named[m.key].by)]
