@@ -20,7 +20,17 @@ from icedb.handle import Handle, Part
 from icedb.parts import discard
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore
 
-__all__ = ["Commit", "Put", "append", "check_age", "nothing_to_commit", "put_settled", "report", "uncertain"]
+__all__ = [
+    "Commit",
+    "Put",
+    "append",
+    "check_age",
+    "check_clock",
+    "nothing_to_commit",
+    "put_settled",
+    "report",
+    "uncertain",
+]
 
 # A plain append only meets its own process's log file of the same millisecond, or a put that was not answered.
 APPEND_ATTEMPTS_MAX = 20
@@ -87,7 +97,7 @@ def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str],
 
     Raises PublicationTooLate, CommitUncertain and the store's errors.
     """
-    _check_clock(handle, markers, born_ms)
+    check_clock(handle, markers, born_ms)
     t_ms, unanswered = handle.last_append_ms, 0
     for _ in range(APPEND_ATTEMPTS_MAX):
         t_ms = max(handle.clock.now_ms(), t_ms + 1)
@@ -113,7 +123,8 @@ def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str],
     raise CommitContended(f"{handle.table}: {APPEND_ATTEMPTS_MAX} log file names in a row were taken. Try again.")
 
 
-def _check_clock(handle: Handle, markers: Sequence[Marker], born_ms: int) -> None:
+def check_clock(handle: Handle, markers: Sequence[Marker], born_ms: int) -> None:
+    """Once per handle, by a part that was just put; with a wrong clock, all of them are deleted. Raises ClockSkew."""
     try:
         handle.check_clock(markers[0].key, put_after_ms=born_ms)
     except ClockSkew:

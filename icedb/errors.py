@@ -19,6 +19,7 @@
     │   ├── SchemaConflict           one column, two types                                 (TypeError)
     │   ├── UnsupportedType          a type that Parquet cannot hold without loss          (TypeError)
     │   ├── TableExists                                                                    (FileExistsError)
+    │   ├── PinExists                the pin's name is taken                               (FileExistsError)
     │   ├── TableNotFound                                                                  (FileNotFoundError)
     │   ├── BucketNotFound                                                                 (FileNotFoundError)
     │   ├── AccessDenied             wrong or insufficient credentials                     (PermissionError)
@@ -63,6 +64,7 @@ __all__ = [
     "JavaNotFound",
     "LookFirst",
     "MissingPart",
+    "PinExists",
     "PoolNotExclusive",
     "PublicationTooLate",
     "SchemaConflict",
@@ -171,6 +173,10 @@ class TableExists(FixInput, FileExistsError):
     """There is a table at that address already."""
 
 
+class PinExists(FixInput, FileExistsError):
+    """There is a pin of that name already; it was not replaced."""
+
+
 class TableNotFound(FixInput, FileNotFoundError):
     """There is no table at that address."""
 
@@ -184,7 +190,7 @@ class AccessDenied(FixInput, PermissionError):
 
 
 class UnsupportedStore(FixInput, RuntimeError):
-    """The store overwrites an object where a create-only put must be refused."""
+    """The store overwrites an object where a create-only put must be refused, or cannot put one whole."""
 
 
 class ClockSkew(FixInput, RuntimeError):

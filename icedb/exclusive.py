@@ -146,7 +146,8 @@ def _attempt(handle: Handle, operation: Operation, tried: _Tried) -> Commit | No
         return nothing_to_commit(handle)
     check_age(handle, operation.born_ms)
     file = _finish(state, draft, epoch, handle.timing)
-    key = handle.keys.log_file(t_ms, merged=file.carries_tombstones, writer=f"{handle.writer}.e{epoch}")
+    # A name of its own for each attempt: two threads of one handle must not take each other's log file for theirs.
+    key = handle.keys.log_file(t_ms, merged=file.carries_tombstones, writer=f"{handle.fresh_writer()}.e{epoch}")
     own, before_ms = EpochClaim(key, t_ms, encode(file).decode()), handle.clock.now_ms()
     claim = _take_claim(handle, epoch, own, tried)
     if claim is own:

@@ -131,6 +131,10 @@ class Handle:
         if recorded.revision > self._spec.revision:
             self._spec, self._expressions = recorded, None
 
+    def fresh_writer(self) -> str:
+        """A writer's name that no log file has yet, of this host and process."""
+        return self.writer[: -len("0123456789ab")] + self.clock.new_id()[:12]
+
     def learn_schema(self, columns: Mapping[str, str]) -> None:
         """Remember columns that a commit of ours made the table's."""
         self._schema = {**self._schema, **columns}

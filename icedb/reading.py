@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from icedb.clock import Clock, SystemClock
 from icedb.errors import TornListing
@@ -25,6 +26,15 @@ __all__ = ["LogReader"]
 READ_ATTEMPTS_MAX = 20
 
 
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """The log files that were there, and when the store got each; when the listing, and the last whole one, began."""
+
+    stored_ms: Mapping[str, int] = field(default_factory=dict)
+    at_ms: int = 0
+    whole_at_ms: int | None = None
+
+
 class LogReader:
     """Reads one table's log, keeping the log files that it has seen. Safe to share between threads."""
 
@@ -36,10 +46,8 @@ class LogReader:
         self._clock = clock or SystemClock()
         self._timing = timing or Timing()
         self._seen: dict[str, StoredLogFile] = {}
-        #: Key -> when the store got it, as of the last listing; and when that, and the last whole one, began.
-        self._listed: dict[str, int] = {}
-        self._listed_at_ms: int | None = None
-        self._listed_whole_at_ms = 0
+        #: The last listing that fitted, without what was ignored then.
+        self._last = _Listing()
         self._lock = threading.Lock()
 
     def read(self, *, everything: bool = False, fresh: bool = False) -> LogState:
@@ -53,12 +61,14 @@ class LogReader:
         table = self._store.location.uri
         torn = ""
         for attempt in range(READ_ATTEMPTS_MAX):
-            listed_ms = self._list(whole=everything or fresh or attempt > 0)
+            listing = self._list(whole=everything or fresh or attempt > 0)
+            listed_ms = listing.stored_ms
             found = self._find(listed_ms, everything=everything)
             torn = self._torn(found, listed_ms, everything=everything)
             if not torn:
-                self._forget_all_but(listed_ms)
-                return replay(found.values(), table=table, listed_ms=listed_ms)
+                state = replay(found.values(), table=table, listed_ms=listed_ms)
+                self._remember(listing, state.ignored)
+                return state
         raise TornListing(
             f"{table}: {READ_ATTEMPTS_MAX} listings in a row did not fit what the newest log file says ({torn}). Try "
             "again; if it stays so, another program deletes log files that it did not write: verify tells more."
@@ -75,33 +85,42 @@ class LogReader:
 
     # ------------------------------------------------------------------------------------ listing
 
-    def _list(self, *, whole: bool) -> dict[str, int]:
-        """Key -> stored time of each log file; the part of the log that cannot have changed is remembered."""
+    def _list(self, *, whole: bool) -> _Listing:
+        """What is there now; the part of the log that cannot have changed is remembered."""
         now_ms = self._clock.now_ms()
         with self._lock:
+            last = self._last
             after = None if whole else self._unchanged_until(now_ms)
-            known = {} if after is None else {k: t for k, t in self._listed.items() if k <= after}
+        known = {} if after is None else {k: t for k, t in last.stored_ms.items() if k <= after}
         listed = known | {i.key: i.stored_ms for i in self._store.list(self._keys.log_prefix, after=after)}
+        return _Listing(listed, now_ms, now_ms if after is None else last.whole_at_ms)
+
+    def _remember(self, listing: _Listing, ignored: frozenset[str]) -> None:
+        """Keep what later refreshes may rely on.
+
+        Not what is ignored: it may be deleted any time, and when its tombstone is older than `late_ms`, be forgotten by
+        the log at once. A refresh that remembered it would take it for something that nothing replaced.
+        """
         with self._lock:
-            self._listed = listed
-            self._listed_at_ms = now_ms
-            if after is None:
-                self._listed_whole_at_ms = now_ms
-        return listed
+            self._seen = {k: f for k, f in self._seen.items() if k in listing.stored_ms}
+            if self._last.whole_at_ms is None or listing.at_ms >= self._last.at_ms:
+                kept = {k: t for k, t in listing.stored_ms.items() if k not in ignored}
+                self._last = _Listing(kept, listing.at_ms, listing.whole_at_ms)
 
     def _unchanged_until(self, now_ms: int) -> str | None:
         """The key before which nothing new can appear; None: list all.
 
-        A publication is refused when its time is older than `commit_timeout_ms`, and two clocks differ by twice the
-        skew. What was deleted meanwhile is ignored anyway, for a log tombstone names it; these are kept `late_ms`,
-        so a whole listing is due well before. A log without epochs may be maintained by programs that replace files.
+        A publication is refused when its time is older than `commit_timeout_ms`, right before a put that takes less
+        than that, and two clocks differ by twice the skew. What was replaced since the last listing is ignored, for a log tombstone names it; these are kept
+        `late_ms`, so a whole listing is due well before. A log without epochs may be maintained by programs that
+        replace files.
         """
-        timing, listed_at_ms = self._timing, self._listed_at_ms
-        if listed_at_ms is None or not any(f.file.epoch for f in self._seen.values()):
+        timing, last = self._timing, self._last
+        if last.whole_at_ms is None or not any(f.file.epoch for f in self._seen.values()):
             return None
-        if not 0 <= now_ms - self._listed_whole_at_ms <= min(timing.grace_ms, timing.late_ms // 2):
+        if not 0 <= now_ms - last.whole_at_ms <= min(timing.grace_ms, timing.late_ms // 2):
             return None
-        since_ms = min(listed_at_ms, now_ms) - timing.commit_timeout_ms - 2 * timing.max_skew_ms
+        since_ms = min(last.at_ms, now_ms) - 2 * (timing.commit_timeout_ms + timing.max_skew_ms)
         return self._keys.log_prefix + f"{since_ms:013d}"
 
     # ------------------------------------------------------------------------------------ fetching
@@ -157,7 +176,3 @@ class LogReader:
         with self._lock:
             self._seen |= new
         return known | new
-
-    def _forget_all_but(self, listed: Mapping[str, int]) -> None:
-        with self._lock:
-            self._seen = {k: f for k, f in self._seen.items() if k in listed}

@@ -20,8 +20,10 @@ from icedb.errors import InvalidOption
 from icedb.format.records import Marker
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import Handle, Part
-from icedb.partitions import matching, partition_types
+from icedb.maintenance.pins import is_pinned
+from icedb.partitions import PartitionExpression, matching, parse_partition_by, partition_types
 from icedb.scan import explain, relation
+from icedb.spec import TableSpec
 from icedb.store import ObjectNotFound
 
 __all__ = ["Snapshot", "take_snapshot"]
@@ -37,12 +39,11 @@ class Snapshot:
     parts: tuple[Part, ...]
     #: Column -> DuckDB type; the schema is not versioned.
     schema: Mapping[str, str]
-    #: Partition column -> DuckDB type, in the order of `partition_by`.
-    partition_schema: Mapping[str, str]
     #: How many log files it took to know this, and how many exclusive commits there had been.
     log_files: int
     epoch: int
     _handle: Handle
+    _spec: TableSpec
 
     def __repr__(self) -> str:
         return f"Snapshot({self.table!r}, as_of_ms={self.as_of_ms}, parts={len(self.parts)}, rows={self.rows})"
@@ -56,6 +57,18 @@ class Snapshot:
         for column, type_ in sorted(self.schema.items()):
             digest.update(f"{column}\0{type_}\n".encode())
         return digest.hexdigest()[:16]
+
+    @cached_property
+    def partition_schema(self) -> Mapping[str, str]:
+        """Partition column -> DuckDB type, in the order of `partition_by`. DuckDB is asked when somebody looks."""
+        return partition_types(self._expressions, self.schema, table=self.table) if self.schema else {}
+
+    @cached_property
+    def _expressions(self) -> tuple[PartitionExpression, ...]:
+        """Those of the snapshot's time: the handle may have learned of others since."""
+        if self._handle.spec is self._spec:
+            return self._handle.expressions
+        return parse_partition_by(self._spec.partition_by, table=self.table)
 
     @property
     def rows(self) -> int | None:
@@ -77,11 +90,17 @@ class Snapshot:
         return paths if where is None else matching(paths, where, self.partition_schema, table=self.table)
 
     def files(self, where: str | None = None) -> list[Part]:
-        """The live parts, or those of the partitions for which the predicate is true."""
+        """The live parts, or those of the partitions for which the predicate is true.
+
+        Parts of an older partitioning, whose paths do not say, are among them: they may hold such rows.
+        """
         if where is None:
             return list(self.parts)
         chosen = set(self.partitions(where))
-        return [p for p in self.parts if p.partition in chosen]
+        return [p for p in self.parts if p.partition in chosen or self._is_older(p)]
+
+    def _is_older(self, part: Part) -> bool:
+        return not self.partition_schema.keys() <= part.values.keys()
 
     def query(self, sql: str, *, where: str | None = None) -> duckdb.DuckDBPyRelation:
         """The answer to a DuckDB query over the table `t`, as a lazy relation.
@@ -91,7 +110,10 @@ class Snapshot:
         con = connect_reader(self._handle.location)
         parts = self.files(where)
         try:
-            con.execute(f"CREATE TEMP VIEW t AS {relation(self._handle, parts, self.schema, self.partition_schema)}")
+            rows = relation(self._handle, parts, self.schema, self.partition_schema, expressions=self._expressions)
+            if where is not None and any(map(self._is_older, parts)):
+                rows = f"SELECT * FROM ({rows}) AS t WHERE (\n{where}\n)"
+            con.execute(f"CREATE TEMP VIEW t AS {rows}")
             answer = con.sql(sql)
         except (duckdb.Error, ObjectNotFound) as error:
             raise explain(self._handle, parts, error, as_of_ms=self.as_of_ms) from None
@@ -110,7 +132,10 @@ class Snapshot:
 
 
 def take_snapshot(handle: Handle, as_of_ms: int | None = None) -> Snapshot:
-    """The snapshot at a time (unix milliseconds), or the latest. Raises SnapshotExpired and `LogReader.read`'s."""
+    """The snapshot at a time (unix milliseconds), or the latest. Raises SnapshotExpired and `LogReader.read`'s.
+
+    A time before the horizon can be read if it is pinned; only then are the pins looked at, after the log.
+    """
     # Before the log is read, and before this millisecond: a commit of this machine that comes next has a later time,
     # so asking for this snapshot's `as_of_ms` again gives the same parts.
     now_ms = handle.clock.now_ms() - 1
@@ -118,18 +143,18 @@ def take_snapshot(handle: Handle, as_of_ms: int | None = None) -> Snapshot:
     latest_ms = max(now_ms, state.newest_ms)
     if as_of_ms is None or as_of_ms > latest_ms:
         return _snapshot_of(handle, state, state.live, latest_ms)
-    return _snapshot_of(handle, state, live_markers(state, as_of_ms), as_of_ms)
+    pinned = as_of_ms < state.horizon_ms and is_pinned(handle, as_of_ms)
+    return _snapshot_of(handle, state, live_markers(state, as_of_ms, pinned=pinned), as_of_ms)
 
 
 def _snapshot_of(handle: Handle, state: LogState, markers: Sequence[Marker], as_of_ms: int) -> Snapshot:
-    schema = dict(state.schema)
     return Snapshot(
         table=handle.table,
         as_of_ms=as_of_ms,
         parts=tuple(handle.part(m) for m in markers),
-        schema=schema,
-        partition_schema=partition_types(handle.expressions, schema, table=handle.table) if schema else {},
+        schema=dict(state.schema),
         log_files=len(state.files),
         epoch=state.epoch,
         _handle=handle,
+        _spec=handle.spec,
     )

@@ -12,24 +12,37 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Self
 
 import duckdb
+import msgspec
 
 from icedb.clock import Clock, SystemClock
 from icedb.commit import Commit
 from icedb.errors import InvalidOption, TableExists, TableNotFound
 from icedb.handle import Fencing, Handle
 from icedb.inputs import Rows, to_stream
-from icedb.location import parse_location
-from icedb.maintenance.cleanup import CleanupReport, cleanup
+from icedb.location import parse_location, with_log
+from icedb.log_store import claim_log_store, find_log_store
+from icedb.maintenance.alter import alter
+from icedb.maintenance.cleanup import DELETES_MAX, CleanupReport, cleanup
+from icedb.maintenance.delete import DeleteReport, delete
 from icedb.maintenance.drop import DropReport, drop_partitions
 from icedb.maintenance.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES_MAX, MergeReport, Order, merge
+from icedb.maintenance.merge_log import LINES_MAX, MergeLogReport, merge_log
+from icedb.maintenance.orphans import ORPHANS_MAX, SweepReport, sweep_orphans
+from icedb.maintenance.pins import Expires, Pin, pin, read_pins, unpin
+from icedb.maintenance.restore import RestoreReport, restore
+from icedb.maintenance.rewrite import RewriteReport, rewrite_partition
+from icedb.maintenance.verify import VerifyReport, verify
 from icedb.options import Timing
 from icedb.parts import WrittenParts
+from icedb.rewriting import rewrite_parts
 from icedb.snapshot import Snapshot, take_snapshot
 from icedb.spec import ROW_GROUP_ROWS, Compression, TableSpec, check_spec, decode_spec, encode_spec
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, open_store
+from icedb.transactions import Txn, check_txn, is_recorded, repeated
 from icedb.writing import publish_append, publish_overwrite, write_stream
 
 __all__ = ["AsOf", "Table", "as_of_ms", "open_handle"]
@@ -74,6 +87,8 @@ class Table:
         compression: Compression = "zstd",
         row_group_rows: int = ROW_GROUP_ROWS,
         storage_options: Mapping[str, str] | None = None,
+        log_uri: str | os.PathLike[str] | None = None,
+        log_storage_options: Mapping[str, str] | None = None,
         timing: Timing | None = None,
         fencing: Fencing = "claims",
     ) -> Self:
@@ -82,28 +97,33 @@ class Table:
         `partition_by`: DuckDB expressions over a row's columns, each with a name (`"strftime(ts, '%Y') AS y"`).
         `sort_by`: columns that the rows of a part are sorted by. `row_group_rows`: rows per Parquet row group.
         `storage_options`: as for deltalake and Polars (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, ...); what is not
-        given comes from the environment. `fencing`: `"none"` for a store without create-only puts.
+        given comes from the environment. `log_uri`: where the log is, if not beside the parts; the table remembers it.
+        `log_storage_options`: those of the log's store; None means `storage_options` if both are of one kind.
+        `fencing`: `"none"` for a store without create-only puts.
 
         Raises TableExists, InvalidPartitionExpression, InvalidOption, InvalidURI, UnsupportedStore, BucketNotFound,
         AccessDenied, StoreUnavailable.
         """
-        store = open_store(parse_location(uri, storage_options))
-        for name, texts in (("partition_by", partition_by), ("sort_by", sort_by)):
-            if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-                raise InvalidOption(f"{store.location.uri}: {name} must be a list of texts, not {texts!r}.")
-        if not isinstance(row_group_rows, int):
-            raise InvalidOption(f"{store.location.uri}: row_group_rows must be a whole number, not {row_group_rows!r}.")
+        location = parse_location(uri, storage_options)
+        if log_uri is not None:
+            location = with_log(location, log_uri, log_storage_options)
+        elif log_storage_options is not None:
+            raise InvalidOption(f"{location.uri}: log_storage_options are given, but no log_uri.")
+        store = open_store(location)
+        _check_types(store.location.uri, partition_by, sort_by, row_group_rows)
         spec = TableSpec(
             id=SystemClock().new_id(),
             partition_by=tuple(partition_by),
             sort_by=tuple(sort_by),
             compression=compression,
             row_group_rows=row_group_rows,
+            log_uri=location.log.uri if location.log else "",
         )
         check_spec(spec, table=store.location.uri)
         handle = Handle(store, spec, timing=timing, fencing=fencing)
         _ = handle.expressions  # refuses a bad one before anything is written
         _refuse_foreign_log(handle)
+        claim_log_store(handle)
         handle.check_writable()
         _create_spec(handle)
         return cls(handle)
@@ -114,34 +134,50 @@ class Table:
         uri: str | os.PathLike[str],
         *,
         storage_options: Mapping[str, str] | None = None,
+        log_storage_options: Mapping[str, str] | None = None,
         timing: Timing | None = None,
         fencing: Fencing = "claims",
     ) -> Self:
-        """Open a table that exists. Raises TableNotFound, InvalidURI, InvalidOption and the store's errors."""
+        """Open a table that exists. Raises TableNotFound, DamagedLog, InvalidURI, InvalidOption, the store's errors.
+
+        `log_storage_options` are for a log in a store of its own, as in `create`; where it is, the table knows.
+        """
         store = open_store(parse_location(uri, storage_options))
-        return cls(open_handle(store, timing=timing, fencing=fencing))
+        return cls(open_handle(store, log_storage_options=log_storage_options, timing=timing, fencing=fencing))
 
     @classmethod
-    def exists(cls, uri: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None) -> bool:
+    def exists(
+        cls,
+        uri: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        log_storage_options: Mapping[str, str] | None = None,
+    ) -> bool:
         """Whether a table can be opened there. Raises the store's errors."""
         try:
-            cls.open(uri, storage_options=storage_options)
+            cls.open(uri, storage_options=storage_options, log_storage_options=log_storage_options)
         except TableNotFound:
             return False
         return True
 
     # ------------------------------------------------------------------------------------ write
 
-    def insert(self, data: Rows) -> Commit:
+    def insert(self, data: Rows, *, txn: Txn | None = None) -> Commit:
         """Append rows: parts, then one log file. Needs no lock; any number of writers at a time.
 
         `data`: a list of dicts, a pyarrow Table, RecordBatch or RecordBatchReader, or anything with
         `__arrow_c_stream__` (pandas, Polars, a DuckDB relation). Without rows there is no commit.
+        `txn`: `(application, sequence)` makes it exactly once, whatever is retried: a sequence that is committed
+        already (or a later one of that application) adds nothing, and the Commit says `repeated`.
 
         Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidPartitionExpression,
         InvalidPartitionValue before anything is visible; CommitUncertain; the store's errors.
         """
-        return publish_append(self._handle, self._write(data))
+        if txn is not None:
+            txn = check_txn(txn, table=self.uri)
+            if is_recorded(self._handle.read(fresh=True), txn):
+                return repeated(self._handle)
+        return publish_append(self._handle, self._write(data), txn=txn)
 
     def overwrite(self, data: Rows, *, partitions: Sequence[str] | str | None = None) -> Commit:
         """Replace live parts by these rows, atomically.
@@ -181,11 +217,14 @@ class Table:
         part_bytes_max: int = PART_BYTES_MAX,
         input_parts_max: int = INPUT_PARTS_MAX,
         input_bytes_max: int = INPUT_BYTES_MAX,
+        memory_bytes: int | None = None,
     ) -> MergeReport:
         """Merge parts smaller than `part_bytes_max`, partition by partition, in one exclusive commit.
 
         `order`: whose groups come first when the budget of `input_parts_max` and `input_bytes_max` does not reach
         (`remaining` in the report): `"newest"` for hot partitions, often; `"oldest"` for full optimisation.
+        `memory_bytes` is what all groups together may use (default: half of the machine's or container's); what does
+        not fit is spilled to disk.
         """
         return merge(
             self._handle,
@@ -193,7 +232,61 @@ class Table:
             part_bytes_max=part_bytes_max,
             input_parts_max=input_parts_max,
             input_bytes_max=input_bytes_max,
+            rewriter=partial(rewrite_parts, memory_bytes=memory_bytes),
         )
+
+    def merge_log(self, *, lines_max: int = LINES_MAX, dry_run: bool = False) -> MergeLogReport:
+        """Merge small log files, in tiers, so that opening the table stays cheap; no part is touched.
+
+        `lines_max`: of the new log file. Raises InvalidOption, CommitContended, CommitUncertain, the store's errors.
+        """
+        return merge_log(self._handle, lines_max=lines_max, dry_run=dry_run)
+
+    def alter(
+        self,
+        *,
+        partition_by: Sequence[str] | None = None,
+        sort_by: Sequence[str] | None = None,
+        compression: Compression | None = None,
+        row_group_rows: int | None = None,
+    ) -> Commit:
+        """Change how new parts are partitioned, sorted and stored; what is None stays. Parts that are there stay.
+
+        Queries see the new partition columns for all rows. Raises InvalidOption, InvalidPartitionExpression,
+        UnknownColumn, CommitContended, CommitUncertain and the store's errors.
+        """
+        _check_types(self.uri, partition_by or (), sort_by or (), row_group_rows or ROW_GROUP_ROWS)
+        given = {
+            "partition_by": None if partition_by is None else tuple(partition_by),
+            "sort_by": None if sort_by is None else tuple(sort_by),
+            "compression": compression,
+            "row_group_rows": row_group_rows,
+        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        return alter(self._handle, lambda spec: msgspec.structs.replace(spec, **changes))
+
+    def delete(self, where: str, *, dry_run: bool = False) -> DeleteReport:
+        """Delete the rows for which `where` is true: a DuckDB condition over the columns of `t`. All partitions.
+
+        Only parts with such rows are written again, in one exclusive commit; readers of older snapshots keep reading
+        until `cleanup`. Rows that are appended or merged meanwhile survive: repeat it until `second_pass_needed` is
+        false, to be sure. Raises InvalidOption, UnknownColumn, MissingPart, CommitContended, CommitUncertain and the
+        store's errors.
+        """
+        return delete(self._handle, where, dry_run=dry_run)
+
+    def rewrite_partition(self, partition: str, query: str, *, dry_run: bool = False) -> RewriteReport:
+        """Put the answer of a query in the place of a partition's rows, atomically.
+
+        `query`: one SELECT over `t`, which holds the rows of that partition only, with its partition columns. Each row
+        of the answer must belong to that partition and have the table's types; a new column is welcome, one that is
+        left out becomes null, an answer without rows empties the partition. What is appended meanwhile survives.
+
+        Raises InvalidOption for a partition that is not there and a query that cannot be answered, InvalidBatch for
+        rows of other partitions, SchemaConflict, UnsupportedType, MissingPart, CommitContended, CommitUncertain and
+        the store's errors.
+        """
+        return rewrite_partition(self._handle, partition, query, dry_run=dry_run)
 
     def drop_partitions(self, partitions: Sequence[str] | str, *, dry_run: bool = False) -> DropReport:
         """Tombstone all live parts of some partitions: paths, or a DuckDB predicate over the partition columns.
@@ -203,16 +296,96 @@ class Table:
         return drop_partitions(self._handle, partitions, dry_run=dry_run)
 
     def cleanup(
-        self, *, grace_ms: int | None = None, allow_short_grace: bool = False, dry_run: bool = False
+        self,
+        *,
+        grace_ms: int | None = None,
+        allow_short_grace: bool = False,
+        deletes_max: int = DELETES_MAX,
+        dry_run: bool = False,
     ) -> CleanupReport:
-        """Delete what was superseded longer than `grace_ms` ago (default: the table's, an hour); see CleanupReport."""
-        return cleanup(self._handle, grace_ms=grace_ms, allow_short_grace=allow_short_grace, dry_run=dry_run)
+        """Delete what was superseded longer than `grace_ms` ago (default: the table's, an hour) and no pin needs.
+
+        `deletes_max` log files and parts at most; the report says what remains. With a grace period that is shorter
+        than the table's, nobody may pin meanwhile. Raises GraceTooShort, InvalidOption, DamagedLog (a pin that cannot
+        be read: nothing is deleted then), CommitContended, CommitUncertain and the store's errors.
+        """
+        return cleanup(
+            self._handle,
+            grace_ms=grace_ms,
+            allow_short_grace=allow_short_grace,
+            deletes_max=deletes_max,
+            dry_run=dry_run,
+        )
+
+    # ------------------------------------------------------------------------------------ undo and keep
+
+    def restore(self, as_of: AsOf, *, dry_run: bool = False) -> RestoreReport:
+        """Make the table what it was at a time, in one exclusive commit: undo a drop, overwrite, deletion or bad merge.
+
+        Parts that were superseded since come back as copies that the store makes; parts that came since are
+        tombstoned, so rows that were appended after `as_of` go, those of transactions too (which stay recorded, and
+        are not written again when they are retried). What a plain append adds after the restore has last read the log
+        survives. Rows that somebody deleted on purpose come back as well. The schema and the spec stay as they are.
+        The restore can be undone by another one, to the time before it.
+
+        Works as far back as snapshots can be read: from the horizon on, and at pinned times. Raises SnapshotExpired
+        (nothing was restored), InvalidOption for a time to come, CommitContended, CommitUncertain, PublicationTooLate
+        and the store's errors.
+        """
+        return restore(self._handle, as_of_ms(as_of), dry_run=dry_run)
+
+    def pin(self, name: str, as_of: AsOf | None = None, *, expires: Expires | None = None) -> Pin:
+        """Keep the snapshot at a time readable, whatever cleanup does: `snapshot(as_of=pin.as_of_ms)`, `restore`.
+
+        `as_of`: None is the time of the newest commit. `expires`: an aware datetime, unix milliseconds, or a timedelta
+        from now; None: it holds until `unpin`. Its parts are kept, with all rows that were deleted from the table.
+        As with every snapshot, a plain append may still join it while `as_of` is younger than the commit timeout.
+
+        Superseded parts can only be pinned while no cleanup can be deleting them: well within the table's grace
+        period. A cleanup that is called with a shorter one may be deleting already what this pin needs, so do not pin
+        while such a cleanup runs; later ones, whatever their grace period, respect the pin.
+
+        Raises PinExists, SnapshotExpired, InvalidOption, PublicationTooLate (the store got it too late: try again),
+        ClockSkew and the store's errors. After StoreUnavailable the pin may be there.
+        """
+        return pin(self._handle, name, None if as_of is None else as_of_ms(as_of), expires=expires)
+
+    def unpin(self, name: str) -> bool:
+        """Remove a pin; False when there was none. The next cleanup takes what only this pin needed, without grace."""
+        return unpin(self._handle, name)
+
+    def pins(self) -> list[Pin]:
+        """The pins by name, expired ones too, which cleanup removes in time. Raises DamagedLog, the store's errors."""
+        return read_pins(self._handle)
+
+    def sweep_orphans(
+        self, *, min_age_ms: int | None = None, limit: int = ORPHANS_MAX, dry_run: bool = False
+    ) -> SweepReport:
+        """Delete parts that no log file and no claim names and that are older than `min_age_ms` (default: a day).
+
+        At most `limit` of them; the report says what remains. Raises GraceTooShort, ClockSkew, and DamagedLog when a
+        log file or a claim cannot be read: nothing is deleted then.
+        """
+        return sweep_orphans(self._handle, min_age_ms=min_age_ms, limit=limit, dry_run=dry_run)
+
+    def verify(self, *, deep: bool = False) -> VerifyReport:
+        """Look at every object of the table, change nothing, and list every problem; safe while others write.
+
+        `deep` fetches all live parts, decodes every row and compares digests; without it, sizes and footers are
+        compared. Problems are in the report, not raised; raises the store's errors only.
+        """
+        return verify(self._handle, deep=deep)
 
 
 def open_handle(
-    store: ObjectStore, *, timing: Timing | None = None, fencing: Fencing = "claims", clock: Clock | None = None
+    store: ObjectStore,
+    *,
+    log_storage_options: Mapping[str, str] | None = None,
+    timing: Timing | None = None,
+    fencing: Fencing = "claims",
+    clock: Clock | None = None,
 ) -> Handle:
-    """The handle of the table in a store. Raises TableNotFound."""
+    """The handle of the table in a store, and of its log, if that is in another. Raises TableNotFound, DamagedLog."""
     location = store.location
     try:
         body = store.get(location.keys.spec).body
@@ -222,7 +395,17 @@ def open_handle(
             "correct the address."
         ) from None
     spec = decode_spec(body, table=location.uri, key=location.keys.spec)
+    store = find_log_store(store, spec, log_storage_options)
     return Handle(store, spec, timing=timing, fencing=fencing, clock=clock)
+
+
+def _check_types(table: str, partition_by: object, sort_by: object, row_group_rows: object) -> None:
+    """What a type checker would have said."""
+    for name, texts in (("partition_by", partition_by), ("sort_by", sort_by)):
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise InvalidOption(f"{table}: {name} must be a list of texts, not {texts!r}.")
+    if not isinstance(row_group_rows, int):
+        raise InvalidOption(f"{table}: row_group_rows must be a whole number, not {row_group_rows!r}.")
 
 
 def _refuse_foreign_log(handle: Handle) -> None:

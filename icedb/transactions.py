@@ -16,14 +16,14 @@ from dataclasses import replace
 
 import msgspec
 
-from icedb.commit import UNANSWERED_MAX, Commit, Put, check_age, put_settled, report
+from icedb.commit import UNANSWERED_MAX, Commit, Put, check_age, check_clock, put_settled, report
 from icedb.errors import (
     CommitContended,
     CommitUncertain,
     DamagedLog,
-    IceDBError,
+    FixInput,
     InvalidOption,
-    SchemaConflict,
+    PublicationTooLate,
     StoreUnavailable,
 )
 from icedb.exclusive import exclusive
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 # Each new try means that a claim was removed, a key closed or a put not answered since the last one.
 TXN_ATTEMPTS_MAX = 20
+# What a signed number of 64 bits holds, in every program that reads the log.
+SEQUENCE_MAX = 2**63 - 1
 
 #: The application's name, and the number of the batch.
 Txn = tuple[str, int]
@@ -70,11 +72,16 @@ class TxnClaim(msgspec.Struct, frozen=True, omit_defaults=True):
 def check_txn(txn: object, *, table: str) -> Txn:
     """Raise InvalidOption unless it is `(application, sequence)`."""
     match txn:
-        case (str(application), int(sequence)) if application and sequence >= 0 and not isinstance(sequence, bool):
+        case (str(application), int(sequence)) if (
+            application.strip()
+            and application.isprintable()  # neither half a character nor a line break: it is said in messages
+            and 0 <= sequence <= SEQUENCE_MAX
+            and not isinstance(sequence, bool)
+        ):
             return application, sequence
     raise InvalidOption(
         f"{table}: txn is {txn!r}; give (application, sequence): a text that names the writer for good, and a number "
-        "from 0 on that rises with each batch and is the same when a batch is tried again."
+        f"from 0 to {SEQUENCE_MAX} that rises with each batch and is the same when a batch is tried again."
     )
 
 
@@ -92,9 +99,10 @@ def repeated(handle: Handle) -> Commit:
 def append_once(handle: Handle, written: WrittenParts, txn: Txn) -> Commit:
     """Publish parts as this transaction, unless it is done; parts that it does not need are deleted.
 
-    Raises SchemaConflict, PublicationTooLate, CommitContended, DamagedLog and the store's errors; after each of the
-    latter the same transaction may be tried again.
+    Raises SchemaConflict, InvalidBatch, ClockSkew, PublicationTooLate, CommitContended, DamagedLog and the store's
+    errors; after each of them the same transaction may be tried again.
     """
+    check_clock(handle, written.markers, written.born_ms)
     unanswered = 0
     for attempt in range(TXN_ATTEMPTS_MAX):
         try:
@@ -122,19 +130,20 @@ def _attempt(handle: Handle, written: WrittenParts, txn: Txn) -> Commit | None:
     if claim is None:
         return None
     # Only now: whoever finds the claim gone, and makes it anew, must see that the transaction is done.
+    read_ms = handle.clock.now_ms()
     state = handle.read(fresh=True)
     file = decode(claim.body.encode(), claim.key, handle.keys)
-    if is_recorded(state, txn) or any(m.key in state.parts for m in file.markers):
-        return _settled(handle, state, written)
     # By its parts, not by its key: an earlier, unanswered claim of ours may be the one that was found.
     ours = {m.key for m in file.markers} == {m.key for m in written.markers}
+    if is_recorded(state, txn) or any(m.key in state.parts for m in file.markers):
+        return _settled(handle, state, written, claimed=ours)
     try:
-        commit = _publish(handle, claim, file)
-    except SchemaConflict:
+        commit = _publish(handle, claim, file, state, read_ms=read_ms)
+    except _Refused as refused:
         if not ours:
             return None
         discard(handle.store, [m.key for m in written.markers])
-        raise
+        raise refused.reason from None
     if commit is None:
         return None
     if not ours:
@@ -144,6 +153,14 @@ def _attempt(handle: Handle, written: WrittenParts, txn: Txn) -> Commit | None:
     return commit
 
 
+class _Refused(Exception):
+    """The content of a claim can never be published. The claim is gone, so its parts are nobody's."""
+
+    def __init__(self, reason: FixInput | PublicationTooLate) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 def _plan(handle: Handle, written: WrittenParts, txn: Txn) -> TxnClaim:
     """The claim that we would like: our parts, now."""
     check_age(handle, written.born_ms)
@@ -151,7 +168,7 @@ def _plan(handle: Handle, written: WrittenParts, txn: Txn) -> TxnClaim:
     t_ms = handle.clock.now_ms()
     markers = tuple(msgspec.structs.replace(m, created_ms=t_ms) for m in written.markers)
     file = LogFile(t_ms, dict(written.schema), markers, txn={application: (sequence, t_ms)})
-    key = handle.keys.log_file(t_ms, merged=False, writer=f"{handle.writer}.t{sequence}")
+    key = handle.keys.log_file(t_ms, merged=False, writer=handle.fresh_writer())
     brings_columns = bool(new_columns(written.schema, handle.known_schema))
     return TxnClaim(application, sequence, key, t_ms, encode(file).decode(), brings_columns)
 
@@ -175,21 +192,49 @@ def _take(handle: Handle, own: TxnClaim) -> TxnClaim | None:
     return msgspec.structs.replace(claim, stored_ms=stored.stored_ms)
 
 
-def _publish(handle: Handle, claim: TxnClaim, file: LogFile) -> Commit | None:
-    """See to it that the claim's content is in the log; None: look again."""
-    if not claim.brings_columns:
-        young = handle.clock.now_ms() - claim.since_ms <= handle.timing.commit_timeout_ms
+def _publish(handle: Handle, claim: TxnClaim, file: LogFile, state: LogState, *, read_ms: int) -> Commit | None:
+    """See to it that the claim's content is in the log; None: look again. `state` was read since `read_ms`."""
+    timeout_ms = handle.timing.commit_timeout_ms
+    young = handle.clock.now_ms() - claim.since_ms <= timeout_ms
+    # A key that was closed and replaced is closed for good, whatever a late put makes of it.
+    if not claim.brings_columns and claim.key not in state.ignored:
         outcome = put_settled(handle.store, claim.key, claim.body.encode()) if young else _close(handle, claim)
-        if outcome is Put.CREATED:
+        if outcome is Put.CREATED and handle.clock.now_ms() - read_ms <= timeout_ms:
             return report(handle, claim.key, file, tombstoned=())
-        if outcome is Put.ABSENT:
-            return None
-    operation = _PublishOnce(file, (claim.application, claim.sequence))
-    commit = exclusive(handle, operation)
-    if operation.conflict is not None:
+        if outcome is not Put.TAKEN:
+            return None  # also when it took so long that the key may have been closed, replaced and deleted before
+    if not young and (lost := _lost_part(handle, file)):
+        if is_recorded(handle.read(fresh=True), (claim.application, claim.sequence)):
+            return None  # while we were asleep
         _abandon(handle, claim)
-        raise operation.conflict
+        raise _Refused(_too_late(handle, claim, lost))
+    operation = _PublishOnce(file, (claim.application, claim.sequence))
+    try:
+        commit = exclusive(handle, operation)
+    except FixInput as error:
+        if error is not operation.refused:
+            raise  # the log disagrees with itself, which says nothing of the claim
+        _abandon(handle, claim)
+        raise _Refused(error) from None
     return commit if commit.committed else None  # recorded meanwhile: the log tells by whom
+
+
+def _lost_part(handle: Handle, file: LogFile) -> str | None:
+    """A part of an old claim that is not there: it was committed, merged and cleaned up before the log forgot it."""
+    for marker in file.markers:
+        try:
+            handle.store.head(marker.key)
+        except ObjectNotFound:
+            return marker.key
+    return None
+
+
+def _too_late(handle: Handle, claim: TxnClaim, lost: str) -> PublicationTooLate:
+    return PublicationTooLate(
+        f"{handle.table}: the part '{lost}' of transaction {(claim.application, claim.sequence)} is not there any "
+        f"more, and the log no longer tells what became of it (it remembers {handle.timing.txn_retention_ms} ms). "
+        "Nothing was published. Look whether the rows are there before you write them again."
+    )
 
 
 def _close(handle: Handle, claim: TxnClaim) -> Put:
@@ -209,14 +254,24 @@ def _abandon(handle: Handle, claim: TxnClaim) -> None:
     """Remove a claim whose content can never be published: a column of its has another type by now, for good."""
     if not claim.brings_columns:
         _close(handle, claim)
-    handle.store.delete([handle.keys.txn_claim(claim.application, claim.sequence)])
+    key = handle.keys.txn_claim(claim.application, claim.sequence)
+    try:
+        found = msgspec.json.decode(handle.store.get(key).body, type=TxnClaim)
+    except ObjectNotFound:
+        return
+    if (found.key, found.body) == (claim.key, claim.body):  # else another batch has taken its place already
+        handle.store.delete([key])
 
 
-def _settled(handle: Handle, state: LogState, written: WrittenParts) -> Commit:
-    """The transaction is recorded: by our parts, which others may have published for us, or by others."""
+def _settled(handle: Handle, state: LogState, written: WrittenParts, *, claimed: bool) -> Commit:
+    """The transaction is recorded: by our parts, which others may have published for us, or by others.
+
+    Parts that the claim names stay: beside a later sequence that came first, somebody may just be publishing them.
+    """
     named = [state.parts[m.key] for m in written.markers if m.key in state.parts]
     if not named:
-        discard(handle.store, [m.key for m in written.markers])
+        if not claimed:
+            discard(handle.store, [m.key for m in written.markers])
         return repeated(handle)
     handle.learn_schema(written.schema)
     key = state.parts_named[named[0].key].by[0]
@@ -236,18 +291,18 @@ class _PublishOnce:
         self._file = file
         self._txn = txn
         self.unused: list[str] = []
-        self.conflict: IceDBError | None = None
+        self.refused: FixInput | None = None
 
     def build(self, state: LogState, t_ms: int) -> Draft | None:
-        """None when it is recorded, or when a column has another type by now: see `conflict`."""
+        """None when it is recorded. Raises `refused` when a column has another type by now."""
         application, sequence = self._txn
         if is_recorded(state, self._txn) or any(m.key in state.parts for m in self._file.markers):
             return None
         try:
             check_columns(self._file.schema, state.schema, table=state.table)
-        except SchemaConflict as error:
-            self.conflict = error
-            return None
+        except FixInput as error:
+            self.refused = error
+            raise
         markers: tuple[Marker, ...] = self._file.markers
         txn = {application: (sequence, t_ms)}
         return draft(state, t_ms=t_ms, schema=dict(self._file.schema), txn=txn, add=markers)

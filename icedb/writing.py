@@ -38,6 +38,9 @@ def publish_append(handle: Handle, written: WrittenParts, *, txn: Txn | None = N
         return nothing_to_commit(handle)
     if new_columns(written.schema, handle.known_schema):
         _check_against_newest(handle, written)
+    else:
+        # The parts were written against what was known then; another thread may have learned of a column since.
+        _check(handle, written)
     if txn is not None:
         return append_once(handle, written, txn)
     if new_columns(written.schema, handle.known_schema):
@@ -62,8 +65,12 @@ def publish_overwrite(handle: Handle, written: WrittenParts, partitions: Sequenc
 
 def _check_against_newest(handle: Handle, written: WrittenParts) -> None:
     """Another writer may have brought the same column meanwhile, with the same type or another."""
+    handle.read()
+    _check(handle, written)
+
+
+def _check(handle: Handle, written: WrittenParts) -> None:
     try:
-        handle.read()
         check_columns(written.schema, handle.known_schema, table=handle.table)
     except FixInput:
         discard(handle.store, [m.key for m in written.markers])

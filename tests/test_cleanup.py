@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from icedb import Table
-from icedb.errors import CommitUncertain, GraceTooShort, SnapshotExpired, StoreUnavailable
+from icedb.errors import CommitUncertain, GraceTooShort, InvalidOption, SnapshotExpired, StoreUnavailable
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, LogTombstone, Marker
 from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS
@@ -38,8 +38,8 @@ def logs(store: ClockedStore) -> list[str]:
     return [i.key for i in store.list(store.location.keys.log_prefix)]
 
 
-def rows(table: Table) -> list[int]:
-    return [n for (n,) in table.query("SELECT n FROM t ORDER BY n").fetchall()]
+def rows(table: Table, as_of: int | None = None) -> list[int]:
+    return [n for (n,) in table.query("SELECT n FROM t ORDER BY n", as_of=as_of).fetchall()]
 
 
 def fill(table: Table, batches: int = 3) -> None:
@@ -70,9 +70,9 @@ def test_a_tombstone_is_ripe_by_the_stores_time_too(table: Table, clocked: Clock
     # A clock that is an hour behind (nobody checked) writes tombstones that are ripe at birth.
     fill(table)
     slow = open_table(clocked, clock.skewed(-HOUR_MS))
+    slow.handle._clock_checked = True
     for n in range(2):
         slow.insert([{"k": 5, "n": n}])
-    slow.handle._probed = True
     slow.drop_partitions(["k=5"])
     state = table.handle.read()
     assert all(m.tombstoned_ms <= clock.now_ms() + 10 for m in state.parts.values() if m.tombstoned_ms)
@@ -338,3 +338,166 @@ def test_a_cleanup_that_stops_at_any_request_is_finished_by_the_next(fault: Faul
         state = check_sound(base)
         assert [m for m in state.parts.values() if m.tombstoned_ms] == [], number
         assert rows(open_table(base, clock)) == [0, 10, 20], number
+
+
+# ------------------------------------------------------------------------------------ claims of transactions
+
+
+def txn_claims(store: ClockedStore) -> list[str]:
+    keys = store.location.keys
+    return [i.key for i in store.list(keys.claims_prefix) if keys.is_txn_claim(i.key)]
+
+
+def test_claims_of_recorded_transactions_go_when_they_are_old(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    for sequence in range(3):
+        table.insert([{"k": 0, "n": sequence}], txn=("stream", sequence))
+    old = txn_claims(clocked)
+    assert len(old) == 3
+    clock.advance(HOUR_MS - 1)
+    table.insert([{"k": 0, "n": 3}], txn=("stream", 3))
+    assert not set(old) & set(table.cleanup().deleted_claims)
+    clock.advance(1)
+    foreseen = table.cleanup(dry_run=True)
+    assert len(txn_claims(clocked)) == 4
+    report = table.cleanup()
+    assert set(old) <= set(report.deleted_claims) == set(foreseen.deleted_claims)
+    assert txn_claims(clocked) == [clocked.location.keys.txn_claim("stream", 3)]
+    # What was claimed and removed is still done.
+    assert table.insert([{"k": 0, "n": 1}], txn=("stream", 1)).repeated
+    assert rows(table) == [0, 1, 2, 3]
+
+
+def test_a_claim_whose_transaction_is_not_recorded_or_that_is_damaged_stays(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    table.insert([{"k": 0, "n": 0}], txn=("stream", 0))
+    store = FaultyStore(clocked)
+    store.inject(Fault.CRASH_AFTER, kind="create", key="txn-")
+    with contextlib.suppress(Crash):
+        open_table(store, clock).insert([{"k": 0, "n": 1}], txn=("stream", 1))
+    keys = clocked.location.keys
+    clocked.create(keys.txn_claim("stream", 7), b'{"application": "str')
+    clocked.create(keys.txn_claim("copied", 0), clocked.objects[keys.txn_claim("stream", 0)].body)
+    clock.advance(2 * HOUR_MS)
+    assert keys.txn_claim("stream", 0) in table.cleanup().deleted_claims
+    kept = sorted([keys.txn_claim("stream", 1), keys.txn_claim("stream", 7), keys.txn_claim("copied", 0)])
+    assert txn_claims(clocked) == kept
+    assert table.insert([{"k": 0, "n": 1}], txn=("stream", 1)).repeated, "what the claim holds is published"
+    assert rows(table) == [0, 1]
+
+
+# ------------------------------------------------------------------------------------ a share per call
+
+
+def test_a_large_cleanup_is_done_in_shares_and_says_what_remains(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    for _ in range(4):
+        fill(table, 2)
+        clock.advance(1_000)
+        table.merge()
+        clock.advance(1_000)
+        table.drop_partitions(["k=0"])
+        clock.advance(MINUTE_MS)
+    clock.advance(2 * HOUR_MS)
+    live = rows(table)
+    all_at_once = table.cleanup(dry_run=True)
+    total = len(all_at_once.deleted_log_files) + len(all_at_once.deleted_parts)
+    assert (total > 20, all_at_once.remaining) == (True, 0)
+    left, horizons, deleted = total, [0], set[str]()
+    while left:
+        report = table.cleanup(deletes_max=3)
+        assert len(report.deleted_log_files) + len(report.deleted_parts) == min(3, left)
+        assert report.remaining == left - min(3, left)
+        left = report.remaining
+        deleted |= {*report.deleted_log_files, *report.deleted_parts}
+        horizons.append(report.horizon_ms)
+        assert rows(table) == live
+        check_sound(clocked)
+    assert deleted == {*all_at_once.deleted_log_files, *all_at_once.deleted_parts}
+    assert len(set(horizons)) > 3, "the horizon moves with each share"
+    assert [m for m in check_sound(clocked).parts.values() if m.tombstoned_ms] == []
+    with pytest.raises(InvalidOption, match="deletes_max"):
+        table.cleanup(deletes_max=0)
+
+
+def test_what_has_been_dead_the_longest_goes_first(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    fill(table, 1)
+    before = moment = table.handle.read().newest_ms
+    for k in (1, 0):
+        clock.advance(MINUTE_MS)
+        table.drop_partitions([f"k={k}"])
+        moment = moment if k == 0 else table.handle.read().newest_ms
+    clock.advance(2 * HOUR_MS)
+    assert table.cleanup(deletes_max=len(logs(clocked)) - 1).deleted_parts == ()
+    report = table.cleanup(deletes_max=1)
+    assert ["k=1" in key for key in report.deleted_parts] == [True]
+    assert (report.horizon_ms, report.remaining) == (moment, 1)
+    assert rows(table, moment) == [0]
+    with pytest.raises(SnapshotExpired):
+        rows(table, before)
+
+
+def test_what_could_not_be_deleted_is_not_forgotten(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    fill(table)
+    table.merge()
+    clock.advance(2 * HOUR_MS)
+    store = FaultyStore(clocked)
+    store.inject(Fault.FAIL, kind="delete", key="_data/")
+    with pytest.raises(StoreUnavailable):
+        open_table(store, clock).cleanup()
+    assert len(data(clocked)) == 8
+    assert len([m for m in check_sound(clocked).parts.values() if m.tombstoned_ms]) == 6
+    report = table.cleanup()
+    assert (len(report.deleted_parts), report.forgotten) == (6, 6)
+    assert len(data(clocked)) == 2
+
+
+# ------------------------------------------------------------------------------------ beside other programs
+
+
+def test_a_tombstone_that_only_one_log_file_holds_is_not_lost_with_it(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    # A v3 program drops a part, and then says that the drop's log file is replaced, without carrying the tombstone.
+    keys = clocked.location.keys
+    part = keys.part("k=0", "p")
+    clocked.create(part, b"x")
+    t = clock.now_ms()
+
+    def v3(at: int, *markers: Marker, tombstones: tuple[str, ...] = ()) -> str:
+        key = keys.log_file(at, merged=True, writer="v3")
+        clocked.create(key, encode(LogFile(at, {}, markers, tuple(LogTombstone(k, at) for k in tombstones))))
+        return key
+
+    v3(t, Marker(part, 1, t))
+    drop = v3(t + 1, Marker(part, 1, t, tombstoned_ms=t + 1))
+    v3(t + 2, tombstones=(drop,))
+    for _ in range(2):
+        clock.advance(2 * HOUR_MS)
+        assert drop not in table.cleanup().deleted_log_files
+        assert table.handle.read().live == []
+    carrying = v3(t + 3, Marker(part, 1, t, tombstoned_ms=t + 1))
+    assert table.cleanup().deleted_log_files == (drop,)
+    assert carrying in logs(clocked)
+    assert table.handle.read().live == []
+
+
+def test_a_marker_in_a_log_file_from_the_future_costs_no_commit_each_time(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    fill(table, 1)
+    [dead] = [m for m in table.handle.read().live if "k=0" in m.key]
+    far_ms = clock.now_ms() + 30 * DAY_MS
+    table.drop_partitions(["k=0"])
+    tombstoned = table.handle.read().parts[dead.key]
+    key = clocked.location.keys.log_file(far_ms, merged=True, writer="v3")
+    clocked.create(key, encode(LogFile(far_ms, {}, (tombstoned,))))
+    clock.advance(2 * HOUR_MS)
+    table.cleanup()
+    clock.advance(2 * HOUR_MS)
+    assert not table.cleanup().commit.committed
+    assert dead.key in table.handle.read().parts
+    assert rows(table) == [1]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -19,9 +17,12 @@ from icedb.format.codec import decode, encode
 from icedb.format.names import Keys, decode_partition, encode_partition
 from icedb.format.records import Header, LogFile, LogTombstone, Marker
 from icedb.format.snapshot import LogState, StoredLogFile, live_markers, replay
-from icedb.options import HOUR_MS, MINUTE_MS, Timing
-from icedb.spec import decode_spec, encode_spec
+from icedb.maintenance.pins import pin, read_pins
+from icedb.maintenance.restore import restore
+from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS, Timing
+from icedb.spec import TableSpec, decode_spec, encode_spec
 from icedb.testing import ClockedStore, ManualClock, create_table
+from tests.page_reader import Reading, Refresher, read_as_the_page_says
 
 PAGE = (Path(__file__).parents[1] / "docs" / "format.md").read_text()
 PREFIX = "lake/clicks"
@@ -29,57 +30,6 @@ PREFIX = "lake/clicks"
 OBJECTS = dict(re.findall(rf"^`({PREFIX}/\S+)`\n\n```jsonl?\n(.*?)\n```$", PAGE, flags=re.DOTALL | re.MULTILINE))
 LOG = {key: body.encode() for key, body in OBJECTS.items() if "/_log/" in key}
 KEYS = Keys(PREFIX)
-
-
-# --------------------------------------------------------------------- a reader that knows the page and nothing else
-
-
-@dataclass
-class Reading:
-    epoch: int
-    ignored: set[str]
-    markers: dict[str, dict[str, Any]]
-    schema: dict[str, str]
-    horizon: int
-
-    def live(self, at: int | None = None) -> set[str]:
-        if at is None:
-            return {p for p, m in self.markers.items() if "tmb" not in m}
-        if at < self.horizon:
-            raise LookupError("expired")
-        return {p for p, m in self.markers.items() if m["t"] <= at and ("tmb" not in m or m["tmb"] > at)}
-
-
-def read_as_the_page_says(store: Mapping[str, bytes], prefix: str) -> Reading:
-    """`store` holds the objects of one listing. Nothing of icedb is used."""
-    files = {key: _parse(body) for key, body in store.items() if key.startswith(f"{prefix}_log/")}
-    epochs = {header["e"]: key for key, (header, *_) in files.items() if "e" in header}
-    assert len(epochs) == sum("e" in header for header, *_ in files.values()), "two log files of one epoch"
-    head = max(epochs, default=0)
-    live_epochs = set(files[epochs[head]][0]["le"]) if epochs else set()
-    assert live_epochs <= epochs.keys(), "a torn listing"
-    ignored = {key for e, key in epochs.items() if e not in live_epochs}
-    ignored |= {dead["p"] for e in live_epochs for dead in files[epochs[e]][2]}
-    markers: dict[str, dict[str, Any]] = {}
-    schema: dict[str, str] = {}
-    for header, columns, _, parts in (f for key, f in files.items() if key not in ignored):
-        assert header["t"] > 0
-        for column, type_ in columns.items():
-            assert schema.setdefault(column, type_) == type_, "one column, two types"
-        for part in parts:
-            seen = markers.setdefault(part["p"], part)
-            times = {k: min(m[k] for m in (seen, part) if k in m) for k in ("t", "tmb") if k in seen or k in part}
-            markers[part["p"]] = {**part, **seen, **times}
-    return Reading(head, ignored, markers, schema, max((h.get("hz", 0) for h, *_ in files.values()), default=0))
-
-
-def _parse(body: bytes) -> tuple[dict[str, Any], dict[str, str], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Header, schema, log tombstones, part markers."""
-    lines = [json.loads(line) for line in body.decode().split("\n")]
-    header = lines[0]
-    assert header["v"] in (1, "1")
-    parts_at = header.get("f", len(lines))
-    return header, lines[header["sch"]], lines[header["tmb"] : parts_at] if "tmb" in header else [], lines[parts_at:]
 
 
 # ------------------------------------------------------------------------------------------------ the page's examples
@@ -109,8 +59,8 @@ def short(keys: set[str]) -> str:
 
 
 def test_the_page_has_examples() -> None:
-    assert len(LOG) == 5
-    assert len(OBJECTS) == 7
+    assert len(LOG) == 6
+    assert len(OBJECTS) == 9
 
 
 @pytest.mark.parametrize("key", LOG)
@@ -120,8 +70,9 @@ def test_an_example_is_read_and_would_be_written_again_to_the_letter(key: str) -
     assert (name.t_ms, name.merged, name.epoch) == (file.t_ms, file.carries_tombstones, file.epoch)
 
 
-def test_the_example_of_a_claim_holds_its_log_file() -> None:
-    claim = json.loads(OBJECTS[KEYS.epoch_claim(1)])
+@pytest.mark.parametrize("key", [KEYS.epoch_claim(1), KEYS.txn_claim("orders", 17)])
+def test_the_examples_of_claims_hold_their_log_files(key: str) -> None:
+    claim = json.loads(OBJECTS[key])
     assert claim["body"] == OBJECTS[claim["key"]]
     assert claim["t"] == json.loads(claim["body"].split("\n")[0])["t"]
 
@@ -130,7 +81,9 @@ def test_the_example_of_a_spec_is_one() -> None:
     body = OBJECTS[KEYS.spec].encode()
     spec = decode_spec(body, table=PREFIX, key=KEYS.spec)
     assert encode_spec(spec) == body
-    assert list(json.loads(body)) == [name.strip("`") for name, *_ in table_of("key | meaning | when missing")]
+    fields = [f.encode_name for f in msgspec.structs.fields(TableSpec)]
+    assert [*json.loads(body), "log_uri"] == fields
+    assert [name.strip("`") for name, *_ in table_of("key | meaning | when missing")] == fields
 
 
 def test_every_key_of_a_log_file_is_on_the_page() -> None:
@@ -174,7 +127,8 @@ def test_the_past_of_the_examples_is_what_the_page_says(row: list[str]) -> None:
             assert short({m.key for m in live_markers(state, as_of_ms)}) == short(reading.live(as_of_ms)) == expected
 
 
-def test_the_library_still_writes_the_examples(clock: ManualClock) -> None:
+def the_story(clock: ManualClock) -> tuple[dict[str, bytes], ClockedStore]:
+    """All but the parts that was ever put, and the store at the end."""
     clock.set(1_795_255_200_000)
     store = ClockedStore(clock, prefix=PREFIX)
     table = create_table(store, clock, partition_by=["strftime(ts, '%Y-%m-%d') AS d"], sort_by=["user_id"])
@@ -188,25 +142,32 @@ def test_the_library_still_writes_the_examples(clock: ManualClock) -> None:
 
     first = [(20, 23, 7, "open"), (21, 9, 7, "buy")]
     second = [(21, 10, 3, "open"), (21, 10, 7, None)]
+    third = [(21, 10, 3, "buy")]
     note(lambda: table.insert(clicks(first)), minutes=1)
-    note(lambda: table.insert(clicks(second)), minutes=9)
+    note(lambda: table.insert(clicks(second)), minutes=4)
+    note(lambda: table.insert(clicks(third), txn=("orders", 17)), minutes=5)
     note(table.merge, minutes=10)
     note(lambda: table.drop_partitions(["d=2026-11-20"]), minutes=120)
     note(table.cleanup, minutes=0)
+    return written, store
+
+
+def test_the_library_still_writes_the_examples(clock: ManualClock) -> None:
+    written, store = the_story(clock)
     for key, body in OBJECTS.items():
-        assert without_sizes(written[key].decode()) == without_sizes(body), key
+        assert without_contents(written[key].decode()) == without_contents(body), key
     assert {k for k in written if "/_log/" in k} == set(LOG)
     left = [k for k in store.objects if "/_log/" in k or "/_claims/" in k]
     assert sorted(left) == sorted([*sorted(LOG)[-2:], KEYS.epoch_claim(4), KEYS.probe])
 
 
-def clicks(rows: list[tuple[int, int, int, str | None]]) -> list[dict[str, object]]:
+def clicks(rows: Sequence[tuple[int, int, int, str | None]]) -> list[dict[str, object]]:
     return [{"ts": datetime(2026, 11, day, hour), "user_id": user, "event": event} for day, hour, user, event in rows]
 
 
-def without_sizes(text: str) -> str:
-    """How many bytes a part has is for Parquet's writer to say."""
-    return re.sub(r'(\\?"b\\?"):\d+', r"\1:0", text)
+def without_contents(text: str) -> str:
+    """How many bytes a part has, and which, is for Parquet's writer to say."""
+    return re.sub(r'(\\?"h\\?":\\?)"\w+', r'\1"', re.sub(r'(\\?"b\\?"):\d+', r"\1:0", text))
 
 
 @pytest.mark.parametrize("row", table_of("value"), ids=lambda row: row[1])
@@ -219,7 +180,7 @@ def test_values_are_encoded_as_the_page_says(row: list[str]) -> None:
 
 
 def test_the_times_are_the_defaults() -> None:
-    units = {"minute": MINUTE_MS, "minutes": MINUTE_MS, "hour": HOUR_MS, "hours": HOUR_MS}
+    units = {"minute": MINUTE_MS, "minutes": MINUTE_MS, "hour": HOUR_MS, "hours": HOUR_MS, "days": DAY_MS}
     documented = {}
     for name, default, *_ in table_of("name"):
         number, unit = default.split()
@@ -227,27 +188,30 @@ def test_the_times_are_the_defaults() -> None:
     assert documented == {name: getattr(Timing(), name) for name in Timing.__dataclass_fields__}
 
 
-def test_the_links_of_the_page_lead_somewhere() -> None:
-    headings = {h.lower().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", PAGE, flags=re.MULTILINE)}
-    for target in re.findall(r"\]\(([^)]+)\)", PAGE):
-        file, _, anchor = target.partition("#")
-        assert not file or (Path(__file__).parents[1] / "docs" / file).is_file(), target
-        assert not anchor or anchor in headings, target
-
-
 # ------------------------------------------------------------------------------------------------ a table of its own
 
 
-def agrees(table: Table, store: Mapping[str, bytes], prefix: str) -> None:
-    state, reading = table.handle.read(), read_as_the_page_says(store, prefix)
+def agrees(table: Table, reading: Reading) -> None:
+    """The library's answers, now and at each time at which something changed, are those of the other reader."""
+    handle, state = table.handle, table.handle.read(fresh=True)
     assert (reading.epoch, reading.horizon, reading.schema) == (state.epoch, state.horizon_ms, dict(state.schema))
+    assert reading.txn == {application: sequence for application, (sequence, _) in state.txn.items()}
+    assert decode_spec(json.dumps(reading.spec).encode(), table=table.uri, key="") == table.spec
     assert reading.live() == {p.key for p in table.snapshot().parts}
-    assert (
-        sum(reading.markers[p]["r"] for p in reading.live()) == table.query("SELECT count(*) FROM t").fetchall()[0][0]
-    )
-    for at in sorted({m[k] for m in reading.markers.values() for k in ("t", "tmb") if k in m}):
+    rows = sum(reading.markers[p]["r"] for p in reading.live())
+    assert rows == table.query("SELECT count(*) FROM t").fetchall()[0][0]
+    pinned = {p.as_of_ms for p in read_pins(handle) if not p.expired(handle.clock.now_ms())}
+    assert reading.pinned == pinned
+    for at in sorted({m[k] for m in reading.markers.values() for k in ("t", "tmb") if k in m} | pinned):
         if at >= state.horizon_ms:
             assert reading.live(at) == {m.key for m in live_markers(state, at)}
+        elif at in pinned:
+            assert reading.live(at) == {p.key for p in table.snapshot(at).parts}
+        else:
+            with pytest.raises(LookupError):
+                reading.live(at)
+            with pytest.raises(SnapshotExpired):
+                table.snapshot(at)
 
 
 def steps(table: Table) -> Iterator[object]:
@@ -256,30 +220,91 @@ def steps(table: Table) -> Iterator[object]:
         for k in ("1", "2", None):
             yield table.insert([{"k": k, "n": 10 * n}, {"k": "a/b =ü", "n": n}])
         yield table.insert([{"k": "1", f"new_{n}": "x"}])
+        yield table.insert([{"k": "1", "n": 1}], txn=("app", n))
+        yield table.insert([{"k": "1", f"newer_{n}": "x"}], txn=("other", n))
         yield table.merge()
+        yield table.insert([{"k": "1", "n": 1}], txn=("app", n))
         yield table.insert([{"k": "1", "n": 7}])
+        at = pin(table.handle, f"before-{n}", None).as_of_ms
+        yield at
         yield table.overwrite([{"k": "2", "n": 99}], partitions=["p=2"])
+        yield table.alter(sort_by=["n", "k"] if n else ["k"])
+        yield table.rewrite_partition("p=2", "SELECT k, n + 1 AS n FROM t")
+        yield table.delete("n = 7")
+        yield table.drop_partitions("p = '1'")
+        yield restore(table.handle, at)
+        yield table.merge_log()
         yield table.drop_partitions("p = '1'")
         yield table.cleanup(grace_ms=0, allow_short_grace=True)
+
+
+STEPS = 2 * 19
+
+
+def read_store(store: ClockedStore, clock: ManualClock) -> Reading:
+    objects = dict(store.objects)
+    stored_ms = {k: o.stored_ms for k, o in objects.items()}
+    bodies = {k: o.body for k, o in objects.items()}
+    return read_as_the_page_says(bodies, f"{store.location.prefix}/", stored_ms=stored_ms, now_ms=clock.now_ms())
+
+
+def read_folder(folder: Path) -> dict[str, bytes]:
+    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+def stored_times(folder: Path) -> dict[str, int]:
+    files = (f for f in folder.rglob("*") if f.is_file())
+    return {f.relative_to(folder).as_posix(): f.stat().st_mtime_ns // 1_000_000 for f in files}
 
 
 def test_a_reader_made_from_the_page_agrees_on_a_local_table(tmp_path: Path) -> None:
     table = Table.create(tmp_path / "t", partition_by=["k AS p"], sort_by=["n"])
     done = 0
     for _ in steps(table):
-        files = (f for f in (tmp_path / "t").rglob("*") if f.is_file())
-        agrees(table, {f.relative_to(tmp_path / "t").as_posix(): f.read_bytes() for f in files}, "")
+        agrees(table, read_as_the_page_says(read_folder(tmp_path / "t"), "", stored_ms=stored_times(tmp_path / "t")))
         done += 1
-    assert done == 18
+    assert done == STEPS
+
+
+def test_a_reader_made_from_the_page_agrees_on_a_table_in_two_stores(tmp_path: Path) -> None:
+    data, log = tmp_path / "data", tmp_path / "log"
+    table = Table.create(data, partition_by=["k AS p"], sort_by=["n"], log_uri=log)
+    for _ in steps(table):
+        reading = read_as_the_page_says(
+            read_folder(data), "", log_store=read_folder(log), stored_ms=stored_times(log), now_ms=0
+        )
+        agrees(Table.open(data), reading)
+    assert {key.split("/")[0] for key in read_folder(data)} == {"_data", "_table.json"}
+    assert {key.split("/")[0] for key in read_folder(log)} == {"_log", "_claims"}
 
 
 def test_a_reader_made_from_the_page_agrees_at_every_hour(clocked: ClockedStore, clock: ManualClock) -> None:
     table = create_table(clocked, clock, partition_by=["k AS p"], sort_by=["n"])
-    horizons = set()
+    horizons, pins_needed = set(), 0
     for _ in steps(table):
-        agrees(table, {k: o.body for k, o in clocked.objects.items()}, f"{clocked.location.prefix}/")
+        agrees(table, read_store(clocked, clock))
         clock.advance(HOUR_MS)
         table.cleanup()
-        agrees(table, {k: o.body for k, o in clocked.objects.items()}, f"{clocked.location.prefix}/")
-        horizons.add(table.handle.read().horizon_ms)
+        reading = read_store(clocked, clock)
+        agrees(table, reading)
+        horizons.add(reading.horizon)
+        pins_needed += sum(at < reading.horizon for at in reading.pinned)
     assert len(horizons) > 3, "cleanup had something to forget"
+    assert pins_needed > 3, "and pins to heed"
+
+
+def test_a_reader_that_refreshes_as_the_page_says_reads_what_others_read(
+    clocked: ClockedStore, clock: ManualClock
+) -> None:
+    table, refresher = create_table(clocked, clock, partition_by=["k AS p"], sort_by=["n"]), Refresher()
+    prefix = f"{clocked.location.prefix}/"
+    for _ in steps(table):
+        clock.advance(7 * MINUTE_MS)
+        table.cleanup()
+        objects = {k: o.body for k, o in clocked.objects.items()}
+        log_files = refresher.refresh(objects, f"{prefix}_log/", clock.now_ms())
+        some, everything = (read_as_the_page_says(files, prefix) for files in (log_files, objects))
+        assert (some.live(), some.schema, some.txn) == (everything.live(), everything.schema, everything.txn)
+        refresher.forget(some.ignored)
+    assert refresher.partly > 20
+    assert refresher.whole > 3

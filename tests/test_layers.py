@@ -24,31 +24,52 @@ LAYERS = [
     "icedb.format.records",
     "icedb.format.names",
     "icedb.format.codec",
+    "icedb.format.claims",
     "icedb.format.snapshot",
     "icedb.format.rewrite",
     "icedb.location",
+    "icedb.objects",
+    "icedb.local_files",
+    "icedb.two_stores",
     "icedb.store",
     "icedb.reading",
     "icedb.engine",
+    "icedb.expressions",
     "icedb.schema",
     "icedb.statistics",
     "icedb.partitions",
+    "icedb.predicates",
     "icedb.parts",
     "icedb.handle",
+    "icedb.log_store",
     "icedb.commit",
+    "icedb.foreign",
     "icedb.exclusive",
+    "icedb.transactions",
     "icedb.scan",
     "icedb.rewriting",
     "icedb.maintenance",
     "icedb.maintenance.operations",
     "icedb.maintenance.merge",
+    "icedb.maintenance.delete",
+    "icedb.maintenance.rewrite",
     "icedb.maintenance.drop",
+    "icedb.maintenance.merge_log",
+    "icedb.maintenance.alter",
+    "icedb.maintenance.pins",
     "icedb.maintenance.cleanup",
+    "icedb.maintenance.restore",
+    "icedb.maintenance.claims",
+    "icedb.maintenance.orphans",
+    "icedb.maintenance.audit",
+    "icedb.maintenance.contents",
+    "icedb.maintenance.verify",
     "icedb.snapshot",
     "icedb.writing",
     "icedb.table",
     "icedb.testing.",
     "icedb",
+    "icedb.cli",
     "icedb.spark.",
     "pyspark_icedb.",
     "icedb_dagster.",
@@ -64,6 +85,8 @@ CONFINED = {
     "pandas": (),
     "starlette": (),
     "obstore": ("icedb.store",),
+    "typer": ("icedb.cli", "icedb_dagster."),
+    "rich": ("icedb.cli", "icedb_dagster."),
 }
 PACKAGES = ("icedb", "icedb_dagster", "pyspark_icedb", "spark_jobs")
 
@@ -123,7 +146,8 @@ def test_every_layer_exists() -> None:
 
 
 def test_importing_icedb_imports_nothing_optional() -> None:
-    optional = ["pyspark", "dagster", "pandas", "polars", "boto3", "starlette", "icedb.spark", "icedb.testing", "numpy"]
+    optional = ["pyspark", "dagster", "pandas", "polars", "boto3", "starlette", "typer", "rich", "numpy"]
+    optional += ["icedb.cli", "icedb.spark", "icedb.testing"]
     code = f"import icedb, sys; print([m for m in {optional} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     loaded = set(ast.literal_eval(done.stdout))

@@ -84,15 +84,22 @@ def _union(schemas: Iterable[dict[str, str]]) -> dict[str, str]:
 def _tombstones(
     state: LogState, sources: Iterable[LogFile], replaces: Iterable[str], t_ms: int
 ) -> tuple[LogTombstone, ...]:
-    times = {t.key: state.log_tombstones[t.key] for f in sources for t in f.tombstones}
-    times |= {k: state.log_tombstones.get(k, t_ms) for k in replaces}
+    # What only a v3 program tombstoned still counts, for its tombstone is not trusted; carried by us, it would be, and
+    # hide the markers that were left behind. When such a log file is replaced, its time begins now.
+    carried = {t.key for f in sources for t in f.tombstones} - _counting(state)
+    times = {k: state.log_tombstones[k] for k in carried} | dict.fromkeys(replaces, t_ms)
     return tuple(LogTombstone(k, t) for k, t in sorted(times.items()))
+
+
+def _counting(state: LogState) -> set[str]:
+    return state.files.keys() - state.ignored
 
 
 def check_draft(state: LogState, planned: Draft) -> None:
     """Paired assertion: live parts after this commit are the live parts before it, plus and minus the plan."""
     named = {m.key: m for m in planned.file.markers}
-    gone = {m.key for k in planned.replaces for m in state.files[k].file.markers} - named.keys()
+    hidden = {*planned.replaces, *({t.key for t in planned.file.tombstones} & _counting(state))}
+    gone = {m.key for k in hidden for m in state.files[k].file.markers} - named.keys()
     lost = {k for k in gone if state.parts[k].tombstoned_ms is None}
     back = {k for k, m in named.items() if k in state.parts and m.tombstoned_ms is None} & {
         k for k, m in state.parts.items() if m.tombstoned_ms is not None

@@ -136,7 +136,7 @@ def replay(files: Iterable[StoredLogFile], *, table: str, listed_ms: Mapping[str
         parts_named=parts_named,
         log_tombstones=log_tombstones,
         logs_named=logs_named,
-        txn=_replay_txn(by_key.values()),
+        txn=_replay_txn(effective),
         times_ms=tuple(sorted(f.file.t_ms for f in by_key.values())),
         spec=_replay_spec(effective),
     )

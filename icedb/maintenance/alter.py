@@ -29,7 +29,9 @@ def alter(handle: Handle, change: Callable[[TableSpec], TableSpec]) -> Commit:
 
     Raises InvalidOption, InvalidPartitionExpression, UnknownColumn, CommitContended, CommitUncertain and the store's.
     """
-    return exclusive(handle, _Alter(handle, change))
+    commit = exclusive(handle, _Alter(handle, change))
+    handle.read()  # what is written next through this handle has the new spec
+    return commit
 
 
 @dataclass(slots=True)

@@ -1,96 +1,146 @@
 """Delete what expired tombstones point at.
 
 A tombstone says when a part or a log file was superseded. Readers that listed the log before then may still open
-it, so cleanup waits `grace_ms`, by the writer's time and by the store's. It never rewrites rows and never makes
-a part visible. It may stop after any request: the next run finishes the work. Objects that no log file names are
-not its concern (they are orphans).
+it, so cleanup waits `grace_ms`, by the writer's time and by the store's. What a pin needs stays, the object and the
+marker (see `icedb.maintenance.pins`). It never rewrites rows and never makes a part visible. It may stop after any
+request: the next run finishes the work. Objects that no log file names are not its concern (they are orphans).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from icedb.commit import Commit, nothing_to_commit
-from icedb.errors import GraceTooShort
+from icedb.errors import GraceTooShort, InvalidOption
 from icedb.exclusive import exclusive
+from icedb.format.records import Marker
 from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState, Named
 from icedb.handle import Handle
+from icedb.maintenance.pins import Pin, is_needed, pins_in_force, read_pins
+from icedb.transactions import TxnClaim, is_recorded
 
-__all__ = ["CleanupPlan", "CleanupReport", "cleanup", "plan_cleanup"]
+__all__ = ["DELETES_MAX", "CleanupPlan", "CleanupReport", "cleanup", "plan_cleanup"]
 
 # With a grace period of (nearly) nothing, forgetting makes new ripe tombstones; each round leaves fewer.
 ROUNDS_MAX = 10
+# One call's share: a hundred requests, and as many markers to forget in one commit as are read in a second.
+DELETES_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class CleanupPlan:
-    """Keys whose grace period is over."""
+    """What one call deletes: the log files' keys and the parts' markers, in key order.
+
+    `kept_for_pins` parts are old enough, and some pin needs them. `remaining` objects are for the next call.
+    """
 
     log_files: tuple[str, ...]
-    parts: tuple[str, ...]
-    part_bytes: int
+    parts: tuple[Marker, ...]
+    kept_for_pins: int
+    remaining: int
 
 
 @dataclass(frozen=True, slots=True)
 class CleanupReport:
-    """What a cleanup deleted, or would delete. `forgotten` markers left the log, which moved the horizon."""
+    """What a cleanup deleted, or would delete. `forgotten` markers left the log, which moved the horizon.
+
+    `kept_for_pins` parts were old enough; pins that had long expired were deleted themselves. Run it again when
+    something is `remaining`.
+    """
 
     deleted_log_files: tuple[str, ...]
     deleted_parts: tuple[str, ...]
     deleted_bytes: int
     deleted_claims: tuple[str, ...]
+    deleted_pins: tuple[str, ...]
+    kept_for_pins: int
     forgotten: int
+    remaining: int
     horizon_ms: int
     commit: Commit
     dry_run: bool
 
 
-def plan_cleanup(state: LogState, *, now_ms: int, grace_ms: int) -> CleanupPlan:
-    """What may be deleted. Pure. `state` must have been read with `everything`."""
+def plan_cleanup(
+    state: LogState, *, now_ms: int, grace_ms: int, pins: Collection[Pin] = (), deletes_max: int = DELETES_MAX
+) -> CleanupPlan:
+    """What may be deleted. Pure. `state` must have been read with `everything`, and the pins after `now_ms`.
+
+    When not all fits: log files come first, for no marker can be forgotten before; then the parts that have been dead
+    the longest, so that the horizon moves no further than it must.
+    """
     cutoff_ms = now_ms - grace_ms
-    replaced = [
-        k
-        for k, t in state.log_tombstones.items()
-        if k in state.listed_ms and _is_ripe(t, state.logs_named[k], cutoff_ms) and _may_go(state, k)
-    ]
-    ignored = [
-        k
-        for k in state.ignored
-        if k not in state.log_tombstones and k in state.listed_ms and state.listed_ms[k] <= cutoff_ms
-    ]
-    dead = {
-        k: m
-        for k, m in state.parts.items()
-        if m.tombstoned_ms is not None and _is_ripe(m.tombstoned_ms, state.parts_named[k], cutoff_ms)
-    }
-    return CleanupPlan(tuple(sorted({*replaced, *ignored})), tuple(sorted(dead)), sum(m.bytes for m in dead.values()))
-
-
-def _is_ripe(tombstoned_ms: int, named: Named, cutoff_ms: int) -> bool:
-    """Older than the grace period, and carried by a log file that has been in the store that long."""
-    return tombstoned_ms <= cutoff_ms and min(named.tombstoned_by_ms, default=cutoff_ms + 1) <= cutoff_ms
-
-
-def _may_go(state: LogState, key: str) -> bool:
-    """An ignored log file has all its markers elsewhere. On a v3 tombstone alone: only if that is so."""
-    if key in state.ignored or key not in state.files:
-        return True
-    return all(
-        any(k not in state.log_tombstones for k in state.parts_named[m.key].by) for m in state.files[key].file.markers
+    log_files = _old_log_files(state, cutoff_ms)
+    dead = [m for k, m in state.parts.items() if _is_ripe(m.tombstoned_ms, state.parts_named[k], cutoff_ms)]
+    free = sorted((m for m in dead if not is_needed(m, pins)), key=lambda m: (m.tombstoned_ms or 0, m.key))
+    logs_now = log_files[:deletes_max]
+    parts_now = free[: deletes_max - len(logs_now)]
+    return CleanupPlan(
+        log_files=tuple(logs_now),
+        parts=tuple(sorted(parts_now, key=lambda m: m.key)),
+        kept_for_pins=len(dead) - len(free),
+        remaining=len(log_files) + len(free) - len(logs_now) - len(parts_now),
     )
 
 
+def _old_log_files(state: LogState, cutoff_ms: int) -> list[str]:
+    replaced = {
+        k
+        for k, t in state.log_tombstones.items()
+        if k in state.listed_ms and _is_ripe(t, state.logs_named[k], cutoff_ms)
+    }
+    ignored = {
+        k for k in state.ignored - state.log_tombstones.keys() if state.listed_ms.get(k, cutoff_ms + 1) <= cutoff_ms
+    }
+    return sorted(replaced - _still_needed(state, replaced) | ignored)
+
+
+def _is_ripe(tombstoned_ms: int | None, named: Named, cutoff_ms: int) -> bool:
+    """Older than the grace period, and carried by a log file that has been in the store that long."""
+    if tombstoned_ms is None:
+        return False
+    return tombstoned_ms <= cutoff_ms and min(named.tombstoned_by_ms, default=cutoff_ms + 1) <= cutoff_ms
+
+
+def _still_needed(state: LogState, replaced: Collection[str]) -> set[str]:
+    """Those of the log files that hold something of their own.
+
+    What we replace is ignored, for its markers are all carried. A v3 program's tombstone only says so: each part must
+    be named by a log file that nobody tombstoned, and each tombstone of a part too.
+    """
+    doubtful = [f for k in replaced if k not in state.ignored and (f := state.files.get(k)) is not None]
+    if not doubtful:
+        return set()
+    staying = [f.file for k, f in state.effective.items() if k not in state.log_tombstones]
+    named = {m.key for f in staying for m in f.markers}
+    dead = {m.key for f in staying for m in f.markers if m.tombstoned_ms is not None}
+    return {
+        stored.key
+        for stored in doubtful
+        if not all(m.key in (named if m.tombstoned_ms is None else dead) for m in stored.file.markers)
+    }
+
+
 def cleanup(
-    handle: Handle, *, grace_ms: int | None = None, allow_short_grace: bool = False, dry_run: bool = False
+    handle: Handle,
+    *,
+    grace_ms: int | None = None,
+    allow_short_grace: bool = False,
+    deletes_max: int = DELETES_MAX,
+    dry_run: bool = False,
 ) -> CleanupReport:
     """Delete what was superseded longer than `grace_ms` ago (default: the table's), and forget it.
 
-    Below twice the commit timeout it needs `allow_short_grace` (tests; one writer at rest), and then it repeats
-    until nothing is ripe. Raises GraceTooShort, CommitContended, CommitUncertain and the store's errors.
+    At most `deletes_max` log files and parts; what is left is `remaining` in the report. Below twice the commit
+    timeout it needs `allow_short_grace` (tests; one writer at rest), and then it repeats until nothing is ripe. Whoever
+    pins counts on the table's grace period: with a shorter one here, nobody may be putting a pin meanwhile.
+
+    Raises GraceTooShort, InvalidOption, DamagedLog (a pin cannot be read), CommitContended, CommitUncertain and the
+    store's errors.
     """
     grace_ms = handle.timing.grace_ms if grace_ms is None else grace_ms
     short = grace_ms < 2 * handle.timing.commit_timeout_ms
@@ -100,61 +150,137 @@ def cleanup(
             f"needs; it must be at least {2 * handle.timing.commit_timeout_ms} ms. If nothing else uses the table "
             "now, pass allow_short_grace=True."
         )
-    total = _round(handle, grace_ms, dry_run, at_rest=short)
-    for _ in range(ROUNDS_MAX if short and not dry_run else 0):
-        more = _round(handle, grace_ms, dry_run, at_rest=short)
-        total = _add(total, more)
-        if not (more.deleted_log_files or more.deleted_parts or more.forgotten):
+    if deletes_max < 1:
+        raise InvalidOption(f"{handle.table}: deletes_max is {deletes_max}; give 1 at least.")
+    run = _Run(handle, grace_ms, deletes_max, dry_run, at_rest=short, commit=nothing_to_commit(handle))
+    for _ in range(1 + (ROUNDS_MAX if short and not dry_run else 0)):
+        if not run.round():
             break
-    return total
+    return run.report()
 
 
-def _round(handle: Handle, grace_ms: int, dry_run: bool, *, at_rest: bool) -> CleanupReport:
-    state = handle.read(everything=True)
-    now_ms = handle.clock.now_ms()
-    if at_rest:
+@dataclass(slots=True)
+class _Run:
+    """One call, in one round or, without a grace period, several; and what it has done so far."""
+
+    handle: Handle
+    grace_ms: int
+    deletes_left: int
+    dry_run: bool
+    at_rest: bool
+    commit: Commit
+    log_files: list[str] = field(default_factory=list)
+    #: Key -> bytes.
+    parts: dict[str, int] = field(default_factory=dict)
+    claims: list[str] = field(default_factory=list)
+    pins: list[str] = field(default_factory=list)
+    kept_for_pins: int = 0
+    forgotten: int = 0
+    remaining: int = 0
+    horizon_ms: int = 0
+
+    def round(self) -> bool:
+        """Whether another round could find more to do."""
+        state = self.handle.read(everything=True)
+        now_ms = self._now_ms(state)
+        cutoff_ms = now_ms - self.grace_ms
+        plan = plan_cleanup(
+            state,
+            now_ms=now_ms,
+            grace_ms=self.grace_ms,
+            pins=pins_in_force(self.handle, cutoff_ms=cutoff_ms),
+            deletes_max=self.deletes_left,
+        )
+        self.kept_for_pins, self.remaining = plan.kept_for_pins, plan.remaining
+        forgotten = 0
+        parts: Sequence[Marker] = plan.parts
+        if not self.dry_run:
+            self.handle.check_writable()
+            # Log files first: a part's markers can be forgotten once no log file in the store calls it live.
+            self.handle.store.delete(plan.log_files)
+            parts = self._delete_parts(plan.parts, cutoff_ms)
+            forgotten = self._forget(parts, cutoff_ms)
+            state = self.handle.read()
+        self.horizon_ms = state.horizon_ms
+        self._delete_claims(state, cutoff_ms)
+        new_parts = {m.key: m.bytes for m in parts if m.key not in self.parts}
+        self.log_files += plan.log_files
+        self.parts |= new_parts
+        self.forgotten += forgotten
+        self.deletes_left -= len(plan.log_files) + len(new_parts)
+        return self.deletes_left > 0 and bool(plan.log_files or new_parts or forgotten)
+
+    def _now_ms(self, state: LogState) -> int:
+        now_ms = self.handle.clock.now_ms()
+        if not self.at_rest:
+            return now_ms
         # Commits of one millisecond get rising times, so the newest may be a little ahead of the clock.
-        now_ms = max(now_ms, *(t for t in state.times_ms if t <= now_ms + 2 * handle.timing.max_skew_ms), 0)
-    plan = plan_cleanup(state, now_ms=now_ms, grace_ms=grace_ms)
-    commit, forget = nothing_to_commit(handle), 0
-    claims: tuple[str, ...] = ()
-    if not dry_run:
-        handle.check_writable()
-        # Log files first: a part's markers can be forgotten once no log file in the store calls it live.
-        handle.store.delete(plan.log_files)
-        handle.store.delete(plan.parts)
-        if plan.parts:
-            operation = _Forget(plan.parts, now_ms - handle.timing.late_ms)
-            commit = exclusive(handle, operation)
-            forget = operation.forgotten if commit.committed else 0
-        state = handle.read()
-        claims = _delete_claims(handle, state, now_ms - grace_ms)
-    return CleanupReport(plan.log_files, plan.parts, plan.part_bytes, claims, forget, state.horizon_ms, commit, dry_run)
+        sane_ms = now_ms + 2 * self.handle.timing.max_skew_ms
+        return max(now_ms, *(t for t in state.times_ms if t <= sane_ms), 0)
+
+    def _delete_parts(self, planned: Sequence[Marker], cutoff_ms: int) -> Sequence[Marker]:
+        """Look at the pins once more, then delete; an error leaves the markers, and the next run tries again."""
+        if not planned:
+            return ()
+        pins = pins_in_force(self.handle, cutoff_ms=cutoff_ms)
+        parts = [m for m in planned if not is_needed(m, pins)]
+        self.kept_for_pins += len(planned) - len(parts)
+        self.handle.store.delete([m.key for m in parts])
+        return parts
+
+    def _forget(self, parts: Sequence[Marker], cutoff_ms: int) -> int:
+        """One commit without the markers of deleted parts; how many those were."""
+        if not parts:
+            return 0
+        operation = _Forget([m.key for m in parts], lambda: pins_in_force(self.handle, cutoff_ms=cutoff_ms))
+        commit = exclusive(self.handle, operation)
+        if not commit.committed:
+            return 0
+        self.commit = commit
+        return operation.forgotten
+
+    def _delete_claims(self, state: LogState, cutoff_ms: int) -> None:
+        """Claims of history, and pins that expired long ago. The probe stays: it is asked at every opening."""
+        handle = self.handle
+        old = [i.key for i in handle.store.list(handle.keys.claims_prefix) if i.stored_ms <= cutoff_ms]
+        claims = [k for k in old if (handle.keys.parse_epoch_claim(k) or state.epoch + 1) <= state.epoch]
+        claims += _recorded(handle, state, [k for k in old if handle.keys.is_txn_claim(k)])
+        # Read right before: a name may have been given anew.
+        has_pins = any(handle.keys.parse_pin(k) is not None for k in old)
+        pins = [p.name for p in read_pins(handle) if p.expired(cutoff_ms)] if has_pins else []
+        if not self.dry_run:
+            handle.store.delete([*claims, *map(handle.keys.pin, pins)])
+        self.claims += claims
+        self.pins += pins
+
+    def report(self) -> CleanupReport:
+        return CleanupReport(
+            deleted_log_files=tuple(self.log_files),
+            deleted_parts=tuple(sorted(self.parts)),
+            deleted_bytes=sum(self.parts.values()),
+            deleted_claims=tuple(self.claims),
+            deleted_pins=tuple(self.pins),
+            kept_for_pins=self.kept_for_pins,
+            forgotten=self.forgotten,
+            remaining=self.remaining,
+            horizon_ms=self.horizon_ms,
+            commit=self.commit,
+            dry_run=self.dry_run,
+        )
 
 
-def _add(one: CleanupReport, more: CleanupReport) -> CleanupReport:
-    new_parts = set(more.deleted_parts) - set(one.deleted_parts)
-    return replace(
-        one,
-        deleted_log_files=(*one.deleted_log_files, *more.deleted_log_files),
-        deleted_parts=(*one.deleted_parts, *sorted(new_parts)),
-        deleted_bytes=one.deleted_bytes + (more.deleted_bytes if new_parts else 0),
-        deleted_claims=(*one.deleted_claims, *more.deleted_claims),
-        forgotten=one.forgotten + more.forgotten,
-        horizon_ms=more.horizon_ms,
-        commit=more.commit if more.commit.committed else one.commit,
-    )
-
-
-def _delete_claims(handle: Handle, state: LogState, cutoff_ms: int) -> tuple[str, ...]:
-    """Claims whose epoch is history. The probe stays: it is asked at every opening."""
-    old = [
-        info.key
-        for info in handle.store.list(handle.keys.claims_prefix)
-        if info.stored_ms <= cutoff_ms and (handle.keys.parse_epoch_claim(info.key) or state.epoch + 1) <= state.epoch
-    ]
-    handle.store.delete(old)
-    return tuple(old)
+def _recorded(handle: Handle, state: LogState, keys: Sequence[str]) -> list[str]:
+    """The claims whose transaction the log records. What cannot be read as one is left to `verify`."""
+    recorded = []
+    for key, stored in handle.store.get_many(keys).items():
+        try:
+            claim = msgspec.json.decode(stored.body, type=TxnClaim)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        txn = (claim.application, claim.sequence)
+        if handle.keys.txn_claim(*txn) == key and is_recorded(state, txn):
+            recorded.append(key)
+    return recorded
 
 
 @dataclass(slots=True)
@@ -162,7 +288,7 @@ class _Forget:
     """Replace the log files that hold markers of deleted parts by one without them; the horizon moves."""
 
     parts: Sequence[str]
-    late_cutoff_ms: int
+    pins: Callable[[], Collection[Pin]]
     forgotten: int = 0
     outputs: tuple[str, ...] = ()
     unused: list[str] = field(default_factory=list)
@@ -170,21 +296,26 @@ class _Forget:
     reads_everything: bool = True
 
     def build(self, state: LogState, t_ms: int) -> Draft | None:
-        live_somewhere = {
-            m.key for f in state.files.values() for m in f.file.markers if m.tombstoned_ms is None
-        }  # a v3 reader ignores log tombstones: it would see such a part come back
-        dead = [
-            k
-            for k in self.parts
-            if k in state.parts and state.parts[k].tombstoned_ms is not None and k not in live_somewhere
-        ]
+        held = self._called_live(state) | self._far_ahead(state, t_ms)
+        found = [state.parts[k] for k in self.parts if k in state.parts and k not in held]
+        dead = [m for m in found if m.tombstoned_ms is not None]
+        if dead:
+            pins = self.pins()
+            dead = [m for m in dead if not is_needed(m, pins)]
         self.forgotten = len(dead)
         if not dead:
             return None
-        planned = draft(state, t_ms=t_ms, replaces=state.replaceable(dead), forget=set(dead))
-        return self._without_late_tombstones(planned, state.listed_ms.keys())
+        keys = {m.key for m in dead}
+        return draft(state, t_ms=t_ms, replaces=state.replaceable(keys, t_ms=t_ms), forget=keys)
 
-    def _without_late_tombstones(self, planned: Draft, in_store: Collection[str]) -> Draft:
-        """Log tombstones are kept while the file exists, and as long as a copy of it may still arrive."""
-        kept = tuple(t for t in planned.file.tombstones if t.key in in_store or t.created_ms > self.late_cutoff_ms)
-        return replace(planned, file=msgspec.structs.replace(planned.file, tombstones=kept))
+    def _called_live(self, state: LogState) -> set[str]:
+        """A v3 reader ignores log tombstones: it would see such a part come back."""
+        return _keys(m for f in state.files.values() for m in f.file.markers if m.tombstoned_ms is None)
+
+    def _far_ahead(self, state: LogState, t_ms: int) -> set[str]:
+        """A log file from a clock that is far ahead is not replaced, and keeps its markers."""
+        return _keys(m for k in state.far_ahead(t_ms) - state.ignored for m in state.files[k].file.markers)
+
+
+def _keys(markers: Iterable[Marker]) -> set[str]:
+    return {m.key for m in markers}

@@ -60,8 +60,8 @@ def drop_partitions(handle: Handle, partitions: Sequence[str] | str, *, dry_run:
     """Tombstone all live parts of the chosen partitions. See `Table.drop_partitions`."""
     if not partitions:
         raise InvalidOption(f"{handle.table}: no partitions are named; nothing is ever dropped by default.")
-    state = handle.read()
     if dry_run:
+        state = handle.read(fresh=True)
         keys = _live_parts(handle, state, partitions)
         return _report(handle, [handle.part(state.parts[k]) for k in keys], nothing_to_commit(handle), dry_run=True)
     commit = exclusive(handle, Replace(lambda now: _live_parts(handle, now, partitions)))

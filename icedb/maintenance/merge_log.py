@@ -1,8 +1,9 @@
 """Merge log files without merging parts, in tiers, so that a reader's requests grow with the logarithm of the commits.
 
-Log files are taken from the smallest up, as long as the next is at most `GROWTH` times all before it together. What
-stays is geometric: n markers lie in at most 1 + log3(n) log files (10 for 10,000), and a marker that is carried lands
-in a log file half as large again as its own at least, so it is carried a logarithmic number of times.
+Log files are taken from the smallest up, to the last that is at most `GROWTH` times all before it together. What stays
+is geometric, each larger than `GROWTH` times all smaller ones together: n lines lie in at most 1 + log3(n) log files
+(10 for 10,000), and a marker that is carried lands in a log file half as large again as its own at least, so it is
+carried a logarithmic number of times.
 """
 
 from __future__ import annotations
@@ -37,14 +38,16 @@ class MergeLogReport:
 
 def plan_merge_log(lines: Mapping[str, int], *, lines_max: int = LINES_MAX) -> list[str]:
     """Which log files to merge, of these with so many lines. Pure. Empty when there is nothing to gain."""
-    taken: list[str] = []
-    total = 0
-    for key, count in sorted(lines.items(), key=lambda item: (item[1], item[0])):
-        if taken and (count > GROWTH * total or total + count > lines_max):
+    keys = sorted(lines, key=lambda key: (lines[key], key))
+    taken = total = 0
+    for index, key in enumerate(keys):
+        if total + lines[key] > lines_max:
             break
-        taken.append(key)
-        total += count
-    return sorted(taken) if len(taken) > 1 else []
+        # The last one, not the first that does not fit: a single short log file would keep all others apart.
+        if index and lines[key] <= GROWTH * total:
+            taken = index + 1
+        total += lines[key]
+    return sorted(keys[:taken])
 
 
 def merge_log(handle: Handle, *, lines_max: int = LINES_MAX, dry_run: bool = False) -> MergeLogReport:
@@ -84,7 +87,7 @@ class _MergeLog:
         left = {k: n for k, n in lines.items() if k not in self.merged}
         if self.merged:
             left[""] = sum(lines[k] for k in self.merged)
-        self.log_files = len(left)
+        self.log_files = len(left) + len(state.effective) - len(lines)
         self.remaining = len(plan_merge_log(left, lines_max=self.lines_max))
         return draft(state, t_ms=t_ms, replaces=self.merged) if self.merged else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from icedb.clock import Clock
-from icedb.format.snapshot import LogState
+from icedb.format.snapshot import LogState, live_to_v3_readers
 from icedb.options import Timing
 from icedb.reading import LogReader
 from icedb.spec import TableSpec, encode_spec
@@ -32,12 +32,6 @@ def create_table(
 def open_table(store: ObjectStore, clock: Clock, *, timing: Timing | None = None) -> Table:
     """One more actor on the table in a store: a handle of its own, which knows nothing yet."""
     return Table(open_handle(store, timing=timing, clock=clock))
-
-
-def live_to_v3_readers(state: LogState) -> set[str]:
-    """The part keys that an IceDB v3 program takes for live: the last marker in key order decides."""
-    last = {m.key: m.tombstoned_ms for _, f in sorted(state.files.items()) for m in f.file.markers}
-    return {key for key, tombstoned_ms in last.items() if tombstoned_ms is None}
 
 
 def check_sound(store: ObjectStore) -> LogState:

@@ -1,0 +1,348 @@
+"""The command `icedb`: look at a table and maintain it.
+
+A thin shell around `Table`: each verb is one method. Results go to standard output, as a table or with `--json` as one
+JSON document; an error is one line on standard error. Exit status: 0 done, 1 `verify` found problems, 2 anything else.
+What deletes has `--dry-run`, and on a terminal shows that first and asks, unless `--yes`.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from icedb.commit import Commit
+from icedb.errors import IceDBError
+from icedb.maintenance.pins import Pin
+from icedb.maintenance.verify import VerifyReport
+from icedb.table import AsOf, Table
+
+try:
+    import rich.box
+    import typer
+    from rich.console import Console
+    from rich.table import Table as Rows
+    from rich.text import Text
+    from typer.core import TyperGroup
+except ImportError:
+    raise SystemExit("icedb: the command needs typer and rich: pip install 'icedb-dagster[cli]'") from None
+
+__all__ = ["app", "main"]
+
+PROBLEMS = 1
+FAILED = 2
+
+# Later than any duration that somebody would write as a number.
+_A_TIME_MS = 10**12
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class _Verbs(TyperGroup):
+    """Errors of IceDB and of the operating system become one line and an exit status."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb."""
+        try:
+            return super().invoke(ctx)
+        except (IceDBError, OSError) as error:
+            _tell(Text.assemble(("error: ", "bold red"), " ".join(str(error).split())))
+            raise typer.Exit(FAILED) from None
+
+
+app = typer.Typer(
+    name="icedb",
+    cls=_Verbs,
+    help="Look at an IceDB table and maintain it. URI: s3://bucket/prefix or a folder; credentials come from the "
+    "environment.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _tell(text: Text) -> None:
+    Console(stderr=True).print(text, soft_wrap=True)
+
+
+def _duration_ms(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", text.strip())
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no duration; write 90s, 5m, 24h or 7d.")
+    return round(float(found[1]) * _UNIT_MS[found[2]])
+
+
+def _time(text: str) -> AsOf:
+    if text.strip().isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise typer.BadParameter(f"{text!r} is no time with a zone; write 2026-11-21T10:00:00Z or unix milliseconds.")
+    return moment
+
+
+Uri = Annotated[str, typer.Argument(help="The table: s3://bucket/prefix or a folder.", show_default=False)]
+Endpoint = Annotated[str | None, typer.Option("--endpoint-url", help="The S3 server, when it is not AWS.")]
+Region = Annotated[str | None, typer.Option("--region", help="The bucket's region.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing, and tell what would be done.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+PinName = Annotated[str, typer.Argument(help="The pin's name.", show_default=False)]
+
+
+def _duration(flag: str, text: str) -> Any:
+    return typer.Option(flag, parser=_duration_ms, metavar="DURATION", help=text)
+
+
+def _time_option(flag: str, text: str) -> Any:
+    return typer.Option(flag, parser=_time, metavar="TIME", help=f"{text} ISO with zone, or unix milliseconds.")
+
+
+# ------------------------------------------------------------------------------------------------ looking
+
+
+@app.command()
+def verify(
+    uri: Uri,
+    deep: Annotated[bool, typer.Option("--deep", help="Fetch every part and compare digests and all rows.")] = False,
+    json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+) -> None:
+    """Look at every object of a table, change nothing, list every problem. Exit status 1 if there is an error."""
+    report = _open(uri, endpoint_url, region).verify(deep=deep)
+    _show(report, json=json)
+    if not report.ok:
+        raise typer.Exit(PROBLEMS)
+
+
+# ------------------------------------------------------------------------------------------------ maintaining
+
+
+@app.command()
+def orphans(
+    uri: Uri,
+    delete: Annotated[bool, typer.Option("--delete/--dry-run", help="Delete them, or only tell.")] = False,
+    min_age: Annotated[int | None, _duration("--min-age", "Only older ones; default: a day.")] = None,
+    yes: Yes = False,
+    json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+) -> None:
+    """Find parts that no log file and no claim names, left by crashed writes; --delete deletes them."""
+    table = _open(uri, endpoint_url, region)
+    _run(lambda dry: table.sweep_orphans(min_age_ms=min_age, dry_run=dry), dry_run=not delete, yes=yes, json=json)
+
+
+@app.command()
+def merge(
+    uri: Uri,
+    order: Annotated[Literal["oldest", "newest"], typer.Option(help="Whose parts come first.")] = "oldest",
+    json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+) -> None:
+    """Merge small parts, partition by partition, in one commit."""
+    _show(_open(uri, endpoint_url, region).merge(order=order), json=json)
+
+
+@app.command("merge-log")
+def merge_log(
+    uri: Uri, dry_run: DryRun = False, json: Json = False, endpoint_url: Endpoint = None, region: Region = None
+) -> None:
+    """Merge small log files, so that opening the table stays cheap."""
+    _show(_open(uri, endpoint_url, region).merge_log(dry_run=dry_run), json=json)
+
+
+@app.command()
+def cleanup(
+    uri: Uri,
+    grace: Annotated[int | None, _duration("--grace", "Only what was superseded earlier; default: an hour.")] = None,
+    allow_short_grace: Annotated[
+        bool, typer.Option("--allow-short-grace", help="Nothing else uses the table now: any grace period will do.")
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+) -> None:
+    """Delete what merges, drops and deletions superseded longer than the grace period ago."""
+    table = _open(uri, endpoint_url, region)
+    _run(
+        lambda dry: table.cleanup(grace_ms=grace, allow_short_grace=allow_short_grace, dry_run=dry),
+        dry_run=dry_run,
+        yes=yes,
+        json=json,
+    )
+
+
+@app.command()
+def drop(
+    uri: Uri,
+    partitions: Annotated[list[str] | None, typer.Argument(help="Paths such as d=2026-11-21.")] = None,
+    where: Annotated[str | None, typer.Option(help="A DuckDB predicate over the partition columns.")] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+) -> None:
+    """Drop whole partitions: by their paths, or by a predicate over the partition columns."""
+    if bool(partitions) == bool(where):
+        raise typer.BadParameter("name partitions, or give --where; one of the two.")
+    table = _open(uri, endpoint_url, region)
+    chosen = where or partitions or []
+    _run(lambda dry: table.drop_partitions(chosen, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
+
+
+@app.command()
+def delete(
+    uri: Uri,
+    where: Annotated[str, typer.Option(help="A DuckDB condition over the table's columns.", show_default=False)],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+) -> None:
+    """Delete the rows for which a condition is true. Cleanup deletes the objects that held them, in time."""
+    table = _open(uri, endpoint_url, region)
+    _run(lambda dry: table.delete(where, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
+
+
+# ------------------------------------------------------------------------------------------------ undoing, keeping
+
+
+@app.command()
+def restore(
+    uri: Uri,
+    as_of: Annotated[Any, _time_option("--as-of", "The time to go back to.")],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+) -> None:
+    """Make the table what it was at a time. Can be undone by another restore, to the time before it."""
+    table = _open(uri, endpoint_url, region)
+    _run(lambda dry: table.restore(as_of, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
+
+
+@app.command()
+def pin(
+    uri: Uri,
+    name: PinName,
+    as_of: Annotated[Any, _time_option("--as-of", "The time to keep; default: the newest commit's.")] = None,
+    expires: Annotated[int | None, _duration("--expires", "How long from now; default: until unpin.")] = None,
+    json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+) -> None:
+    """Keep the snapshot at a time readable, whatever cleanup does."""
+    until = None if expires is None else timedelta(milliseconds=expires)
+    _show(_open(uri, endpoint_url, region).pin(name, as_of, expires=until), json=json)
+
+
+@app.command()
+def unpin(uri: Uri, name: PinName, endpoint_url: Endpoint = None, region: Region = None) -> None:
+    """Remove a pin. The next cleanup deletes what only this pin needed."""
+    if not _open(uri, endpoint_url, region).unpin(name):
+        _tell(Text(f"{uri}: there is no pin '{name}'."))
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def pins(uri: Uri, json: Json = False, endpoint_url: Endpoint = None, region: Region = None) -> None:
+    """List the pins."""
+    _show(_open(uri, endpoint_url, region).pins(), json=json)
+
+
+# ------------------------------------------------------------------------------------------------ shared
+
+
+def main() -> None:
+    """The entry point."""
+    app()
+
+
+def _open(uri: str, endpoint_url: str | None, region: str | None) -> Table:
+    given = {"AWS_ENDPOINT_URL": endpoint_url, "AWS_REGION": region}
+    return Table.open(uri, storage_options={k: v for k, v in given.items() if v is not None})
+
+
+def _run(operation: Callable[[bool], object], *, dry_run: bool, yes: bool, json: bool) -> None:
+    """Do it; on a terminal only after a dry run was shown and a person agreed."""
+    if not dry_run and not yes and sys.stdin.isatty():
+        Console(stderr=True).print(_table(operation(True)))
+        if not typer.confirm("Do this?", err=True):
+            _tell(Text("Nothing was changed."))
+            raise typer.Exit(FAILED)
+    _show(operation(dry_run), json=json)
+
+
+def _show(result: object, *, json: bool) -> None:
+    if json:
+        sys.stdout.buffer.write(msgspec.json.encode(_plain(result)) + b"\n")
+        sys.stdout.flush()
+        return
+    # Where there is no terminal, a script should find each row of a table whole and in one line.
+    console = Console(width=None if sys.stdout.isatty() else 1_000)
+    console.print(_table(result))
+    for problem in result.problems if isinstance(result, VerifyReport) else ():
+        style = "bold red" if problem.severity == "error" else "yellow"
+        console.print(Text.assemble((f"{problem.severity}: ", style), problem.message), soft_wrap=True)
+
+
+def _plain(result: object) -> object:
+    plain = msgspec.to_builtins(result)
+    return {"ok": result.ok, **plain} if isinstance(result, VerifyReport) else plain
+
+
+def _table(result: object) -> Rows:
+    """A report: a row for each of its fields. Pins: a row for each of them."""
+    if isinstance(result, list):
+        return _list(result)
+    if not is_dataclass(result):
+        raise TypeError(f"{result!r} is no report")
+    rows = Rows(show_header=False, box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    for name in (f.name for f in fields(result)):
+        rows.add_row(Text(name.replace("_", " "), style="bold"), Text(_text(name, getattr(result, name))))
+    if isinstance(result, VerifyReport):
+        rows.add_row(Text("result", style="bold"), Text("sound" if result.ok else "DAMAGED"))
+    return rows
+
+
+def _list(pins: Sequence[Pin]) -> Rows:
+    names = [f.name for f in fields(Pin)]
+    rows = Rows(*(name.replace("_", " ") for name in names), box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    for one in pins:
+        rows.add_row(*(Text(_text(name, getattr(one, name))) for name in names))
+    return rows
+
+
+def _text(name: str, value: object) -> str:
+    match value:
+        case None:
+            return "unknown" if name.endswith(("rows", "bytes")) else "none"
+        case bool():
+            return "yes" if value else "no"
+        case int() if name.endswith("_ms") and value >= _A_TIME_MS:
+            return datetime.fromtimestamp(value / 1_000, UTC).isoformat(timespec="milliseconds")
+        case int():
+            return f"{value:,}"
+        case Commit():
+            return value.key or "nothing to commit"
+        case tuple() | list():
+            some = ", ".join(str(getattr(v, "key", v)) for v in value[:3])
+            return f"{len(value):,}{f' ({some}' if value else ''}{', ...)' if len(value) > 3 else ')' if value else ''}"
+    return str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Delete orphans: parts that no log file and no claim names, left by a crashed write or a lost race.
+
+A part is written before anything names it, so a part without a name may be one that is being written: only its age
+tells. Parts are not published later than `part_timeout_ms` after they were written, and the sweep waits at least twice
+that, by the store's clock. It lists parts, then claims, then log files (claims turn into log files, never back), and
+once more in that order right before it deletes. Log files that are ignored or superseded name parts too. What cannot
+be read stops it: unknown means keep. It never leaves the table's own `_data/` and deletes only `.parquet` there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from icedb.errors import DamagedLog, GraceTooShort
+from icedb.format.names import Keys, partition_of
+from icedb.handle import Handle
+from icedb.maintenance.claims import Claims, read_claims
+from icedb.store import ObjectInfo
+
+__all__ = ["ORPHANS_MAX", "SweepPlan", "SweepReport", "is_part", "named_by_claims", "plan_sweep", "sweep_orphans"]
+
+# One call's share: ten requests of a thousand keys. What remains is for the next call.
+ORPHANS_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """Objects under `_data/` that nothing names. `young` may be being written; `foreign` are no parts of anybody."""
+
+    orphans: tuple[ObjectInfo, ...]
+    young: tuple[ObjectInfo, ...]
+    foreign: tuple[ObjectInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What a sweep deleted, or would delete. Foreign objects are never deleted, young ones not yet."""
+
+    deleted_parts: tuple[str, ...]
+    deleted_bytes: int
+    #: Orphans beyond this call's limit.
+    remaining: int
+    young_parts: int
+    young_bytes: int
+    foreign: tuple[str, ...]
+    dry_run: bool
+
+
+def plan_sweep(
+    objects: Iterable[ObjectInfo], named: frozenset[str], *, keys: Keys, now_ms: int, min_age_ms: int
+) -> SweepPlan:
+    """Which of the objects under `_data/` are orphans, the oldest first. Pure."""
+    unnamed = sorted((i for i in objects if i.key not in named), key=lambda i: (i.stored_ms, i.key))
+    parts = [i for i in unnamed if is_part(keys, i.key)]
+    return SweepPlan(
+        orphans=tuple(i for i in parts if now_ms - i.stored_ms >= min_age_ms),
+        young=tuple(i for i in parts if now_ms - i.stored_ms < min_age_ms),
+        foreign=tuple(i for i in unnamed if not is_part(keys, i.key)),
+    )
+
+
+def is_part(keys: Keys, key: str) -> bool:
+    """Whether an object is named as a part of this table is."""
+    try:
+        partition_of(keys.data_prefix, key)
+    except DamagedLog:
+        return False
+    return key.endswith(".parquet")
+
+
+def sweep_orphans(
+    handle: Handle, *, min_age_ms: int | None = None, limit: int = ORPHANS_MAX, dry_run: bool = False
+) -> SweepReport:
+    """Delete orphans that are older than `min_age_ms` (default: the table's, a day), at most `limit` of them.
+
+    Raises GraceTooShort, ClockSkew, DamagedLog (a log file or a claim that cannot be read), and what reading the log
+    raises; nothing is deleted then.
+    """
+    min_age_ms = _check_age(handle, min_age_ms)
+    plan = _look(handle, min_age_ms)
+    chosen = plan.orphans[: max(0, limit)]
+    if chosen and not dry_run:
+        _check_clock(handle)
+        still = {i.key for i in _look(handle, min_age_ms).orphans}
+        chosen = tuple(i for i in chosen if i.key in still)
+        handle.store.delete([i.key for i in chosen])
+    return SweepReport(
+        deleted_parts=tuple(i.key for i in chosen),
+        deleted_bytes=sum(i.bytes for i in chosen),
+        remaining=max(0, len(plan.orphans) - max(0, limit)),
+        young_parts=len(plan.young),
+        young_bytes=sum(i.bytes for i in plan.young),
+        foreign=tuple(i.key for i in plan.foreign),
+        dry_run=dry_run,
+    )
+
+
+def _check_age(handle: Handle, min_age_ms: int | None) -> int:
+    least_ms = 2 * handle.timing.part_timeout_ms
+    min_age_ms = handle.timing.min_age_ms if min_age_ms is None else min_age_ms
+    if min_age_ms < least_ms:
+        raise GraceTooShort(
+            f"{handle.table}: a sweep of parts younger than {least_ms} ms could delete what is being written, and "
+            f"min_age_ms is {min_age_ms}. Writers may publish a part until {handle.timing.part_timeout_ms} ms after it "
+            f"was written: give at least {least_ms}."
+        )
+    return min_age_ms
+
+
+def _check_clock(handle: Handle) -> None:
+    """A clock that is a day ahead would take what is being written for old. An orphan of our own tells."""
+    handle.check_writable()
+    before_ms = handle.clock.now_ms()
+    key = handle.keys.part("", handle.clock.new_id())
+    handle.store.create(key, b"")
+    try:
+        handle.check_clock(key, put_after_ms=before_ms)
+    finally:
+        handle.store.delete([key])
+
+
+def _look(handle: Handle, min_age_ms: int) -> SweepPlan:
+    """Parts, then claims, then log files: in any other order, a claim could become a log file unseen."""
+    # The time before the listing, and the skew on the safe side: no part looks older than it is.
+    now_ms = handle.clock.now_ms() - handle.timing.max_skew_ms
+    objects = handle.store.list(handle.keys.data_prefix)
+    claims = read_claims(handle)
+    if claims.damaged:
+        raise DamagedLog(f"{handle.table}: {claims.damaged[0]} No orphan was deleted.", key=claims.damaged[0].key)
+    state = handle.read(everything=True)
+    in_log = {m.key for f in state.files.values() for m in f.file.markers}
+    named = frozenset(in_log | named_by_claims(claims))
+    return plan_sweep(objects, named, keys=handle.keys, now_ms=now_ms, min_age_ms=min_age_ms)
+
+
+def named_by_claims(claims: Claims) -> set[str]:
+    """The parts that a claim may yet make part of the table."""
+    return {m.key for c in claims.found for m in c.file.markers}

@@ -1,0 +1,264 @@
+"""Pins: times that stay readable, whatever cleanup does.
+
+    pin         a create-only object beside the claims: a name, a time, and until when it holds
+    needs       a pin needs the parts of the snapshot at its time: `created_ms <= as_of_ms < tombstoned_ms`
+    in force    cleanup keeps objects and markers of what a pin needs, until it has expired for the grace period:
+                readers may have taken the snapshot just before, and clocks differ
+
+A cleanup that listed the pins before ours was put may be deleting already. So a time is only pinned when no cleanup
+can have planned to delete what it needs, up to the last moment at which the pin's put counts: one that the store got
+later than `commit_timeout_ms` after its time counts as expired, for everybody. That makes a pin valid or not by its
+own bytes and the store's time for it, also if the process that put it died. Cleanup looks at the pins after it has
+chosen what is old enough, and again before it deletes parts and before it forgets markers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from icedb.commit import Put, put_settled
+from icedb.errors import (
+    ClockSkew,
+    DamagedLog,
+    IceDBError,
+    InvalidOption,
+    PinExists,
+    PublicationTooLate,
+    SnapshotExpired,
+    StoreUnavailable,
+)
+from icedb.format.records import Marker
+from icedb.format.snapshot import LogState, live_markers
+from icedb.handle import STORED_MS_PRECISION, Handle
+from icedb.store import ObjectNotFound, StoredObject
+
+__all__ = [
+    "Expires",
+    "Pin",
+    "check_not_ahead",
+    "is_needed",
+    "is_pinned",
+    "pin",
+    "pins_in_force",
+    "read_pins",
+    "unpin",
+]
+
+logger = logging.getLogger(__name__)
+
+#: Until when a pin holds: an aware datetime, unix milliseconds, or how long from now.
+Expires = datetime | int | timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A time that stays readable. `expires_ms` is None for one that holds until it is removed."""
+
+    name: str
+    as_of_ms: int
+    created_ms: int
+    expires_ms: int | None = None
+
+    def expired(self, now_ms: int) -> bool:
+        """Whether a snapshot at its time is no longer promised."""
+        return self.expires_ms is not None and self.expires_ms <= now_ms
+
+
+class _Body(msgspec.Struct, frozen=True):
+    """What a pin's object holds."""
+
+    name: str
+    as_of: int
+    created: int
+    expires: int | None = None
+
+
+_decoder = msgspec.json.Decoder(_Body)
+
+
+def pin(handle: Handle, name: str, as_of_ms: int | None, *, expires: Expires | None = None) -> Pin:
+    """Keep a time readable (None: the newest commit's). See `Table.pin`."""
+    handle.check_writable()
+    key = handle.keys.pin(name)
+    _check_free(handle, key, name)
+    created_ms = handle.clock.now_ms()
+    state = handle.read(fresh=True)
+    check_not_ahead(handle, state, as_of_ms, now_ms=created_ms)
+    if as_of_ms is None:
+        as_of_ms = _newest_ms(handle, state, created_ms) or created_ms - 1
+    planned = Pin(name, as_of_ms, created_ms, _expires_ms(handle, expires, created_ms))
+    _check_kept(handle, state, planned, now_ms=created_ms)
+    before_ms = handle.clock.now_ms()
+    _put(handle, key, planned)
+    try:
+        _check_again(handle, key, planned, before_ms=before_ms)
+    except (SnapshotExpired, PublicationTooLate, ClockSkew):
+        _take_back(handle, key, planned)
+        raise
+    return planned
+
+
+def unpin(handle: Handle, name: str) -> bool:
+    """Remove a pin; whether there was one. See `Table.unpin`."""
+    key = handle.keys.pin(name)
+    try:
+        handle.store.head(key)
+    except ObjectNotFound:
+        return False
+    handle.store.delete([key])
+    return True
+
+
+def read_pins(handle: Handle) -> list[Pin]:
+    """All pins, by name, expired ones too: one LIST, and a GET for each. Raises DamagedLog."""
+    prefix = handle.keys.claims_prefix
+    keys = [i.key for i in handle.store.list(prefix, after=f"{prefix}pin-") if handle.keys.parse_pin(i.key)]
+    return sorted((_decode(handle, k, o) for k, o in handle.store.get_many(keys).items()), key=lambda p: p.name)
+
+
+def pins_in_force(handle: Handle, *, cutoff_ms: int) -> list[Pin]:
+    """The pins that cleanup heeds: all but those that had expired by `cutoff_ms`, which is a grace period ago."""
+    return [p for p in read_pins(handle) if not p.expired(cutoff_ms)]
+
+
+def is_pinned(handle: Handle, as_of_ms: int) -> bool:
+    """Whether a snapshot at this time is promised although it is before the horizon.
+
+    Ask after the log was read: what a pin needs is in every state that was read while it was in force.
+    """
+    now_ms = handle.clock.now_ms()
+    return any(p.as_of_ms == as_of_ms and not p.expired(now_ms) for p in read_pins(handle))
+
+
+def is_needed(marker: Marker, pins: Iterable[Pin]) -> bool:
+    """Whether one of the pins needs a part."""
+    dead_ms = marker.tombstoned_ms
+    return any(marker.created_ms <= p.as_of_ms and (dead_ms is None or p.as_of_ms < dead_ms) for p in pins)
+
+
+def check_not_ahead(handle: Handle, state: LogState, as_of_ms: int | None, *, now_ms: int) -> None:
+    """Raise InvalidOption for a time that is still to come: nobody knows what the table will be then."""
+    if as_of_ms is not None and as_of_ms > (newest_ms := max(now_ms, _newest_ms(handle, state, now_ms))):
+        raise InvalidOption(f"{handle.table}: {as_of_ms} (unix ms) is in the future. Give {newest_ms} or earlier.")
+
+
+def _newest_ms(handle: Handle, state: LogState, now_ms: int) -> int:
+    """The newest time in the log that no clock far ahead wrote. Every later exclusive commit has a later one."""
+    return max((t for t in state.times_ms if t <= now_ms + 2 * handle.timing.max_skew_ms), default=0)
+
+
+def _expires_ms(handle: Handle, expires: Expires | None, now_ms: int) -> int | None:
+    if expires is None:
+        return None
+    if isinstance(expires, timedelta):
+        expires_ms = now_ms + int(expires / timedelta(milliseconds=1))
+    elif isinstance(expires, datetime) and expires.tzinfo is not None:
+        expires_ms = int(expires.astimezone(UTC).timestamp() * 1000)
+    elif isinstance(expires, int) and not isinstance(expires, bool):
+        expires_ms = expires
+    else:
+        raise InvalidOption(
+            f"{handle.table}: expires is {expires!r}; give datetime(..., tzinfo=UTC), unix milliseconds or a timedelta."
+        )
+    if expires_ms <= now_ms:
+        raise InvalidOption(f"{handle.table}: the pin would expire at {expires_ms} (unix ms), which is not to come.")
+    return expires_ms
+
+
+def _check_kept(handle: Handle, state: LogState, planned: Pin, *, now_ms: int) -> None:
+    """Raise SnapshotExpired when cleanup may have deleted, or be about to delete, what the pin needs."""
+    timing = handle.timing
+    # A cleanup whose clock is ahead may have listed the pins just before the store got ours, which is at most
+    # `commit_timeout_ms` after its own time.
+    latest_ms = max(planned.created_ms + timing.commit_timeout_ms, now_ms)
+    doomed_ms = latest_ms - timing.grace_ms + 2 * timing.max_skew_ms + STORED_MS_PRECISION
+    needed = live_markers(state, planned.as_of_ms)  # raises SnapshotExpired before the horizon
+    doomed = [m for m in needed if m.tombstoned_ms is not None and m.tombstoned_ms <= doomed_ms]
+    if doomed:
+        dead_ms = [m.tombstoned_ms for m in state.parts.values() if m.tombstoned_ms is not None]
+        oldest_ms = max(t for t in dead_ms if t <= doomed_ms)
+        raise SnapshotExpired(
+            f"{handle.table}: {len(doomed)} parts of the snapshot at {planned.as_of_ms} were superseded so long ago "
+            f"that a cleanup may be deleting them now. Pin {oldest_ms} (unix ms) or later; or restore the snapshot "
+            "and pin what you have then.",
+            horizon_ms=oldest_ms,
+        )
+
+
+def _put(handle: Handle, key: str, planned: Pin) -> None:
+    match put_settled(handle.store, key, _encode(planned)):
+        case Put.TAKEN:
+            raise _taken(handle, key, planned.name)
+        case Put.ABSENT:
+            raise StoreUnavailable(
+                f"{handle.table}: the store did not answer, and '{key}' is not there. Try again; if the name is taken "
+                "then, the pin was made after all."
+            )
+
+
+def _check_free(handle: Handle, key: str, name: str) -> None:
+    """Early, and for stores that would replace the object: the put decides."""
+    try:
+        handle.store.head(key)
+    except ObjectNotFound:
+        return
+    raise _taken(handle, key, name)
+
+
+def _taken(handle: Handle, key: str, name: str) -> PinExists:
+    return PinExists(
+        f"{handle.table}: there is a pin '{name}' already ('{key}'). Nothing was replaced. Choose another name, or "
+        f"remove that one first with unpin('{name}')."
+    )
+
+
+def _check_again(handle: Handle, key: str, planned: Pin, *, before_ms: int) -> None:
+    """The store has the pin: did it come in time, and is all that it needs still there?"""
+    now_ms = handle.clock.now_ms()
+    try:
+        handle.check_clock(key, put_after_ms=before_ms)
+        stored = _decode(handle, key, handle.store.get(key))
+    except ObjectNotFound:
+        return  # unpinned meanwhile: first it was made, then it was removed
+    if stored.expires_ms != planned.expires_ms:
+        raise PublicationTooLate(f"{handle.table}: the pin '{planned.name}' reached the store too late. Try again.")
+    _check_kept(handle, handle.read(fresh=True), planned, now_ms=now_ms)
+
+
+def _take_back(handle: Handle, key: str, planned: Pin) -> None:
+    """Best effort: a pin that stays behind keeps parts until it is removed, and nothing worse."""
+    try:
+        if handle.store.get(key).body == _encode(planned):
+            handle.store.delete([key])
+    except ObjectNotFound:
+        return
+    except IceDBError as error:
+        logger.warning("%s: the refused pin '%s' stays behind; remove it with unpin: %s", handle.table, key, error)
+
+
+def _encode(planned: Pin) -> bytes:
+    return msgspec.json.encode(_Body(planned.name, planned.as_of_ms, planned.created_ms, planned.expires_ms))
+
+
+def _decode(handle: Handle, key: str, stored: StoredObject) -> Pin:
+    try:
+        body = _decoder.decode(stored.body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _damaged(handle, key, str(error)) from None
+    if body.name != handle.keys.parse_pin(key):
+        raise _damaged(handle, key, f"it says that its name is '{body.name}'")
+    late = stored.stored_ms - body.created > handle.timing.commit_timeout_ms
+    return Pin(body.name, body.as_of, body.created, body.created if late else body.expires)
+
+
+def _damaged(handle: Handle, key: str, reason: str) -> DamagedLog:
+    return DamagedLog(
+        f"{handle.table}: '{key}' cannot be read as a pin ({reason}), so nobody knows what it keeps, and cleanup "
+        f"deletes nothing. If nobody needs it, remove it with unpin('{handle.keys.parse_pin(key)}').",
+        key=key,
+    )

@@ -1,0 +1,205 @@
+"""Make the table what it was at a time: undo a drop, an overwrite, a deletion or a bad merge, in one commit.
+
+A tombstone always wins, so a part that was superseded can never come back under its key. It comes back as a copy
+under a new one, made by the store itself; the marker keeps what it says of the content. Parts that came after that
+time are tombstoned, parts that are live in both stay as they are. So a restore is a commit like others: older
+snapshots stay readable, and it can be undone the same way. What cleanup has deleted cannot come back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import msgspec
+
+from icedb.commit import Commit, nothing_to_commit
+from icedb.errors import SnapshotExpired
+from icedb.exclusive import exclusive
+from icedb.format.names import partition_of
+from icedb.format.records import Marker
+from icedb.format.rewrite import Draft, draft
+from icedb.format.snapshot import LogState, live_markers
+from icedb.handle import Handle, Part
+from icedb.maintenance.pins import check_not_ahead, is_pinned
+from icedb.store import ObjectNotFound
+
+__all__ = ["RestorePlan", "RestoreReport", "plan_restore", "restore"]
+
+logger = logging.getLogger(__name__)
+
+# The store does the work; this hides the latency of asking.
+CONCURRENT_COPIES = 16
+
+#: Folder, digest and size of a part.
+_Content = tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """Markers of the parts that come back, and of those that go."""
+
+    back: tuple[Marker, ...]
+    gone: tuple[Marker, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.back or self.gone)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What a restore did, or would do. `restored` are the parts as they were; `commit.parts` are their copies.
+
+    `rows` and `bytes` are those of the restored parts; `rows` is None when one does not say how many it has.
+    """
+
+    as_of_ms: int
+    restored: tuple[Part, ...]
+    rows: int | None
+    bytes: int
+    tombstoned: tuple[Part, ...]
+    commit: Commit
+    dry_run: bool
+
+
+def plan_restore(state: LogState, as_of_ms: int, *, pinned: bool = False) -> RestorePlan:
+    """Which parts come back and which go, for the table to hold what it held. Pure. Raises SnapshotExpired.
+
+    A part that is live now and has the very content of one that is dead stands for it: the copy of an earlier restore.
+    """
+    then = live_markers(state, as_of_ms, pinned=pinned)
+    dead = [m for m in then if m.tombstoned_ms is not None]
+    newer = [m for m in state.live if m.created_ms > as_of_ms]
+    shared = Counter(map(_content, dead)) & Counter(map(_content, newer))
+    shared.pop(None, None)
+    return RestorePlan(_without(dead, shared), _without(newer, shared))
+
+
+def _content(marker: Marker) -> _Content | None:
+    """What tells two objects of equal content in one partition; None when the marker does not know."""
+    return None if marker.digest is None else (marker.key.rpartition("/")[0], marker.digest, marker.bytes)
+
+
+def _without(markers: Sequence[Marker], shared: Mapping[_Content | None, int]) -> tuple[Marker, ...]:
+    """All but as many of each content as `shared` says."""
+    left = Counter(shared)
+    kept = []
+    for marker in markers:
+        content = _content(marker)
+        if left[content] > 0:
+            left[content] -= 1
+        else:
+            kept.append(marker)
+    return tuple(kept)
+
+
+def restore(handle: Handle, as_of_ms: int, *, dry_run: bool = False) -> RestoreReport:
+    """Make the table what it was at a time (unix milliseconds). See `Table.restore`."""
+    if not dry_run:
+        handle.check_writable()
+    state = handle.read(fresh=True)
+    check_not_ahead(handle, state, as_of_ms, now_ms=handle.clock.now_ms())
+    plan = _plan(handle, state, as_of_ms)
+    if dry_run or not plan:
+        return _report(
+            handle, as_of_ms, plan.back, tuple(map(handle.part, plan.gone)), nothing_to_commit(handle), dry_run
+        )
+    logger.info("%s: copying %d parts to restore %d", handle.table, len(plan.back), as_of_ms)
+    operation = _Restore(handle, as_of_ms)
+    commit = exclusive(handle, operation)
+    # By what was committed, not by the last plan: another may have completed an earlier one for us.
+    back = [operation.sources[p.key] for p in commit.parts if p.key in operation.sources]
+    return _report(handle, as_of_ms, back, commit.tombstoned, commit, dry_run)
+
+
+def _plan(handle: Handle, state: LogState, as_of_ms: int) -> RestorePlan:
+    pinned = as_of_ms < state.horizon_ms and is_pinned(handle, as_of_ms)
+    return plan_restore(state, as_of_ms, pinned=pinned)
+
+
+def _report(
+    handle: Handle,
+    as_of_ms: int,
+    back: Sequence[Marker],
+    gone: Sequence[Part],
+    commit: Commit,
+    dry_run: bool,
+) -> RestoreReport:
+    counts = [m.rows for m in back]
+    return RestoreReport(
+        as_of_ms=as_of_ms,
+        restored=tuple(map(handle.part, back)),
+        rows=None if None in counts else sum(c or 0 for c in counts),
+        bytes=sum(m.bytes for m in back),
+        tombstoned=tuple(gone),
+        commit=commit,
+        dry_run=dry_run,
+    )
+
+
+@dataclass(slots=True)
+class _Restore:
+    """Planned anew at each attempt; a copy that was made once is used again as long as its source is missing."""
+
+    handle: Handle
+    as_of_ms: int
+    #: Source's key -> the copy's marker.
+    copies: dict[str, Marker] = field(default_factory=dict)
+    #: Copy's key -> the source's marker, of every copy ever made.
+    sources: dict[str, Marker] = field(default_factory=dict)
+    unused: list[str] = field(default_factory=list)
+    born_ms: int | None = None
+    reads_everything: bool = False
+
+    @property
+    def outputs(self) -> list[str]:
+        return [m.key for m in self.copies.values()]
+
+    def build(self, state: LogState, t_ms: int) -> Draft | None:
+        """Raises SnapshotExpired when the time can no longer be read, or a part of it is not there any more."""
+        plan = _plan(self.handle, state, self.as_of_ms)
+        for key in self.copies.keys() - {m.key for m in plan.back}:
+            self.unused.append(self.copies.pop(key).key)
+        self._copy(state, [m for m in plan.back if m.key not in self.copies])
+        if not plan:
+            return None
+        gone = [m.key for m in plan.gone]
+        return draft(
+            state,
+            t_ms=t_ms,
+            add=[self.copies[m.key] for m in plan.back],
+            tombstone=gone,
+            replaces=state.replaceable(gone, t_ms=t_ms),
+        )
+
+    def _copy(self, state: LogState, markers: Sequence[Marker]) -> None:
+        if not markers:
+            return
+        self.born_ms = self.born_ms if self.born_ms is not None else self.handle.clock.now_ms()
+        for marker in markers:  # before a copy is made: whatever happens then, it is ours to delete
+            self.copies[marker.key] = copy = msgspec.structs.replace(
+                marker, key=self._new_key(marker), tombstoned_ms=None
+            )
+            self.sources[copy.key] = marker
+        with ThreadPoolExecutor(min(CONCURRENT_COPIES, len(markers))) as pool:
+            copying = [pool.submit(self.handle.store.copy, m.key, self.copies[m.key].key) for m in markers]
+            try:
+                for copied in copying:
+                    copied.result()
+            except ObjectNotFound as error:
+                pool.shutdown(cancel_futures=True)
+                raise SnapshotExpired(
+                    f"{self.handle.table}: the part '{error}' of the snapshot at {self.as_of_ms} was cleaned up. "
+                    "Nothing was restored. Choose a later time.",
+                    horizon_ms=max(state.horizon_ms, self.as_of_ms + 1),
+                ) from None
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _new_key(self, marker: Marker) -> str:
+        keys = self.handle.keys
+        return keys.part(partition_of(keys.data_prefix, marker.key), self.handle.clock.new_id())

@@ -1,0 +1,84 @@
+"""Run the simulation from a shell; see `icedb.testing.simulation`. Exit status 1 when a promise was broken."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from time import monotonic
+
+from icedb.testing.simulation.exhaustive import Story, pair_stories, run_story, single_stories
+from icedb.testing.simulation.many import run_seeds, run_stories
+from icedb.testing.simulation.report import Report
+from icedb.testing.simulation.seeds import run_seed
+
+COMMAND = "python -m icedb.testing.simulation"
+
+
+def main() -> int:
+    """Read the command line, run, report."""
+    options = _parse()
+    logging.disable(logging.WARNING)
+    if options.seed is not None:
+        return _one(options.seed, trace=options.trace)
+    if options.story is not None:
+        return _one_story(options.story, trace=options.trace)
+    if options.exhaustive:
+        return _all_stories(long=options.long, processes=options.processes)
+    return _all_seeds(range(options.first, options.first + options.seeds), processes=options.processes)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Simulate everything that can happen to a table.")
+    parser.add_argument("--seeds", type=int, default=300, metavar="N", help="run so many seeds (default 300)")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them (default 0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="run this one")
+    parser.add_argument("--exhaustive", action="store_true", help="a fault at every request of every operation")
+    parser.add_argument("--long", action="store_true", help="with --exhaustive: the second operation dies, too")
+    parser.add_argument("--story", metavar="NAME", help="tell this one of the exhaustive stories")
+    parser.add_argument("--trace", action="store_true", help="with --seed or --story: print every request")
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help="how many at a time (default 2)")
+    return parser.parse_args()
+
+
+def _one(seed: int, *, trace: bool) -> int:
+    return _verdict(run_seed(seed, trace=print if trace else None).violation)
+
+
+def _one_story(name: str, *, trace: bool) -> int:
+    return _verdict(run_story(Story.parse(name), trace=print if trace else None))
+
+
+def _verdict(violation: str | None) -> int:
+    print(f"BROKEN: {violation}" if violation else "Every promise held.")
+    return 1 if violation else 0
+
+
+def _all_seeds(seeds: range, *, processes: int) -> int:
+    report = Report(len(seeds))
+    for outcome in run_seeds(seeds, processes=processes):
+        report.add(outcome)
+        if outcome.violation is not None:
+            print(f"\nseed {outcome.seed}: {outcome.violation}\n  {COMMAND} --seed {outcome.seed} --trace")
+        if report.runs % 50 == 0:
+            print(f"\r{report.progress()}", end="", file=sys.stderr, flush=True)
+    print(f"\n{report}")
+    return 1 if report.failures else 0
+
+
+def _all_stories(*, long: bool, processes: int) -> int:
+    stories = [*single_stories(), *pair_stories(long=long)]
+    began, failures = monotonic(), 0
+    for count, (story, violation) in enumerate(run_stories(stories, processes=processes), start=1):
+        if violation is not None:
+            failures += 1
+            print(f"\nstory {story}: {violation}\n  {COMMAND} --story '{story}' --trace")
+        if count % 200 == 0:
+            progress = f"\r{count} of {len(stories)} stories, {failures} broken, {monotonic() - began:.0f} s"
+            print(progress, end="", file=sys.stderr, flush=True)
+    print(f"\n{len(stories)} stories in {monotonic() - began:.0f} s, {failures} of them broke a promise.")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

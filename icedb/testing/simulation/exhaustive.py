@@ -1,0 +1,188 @@
+"""Every point: for each request of each operation, a fault there; and each other operation run whole at that point.
+
+Nothing is random here: one small table with some history is prepared once and copied for each story. A story is told
+by its name, which replays it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Self
+
+from icedb.testing.simulation.faults import Strike, Trouble
+from icedb.testing.simulation.operations import OPERATIONS
+from icedb.testing.simulation.plain import plainly
+from icedb.testing.simulation.process import TIMING, Act
+from icedb.testing.simulation.recovery import recover
+from icedb.testing.simulation.tasks import Refusal, Transactions
+from icedb.testing.simulation.truth import Violation
+from icedb.testing.simulation.world import World
+
+__all__ = ["Story", "pair_stories", "run_story", "single_stories"]
+
+SLEEP_MS = TIMING.part_timeout_ms + TIMING.grace_ms
+_SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What happens: `first` is struck at a request, and `second` (if any) runs whole just then.
+
+    `hours`: time passes and cleanup runs before the first goes on. `second_dies_at`: there the second crashes.
+    """
+
+    first: str
+    request: int
+    trouble: Trouble | None
+    second: str | None = None
+    hours: bool = False
+    second_dies_at: int | None = None
+
+    def __str__(self) -> str:
+        """Its name, by which it can be told again."""
+        what = "pause" if self.trouble is None else self.trouble.value
+        dies = "-" if self.second_dies_at is None else self.second_dies_at
+        return f"{self.first}/{self.request}/{what}/{self.second or '-'}/{'hours' if self.hours else '-'}/{dies}"
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        """The story of that name. Raises ValueError for what is none."""
+        first, request, what, second, hours, dies = name.split("/")
+        return cls(
+            first,
+            int(request),
+            None if what == "pause" else Trouble(what),
+            None if second == "-" else second,
+            hours=hours == "hours",
+            second_dies_at=None if dies == "-" else int(dies),
+        )
+
+
+class _Stage:
+    """The prepared table, and the world of one story."""
+
+    def __init__(self, trace: Callable[[str], None] | None) -> None:
+        self.world = World(_SEED, trace=trace, fine=False)
+        self.transactions = Transactions()
+        self.refusals: list[Refusal] = []
+
+    def spawn(self, name: str) -> Act:
+        body = OPERATIONS[name].body(self.world, self.transactions, self.refusals)
+        return self.world.spawn(name, self.world.process(skew_ms=0), body)
+
+    def run(self, name: str) -> None:
+        self.spawn(name)
+        self.world.run(patient=True)
+
+    def prepare(self) -> None:
+        """Parts in two partitions, merged and unmerged, some of them dead for long enough to be cleaned up."""
+        for name in ("append", "append", "overwrite", "pin", "txn"):
+            self.run(name)
+        self.world.clock.advance(TIMING.grace_ms + TIMING.commit_timeout_ms)
+        for name in ("append", "merge", "append", "append", "delete"):
+            self.run(name)
+        self.world.clock.advance(TIMING.commit_timeout_ms // 2)
+
+
+_prepared: _Stage | None = None
+
+
+def _stage(trace: Callable[[str], None] | None) -> _Stage:
+    """A copy of the prepared table, in a world of its own."""
+    global _prepared
+    if _prepared is None:
+        _prepared = _Stage(None)
+        with plainly():
+            _prepared.prepare()
+    stage, model = _Stage(trace), _prepared
+    stage.world.adopt(model.world)
+    stage.transactions = deepcopy(model.transactions)
+    return stage
+
+
+def run_story(story: Story, *, trace: Callable[[str], None] | None = None) -> str | None:
+    """The promise that was broken, or None."""
+    stage = _stage(trace)
+    try:
+        with plainly():
+            _tell(stage, story)
+            recover(stage.world, stage.transactions, stage.refusals)
+    except Violation as violation:
+        return str(violation)
+    return None
+
+
+def _tell(stage: _Stage, story: Story) -> None:
+    world, first = stage.world, stage.spawn(story.first)
+    crashes = story.trouble in (Trouble.CRASH_BEFORE, Trouble.CRASH_AFTER)
+
+    def meanwhile() -> None:
+        others = [story.second] if story.second is not None and not crashes else []
+        for name in others:
+            _run_whole(stage, first, name, dies_at=story.second_dies_at)
+        if story.hours:
+            world.let_pass_until(world.clock.now_ms() + SLEEP_MS)
+            for name in ("cleanup", "sweep", "merge", "cleanup"):
+                _run_whole(stage, first, name)
+
+    # A pause is a sleep of no time, in which the others run.
+    trouble = Trouble.SLEEP_BEFORE if story.trouble is None else story.trouble
+    first.strikes.append(Strike(trouble, story.request, delay_ms=_delay_ms(story), prepare=meanwhile))
+    world.run(patient=True)
+    if crashes and story.second is not None:
+        if story.hours:
+            world.let_pass_until(world.clock.now_ms() + SLEEP_MS)
+        stage.run(story.second)
+
+
+def _run_whole(stage: _Stage, first: Act, name: str, *, dies_at: int | None = None) -> None:
+    other = stage.spawn(name)
+    if dies_at is not None:
+        other.strikes.append(Strike(Trouble.CRASH_BEFORE, dies_at))
+    stage.world.scheduler.wait_for(first, [other], lambda _: False)
+
+
+def _delay_ms(story: Story) -> int:
+    match story.trouble:
+        case Trouble.DELAY:
+            return TIMING.commit_timeout_ms // 2
+        case Trouble.DUPLICATE:
+            return 3 * TIMING.grace_ms
+        case Trouble.SLEEP_AFTER:
+            return SLEEP_MS
+    return 0
+
+
+def _requests(name: str) -> int:
+    """How many requests an operation makes when nothing disturbs it."""
+    stage = _stage(None)
+    with plainly():
+        act = stage.spawn(name)
+        stage.world.run(patient=True)
+    return act.requests
+
+
+def single_stories() -> Iterator[Story]:
+    """Each operation alone: every fault at each of its requests."""
+    for name, operation in OPERATIONS.items():
+        for request in range(1, _requests(name) + 1):
+            yield Story(name, request, None, hours=True)
+            for trouble in Trouble:
+                if operation.changes and trouble is not Trouble.SLEEP_BEFORE:
+                    yield Story(name, request, trouble)
+
+
+def pair_stories(*, long: bool = False) -> Iterator[Story]:
+    """Each ordered pair: at every request of the first, a crash or a pause, and the second whole. `long`: and dying."""
+    counts = {name: _requests(name) for name in OPERATIONS}
+    for first in OPERATIONS:
+        for second in OPERATIONS:
+            for request in range(1, counts[first] + 1):
+                yield Story(first, request, Trouble.CRASH_BEFORE, second)
+                yield Story(first, request, Trouble.CRASH_AFTER, second, hours=True)
+                yield Story(first, request, None, second)
+                yield Story(first, request, None, second, hours=True)
+                for dies_at in range(1, counts[second] + 1) if long else ():
+                    yield Story(first, request, None, second, second_dies_at=dies_at)

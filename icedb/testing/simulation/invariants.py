@@ -1,0 +1,100 @@
+"""What must hold of the table at every moment, whoever is in the middle of what.
+
+The objects are looked at directly, without requests: all log files at one moment, replayed by the code under test,
+against the truth.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from icedb.errors import IceDBError
+from icedb.format.codec import decode
+from icedb.format.records import LogFile, Marker
+from icedb.format.snapshot import LogState, StoredLogFile, live_to_v3_readers, replay
+from icedb.location import Location
+from icedb.testing.simulation.store import SimulatedStore
+from icedb.testing.simulation.truth import Truth, Violation
+
+__all__ = ["Checker"]
+
+
+class Checker:
+    """Compares the store with the truth. `pins` are the times that are promised to stay readable, by name."""
+
+    def __init__(self, store: SimulatedStore, truth: Truth, location: Location) -> None:
+        self._store = store
+        self._truth = truth
+        self._location = location
+        self._decoded: dict[tuple[str, bytes], LogFile] = {}
+        self.pins: dict[str, int] = {}
+
+    def state(self) -> LogState:
+        """The table's state at this moment. Raises Violation when the log contradicts itself."""
+        keys = self._location.keys
+        files = []
+        for key in self._store.keys(keys.log_prefix):
+            stored = self._store.objects[key]
+            known = (key, stored.body)
+            if known not in self._decoded:
+                self._decoded[known] = decode(stored.body, key, keys)
+            files.append(StoredLogFile(key, self._decoded[known], stored.stored_ms))
+        try:
+            return replay(files, table=self._location.uri)
+        except IceDBError as error:
+            raise Violation(f"the log cannot be replayed: {error}") from error
+
+    def check(self, where: str, *, times_ms: Iterable[int]) -> LogState:
+        """Latest rows, rows at some times, pinned times, schema, and what v3 programs see. Raises Violation."""
+        state = self.state()
+        live = {m.key for m in state.live}
+        if live != self._truth.live:
+            raise Violation(
+                f"{where}: lost parts {sorted(self._truth.live - live)}, dead parts that are back "
+                f"{sorted(live - self._truth.live)}"
+            )
+        if dict(state.schema) != self._truth.schema:
+            raise Violation(f"{where}: the schema is {state.schema} and must be {self._truth.schema}")
+        original = replace(state, files={k: f for k, f in state.files.items() if k not in self._truth.returned})
+        if (theirs := live_to_v3_readers(original)) != live:
+            raise Violation(f"{where}: v3 programs see other parts: {sorted(theirs ^ live)}")
+        self._check_rows(where, state.live, self._truth.rows())
+        for at_ms in times_ms:
+            if at_ms >= state.horizon_ms:
+                self._check_time(where, state, at_ms, pinned=False)
+        for name, at_ms in self.pins.items():
+            self._check_time(f"{where}: pin {name}", state, at_ms, pinned=True)
+        return state
+
+    def _check_time(self, where: str, state: LogState, at_ms: int, *, pinned: bool) -> None:
+        markers = [
+            m
+            for m in state.parts.values()
+            if m.created_ms <= at_ms and (m.tombstoned_ms is None or m.tombstoned_ms > at_ms)
+        ]
+        gone = [m for m in markers if m.key not in self._store.objects]
+        if gone and not pinned and all(m.tombstoned_ms is not None for m in gone):
+            return  # SnapshotExpired
+        self._check_rows(f"{where}: as of {at_ms}", markers, self._truth.rows_at(at_ms))
+
+    def _check_rows(self, where: str, markers: Iterable[Marker], rows: set[int]) -> None:
+        markers = list(markers)
+        if gone := [m.key for m in markers if m.key not in self._store.objects]:
+            raise Violation(f"{where}: parts without their objects: {gone}")
+        found = Counter(row for m in markers for row in self._truth.contents[m.key])
+        if found.keys() != rows or any(count > 1 for count in found.values()):
+            raise Violation(
+                f"{where}: rows lost {sorted(rows - found.keys())}, rows that must not be there "
+                f"{sorted(found.keys() - rows)}, rows twice {[r for r, c in found.items() if c > 1]}"
+            )
+
+    def check_deletion(self, key: str) -> None:
+        """An object was deleted: was it one that somebody needs? Raises Violation."""
+        if key in self._truth.live:
+            raise Violation(f"the object of the live part '{key}' was deleted")
+        if not key.startswith("table/"):
+            raise Violation(f"'{key}' of a neighbour was deleted")
+        if key == self._location.keys.spec or key == self._location.keys.probe:
+            raise Violation(f"'{key}' was deleted")

@@ -1,0 +1,45 @@
+"""Many runs in several processes, which must find the functions that they run in a module other than `__main__`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import get_context
+from typing import TypeVar
+
+from icedb.testing.simulation.exhaustive import Story, run_story
+from icedb.testing.simulation.seeds import Outcome, run_seed
+
+__all__ = ["run_seeds", "run_stories"]
+
+#: A process gets so many at a time: enough to be busy, few enough to see progress.
+PER_TASK = 10
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+
+
+def run_seeds(seeds: Sequence[int], *, processes: int) -> Iterator[Outcome]:
+    """Run seeds; the outcomes in order."""
+    return _spread(_run_some, seeds, processes)
+
+
+def run_stories(stories: Sequence[Story], *, processes: int) -> Iterator[tuple[Story, str | None]]:
+    """Tell stories; each with the promise that it broke, in order."""
+    return _spread(_tell_some, stories, processes)
+
+
+def _run_some(seeds: Sequence[int]) -> list[Outcome]:
+    return [run_seed(seed) for seed in seeds]
+
+
+def _tell_some(stories: Sequence[Story]) -> list[tuple[Story, str | None]]:
+    return [(story, run_story(story)) for story in stories]
+
+
+def _spread(
+    work: Callable[[Sequence[_Task]], list[_Result]], tasks: Sequence[_Task], processes: int
+) -> Iterator[_Result]:
+    some = [tasks[n : n + PER_TASK] for n in range(0, len(tasks), PER_TASK)]
+    with get_context("spawn").Pool(processes, initializer=logging.disable, initargs=(logging.WARNING,)) as pool:
+        for results in pool.imap(work, some):
+            yield from results

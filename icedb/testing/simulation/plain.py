@@ -1,0 +1,158 @@
+"""Parts without Parquet: a part is a JSON list of row numbers, put through the store under a real key.
+
+The simulation is about requests to the store, not about rows; so an operation takes microseconds, and whoever sees a
+part knows its rows. The functions have the shapes of those that they stand for, and are handed to the operations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Self
+
+from icedb.errors import InvariantViolated, MissingPart, SnapshotExpired
+from icedb.format.records import Marker
+from icedb.handle import Handle, Part
+from icedb.maintenance import restore, verify
+from icedb.maintenance.delete import Found
+from icedb.parts import WrittenParts, discard
+from icedb.rewriting import Rewrite
+from icedb.schema import check_columns
+from icedb.store import ObjectExists, ObjectNotFound
+
+__all__ = [
+    "plain_finder",
+    "plain_rewriter",
+    "plain_writer",
+    "plainly",
+    "put_rows",
+    "read_rows",
+    "rows_of",
+    "write_rows",
+]
+
+
+def rows_of(body: bytes) -> tuple[int, ...]:
+    """The rows in a part. One without content is put to learn the store's time, and is never named."""
+    return tuple(json.loads(body or b"[]"))
+
+
+def put_rows(handle: Handle, key: str, rows: Iterable[int]) -> Marker:
+    """Put one part. As `icedb.parts.put_part`: an object that is there already is our own put, repeated."""
+    content = sorted(rows)
+    body = json.dumps(content).encode()
+    try:
+        handle.store.create(key, body)
+    except ObjectExists:
+        if handle.store.head(key).bytes != len(body):
+            raise InvariantViolated(f"'{key}' was written by somebody else") from None
+    return Marker(key, len(body), 0, rows=len(content), digest=hashlib.sha256(body).hexdigest()[:32])
+
+
+def write_rows(handle: Handle, by_partition: Mapping[str, Iterable[int]], schema: Mapping[str, str]) -> WrittenParts:
+    """As `icedb.writing.write_stream`: parts, one per partition, that nothing names yet; when it fails, deleted."""
+    handle.check_writable()
+    if not handle.known_schema:
+        handle.read()
+    check_columns(schema, handle.known_schema, table=handle.table)
+    born_ms = handle.clock.now_ms()
+    keys = {partition: handle.keys.part(partition, handle.clock.new_id()) for partition in by_partition}
+    try:
+        markers = tuple(put_rows(handle, keys[p], rows) for p, rows in by_partition.items())
+    except BaseException:
+        discard(handle.store, list(keys.values()))
+        raise
+    return WrittenParts(dict(schema), markers, born_ms)
+
+
+def read_rows(handle: Handle, keys: Iterable[str], *, as_of_ms: int | None = None) -> list[int]:
+    """The rows of parts. Raises SnapshotExpired or MissingPart for one that is not there, as queries do."""
+    rows: list[int] = []
+    for key in keys:
+        try:
+            rows += rows_of(handle.store.get(key).body)
+        except ObjectNotFound:
+            raise _explain(handle, key, as_of_ms) from None
+    return rows
+
+
+def _explain(handle: Handle, key: str, as_of_ms: int | None) -> MissingPart | SnapshotExpired:
+    marker = (state := handle.read(fresh=True)).parts.get(key)
+    if marker is None or marker.tombstoned_ms is not None:
+        return SnapshotExpired(f"'{key}' was superseded and deleted", horizon_ms=state.horizon_ms)
+    return MissingPart(f"'{key}' is live and not there (as of {as_of_ms})")
+
+
+def plain_rewriter(handle: Handle, rewrites: Sequence[Rewrite], schema: Mapping[str, str]) -> list[Marker | None]:
+    """As `icedb.rewriting.rewrite_parts`: one new part for each rewrite, or none when no row is left."""
+    keys = [handle.keys.part(r.partition, handle.clock.new_id()) for r in rewrites]
+    try:
+        return [_rewrite(handle, key, rewrite) for key, rewrite in zip(keys, rewrites, strict=True)]
+    except BaseException:
+        discard(handle.store, keys)
+        raise
+
+
+def _rewrite(handle: Handle, key: str, rewrite: Rewrite) -> Marker | None:
+    rows = read_rows(handle, [p.key for p in rewrite.inputs])
+    kept = [r for r in rows if rewrite.drop_where is None or not _matches(r, rewrite.drop_where)]
+    return put_rows(handle, key, kept) if kept else None
+
+
+def _matches(row: int, where: str) -> bool:
+    """The predicates of a simulation are the numbers 0, 1 and 2: which rest a row has when divided by three."""
+    return row % 3 == int(where)
+
+
+def plain_finder(handle: Handle, parts: Sequence[Part], where: str, schema: Mapping[str, str]) -> Found:
+    """As `icedb.maintenance.delete.find_rows`."""
+    found = {p.key: sum(_matches(r, where) for r in read_rows(handle, [p.key])) for p in parts}
+    return Found(where, {key: count for key, count in found.items() if count})
+
+
+def plain_writer(
+    handle: Handle, rewrite: Rewrite, query: str, schema: Mapping[str, str], /, *, dry_run: bool
+) -> WrittenParts:
+    """As `icedb.maintenance.rewrite.write_answer`; the query is the predicate of what goes."""
+    rows = [r for r in read_rows(handle, [p.key for p in rewrite.inputs]) if not _matches(r, query)]
+    return write_rows(handle, {rewrite.partition: rows} if rows and not dry_run else {}, schema)
+
+
+class _OneByOne:
+    """A pool of threads without threads: what is submitted is done at once, so that a run can be repeated."""
+
+    def __init__(self, _workers: int) -> None:
+        return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def submit(self, work: Callable[..., Any], *arguments: object) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*arguments))
+        except BaseException as error:  # noqa: BLE001  (raised again by whoever asks for the result)
+            done.set_exception(error)
+        return done
+
+    def shutdown(self, **_: object) -> None:
+        return
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """While a simulation runs: no threads of the library's own, and nobody looks for Parquet in our parts."""
+    pool, footers = restore.__dict__["ThreadPoolExecutor"], verify.__dict__["check_footers"]
+    setattr(restore, "ThreadPoolExecutor", _OneByOne)  # noqa: B010
+    setattr(verify, "check_footers", lambda *_: [])  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(restore, "ThreadPoolExecutor", pool)  # noqa: B010
+        setattr(verify, "check_footers", footers)  # noqa: B010

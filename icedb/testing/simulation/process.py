@@ -1,0 +1,131 @@
+"""Who makes requests: runs of operations, in processes that have the table open and a clock of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from icedb.handle import Handle
+from icedb.options import Timing
+from icedb.testing.faults import Crash, Kind
+from icedb.testing.simulation.faults import Request, Strike
+from icedb.testing.simulation.scheduler import Actor
+from icedb.testing.simulation.store import View
+
+if TYPE_CHECKING:
+    from icedb.testing.simulation.world import World
+
+__all__ = ["PARTITIONS", "TIMING", "Act", "Process"]
+
+#: As the defaults, but for a thousand times smaller numbers: the order of the times is what counts.
+TIMING = Timing(
+    max_skew_ms=40,
+    commit_timeout_ms=1_500,
+    grace_ms=4_000,
+    part_timeout_ms=8_000,
+    late_ms=60_000,
+    min_age_ms=17_000,
+    txn_retention_ms=10_000_000,
+)
+PARTITIONS = ("d=1", "d=2")
+#: No operation makes so many requests; one that does runs in circles.
+REQUESTS_MAX = 4_000
+
+
+class Act(Actor):
+    """One run of an operation in a process, with the faults that will strike it."""
+
+    def __init__(self, name: str, operation: str, process: Process, body: Callable[[], None]) -> None:
+        super().__init__(name, body)
+        self.operation = operation
+        self.process = process
+        self.changes = 0
+        self.strikes: list[Strike] = []
+        self.outcome = "started"
+
+
+class Process:
+    """A program with one open table and a clock of its own. When it dies, all that runs in it dies."""
+
+    def __init__(self, world: World, *, skew_ms: int) -> None:
+        self.world = world
+        self.dead = False
+        self.busy = 0
+        self.spawned = 0
+        #: No further operation runs in it: what it publishes from now on is the work of those that ended.
+        self.retired = False
+        number = len(world.processes)
+        clock = world.clock.skewed(skew_ms)
+        self.handle = Handle(View(world.store, world.location, self), world.spec, clock=clock, timing=TIMING)
+        # As `writer_name` makes them, but without this machine's name, so that keys are the same everywhere.
+        self.name = f"p{number}-{number}"
+        self.handle.writer = f"{self.name}-{clock.new_id()[:12]}"
+        world.processes.append(self)
+
+    # ------------------------------------------------------------------------------------ Caller
+
+    def turn(self, kind: Kind, key: str) -> tuple[Request, Strike | None]:
+        """See `Caller`."""
+        world, act = self.world, self._act
+        self._check_alive()
+        if not key.startswith("table/"):
+            world.violate(f"{act.name} leaves its table: {kind} '{key}'")
+        act.requests += 1
+        act.changes += kind in ("create", "delete")
+        if act.requests > REQUESTS_MAX:
+            world.violate(f"{act.name} makes no end of requests")
+        world.scheduler.pause(act)
+        self._check_alive()
+        world.tick()
+        request = Request(act.requests, act.changes, kind, key)
+        strike = next((s for s in act.strikes if s.takes(request)), None)
+        if strike is not None:
+            self._prepare(strike)
+        world.note(act, request, strike)
+        return request, strike
+
+    def _prepare(self, strike: Strike) -> None:
+        if not strike.struck:
+            strike.struck = True
+            if strike.prepare is not None:
+                strike.prepare()
+                self._check_alive()
+        strike.times -= 1
+
+    @property
+    def _act(self) -> Act:
+        act = self.world.scheduler.current
+        assert isinstance(act, Act)  # noqa: S101  (a request outside of a turn is an error of the simulation)
+        return act
+
+    def _check_alive(self) -> None:
+        if self.dead or self.world.scheduler.aborted:
+            raise Crash
+
+    def crash(self) -> None:
+        """See `Caller`."""
+        self.dead = True
+        raise Crash
+
+    def sleep(self, for_ms: int) -> None:
+        """See `Caller`."""
+        self.world.scheduler.sleep(self._act, self.world.clock.now_ms() + for_ms)
+        self._check_alive()
+
+    def later(self, after_ms: int, action: Callable[[], None]) -> None:
+        """See `Caller`."""
+        self.world.deliver_later(after_ms, action)
+
+    def in_any_order(self, keys: Sequence[str]) -> list[str]:
+        """See `Caller`."""
+        return self.world.in_any_order(keys)
+
+    def now_ms(self) -> int:
+        """See `Caller`."""
+        return self.world.clock.now_ms()
+
+    def lands_in_time(self, key: str, issued_ms: int) -> bool:
+        """A client gives up before the commit timeout. Parts and pins may land whenever they like."""
+        keys = self.handle.keys
+        is_bounded = key.startswith(keys.log_prefix) or keys.parse_epoch_claim(key) or keys.is_txn_claim(key)
+        return not is_bounded or self.now_ms() - issued_ms <= TIMING.commit_timeout_ms

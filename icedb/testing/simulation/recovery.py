@@ -1,0 +1,121 @@
+"""After the faults: one healthy process puts everything right, and nothing is lost, doubled or left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from icedb.handle import Handle
+from icedb.maintenance.alter import alter
+from icedb.maintenance.cleanup import cleanup
+from icedb.maintenance.merge import merge
+from icedb.maintenance.merge_log import merge_log
+from icedb.maintenance.orphans import sweep_orphans
+from icedb.maintenance.pins import read_pins, unpin
+from icedb.maintenance.verify import verify
+from icedb.testing.simulation.plain import plain_rewriter, write_rows
+from icedb.testing.simulation.process import PARTITIONS, TIMING, Act
+from icedb.testing.simulation.tasks import Refusal, Transactions
+from icedb.testing.simulation.truth import Violation
+from icedb.testing.simulation.world import World
+from icedb.writing import publish_append
+
+__all__ = ["recover"]
+
+#: A tombstone of the first merge is ripe for the second cleanup, the log files of that for the third.
+CLEANUPS = 3
+
+
+def recover(world: World, transactions: Transactions, refusals: Sequence[Refusal]) -> None:
+    """Maintain the table without faults, and check it after each step. Raises Violation."""
+    world.run(patient=True)
+    world.deliver_all()
+    _healthy(world, "nothing", lambda _: None)
+    # The epoch that is open may have a claim, and the claim parts: the next exclusive commit decides it.
+    _healthy(world, "alter", _decide_epoch)
+    _check_refusals(world, refusals)
+    for application in transactions.next:
+        _healthy(world, "txn", partial(_next_txn, world, transactions, application))
+    world.checker.pins.clear()
+    _healthy(world, "unpin", _unpin_all)
+    _healthy(world, "merge", lambda handle: merge(handle, rewriter=plain_rewriter))
+    for _ in range(CLEANUPS):
+        world.clock.advance(TIMING.grace_ms + TIMING.commit_timeout_ms)
+        _healthy(world, "cleanup", cleanup)
+        _healthy(world, "merge log", merge_log)
+    world.clock.advance(TIMING.min_age_ms + TIMING.max_skew_ms + 1)
+    _healthy(world, "cleanup", cleanup)
+    _healthy(world, "sweep", sweep_orphans)
+    _healthy(world, "verify", _verify)
+    _check_nothing_left(world)
+
+
+def _healthy(world: World, what: str, action: Callable[[Handle], object]) -> None:
+    def body(act: Act) -> str:
+        action(act.process.handle)
+        return "done"
+
+    world.spawn(f"recovery: {what}", world.process(skew_ms=0), body)
+    world.run(patient=True)
+    world.check(f"after {what}")
+
+
+def _decide_epoch(handle: Handle) -> None:
+    alter(handle, lambda spec: msgspec.structs.replace(spec, row_group_rows=spec.row_group_rows + 1))
+
+
+def _next_txn(world: World, transactions: Transactions, application: str, handle: Handle) -> None:
+    """An application goes on: with a batch that was never reported as committed, or with a new one."""
+    for _ in range(2):
+        sequence = transactions.next[application]
+        rows = transactions.rows.setdefault((application, sequence), {PARTITIONS[0]: world.new_rows(1)})
+        publish_append(handle, write_rows(handle, rows, {"id": "BIGINT"}), txn=(application, sequence))
+        if missing := [r for of in rows.values() for r in of if r not in world.truth.fates]:
+            raise Violation(f"transaction {application} {sequence} lacks rows {missing}")
+        transactions.next[application] = sequence + 1
+
+
+def _unpin_all(handle: Handle) -> None:
+    for pin in read_pins(handle):
+        unpin(handle, pin.name)
+
+
+def _verify(handle: Handle) -> None:
+    report = verify(handle)
+    if not report.ok:
+        raise Violation(f"verify finds fault with a table that is right: {report}")
+
+
+def _check_refusals(world: World, refusals: Sequence[Refusal]) -> None:
+    """An error that says that nothing happened must not lie, whatever others completed later."""
+    truth = world.truth
+    for refusal in refusals:
+        if named := refusal.parts & (truth.live | truth.dead):
+            raise Violation(f"{refusal.who} raised {refusal.error}, and its parts were published: {sorted(named)}")
+        for landing in truth.landings.values():
+            if (
+                truth.process_of(landing.key) == refusal.writer
+                and landing.step > refusal.since_step
+                and not landing.void
+            ):
+                raise Violation(f"{refusal.who} raised {refusal.error}, and '{landing.key}' was published")
+
+
+def _check_nothing_left(world: World) -> None:
+    """Storage is bounded: parts that are live, few log files, no claims but the probe and open transactions'."""
+    keys = world.location.keys
+    parts = set(world.store.keys(keys.data_prefix))
+    if extra := parts - world.truth.live:
+        raise Violation(f"objects that nothing needs were left: {sorted(extra)}")
+    claims = [k for k in world.store.keys(keys.claims_prefix) if k != keys.probe]
+    # The last cleanup's own claim is younger than the grace period.
+    young = {keys.epoch_claim(n) for n in (world.truth.epoch, world.truth.epoch + 1)}
+    if old := [k for k in claims if k not in young]:
+        raise Violation(f"claims that nothing needs were left: {old}")
+    if len(logs := world.store.keys(keys.log_prefix)) > LOG_FILES_MAX:
+        raise Violation(f"so many log files were left: {logs}")
+
+
+LOG_FILES_MAX = 6

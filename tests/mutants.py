@@ -1,0 +1,260 @@
+"""Faults of the protocol, seeded one at a time, that the suite must catch: `make mutants`.
+
+Each mutant changes one place of a copy of the project; then tests run there, the quick ones first, and at least one
+must fail. A mutant that survives is a promise that nothing checks: the exit status is 1. That each mutant still fits
+the code is a test of its own (tests/test_mutants.py).
+
+    python -m tests.mutants [--jobs 2] [name ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("icedb", "icedb_dagster", "pyspark_icedb", "spark_jobs", "examples", "docs", "tests", "pyproject.toml")
+SECONDS_MAX = 900
+
+COMMIT = "tests/test_commit.py"
+KILLERS = "tests/test_known_killers.py"
+CLEANUP = "tests/test_cleanup.py"
+REWRITE = "tests/test_rewrite.py"
+TXN = "tests/test_transactions.py"
+ORPHANS = "tests/test_orphans.py"
+READING = ("tests/test_reading.py", "tests/test_snapshot.py")
+SIMULATION = "tests/test_simulation.py"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: `old` becomes `new` in a file of the project, and these tests are asked, in this order."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def apply(self, root: Path) -> None:
+        """Seed the fault. Raises ValueError unless there is exactly one place for it."""
+        path = root / self.file
+        text = path.read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"mutant '{self.name}': its place is {text.count(self.old)} times in {self.file}")
+        path.write_text(text.replace(self.old, self.new))
+
+
+MUTANTS = (
+    Mutant(
+        "a tombstone is not carried",
+        "icedb/format/rewrite.py",
+        "        if k not in forget\n",
+        "        if k not in forget and not (m.tombstoned_ms is not None and k not in dead)\n",
+        (REWRITE, COMMIT),
+    ),
+    Mutant(
+        "a tombstone is carried as the replaced log file had it",
+        "icedb/format/rewrite.py",
+        "carried = {m.key: state.parts[m.key] for f in sources for m in f.markers}",
+        "carried = {m.key: m for f in sources for m in f.markers}",
+        (REWRITE, COMMIT),
+    ),
+    Mutant(
+        "another partition's marker is dropped",
+        "icedb/format/rewrite.py",
+        "carried = {m.key: state.parts[m.key] for f in sources for m in f.markers}",
+        "carried = {m.key: state.parts[m.key] for f in sources for m in f.markers if not dead or m.key in dead}",
+        (REWRITE, COMMIT, KILLERS),
+    ),
+    Mutant(
+        "the time of a carried part is overwritten",
+        "icedb/format/rewrite.py",
+        "        msgspec.structs.replace(m, tombstoned_ms=t_ms) if k in dead and m.tombstoned_ms is None else m\n",
+        "        msgspec.structs.replace(m, tombstoned_ms=t_ms if k in dead else m.tombstoned_ms, created_ms=t_ms)\n",
+        (REWRITE, COMMIT),
+    ),
+    Mutant(
+        "a log file's tombstones are not carried",
+        "icedb/format/rewrite.py",
+        "times = {t.key: state.log_tombstones[t.key] for f in sources for t in f.tombstones}",
+        "times: dict[str, int] = {}",
+        (REWRITE, KILLERS, SIMULATION),
+    ),
+    Mutant(
+        "transactions are not carried",
+        "icedb/format/rewrite.py",
+        "{a: last for f in sources for a, last in f.txn.items() if last == state.txn[a]} | dict(txn or {})",
+        "dict(txn or {})",
+        (REWRITE, TXN),
+    ),
+    Mutant(
+        "the horizon is not raised",
+        "icedb/format/rewrite.py",
+        "horizon_ms=max([0, *forgotten_ms, *(f.horizon_ms for f in sources)])",
+        "horizon_ms=max([0, *(f.horizon_ms for f in sources)])",
+        (REWRITE, CLEANUP),
+    ),
+    Mutant(
+        "the claim is skipped",
+        "icedb/exclusive.py",
+        "    claim = _take_claim(handle, epoch, own, tried)\n",
+        "    tried.add(own.key, epoch, own.t)\n    claim: EpochClaim | None = own\n",
+        (COMMIT,),
+    ),
+    Mutant(
+        "no second listing after the claim",
+        "icedb/exclusive.py",
+        "    if _is_history(handle, state, epoch, min(own.t, claim.t)):\n        return False",
+        "    if False:\n        return False",
+        (COMMIT, KILLERS),
+    ),
+    Mutant(
+        "an old claim is completed instead of voided",
+        "icedb/exclusive.py",
+        "    if epochs_gone or handle.clock.now_ms() - claim.since_ms > handle.timing.commit_timeout_ms:\n",
+        "    if epochs_gone:\n",
+        (COMMIT, KILLERS),
+    ),
+    Mutant(
+        "a merge is rebased although an input died",
+        "icedb/maintenance/merge.py",
+        "    return marker is not None and marker.tombstoned_ms is None",
+        "    return marker is not None",
+        ("tests/test_merge.py", COMMIT),
+    ),
+    Mutant(
+        "the loser publishes its own body",
+        "icedb/exclusive.py",
+        "    body = claim.body.encode()\n",
+        "    body = own.body.encode()\n",
+        (COMMIT,),
+    ),
+    Mutant(
+        "live epochs are not checked",
+        "icedb/reading.py",
+        "        unlisted = live_epochs - {f.file.epoch for f in found.values()}\n",
+        "        unlisted: frozenset[int] = frozenset()\n",
+        (*READING, KILLERS),
+    ),
+    Mutant(
+        "log files of dead epochs count",
+        "icedb/format/snapshot.py",
+        "    dead = {key for number, key in epochs.items() if number not in live_epochs}\n",
+        "    dead: set[str] = set()\n",
+        (*READING, SIMULATION),
+    ),
+    Mutant(
+        "a refresh lists from the last listing on",
+        "icedb/reading.py",
+        "since_ms = min(listed_at_ms, now_ms) - timing.commit_timeout_ms - 2 * timing.max_skew_ms",
+        "since_ms = min(listed_at_ms, now_ms)",
+        (*READING, SIMULATION),
+    ),
+    Mutant(
+        "a lost response is taken for a lost race",
+        "icedb/commit.py",
+        "            return Put.CREATED if store.get(key).body == body else Put.TAKEN\n",
+        "            return Put.TAKEN if store.get(key) else Put.ABSENT\n",
+        (COMMIT,),
+    ),
+    Mutant(
+        "a writer does not look for itself before it rebases",
+        "icedb/exclusive.py",
+        "    committed = _find_own(handle, state, operation, tried) if tried.open else None\n",
+        "    committed = None\n",
+        (COMMIT, KILLERS),
+    ),
+    Mutant(
+        "a transaction does not read the log after its claim",
+        "icedb/transactions.py",
+        "    if is_recorded(state, txn) or any(m.key in state.parts for m in file.markers):\n",
+        "    if False:\n",
+        (TXN, KILLERS),
+    ),
+    Mutant(
+        "an old transaction is published by a plain append",
+        "icedb/transactions.py",
+        "        young = handle.clock.now_ms() - claim.since_ms <= handle.timing.commit_timeout_ms\n",
+        "        young = True\n",
+        (TXN, SIMULATION),
+    ),
+    Mutant(
+        "ripeness by the writer's clock alone",
+        "icedb/maintenance/cleanup.py",
+        "tombstoned_ms <= cutoff_ms and min(named.tombstoned_by_ms, default=cutoff_ms + 1) <= cutoff_ms",
+        "tombstoned_ms <= cutoff_ms",
+        (CLEANUP, COMMIT),
+    ),
+)
+
+
+def check(mutant: Mutant) -> tuple[str | None, float]:
+    """The test that caught it (None: it survived), and the seconds that took."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="icedb-mutant-") as folder:
+        root = Path(folder)
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, root / name)
+        mutant.apply(root)
+        for test in mutant.tests:
+            caught = _failing_test(root, test)
+            if caught:
+                return caught, time.monotonic() - started
+    return None, time.monotonic() - started
+
+
+def _failing_test(root: Path, test: str) -> str | None:
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", test]
+    try:
+        done = subprocess.run(
+            command, cwd=root, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"{test} (it never ended)"
+    if done.returncode == 0:
+        return None
+    if done.returncode != 1:  # nothing was collected, or pytest itself failed: that proves nothing
+        raise RuntimeError(f"{test} could not run:\n{done.stdout[-2_000:]}{done.stderr[-2_000:]}")
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0].split(" - ")[0].removeprefix("FAILED ") if failed else test
+
+
+def main(names: Iterable[str], *, jobs: int) -> int:
+    """Check them all, or those that are named; 0 when every one was caught."""
+    wanted = set(names)
+    chosen = [m for m in MUTANTS if not wanted or m.name in wanted]
+    survivors = []
+    with ThreadPoolExecutor(jobs) as pool:
+        for number, (mutant, (caught, seconds)) in enumerate(
+            zip(chosen, pool.map(check, chosen), strict=True), start=1
+        ):
+            verdict = f"caught by {caught}" if caught else "SURVIVED"
+            sys.stdout.write(f"{number:3}/{len(chosen)}  {mutant.name:55}  {verdict}  ({seconds:.0f} s)\n")
+            sys.stdout.flush()
+            if not caught:
+                survivors.append(mutant.name)
+    sys.stdout.write(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants were caught\n")
+    return 1 if survivors or not chosen else 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Seed faults of the protocol; the suite must catch each.")
+    parser.add_argument("names", nargs="*", help="only these mutants")
+    parser.add_argument("--jobs", type=int, default=2)
+    arguments = parser.parse_args()
+    sys.exit(main(arguments.names, jobs=arguments.jobs))

@@ -1,0 +1,146 @@
+"""A reader made from docs/format.md alone: it uses nothing of the library, and must agree with it.
+
+It answers what is live, now and at a time, from the objects of one listing. It does not fetch, so it never meets a
+torn listing but one that lacks an epoch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: The defaults that a reader needs to know.
+MAX_SKEW_MS = 60_000
+COMMIT_TIMEOUT_MS = 5 * 60_000
+GRACE_MS = 60 * 60_000
+
+
+@dataclass
+class Reading:
+    """What the log says. `log_files` are in the order of their names."""
+
+    log_files: list[str]
+    epoch: int
+    ignored: set[str]
+    markers: dict[str, dict[str, Any]]
+    schema: dict[str, str]
+    horizon: int
+    spec: dict[str, Any]
+    txn: dict[str, int]
+    pinned: set[int] = field(default_factory=set)
+
+    def live(self, at: int | None = None) -> set[str]:
+        """The keys of the live parts. Raises LookupError for a time that has expired."""
+        if at is None:
+            return {p for p, m in self.markers.items() if "tmb" not in m}
+        if at < self.horizon and at not in self.pinned:
+            raise LookupError("expired")
+        return {p for p, m in self.markers.items() if m["t"] <= at and ("tmb" not in m or m["tmb"] > at)}
+
+
+def read_as_the_page_says(
+    store: Mapping[str, bytes],
+    prefix: str,
+    *,
+    log_store: Mapping[str, bytes] | None = None,
+    log_prefix: str = "",
+    stored_ms: Mapping[str, int] | None = None,
+    now_ms: int = 0,
+) -> Reading:
+    """Read the objects of one listing. Prefixes are empty or end in a slash.
+
+    `log_store` and `log_prefix`: of log and claims, when they are in a store of their own. `stored_ms` and `now_ms` are
+    for the pins.
+    """
+    if log_store is None:
+        log_store, log_prefix = store, prefix
+    files = {key: _parse(body) for key, body in sorted(log_store.items()) if key.startswith(f"{log_prefix}_log/")}
+    epochs = {header["e"]: key for key, (header, *_) in files.items() if "e" in header}
+    assert len(epochs) == sum("e" in header for header, *_ in files.values()), "two log files of one epoch"
+    head = max(epochs, default=0)
+    live_epochs = set(files[epochs[head]][0]["le"]) if epochs else set()
+    assert live_epochs <= epochs.keys(), "a torn listing"
+    ignored = {key for e, key in epochs.items() if e not in live_epochs}
+    ignored |= {dead["p"] for e in live_epochs for dead in files[epochs[e]][2]}
+    headers = [header for header, *_ in files.values()]
+    reading = Reading(
+        log_files=list(files),
+        epoch=head,
+        ignored=ignored,
+        markers={},
+        schema={},
+        horizon=max((h.get("hz", 0) for h in headers), default=0),
+        spec=json.loads(store[f"{prefix}_table.json"]) if f"{prefix}_table.json" in store else {},
+        txn={},
+    )
+    for header, columns, _, parts in (f for key, f in files.items() if key not in ignored):
+        assert header["t"] > 0
+        _replay(reading, columns, parts)
+        for application, (sequence, _) in header.get("txn", {}).items():
+            reading.txn[application] = max(sequence, reading.txn.get(application, 0))
+        if header.get("spec", {}).get("revision", 0) > reading.spec.get("revision", 0):
+            reading.spec = header["spec"]
+    if stored_ms is not None:
+        reading.pinned = set(_pinned(log_store, f"{log_prefix}_claims/pin-", stored_ms, now_ms))
+    return reading
+
+
+def _replay(reading: Reading, columns: dict[str, str], parts: list[dict[str, Any]]) -> None:
+    for column, type_ in columns.items():
+        assert reading.schema.setdefault(column, type_) == type_, "one column, two types"
+    for part in parts:
+        seen = reading.markers.setdefault(part["p"], part)
+        both = {**part, **seen}
+        times = {k: min(m[k] for m in (seen, part) if k in m) for k in both if k in ("t", "tmb")}
+        reading.markers[part["p"]] = both | times
+
+
+def _pinned(store: Mapping[str, bytes], pins: str, stored_ms: Mapping[str, int], now_ms: int) -> Iterator[int]:
+    """The times of the pins in force."""
+    for key in (k for k in store if k.startswith(pins)):
+        pin = json.loads(store[key])
+        assert key == f"{pins}{pin['name']}.json"
+        in_time = stored_ms[key] - pin["created"] <= COMMIT_TIMEOUT_MS
+        if in_time and (pin["expires"] is None or pin["expires"] > now_ms):
+            yield pin["as_of"]
+
+
+def _parse(body: bytes) -> tuple[dict[str, Any], dict[str, str], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Header, schema, log tombstones, part markers."""
+    lines = [json.loads(line) for line in body.decode().split("\n")]
+    header = lines[0]
+    assert header["v"] in (1, "1")
+    assert header.get("n", len(lines)) == len(lines), "a log file that was cut"
+    parts_at = header.get("f", len(lines))
+    return header, lines[header["sch"]], lines[header["tmb"] : parts_at] if "tmb" in header else [], lines[parts_at:]
+
+
+@dataclass
+class Refresher:
+    """The log files that a reader knows which lists only what can be new. A log file never changes: it keeps them."""
+
+    log_files: dict[str, bytes] = field(default_factory=dict)
+    listed_at: int = 0
+    listed_whole_at: int = 0
+    whole: int = 0
+    partly: int = 0
+
+    def refresh(self, store: Mapping[str, bytes], log: str, now_ms: int) -> dict[str, bytes]:
+        """The log files to read; `log` is the prefix of their keys."""
+        has_epochs = any(b'"e":' in body.split(b"\n", 1)[0] for body in self.log_files.values())
+        if has_epochs and 0 <= now_ms - self.listed_whole_at <= GRACE_MS:
+            after = f"{log}{min(self.listed_at, now_ms) - COMMIT_TIMEOUT_MS - 2 * MAX_SKEW_MS:013d}"
+            self.partly += 1
+        else:
+            after, self.listed_whole_at = "", now_ms
+            self.whole += 1
+        self.listed_at = now_ms
+        known = {key: body for key, body in self.log_files.items() if key <= after}
+        self.log_files = known | {key: body for key, body in store.items() if key.startswith(log) and key > after}
+        return self.log_files
+
+    def forget(self, ignored: set[str]) -> None:
+        """What is ignored may be deleted, and later be forgotten."""
+        self.log_files = {key: body for key, body in self.log_files.items() if key not in ignored}

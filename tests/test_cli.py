@@ -1,0 +1,239 @@
+"""The command `icedb`: every verb does what its method does, says it for people and for programs, and asks first."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from icedb import Table
+from icedb.cli import app
+from icedb.errors import SnapshotExpired
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    table = Table.create(tmp_path / "table", partition_by=["k"], storage_options={"fsync": "false"})
+    for n in range(3):
+        table.insert([{"k": k, "n": 10 * n + k} for k in range(2)])
+    return table
+
+
+def run(*arguments: object, status: int = 0) -> Result:
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == status, result.output
+    return result
+
+
+def run_json(*arguments: object, status: int = 0) -> Any:
+    return json.loads(run(*arguments, "--json", status=status).stdout)
+
+
+def rows(table: Table) -> list[int]:
+    return [n for (n,) in table.query("SELECT n FROM t ORDER BY n").fetchall()]
+
+
+def break_part(table: Table) -> str:
+    part = table.snapshot().parts[0]
+    Path(part.path).unlink()
+    return part.key
+
+
+# ------------------------------------------------------------------------------------------------ verify
+
+
+@pytest.mark.parametrize("deep", [[], ["--deep"]])
+def test_verify_says_that_a_sound_table_is_sound(table: Table, deep: list[str]) -> None:
+    assert "sound" in run("verify", table.uri, *deep).stdout
+    report = run_json("verify", table.uri, *deep)
+    assert (report["ok"], report["live_rows"], report["problems"]) == (True, 6, [])
+
+
+def test_verify_lists_problems_and_ends_with_status_1(table: Table) -> None:
+    key = break_part(table)
+    shown = run("verify", table.uri, status=1).stdout
+    assert "DAMAGED" in shown
+    assert key in shown
+    report = run_json("verify", table.uri, status=1)
+    assert not report["ok"]
+    assert [(p["kind"], p["severity"], p["key"]) for p in report["problems"]] == [("missing_part", "error", key)]
+
+
+def test_a_warning_alone_is_status_0(table: Table, tmp_path: Path) -> None:
+    (tmp_path / "table" / "notes.txt").write_text("hello")
+    report = run_json("verify", table.uri)
+    assert (report["ok"], [p["severity"] for p in report["problems"]]) == (True, ["warning"])
+
+
+# ------------------------------------------------------------------------------------------------ maintenance
+
+
+def test_orphans_are_only_told_unless_deletion_is_asked_for(table: Table, tmp_path: Path) -> None:
+    part = tmp_path / "table" / "_data" / "k=1" / "orphan.parquet"
+    part.write_bytes(b"x")
+    long_ago = time.time() - 30 * 86_400
+    os.utime(part, (long_ago, long_ago))
+    report = run_json("orphans", table.uri, "--min-age", "40d")
+    assert (report["deleted_parts"], report["young_parts"]) == ([], 1)
+    report = run_json("orphans", table.uri)
+    assert (len(report["deleted_parts"]), report["dry_run"]) == (1, True)
+    assert part.exists()
+    report = run_json("orphans", table.uri, "--delete", "--min-age", "7d")
+    assert (len(report["deleted_parts"]), report["dry_run"]) == (1, False)
+    assert not part.exists()
+
+
+def test_merge_merge_log_and_cleanup(table: Table) -> None:
+    assert run_json("merge-log", table.uri, "--dry-run")["dry_run"]
+    assert "commit" in run("merge-log", table.uri).stdout
+    report = run_json("merge", table.uri, "--order", "newest")
+    assert (report["merged_parts"], report["new_parts"], report["rows"]) == (6, 2, 6)
+    assert run_json("cleanup", table.uri, "--grace", "10m")["deleted_parts"] == []
+    report = run_json("cleanup", table.uri, "--grace", "0s", "--allow-short-grace", "--dry-run")
+    assert (len(report["deleted_parts"]), report["dry_run"]) == (6, True)
+    assert len(run_json("cleanup", table.uri, "--grace", "0s", "--allow-short-grace", "--yes")["deleted_parts"]) == 6
+    assert rows(table) == [0, 1, 10, 11, 20, 21]
+
+
+def test_drop_by_paths_or_by_a_predicate(table: Table) -> None:
+    assert run_json("drop", table.uri, "k=0", "--dry-run")["partitions"] == ["k=0"]
+    assert rows(table) == [0, 1, 10, 11, 20, 21]
+    assert run_json("drop", table.uri, "k=0")["partitions"] == ["k=0"]
+    assert rows(table) == [1, 11, 21]
+    assert run_json("drop", table.uri, "--where", "k > 0")["rows"] == 3
+    assert rows(table) == []
+
+
+@pytest.mark.parametrize("chosen", [[], ["k=0", "--where", "k = 0"]])
+def test_a_drop_names_partitions_in_one_way(table: Table, chosen: list[str]) -> None:
+    assert "one of the two" in run("drop", table.uri, *chosen, status=2).stderr
+    assert rows(table) == [0, 1, 10, 11, 20, 21]
+
+
+def test_delete_rows(table: Table) -> None:
+    assert run_json("delete", table.uri, "--where", "n >= 10", "--dry-run")["matching_rows"] == 4
+    assert rows(table) == [0, 1, 10, 11, 20, 21]
+    assert run_json("delete", table.uri, "--where", "n >= 10")["deleted_rows"] == 4
+    assert rows(table) == [0, 1]
+    run("delete", table.uri, status=2)
+
+
+@pytest.mark.parametrize("iso", [False, True])
+def test_restore_to_a_time(table: Table, iso: bool) -> None:
+    as_of_ms = table.snapshot().as_of_ms
+    table.drop_partitions(["k=0"])
+    as_of = datetime.fromtimestamp(as_of_ms / 1000, UTC).isoformat() if iso else as_of_ms
+    assert run_json("restore", table.uri, "--as-of", as_of, "--dry-run")["dry_run"]
+    assert rows(table) == [1, 11, 21]
+    run("restore", table.uri, "--as-of", as_of)
+    assert rows(table) == [0, 1, 10, 11, 20, 21]
+
+
+def test_pins_keep_a_time_readable_until_they_are_removed(table: Table) -> None:
+    pin = run_json("pin", table.uri, "monthly", "--expires", "7d")
+    assert pin["expires_ms"] - pin["created_ms"] == 7 * 86_400_000
+    run("pin", table.uri, "forever", "--as-of", pin["as_of_ms"])
+    table.drop_partitions(["k=0"])
+    run("cleanup", table.uri, "--grace", "0s", "--allow-short-grace")
+    assert [p["name"] for p in run_json("pins", table.uri)] == ["forever", "monthly"]
+    shown = run("pins", table.uri).stdout
+    assert "monthly" in shown
+    assert datetime.fromtimestamp(pin["as_of_ms"] / 1000, UTC).isoformat(timespec="milliseconds") in shown
+    assert table.snapshot(pin["as_of_ms"]).rows == 6
+    run("unpin", table.uri, "forever")
+    run("unpin", table.uri, "monthly")
+    assert "no pin 'monthly'" in run("unpin", table.uri, "monthly", status=2).stderr
+    run("cleanup", table.uri, "--grace", "0s", "--allow-short-grace")
+    with pytest.raises(SnapshotExpired):
+        table.snapshot(pin["as_of_ms"])
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+def test_an_error_is_one_line_and_status_2(tmp_path: Path) -> None:
+    result = run("verify", tmp_path / "nothing", status=2)
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert "there is no table" in result.stderr
+
+
+@pytest.mark.parametrize("duration", ["1x", "h", "-5m", "5", ""])
+def test_a_duration_has_a_number_and_a_unit(table: Table, duration: str) -> None:
+    assert "90s, 5m, 24h or 7d" in " ".join(run("cleanup", table.uri, f"--grace={duration}", status=2).stderr.split())
+
+
+@pytest.mark.parametrize("moment", ["2026-11-21T10:00:00", "yesterday", "2026-11-21"])
+def test_a_time_has_a_zone(table: Table, moment: str) -> None:
+    assert "no time with a zone" in run("restore", table.uri, f"--as-of={moment}", status=2).stderr
+
+
+def test_a_grace_period_that_is_too_short_is_refused(table: Table) -> None:
+    assert "grace" in run("cleanup", table.uri, "--grace", "90s", status=2).stderr
+
+
+# ------------------------------------------------------------------------------------------------ as a process
+
+
+def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "icedb.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
+    )
+
+
+def test_the_command_as_a_process(table: Table) -> None:
+    done = command("verify", table.uri, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["ok"]
+    key = break_part(table)
+    done = command("verify", table.uri)
+    assert done.returncode == 1
+    assert key in done.stdout
+    done = command("verify", f"{table.uri}-not-there")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.s3
+def test_a_bucket_with_credentials_of_the_environment(s3: Any) -> None:
+    Table.create(s3.uri, storage_options=s3.storage_options).insert([{"n": 1}])
+    secrets = {k: v for k, v in s3.storage_options.items() if "KEY" in k}
+    flags = ["--endpoint-url", s3.storage_options["AWS_ENDPOINT_URL"], "--region", s3.storage_options["AWS_REGION"]]
+    done = command("verify", s3.uri, "--deep", *flags, env={**os.environ, **secrets})
+    assert done.returncode == 0, done.stderr
+    done = command("verify", s3.uri, *flags, env={**os.environ, **secrets, "AWS_SECRET_ACCESS_KEY": "wrong-secret"})
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "wrong-secret" not in done.stderr
+
+
+@pytest.mark.parametrize(("answer", "flags", "dropped"), [(b"n\n", [], False), (b"y\n", [], True), (b"", ["-y"], True)])
+def test_on_a_terminal_it_shows_what_would_be_done_and_asks(
+    table: Table, answer: bytes, flags: list[str], dropped: bool
+) -> None:
+    terminal, its_end = pty.openpty()
+    try:
+        os.write(terminal, answer)
+        done = command("drop", table.uri, "k=0", *flags, stdin=its_end)
+    finally:
+        os.close(terminal)
+        os.close(its_end)
+    assert (done.returncode == 0) == dropped
+    assert ("Do this?" in done.stderr) == (not flags)
+    assert ("k=0" in done.stderr) == (not flags)
+    assert rows(table) == ([1, 11, 21] if dropped else [0, 1, 10, 11, 20, 21])
