@@ -127,7 +127,10 @@ class Handle:
     def _learn_spec(self, state: LogState) -> None:
         if isinstance(state.spec, msgspec.UnsetType):
             return
-        recorded = decode_spec(bytes(state.spec), table=self.table, key=self.keys.log_prefix)
+        self.learn_spec(decode_spec(bytes(state.spec), table=self.table, key=self.keys.log_prefix))
+
+    def learn_spec(self, recorded: TableSpec) -> None:
+        """Remember a spec that the log records, unless a newer one is known."""
         if recorded.revision > self._spec.revision:
             self._spec, self._expressions = recorded, None
 

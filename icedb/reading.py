@@ -111,9 +111,9 @@ class LogReader:
         """The key before which nothing new can appear; None: list all.
 
         A publication is refused when its time is older than `commit_timeout_ms`, right before a put that takes less
-        than that, and two clocks differ by twice the skew. What was replaced since the last listing is ignored, for a log tombstone names it; these are kept
-        `late_ms`, so a whole listing is due well before. A log without epochs may be maintained by programs that
-        replace files.
+        than that, and two clocks differ by twice the skew. What was replaced since the last listing is ignored, for a
+        log tombstone names it; these are kept `late_ms`, so a whole listing is due well before. A log without epochs
+        may be maintained by programs that replace files.
         """
         timing, last = self._timing, self._last
         if last.whole_at_ms is None or not any(f.file.epoch for f in self._seen.values()):

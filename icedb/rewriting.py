@@ -164,11 +164,12 @@ def _source(handle: Handle, con: duckdb.DuckDBPyConnection, rewrite: Rewrite, sc
     """Only a predicate needs to see more than the parts have: the table's other columns, null, and the partition."""
     partitions: Mapping[str, str] = {}
     rows = f"SELECT * FROM {read_parquet(handle, rewrite.inputs)}"
+    present = describe(con, rows)
     if rewrite.drop_where is not None:
         types = partition_types(handle.expressions, schema, table=handle.table)
         partitions = visible_partitions(schema, types)
         rows = scan(handle, rewrite.inputs, schema, types)
-    present = {c: t for c, t in describe(con, rows).items() if c not in partitions}
+        present = {c: t for c, t in present.items() if c not in partitions}
     # Cast to the table's types: union_by_name alone would take what the parts happen to have. A column that only the
     # parts know (a program of v3 may write one) is kept as it is, and no predicate sees it.
     names = {c: quote_name(c) for c in schema if c in present}

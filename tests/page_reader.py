@@ -131,7 +131,7 @@ class Refresher:
         """The log files to read; `log` is the prefix of their keys."""
         has_epochs = any(b'"e":' in body.split(b"\n", 1)[0] for body in self.log_files.values())
         if has_epochs and 0 <= now_ms - self.listed_whole_at <= GRACE_MS:
-            after = f"{log}{min(self.listed_at, now_ms) - COMMIT_TIMEOUT_MS - 2 * MAX_SKEW_MS:013d}"
+            after = f"{log}{min(self.listed_at, now_ms) - 2 * (COMMIT_TIMEOUT_MS + MAX_SKEW_MS):013d}"
             self.partly += 1
         else:
             after, self.listed_whole_at = "", now_ms

@@ -144,6 +144,20 @@ def test_a_part_keeps_its_own_columns_and_a_predicate_sees_the_others_as_null(me
     ]
 
 
+def test_parts_of_an_older_partitioning_are_searched_and_stay_where_they_are(place: Any) -> None:
+    table = make(place, partition_by=["n // 10 AS tens"], sort_by=["n"])
+    table.insert([{"n": n} for n in range(20)])
+    table.alter(partition_by=["n % 2 AS odd", "n // 10 AS tens"])
+    table.insert([{"n": n, "c": "x"} for n in range(20)])
+    report = table.delete("odd = 1 AND tens = 0")
+    assert (report.matching_rows, report.rewritten_parts, report.removed_parts) == (10, 1, 1)
+    assert [(p.partition, list(stored(table, p)[0])) for p in report.commit.parts] == [("tens=0", ["n"])]
+    left = [n for n in range(20) if n > 9 or n % 2 == 0]
+    assert table.query("SELECT n FROM t ORDER BY n").fetchall() == [(n,) for n in left for _ in range(2)]
+    assert table.delete("odd = 0").deleted_rows == 20
+    assert table.query("SELECT DISTINCT odd FROM t").fetchall() == [(1,)]
+
+
 def test_text_that_looks_like_something_else_stays_text(place: Any) -> None:
     table = make(place, partition_by=["code", "code AS kind"])
     table.insert([{"code": c, "n": n} for c in ("00123", "a b%2Fc", "NULL", "x='y'") for n in (1, 2)])

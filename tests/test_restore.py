@@ -12,7 +12,7 @@ import pytest
 from icedb import Table
 from icedb.errors import IceDBError, InvalidOption, PublicationTooLate, SnapshotExpired, StoreUnavailable
 from icedb.format.codec import encode
-from icedb.format.records import LogFile
+from icedb.format.records import LogFile, Marker
 from icedb.format.snapshot import LogState
 from icedb.maintenance.restore import plan_restore
 from icedb.options import HOUR_MS, MINUTE_MS
@@ -139,6 +139,21 @@ def test_the_part_of_a_program_that_knows_no_digests_comes_back_too(
     assert len(report.restored) == 3
     assert rows(table) == [0, 0, 1]
     check_sound(clocked)
+
+
+def test_parts_without_digests_never_stand_for_each_other(
+    clocked: ClockedStore, clock: ManualClock, table: Table
+) -> None:
+    keys, t = clocked.location.keys, clock.now_ms()
+    old, new = (keys.part("k=0", name) for name in ("old", "new"))
+    for at, marker in [
+        (t, Marker(old, 1, t)),
+        (t + 2, Marker(old, 1, t, tombstoned_ms=t + 2)),
+        (t + 3, Marker(new, 1, t + 3)),
+    ]:
+        clocked.create(keys.log_file(at, merged=False, writer="v3"), encode(LogFile(at, {}, (marker,))))
+    plan = plan_restore(table.handle.read(), t + 1)
+    assert ([m.key for m in plan.back], [m.key for m in plan.gone]) == ([old], [new])
 
 
 def test_what_a_plain_append_adds_meanwhile_survives(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:

@@ -29,8 +29,10 @@ def alter(handle: Handle, change: Callable[[TableSpec], TableSpec]) -> Commit:
 
     Raises InvalidOption, InvalidPartitionExpression, UnknownColumn, CommitContended, CommitUncertain and the store's.
     """
-    commit = exclusive(handle, _Alter(handle, change))
-    handle.read()  # what is written next through this handle has the new spec
+    operation = _Alter(handle, change)
+    commit = exclusive(handle, operation)
+    if commit.committed and operation.new is not None:
+        handle.learn_spec(operation.new)  # what is written next through this handle has it
     return commit
 
 
@@ -40,6 +42,7 @@ class _Alter:
 
     handle: Handle
     change: Callable[[TableSpec], TableSpec]
+    new: TableSpec | None = None
     outputs: tuple[str, ...] = ()
     unused: list[str] = field(default_factory=list)
     born_ms: int | None = None
@@ -51,8 +54,8 @@ class _Alter:
         if new == old:
             return None
         _check(new, state)
-        new = _with_earlier(old, new, state.table)
-        encoded = msgspec.json.encode(msgspec.structs.replace(new, revision=old.revision + 1))
+        new = msgspec.structs.replace(_with_earlier(old, new, state.table), revision=old.revision + 1)
+        self.new, encoded = new, msgspec.json.encode(new)
         # The older revisions go with the log files that they are in.
         holders = [k for k, f in state.effective.items() if not isinstance(f.file.spec, msgspec.UnsetType)]
         replaces = set(state.replaceable((), t_ms=t_ms)) | (set(holders) - state.far_ahead(t_ms))
