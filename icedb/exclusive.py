@@ -143,6 +143,8 @@ def _attempt(handle: Handle, operation: Operation, tried: _Tried) -> Commit | No
     t_ms = max(_next_t_ms(handle, state), tried.last_ms + 1)
     draft = _build(handle, operation, state, t_ms, tried)
     if draft is None:
+        if tried.open:  # what an earlier claim of ours holds may still be published
+            raise uncertain(handle, tried.keys[-1])
         return nothing_to_commit(handle)
     check_age(handle, operation.born_ms)
     file = _finish(state, draft, epoch, handle.timing)

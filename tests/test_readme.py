@@ -17,6 +17,7 @@ README = (REPOSITORY / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
 PYTHON = [code for language, code in BLOCKS if language == "python"]
 COMMANDS = [line for language, code in BLOCKS if language == "sh" for line in code.splitlines()]
+ICEDB = [command for command in COMMANDS if command.startswith("icedb ")]
 INLINE = re.findall(r"`((?:make|icedb-dagster) \w+)`", README)
 
 
@@ -46,6 +47,8 @@ def test_the_commands_of_the_readme_exist(command: str) -> None:
     words = shlex.split(command, comments=True)
     if words[0] == "make":
         subprocess.run(["make", "-n", words[1]], cwd=REPOSITORY, check=True, capture_output=True)
+    elif words[0] == "icedb":
+        assert command in ICEDB, "which the next test runs"
     elif words[0] == "icedb-dagster":
         subprocess.run([sys.executable, "-m", "icedb_dagster.cli", words[1], "--help"], check=True, capture_output=True)
     else:
@@ -54,6 +57,25 @@ def test_the_commands_of_the_readme_exist(command: str) -> None:
         name, _, extra = words[2].rstrip("]").partition("[")
         assert name == project["name"]
         assert not extra or extra in project["optional-dependencies"]
+
+
+def test_the_commands_run_on_the_table_of_the_first_example(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", PYTHON[0]], cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    for command in ICEDB:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "icedb.cli",
+                *shlex.split(command, comments=True)[1:],
+                *["--yes"][: "cleanup" in command],
+            ],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 
 def test_the_links_of_the_readme_lead_somewhere() -> None:

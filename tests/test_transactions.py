@@ -317,18 +317,18 @@ def test_a_key_that_was_closed_replaced_and_deleted_is_no_success_for_a_late_put
         for _ in range(2):
             world.clock.advance(2 * HOUR_MS)
             third.cleanup()
-        assert len([k for k in world.store.objects if ".t5.jsonl" in k]) == 0
+        assert store.requests[-1].keys[0] not in world.store.objects
 
-    once(store, "create", ".t5.jsonl", meanwhile)
+    once(store, "create", "_log/", meanwhile)
     assert one(table).committed
+    assert store.before is None, "they did come in between"
     assert queried(world) == there(ONE)
 
 
 def test_a_key_that_is_taken_by_another_log_file_is_no_obstacle(world: World) -> None:
     table, store = world.actor()
-    file = LogFile(world.clock.now_ms(), {})
-    key = world.store.location.keys.log_file(file.t_ms, merged=False, writer=f"{table.handle.writer}.t5")
-    once(store, "create", "_claims/txn", lambda: world.store.create(key, encode(file)))
+    file = encode(LogFile(world.clock.now_ms(), {}))
+    once(store, "create", "_log/", lambda: world.store.create(store.requests[-1].keys[0], file))
     commit = one(table)
     assert commit.epoch == 2
     assert world.rows() == there(ONE)

@@ -235,7 +235,12 @@ def test_damage_is_found_in_stores_that_duckdb_reads_itself(shared_place: Any, d
     store = table.handle.store
     broken, cut, gone = parts[3], parts[40], parts[69]
     bodies = {broken.key: b"x" * broken.bytes, cut.key: store.get(cut.key).body[:-10]}
-    store.delete([broken.key, cut.key, gone.key])
+    [log_file] = store.list(store.location.keys.log_prefix)
+    file = decode(store.get(log_file.key).body, log_file.key, store.location.keys)
+    miscounted = file.markers[20]
+    markers = [msgspec.structs.replace(m, rows=9) if m is miscounted else m for m in file.markers]
+    bodies[log_file.key] = encode(msgspec.structs.replace(file, markers=tuple(markers)))
+    store.delete([gone.key, *bodies])
     for key, body in bodies.items():
         store.create(key, body)
     report = table.verify(deep=deep)
@@ -246,6 +251,7 @@ def test_damage_is_found_in_stores_that_duckdb_reads_itself(shared_place: Any, d
         ("part_size", cut.key),
         ("damaged_part", cut.key),
         ("missing_part", gone.key),
+        ("part_rows", miscounted.key),
     }
 
 
@@ -348,6 +354,21 @@ def test_a_log_file_that_cannot_be_read_is_a_problem_and_the_others_are_read(
     for problem in report.problems:
         if problem.kind == "orphans":
             assert "Keep them" in problem.message, "a log file that cannot be read may name them"
+
+
+def test_an_epoch_whose_log_file_cannot_be_read_is_not_called_missing(
+    clocked: ClockedStore, clock: ManualClock
+) -> None:
+    table = create_table(clocked, clock)
+    for column in ("a", "b", "c"):
+        table.insert([{column: 1}])
+    assert table.handle.read().live_epochs == {1, 2, 3}
+    first, second, third = logs(clocked)
+    for key in (first, second):
+        replace(clocked, key, clocked.get(key).body[:-1])
+    assert kinds(table.verify()) == {"damaged_log"}
+    replace(clocked, third, clocked.get(third).body[:-1])
+    assert kinds(table.verify()) == {"damaged_log"}, "the claims are of epochs that are there"
 
 
 def sections(store: ClockedStore) -> str:
@@ -543,3 +564,24 @@ def test_damage_that_is_repaired_meanwhile_is_not_reported(
     store.before = restore
     assert checker.verify().problems == ()
     assert looks == 2
+
+
+def test_only_what_both_looks_see_is_reported(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    damaged_part(clocked)
+    [missing] = [p.key for p in table.snapshot().parts if p.partition == "k=1"]
+    clocked.delete([missing])
+    store = FaultyStore(clocked)
+    checker = open_table(store, clock)
+    looks = 0
+
+    def one_goes_and_one_comes(request: Request) -> None:
+        nonlocal looks
+        looks += request.keys == (clocked.location.keys.claims_prefix,)
+        if looks == 2:
+            store.before = None
+            table.drop_partitions(["k=0"])
+            clocked.create(clocked.location.keys.epoch_claim(9), b"{")
+
+    assert kinds(checker.verify()) == {"missing_part", "damaged_part"}
+    store.before = one_goes_and_one_comes
+    assert [p.key for p in checker.verify().problems] == [missing]

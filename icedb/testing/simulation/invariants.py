@@ -15,6 +15,7 @@ from icedb.format.codec import decode
 from icedb.format.records import LogFile, Marker
 from icedb.format.snapshot import LogState, StoredLogFile, live_to_v3_readers, replay
 from icedb.location import Location
+from icedb.testing.simulation.process import TIMING
 from icedb.testing.simulation.store import SimulatedStore
 from icedb.testing.simulation.truth import Truth, Violation
 
@@ -90,11 +91,17 @@ class Checker:
                 f"{sorted(found.keys() - rows)}, rows twice {[r for r, c in found.items() if c > 1]}"
             )
 
-    def check_deletion(self, key: str) -> None:
-        """An object was deleted: was it one that somebody needs? Raises Violation."""
-        if key in self._truth.live:
+    def check_deletion(self, key: str, stored_ms: int, *, now_ms: int) -> None:
+        """An object was deleted: was it one that somebody needs, or may still need? Raises Violation."""
+        keys, truth = self._location.keys, self._truth
+        if key in truth.live:
             raise Violation(f"the object of the live part '{key}' was deleted")
         if not key.startswith("table/"):
             raise Violation(f"'{key}' of a neighbour was deleted")
-        if key == self._location.keys.spec or key == self._location.keys.probe:
+        if key in (keys.spec, keys.probe):
             raise Violation(f"'{key}' was deleted")
+        is_log = key.startswith(keys.log_prefix)
+        since_ms = truth.superseded_ms.get(key, stored_ms if is_log else None)
+        grace_ms = TIMING.grace_ms - 2 * TIMING.max_skew_ms
+        if since_ms is not None and now_ms - since_ms < grace_ms:
+            raise Violation(f"'{key}' was deleted {now_ms - since_ms} ms after it was superseded")

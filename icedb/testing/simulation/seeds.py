@@ -89,11 +89,36 @@ def run_seed(seed: int, *, trace: Callable[[str], None] | None = None) -> Outcom
     return Outcome(seed, None, world.tally)
 
 
+@dataclass(frozen=True, slots=True)
+class _Profile:
+    """What a seed is about, besides its cells of the matrix. An operation that is named twice is twice as likely."""
+
+    operations: tuple[str, ...]
+    troubles: tuple[Trouble, ...] = tuple(Trouble)
+    faults: float = 0.3
+    pauses_ms: tuple[int, ...] = (0, 0, 200, *_SLEEPS_MS[:3])
+
+
+_LOG = ("append", "append", "column", "overwrite", "drop", "drop", "merge", "merge log", "read", "read", "read")
+_HOURS = ("append", "append", "merge", "merge", "merge log", "overwrite", "cleanup", "cleanup", "read", "restore")
+_ONCE = ("txn", "txn", "txn", "txn", "merge", "merge log", "cleanup", "cleanup", "sweep", "overwrite")
+_LATE = (Trouble.SLEEP_BEFORE, Trouble.SLEEP_AFTER, Trouble.DELAY, Trouble.DUPLICATE, Trouble.CRASH_AFTER)
+_PROFILES = (
+    _Profile(tuple(OPERATIONS)),
+    # Listings that are torn by commits which land behind the cursor.
+    _Profile(_LOG, faults=0.1, pauses_ms=(0, 0, 0, 200)),
+    # What wakes or arrives after cleanup.
+    _Profile(_HOURS, _LATE, 0.5, pauses_ms=(200, *_SLEEPS_MS[1:4])),
+    _Profile(_ONCE, _LATE, 0.5, pauses_ms=(0, 200, *_SLEEPS_MS[1:])),
+)
+
+
 class _Run:
     def __init__(self, world: World, seed: int) -> None:
         self._world = world
-        self._rng = world.rng
+        self._rng = rng = world.rng
         self._rounds = _ROUNDS[seed % CHUNK :: CHUNK]
+        self._profile = rng.choice(_PROFILES)
         self._transactions = Transactions()
         self._refusals: list[Refusal] = []
 
@@ -102,9 +127,10 @@ class _Run:
         world.scheduler.stickiness = rng.choice((0.0, 0.5, 0.8, 0.95))
         if rng.random() < 0.85:
             self._begin()
-        for planned in rng.sample(self._rounds, len(self._rounds)):
-            self._round(planned)
-            world.let_pass_until(world.clock.now_ms() + rng.choice((0, 0, 200, *_SLEEPS_MS[:3])))
+        rounds: list[_Round | None] = [*self._rounds, *[None] * rng.randint(2, 4)]
+        for planned in rng.sample(rounds, len(rounds)):
+            self._crowd() if planned is None else self._aimed_round(planned)
+            world.let_pass_until(world.clock.now_ms() + rng.choice(self._profile.pauses_ms))
         recover(world, self._transactions, self._refusals)
 
     def _begin(self) -> None:
@@ -115,10 +141,19 @@ class _Run:
             self._world.run(patient=True)
         self._world.let_pass_until(self._world.clock.now_ms() + self._rng.choice((0, 500, TIMING.grace_ms + 500)))
 
-    def _round(self, planned: _Round) -> None:
+    def _crowd(self) -> None:
+        """Many at once, as this seed's profile has them; most faults hit what changes something."""
+        rng = self._rng
+        for _ in range(rng.randint(4, 8)):
+            act = self._spawn(OPERATIONS[rng.choice(self._profile.operations)])
+            if rng.random() < self._profile.faults:
+                act.strikes.append(self._strike(rng.choice(self._profile.troubles), rng.randint(1, 12)))
+        self._world.run(patient=False)
+
+    def _aimed_round(self, planned: _Round) -> None:
         rng = self._rng
         partners = [self._spawn(OPERATIONS[name]) for name in planned.partners]
-        others = [self._spawn(OPERATIONS[rng.choice(list(OPERATIONS))]) for _ in range(rng.randint(1, 2))]
+        others = [self._spawn(OPERATIONS[rng.choice(self._profile.operations)]) for _ in range(rng.randint(1, 2))]
         for act in (*partners, *others):
             if rng.random() < 0.35:
                 act.strikes.append(self._strike(rng.choice(list(Trouble)), rng.randint(1, rng.choice((4, 12, 30)))))

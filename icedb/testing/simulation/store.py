@@ -33,7 +33,7 @@ class SimulatedStore:
         self.objects: dict[str, StoredObject] = {}
         self._keys: list[str] = []
         self.landed: Callable[[str, bytes], None] = lambda _key, _body: None
-        self.deleted: Callable[[str], None] = lambda _key: None
+        self.deleted: Callable[[str, int], None] = lambda _key, _stored_ms: None
 
     def adopt(self, other: SimulatedStore) -> None:
         """Hold what another store holds, with its times."""
@@ -74,9 +74,9 @@ class SimulatedStore:
     def delete(self, key: str) -> None:
         """Delete an object; one that is not there counts as done."""
         if key in self.objects:
-            del self.objects[key]
+            stored_ms = self.objects.pop(key).stored_ms
             self._keys.remove(key)
-            self.deleted(key)
+            self.deleted(key, stored_ms)
 
 
 class Caller(Protocol):

@@ -74,6 +74,8 @@ class Truth:
     landings: dict[str, Landing] = field(default_factory=dict)
     #: Log files of which a late copy arrived. Programs of v3 do not know that they were replaced.
     returned: set[str] = field(default_factory=set)
+    #: Part or log file -> when the first log file that supersedes it landed, by the store's clock.
+    superseded_ms: dict[str, int] = field(default_factory=dict)
     #: Names of processes whose commits may bring rows back: a restore.
     revivers: set[str] = field(default_factory=set)
 
@@ -81,7 +83,7 @@ class Truth:
         """A part was put: its rows are known from now on, and are not visible yet."""
         self.contents[key] = rows_of(body)
 
-    def log_landed(self, key: str, body: bytes, *, step: int) -> None:
+    def log_landed(self, key: str, body: bytes, *, step: int, now_ms: int) -> None:
         """A log file was put. Raises Violation."""
         if key in self.landings:  # a late copy, or a void where a body was before: it must change nothing
             self.returned.add(key)
@@ -94,6 +96,8 @@ class Truth:
         if file.void:
             self.landings[key] = Landing(key, step, file.t_ms, void=True)
             return
+        for superseded in [t.key for t in file.tombstones] + [m.key for m in file.markers if m.tombstoned_ms]:
+            self.superseded_ms.setdefault(superseded, now_ms)
         self._merge_schema(file.schema, key)
         self._note_earlier(file.markers)
         added = self._new_parts(file)

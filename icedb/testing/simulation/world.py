@@ -220,7 +220,7 @@ class World:
             if key.startswith(keys.data_prefix):
                 self.truth.part_landed(key, body)
             elif key.startswith(keys.log_prefix):
-                self.truth.log_landed(key, body, step=self.step)
+                self.truth.log_landed(key, body, step=self.step, now_ms=self.clock.now_ms())
                 self.say("store", f"has {self.describe(key, body)}")
                 self.check(f"after '{key}' landed")
         except (Violation, DamagedLog) as violation:
@@ -237,9 +237,9 @@ class World:
             f"replaces {[t.key.rsplit('/', 1)[1] for t in file.tombstones]}"
         )
 
-    def _deleted(self, key: str) -> None:
+    def _deleted(self, key: str, stored_ms: int) -> None:
         try:
-            self.checker.check_deletion(key)
+            self.checker.check_deletion(key, stored_ms, now_ms=self.clock.now_ms())
             if key.startswith(self.location.keys.log_prefix):
                 self.check(f"after '{key}' was deleted")
         except Violation as violation:
