@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo ui down status test lint format clean
+.PHONY: help demo ui down status test torture mutants lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is
@@ -24,6 +24,12 @@ status: $(VENV)/.installed-demo  ## Show what runs
 
 test: $(VENV)/.installed-dev  ## Run the whole suite
 	@$(BIN)/pytest
+
+torture: $(VENV)/.installed-dev  ## Kill processes that use one table for two minutes, then count every batch
+	@ICEDB_MIXED_LOAD_SECONDS=60 $(BIN)/pytest -s tests/test_mixed_load.py
+
+mutants: $(VENV)/.installed-dev  ## Seed faults of the protocol one by one: the suite must catch each
+	@$(BIN)/python -m tests.mutants
 
 lint: $(VENV)/.installed-dev  ## Linters and strict types
 	@$(BIN)/ruff format --check .

@@ -39,7 +39,7 @@ from icedb.testing import check_sound
 
 # Forked by a server that has imported everything: a start costs milliseconds, not half a second of a core.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["icedb.table", "icedb.testing"])
+PROCESSES.set_forkserver_preload(["icedb.table", "icedb.testing", "pyarrow.dataset", "ssl"])
 KILL_EVERY_S = (0.1, 0.7)
 STOP_SECONDS_MAX = 60
 # A machine that does much else runs on until each role has done something.

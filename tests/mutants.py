@@ -86,8 +86,8 @@ MUTANTS = (
     Mutant(
         "a log file's tombstones are not carried",
         "icedb/format/rewrite.py",
-        "times = {t.key: state.log_tombstones[t.key] for f in sources for t in f.tombstones}",
-        "times: dict[str, int] = {}",
+        "carried = {t.key for f in sources for t in f.tombstones} - _counting(state)",
+        "carried: set[str] = set()",
         (REWRITE, KILLERS, SIMULATION),
     ),
     Mutant(
@@ -127,9 +127,9 @@ MUTANTS = (
     ),
     Mutant(
         "a merge is rebased although an input died",
-        "icedb/maintenance/merge.py",
-        "    return marker is not None and marker.tombstoned_ms is None",
-        "    return marker is not None",
+        "icedb/maintenance/operations.py",
+        "if not all(_is_live(state, p.key) for p in r.inputs)]:",
+        "if not all(p.key in state.parts for p in r.inputs)]:",
         ("tests/test_merge.py", COMMIT),
     ),
     Mutant(
@@ -149,15 +149,15 @@ MUTANTS = (
     Mutant(
         "log files of dead epochs count",
         "icedb/format/snapshot.py",
-        "    dead = {key for number, key in epochs.items() if number not in live_epochs}\n",
-        "    dead: set[str] = set()\n",
+        "    dead = {key for number, key in epochs.items() if number not in live_epochs}",
+        "    dead: set[str] = set()",
         (*READING, SIMULATION),
     ),
     Mutant(
         "a refresh lists from the last listing on",
         "icedb/reading.py",
-        "since_ms = min(listed_at_ms, now_ms) - timing.commit_timeout_ms - 2 * timing.max_skew_ms",
-        "since_ms = min(listed_at_ms, now_ms)",
+        "since_ms = min(last.at_ms, now_ms) - 2 * (timing.commit_timeout_ms + timing.max_skew_ms)",
+        "since_ms = min(last.at_ms, now_ms)",
         (*READING, SIMULATION),
     ),
     Mutant(
@@ -184,8 +184,8 @@ MUTANTS = (
     Mutant(
         "an old transaction is published by a plain append",
         "icedb/transactions.py",
-        "        young = handle.clock.now_ms() - claim.since_ms <= handle.timing.commit_timeout_ms\n",
-        "        young = True\n",
+        "    young = handle.clock.now_ms() - claim.since_ms <= timeout_ms\n",
+        "    young = True\n",
         (TXN, SIMULATION),
     ),
     Mutant(
@@ -194,6 +194,45 @@ MUTANTS = (
         "tombstoned_ms <= cutoff_ms and min(named.tombstoned_by_ms, default=cutoff_ms + 1) <= cutoff_ms",
         "tombstoned_ms <= cutoff_ms",
         (CLEANUP, COMMIT),
+    ),
+    Mutant(
+        "a part is deleted before it is old enough",
+        "icedb/maintenance/cleanup.py",
+        "if _is_ripe(m.tombstoned_ms, state.parts_named[k], cutoff_ms)]",
+        "if m.tombstoned_ms is not None]",
+        (CLEANUP,),
+    ),
+    Mutant(
+        "a marker is forgotten while a log file names its part as live",
+        "icedb/maintenance/cleanup.py",
+        "        held = self._called_live(state) | self._far_ahead(state, t_ms)\n",
+        "        held = self._far_ahead(state, t_ms)\n",
+        (CLEANUP, KILLERS),
+    ),
+    Mutant(
+        "cleanup does not look at the pins again before it deletes",
+        "icedb/maintenance/cleanup.py",
+        "        parts = [m for m in planned if not is_needed(m, pins)]\n",
+        "        parts = list(planned)\n",
+        ("tests/test_pins.py",),
+    ),
+    Mutant(
+        "the orphan sweep ignores claims",
+        "icedb/maintenance/orphans.py",
+        "    named = frozenset(in_log | named_by_claims(claims))\n",
+        "    named = frozenset(in_log)\n",
+        (ORPHANS,),
+    ),
+    Mutant(
+        "the orphan sweep lists log files before claims",
+        "icedb/maintenance/orphans.py",
+        "    claims = read_claims(handle)\n"
+        "    if claims.damaged:\n"
+        '        raise DamagedLog(f"{handle.table}: {claims.damaged[0]} No orphan was deleted.", '
+        "key=claims.damaged[0].key)\n"
+        "    state = handle.read(everything=True)\n",
+        "    state = handle.read(everything=True)\n    claims = read_claims(handle)\n",
+        (ORPHANS,),
     ),
 )
 
