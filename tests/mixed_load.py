@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -42,6 +43,8 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["icedb.table", "icedb.testing", "pyarrow.dataset", "ssl"])
 KILL_EVERY_S = (0.1, 0.7)
 STOP_SECONDS_MAX = 60
+# The last merge meets nobody, and finds all that those before it, killed or too slow, have left.
+AT_REST = replace(TIMING, part_timeout_ms=600_000, min_age_ms=1_200_000)
 # A machine that does much else runs on until each role has done something.
 PATIENCE_S = 120
 #: What a journal says of work that was done.
@@ -143,7 +146,7 @@ def finish(table: Table, folder: Path, *, sweep: bool) -> None:
     audit(table, folder)
     if sweep:
         time.sleep((TIMING.min_age_ms + TIMING.max_skew_ms + SLACK_MS) / 1000)
-        table.sweep_orphans()
+        Table.open(table.uri, timing=TIMING).sweep_orphans()
         audit(table, folder)
         stored = {i.key for i in table.handle.store.list(table.handle.keys.data_prefix)}
         live = {p.key for p in table.snapshot().parts}
@@ -168,7 +171,7 @@ def main() -> None:
         try:
             load.run(options.seconds)
             load.stop()
-            table = Table.open(options.uri, timing=TIMING)
+            table = Table.open(options.uri, timing=AT_REST)
             audit(table, load.folder)
             finish(table, load.folder, sweep=options.seconds >= 60)
             sys.stdout.write(f"{load.figures(table, time.monotonic() - started)}\n")

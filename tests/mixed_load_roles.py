@@ -234,6 +234,7 @@ def _travel(life: Life, table: Table, past: dict[int, tuple[frozenset[str], Any]
     try:
         snapshot = table.snapshot(as_of=at_ms)
         rows = snapshot.query("SELECT count(*), sum(hash(writer, batch, i, attempt)) FROM t").fetchall()
+        check_batches(snapshot)
     except (SnapshotExpired, TryAgain, duckdb.IOException) as error:
         life.journal.add(again=f"{type(error).__name__} of the past")
         del past[at_ms]
@@ -245,7 +246,6 @@ def _travel(life: Life, table: Table, past: dict[int, tuple[frozenset[str], Any]
             f"missing parts {before[0] - now[0]}"
         )
     past[at_ms] = now
-    check_batches(snapshot)
     life.journal.add(travelled=at_ms)
 
 
