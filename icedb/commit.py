@@ -142,8 +142,8 @@ def check_age(handle: Handle, born_ms: int | None) -> None:
     age_ms = handle.clock.now_ms() - (born_ms if born_ms is not None else handle.clock.now_ms())
     if age_ms > handle.timing.part_timeout_ms:
         raise PublicationTooLate(
-            f"{handle.table}: the parts were written {age_ms / 3_600_000:.1f} h ago and are not published any more: "
-            "an orphan sweep may have taken them. Write the batch again, in smaller pieces."
+            f"{handle.table}: the parts were written {age_ms / 60_000:,.1f} minutes ago and are not published any "
+            "more: an orphan sweep may have taken them. Write the batch again, in smaller pieces."
         )
 
 

@@ -54,6 +54,7 @@ def connect_sandbox(folder: Path | None = None, *, memory_bytes: int | None = No
     """A connection that can read and write in `folder` only (None: nowhere), spilling there too."""
     con = duckdb.connect(":memory:")
     con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
+    con.execute("SET enable_progress_bar = false")  # a library prints nothing
     con.execute("SET autoinstall_known_extensions = false; SET autoload_known_extensions = false")
     con.execute("SET preserve_insertion_order = true")
     if memory_bytes is not None:
@@ -92,6 +93,7 @@ def connect_reader(
     if folder is not None:
         con.execute(f"SET temp_directory = {quote_text(str(folder / 'spill'))}")
     con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
+    con.execute("SET enable_progress_bar = false")  # a library prints nothing
     con.execute("SET python_enable_replacements = false")  # a query sees the table, not this library's variables
     if location.scheme == "s3":
         attach_s3(con, location)

@@ -105,7 +105,8 @@ class Snapshot:
     def query(self, sql: str, *, where: str | None = None) -> duckdb.DuckDBPyRelation:
         """The answer to a DuckDB query over the table `t`, as a lazy relation.
 
-        `where` prunes partitions before any part is opened. Raises MissingPart and DuckDB's own errors.
+        `where` prunes partitions before any part is opened. Raises MissingPart and DuckDB's own errors; since
+        rows are read when they are fetched, a part that cleanup took meanwhile is DuckDB's IOException then.
         """
         con = connect_reader(self._handle.location)
         parts = self.files(where)

@@ -116,7 +116,7 @@ MUTANTS = (
         "icedb/exclusive.py",
         "    if _is_history(handle, state, epoch, min(own.t, claim.t)):\n        return False",
         "    if False:\n        return False",
-        (COMMIT, KILLERS),
+        (KILLERS, COMMIT),
     ),
     Mutant(
         "an old claim is completed instead of voided",
