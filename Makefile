@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo ui down status test torture mutants lint format clean
+.PHONY: help demo ui down status test simulate torture mutants lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is
@@ -24,6 +24,10 @@ status: $(VENV)/.installed-demo  ## Show what runs
 
 test: $(VENV)/.installed-dev  ## Run the whole suite
 	@$(BIN)/pytest
+
+SEEDS ?= 2000
+simulate: $(VENV)/.installed-dev  ## Simulate SEEDS histories of crashes, delays and races (make simulate SEEDS=10000)
+	@$(BIN)/python -m icedb.testing.simulation --seeds $(SEEDS)
 
 torture: $(VENV)/.installed-dev  ## Kill processes that use one table for two minutes, then count every batch
 	@ICEDB_MIXED_LOAD_SECONDS=60 $(BIN)/pytest -s tests/test_mixed_load.py

@@ -437,6 +437,19 @@ def test_two_appends_of_one_handle_in_one_millisecond_have_two_names(world: Worl
     assert len(world.rows()) == len(BASE) + 30
 
 
+@pytest.mark.parametrize("fault", [Fault.LOSE_RESPONSE, Fault.REPEAT])
+@pytest.mark.parametrize("name", VERBS)
+def test_a_lost_response_is_not_taken_for_a_lost_race(world: World, name: str, fault: Fault) -> None:
+    table, store = world.actor()
+    before = set(world.store.objects)
+    for key in ("_claims/epoch-", "_log/"):
+        store.inject(fault, kind="create", key=key)
+    VERBS[name].act(table)
+    assert world.rows() == expect(VERBS[name], BASE)
+    new = [k for k in set(world.store.objects) - before if "_log/" in k]
+    assert len(new) == 1, "the same parts were published under a second name"
+
+
 def test_an_operation_that_always_comes_second_says_so(world: World) -> None:
     table, store = world.actor()
     other, _ = world.actor()

@@ -80,6 +80,17 @@ PUBLIC = {
         "live_to_v3_readers",
         "open_table",
     ],
+    "icedb.testing.simulation": [
+        "CHUNK",
+        "Outcome",
+        "Story",
+        "all_cells",
+        "pair_stories",
+        "run_seed",
+        "run_story",
+        "single_stories",
+        "torn_stories",
+    ],
 }
 
 

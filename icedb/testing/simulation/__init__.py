@@ -13,7 +13,17 @@ plain model is told of every log file that lands, and everything that a table pr
 random runs, `exhaustive` those at every point, `recovery` ends both.
 """
 
-from icedb.testing.simulation.exhaustive import Story, pair_stories, run_story, single_stories
+from icedb.testing.simulation.exhaustive import Story, pair_stories, run_story, single_stories, torn_stories
 from icedb.testing.simulation.seeds import CHUNK, Outcome, all_cells, run_seed
 
-__all__ = ["CHUNK", "Outcome", "Story", "all_cells", "pair_stories", "run_seed", "run_story", "single_stories"]
+__all__ = [
+    "CHUNK",
+    "Outcome",
+    "Story",
+    "all_cells",
+    "pair_stories",
+    "run_seed",
+    "run_story",
+    "single_stories",
+    "torn_stories",
+]

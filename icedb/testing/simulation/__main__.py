@@ -7,7 +7,7 @@ import logging
 import sys
 from time import monotonic
 
-from icedb.testing.simulation.exhaustive import Story, pair_stories, run_story, single_stories
+from icedb.testing.simulation.exhaustive import Story, pair_stories, run_story, single_stories, torn_stories
 from icedb.testing.simulation.many import run_seeds, run_stories
 from icedb.testing.simulation.report import Report
 from icedb.testing.simulation.seeds import run_seed
@@ -67,7 +67,7 @@ def _all_seeds(seeds: range, *, processes: int) -> int:
 
 
 def _all_stories(*, long: bool, processes: int) -> int:
-    stories = [*single_stories(), *pair_stories(long=long)]
+    stories = [*single_stories(), *torn_stories(), *pair_stories(long=long)]
     began, failures = monotonic(), 0
     for count, (story, violation) in enumerate(run_stories(stories, processes=processes), start=1):
         if violation is not None:

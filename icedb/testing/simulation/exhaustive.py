@@ -11,16 +11,18 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Self
 
+from icedb.testing.faults import Kind
 from icedb.testing.simulation.faults import Strike, Trouble
 from icedb.testing.simulation.operations import OPERATIONS
 from icedb.testing.simulation.plain import plainly
 from icedb.testing.simulation.process import TIMING, Act
 from icedb.testing.simulation.recovery import recover
+from icedb.testing.simulation.store import PAGE_KEYS
 from icedb.testing.simulation.tasks import Refusal, Transactions
 from icedb.testing.simulation.truth import Violation
 from icedb.testing.simulation.world import World
 
-__all__ = ["Story", "pair_stories", "run_story", "single_stories"]
+__all__ = ["Story", "pair_stories", "run_story", "single_stories", "torn_stories"]
 
 SLEEP_MS = TIMING.part_timeout_ms + TIMING.grace_ms
 _SEED = 7
@@ -31,6 +33,7 @@ class Story:
     """What happens: `first` is struck at a request, and `second` (if any) runs whole just then.
 
     `hours`: time passes and cleanup runs before the first goes on. `second_dies_at`: there the second crashes.
+    `behind`: an operation that lands behind the cursor of the first's listing, just before the second.
     """
 
     first: str
@@ -39,17 +42,19 @@ class Story:
     second: str | None = None
     hours: bool = False
     second_dies_at: int | None = None
+    behind: str | None = None
 
     def __str__(self) -> str:
         """Its name, by which it can be told again."""
         what = "pause" if self.trouble is None else self.trouble.value
         dies = "-" if self.second_dies_at is None else self.second_dies_at
-        return f"{self.first}/{self.request}/{what}/{self.second or '-'}/{'hours' if self.hours else '-'}/{dies}"
+        after = "hours" if self.hours else "-"
+        return f"{self.first}/{self.request}/{what}/{self.second or '-'}/{after}/{dies}/{self.behind or '-'}"
 
     @classmethod
     def parse(cls, name: str) -> Self:
         """The story of that name. Raises ValueError for what is none."""
-        first, request, what, second, hours, dies = name.split("/")
+        first, request, what, second, hours, dies, behind = name.split("/")
         return cls(
             first,
             int(request),
@@ -57,6 +62,7 @@ class Story:
             None if second == "-" else second,
             hours=hours == "hours",
             second_dies_at=None if dies == "-" else int(dies),
+            behind=None if behind == "-" else behind,
         )
 
 
@@ -68,9 +74,9 @@ class _Stage:
         self.transactions = Transactions()
         self.refusals: list[Refusal] = []
 
-    def spawn(self, name: str) -> Act:
+    def spawn(self, name: str, *, skew_ms: int = 0) -> Act:
         body = OPERATIONS[name].body(self.world, self.transactions, self.refusals)
-        return self.world.spawn(name, self.world.process(skew_ms=0), body)
+        return self.world.spawn(name, self.world.process(skew_ms=skew_ms), body)
 
     def run(self, name: str) -> None:
         self.spawn(name)
@@ -107,7 +113,7 @@ def run_story(story: Story, *, trace: Callable[[str], None] | None = None) -> st
     stage = _stage(trace)
     try:
         with plainly():
-            _tell(stage, story)
+            _tell(stage, story) if story.behind is None else _tell_of_torn_listing(stage, story, story.behind)
             recover(stage.world, stage.transactions, stage.refusals)
     except Violation as violation:
         return str(violation)
@@ -137,8 +143,37 @@ def _tell(stage: _Stage, story: Story) -> None:
         stage.run(story.second)
 
 
-def _run_whole(stage: _Stage, first: Act, name: str, *, dies_at: int | None = None) -> None:
-    other = stage.spawn(name)
+def _tell_of_torn_listing(stage: _Stage, story: Story, behind: str) -> None:
+    """A commit is about to land; plain appends with later times fill a page of the listing; then it lands behind it."""
+    world, log_prefix = stage.world, stage.world.location.keys.log_prefix
+
+    def direct(director: Act) -> str:
+        late = stage.spawn(behind)
+        world.scheduler.wait_for(
+            director,
+            [late],
+            lambda a: isinstance(a, Act) and a.pending is not None and _puts_log(a.pending, log_prefix),
+        )
+        _run_whole(stage, director, "append", skew_ms=TIMING.max_skew_ms)
+        while len(world.store.keys(log_prefix)) % PAGE_KEYS:
+            _run_whole(stage, director, "append", skew_ms=TIMING.max_skew_ms)
+        first = stage.spawn(story.first)
+        world.scheduler.wait_for(director, [first], lambda a: a.requests >= story.request)
+        world.scheduler.wait_for(director, [late], lambda _: False)
+        if story.second is not None:
+            _run_whole(stage, director, story.second)
+        return "done"
+
+    world.spawn("director", world.process(skew_ms=0), direct)
+    world.run(patient=True)
+
+
+def _puts_log(request: tuple[Kind, str], log_prefix: str) -> bool:
+    return request[0] == "create" and request[1].startswith(log_prefix)
+
+
+def _run_whole(stage: _Stage, first: Act, name: str, *, dies_at: int | None = None, skew_ms: int = 0) -> None:
+    other = stage.spawn(name, skew_ms=skew_ms)
     if dies_at is not None:
         other.strikes.append(Strike(Trouble.CRASH_BEFORE, dies_at))
     stage.world.scheduler.wait_for(first, [other], lambda _: False)
@@ -186,3 +221,16 @@ def pair_stories(*, long: bool = False) -> Iterator[Story]:
                 yield Story(first, request, None, second, hours=True)
                 for dies_at in range(1, counts[second] + 1) if long else ():
                     yield Story(first, request, None, second, second_dies_at=dies_at)
+
+
+def torn_stories() -> Iterator[Story]:
+    """A listing during which one commit lands behind the cursor and another before it."""
+    for first in ("read", "merge", "merge log", "overwrite", "restore", "cleanup"):
+        for behind in _BEHIND:
+            for request in range(1, TORN_REQUESTS_MAX):
+                yield Story(first, request, None, "column", behind=behind)
+
+
+_BEHIND = ("column", "overwrite", "drop", "delete", "rewrite", "merge", "merge log", "alter", "restore")
+#: The pages of two listings of the prepared table.
+TORN_REQUESTS_MAX = 12

@@ -33,8 +33,9 @@ from icedb.writing import publish_append, publish_overwrite
 
 __all__ = ["OPERATIONS", "Operation"]
 
-#: A type for each of a few columns would never conflict, so there are two.
+#: The usual type of a new column, and one that conflicts with it.
 TYPES = ("INTEGER", "VARCHAR")
+UNUSUAL = 0.25
 APPLICATIONS = ("stream", "job")
 
 
@@ -73,15 +74,15 @@ class Operation:
 
 
 def _append(task: Task) -> None:
-    rows = task.new_rows(*({task.choose(PARTITIONS), task.choose(PARTITIONS)}))
+    rows = task.new_rows(*dict.fromkeys((task.choose(PARTITIONS), task.choose(PARTITIONS))))
     task.must_have_added(publish_append(task.handle, task.write(rows)), rows)
 
 
 def _column(task: Task) -> None:
     """An append that brings a column, or finds that another writer brought it with another type."""
     rows = task.new_rows(task.choose(PARTITIONS))
-    column = f"c{task.world.rng.randrange(4)}"
-    written = task.write(rows, {**BASE_SCHEMA, column: task.choose(TYPES)})
+    column = f"c{task.world.rng.randrange(6)}"
+    written = task.write(rows, {**BASE_SCHEMA, column: TYPES[task.world.rng.random() < UNUSUAL]})
     task.must_have_added(publish_append(task.handle, written), rows)
 
 
@@ -210,6 +211,9 @@ def _read(task: Task) -> None:
         truth, last = task.world.truth, task.world.step
         if lost := truth.must_see(first, last) - set(rows):
             raise Violation(f"a reader of requests {first} to {last} did not see rows {sorted(lost)}")
+        newest, unseen = truth.epochs_seen(rows)
+        if unseen < newest:
+            raise Violation(f"a reader saw what epoch {newest} added, and not what epoch {unseen} removed")
         if ghosts := set(rows) - truth.may_see(first, last):
             raise Violation(f"a reader of requests {first} to {last} saw rows {sorted(ghosts)}")
 

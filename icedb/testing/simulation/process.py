@@ -40,6 +40,8 @@ class Act(Actor):
         self.operation = operation
         self.process = process
         self.changes = 0
+        #: What it asks for next.
+        self.pending: tuple[Kind, str] | None = None
         self.strikes: list[Strike] = []
         self.outcome = "started"
 
@@ -71,6 +73,7 @@ class Process:
         if not key.startswith("table/"):
             world.violate(f"{act.name} leaves its table: {kind} '{key}'")
         act.requests += 1
+        act.pending = kind, key
         act.changes += kind in ("create", "delete")
         if act.requests > REQUESTS_MAX:
             world.violate(f"{act.name} makes no end of requests")

@@ -24,7 +24,7 @@ __all__ = ["CHUNK", "Cell", "Outcome", "all_cells", "run_seed"]
 #: So many consecutive seeds cover every cell.
 CHUNK = 300
 PARTNERS = 3
-STRIKES_TRIED_MAX = 3
+STRIKES_TRIED_MAX = 4
 #: (operation struck, other operation in flight, fault)
 Cell = tuple[str, str, str]
 
@@ -97,16 +97,19 @@ class _Profile:
     troubles: tuple[Trouble, ...] = tuple(Trouble)
     faults: float = 0.3
     pauses_ms: tuple[int, ...] = (0, 0, 200, *_SLEEPS_MS[:3])
+    sleeps_ms: tuple[int, ...] = _SLEEPS_MS
+    crowd: int = 8
 
 
-_LOG = ("append", "append", "column", "overwrite", "drop", "drop", "merge", "merge log", "read", "read", "read")
+_LOG = ("append", "append", "append", "column", "column", "drop", "overwrite", "read", "read", "read")
 _HOURS = ("append", "append", "merge", "merge", "merge log", "overwrite", "cleanup", "cleanup", "read", "restore")
 _ONCE = ("txn", "txn", "txn", "txn", "merge", "merge log", "cleanup", "cleanup", "sweep", "overwrite")
+_NAPS = (Trouble.SLEEP_BEFORE, Trouble.SLEEP_AFTER)
 _LATE = (Trouble.SLEEP_BEFORE, Trouble.SLEEP_AFTER, Trouble.DELAY, Trouble.DUPLICATE, Trouble.CRASH_AFTER)
 _PROFILES = (
     _Profile(tuple(OPERATIONS)),
     # Listings that are torn by commits which land behind the cursor.
-    _Profile(_LOG, faults=0.1, pauses_ms=(0, 0, 0, 200)),
+    _Profile(_LOG, _NAPS, 0.7, pauses_ms=(0, 0, 200), sleeps_ms=(30, 60, 300), crowd=14),
     # What wakes or arrives after cleanup.
     _Profile(_HOURS, _LATE, 0.5, pauses_ms=(200, *_SLEEPS_MS[1:4])),
     _Profile(_ONCE, _LATE, 0.5, pauses_ms=(0, 200, *_SLEEPS_MS[1:])),
@@ -144,10 +147,13 @@ class _Run:
     def _crowd(self) -> None:
         """Many at once, as this seed's profile has them; most faults hit what changes something."""
         rng = self._rng
-        for _ in range(rng.randint(4, 8)):
+        for _ in range(rng.randint(4, self._profile.crowd)):
             act = self._spawn(OPERATIONS[rng.choice(self._profile.operations)])
             if rng.random() < self._profile.faults:
-                act.strikes.append(self._strike(rng.choice(self._profile.troubles), rng.randint(1, 12)))
+                strike = self._strike(rng.choice(self._profile.troubles), rng.randint(1, 12))
+                if not OPERATIONS[act.operation].changes:  # best between two pages of a listing
+                    strike.changes_only, strike.number = False, rng.randint(1, 6)
+                act.strikes.append(strike)
         self._world.run(patient=False)
 
     def _aimed_round(self, planned: _Round) -> None:
@@ -173,12 +179,13 @@ class _Run:
         strike.changes_only = strike.changes_only and not surely
 
         def prepare() -> None:
-            for n, partner in enumerate(partners):
-                if partner.finished:
-                    partners[n] = self._spawn(OPERATIONS[partner.operation])
             act = self._world.scheduler.current
-            if act is not None:
-                self._world.scheduler.wait_for(act, partners, lambda other: other.requests > 0)
+            for _ in range(STRIKES_TRIED_MAX):  # one that is refused at once makes no request
+                for n, partner in enumerate(partners):
+                    if partner.finished:
+                        partners[n] = self._spawn(OPERATIONS[partner.operation])
+                if act is not None:
+                    self._world.scheduler.wait_for(act, partners, lambda other: other.requests > 0)
 
         strike.prepare = prepare
         return strike
@@ -193,7 +200,7 @@ class _Run:
             number if not changes_only else 1 + number // 3,
             changes_only=changes_only,
             times=times,
-            delay_ms=rng.choice(_SLEEPS_MS if sleeps else _LATE_MS),
+            delay_ms=rng.choice(self._profile.sleeps_ms if sleeps else _LATE_MS),
         )
 
     def _spawn(self, operation: Operation, process: Process | None = None) -> Act:

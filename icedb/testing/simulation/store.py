@@ -21,7 +21,7 @@ from icedb.testing.simulation.faults import Request, Strike, Trouble
 __all__ = ["PAGE_KEYS", "Caller", "SimulatedStore", "View"]
 
 #: Keys in one page of a listing: so few that most listings take several.
-PAGE_KEYS = 4
+PAGE_KEYS = 3
 _Answer = TypeVar("_Answer")
 
 

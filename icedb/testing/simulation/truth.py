@@ -15,6 +15,7 @@ from icedb.format.codec import decode
 from icedb.format.names import Keys
 from icedb.format.records import LogFile, Marker
 from icedb.testing.simulation.plain import rows_of
+from icedb.testing.simulation.process import TIMING
 
 __all__ = ["Fate", "Landing", "Truth", "Violation"]
 
@@ -34,6 +35,9 @@ class Fate:
     added_step: int
     removed_ms: int = _FOREVER_MS
     removed_step: int = _FOREVER_MS
+    #: The exclusive commits that did it; 0: a plain append, or it has not ended.
+    added_epoch: int = 0
+    removed_epoch: int = 0
 
     @property
     def ended(self) -> bool:
@@ -66,6 +70,7 @@ class Truth:
     keys: Keys
     #: Part key -> its rows, for every part that was ever put.
     contents: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    stored_ms: dict[str, int] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)
     dead: set[str] = field(default_factory=set)
     fates: dict[int, list[Fate]] = field(default_factory=dict)
@@ -79,9 +84,10 @@ class Truth:
     #: Names of processes whose commits may bring rows back: a restore.
     revivers: set[str] = field(default_factory=set)
 
-    def part_landed(self, key: str, body: bytes) -> None:
+    def part_landed(self, key: str, body: bytes, *, now_ms: int) -> None:
         """A part was put: its rows are known from now on, and are not visible yet."""
         self.contents[key] = rows_of(body)
+        self.stored_ms.setdefault(key, now_ms)
 
     def log_landed(self, key: str, body: bytes, *, step: int, now_ms: int) -> None:
         """A log file was put. Raises Violation."""
@@ -105,11 +111,23 @@ class Truth:
         self.live |= set(added)
         self.live -= set(removed)
         self.dead |= set(removed)
-        self.landings[key] = self._move_rows(key, file.t_ms, added, removed, step)
+        if added or removed:
+            self._check_times(key, file, added, now_ms)
+        self.landings[key] = self._move_rows(key, file, added, removed, step)
 
     def process_of(self, key: str) -> str:
         """The name of the process that a log file is from: its writer without the id."""
         return self.keys.parse_log_file(key).writer.rsplit("-", 1)[0]
+
+    def _check_times(self, key: str, file: LogFile, added: Iterable[str], now_ms: int) -> None:
+        """The past is over, and a part that is published is younger than any that a sweep takes."""
+        late_ms = 2 * (TIMING.commit_timeout_ms + TIMING.max_skew_ms)
+        if now_ms - file.t_ms > late_ms:
+            raise Violation(f"'{key}' changes what was {now_ms - file.t_ms} ms ago")
+        oldest_ms = min((self.stored_ms[part] for part in added), default=now_ms)
+        # The claim of a transaction keeps its parts for as long as it takes.
+        if not file.txn and now_ms - oldest_ms > TIMING.part_timeout_ms + late_ms:
+            raise Violation(f"'{key}' publishes a part that was put {now_ms - oldest_ms} ms ago")
 
     def _merge_schema(self, schema: Mapping[str, str], key: str) -> None:
         for column, type_ in schema.items():
@@ -132,7 +150,7 @@ class Truth:
         self.dead |= {m.key for m in new if m.tombstoned_ms is not None}
         return [m.key for m in new if m.tombstoned_ms is None]
 
-    def _move_rows(self, key: str, t_ms: int, added: list[str], removed: list[str], step: int) -> Landing:
+    def _move_rows(self, key: str, file: LogFile, added: list[str], removed: list[str], step: int) -> Landing:
         to = {row: part for part in added for row in self.contents[part]}
         into = Counter(row for part in added for row in self.contents[part])
         out = Counter(row for part in removed for row in self.contents[part])
@@ -141,16 +159,16 @@ class Truth:
         revives = self.process_of(key) in self.revivers
         for row in out.keys() - into.keys():
             fate = self.fates[row][-1]
-            fate.removed_ms, fate.removed_step = t_ms, step
+            fate.removed_ms, fate.removed_step, fate.removed_epoch = file.t_ms, step, file.epoch or 0
         for row in into.keys() - out.keys():
             lives = self.fates.setdefault(row, [])
             if lives and not (revives and lives[-1].ended):
                 raise Violation(f"'{key}' adds row {row}, which was added by '{lives[-1].part}' before")
-            lives.append(Fate(to[row], t_ms, step))
+            lives.append(Fate(to[row], file.t_ms, step, added_epoch=file.epoch or 0))
         return Landing(
             key,
             step,
-            t_ms,
+            file.t_ms,
             void=False,
             added=frozenset(into.keys() - out.keys()),
             removed=frozenset(out.keys() - into.keys()),
@@ -182,3 +200,9 @@ class Truth:
             for row, lives in self.fates.items()
             if any(f.added_step <= last_step and f.removed_step >= first_step for f in lives)
         }
+
+    def epochs_seen(self, rows: Iterable[int]) -> tuple[int, int]:
+        """Of a reader's rows: the newest epoch that added one, and the oldest that removed one he still saw."""
+        once = [lives[0] for row in rows if len(lives := self.fates.get(row, [])) == 1]
+        newest = max((f.added_epoch for f in once), default=0)
+        return newest, min((f.removed_epoch for f in once if f.removed_epoch), default=newest)

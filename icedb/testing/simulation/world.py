@@ -218,7 +218,7 @@ class World:
         keys = self.location.keys
         try:
             if key.startswith(keys.data_prefix):
-                self.truth.part_landed(key, body)
+                self.truth.part_landed(key, body, now_ms=self.clock.now_ms())
             elif key.startswith(keys.log_prefix):
                 self.truth.log_landed(key, body, step=self.step, now_ms=self.clock.now_ms())
                 self.say("store", f"has {self.describe(key, body)}")
