@@ -25,6 +25,8 @@ __all__ = ["CHUNK", "Cell", "Outcome", "all_cells", "run_seed"]
 CHUNK = 300
 PARTNERS = 3
 STRIKES_TRIED_MAX = 4
+#: What each seed has at least.
+REQUESTS_MIN, FAULTS_MIN, IN_FLIGHT_MIN = 200, 3, 4
 #: (operation struck, other operation in flight, fault)
 Cell = tuple[str, str, str]
 
@@ -134,7 +136,18 @@ class _Run:
         for planned in rng.sample(rounds, len(rounds)):
             self._crowd() if planned is None else self._aimed_round(planned)
             world.let_pass_until(world.clock.now_ms() + rng.choice(self._profile.pauses_ms))
+        while not self._enough():
+            world.scheduler.stickiness = 0.0
+            self._crowd()
         recover(world, self._transactions, self._refusals)
+
+    def _enough(self) -> bool:
+        tally = self._world.tally
+        return (
+            tally.requests.total() >= REQUESTS_MIN
+            and tally.troubles.total() >= FAULTS_MIN
+            and tally.in_flight_max >= IN_FLIGHT_MIN
+        )
 
     def _begin(self) -> None:
         """A table with a little history, without faults."""
