@@ -194,6 +194,11 @@ def _take(handle: Handle, own: TxnClaim) -> TxnClaim | None:
 
 def _publish(handle: Handle, claim: TxnClaim, file: LogFile, state: LogState, *, read_ms: int) -> Commit | None:
     """See to it that the claim's content is in the log; None: look again. `state` was read since `read_ms`."""
+    try:  # what was known when the claim was made may have been another column of that name
+        check_columns(file.schema, state.schema, table=handle.table)
+    except FixInput as error:
+        _abandon(handle, claim)
+        raise _Refused(error) from None
     timeout_ms = handle.timing.commit_timeout_ms
     young = handle.clock.now_ms() - claim.since_ms <= timeout_ms
     # A key that was closed and replaced is closed for good, whatever a late put makes of it.

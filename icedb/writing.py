@@ -7,7 +7,7 @@ failed, they stay behind as orphans, for nobody may know whether a log file name
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
@@ -37,13 +37,13 @@ def publish_append(handle: Handle, written: WrittenParts, *, txn: Txn | None = N
     if not written.markers:
         return nothing_to_commit(handle)
     if new_columns(written.schema, handle.known_schema):
-        _check_against_newest(handle, written)
-    else:
-        # The parts were written against what was known then; another thread may have learned of a column since.
-        _check(handle, written)
+        handle.read()  # another writer may have brought the same column meanwhile, with the same type or another
+    # Once, for both questions: another thread may learn of a column at any moment.
+    known = handle.known_schema
+    _check(handle, written, known)
     if txn is not None:
         return append_once(handle, written, txn)
-    if new_columns(written.schema, handle.known_schema):
+    if new_columns(written.schema, known):
         return exclusive(handle, Append(written))
     return append(handle, written.markers, written.schema, born_ms=written.born_ms)
 
@@ -54,7 +54,8 @@ def publish_overwrite(handle: Handle, written: WrittenParts, partitions: Sequenc
         raise EmptyBatch(
             f"{handle.table}: the batch has no rows, so an overwrite would only delete. Use drop_partitions for that."
         )
-    _check_against_newest(handle, written)
+    handle.read()
+    _check(handle, written, handle.known_schema)
     try:
         return replace_partitions(handle, written, partitions)
     except FixInput:
@@ -63,15 +64,10 @@ def publish_overwrite(handle: Handle, written: WrittenParts, partitions: Sequenc
         raise
 
 
-def _check_against_newest(handle: Handle, written: WrittenParts) -> None:
-    """Another writer may have brought the same column meanwhile, with the same type or another."""
-    handle.read()
-    _check(handle, written)
-
-
-def _check(handle: Handle, written: WrittenParts) -> None:
+def _check(handle: Handle, written: WrittenParts, known: Mapping[str, str]) -> None:
+    """Types, too: the parts were written against what was known then."""
     try:
-        check_columns(written.schema, handle.known_schema, table=handle.table)
+        check_columns(written.schema, known, table=handle.table)
     except FixInput:
         discard(handle.store, [m.key for m in written.markers])
         raise
