@@ -13,7 +13,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from icedb.errors import ClockSkew, CommitContended, CommitUncertain, PublicationTooLate, StoreUnavailable
+from icedb.errors import AccessDenied, ClockSkew, CommitContended, CommitUncertain, PublicationTooLate, StoreUnavailable
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
 from icedb.handle import Handle, Part
@@ -86,10 +86,18 @@ def put_settled(store: ObjectStore, key: str, body: bytes) -> Put:
         store.create(key, body)
     except (ObjectExists, StoreUnavailable):
         try:
-            return Put.CREATED if store.get(key).body == body else Put.TAKEN
+            return Put.CREATED if _read_back(store, key) == body else Put.TAKEN
         except ObjectNotFound:
             return Put.ABSENT
     return Put.CREATED
+
+
+def _read_back(store: ObjectStore, key: str) -> bytes:
+    """Credentials that expire just now do not mean that the put was refused."""
+    try:
+        return store.get(key).body
+    except AccessDenied as error:
+        raise StoreUnavailable(f"whether '{key}' was put cannot be read back: {error}") from None
 
 
 def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str], *, born_ms: int) -> Commit:

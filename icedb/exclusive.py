@@ -142,6 +142,10 @@ def _attempt(handle: Handle, operation: Operation, tried: _Tried) -> Commit | No
     epoch = state.epoch + 1
     t_ms = max(_next_t_ms(handle, state), tried.last_ms + 1)
     draft = _build(handle, operation, state, t_ms, tried)
+    if draft is not None and handle.clock.now_ms() - t_ms > handle.timing.max_skew_ms:
+        # It took long (a restore copies parts), and a claim must not be old at birth. Now nothing is left to be made.
+        t_ms = max(_next_t_ms(handle, state), t_ms + 1)
+        draft = _build(handle, operation, state, t_ms, tried)
     if draft is None:
         if tried.open:  # what an earlier claim of ours holds may still be published
             raise uncertain(handle, tried.keys[-1])
@@ -269,8 +273,11 @@ def _check_clock(
     except (ObjectNotFound, StoreUnavailable):
         return  # history already, as the second listing will show; or it is for the next commit to compare
     except ClockSkew:
-        if put_settled(handle.store, own.key, encode(_void(state, epoch, own.t))) is not Put.CREATED:
+        outcome = put_settled(handle.store, own.key, encode(_void(state, epoch, own.t)))
+        if outcome is Put.TAKEN:
             return  # somebody completed it
+        if outcome is Put.ABSENT:
+            raise uncertain(handle, own.key) from None
         tried.keys.clear()
         discard(handle.store, [*operation.outputs, *operation.unused])
         raise

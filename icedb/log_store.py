@@ -31,7 +31,7 @@ def claim_log_store(handle: Handle) -> None:
         pass
     else:  # before anything is put: the place of its log may be an empty folder, where a disk is not mounted
         raise TableExists(f"{handle.table}: a table is there already. Open it with Table.open.")
-    body = msgspec.json.encode({"table": handle.table})
+    body = _whose(handle.table)
     try:
         handle.store.create(handle.keys.probe, body)
     except ObjectExists:
@@ -49,7 +49,7 @@ def find_log_store(store: ObjectStore, spec: TableSpec, options: Mapping[str, st
     location = with_log(store.location, spec.log_uri, options)
     whole = store if location.log is None else TwoStores(store, open_store(location.log))
     try:
-        whole.get(whole.location.keys.probe)  # not HEAD: its answer cannot say that the bucket is missing
+        probe = whole.get(whole.location.keys.probe)  # not HEAD: its answer cannot say that the bucket is missing
     except ObjectNotFound:
         key = whole.location.keys.probe
         raise DamagedLog(
@@ -58,4 +58,15 @@ def find_log_store(store: ObjectStore, spec: TableSpec, options: Mapping[str, st
             "log_storage_options that lead to its store.",
             key=key,
         ) from None
+    if probe.body != _whose(store.location.uri):
+        key = whole.location.keys.probe
+        raise DamagedLog(
+            f"{store.location.uri}: '{spec.log_uri}' holds the log of another table ('{key}' says which). With it, all "
+            "parts would look like orphans. Mount the right folder, or give log_storage_options that lead to it.",
+            key=key,
+        )
     return whole
+
+
+def _whose(table: str) -> bytes:
+    return msgspec.json.encode({"table": table})

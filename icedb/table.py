@@ -291,7 +291,8 @@ class Table:
     def drop_partitions(self, partitions: Sequence[str] | str, *, dry_run: bool = False) -> DropReport:
         """Tombstone all live parts of some partitions: paths, or a DuckDB predicate over the partition columns.
 
-        Readers of older snapshots keep reading until `cleanup`. Raises FixInput errors and the store's.
+        Readers of older snapshots keep reading until `cleanup`. A predicate never takes parts of a partitioning before
+        the last `alter` (`older_parts` in the report): `delete` does. Raises FixInput errors and the store's.
         """
         return drop_partitions(self._handle, partitions, dry_run=dry_run)
 

@@ -27,6 +27,7 @@ from icedb.errors import (
     StoreUnavailable,
 )
 from icedb.exclusive import exclusive
+from icedb.format.claims import Claim
 from icedb.format.codec import decode, encode
 from icedb.format.records import LogFile, Marker
 from icedb.format.rewrite import Draft, draft
@@ -49,24 +50,16 @@ SEQUENCE_MAX = 2**63 - 1
 Txn = tuple[str, int]
 
 
-class TxnClaim(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the claim of a transaction holds: the log file that it is to be.
+class TxnClaim(Claim, frozen=True, omit_defaults=True, kw_only=True):
+    """What the claim of a transaction holds beside its log file.
 
     `brings_columns`: it can only be published by an exclusive commit.
     """
 
     application: str
     sequence: int
-    key: str
-    t: int
-    body: str
     brings_columns: bool = False
-    stored_ms: int | None = None
-
-    @property
-    def since_ms(self) -> int:
-        """Its age counts from the older of the two times."""
-        return self.t if self.stored_ms is None else min(self.t, self.stored_ms)
+    generation: int = 0
 
 
 def check_txn(txn: object, *, table: str) -> Txn:
@@ -103,10 +96,16 @@ def append_once(handle: Handle, written: WrittenParts, txn: Txn) -> Commit:
     errors; after each of them the same transaction may be tried again.
     """
     check_clock(handle, written.markers, written.born_ms)
-    unanswered = 0
+    unanswered = generation = 0
     for attempt in range(TXN_ATTEMPTS_MAX):
         try:
-            commit = _attempt(handle, written, txn)
+            commit = _attempt(handle, written, txn, generation)
+        except _Refused as refused:
+            if refused.ours:
+                discard(handle.store, [m.key for m in written.markers])
+                raise refused.reason from None
+            generation += 1
+            continue
         except (StoreUnavailable, CommitUncertain) as error:
             unanswered += 1
             if unanswered == UNANSWERED_MAX:
@@ -123,9 +122,9 @@ def append_once(handle: Handle, written: WrittenParts, txn: Txn) -> Commit:
     )
 
 
-def _attempt(handle: Handle, written: WrittenParts, txn: Txn) -> Commit | None:
-    """None: something changed under our hands, look again."""
-    own = _plan(handle, written, txn)
+def _attempt(handle: Handle, written: WrittenParts, txn: Txn, generation: int) -> Commit | None:
+    """None: something changed under our hands, look again. Raises _Refused: the next generation decides."""
+    own = _plan(handle, written, txn, generation)
     claim = _take(handle, own)
     if claim is None:
         return None
@@ -140,10 +139,8 @@ def _attempt(handle: Handle, written: WrittenParts, txn: Txn) -> Commit | None:
     try:
         commit = _publish(handle, claim, file, state, read_ms=read_ms)
     except _Refused as refused:
-        if not ours:
-            return None
-        discard(handle.store, [m.key for m in written.markers])
-        raise refused.reason from None
+        refused.ours = ours
+        raise
     if commit is None:
         return None
     if not ours:
@@ -154,14 +151,18 @@ def _attempt(handle: Handle, written: WrittenParts, txn: Txn) -> Commit | None:
 
 
 class _Refused(Exception):
-    """The content of a claim can never be published. The claim is gone, so its parts are nobody's."""
+    """The content of a claim can never be published, by anybody: everyone who reads the log finds the same.
+
+    The claim stays, for one that was deleted could be another's by then; the next generation takes its place.
+    """
 
     def __init__(self, reason: FixInput | PublicationTooLate) -> None:
         super().__init__(str(reason))
         self.reason = reason
+        self.ours = False
 
 
-def _plan(handle: Handle, written: WrittenParts, txn: Txn) -> TxnClaim:
+def _plan(handle: Handle, written: WrittenParts, txn: Txn, generation: int) -> TxnClaim:
     """The claim that we would like: our parts, now."""
     check_age(handle, written.born_ms)
     application, sequence = txn
@@ -170,12 +171,20 @@ def _plan(handle: Handle, written: WrittenParts, txn: Txn) -> TxnClaim:
     file = LogFile(t_ms, dict(written.schema), markers, txn={application: (sequence, t_ms)})
     key = handle.keys.log_file(t_ms, merged=False, writer=handle.fresh_writer())
     brings_columns = bool(new_columns(written.schema, handle.known_schema))
-    return TxnClaim(application, sequence, key, t_ms, encode(file).decode(), brings_columns)
+    return TxnClaim(
+        key=key,
+        t=t_ms,
+        body=encode(file).decode(),
+        application=application,
+        sequence=sequence,
+        brings_columns=brings_columns,
+        generation=generation,
+    )
 
 
 def _take(handle: Handle, own: TxnClaim) -> TxnClaim | None:
     """The claim that decides this transaction, ours or another's; None when it was removed just now."""
-    key = handle.keys.txn_claim(own.application, own.sequence)
+    key = handle.keys.txn_claim(own.application, own.sequence, own.generation)
     if put_settled(handle.store, key, msgspec.json.encode(own)) is Put.CREATED:
         return own
     try:
@@ -185,7 +194,7 @@ def _take(handle: Handle, own: TxnClaim) -> TxnClaim | None:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedLog(f"{handle.table}: '{key}' is not a transaction's claim ({error}).", key=key) from None
-    if (claim.application, claim.sequence) != (own.application, own.sequence):
+    if handle.keys.txn_claim(claim.application, claim.sequence, claim.generation) != key:
         raise DamagedLog(
             f"{handle.table}: the claim '{key}' is of {claim.application!r}, {claim.sequence}. Was it copied?", key=key
         )
@@ -197,7 +206,7 @@ def _publish(handle: Handle, claim: TxnClaim, file: LogFile, state: LogState, *,
     try:  # what was known when the claim was made may have been another column of that name
         check_columns(file.schema, state.schema, table=handle.table)
     except FixInput as error:
-        _abandon(handle, claim)
+        _close_for_good(handle, claim)
         raise _Refused(error) from None
     timeout_ms = handle.timing.commit_timeout_ms
     young = handle.clock.now_ms() - claim.since_ms <= timeout_ms
@@ -211,7 +220,7 @@ def _publish(handle: Handle, claim: TxnClaim, file: LogFile, state: LogState, *,
     if not young and (lost := _lost_part(handle, file)):
         if is_recorded(handle.read(fresh=True), (claim.application, claim.sequence)):
             return None  # while we were asleep
-        _abandon(handle, claim)
+        _close_for_good(handle, claim)
         raise _Refused(_too_late(handle, claim, lost))
     operation = _PublishOnce(file, (claim.application, claim.sequence))
     try:
@@ -219,7 +228,7 @@ def _publish(handle: Handle, claim: TxnClaim, file: LogFile, state: LogState, *,
     except FixInput as error:
         if error is not operation.refused:
             raise  # the log disagrees with itself, which says nothing of the claim
-        _abandon(handle, claim)
+        _close_for_good(handle, claim)
         raise _Refused(error) from None
     return commit if commit.committed else None  # recorded meanwhile: the log tells by whom
 
@@ -255,17 +264,10 @@ def _close(handle: Handle, claim: TxnClaim) -> Put:
     return Put.TAKEN
 
 
-def _abandon(handle: Handle, claim: TxnClaim) -> None:
-    """Remove a claim whose content can never be published: a column of its has another type by now, for good."""
-    if not claim.brings_columns:
-        _close(handle, claim)
-    key = handle.keys.txn_claim(claim.application, claim.sequence)
-    try:
-        found = msgspec.json.decode(handle.store.get(key).body, type=TxnClaim)
-    except ObjectNotFound:
-        return
-    if (found.key, found.body) == (claim.key, claim.body):  # else another batch has taken its place already
-        handle.store.delete([key])
+def _close_for_good(handle: Handle, claim: TxnClaim) -> None:
+    """Before the next generation counts, nobody who was asleep may publish this one. Raises StoreUnavailable."""
+    if not claim.brings_columns and _close(handle, claim) is Put.ABSENT:
+        raise StoreUnavailable(f"{handle.table}: the store did not answer when '{claim.key}' was closed.")
 
 
 def _settled(handle: Handle, state: LogState, written: WrittenParts, *, claimed: bool) -> Commit:

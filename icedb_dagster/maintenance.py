@@ -162,6 +162,7 @@ def _ttl(ttl: TimeToLive) -> Work:
             "parts dropped": len(report.parts),
             "rows dropped": report.rows if report.rows is not None else "unknown",
             "bytes to free": report.bytes,
+            "parts of an earlier partitioning, not dropped": len(report.older_parts),
             "dry run": "yes" if report.dry_run else "no",
             "log file": report.commit.key or "none",
         }

@@ -163,8 +163,8 @@ MUTANTS = (
     Mutant(
         "a lost response is taken for a lost race",
         "icedb/commit.py",
-        "            return Put.CREATED if store.get(key).body == body else Put.TAKEN\n",
-        "            return Put.TAKEN if store.get(key) else Put.ABSENT\n",
+        "            return Put.CREATED if _read_back(store, key) == body else Put.TAKEN\n",
+        "            return Put.TAKEN if _read_back(store, key) else Put.ABSENT\n",
         (COMMIT,),
     ),
     Mutant(
@@ -173,6 +173,20 @@ MUTANTS = (
         "    committed = _find_own(handle, state, operation, tried) if tried.open else None\n",
         "    committed = None\n",
         (COMMIT, KILLERS),
+    ),
+    Mutant(
+        "an output is deleted while a claim of one's own may still be published",
+        "icedb/exclusive.py",
+        "    if operation.unused and not tried.open:\n",
+        "    if operation.unused:\n",
+        (COMMIT, "tests/test_merge.py", SIMULATION),
+    ),
+    Mutant(
+        "a refused claim is deleted",
+        "icedb/transactions.py",
+        "            generation += 1\n            continue\n",
+        "            handle.store.delete([handle.keys.txn_claim(*txn)])\n            continue\n",
+        (TXN,),
     ),
     Mutant(
         "a transaction does not read the log after its claim",

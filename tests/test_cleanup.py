@@ -9,7 +9,14 @@ import msgspec
 import pytest
 
 from icedb import Table
-from icedb.errors import CommitUncertain, GraceTooShort, InvalidOption, SnapshotExpired, StoreUnavailable
+from icedb.errors import (
+    CommitUncertain,
+    ForeignMaintenance,
+    GraceTooShort,
+    InvalidOption,
+    SnapshotExpired,
+    StoreUnavailable,
+)
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, LogTombstone, Marker
 from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS
@@ -501,3 +508,17 @@ def test_a_marker_in_a_log_file_from_the_future_costs_no_commit_each_time(
     assert not table.cleanup().commit.committed
     assert dead.key in table.handle.read().parts
     assert rows(table) == [1]
+
+
+def test_epochs_that_vanish_after_a_cleanup_are_still_missed(clocked: ClockedStore, clock: ManualClock) -> None:
+    table = create_table(clocked, clock, partition_by=["k"])
+    for n in range(3):
+        table.insert([{"k": n, f"c{n}": 1}])
+    clock.advance(3 * HOUR_MS)
+    table.cleanup()
+    table.overwrite([{"k": 0, "c0": 2}], partitions=["k=0"])
+    state = table.handle.read()
+    clocked.delete([k for k, f in state.files.items() if f.file.epoch in (3, 4)])
+    with pytest.raises(ForeignMaintenance, match="takes no claims"):
+        open_table(clocked, clock).insert([{"k": 9, "new": 1}])
+    assert not open_table(clocked, clock).verify().ok

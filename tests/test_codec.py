@@ -184,3 +184,18 @@ def test_a_log_file_that_was_cut_anywhere_in_a_line_is_damage(file: LogFile, dat
         return  # whole lines less: no line tells that there were more
     with pytest.raises(DamagedLog):
         decode(body[:at], KEY, KEYS)
+
+
+@given(log_files(), st.integers(-2, 3))
+def test_a_header_that_begins_the_markers_elsewhere_leaves_none_out(file: LogFile, shift: int) -> None:
+    body = encode(file)
+    first, rest = body.split(b"\n", 1)
+    header = msgspec.json.decode(first)
+    header["f"] += shift
+    moved = msgspec.json.encode(header) + b"\n" + rest
+    try:
+        read = decode(moved, KEY, KEYS)
+    except DamagedLog:
+        assert shift != 0
+    else:
+        assert read.markers == file.markers

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from icedb import Table
-from icedb.errors import InvalidPartitionExpression
+from icedb.errors import InvalidOption, InvalidPartitionExpression
 
 JANUARY = [{"ts": datetime(2026, 1, 1) + timedelta(days=n), "user": n % 3} for n in range(6)]
 FEBRUARY = [{"ts": datetime(2026, 2, 1) + timedelta(days=n), "user": n % 3} for n in range(4)]
@@ -85,3 +85,20 @@ def _options(table: Table) -> dict[str, str]:
         "AWS_ACCESS_KEY_ID": credentials.access_key_id,
         "AWS_SECRET_ACCESS_KEY": credentials.secret_access_key,
     }
+
+
+def test_an_overwrite_never_leaves_older_rows_of_its_partitions_beside_the_new_ones(table: Table) -> None:
+    new = [{"ts": JANUARY[0]["ts"], "user": 0}]
+    for partitions in ("month = '2026-01' AND odd = 0", ["month=2026-01/odd=0"]):
+        with pytest.raises(InvalidOption, match="before the table was partitioned"):
+            table.overwrite(new, partitions=partitions)
+    assert table.query("SELECT count(*) FROM t").fetchone() == (10,)
+    table.overwrite(table.query("SELECT ts, user FROM t").to_arrow_table())  # all of it, in the new partitioning
+    assert table.overwrite(new, partitions="month = '2026-01' AND odd = 0").rows == 1
+    assert table.query("SELECT count(*) FROM t").fetchone() == (10 - 4 + 1,)
+
+
+def test_a_drop_says_which_parts_it_could_not_decide(table: Table) -> None:
+    report = table.drop_partitions("month < '2026-03'", dry_run=True)
+    assert (report.rows, len(report.older_parts)) == (4, 6)
+    assert len(table.drop_partitions("month < '2026-03'").older_parts) == 6

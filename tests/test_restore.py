@@ -402,3 +402,20 @@ def test_a_cleanup_at_any_moment_of_a_restore_loses_nothing_that_was_restored(ag
             check_sound(base)
             wanted = [FULL] if done else [FULL, [0, 10, 20]]
             assert rows(open_table(base, clock)) in wanted, (number, sleep_ms)
+
+
+def test_a_restore_that_copies_for_hours_succeeds(clocked: ClockedStore, clock: ManualClock) -> None:
+    fill(create_table(clocked, clock, partition_by=["k"], sort_by=["n"]))
+    store = FaultyStore(clocked)
+    table = open_table(store, clock)
+    as_of = moment(table, clock)
+    table.drop_partitions(["k=0"])
+
+    def slow(request: Request) -> None:
+        if request.kind == "copy":
+            clock.advance(HOUR_MS)
+
+    store.after = slow
+    assert len(table.restore(as_of).restored) == 3
+    assert rows(table) == FULL
+    assert [f for f in check_sound(clocked).files.values() if f.file.void] == []

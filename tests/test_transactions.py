@@ -401,11 +401,48 @@ def test_a_batch_that_another_columns_type_refuses_blocks_nobody(
             one_with_column(table)
             batch = ONE
         except error:
-            assert (world.claims(), world.unnamed()) == ([], set()), request
+            assert world.unnamed() == set(), request  # the claim stays; the next generation decides
             batch = TWO
         insert(other, TWO, txn=TXN)
         assert [r for r in world.rows() if r[0] != 9] == list(there(batch)), request
         assert world.unnamed() == set()
+
+
+def test_two_batches_that_meet_a_refused_claim_are_one(world: World) -> None:
+    def leave_refused_claim() -> None:
+        table, store = world.actor()
+        store.inject(Fault.CRASH_AFTER, kind="create", key="_claims/txn-")
+        with pytest.raises(Crash):
+            one_with_column(table)
+        insert(world.actor()[0], ((9, 9),), c="text")
+
+    def two(table: Table) -> Commit:
+        return insert(table, TWO, txn=TXN)
+
+    leave_refused_claim()
+    table, counting = world.actor()
+    two(table)
+    for request in counting.requests[1:]:
+        world.reset()
+        leave_refused_claim()
+        table, store = world.actor()
+        other, others = world.actor()
+
+        # The other stops at each of its own requests in turn, while the first goes on to its end.
+        def meanwhile(other: Table = other, others: FaultyStore = others, number: int = request.number) -> None:
+            at_request(others, number, lambda: insert(world.actor()[0], ((0, 40), (1, 41)), txn=TXN))
+            insert(other, ((0, 30), (1, 31)), txn=TXN)
+
+        at_request(store, request.number, meanwhile)
+        two(table)
+        rows = [r for r in world.rows() if r[0] != 9]
+        assert len(rows) == len(BASE) + 2, request
+        assert world.unnamed() - {m.key for m in world.state().live} == _claimed_only(world), request
+
+
+def _claimed_only(world: World) -> set[str]:
+    """The part of the refused claim: only the claim names it."""
+    return {key for key in world.unnamed() if any(key.encode() in world.store.objects[c].body for c in world.claims())}
 
 
 def test_both_get_through_when_the_column_has_the_same_type(world: World) -> None:

@@ -329,3 +329,12 @@ def test_tests_of_programs_can_have_two_stores_too() -> None:
     table = create_table(store, clock)
     table.insert([{"a": 1}])
     assert len(table.snapshot().parts) == 1
+
+
+def test_a_table_is_not_opened_with_the_log_of_another(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        Table.create(tmp_path / name, log_uri=str(tmp_path / f"log-{name}")).insert([{"n": 1}])
+    (tmp_path / "log-a").rename(tmp_path / "aside")
+    (tmp_path / "log-b").rename(tmp_path / "log-a")
+    with pytest.raises(DamagedLog, match="log of another table"):
+        Table.open(tmp_path / "a")

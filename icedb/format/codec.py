@@ -52,6 +52,10 @@ def decode(body: bytes, key: str, keys: Keys) -> LogFile:
     lines = body.count(b"\n") + 1
     if header.line_count not in (None, lines):
         raise _damaged(key, f"it has {lines} lines instead of {header.line_count}, so its last lines are cut off")
+    parts_from = header.part_line or 0
+    tombstones_from = parts_from if header.tombstone_line is None else header.tombstone_line
+    if header.line_count is not None and not header.schema_line == tombstones_from - 1 < parts_from <= lines:
+        raise _damaged(key, "the sections that its header tells do not follow one another")
     tombstone_at = _offset(body, header.tombstone_line, key) if header.tombstone_line is not None else None
     part_at = len(body) if header.part_line is None else _offset(body, header.part_line, key)
     try:

@@ -7,7 +7,7 @@ that any text is safe and distinct, and so that DuckDB, Spark and Hive read the 
     log file      <prefix>/_log/<t, 13 digits>[_m]_<writer>.jsonl
     part          <prefix>/_data/<partition path>/<id>.parquet
     epoch claim   <prefix>/_claims/epoch-<n>.json
-    txn claim     <prefix>/_claims/txn-<hash of the application>-<sequence>.json
+    txn claim     <prefix>/_claims/txn-<hash of the application>-<sequence>[.<generation>].json
     pin           <prefix>/_claims/pin-<name>.json
     probe         <prefix>/_claims/probe.json
     spec          <prefix>/_table.json
@@ -143,14 +143,17 @@ class Keys:
         found = re.fullmatch(r"epoch-([1-9]\d*)\.json", key.removeprefix(self.claims_prefix))
         return int(found[1]) if found else None
 
-    def txn_claim(self, application: str, sequence: int) -> str:
-        """The key of the claim that decides what an exactly-once append is."""
+    def txn_claim(self, application: str, sequence: int, generation: int = 0) -> str:
+        """The key of the claim that decides what an exactly-once append is.
+
+        The next generation counts when the content of the one before can never be published.
+        """
         digest = hashlib.sha256(application.encode()).hexdigest()[:32]
-        return f"{self.claims_prefix}txn-{digest}-{sequence}.json"
+        return f"{self.claims_prefix}txn-{digest}-{sequence}{f'.{generation}' if generation else ''}.json"
 
     def is_txn_claim(self, key: str) -> bool:
         """Whether a key among the claims is one of a transaction."""
-        return re.fullmatch(r"txn-[0-9a-f]{32}-\d+\.json", key.removeprefix(self.claims_prefix)) is not None
+        return re.fullmatch(r"txn-[0-9a-f]{32}-\d+(\.\d+)?\.json", key.removeprefix(self.claims_prefix)) is not None
 
     def pin(self, name: str) -> str:
         """The key of a pin: a time that cleanup respects. Raises InvalidOption for a name that is no file's."""

@@ -243,7 +243,7 @@ class _Run:
         """Claims of history, and pins that expired long ago. The probe stays: it is asked at every opening."""
         handle = self.handle
         old = [i.key for i in handle.store.list(handle.keys.claims_prefix) if i.stored_ms <= cutoff_ms]
-        claims = [k for k in old if (handle.keys.parse_epoch_claim(k) or state.epoch + 1) <= state.epoch]
+        claims = [k for k in old if _is_history(state, handle.keys.parse_epoch_claim(k))]
         claims += _recorded(handle, state, [k for k in old if handle.keys.is_txn_claim(k)])
         # Read right before: a name may have been given anew.
         has_pins = any(handle.keys.parse_pin(k) is not None for k in old)
@@ -269,6 +269,15 @@ class _Run:
         )
 
 
+def _is_history(state: LogState, epoch: int | None) -> bool:
+    """Whether the claim of that epoch tells nothing any more.
+
+    The one after each live epoch stays: if the log loses what came after that epoch, the next commit finds the claim
+    taken, and later ones beside it.
+    """
+    return epoch is not None and epoch <= state.epoch and epoch - 1 not in state.live_epochs
+
+
 def _recorded(handle: Handle, state: LogState, keys: Sequence[str]) -> list[str]:
     """The claims whose transaction the log records. What cannot be read as one is left to `verify`."""
     recorded = []
@@ -278,7 +287,7 @@ def _recorded(handle: Handle, state: LogState, keys: Sequence[str]) -> list[str]
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
         txn = (claim.application, claim.sequence)
-        if handle.keys.txn_claim(*txn) == key and is_recorded(state, txn):
+        if handle.keys.txn_claim(*txn, claim.generation) == key and is_recorded(state, txn):
             recorded.append(key)
     return recorded
 

@@ -6,6 +6,7 @@ append adds to a dropped partition meanwhile survives.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,15 +22,22 @@ from icedb.parts import WrittenParts
 
 __all__ = ["DropReport", "PartitionChoice", "drop_partitions", "replace_partitions"]
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class DropReport:
-    """What a drop tombstoned, or would. `rows` is None when a part does not say how many it has."""
+    """What a drop tombstoned, or would. `rows` is None when a part does not say how many it has.
+
+    `older_parts` are of a partitioning before the last `alter`: their paths do not say what a predicate asks, so they
+    stayed, and may hold such rows. `delete` finds them.
+    """
 
     partitions: tuple[str, ...]
     parts: tuple[Part, ...]
     rows: int | None
     bytes: int
+    older_parts: tuple[Part, ...]
     commit: Commit
     dry_run: bool
 
@@ -60,18 +68,33 @@ def drop_partitions(handle: Handle, partitions: Sequence[str] | str, *, dry_run:
     """Tombstone all live parts of the chosen partitions. See `Table.drop_partitions`."""
     if not partitions:
         raise InvalidOption(f"{handle.table}: no partitions are named; nothing is ever dropped by default.")
+    older: list[Part] = []
+
+    def choose(now: LogState) -> list[str]:
+        older[:] = _older_parts(handle, now) if isinstance(partitions, str) else []
+        return _live_parts(handle, now, partitions)
+
     if dry_run:
         state = handle.read(fresh=True)
-        keys = _live_parts(handle, state, partitions)
-        return _report(handle, [handle.part(state.parts[k]) for k in keys], nothing_to_commit(handle), dry_run=True)
-    commit = exclusive(handle, Replace(lambda now: _live_parts(handle, now, partitions)))
-    return _report(handle, commit.tombstoned, commit, dry_run=False)
+        chosen = [handle.part(state.parts[k]) for k in choose(state)]
+        return _report(chosen, older, nothing_to_commit(handle), dry_run=True)
+    commit = exclusive(handle, Replace(choose))
+    if older:
+        logger.warning(
+            "%s: %d parts of an earlier partitioning were not dropped, and may hold rows for which %s is true: "
+            "delete(where) finds them",
+            handle.table,
+            len(older),
+            partitions,
+        )
+    return _report(commit.tombstoned, older, commit, dry_run=False)
 
 
 def replace_partitions(handle: Handle, written: WrittenParts, partitions: Sequence[str] | str | None) -> Commit:
     """Publish parts in the place of the live parts of the chosen partitions (None: of the whole table).
 
-    Raises InvalidBatch when a part lies outside of them; nothing is visible then, and the caller still owns the parts.
+    Raises InvalidBatch when a part lies outside of them, and InvalidOption when parts of an earlier partitioning may
+    hold rows of theirs; nothing is visible then, and the caller still owns the parts.
     """
     if partitions is None:
         return exclusive(handle, Replace(lambda now: [m.key for m in now.live], written))
@@ -84,7 +107,23 @@ def replace_partitions(handle: Handle, written: WrittenParts, partitions: Sequen
             f"{handle.table}: {rows} of {written.rows} rows are outside the partitions to overwrite ({partitions!r}), "
             f"for example in '{min(outside)}'. Leave them out, or name their partitions too."
         )
-    return exclusive(handle, Replace(lambda now: _live_parts(handle, now, partitions), written))
+
+    def choose(now: LogState) -> list[str]:
+        if older := _older_parts(handle, now):
+            raise InvalidOption(
+                f"{handle.table}: {len(older)} parts, '{older[0].key}' for example, were written before the table was "
+                "partitioned as it is now, and may hold rows of the partitions to overwrite. Overwrite the whole "
+                "table, or delete(where) those rows and insert the new ones."
+            )
+        return _live_parts(handle, now, partitions)
+
+    return exclusive(handle, Replace(choose, written))
+
+
+def _older_parts(handle: Handle, state: LogState) -> list[Part]:
+    """Live parts whose paths do not have all partition columns of the present spec."""
+    names = {e.name for e in handle.expressions}
+    return [p for p in map(handle.part, state.live) if not names <= p.values.keys()]
 
 
 def _live_parts(handle: Handle, state: LogState, partitions: Sequence[str] | str) -> list[str]:
@@ -93,13 +132,14 @@ def _live_parts(handle: Handle, state: LogState, partitions: Sequence[str] | str
     return [key for key, path in by_key.items() if path in chosen]
 
 
-def _report(handle: Handle, parts: Sequence[Part], commit: Commit, *, dry_run: bool) -> DropReport:
+def _report(parts: Sequence[Part], older: Sequence[Part], commit: Commit, *, dry_run: bool) -> DropReport:
     counts = [p.rows for p in parts]
     return DropReport(
         partitions=tuple(sorted({p.partition for p in parts})),
         parts=tuple(parts),
         rows=None if None in counts else sum(c or 0 for c in counts),
         bytes=sum(p.bytes for p in parts),
+        older_parts=tuple(older),
         commit=commit,
         dry_run=dry_run,
     )

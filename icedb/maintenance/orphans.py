@@ -10,14 +10,13 @@ be read stops it: unknown means keep. It never leaves the table's own `_data/` a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from icedb.errors import DamagedLog, GraceTooShort
 from icedb.format.names import Keys, partition_of
 from icedb.handle import Handle
 from icedb.maintenance.claims import Claims, read_claims
-from icedb.store import ObjectExists, ObjectInfo
+from icedb.store import ObjectInfo
 
 __all__ = ["ORPHANS_MAX", "SweepPlan", "SweepReport", "is_part", "named_by_claims", "plan_sweep", "sweep_orphans"]
 
@@ -82,7 +81,9 @@ def sweep_orphans(
     plan = _look(handle, min_age_ms)
     chosen = plan.orphans[: max(0, limit)]
     if chosen and not dry_run:
-        _check_clock(handle)
+        handle.check_writable()
+        # A clock that is a day ahead would take what is being written for old.
+        handle.check_clock("", put_after_ms=0)
         still = {i.key for i in _look(handle, min_age_ms).orphans}
         chosen = tuple(i for i in chosen if i.key in still)
         handle.store.delete([i.key for i in chosen])
@@ -107,19 +108,6 @@ def _check_age(handle: Handle, min_age_ms: int | None) -> int:
             f"was written: give at least {least_ms}."
         )
     return min_age_ms
-
-
-def _check_clock(handle: Handle) -> None:
-    """A clock that is a day ahead would take what is being written for old. An orphan of our own tells."""
-    handle.check_writable()
-    before_ms = handle.clock.now_ms()
-    key = handle.keys.part("", handle.clock.new_id())
-    try:
-        with suppress(ObjectExists):  # the key is random, so this is our own put: repeated by the client library
-            handle.store.create(key, b"")
-        handle.check_clock(key, put_after_ms=before_ms)
-    finally:
-        handle.store.delete([key])
 
 
 def _look(handle: Handle, min_age_ms: int) -> SweepPlan:
