@@ -110,9 +110,10 @@ def _check_nothing_left(world: World) -> None:
     if extra := parts - world.truth.live:
         raise Violation(f"objects that nothing needs were left: {sorted(extra)}")
     claims = [k for k in world.store.keys(keys.claims_prefix) if k != keys.probe]
-    # The last cleanup's own claim is younger than the grace period.
-    young = {keys.epoch_claim(n) for n in (world.truth.epoch, world.truth.epoch + 1)}
-    if old := [k for k in claims if k not in young]:
+    # The last cleanup's own claim is younger than the grace period; and the claim after each live epoch stays.
+    after_live = {n + 1 for n in world.checker.state().live_epochs}
+    kept = {keys.epoch_claim(n) for n in {world.truth.epoch, world.truth.epoch + 1} | after_live}
+    if old := [k for k in claims if k not in kept]:
         raise Violation(f"claims that nothing needs were left: {old}")
     if len(logs := world.store.keys(keys.log_prefix)) > LOG_FILES_MAX:
         raise Violation(f"so many log files were left: {logs}")
