@@ -42,6 +42,6 @@ class SystemClock:
 
 
 def writer_name(clock: Clock) -> str:
-    """A log file's `<writer>`: says where it came from, and is unique per open table (FORMAT: `[A-Za-z0-9.-]+`)."""
+    """A log file's `<writer>` (`[A-Za-z0-9.-]+`): says where it came from, and is unique per open table."""
     host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname()).strip("-")[:40] or "host"
     return f"{host}-{os.getpid()}-{clock.new_id()[:12]}"
