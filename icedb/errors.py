@@ -7,12 +7,14 @@
     │   ├── CommitContended          other exclusive commits always came first             (TimeoutError)
     │   └── PublicationTooLate       the parts or the claim are too old to be published    (TimeoutError)
     ├── LookFirst                whether it happened is not known: to repeat it could do it twice
-    │   └── CommitUncertain          published or not: only the table can tell             (RuntimeError)
+    │   ├── CommitUncertain          published or not: only the table can tell             (RuntimeError)
+    │   └── ViewBehind               the rows are committed, and a view of the table lacks them (RuntimeError)
     ├── FixInput                 the caller must change something
     │   ├── InvalidURI               no table can be at that address                       (ValueError)
     │   ├── InvalidOption            an unknown or contradictory option                    (ValueError)
     │   ├── InvalidBatch             the rows cannot become a table                        (ValueError)
     │   │   └── EmptyBatch               there is nothing to put in the place of what is there
+    │   ├── InvalidQuery             SQL that is not one query over the rows it is given   (ValueError)
     │   ├── InvalidPartitionExpression                                                     (ValueError)
     │   ├── InvalidPartitionValue    it cannot be part of an object's key                  (ValueError)
     │   ├── UnknownColumn                                                                  (KeyError)
@@ -59,6 +61,7 @@ __all__ = [
     "InvalidOption",
     "InvalidPartitionExpression",
     "InvalidPartitionValue",
+    "InvalidQuery",
     "InvalidURI",
     "InvariantViolated",
     "JavaNotFound",
@@ -78,6 +81,7 @@ __all__ = [
     "UnknownColumn",
     "UnsupportedStore",
     "UnsupportedType",
+    "ViewBehind",
 ]
 
 
@@ -125,6 +129,10 @@ class PublicationTooLate(TryAgain, TimeoutError):
     """The parts were written too long ago to be published; an orphan sweep may already have taken them."""
 
 
+class ViewBehind(LookFirst, RuntimeError):
+    """The rows are committed, but not to a view of the table: refresh the view, do not write the rows again."""
+
+
 class InvalidURI(FixInput, ValueError):
     """No table can be at that address."""
 
@@ -139,6 +147,10 @@ class InvalidBatch(FixInput, ValueError):
 
 class EmptyBatch(InvalidBatch):
     """There are no rows to put in the place of what is there."""
+
+
+class InvalidQuery(FixInput, ValueError):
+    """SQL that is not one query over the rows that it is given, or that asks for more than them."""
 
 
 class InvalidPartitionExpression(FixInput, ValueError):

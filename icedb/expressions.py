@@ -16,7 +16,7 @@ from typing import Any
 from icedb.engine import connect_sandbox
 from icedb.errors import IceDBError, InvalidOption
 
-__all__ = ["Conjunct", "Expression", "check_select", "parse_expression"]
+__all__ = ["Conjunct", "Expression", "check_select", "is_type", "parse_expression"]
 
 _UNSTABLE_KEYWORDS = frozenset(
     ("current_date", "current_time", "current_timestamp", "current_user", "localtime", "localtimestamp", "session_user")
@@ -73,6 +73,19 @@ def check_select(query: str, *, table: str) -> str:
         reason = f" ({tree['error_message']})" if tree.get("error_message") else ""
         raise InvalidOption(f"{table}: {str(query).strip()[:200]!r} is not one SELECT over t{reason}.")
     return query.strip().rstrip(";")
+
+
+def is_type(text: str) -> bool:
+    """Whether `text` is the name of a type and nothing else: safe inside `CAST(... AS text)`."""
+    tree = _syntax_tree(f"SELECT\nCAST(NULL AS {text}\n)\n")
+    if tree.get("error") or len(tree["statements"]) != 1:
+        return False
+    node = tree["statements"][0]["node"]
+    if node["type"] != "SELECT_NODE" or len(node["select_list"]) != 1 or _has_clauses(node):
+        return False
+    cast = node["select_list"][0]
+    child = cast.get("child") or {}
+    return cast.get("class") == "CAST" and not cast.get("alias") and child.get("class") == "CONSTANT"
 
 
 def _check(expression: Mapping[str, Any], refuse: Callable[[str], IceDBError]) -> None:

@@ -24,7 +24,7 @@ from icedb.format.records import Marker
 from icedb.format.snapshot import LogState
 from icedb.location import Location
 from icedb.options import Timing
-from icedb.partitions import PartitionExpression, parse_partition_by
+from icedb.partitions import PartitionExpression, partition_expressions
 from icedb.parts import WriteContext
 from icedb.reading import LogReader
 from icedb.spec import TableSpec, decode_spec
@@ -110,7 +110,7 @@ class Handle:
     def expressions(self) -> tuple[PartitionExpression, ...]:
         """The partition expressions of the spec, checked."""
         if self._expressions is None:
-            self._expressions = parse_partition_by(self.spec.partition_by, table=self.table)
+            self._expressions = partition_expressions(self.spec, table=self.table)
         return self._expressions
 
     @property

@@ -1,4 +1,4 @@
-"""Rows of any shape as one Arrow stream.
+"""Rows of any shape as one batch: an Arrow stream, and what Arrow does not tell of its columns.
 
 Accepts a list of dicts, everything with `__arrow_c_stream__` (pyarrow Table and RecordBatchReader, pandas,
 Polars, a DuckDB relation) and a pyarrow RecordBatch. Nothing of the caller's is modified or copied whole.
@@ -6,21 +6,51 @@ Polars, a DuckDB relation) and a pyarrow RecordBatch. Nothing of the caller's is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from icedb.errors import InvalidBatch
+from icedb.location import Location
 
-__all__ = ["Rows", "to_stream"]
+__all__ = ["Batch", "OnConflict", "Rows", "open_batch"]
 
 #: What `insert` and `overwrite` take.
 Rows = Any
 
+#: What becomes of values whose type is not the column's.
+OnConflict = Literal["raise", "cast", "quarantine"]
 
-def to_stream(data: Rows, *, table: str) -> pa.RecordBatchReader:
-    """The rows as a stream of record batches. Raises InvalidBatch, naming what is wrong."""
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows on their way into a table, and what their Arrow schema does not tell.
+
+    `types`: DuckDB types to cast columns to when they are read (Arrow has no JSON and no UUID). `parsed`: columns of
+    text whose values may be parsed as the type that the table has. `source`: where the rows come from, for people.
+    """
+
+    stream: pa.RecordBatchReader
+    types: Mapping[str, str] = field(default_factory=dict)
+    parsed: frozenset[str] = frozenset()
+    source: str = "insert"
+
+
+@contextmanager
+def open_batch(
+    data: Rows, *, location: Location, known: Mapping[str, str], on_conflict: OnConflict = "raise"
+) -> Iterator[Batch]:
+    """The rows as a batch, until the context ends. Raises InvalidBatch, naming what is wrong.
+
+    `location`: the table's, for messages and credentials. `known`: its columns, with their DuckDB types.
+    """
+    yield Batch(_to_stream(data, table=location.uri))
+
+
+def _to_stream(data: Rows, *, table: str) -> pa.RecordBatchReader:
     if isinstance(data, pa.RecordBatchReader):
         return data
     if isinstance(data, pa.RecordBatch):

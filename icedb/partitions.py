@@ -19,9 +19,10 @@ from icedb.engine import connect_sandbox, quote_name, quote_text
 from icedb.errors import InvalidPartitionExpression
 from icedb.expressions import parse_expression
 from icedb.format.names import decode_partition
-from icedb.schema import describe, typed_nothing
+from icedb.schema import checked_type, describe, typed_nothing
+from icedb.spec import TableSpec
 
-__all__ = ["PartitionExpression", "matching", "parse_partition_by", "partition_types"]
+__all__ = ["PartitionExpression", "matching", "parse_partition_by", "partition_expressions", "partition_types"]
 
 _PROBE = "__icedb_partition_value"
 _PATH = "__icedb_path"
@@ -33,6 +34,25 @@ class PartitionExpression:
 
     name: str
     sql: str
+    #: Only the paths tell the value (`path_columns` of the spec): no row's columns do, and `sql` is null.
+    path_only: bool = False
+
+
+def partition_expressions(spec: TableSpec, *, table: str) -> tuple[PartitionExpression, ...]:
+    """All partition columns of a spec, in the order of a path. Raises InvalidPartitionExpression, InvalidOption."""
+    computed = parse_partition_by(spec.partition_by, table=table)
+    told = tuple(
+        PartitionExpression(
+            name, f"CAST(NULL AS {checked_type(type_, what=f'path column {name!r}', table=table)})", True
+        )
+        for name, type_ in spec.path_columns.items()
+    )
+    names = [e.name.casefold() for e in (*computed, *told)]
+    if len(set(names)) < len(names):
+        raise InvalidPartitionExpression(
+            f"{table}: a partition column has two meanings: {list(spec.partition_by)}, {list(spec.path_columns)}."
+        )
+    return computed + told
 
 
 def parse_partition_by(partition_by: Sequence[str], *, table: str) -> tuple[PartitionExpression, ...]:

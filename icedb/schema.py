@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Literal
 
 import duckdb
 
-from icedb.engine import quote_name
-from icedb.errors import InvalidBatch, SchemaConflict, UnknownColumn, UnsupportedType
+from icedb.engine import connect_sandbox, quote_name
+from icedb.errors import InvalidBatch, InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
+from icedb.expressions import is_type
 
-__all__ = ["check_columns", "check_sort_columns", "describe", "new_columns", "storage_type", "typed_nothing"]
+__all__ = [
+    "check_columns",
+    "check_sort_columns",
+    "checked_type",
+    "describe",
+    "new_columns",
+    "storage_type",
+    "typed_nothing",
+]
 
 # Parquet has no such type, and reading the part would give another: the cast says so beforehand, without loss.
 _STORED_AS = {"TIMESTAMP_S": "TIMESTAMP", "TIMESTAMP_MS": "TIMESTAMP"}
@@ -41,6 +51,25 @@ def storage_type(type_: str, *, column: str, table: str) -> str:
                 f"{table}: column '{column}' is {type_}, which Parquet cannot hold without loss. Cast it to {remedy}."
             )
     return _STORED_AS.get(type_, type_)
+
+
+def checked_type(text: str, *, what: str, table: str) -> str:
+    """DuckDB's own name for a type that somebody else wrote; `what` has it. Raises InvalidOption when it is none."""
+    name = _canonical_type(text) if isinstance(text, str) else None
+    if name is None:
+        raise InvalidOption(f"{table}: the type of {what} is {text!r}, which is none of DuckDB's. Correct it.")
+    return name
+
+
+@lru_cache(maxsize=4096)
+def _canonical_type(text: str) -> str | None:
+    if not is_type(text):
+        return None
+    with connect_sandbox() as con:
+        try:
+            return describe(con, f"SELECT CAST(NULL AS {text}\n) AS value")["value"]
+        except duckdb.Error:
+            return None
 
 
 def describe(con: duckdb.DuckDBPyConnection, select: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ from icedb.format.records import Marker
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import Handle, Part
 from icedb.maintenance.pins import is_pinned
-from icedb.partitions import PartitionExpression, matching, parse_partition_by, partition_types
+from icedb.partitions import PartitionExpression, matching, partition_expressions, partition_types
 from icedb.scan import explain, relation
 from icedb.spec import TableSpec
 from icedb.store import ObjectNotFound
@@ -68,7 +68,7 @@ class Snapshot:
         """Those of the snapshot's time: the handle may have learned of others since."""
         if self._handle.spec is self._spec:
             return self._handle.expressions
-        return parse_partition_by(self._spec.partition_by, table=self.table)
+        return partition_expressions(self._spec, table=self.table)
 
     @property
     def rows(self) -> int | None:

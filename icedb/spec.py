@@ -12,7 +12,20 @@ import msgspec
 
 from icedb.errors import DamagedLog, InvalidOption
 
-__all__ = ["COMPRESSIONS", "Compression", "TableSpec", "decode_spec", "encode_spec"]
+__all__ = [
+    "COMPRESSIONS",
+    "Aggregating",
+    "Compression",
+    "Dedup",
+    "Merging",
+    "Replacing",
+    "SchemaPolicy",
+    "TableSpec",
+    "View",
+    "check_spec",
+    "decode_spec",
+    "encode_spec",
+]
 
 Compression = Literal["zstd", "snappy", "gzip", "lz4_raw", "brotli", "uncompressed"]
 COMPRESSIONS: tuple[Compression, ...] = ("zstd", "snappy", "gzip", "lz4_raw", "brotli", "uncompressed")
@@ -20,6 +33,48 @@ COMPRESSIONS: tuple[Compression, ...] = ("zstd", "snappy", "gzip", "lz4_raw", "b
 SPEC_VERSION = 1
 # DuckDB's own default, and a multiple of its vector size: smaller groups prune better, larger ones compress better.
 ROW_GROUP_ROWS = 122_880
+
+
+#: Whether a batch may bring columns that nobody declared.
+SchemaPolicy = Literal["open", "declared"]
+
+
+class Dedup(msgspec.Struct, frozen=True, tag_field="kind", tag="dedup"):
+    """Of the rows of a partition that are equal in `by`, a merge keeps one."""
+
+    by: tuple[str, ...]
+
+
+class Replacing(msgspec.Struct, frozen=True, tag_field="kind", tag="replacing"):
+    """Of the rows of a partition that are equal in `by`, a merge keeps the one with the greatest `version`."""
+
+    by: tuple[str, ...]
+    version: str
+
+
+class Aggregating(msgspec.Struct, frozen=True, tag_field="kind", tag="aggregating", kw_only=True):
+    """The rows of a partition that are equal in `by` become one, in which the other columns are aggregated.
+
+    `count` names a column that every row is inserted with, as 1, and that merges sum. Each column of the table is named
+    exactly once.
+    """
+
+    by: tuple[str, ...]
+    sum: tuple[str, ...] = ()
+    min: tuple[str, ...] = ()
+    max: tuple[str, ...] = ()
+    any: tuple[str, ...] = ()
+    count: str = ""
+
+
+Merging = Dedup | Replacing | Aggregating
+
+
+class View(msgspec.Struct, frozen=True):
+    """A table beside this one, by its name, that every insert feeds with the answer of a query over `_rows`."""
+
+    name: str
+    query: str
 
 
 class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -38,6 +93,40 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     row_group_rows: int = ROW_GROUP_ROWS
     #: Where log and claims are, when they are not beside the parts. Not written when empty.
     log_uri: str = ""
+    #: Columns that were declared before any batch brought them, with their DuckDB types.
+    columns: dict[str, str] = {}
+    #: Columns that no row may lack.
+    required: tuple[str, ...] = ()
+    schema_policy: SchemaPolicy = "open"
+    #: A query over `_rows`, the rows of a batch: its answer is what is stored. Empty: the rows themselves.
+    insert_query: str = ""
+    #: A query over `source_files`, the rows of parts that are merged: its answer is the new part.
+    merge_query: str = ""
+    #: A ready-made merge query instead.
+    merging: Merging | None = None
+    #: Whether each row gets a unique `_row_id`, unless it brings one.
+    row_id: bool = False
+    #: Whether the column `_partition`, which chooses a row's partition, is stored too.
+    preserve_partition: bool = False
+    #: Partition columns that only the paths tell, after those of `partition_by`, with their DuckDB types.
+    path_columns: dict[str, str] = {}
+    views: tuple[View, ...] = ()
+
+
+#: What `_table.json` says only when it is not the default: tables that do not use it stay as small as they were.
+_WHEN_USED = (
+    "log_uri",
+    "columns",
+    "required",
+    "schema_policy",
+    "insert_query",
+    "merge_query",
+    "merging",
+    "row_id",
+    "preserve_partition",
+    "path_columns",
+    "views",
+)
 
 
 def check_spec(spec: TableSpec, *, table: str) -> None:
@@ -51,12 +140,14 @@ def check_spec(spec: TableSpec, *, table: str) -> None:
         raise InvalidOption(f"{table}: sort_by names a column twice: {list(spec.sort_by)}.")
 
 
-def encode_spec(spec: TableSpec) -> bytes:
-    """The bytes of `_table.json`."""
+def encode_spec(spec: TableSpec, *, indent: int = 2) -> bytes:
+    """The bytes of `_table.json`; with an indent of 0, of a spec inside a log file: one line."""
+    default = TableSpec()
     fields = msgspec.to_builtins(spec)
-    if not spec.log_uri:
-        del fields["log_uri"]
-    return msgspec.json.format(msgspec.json.encode(fields), indent=2)
+    for name in _WHEN_USED:
+        if getattr(spec, name) == getattr(default, name):
+            del fields[name]
+    return msgspec.json.format(msgspec.json.encode(fields), indent=indent or -1)
 
 
 def decode_spec(body: bytes, *, table: str, key: str) -> TableSpec:

@@ -18,13 +18,12 @@ from typing import Self
 import duckdb
 import msgspec
 
-from icedb.clock import Clock, SystemClock
+from icedb.clock import SystemClock
 from icedb.commit import Commit
-from icedb.errors import InvalidOption, TableExists, TableNotFound
+from icedb.errors import InvalidOption, TableNotFound
 from icedb.handle import Fencing, Handle
-from icedb.inputs import Rows, to_stream
+from icedb.inputs import Rows, open_batch
 from icedb.location import parse_location, with_log
-from icedb.log_store import claim_log_store, find_log_store
 from icedb.maintenance.alter import alter
 from icedb.maintenance.cleanup import DELETES_MAX, CleanupReport, cleanup
 from icedb.maintenance.delete import DeleteReport, delete
@@ -36,16 +35,17 @@ from icedb.maintenance.pins import Expires, Pin, pin, read_pins, unpin
 from icedb.maintenance.restore import RestoreReport, restore
 from icedb.maintenance.rewrite import RewriteReport, rewrite_partition
 from icedb.maintenance.verify import VerifyReport, verify
+from icedb.opening import create_handle, open_handle
 from icedb.options import Timing
 from icedb.parts import WrittenParts
 from icedb.rewriting import rewrite_parts
 from icedb.snapshot import Snapshot, take_snapshot
-from icedb.spec import ROW_GROUP_ROWS, Compression, TableSpec, check_spec, decode_spec, encode_spec
-from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, open_store
+from icedb.spec import ROW_GROUP_ROWS, Compression, TableSpec
+from icedb.store import open_store
 from icedb.transactions import Txn, check_txn, is_recorded, repeated
 from icedb.writing import publish_append, publish_overwrite, write_stream
 
-__all__ = ["AsOf", "Table", "as_of_ms", "open_handle"]
+__all__ = ["AsOf", "Table", "as_of_ms"]
 
 #: A point in time: an aware datetime, or unix milliseconds.
 AsOf = datetime | int
@@ -119,14 +119,7 @@ class Table:
             row_group_rows=row_group_rows,
             log_uri=location.log.uri if location.log else "",
         )
-        check_spec(spec, table=store.location.uri)
-        handle = Handle(store, spec, timing=timing, fencing=fencing)
-        _ = handle.expressions  # refuses a bad one before anything is written
-        _refuse_foreign_log(handle)
-        claim_log_store(handle)
-        handle.check_writable()
-        _create_spec(handle)
-        return cls(handle)
+        return cls(create_handle(store, spec, timing=timing, fencing=fencing))
 
     @classmethod
     def open(
@@ -189,7 +182,8 @@ class Table:
         return publish_overwrite(self._handle, self._write(data), partitions)
 
     def _write(self, data: Rows) -> WrittenParts:
-        return write_stream(self._handle, to_stream(data, table=self.uri))
+        with open_batch(data, location=self._handle.location, known=self._handle.known_schema) as batch:
+            return write_stream(self._handle, batch.stream)
 
     # ------------------------------------------------------------------------------------ read
 
@@ -378,28 +372,6 @@ class Table:
         return verify(self._handle, deep=deep)
 
 
-def open_handle(
-    store: ObjectStore,
-    *,
-    log_storage_options: Mapping[str, str] | None = None,
-    timing: Timing | None = None,
-    fencing: Fencing = "claims",
-    clock: Clock | None = None,
-) -> Handle:
-    """The handle of the table in a store, and of its log, if that is in another. Raises TableNotFound, DamagedLog."""
-    location = store.location
-    try:
-        body = store.get(location.keys.spec).body
-    except ObjectNotFound:
-        raise TableNotFound(
-            f"{location.uri}: there is no table ('{location.keys.spec}' is missing). Create one with Table.create, or "
-            "correct the address."
-        ) from None
-    spec = decode_spec(body, table=location.uri, key=location.keys.spec)
-    store = find_log_store(store, spec, log_storage_options)
-    return Handle(store, spec, timing=timing, fencing=fencing, clock=clock)
-
-
 def _check_types(table: str, partition_by: object, sort_by: object, row_group_rows: object) -> None:
     """What a type checker would have said."""
     for name, texts in (("partition_by", partition_by), ("sort_by", sort_by)):
@@ -407,32 +379,6 @@ def _check_types(table: str, partition_by: object, sort_by: object, row_group_ro
             raise InvalidOption(f"{table}: {name} must be a list of texts, not {texts!r}.")
     if not isinstance(row_group_rows, int):
         raise InvalidOption(f"{table}: row_group_rows must be a whole number, not {row_group_rows!r}.")
-
-
-def _refuse_foreign_log(handle: Handle) -> None:
-    if handle.log.list_after(None) and not _has_spec(handle):
-        raise TableExists(
-            f"{handle.table}: log files are there already (of a table that another program made, or whose "
-            "_table.json was lost). Choose another address, or restore '_table.json'."
-        )
-
-
-def _create_spec(handle: Handle) -> None:
-    body = encode_spec(handle.spec)
-    try:
-        handle.store.create(handle.keys.spec, body)
-    except ObjectExists:
-        # The spec holds a random id: equal bytes are our own put, answered too late and repeated.
-        if handle.store.get(handle.keys.spec).body != body:
-            raise TableExists(f"{handle.table}: a table is there already. Open it with Table.open.") from None
-
-
-def _has_spec(handle: Handle) -> bool:
-    try:
-        handle.store.head(handle.keys.spec)
-    except ObjectNotFound:
-        return False
-    return True
 
 
 def as_of_ms(as_of: AsOf) -> int:

@@ -19,7 +19,7 @@ import msgspec
 
 from icedb import Table
 from icedb.errors import SnapshotExpired
-from icedb.inputs import to_stream
+from icedb.inputs import open_batch
 from icedb.maintenance.pins import pin, read_pins
 from icedb.options import MINUTE_MS
 from icedb.testing import ClockedStore, ManualClock, check_sound, create_table
@@ -116,8 +116,9 @@ class Story:
         self.at(210).cleanup()
         self.at(220).insert([{**row, "price": 2.5} for row in rows("06 00:10 9 buy")], txn=("orders", 2))
         self.at(225).insert(rows("06 00:20 3 open"))
-        crashed = to_stream(rows("06 00:30 7 open"), table=self.table.uri)
-        write_stream(self.at(230).handle, crashed)  # and never published
+        handle = self.at(230).handle
+        with open_batch(rows("06 00:30 7 open"), location=handle.location, known={}) as crashed:
+            write_stream(handle, crashed.stream)  # and never published
 
 
 def rows(*texts: str) -> list[dict[str, Any]]:

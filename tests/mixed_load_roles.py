@@ -23,9 +23,9 @@ from icedb import Table, Timing
 from icedb.errors import LookFirst, SnapshotExpired, TryAgain
 from icedb.location import parse_location
 from icedb.objects import StoredObject
+from icedb.opening import open_handle
 from icedb.snapshot import Snapshot
 from icedb.store import open_store
-from icedb.table import open_handle
 from icedb.testing import FaultyStore, Request
 
 # As short as their rules allow on a busy machine: a run of a minute sees claims voided, grace periods end, orphans go.

@@ -15,9 +15,9 @@ from icedb.errors import ClockSkew, DamagedLog, GraceTooShort, StoreUnavailable
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
 from icedb.location import parse_location
+from icedb.opening import open_handle
 from icedb.options import DAY_MS, HOUR_MS
 from icedb.store import StoredObject, open_store
-from icedb.table import open_handle
 from icedb.testing import (
     ClockedStore,
     Crash,

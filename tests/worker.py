@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from icedb.location import parse_location
+from icedb.opening import open_handle
 from icedb.options import Timing
 from icedb.store import open_store
-from icedb.table import Table, open_handle
+from icedb.table import Table
 from icedb.testing import FaultyStore, Request
 
 

@@ -18,8 +18,8 @@ from icedb.exclusive import exclusive
 from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
-from icedb.partitions import parse_partition_by, partition_types
-from icedb.spec import TableSpec, check_spec
+from icedb.partitions import parse_partition_by, partition_expressions, partition_types
+from icedb.spec import TableSpec, check_spec, encode_spec
 
 __all__ = ["alter"]
 
@@ -55,7 +55,7 @@ class _Alter:
             return None
         _check(new, state)
         new = msgspec.structs.replace(_with_earlier(old, new, state.table), revision=old.revision + 1)
-        self.new, encoded = new, msgspec.json.encode(new)
+        self.new, encoded = new, encode_spec(new, indent=0)
         # The older revisions go with the log files that they are in.
         holders = [k for k, f in state.effective.items() if not isinstance(f.file.spec, msgspec.UnsetType)]
         replaces = set(state.replaceable((), t_ms=t_ms)) | (set(holders) - state.far_ahead(t_ms))
@@ -79,7 +79,7 @@ def _with_earlier(old: TableSpec, new: TableSpec, table: str) -> TableSpec:
 
 def _check(spec: TableSpec, state: LogState) -> None:
     check_spec(spec, table=state.table)
-    expressions = parse_partition_by(spec.partition_by, table=state.table)
+    expressions = partition_expressions(spec, table=state.table)
     if not state.schema:
         return
     partition_types(expressions, state.schema, table=state.table)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from icedb.clock import Clock
 from icedb.format.snapshot import LogState, live_to_v3_readers
+from icedb.opening import open_handle
 from icedb.options import Timing
 from icedb.reading import LogReader
 from icedb.spec import TableSpec, encode_spec
 from icedb.store import ObjectStore
-from icedb.table import Table, open_handle
+from icedb.table import Table
 
 __all__ = ["check_sound", "create_table", "live_to_v3_readers", "open_table"]
 
