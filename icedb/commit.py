@@ -50,6 +50,9 @@ class Commit:
     tombstoned: tuple[Part, ...] = ()
     #: The transaction had been committed before: nothing was added now.
     repeated: bool = False
+    #: Rows that did not fit, and the address of the table that they went to (`on_conflict="quarantine"`).
+    quarantined_rows: int = 0
+    quarantine: str | None = None
 
     @property
     def committed(self) -> bool:

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import duckdb
 
-from icedb.errors import StoreUnavailable
+from icedb.errors import InvalidOption, StoreUnavailable
 from icedb.location import Location
 
 __all__ = [
     "MEMORY_BYTES_MIN",
+    "check_write_memory",
     "connect_reader",
     "connect_sandbox",
     "memory_bytes_default",
@@ -29,6 +30,8 @@ __all__ = [
 MIB = 1024 * 1024
 # DuckDB spills what does not fit; below this not even its buffers for sorting rows of some hundred bytes do.
 MEMORY_BYTES_MIN = 256 * MIB
+# A batch is sorted in smaller pieces than parts are merged.
+WRITE_MEMORY_BYTES_MIN = 64 * MIB
 # More brings nothing: a part is a few hundred megabytes, and only a few are written at a time.
 MEMORY_BYTES_MAX = 16 * 1024 * MIB
 # What a thread of DuckDB needs to read, sort and write Parquet.
@@ -51,17 +54,20 @@ def quote_text(text: str) -> str:
 
 
 def connect_sandbox(folder: Path | None = None, *, memory_bytes: int | None = None) -> duckdb.DuckDBPyConnection:
-    """A connection that can read and write in `folder` only (None: nowhere), spilling there too."""
+    """A connection that can read and write in `folder` only, spilling there too (None: nowhere)."""
     con = duckdb.connect(":memory:")
     con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
     con.execute("SET enable_progress_bar = false")  # a library prints nothing
     con.execute("SET autoinstall_known_extensions = false; SET autoload_known_extensions = false")
     con.execute("SET preserve_insertion_order = true")
+    con.execute("SET arrow_lossless_conversion = true")  # what leaves keeps its type: a UUID, a number of 128 bits
     if memory_bytes is not None:
         con.execute(f"SET memory_limit = '{memory_bytes}B'")
     if folder is not None:
         con.execute(f"SET temp_directory = {quote_text(str(folder / 'spill'))}")
         con.execute(f"SET allowed_directories = [{quote_text(str(folder))}]")
+    else:
+        con.execute("SET temp_directory = ''")  # else it is `.tmp` below the working directory, which could be read
     # Python objects are registered by name; SQL must not find others by theirs.
     con.execute("SET python_enable_replacements = false")
     con.execute("SET enable_external_access = false")
@@ -77,6 +83,18 @@ def memory_bytes_default() -> int:
         text = path.read_text().strip() if path.exists() else ""
         available = min(available, int(text)) if text.isdigit() else available
     return max(MEMORY_BYTES_MIN, min(available // 2, MEMORY_BYTES_MAX))
+
+
+def check_write_memory(memory_bytes: int | None, *, table: str) -> int:
+    """The memory that writing a batch may use; None: half of the machine's. Raises InvalidOption."""
+    if memory_bytes is None:
+        return memory_bytes_default()
+    if isinstance(memory_bytes, int) and memory_bytes >= WRITE_MEMORY_BYTES_MIN:
+        return memory_bytes
+    raise InvalidOption(
+        f"{table}: memory_bytes is {memory_bytes!r}; give at least {WRITE_MEMORY_BYTES_MIN}. What does not fit is "
+        "spilled to disk."
+    )
 
 
 def connect_reader(

@@ -87,6 +87,35 @@ class Location:
         return self.root if self.scheme == "file" else f"{self.scheme}://{self.root}"
 
     @property
+    def storage_options(self) -> dict[str, str]:
+        """What `parse_location` would have to be given for this address. Holds secrets."""
+        options = {"AWS_ENDPOINT_URL": self.endpoint, "AWS_REGION": self.region}
+        if self.explicit_credentials is not None:
+            options["AWS_ACCESS_KEY_ID"] = self.explicit_credentials.access_key_id
+            options["AWS_SECRET_ACCESS_KEY"] = self.explicit_credentials.secret_access_key
+            options["AWS_SESSION_TOKEN"] = self.explicit_credentials.session_token
+        if self.virtual_hosted:
+            options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = "true"
+        if not self.fsync:
+            options["FSYNC"] = "false"
+        return {name: value for name, value in options.items() if value}
+
+    def beside(self, name: str) -> Location:
+        """The address of another table in the same folder. Raises InvalidURI when this one is a whole bucket."""
+        whole = self.root if self.scheme == "file" else self.prefix
+        parent, slash, own = whole.rpartition("/")
+        if not own:
+            raise InvalidURI(f"{self.uri}: a table that is a whole bucket has no tables beside it. Give it a prefix.")
+        path = f"{parent}{slash}{name}"
+        changed = replace(self, root=path) if self.scheme == "file" else replace(self, prefix=path)
+        return replace(changed, log=None)
+
+    @property
+    def name(self) -> str:
+        """The last step of the address."""
+        return (self.root if self.scheme == "file" else self.prefix).rpartition("/")[2]
+
+    @property
     def keys(self) -> Keys:
         """The names of the table's objects."""
         return Keys(self.prefix, log_root=None if self.log is None else self.log.prefix)

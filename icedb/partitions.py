@@ -22,7 +22,8 @@ from icedb.format.names import decode_partition
 from icedb.schema import checked_type, describe, typed_nothing
 from icedb.spec import TableSpec
 
-__all__ = ["PartitionExpression", "matching", "parse_partition_by", "partition_expressions", "partition_types"]
+__all__ = ["PartitionExpression", "matching", "parse_partition_by", "partition_expressions", "partition_types",
+           "path_value_types"]  # fmt: skip
 
 _PROBE = "__icedb_partition_value"
 _PATH = "__icedb_path"
@@ -36,6 +37,8 @@ class PartitionExpression:
     sql: str
     #: Only the paths tell the value (`path_columns` of the spec): no row's columns do, and `sql` is null.
     path_only: bool = False
+    #: The columns that it names, case folded. A parameter of a lambda looks like a column.
+    columns: frozenset[str] = frozenset()
 
 
 def partition_expressions(spec: TableSpec, *, table: str) -> tuple[PartitionExpression, ...]:
@@ -77,7 +80,8 @@ def _parse(text: str, table: str) -> PartitionExpression:
     name = parsed.alias or parsed.column
     if not name:
         raise refuse("has no name; add 'AS name'")
-    return PartitionExpression(name, parsed.sql)
+    columns = frozenset[str]().union(*(c.columns for c in parsed.conjuncts))
+    return PartitionExpression(name, parsed.sql, columns=columns)
 
 
 def partition_types(
@@ -129,6 +133,24 @@ def _types(
             )
         types[expression.name] = described[_PROBE]
     return types
+
+
+def path_value_types(values: Mapping[str, Sequence[str | None]]) -> dict[str, str]:
+    """Name -> the type of the values that paths have for it: BIGINT, DATE, TIMESTAMP, or VARCHAR.
+
+    Only a type that writes each of them as it is: `07` is text.
+    """
+    with connect_sandbox() as con:
+        return {name: _path_value_type(con, [v for v in of_name if v is not None]) for name, of_name in values.items()}
+
+
+def _path_value_type(con: duckdb.DuckDBPyConnection, values: Sequence[str]) -> str:
+    con.execute("CREATE OR REPLACE TABLE v AS SELECT unnest(CAST($1 AS VARCHAR[])) AS text", [list(values)])
+    for type_ in ("BIGINT", "DATE", "TIMESTAMP"):
+        same = f"SELECT bool_and(coalesce(CAST(TRY_CAST(text AS {type_}) AS VARCHAR) = text, false)) FROM v"
+        if con.execute(same).fetchone() == (True,):
+            return type_
+    return "VARCHAR"
 
 
 def matching(partitions: Sequence[str], where: str, types: Mapping[str, str], *, table: str) -> list[str]:

@@ -6,6 +6,7 @@ such a table yet.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -22,6 +23,7 @@ __all__ = [
     "SchemaPolicy",
     "TableSpec",
     "View",
+    "all_columns",
     "check_spec",
     "decode_spec",
     "encode_spec",
@@ -127,6 +129,11 @@ _WHEN_USED = (
     "path_columns",
     "views",
 )
+
+
+def all_columns(spec: TableSpec, schema: Mapping[str, str]) -> dict[str, str]:
+    """Declared columns, and those of the log's schema, which has the last word."""
+    return {**spec.columns, **schema}
 
 
 def check_spec(spec: TableSpec, *, table: str) -> None:

@@ -1,73 +1,101 @@
-"""From rows to a commit: the one way in, for `Table`, the Spark source and the IO manager.
+"""From rows of any shape to a commit: what `Table.insert` and `Table.overwrite` do.
 
-Parts are written first and are invisible; publishing them is one commit, plain when the table has all their
-columns, exclusive when they bring one. When the batch is refused, its parts are deleted again; when publishing
-failed, they stay behind as orphans, for nobody may know whether a log file names them.
+A batch may concern other tables than its own: rows that do not fit go to the table's quarantine, and views are fed
+(`icedb.views`). The quarantine is committed first, so that no row is lost; a view last, for it shows what is committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import get_args
 
-import pyarrow as pa
-
-from icedb.commit import Commit, append, nothing_to_commit
-from icedb.errors import EmptyBatch, FixInput
-from icedb.exclusive import exclusive
+from icedb.commit import Commit
+from icedb.engine import check_write_memory
+from icedb.errors import InvalidOption
 from icedb.handle import Handle
-from icedb.maintenance.drop import replace_partitions
-from icedb.maintenance.operations import Append
-from icedb.parts import WrittenParts, discard, write_parts
-from icedb.schema import check_columns, new_columns
-from icedb.transactions import Txn, append_once
+from icedb.inputs import Batch, OnConflict, Rows, open_batch
+from icedb.opening import open_beside
+from icedb.parts import put_parts
+from icedb.publishing import prepare, publish_append, publish_overwrite
+from icedb.spec import TableSpec
+from icedb.staging import QUARANTINE_COLUMNS, Stage, stage_rows
+from icedb.transactions import Txn, is_recorded, repeated
+from icedb.views import discard_views, publish_views, write_views
 
-__all__ = ["publish_append", "publish_overwrite", "write_stream"]
-
-
-def write_stream(handle: Handle, stream: pa.RecordBatchReader) -> WrittenParts:
-    """Write a stream of rows as parts of the table; nothing is visible yet. Raises as `write_parts` does."""
-    handle.check_writable()
-    if not handle.known_schema:
-        handle.read()
-    return write_parts(handle.write_context(), stream, store=handle.store, clock=handle.clock)
+__all__ = ["insert", "overwrite"]
 
 
-def publish_append(handle: Handle, written: WrittenParts, *, txn: Txn | None = None) -> Commit:
-    """Make parts visible beside what is there; with a `txn`, exactly once. Without parts there is no commit."""
-    if not written.markers:
-        return nothing_to_commit(handle)
-    if new_columns(written.schema, handle.known_schema):
-        handle.read()  # another writer may have brought the same column meanwhile, with the same type or another
-    # Once, for both questions: another thread may learn of a column at any moment.
-    known = handle.known_schema
-    _check(handle, written, known)
-    if txn is not None:
-        return append_once(handle, written, txn)
-    if new_columns(written.schema, known):
-        return exclusive(handle, Append(written))
-    return append(handle, written.markers, written.schema, born_ms=written.born_ms)
+def insert(
+    handle: Handle,
+    data: Rows,
+    *,
+    txn: Txn | None = None,
+    on_conflict: OnConflict = "raise",
+    memory_bytes: int | None = None,
+) -> Commit:
+    """Append rows; see `Table.insert`."""
+    done = txn is not None and is_recorded(handle.read(fresh=True), txn)
+    if done and not handle.spec.views:
+        return repeated(handle)
+    with _staged(handle, data, on_conflict, memory_bytes) as stage:
+        aside = _set_aside(handle, stage, txn)
+        views = write_views(handle, stage)
+        try:
+            if done:
+                commit = repeated(handle)
+            else:
+                written = put_parts(stage, store=handle.store, clock=handle.clock)
+                commit = publish_append(handle, written, txn=txn)
+        except BaseException:
+            discard_views(views)  # never published: only a source that is committed has its views published
+            raise
+        publish_views(handle, views, txn)
+    return replace(commit, quarantined_rows=stage.misfits, quarantine=aside)
 
 
-def publish_overwrite(handle: Handle, written: WrittenParts, partitions: Sequence[str] | str | None) -> Commit:
-    """Make parts visible in the place of the live parts of some partitions (None: of the whole table)."""
-    if not written.markers:
-        raise EmptyBatch(
-            f"{handle.table}: the batch has no rows, so an overwrite would only delete. Use drop_partitions for that."
-        )
-    handle.read()
-    _check(handle, written, handle.known_schema)
-    try:
-        return replace_partitions(handle, written, partitions)
-    except FixInput:
-        # Refused before anything was claimed, or by `exclusive`, which deletes them too: twice does no harm.
-        discard(handle.store, [m.key for m in written.markers])
-        raise
+def overwrite(
+    handle: Handle,
+    data: Rows,
+    partitions: Sequence[str] | str | None,
+    *,
+    on_conflict: OnConflict = "raise",
+    memory_bytes: int | None = None,
+) -> Commit:
+    """Replace live parts by rows; see `Table.overwrite`."""
+    with _staged(handle, data, on_conflict, memory_bytes) as stage:
+        aside = _set_aside(handle, stage, None)
+        written = put_parts(stage, store=handle.store, clock=handle.clock)
+    commit = publish_overwrite(handle, written, partitions)
+    return replace(commit, quarantined_rows=stage.misfits, quarantine=aside)
 
 
-def _check(handle: Handle, written: WrittenParts, known: Mapping[str, str]) -> None:
-    """Types, too: the parts were written against what was known then."""
-    try:
-        check_columns(written.schema, known, table=handle.table)
-    except FixInput:
-        discard(handle.store, [m.key for m in written.markers])
-        raise
+@contextmanager
+def _staged(handle: Handle, data: Rows, on_conflict: OnConflict, memory_bytes: int | None) -> Iterator[Stage]:
+    if on_conflict not in get_args(OnConflict):
+        raise InvalidOption(f"{handle.table}: on_conflict is {on_conflict!r}; give 'raise', 'cast' or 'quarantine'.")
+    memory_bytes = check_write_memory(memory_bytes, table=handle.table)
+    prepare(handle)
+    # A query makes the table's columns of others, which may have the same names.
+    known = {} if handle.spec.insert_query else handle.columns
+    context = handle.write_context()
+    with (
+        open_batch(data, location=handle.location, known=known, on_conflict=on_conflict) as batch,
+        stage_rows(context, batch, on_conflict=on_conflict, memory_bytes=memory_bytes) as stage,
+    ):
+        yield stage
+
+
+def _set_aside(handle: Handle, stage: Stage, txn: Txn | None) -> str | None:
+    """Commit the rows that do not fit to the table's quarantine, whose address it returns; None when there are none."""
+    if not stage.misfits:
+        return None
+    spec = TableSpec(id=handle.clock.new_id(), columns=dict(QUARANTINE_COLUMNS), sort_by=("quarantined_at",))
+    quarantine = open_beside(handle, f"{handle.location.name}_quarantine", spec)
+    prepare(quarantine)
+    rows = Batch(stage.set_aside(handle.clock.now_ms()))
+    with stage_rows(quarantine.write_context(), rows) as staged:
+        written = put_parts(staged, store=quarantine.store, clock=quarantine.clock)
+    publish_append(quarantine, written, txn=txn)
+    return quarantine.table

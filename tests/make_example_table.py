@@ -23,7 +23,7 @@ from icedb.inputs import open_batch
 from icedb.maintenance.pins import pin, read_pins
 from icedb.options import MINUTE_MS
 from icedb.testing import ClockedStore, ManualClock, check_sound, create_table
-from icedb.writing import write_stream
+from icedb.publishing import write_batch
 
 FOLDER = Path(__file__).parents[1] / "docs" / "example-table"
 WRITER = "example-1-0123456789ab"
@@ -118,7 +118,7 @@ class Story:
         self.at(225).insert(rows("06 00:20 3 open"))
         handle = self.at(230).handle
         with open_batch(rows("06 00:30 7 open"), location=handle.location, known={}) as crashed:
-            write_stream(handle, crashed.stream)  # and never published
+            write_batch(handle, crashed)  # and never published
 
 
 def rows(*texts: str) -> list[dict[str, Any]]:

@@ -25,7 +25,16 @@ from urllib.parse import unquote
 
 from icedb.errors import DamagedLog, InvalidOption, InvalidPartitionValue, InvalidURI
 
-__all__ = ["NULL_VALUE", "Keys", "LogName", "decode_partition", "encode_partition", "partition_of"]
+__all__ = [
+    "NULL_VALUE",
+    "Keys",
+    "LogName",
+    "decode_partition",
+    "encode_partition",
+    "encode_partition_text",
+    "partition_of",
+    "stored_path",
+]
 
 # Hive's name for null, which DuckDB, Spark and pyarrow read back as null.
 NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"
@@ -207,6 +216,46 @@ def encode_partition(values: Mapping[str, str | None]) -> str:
                 "such as a prefix or a hash of it."
             )
     return "/".join(segments)
+
+
+def encode_partition_text(text: str, names: Sequence[str], *, table: str) -> str:
+    """A partition's path from the text of one, such as `d=2026-11-21/city=New York`: its values are encoded.
+
+    `names` are the table's partition columns, which the text must give in their order; without any, every path will do,
+    and its segments need not be Hive style. Raises InvalidPartitionValue.
+    """
+    segments = text.split("/") if text else []
+    pairs = [segment.partition("=") for segment in segments]
+    if has_unsafe_segment(segments) or any(equals and not name for name, equals, _ in pairs):
+        raise InvalidPartitionValue(
+            f"{table}: '{text[:200]}' cannot be a partition: it has a segment that is empty, '.', '..' or has no name."
+        )
+    if names and [name for name, _, _ in pairs] != list(names):
+        raise InvalidPartitionValue(
+            f"{table}: '{text[:200]}' is no partition of this table, whose paths are "
+            f"'{'/'.join(f'{name}=...' for name in names)}'."
+        )
+    path = "/".join(
+        f"{encode_value(name)}{equals}{value if value in ('', NULL_VALUE) else encode_value(value)}"
+        for name, equals, value in pairs
+    )
+    if any(len(segment.encode()) > SEGMENT_BYTES_MAX for segment in path.split("/")):
+        raise InvalidPartitionValue(
+            f"{table}: a segment of the partition '{text[:80]}...' needs more than {SEGMENT_BYTES_MAX} bytes. Use "
+            "something shorter, such as a prefix or a hash of it."
+        )
+    return path
+
+
+def stored_path(path: str) -> str:
+    """The path under which this library stores a partition, from any that means the same values.
+
+    A person writes `city=New York`, and so may a program of IceDB v3 have stored it.
+    """
+    return "/".join(
+        "=".join(part if part == NULL_VALUE else encode_value(unquote(part)) for part in segment.split("=", 1))
+        for segment in (path.split("/") if path else ())
+    )
 
 
 def decode_partition(path: str) -> dict[str, str | None]:

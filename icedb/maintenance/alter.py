@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from icedb.commit import Commit
+from icedb.declared import checked_spec
 from icedb.errors import InvalidPartitionExpression, UnknownColumn
 from icedb.exclusive import exclusive
 from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
-from icedb.partitions import parse_partition_by, partition_expressions, partition_types
-from icedb.spec import TableSpec, check_spec, encode_spec
+from icedb.partitions import parse_partition_by
+from icedb.spec import TableSpec, all_columns, encode_spec
 
 __all__ = ["alter"]
 
@@ -53,7 +54,7 @@ class _Alter:
         new = self.change(old)
         if new == old:
             return None
-        _check(new, state)
+        new = _checked(new, state)
         new = msgspec.structs.replace(_with_earlier(old, new, state.table), revision=old.revision + 1)
         self.new, encoded = new, encode_spec(new, indent=0)
         # The older revisions go with the log files that they are in.
@@ -77,14 +78,14 @@ def _with_earlier(old: TableSpec, new: TableSpec, table: str) -> TableSpec:
     return msgspec.structs.replace(new, earlier_partition_by=retired)
 
 
-def _check(spec: TableSpec, state: LogState) -> None:
-    check_spec(spec, table=state.table)
-    expressions = partition_expressions(spec, table=state.table)
+def _checked(spec: TableSpec, state: LogState) -> TableSpec:
+    spec = checked_spec(spec, table=state.table, schema=state.schema)
     if not state.schema:
-        return
-    partition_types(expressions, state.schema, table=state.table)
-    if unknown := [c for c in spec.sort_by if c not in state.schema]:
+        return spec
+    columns = all_columns(spec, state.schema)
+    if unknown := [c for c in spec.sort_by if c not in columns]:
         raise UnknownColumn(
             f"{state.table}: sort_by names '{unknown[0]}', and the table has no such column (it has "
-            f"{sorted(state.schema)}). Correct sort_by."
+            f"{sorted(columns)}). Correct sort_by."
         )
+    return spec

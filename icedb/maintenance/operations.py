@@ -8,9 +8,11 @@ from icedb.errors import InvariantViolated
 from icedb.format.records import Marker
 from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState
+from icedb.handle import Handle
 from icedb.parts import WrittenParts
 from icedb.rewriting import Rewrite
 from icedb.schema import check_columns
+from icedb.spec import all_columns
 
 __all__ = ["Append", "Replace", "Rewritten"]
 
@@ -23,15 +25,17 @@ class Append:
 
     reads_everything = False
 
-    def __init__(self, written: WrittenParts) -> None:
+    def __init__(self, handle: Handle, written: WrittenParts) -> None:
+        self._handle = handle
         self._written = written
         self.outputs: list[str] = [m.key for m in written.markers]
         self.unused: list[str] = []
         self.born_ms: int | None = written.born_ms
 
     def build(self, state: LogState, t_ms: int) -> Draft | None:
-        """Raises SchemaConflict when another commit gave one of the columns another type."""
-        check_columns(self._written.schema, state.schema, table=state.table)
+        """Raises SchemaConflict when another commit gave one of the columns another type, or declared it so."""
+        columns = all_columns(self._handle.spec, state.schema)  # reading `state` has brought the spec up to date
+        check_columns(self._written.schema, columns, table=state.table)
         return draft(state, t_ms=t_ms, schema=dict(self._written.schema), add=self._written.markers)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
@@ -23,17 +23,22 @@ from pyspark.sql.types import StructField, StructType
 
 from icedb.clock import SystemClock
 from icedb.errors import InvalidOption, InvariantViolated, UnsupportedType
-from icedb.parts import WriteContext, WrittenParts, check_batch, write_parts
+from icedb.parts import WrittenParts, write_parts
+from icedb.publishing import publish_append, publish_overwrite
+from icedb.shaping import WriteContext
+from icedb.staging import check_batch
 from icedb.store import open_store
 from icedb.table import Table
-from icedb.writing import publish_append, publish_overwrite
+from icedb.transactions import Txn, check_txn
 
 __all__ = ["IceDBDataSource"]
 
 logger = logging.getLogger(__name__)
 
 _VARIANT = re.compile(r"(?<![\w`])variant(?![\w`:])")
-_OPTIONS = ("path", "overwrite", "memory_bytes", "partitionoverwritemode")
+_OPTIONS = (
+    "path", "overwrite", "memory_bytes", "partitionoverwritemode", "job", "txn_application", "txn_sequence",
+)  # fmt: skip
 WriteMode = Literal["append", "overwrite"]
 
 # What DuckDB may take in one task before it spills; several tasks share a machine, so not DuckDB's own 80% of it.
@@ -41,7 +46,11 @@ MEMORY_BYTES = 1024 * 1024 * 1024
 
 
 class IceDBDataSource(DataSource):
-    """`format("icedb")`. Options: `path`, storage options (`AWS_...`), `memory_bytes`, and `overwrite`."""
+    """`format("icedb")`. Options: `path`, storage options (`AWS_...`), `memory_bytes`, and `overwrite`.
+
+    `txn_application` and `txn_sequence`: the two halves of a `txn` (see `Table.insert`). `job`: up to 32 letters and
+    digits that the names of the new parts begin with.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -64,9 +73,14 @@ class IceDBDataSource(DataSource):
         table = Table.open(path, storage_options=storage_options)
         table.handle.check_writable()
         table.schema()
-        context = table.handle.write_context()
+        if table.spec.views:
+            raise InvalidOption(
+                f"{path}: the table has views ({[v.name for v in table.spec.views]}), which a Spark job does not feed. "
+                "Write with Table.insert(frame.toArrow()), or drop the views."
+            )
+        context = replace(table.handle.write_context(), job=_job(options, path))
         check_batch(context, _arrow_schema(schema, path))
-        return _BatchWriter(context, storage_options, mode, _memory_bytes(options, path))
+        return _BatchWriter(context, storage_options, mode, _memory_bytes(options, path), _txn(options, path))
 
 
 def _path(options: Mapping[str, str]) -> str:
@@ -129,6 +143,22 @@ def _memory_bytes(options: Mapping[str, str], path: str) -> int:
     return int(text)
 
 
+def _job(options: Mapping[str, str], path: str) -> str:
+    job = {k.lower(): v for k, v in options.items()}.get("job", "")
+    if not re.fullmatch(r"[A-Za-z0-9]{0,32}", job):
+        raise InvalidOption(f"{path}: job is '{job}'; give up to 32 letters and digits.")
+    return job
+
+
+def _txn(options: Mapping[str, str], path: str) -> Txn | None:
+    lowered = {k.lower(): v for k, v in options.items()}
+    application, sequence = lowered.get("txn_application"), lowered.get("txn_sequence")
+    if application is None and sequence is None:
+        return None
+    number = int(sequence) if sequence is not None and sequence.isdigit() else sequence
+    return check_txn((application, number), table=path)
+
+
 @dataclass
 class _TaskMessage(WriterCommitMessage):
     """What one task wrote; None when it had no rows."""
@@ -140,12 +170,18 @@ class _BatchWriter(DataSourceArrowWriter):
     """Pickled to each task. It carries the storage options, so its repr says nothing of them."""
 
     def __init__(
-        self, context: WriteContext, storage_options: Mapping[str, str], mode: WriteMode, memory_bytes: int
+        self,
+        context: WriteContext,
+        storage_options: Mapping[str, str],
+        mode: WriteMode,
+        memory_bytes: int,
+        txn: Txn | None,
     ) -> None:
         self._context = context
         self._storage_options = dict(storage_options)
         self._mode = mode
         self._memory_bytes = memory_bytes
+        self._txn = txn
 
     def __repr__(self) -> str:
         return f"_BatchWriter({self._context.table!r}, mode={self._mode!r})"
@@ -179,11 +215,10 @@ class _BatchWriter(DataSourceArrowWriter):
             markers=tuple(m for p in pieces for m in p.markers),
             born_ms=min((p.born_ms for p in pieces), default=handle.clock.now_ms()),
         )
-        handle.learn_schema(self._context.known_schema)
         if self._mode == "overwrite":
             publish_overwrite(handle, written, None)
         else:
-            publish_append(handle, written)
+            publish_append(handle, written, txn=self._txn)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver, when the job failed; Spark may call it after a commit that landed, so nothing is deleted."""

@@ -29,7 +29,7 @@ from icedb.testing.simulation.process import PARTITIONS, TIMING, Act
 from icedb.testing.simulation.tasks import BASE_SCHEMA, Refusal, Task, Transactions
 from icedb.testing.simulation.truth import Violation
 from icedb.testing.simulation.world import World
-from icedb.writing import publish_append, publish_overwrite
+from icedb.publishing import publish_append, publish_overwrite
 
 __all__ = ["OPERATIONS", "Operation"]
 

@@ -20,7 +20,7 @@ from icedb.testing.simulation.process import PARTITIONS, TIMING, Act
 from icedb.testing.simulation.tasks import Refusal, Transactions
 from icedb.testing.simulation.truth import Violation
 from icedb.testing.simulation.world import World
-from icedb.writing import publish_append
+from icedb.publishing import publish_append
 
 __all__ = ["recover"]
 

@@ -1,0 +1,160 @@
+"""Values of one type for a column of another: what can be converted, and how to tell a value that cannot.
+
+Conversions are SQL, and checked by value: converted back, a value must be what it was. `widening` says which pairs of
+types may be tried at all: numbers to wider numbers, dates to timestamps, structs to structs with more fields. What is
+JSON in a batch is a column whose values have several types (see `icedb.inputs`); each value is looked at by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import duckdb
+
+from icedb.engine import quote_name
+
+__all__ = ["MIXED", "Conversion", "convert", "lossless", "stringify", "widening"]
+
+#: The type of a column whose values have several types.
+MIXED = "JSON"
+
+_SIGNED = {"tinyint": 7, "smallint": 15, "integer": 31, "bigint": 63, "hugeint": 127}
+_UNSIGNED = {"utinyint": 8, "usmallint": 16, "uinteger": 32, "ubigint": 64, "uhugeint": 128}
+_INTEGERS = _SIGNED | _UNSIGNED
+# Integers of so many bits are exact in a binary fraction.
+_EXACT_BITS = {"float": 24, "double": 53}
+_NESTED = ("struct", "list", "array", "map")
+_JSON_INTEGERS = "'BIGINT', 'UBIGINT'"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """How a column becomes `target`. Both are SQL over the column's name.
+
+    `sql` is null for a value that does not fit; `misfit` is true for it, and empty when every value fits.
+    """
+
+    column: str
+    source: str
+    target: str
+    sql: str
+    misfit: str = ""
+
+
+def convert(column: str, source: str, target: str, *, parsed: bool, text: bool) -> Conversion | None:
+    """The conversion of a column, or None when no value of `source` may become a `target`.
+
+    `parsed`: the column is text of a file that has no types, so it may be read as any type. `text`: whatever it is may
+    become text.
+    """
+    name = quote_name(column)
+    if source == MIXED and target != MIXED:
+        return _of_mixed(column, target, text=text)
+    if parsed and source == "VARCHAR":
+        cast = f"TRY_CAST({name} AS {target})"
+        return Conversion(column, source, target, cast, f"({name} IS NOT NULL AND {cast} IS NULL)")
+    if widening(source, target):
+        return lossless(column, source, target)
+    if text and target == "VARCHAR":
+        return Conversion(column, source, target, stringify(name, source))
+    return None
+
+
+def lossless(column: str, source: str, target: str) -> Conversion:
+    """A cast that is refused for values that it would change."""
+    name = quote_name(column)
+    if _keeps_all(_type(source), _type(target)):
+        return Conversion(column, source, target, f"CAST({name} AS {target})")
+    cast = f"TRY_CAST({name} AS {target})"
+    back = f"TRY_CAST({cast} AS {source})"
+    return Conversion(column, source, target, cast, f"({name} IS NOT NULL AND {back} IS DISTINCT FROM {name})")
+
+
+def stringify(name: str, source: str) -> str:
+    """SQL that makes text of a value: JSON of what is nested, and DuckDB's text of all else."""
+    if source == MIXED:
+        return f"({name} ->> '$')"  # a text without its quotes
+    return f"CAST(to_json({name}) AS VARCHAR)" if _type(source).id in _NESTED else f"CAST({name} AS VARCHAR)"
+
+
+def _of_mixed(column: str, target: str, *, text: bool) -> Conversion:
+    """Each value by the type that it has in JSON."""
+    name = quote_name(column)
+    plain, kind = f"({name} ->> '$')", f"json_type({name})"
+    fits = {
+        "boolean": f"{kind} = 'BOOLEAN'",
+        "float": f"{kind} IN ({_JSON_INTEGERS}, 'DOUBLE')",
+        "double": f"{kind} IN ({_JSON_INTEGERS}, 'DOUBLE')",
+        "decimal": f"{kind} IN ({_JSON_INTEGERS}, 'DOUBLE', 'VARCHAR')",
+        "varchar": "true" if text else f"{kind} = 'VARCHAR'",
+        **dict.fromkeys(_INTEGERS, f"{kind} IN ({_JSON_INTEGERS})"),
+    }
+    type_ = _type(target)
+    if type_.id in _NESTED:
+        cast = f"TRY_CAST({name} AS {target})"
+        condition = f"{kind} IN ('OBJECT', 'ARRAY') AND coalesce(json_contains(to_json({cast}), {name}), false)"
+    else:
+        cast = f"TRY_CAST({plain} AS {target})"
+        condition = f"{fits.get(type_.id, f'{kind} = {chr(39)}VARCHAR{chr(39)}')} AND {cast} IS NOT NULL"
+        if type_.id in _EXACT_BITS:
+            condition += f" AND ({kind} = 'DOUBLE' OR TRY_CAST({cast} AS HUGEINT) = TRY_CAST({plain} AS HUGEINT))"
+    null = f"({name} IS NULL OR {kind} = 'NULL')"
+    return Conversion(
+        column, MIXED, target, f"CASE WHEN {null} OR NOT ({condition}) THEN NULL ELSE {cast} END",
+        f"(NOT {null} AND NOT ({condition}))",
+    )  # fmt: skip
+
+
+def widening(source: str, target: str) -> bool:
+    """Whether values of `source` are values of `target`, or are for the most part: a check by value tells which."""
+    return _widens(_type(source), _type(target))
+
+
+def _widens(source: Any, target: Any) -> bool:
+    if str(source) == str(target):
+        return True
+    if target.id in _INTEGERS:
+        return source.id in _INTEGERS and _range(source.id, target.id)
+    if target.id == "decimal":
+        return source.id in _INTEGERS or (source.id == "decimal" and _scale(target) >= _scale(source))
+    if target.id in _EXACT_BITS:
+        return source.id in _INTEGERS or source.id == "decimal" or (source.id, target.id) == ("float", "double")
+    if target.id in ("timestamp", "timestamp_ns"):
+        return source.id in ("date", "timestamp_s", "timestamp_ms", "timestamp")
+    if source.id == target.id == "struct":
+        ours = {name.casefold(): type_ for name, type_ in target.children}
+        # A field that the target lacks is lost only where it has a value.
+        return all(_widens(type_, ours.get(name.casefold(), type_)) for name, type_ in source.children)
+    if source.id == target.id and source.id in ("list", "map"):
+        return all(_widens(s, t) for (_, s), (_, t) in zip(source.children, target.children, strict=True))
+    return False
+
+
+def _keeps_all(source: Any, target: Any) -> bool:
+    """Whether no value needs a look."""
+    if source.id in _INTEGERS and target.id in _INTEGERS:
+        return True  # widening: the range was compared
+    if source.id in _INTEGERS and target.id in _EXACT_BITS:
+        return _INTEGERS[source.id] <= _EXACT_BITS[target.id]
+    if source.id == target.id == "decimal":
+        return _whole_digits(target) >= _whole_digits(source) and _scale(target) >= _scale(source)
+    return (source.id, target.id) in (("float", "double"), ("timestamp_s", "timestamp"), ("timestamp_ms", "timestamp"))
+
+
+def _range(source: str, target: str) -> bool:
+    return _INTEGERS[source] <= _INTEGERS[target] and not (source in _SIGNED and target in _UNSIGNED)
+
+
+def _scale(type_: Any) -> int:
+    return int(dict(type_.children)["scale"])
+
+
+def _whole_digits(type_: Any) -> int:
+    return int(dict(type_.children)["precision"]) - _scale(type_)
+
+
+@lru_cache(maxsize=4096)
+def _type(text: str) -> Any:
+    return duckdb.sqltype(text)

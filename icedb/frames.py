@@ -1,0 +1,72 @@
+"""Spark DataFrames into a table, through Spark's own writers: the rows never pass through this process.
+
+Spark is not imported: whoever has a frame has it. The data source `icedb` writes the parts in Spark's tasks and commits
+on the driver, in a process of its own, so the commit is found again by a mark in its parts' names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from icedb.commit import Commit, nothing_to_commit
+from icedb.errors import InvalidOption
+from icedb.format.records import Marker
+from icedb.handle import Handle
+from icedb.inputs import OnConflict
+from icedb.transactions import Txn, is_recorded, repeated
+
+__all__ = ["append_frame", "is_spark_frame", "overwrite_frame"]
+
+# Enough that no other job has it.
+JOB_DIGITS = 12
+
+
+def is_spark_frame(data: object) -> bool:
+    """Whether it is a DataFrame of a classic Spark session or of Spark Connect."""
+    return any(t.__module__.startswith("pyspark.sql") and t.__name__ == "DataFrame" for t in type(data).__mro__)
+
+
+def append_frame(handle: Handle, frame: Any, *, txn: Txn | None, on_conflict: OnConflict) -> Commit:
+    """Append the rows of a DataFrame. Raises InvalidOption, and what the job does."""
+    options = {} if txn is None else {"txn_application": txn[0], "txn_sequence": str(txn[1])}
+    if txn is not None and is_recorded(handle.read(fresh=True), txn):
+        return repeated(handle)
+    return _run(handle, frame, "append", options, on_conflict, txn)
+
+
+def overwrite_frame(
+    handle: Handle, frame: Any, *, partitions: Sequence[str] | str | None, on_conflict: OnConflict
+) -> Commit:
+    """Replace all rows by those of a DataFrame. Raises InvalidOption, and what the job does."""
+    if partitions is not None:
+        raise InvalidOption(
+            f"{handle.table}: partitions cannot be overwritten by a Spark DataFrame yet. Give its rows as Arrow: "
+            "frame.toArrow()."
+        )
+    return _run(handle, frame, "overwrite", {"overwrite": "table"}, on_conflict, None)
+
+
+def _run(
+    handle: Handle, frame: Any, mode: str, options: dict[str, str], on_conflict: OnConflict, txn: Txn | None
+) -> Commit:
+    if on_conflict != "raise":
+        raise InvalidOption(
+            f"{handle.table}: on_conflict='{on_conflict}' is not possible for a Spark DataFrame. Cast its columns, or "
+            "give its rows as Arrow: frame.toArrow()."
+        )
+    job = handle.clock.new_id()[:JOB_DIGITS]
+    writer = frame.write.format("icedb").mode(mode).option("path", handle.table).option("job", job)
+    for name, value in (handle.location.storage_options | options).items():
+        writer = writer.option(name, value)
+    writer.save()
+    state = handle.read(fresh=True)
+    ours = [m for m in state.parts.values() if m.key.rpartition("/")[2].startswith(job)]
+    if not ours:
+        return repeated(handle) if txn is not None and is_recorded(state, txn) else nothing_to_commit(handle)
+    return _commit(handle, ours, state.parts_named[ours[0].key].by[0])
+
+
+def _commit(handle: Handle, markers: Sequence[Marker], key: str) -> Commit:
+    parts = tuple(handle.part(m) for m in markers)
+    return Commit(handle.table, key, parts[0].created_ms, handle.keys.parse_log_file(key).epoch, parts)

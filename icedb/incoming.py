@@ -1,0 +1,241 @@
+"""A batch inside DuckDB: its columns with their types, and the answer of a query over it.
+
+The stream is read once. It is kept as a temporary table when somebody must look at it more than once: a query, or a
+check of its values.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import duckdb
+import pyarrow as pa
+
+from icedb.engine import quote_name, quote_text
+from icedb.errors import InvalidBatch, InvalidQuery, UnsupportedType
+from icedb.inputs import Batch
+from icedb.queries import UserQuery, check_output
+from icedb.schema import check_columns, checked_type, describe
+
+__all__ = ["CHOSEN", "PARTITION_COLUMN", "PREFIX", "Incoming", "receive"]
+
+#: Names that a batch's columns must not begin with: they are ours.
+PREFIX = "__icedb_"
+#: The column of a batch that chooses a row's partition, as a path.
+PARTITION_COLUMN = "_partition"
+#: What it is called here, where `_partition` may be a column to store.
+CHOSEN = f"{PREFIX}chosen"
+
+_STREAM = f"{PREFIX}stream"
+_TABLE = f"{PREFIX}incoming"
+_ANSWER = f"{PREFIX}answer"
+
+
+@dataclass(slots=True)
+class Incoming:
+    """The rows of a batch as the relation `relation`: `select[column]` is SQL over it, of type `columns[column]`."""
+
+    con: duckdb.DuckDBPyConnection
+    table: str
+    batch: Batch
+    relation: str
+    columns: dict[str, str]
+    select: dict[str, str]
+    #: SQL of the path that a row chose for itself; empty when the batch has no such column.
+    chosen: str
+    #: Columns without a type: null in every row, and unknown to the table.
+    untyped: list[str]
+    counted: _CountedRows
+    #: Whether a query made these rows: then numbers become the table's, where no value changes.
+    answered: bool = False
+
+    def keep(self) -> None:
+        """Make a table of the stream, to be looked at more than once. Raises InvalidBatch."""
+        if self.relation != _STREAM:
+            return
+        texts = [f"{sql} AS {quote_name(column)}" for column, sql in self.select.items()]
+        texts += [f"{self.chosen} AS {CHOSEN}"] if self.chosen else []
+        try:
+            self.con.execute(f"CREATE TEMP TABLE {_TABLE} AS SELECT {', '.join(texts) or '1'} FROM {_STREAM}")
+        except duckdb.Error as error:
+            raise unreadable(self.table, error) from None
+        self._become(_TABLE)
+
+    def count(self) -> int:
+        """Rows of the batch, or of the answer; once they were read."""
+        if self.relation != _ANSWER:
+            return self.counted.rows
+        [(count,)] = self.con.execute(f"SELECT count(*) FROM {self.relation}").fetchall()
+        return int(count)
+
+    def answer(
+        self,
+        query: UserQuery,
+        *,
+        known: Mapping[str, str],
+        needed: Sequence[str],
+        what: str,
+        new_columns: bool,
+        lenient: bool,
+    ) -> None:
+        """Become the answer of a query. Rows that chose their partition are asked partition by partition.
+
+        Raises InvalidQuery when it does not fit the rows, or gives what the table cannot store.
+        """
+        for column in self.untyped:  # a query may name it
+            self.columns[column], self.select[column] = "VARCHAR", f"CAST({quote_name(column)} AS VARCHAR)"
+        self.keep()
+        inputs = dict(self.columns)
+        rows = f"SELECT {', '.join(map(quote_name, self.columns)) or '1 AS nothing'} FROM {_TABLE}"
+        try:
+            columns = self._ask(query, rows)
+        except duckdb.Error as error:
+            raise InvalidQuery(
+                f"{self.table}: the {what} {query.sql[:200]!r} cannot be answered ({str(error).splitlines()[0]}). The "
+                f"rows have the columns {sorted(inputs)}."
+            ) from None
+        names = [c for c in columns if c != CHOSEN]
+        if lenient:
+            needed = self._warn_of_dropped(names, needed, what)
+        check_output(
+            names, known=known, inputs=inputs, needed=needed, query=query, what=what, table=self.table,
+            new_columns=new_columns,
+        )  # fmt: skip
+        self.columns = {c: t for c, t in columns.items() if c != CHOSEN and not self._is_still_untyped(c, known)}
+        self._become(_ANSWER)
+        self.answered = True
+        self._take_chosen()
+
+    def _ask(self, query: UserQuery, rows: str) -> dict[str, str]:
+        view = f"CREATE OR REPLACE TEMP VIEW {quote_name(query.relation)} AS {rows}"
+        if not self.chosen:
+            self.con.execute(view)
+            # Apart, for a table cannot have a column twice, and whoever wrote the query should hear of it.
+            described = self.con.execute(f"DESCRIBE {query.sql}").fetchall()
+            if len({name for name, *_ in described}) < len(described):
+                raise InvalidQuery(
+                    f"{self.table}: the answer of {query.sql[:200]!r} has a column twice: "
+                    f"{[name for name, *_ in described]}. Name them with AS."
+                )
+            self.con.execute(f"CREATE TEMP TABLE {_ANSWER} AS {query.sql}")
+            return describe(self.con, f"SELECT * FROM {_ANSWER}")
+        paths = self.con.execute(f"SELECT DISTINCT {CHOSEN} FROM {_TABLE} ORDER BY 1").fetchall()
+        for number, (path,) in enumerate(paths):
+            text = "CAST(NULL AS VARCHAR)" if path is None else quote_text(path)
+            self.con.execute(f"{view} WHERE {CHOSEN} IS NOT DISTINCT FROM {text}")
+            answer = f"SELECT *, {text} AS {CHOSEN} FROM (\n{query.sql}\n)"
+            begin = f"INSERT INTO {_ANSWER} BY NAME" if number else f"CREATE TEMP TABLE {_ANSWER} AS"
+            self.con.execute(f"{begin} {answer}")
+        return describe(self.con, f"SELECT * FROM {_ANSWER}") if paths else {}
+
+    def _warn_of_dropped(self, names: Sequence[str], needed: Sequence[str], what: str) -> Sequence[str]:
+        dropped = [c for c in needed if c not in names]
+        if dropped:
+            message = f"{self.table}: the {what} drops {dropped}, by which the table is partitioned or sorted."
+            warnings.warn(message, stacklevel=2)
+        return [c for c in needed if c in names]
+
+    def _is_still_untyped(self, column: str, known: Mapping[str, str]) -> bool:
+        if column not in self.untyped or column in known:
+            return False
+        return self.con.execute(f"SELECT count({quote_name(column)}) FROM {_ANSWER}").fetchone() == (0,)
+
+    def _become(self, relation: str) -> None:
+        self.relation = relation
+        self.select = {column: quote_name(column) for column in self.columns}
+        self.chosen = CHOSEN if self.chosen else ""
+
+    def _take_chosen(self) -> None:
+        """A query may choose the partition as a column of its answer."""
+        if not self.chosen and PARTITION_COLUMN in self.columns:
+            self.chosen = quote_name(PARTITION_COLUMN)
+
+
+class _CountedRows:
+    """A stream that knows how many rows went through it."""
+
+    def __init__(self, stream: pa.RecordBatchReader) -> None:
+        self.rows = 0
+        self.reader = pa.RecordBatchReader.from_batches(stream.schema, self._counting(stream))
+
+    def _counting(self, stream: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        for batch in stream:
+            self.rows += batch.num_rows
+            yield batch
+
+
+def receive(
+    con: duckdb.DuckDBPyConnection, batch: Batch, known: Mapping[str, str], *, table: str, strict: bool = True
+) -> Incoming:
+    """Register a batch. `strict`: a nested column whose type is not whole is refused, unless the table knows it.
+
+    Raises InvalidBatch, UnsupportedType.
+    """
+    schema = batch.stream.schema
+    _check_names(schema.names, table)
+    told = {c: checked_type(t, what=f"column '{c}'", table=table) for c, t in batch.types.items()}
+    types = {**_describe_arrow(con, schema, table), **told}
+    columns: dict[str, str] = {}
+    untyped: list[str] = []
+    for column in schema:
+        if not _is_untyped(column.type):
+            columns[column.name] = types[column.name]
+        elif column.name in known:
+            columns[column.name] = known[column.name]
+        elif strict and not pa.types.is_null(column.type):
+            raise InvalidBatch(
+                f"{table}: column '{column.name}' holds only empty or null elements ({column.type}), so its type is "
+                "not known. Give the batch a schema."
+            )
+        else:
+            untyped.append(column.name)
+    chosen = _chosen(columns, table)
+    counted = _CountedRows(batch.stream)
+    if schema.names:  # DuckDB has no table without columns
+        con.register(_STREAM, counted.reader)
+    select = {c: f"CAST({quote_name(c)} AS {t})" for c, t in columns.items()}
+    return Incoming(con, table, batch, _STREAM, columns, select, chosen, untyped, counted, batch.is_answer)
+
+
+def unreadable(table: str, error: duckdb.Error) -> InvalidBatch:
+    """The error for a batch whose stream breaks, or whose values are not what its schema says."""
+    return InvalidBatch(f"{table}: the batch cannot be read: {str(error).splitlines()[0]}")
+
+
+def _check_names(names: Sequence[str], table: str) -> None:
+    if len(set(names)) < len(names):
+        raise InvalidBatch(f"{table}: the batch has a column twice: {list(names)}.")
+    if reserved := [n for n in names if n.casefold().startswith(PREFIX)]:
+        raise InvalidBatch(f"{table}: the column name '{reserved[0]}' is reserved. Rename it.")
+    check_columns(dict.fromkeys(names, ""), {}, table=table)
+
+
+def _chosen(columns: Mapping[str, str], table: str) -> str:
+    type_ = columns.get(PARTITION_COLUMN)
+    if type_ not in (None, "VARCHAR"):
+        raise InvalidBatch(
+            f"{table}: the column '{PARTITION_COLUMN}' chooses the partition of a row, as a path, and is {type_}. Make "
+            "it text such as 'd=2026-11-21', or rename it."
+        )
+    return quote_name(PARTITION_COLUMN) if type_ else ""
+
+
+def _describe_arrow(con: duckdb.DuckDBPyConnection, schema: pa.Schema, table: str) -> dict[str, str]:
+    if not schema.names:
+        return {}
+    try:
+        con.register(f"{PREFIX}shape", pa.RecordBatchReader.from_batches(schema, []))
+        return describe(con, f"SELECT * FROM {PREFIX}shape")
+    except duckdb.Error as error:
+        reason = str(error).splitlines()[0]
+        raise UnsupportedType(
+            f"{table}: the batch has a column of a type that DuckDB does not have: {reason}"
+        ) from None
+
+
+def _is_untyped(type_: pa.DataType) -> bool:
+    if pa.types.is_null(type_):
+        return True
+    return any(_is_untyped(type_.field(i).type) for i in range(type_.num_fields))

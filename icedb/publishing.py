@@ -1,0 +1,80 @@
+"""Make written parts visible: the one way to a commit, for `Table`, the Spark source, views and imports.
+
+Parts are written first and are invisible; publishing them is one commit, plain when the table has all their
+columns, exclusive when they bring one. When the batch is refused, its parts are deleted again; when publishing
+failed, they stay behind as orphans, for nobody may know whether a log file names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from icedb.commit import Commit, append, nothing_to_commit
+from icedb.errors import EmptyBatch, FixInput
+from icedb.exclusive import exclusive
+from icedb.handle import Handle
+from icedb.inputs import Batch
+from icedb.maintenance.drop import replace_partitions
+from icedb.maintenance.operations import Append
+from icedb.parts import WrittenParts, discard, put_parts
+from icedb.schema import check_columns, new_columns
+from icedb.spec import all_columns
+from icedb.staging import stage_rows
+from icedb.transactions import Txn, append_once
+
+__all__ = ["prepare", "publish_append", "publish_overwrite", "write_batch"]
+
+
+def write_batch(handle: Handle, batch: Batch) -> WrittenParts:
+    """Write a batch as parts of the table; nothing is visible yet. Raises as `stage_rows` and `put_parts` do."""
+    prepare(handle)
+    with stage_rows(handle.write_context(), batch) as stage:
+        return put_parts(stage, store=handle.store, clock=handle.clock)
+
+
+def prepare(handle: Handle) -> None:
+    """Before the first write: can the store be written, and what columns are there? Raises UnsupportedStore."""
+    handle.check_writable()
+    if not handle.known_schema:
+        handle.read()
+
+
+def publish_append(handle: Handle, written: WrittenParts, *, txn: Txn | None = None) -> Commit:
+    """Make parts visible beside what is there; with a `txn`, exactly once. Without parts there is no commit."""
+    if not written.markers:
+        return nothing_to_commit(handle)
+    if new_columns(written.schema, handle.known_schema):
+        handle.read()  # another writer may have brought the same column meanwhile, with the same type or another
+    # Once, for both questions: another thread may learn of a column at any moment.
+    known = handle.known_schema
+    _check(handle, written, all_columns(handle.spec, known))
+    if txn is not None:
+        return append_once(handle, written, txn)
+    if new_columns(written.schema, known):
+        return exclusive(handle, Append(handle, written))
+    return append(handle, written.markers, written.schema, born_ms=written.born_ms)
+
+
+def publish_overwrite(handle: Handle, written: WrittenParts, partitions: Sequence[str] | str | None) -> Commit:
+    """Make parts visible in the place of the live parts of some partitions (None: of the whole table)."""
+    if not written.markers:
+        raise EmptyBatch(
+            f"{handle.table}: the batch has no rows, so an overwrite would only delete. Use drop_partitions for that."
+        )
+    handle.read()
+    _check(handle, written, handle.columns)
+    try:
+        return replace_partitions(handle, written, partitions)
+    except FixInput:
+        # Refused before anything was claimed, or by `exclusive`, which deletes them too: twice does no harm.
+        discard(handle.store, [m.key for m in written.markers])
+        raise
+
+
+def _check(handle: Handle, written: WrittenParts, known: Mapping[str, str]) -> None:
+    """Types, too: the parts were written against what was known then."""
+    try:
+        check_columns(written.schema, known, table=handle.table)
+    except FixInput:
+        discard(handle.store, [m.key for m in written.markers])
+        raise

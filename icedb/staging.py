@@ -1,0 +1,321 @@
+"""Rows on their way into parts: converted, partitioned and ordered, in a DuckDB that can reach nothing else.
+
+Every writer comes through here. The rows of a batch are loaded into one temporary table, ordered by partition and
+sort columns (spilling to disk when memory ends), so each partition is a range of row ids and becomes one sorted part.
+Nothing is written to the store here. A writer needs no handle, just a `WriteContext`, which can be pickled to another
+machine.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import duckdb
+import msgspec
+import pyarrow as pa
+
+from icedb.engine import connect_sandbox, quote_name, quote_text
+from icedb.errors import IceDBError, InvalidBatch, InvalidPartitionExpression, SchemaConflict
+from icedb.format.names import encode_partition, encode_partition_text
+from icedb.format.records import Stats
+from icedb.incoming import CHOSEN, PREFIX, Incoming, receive, unreadable
+from icedb.inputs import Batch, OnConflict
+from icedb.partitions import PartitionExpression
+from icedb.queries import UserQuery, check_query
+from icedb.shaping import Shape, WriteContext, shape_of
+from icedb.statistics import encode_statistics, figures_sql, statistics_columns
+
+__all__ = ["QUARANTINE_COLUMNS", "Range", "Stage", "as_stored", "check_batch", "stage_rows"]
+
+#: What a row looks like in a table of rows that were set aside.
+QUARANTINE_COLUMNS = {"quarantined_at": "TIMESTAMP WITH TIME ZONE", "source": "VARCHAR", "reason": "VARCHAR",
+                      "row": "VARCHAR"}  # fmt: skip
+
+# Enough for a writer to work on, little beside its memory.
+ROWS_PER_BATCH = 100_000
+_MISFIT = f"{PREFIX}misfit"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """One partition's rows in the staged table."""
+
+    first: int
+    last: int
+    rows: int
+    partition: str
+    stats: Stats
+
+
+@dataclass(slots=True)
+class Stage:
+    """The rows of a batch in a temporary table, in the order of their parts; until the context ends."""
+
+    con: duckdb.DuckDBPyConnection
+    context: WriteContext
+    folder: Path
+    #: Column -> DuckDB type, as the parts will have them.
+    columns: Mapping[str, str]
+    ranges: Sequence[Range]
+    #: How many rows were set aside, and the columns that they have.
+    misfits: int
+    given: Sequence[str]
+    source: str
+
+    @property
+    def rows(self) -> int:
+        """Rows that become parts."""
+        return sum(r.rows for r in self.ranges)
+
+    def select(self, piece: Range | None = None) -> str:
+        """SQL of the staged rows under their own names; of one partition, or all."""
+        columns = ", ".join(f"{staged} AS {quote_name(c)}" for c, staged in _staged_names(self.columns).items())
+        where = "" if piece is None else f" WHERE rowid BETWEEN {piece.first} AND {piece.last}"
+        return f"SELECT {columns} FROM staged{where}"
+
+    def stream(self) -> pa.RecordBatchReader:
+        """The staged rows, with all columns of the table."""
+        columns = ", ".join(["*", *_lacking(self.context.known_schema, self.columns)])
+        return self.con.execute(f"SELECT {columns} FROM ({self.select()})").to_arrow_reader(ROWS_PER_BATCH)
+
+    def set_aside(self, now_ms: int) -> pa.RecordBatchReader:
+        """The rows that were set aside, as QUARANTINE_COLUMNS."""
+        row = ", ".join(f"{quote_text(c)}: {quote_name(c)}" for c in self.given)
+        return self.con.execute(
+            f"SELECT make_timestamptz({now_ms * 1000}) AS quarantined_at, {quote_text(self.source)} AS source, "
+            f"{_MISFIT} AS reason, CAST(to_json({{{row}}}) AS VARCHAR) AS row FROM misfits"
+        ).to_arrow_reader(ROWS_PER_BATCH)
+
+
+def as_stored(context: WriteContext) -> WriteContext:
+    """The context for rows that are the table's already: no query is asked of them, and nothing is added."""
+    spec = msgspec.structs.replace(
+        context.spec, insert_query="", row_id=False, merging=None, schema_policy="open", required=()
+    )
+    return replace(context, spec=spec)
+
+
+def check_batch(context: WriteContext, schema: pa.Schema) -> Mapping[str, str]:
+    """The columns that a batch of this Arrow schema would have in the table.
+
+    Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidQuery, InvalidPartitionExpression:
+    everything that is wrong with a batch before its rows are looked at.
+    """
+    nothing = pa.RecordBatchReader.from_batches(schema, [])
+    with stage_rows(context, Batch(nothing)) as stage:
+        return stage.columns
+
+
+@contextmanager
+def stage_rows(
+    context: WriteContext,
+    batch: Batch,
+    *,
+    on_conflict: OnConflict = "raise",
+    memory_bytes: int | None = None,
+    query: UserQuery | None = None,
+    new_columns: bool = True,
+) -> Iterator[Stage]:
+    """Stage a batch, or the answer of a query over it (default: the table's insert query).
+
+    `memory_bytes` is what DuckDB uses before it spills. `new_columns`: whether the query may name columns that neither
+    table nor batch has. Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidQuery,
+    InvalidPartitionExpression, InvalidPartitionValue.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="icedb-write-"))
+    try:
+        with connect_sandbox(folder, memory_bytes=memory_bytes) as con:
+            what = "query" if query else "insert_query"
+            if query is None and context.spec.insert_query:
+                query = check_query(context.spec.insert_query, relation="_rows", table=context.table, what=what)
+            incoming = receive(con, batch, context.known_schema, table=context.table, strict=query is None)
+            if query is not None:
+                _answer(incoming, context, query, what=what, new_columns=new_columns)
+            yield _stage(incoming, context, on_conflict, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _answer(incoming: Incoming, context: WriteContext, query: UserQuery, *, what: str, new_columns: bool) -> None:
+    needed = {c.casefold() for c in context.spec.sort_by}.union(*(e.columns for e in context.expressions))
+    incoming.answer(
+        query,
+        known=context.known_schema,
+        needed=[c for c in incoming.columns if c.casefold() in needed],
+        what=what,
+        new_columns=new_columns,
+        lenient=context.lenient,
+    )
+
+
+def _stage(incoming: Incoming, context: WriteContext, on_conflict: OnConflict, folder: Path) -> Stage:
+    shape = shape_of(incoming, context, on_conflict)
+    if not shape.columns:
+        _check_no_rows(incoming, context)
+        return Stage(incoming.con, context, folder, {}, (), 0, (), incoming.batch.source)
+    misfits = _set_misfits_aside(incoming, context, shape, on_conflict)
+    values = [f"{PREFIX}p{n}" for n in range(len(context.expressions))]
+    order = [*([CHOSEN] if incoming.chosen else []), *values]
+    staged = _staged_names(shape.columns)
+    try:
+        incoming.con.execute(
+            f"CREATE TEMP TABLE staged AS {_staging_query(incoming, context, shape, values)}"
+            + _clause("ORDER BY", [*order, *(staged[c] for c in shape.sort_by)])
+        )
+    except duckdb.Error as error:
+        raise _unfit(context, error) from None
+    ranges = _ranges(incoming, context, shape, values, order)
+    _check_counts(incoming, context, ranges, misfits)
+    _check_required(incoming, context, shape)
+    given = tuple(incoming.columns)
+    return Stage(incoming.con, context, folder, shape.columns, ranges, misfits, given, incoming.batch.source)
+
+
+def _staged_names(columns: Mapping[str, str]) -> dict[str, str]:
+    """Column -> its name in the staged table: DuckDB's `rowid` must not be one of the batch."""
+    return {column: f"{PREFIX}c{n}" for n, column in enumerate(columns)}
+
+
+def _lacking(known: Mapping[str, str], columns: Mapping[str, str]) -> list[str]:
+    """Columns that the table has and the batch lacks are null to an expression, and not stored."""
+    return [f"CAST(NULL AS {t}) AS {quote_name(c)}" for c, t in known.items() if c not in columns]
+
+
+def _staging_query(incoming: Incoming, context: WriteContext, shape: Shape, values: Sequence[str]) -> str:
+    inner = [f"{sql} AS {quote_name(c)}" for c, sql in shape.select.items()]
+    inner += _lacking(context.known_schema, shape.columns)
+    inner += [f"{incoming.chosen} AS {CHOSEN}"] if incoming.chosen else []
+    told = {name: f"{PREFIX}v{n}" for n, name in enumerate(shape.path_values)}
+    inner += [f"{shape.path_values[name]} AS {alias}" for name, alias in told.items()]
+    outer = [f"{quote_name(c)} AS {staged}" for c, staged in _staged_names(shape.columns).items()]
+    outer += [CHOSEN] if incoming.chosen else []
+    for expression, value in zip(context.expressions, values, strict=True):
+        sql = _path_value(expression, context, told) if expression.path_only else f"\n{expression.sql}\n"
+        # A row that chose its partition need not fit the expressions.
+        sql = f"CASE WHEN {CHOSEN} IS NULL THEN ({sql}) END" if incoming.chosen else sql
+        outer.append(f"{sql} AS {value}")
+    rows = f"SELECT {', '.join(inner)} FROM {incoming.relation}"
+    if shape.misfits:
+        rows += f" WHERE NOT coalesce({' OR '.join(shape.misfits)}, false)"
+    return f"SELECT {', '.join(outer)} FROM ({rows})"
+
+
+def _path_value(expression: PartitionExpression, context: WriteContext, told: Mapping[str, str]) -> str:
+    if expression.name not in told:
+        return "NULL"
+    return f"CAST({told[expression.name]} AS {context.spec.path_columns[expression.name]})"
+
+
+def _clause(keyword: str, columns: Sequence[str]) -> str:
+    return f" {keyword} {', '.join(columns)}" if columns else ""
+
+
+def _ranges(
+    incoming: Incoming, context: WriteContext, shape: Shape, values: Sequence[str], order: Sequence[str]
+) -> list[Range]:
+    """Where each partition lies in the staged table, and what its marker will say of it."""
+    staged = _staged_names(shape.columns)
+    texts = ", ".join(f"CAST({v} AS VARCHAR)" for v in values)
+    stats = statistics_columns(shape.sort_by, shape.columns)
+    figures = figures_sql({staged[c]: t for c, t in stats.items()})
+    found = incoming.con.execute(
+        f"SELECT min(rowid), max(rowid), count(*), {CHOSEN if incoming.chosen else 'NULL'}, [{texts}]::VARCHAR[], "
+        f"{figures} FROM staged{_clause('GROUP BY', order) or ' HAVING count(*) > 0'} ORDER BY 1"
+    ).fetchall()
+    if any(chosen is None for *_, chosen, _, _ in found):
+        _check_told(incoming, context, shape)
+    names = [e.name for e in context.expressions]
+    return [
+        Range(first, last, rows, _partition(context, names, chosen, values), encode_statistics(stats, figures, rows))
+        for first, last, rows, chosen, values, figures in found
+    ]
+
+
+def _partition(context: WriteContext, names: Sequence[str], chosen: str | None, values: Sequence[str | None]) -> str:
+    if chosen is not None:
+        return encode_partition_text(chosen, names, table=context.table)
+    return encode_partition(dict(zip(names, values, strict=True)))
+
+
+def _set_misfits_aside(incoming: Incoming, context: WriteContext, shape: Shape, on_conflict: OnConflict) -> int:
+    """How many rows cannot be stored. Unless they may go to the quarantine, there must be none."""
+    if not shape.misfits:
+        return 0
+    incoming.keep()
+    reasons = " ".join(f"WHEN {condition} THEN {text}" for condition, text in shape.misfits.items())
+    con = incoming.con
+    con.execute(
+        f"CREATE TEMP TABLE misfits AS SELECT CASE {reasons} END AS {_MISFIT}, * FROM {incoming.relation} "
+        f"WHERE coalesce({' OR '.join(shape.misfits)}, false)"
+    )
+    [(count, example)] = con.execute(f"SELECT count(*), first({_MISFIT} ORDER BY rowid) FROM misfits").fetchall()
+    if count and on_conflict != "quarantine":
+        raise _misfit(context, shape, int(count), str(example), answered=incoming.answered)
+    return int(count)
+
+
+def _misfit(context: WriteContext, shape: Shape, count: int, example: str, *, answered: bool) -> IceDBError:
+    conversion = shape.conversions[0]
+    whose = "the query's answer" if answered else "the batch"
+    return SchemaConflict(
+        f"{context.table}: {count} rows of {whose} have values that the column's type cannot hold without loss, for "
+        f"example: {example}. Correct them, write them under another name"
+        + ("." if answered else ", or insert with on_conflict='quarantine'."),
+        column=conversion.column,
+        types=(conversion.target, conversion.source),
+    )
+
+
+def _check_told(incoming: Incoming, context: WriteContext, shape: Shape) -> None:
+    lacking = [e.name for e in context.expressions if e.path_only and e.name not in shape.path_values]
+    if incoming.chosen and lacking:
+        raise InvalidBatch(
+            f"{context.table}: rows have neither a '_partition' nor a column '{lacking[0]}', by which the table is "
+            "partitioned. Give them one of the two."
+        )
+
+
+def _check_no_rows(incoming: Incoming, context: WriteContext) -> None:
+    if not incoming.answered and any(batch.num_rows for batch in incoming.counted.reader):
+        raise InvalidBatch(
+            f"{context.table}: every value of the batch is null, and the table does not have its columns yet, so no "
+            "column has a type. Give the batch a schema."
+        )
+
+
+def _check_counts(incoming: Incoming, context: WriteContext, ranges: Sequence[Range], misfits: int) -> None:
+    expected = incoming.count() - misfits
+    if expected != sum(r.rows for r in ranges):
+        raise InvalidPartitionExpression(
+            f"{context.table}: the partition expressions {[e.sql for e in context.expressions]} do not give each of "
+            f"the {expected} rows exactly one partition. Nothing was written."
+        )
+
+
+def _check_required(incoming: Incoming, context: WriteContext, shape: Shape) -> None:
+    staged = _staged_names(shape.columns)
+    required = [c for c in context.spec.required if c in staged]
+    if not required:
+        return
+    counts = ", ".join(f"count(*) - count({staged[c]})" for c in required)
+    [nulls] = incoming.con.execute(f"SELECT {counts} FROM staged").fetchall()
+    for column, missing in zip(required, nulls, strict=True):
+        if missing:
+            raise InvalidBatch(
+                f"{context.table}: column '{column}' is null in {missing} rows, and the table requires it. Fill it in, "
+                "or insert with on_conflict='quarantine'."
+            )
+
+
+def _unfit(context: WriteContext, error: duckdb.Error) -> IceDBError:
+    reason = str(error).splitlines()[0]
+    if "arrow" in reason.lower() or not context.expressions:
+        return unreadable(context.table, error)
+    return InvalidPartitionExpression(
+        f"{context.table}: the rows cannot be partitioned by {[e.sql for e in context.expressions]}: {reason}"
+    )
