@@ -216,6 +216,69 @@ def delete(
     _run(lambda dry: table.delete(where, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
 
 
+@app.command()
+def repair(
+    uri: Uri,
+    types: Annotated[
+        list[str] | None, typer.Option("--type", metavar="COLUMN=TYPE", help="The type that a column is to have.")
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+) -> None:
+    """Give one type to each column of which log files say several: such a table cannot be read."""
+    table = _open(uri, endpoint_url, region)
+    chosen = dict(map(_column_type, types or ()))
+    _run(lambda dry: table.repair(chosen, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
+
+
+def _column_type(text: str) -> tuple[str, str]:
+    column, equals, type_ = text.rpartition("=")
+    if not (column and equals and type_):
+        raise typer.BadParameter(f"{text!r} is no column and type; write price=DOUBLE.")
+    return column, type_
+
+
+@app.command("import")
+def import_files(
+    source: Annotated[str, typer.Argument(help="A folder, bucket prefix, file or glob of Parquet.")],
+    uri: Uri,
+    create: Annotated[bool, typer.Option("--create", help="Create the table, laid out as the files are.")] = False,
+    sort_by: Annotated[
+        list[str] | None, typer.Option("--sort-by", metavar="COLUMN", help="With --create: sort new parts by it.")
+    ] = None,
+    trust_paths: Annotated[
+        bool, typer.Option("--trust-paths", help="Do not compare the rows with the folders that they lie in.")
+    ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Decode every row, and note digests.")] = False,
+    first_time: Annotated[
+        bool, typer.Option("--first-time", help="None of the files was ever imported, also not long ago.")
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+) -> None:
+    """Make existing Parquet part of the table as it is: files below its _data by their names, others as copies."""
+    if sort_by and not create:
+        raise typer.BadParameter("--sort-by goes with --create; a table that is there has its own.")
+    options = _storage_options(endpoint_url, region)
+
+    def operation(dry: bool) -> object:
+        if create and not Table.exists(uri, storage_options=options):
+            return Table.adopt(
+                uri, source, sort_by=sort_by or (), storage_options=options, trust_paths=trust_paths, verify=verify,
+                dry_run=dry,
+            )  # fmt: skip
+        table = Table.open(uri, storage_options=options)
+        return table.import_files(source, trust_paths=trust_paths, verify=verify, first_time=first_time, dry_run=dry)
+
+    _run(operation, dry_run=dry_run, yes=yes, json=json)
+
+
 # ------------------------------------------------------------------------------------------------ undoing, keeping
 
 
@@ -272,8 +335,12 @@ def main() -> None:
 
 
 def _open(uri: str, endpoint_url: str | None, region: str | None) -> Table:
+    return Table.open(uri, storage_options=_storage_options(endpoint_url, region))
+
+
+def _storage_options(endpoint_url: str | None, region: str | None) -> dict[str, str]:
     given = {"AWS_ENDPOINT_URL": endpoint_url, "AWS_REGION": region}
-    return Table.open(uri, storage_options={k: v for k, v in given.items() if v is not None})
+    return {k: v for k, v in given.items() if v is not None}
 
 
 def _run(operation: Callable[[bool], object], *, dry_run: bool, yes: bool, json: bool) -> None:

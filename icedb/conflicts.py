@@ -135,7 +135,7 @@ def _widens(source: Any, target: Any) -> bool:
 def _keeps_all(source: Any, target: Any) -> bool:
     """Whether no value needs a look."""
     if source.id in _INTEGERS and target.id in _INTEGERS:
-        return True  # widening: the range was compared
+        return _range(source.id, target.id)
     if source.id in _INTEGERS and target.id in _EXACT_BITS:
         return _INTEGERS[source.id] <= _EXACT_BITS[target.id]
     if source.id == target.id == "decimal":

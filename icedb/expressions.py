@@ -13,16 +13,50 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import duckdb
+
 from icedb.engine import connect_sandbox
 from icedb.errors import IceDBError, InvalidOption
 
-__all__ = ["Conjunct", "Expression", "check_select", "is_type", "parse_expression"]
+__all__ = [
+    "Conjunct",
+    "Expression",
+    "check_select",
+    "is_type",
+    "parse_expression",
+    "query_sql",
+    "sees_more",
+    "select_items_sql",
+    "syntax_tree",
+    "walk",
+]
 
-_UNSTABLE_KEYWORDS = frozenset(
-    ("current_date", "current_time", "current_timestamp", "current_user", "localtime", "localtimestamp", "session_user")
+# Deeper trees exhaust the stack of whatever walks them; DuckDB's own limit is 1,000 expressions.
+_LEVELS_MAX = 500
+_TOO_DEEP: dict[str, Any] = {"error": True, "error_message": "it is nested too deep"}
+
+# fmt: off
+_UNSTABLE_KEYWORDS = frozenset((
+    "current_catalog", "current_date", "current_role", "current_schema", "current_time", "current_timestamp",
+    "current_user", "localtime", "localtimestamp", "session_user",
+))
+# fmt: on
+# DuckDB calls these consistent, and what they give depends on the time or on chance.
+_UNSTABLE_BESIDES = frozenset(
+    ("age", "ago", "array_shuffle", "current_localtime", "current_localtimestamp", "list_shuffle", "vector_type")
 )
-# DuckDB calls these consistent, and what they give depends on the time, on chance or on the connection.
-_UNSTABLE_BESIDES = frozenset(("age", "array_shuffle", "list_shuffle", "current_setting", "getvariable", "user"))
+# Functions that see or change more than their arguments: settings, variables, sequences, the catalog, the connection.
+# fmt: off
+_BEYOND_ARGUMENTS = frozenset((
+    "current_catalog", "current_connection_id", "current_database", "current_query", "current_query_id",
+    "current_role", "current_schema", "current_schemas", "current_setting", "current_transaction_id",
+    "current_user", "currval", "format_type", "get_block_size", "getenv", "getvariable", "in_search_path",
+    "json_execute_serialized_sql", "json_serialize_plan", "nextval", "session_user", "set_config", "setseed",
+    "sleep_ms", "stats", "txid_current", "user", "vector_type", "version", "which_secret", "write_log",
+))
+# fmt: on
+_BEYOND_ARGUMENTS_PREFIXES = ("__internal_", "duckdb_", "inet_", "pg_", "pragma_")
+_OF_ARGUMENTS = frozenset(("pg_size_pretty", "pg_typeof"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +80,14 @@ class Expression:
     conjuncts: tuple[Conjunct, ...]
 
 
-def parse_expression(text: str, *, refuse: Callable[[str], IceDBError]) -> Expression:
-    """The expression in `text`. What is wrong with it is put to `refuse`, whose error is raised."""
+def parse_expression(text: str, *, refuse: Callable[[str], IceDBError], stable: bool = True) -> Expression:
+    """The expression in `text`. What is wrong with it is put to `refuse`, whose error is raised.
+
+    With `stable`, it must have the same value whenever it is asked; else it may call `now()`.
+    """
     if not isinstance(text, str) or not text.strip():
         raise refuse("is empty")
-    tree = _syntax_tree(f"SELECT\n{text}\n")
+    tree = syntax_tree(f"SELECT\n{text}\n")
     if tree.get("error"):
         raise refuse(f"is not valid SQL ({tree.get('error_message')})")
     if len(tree["statements"]) != 1:
@@ -59,16 +96,16 @@ def parse_expression(text: str, *, refuse: Callable[[str], IceDBError]) -> Expre
     if node["type"] != "SELECT_NODE" or len(node["select_list"]) != 1 or _has_clauses(node):
         raise refuse("is more than one expression")
     expression = node["select_list"][0]
-    _check(expression, refuse)
+    _check(expression, refuse, stable=stable)
     parts = expression["children"] if expression.get("type") == "CONJUNCTION_AND" else [expression]
-    sql, *conjuncts = _to_sql([{**expression, "alias": ""}, *parts])
+    sql, *conjuncts = select_items_sql([{**expression, "alias": ""}, *parts])
     pieces = tuple(Conjunct(text, _columns(part)) for text, part in zip(conjuncts, parts, strict=True))
     return Expression(sql, expression.get("alias") or "", _column_name(expression), pieces)
 
 
 def check_select(query: str, *, table: str) -> str:
     """The query, fit to stand in parentheses on lines of its own. Raises InvalidOption unless it is one SELECT."""
-    tree = _syntax_tree(query) if isinstance(query, str) else {"error": True}
+    tree = syntax_tree(query) if isinstance(query, str) else {"error": True}
     if tree.get("error") or len(tree["statements"]) != 1:
         reason = f" ({tree['error_message']})" if tree.get("error_message") else ""
         raise InvalidOption(f"{table}: {str(query).strip()[:200]!r} is not one SELECT over t{reason}.")
@@ -77,7 +114,7 @@ def check_select(query: str, *, table: str) -> str:
 
 def is_type(text: str) -> bool:
     """Whether `text` is the name of a type and nothing else: safe inside `CAST(... AS text)`."""
-    tree = _syntax_tree(f"SELECT\nCAST(NULL AS {text}\n)\n")
+    tree = syntax_tree(f"SELECT\nCAST(NULL AS {text}\n)\n")
     if tree.get("error") or len(tree["statements"]) != 1:
         return False
     node = tree["statements"][0]["node"]
@@ -88,32 +125,76 @@ def is_type(text: str) -> bool:
     return cast.get("class") == "CAST" and not cast.get("alias") and child.get("class") == "CONSTANT"
 
 
-def _check(expression: Mapping[str, Any], refuse: Callable[[str], IceDBError]) -> None:
-    for inner in _walk(expression):
-        if inner.get("class") in ("SUBQUERY", "WINDOW", "STAR", "PARAMETER", "LAMBDA_REF"):
+def _check(expression: Mapping[str, Any], refuse: Callable[[str], IceDBError], *, stable: bool) -> None:
+    for inner in walk(expression):
+        if inner.get("class") in ("SUBQUERY", "WINDOW", "STAR", "PARAMETER", "LAMBDA_REF", "POSITIONAL_REFERENCE"):
             raise refuse(f"holds a {inner['class'].lower()}, which has no one value per row")
-        called = inner.get("function_name") if inner.get("class") == "FUNCTION" else _keyword(inner)
-        if called in _unstable_functions():
+        called = inner["function_name"] if inner.get("class") == "FUNCTION" else _keyword(inner)
+        if stable and (called in _unstable_functions() or sees_more(called)):
             raise refuse(f"calls {called}(), which gives different values for one row")
+        if sees_more(called):
+            raise refuse(f"calls {called}(), which sees or does more than its arguments say")
 
 
-def _to_sql(expressions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The SQL of expressions again, from their trees: what was checked is what will run."""
-    tree = _syntax_tree("SELECT 1")
+def sees_more(function: str) -> bool:
+    """Whether a function, by its name in small letters, sees or changes more than the arguments that it is given."""
+    beyond = function in _BEYOND_ARGUMENTS or function.startswith(_BEYOND_ARGUMENTS_PREFIXES)
+    return beyond and function not in _OF_ARGUMENTS
+
+
+def select_items_sql(expressions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The SQL of expressions again, without their aliases, from their trees: what was checked is what will run."""
+    tree = syntax_tree("SELECT 1")
     texts = []
     with connect_sandbox() as con:
         for expression in expressions:
             tree["statements"][0]["node"]["select_list"] = [{**expression, "alias": ""}]
-            [(sql,)] = con.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)]).fetchall()
-            texts.append(str(sql).removeprefix("SELECT "))
+            texts.append(_to_sql(con, tree).removeprefix("SELECT "))
     return texts
 
 
-def _syntax_tree(sql: str) -> dict[str, Any]:
+def query_sql(tree: Mapping[str, Any]) -> str:
+    """The SQL of a query's syntax tree. Raises DuckDB's errors for a tree that cannot be written as SQL."""
     with connect_sandbox() as con:
-        row = con.execute("SELECT json_serialize_sql(?)", [sql]).fetchone()
-    tree: dict[str, Any] = json.loads(row[0]) if row else {"error": True}
+        return _to_sql(con, tree)
+
+
+def _to_sql(con: duckdb.DuckDBPyConnection, tree: Mapping[str, Any]) -> str:
+    [(sql,)] = con.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)]).fetchall()
+    return str(sql)
+
+
+def syntax_tree(sql: str) -> dict[str, Any]:
+    """DuckDB's syntax tree of queries, under "statements". If there is none, "error" is true; "error_message" says why.
+
+    Nothing is bound or run, and no name is looked up.
+    """
+    if "\0" in sql:
+        return {"error": True, "error_message": "it holds a zero character"}  # where DuckDB's parser would stop
+    try:
+        sql.encode()
+        with connect_sandbox() as con:
+            [(text,)] = con.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+        tree: dict[str, Any] = json.loads(text)
+    except UnicodeEncodeError:
+        return {"error": True, "error_message": "it holds half of a surrogate pair"}
+    except RecursionError:
+        return _TOO_DEEP
+    if _levels(tree) > _LEVELS_MAX:
+        return _TOO_DEEP
+    for node in walk(tree):
+        _keep_double(node)
     return tree
+
+
+def _keep_double(node: dict[str, Any]) -> None:
+    """Make a DOUBLE such as `1e3` a cast: DuckDB writes it as `1000.0`, which is a DECIMAL when it is read again."""
+    value = node["value"] if node.get("class") == "CONSTANT" else None
+    if value and value["type"]["id"] == "DOUBLE" and not value["is_null"]:
+        text = {"type": {"id": "VARCHAR", "type_info": None}, "is_null": False, "value": repr(float(value["value"]))}
+        constant = {**node, "alias": "", "value": text}
+        node.update({"class": "CAST", "type": "OPERATOR_CAST", "child": constant, "try_cast": False})
+        node["cast_type"] = node.pop("value")["type"]
 
 
 def _has_clauses(node: Mapping[str, Any]) -> bool:
@@ -121,18 +202,34 @@ def _has_clauses(node: Mapping[str, Any]) -> bool:
     return node["from_table"]["type"] != "EMPTY" or any(node.get(c) for c in clauses) or bool(node["cte_map"]["map"])
 
 
-def _walk(tree: object) -> Iterator[Mapping[str, Any]]:
-    if isinstance(tree, dict):
-        yield tree
-        for value in tree.values():
-            yield from _walk(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _walk(value)
+def walk(tree: object) -> Iterator[dict[str, Any]]:
+    """Every object of a syntax tree, from the root down, each before what it holds."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting.extend(reversed(node.values()))
+        elif isinstance(node, list):
+            waiting.extend(reversed(node))
+
+
+def _levels(tree: object) -> int:
+    """How deep a tree is nested."""
+    levels, row = 0, [tree]
+    while row := [n for node in row for n in _children(node)]:
+        levels += 1
+    return levels
+
+
+def _children(node: object) -> Sequence[object]:
+    if isinstance(node, dict):
+        return list(node.values())
+    return node if isinstance(node, list) else ()
 
 
 def _columns(expression: Mapping[str, Any]) -> frozenset[str]:
-    names = [inner["column_names"] for inner in _walk(expression) if inner.get("class") == "COLUMN_REF"]
+    names = [inner["column_names"] for inner in walk(expression) if inner.get("class") == "COLUMN_REF"]
     return frozenset(str(n[1] if len(n) > 1 and n[0].casefold() == "t" else n[0]).casefold() for n in names)
 
 
@@ -147,8 +244,8 @@ def _unstable_functions() -> frozenset[str]:
         return frozenset(str(name) for (name,) in rows.fetchall()) | _UNSTABLE_KEYWORDS | _UNSTABLE_BESIDES
 
 
-def _keyword(expression: Mapping[str, Any]) -> str | None:
-    """What a bare word calls: to the parser, `current_date` is a column's name."""
+def _keyword(expression: Mapping[str, Any]) -> str:
+    """What a bare word calls: to the parser, `current_date` is a column's name. Empty: nothing."""
     names: list[str] = expression["column_names"] if expression.get("class") == "COLUMN_REF" else []
     name = str(names[0]).casefold() if len(names) == 1 else ""
-    return name if name in _UNSTABLE_KEYWORDS else None
+    return name if name in _UNSTABLE_KEYWORDS else ""

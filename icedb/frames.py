@@ -27,36 +27,62 @@ def is_spark_frame(data: object) -> bool:
     return any(t.__module__.startswith("pyspark.sql") and t.__name__ == "DataFrame" for t in type(data).__mro__)
 
 
-def append_frame(handle: Handle, frame: Any, *, txn: Txn | None, on_conflict: OnConflict) -> Commit:
-    """Append the rows of a DataFrame. Raises InvalidOption, and what the job does."""
+def append_frame(
+    handle: Handle, frame: Any, *, txn: Txn | None, on_conflict: OnConflict, memory_bytes: int | None = None
+) -> Commit:
+    """Append the rows of a DataFrame. `memory_bytes` is for each task. Raises InvalidOption, and what the job does."""
     options = {} if txn is None else {"txn_application": txn[0], "txn_sequence": str(txn[1])}
+    _check(handle, on_conflict)
     if txn is not None and is_recorded(handle.read(fresh=True), txn):
         return repeated(handle)
-    return _run(handle, frame, "append", options, on_conflict, txn)
+    return _run(handle, frame, "append", options, txn, memory_bytes)
 
 
 def overwrite_frame(
-    handle: Handle, frame: Any, *, partitions: Sequence[str] | str | None, on_conflict: OnConflict
+    handle: Handle,
+    frame: Any,
+    *,
+    partitions: Sequence[str] | str | None,
+    on_conflict: OnConflict,
+    memory_bytes: int | None = None,
 ) -> Commit:
     """Replace all rows by those of a DataFrame. Raises InvalidOption, and what the job does."""
+    _check(handle, on_conflict)
     if partitions is not None:
         raise InvalidOption(
             f"{handle.table}: partitions cannot be overwritten by a Spark DataFrame yet. Give its rows as Arrow: "
             "frame.toArrow()."
         )
-    return _run(handle, frame, "overwrite", {"overwrite": "table"}, on_conflict, None)
+    return _run(handle, frame, "overwrite", {"overwrite": "table"}, None, memory_bytes)
 
 
-def _run(
-    handle: Handle, frame: Any, mode: str, options: dict[str, str], on_conflict: OnConflict, txn: Txn | None
-) -> Commit:
+def _check(handle: Handle, on_conflict: OnConflict) -> None:
+    """What Spark's processes could not do is refused before a job starts."""
     if on_conflict != "raise":
         raise InvalidOption(
             f"{handle.table}: on_conflict='{on_conflict}' is not possible for a Spark DataFrame. Cast its columns, or "
             "give its rows as Arrow: frame.toArrow()."
         )
+    if handle.location.scheme == "memory":
+        raise InvalidOption(
+            f"{handle.table}: the table is in this process's memory, where Spark's processes cannot write. Give the "
+            "frame's rows as Arrow: frame.toArrow()."
+        )
+    handle.read()
+    if handle.spec.views:
+        raise InvalidOption(
+            f"{handle.table}: the table has views ({[v.name for v in handle.spec.views]}), which a Spark job does not "
+            "feed. Give the frame's rows as Arrow: frame.toArrow(); or drop the views."
+        )
+
+
+def _run(
+    handle: Handle, frame: Any, mode: str, options: dict[str, str], txn: Txn | None, memory_bytes: int | None
+) -> Commit:
     job = handle.clock.new_id()[:JOB_DIGITS]
     writer = frame.write.format("icedb").mode(mode).option("path", handle.table).option("job", job)
+    if memory_bytes is not None:
+        options = {**options, "memory_bytes": str(memory_bytes)}
     for name, value in (handle.location.storage_options | options).items():
         writer = writer.option(name, value)
     writer.save()
@@ -64,9 +90,12 @@ def _run(
     ours = [m for m in state.parts.values() if m.key.rpartition("/")[2].startswith(job)]
     if not ours:
         return repeated(handle) if txn is not None and is_recorded(state, txn) else nothing_to_commit(handle)
-    return _commit(handle, ours, state.parts_named[ours[0].key].by[0])
+    # An overwrite is an exclusive commit, which nothing else shares its time with.
+    dead = [m for m in state.parts.values() if m.tombstoned_ms == ours[0].created_ms] if mode == "overwrite" else []
+    return _commit(handle, ours, dead, state.parts_named[ours[0].key].by[0])
 
 
-def _commit(handle: Handle, markers: Sequence[Marker], key: str) -> Commit:
-    parts = tuple(handle.part(m) for m in markers)
-    return Commit(handle.table, key, parts[0].created_ms, handle.keys.parse_log_file(key).epoch, parts)
+def _commit(handle: Handle, markers: Sequence[Marker], dead: Sequence[Marker], key: str) -> Commit:
+    parts, tombstoned = tuple(map(handle.part, markers)), tuple(map(handle.part, dead))
+    epoch = handle.keys.parse_log_file(key).epoch
+    return Commit(handle.table, key, parts[0].created_ms, epoch, parts, tombstoned)

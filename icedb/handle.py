@@ -6,6 +6,7 @@ Everything above (scan, maintenance, the Spark source) works on a `Handle`; `Tab
 from __future__ import annotations
 
 import atexit
+import copy
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -25,9 +26,10 @@ from icedb.format.snapshot import LogState
 from icedb.location import Location
 from icedb.options import Timing
 from icedb.partitions import PartitionExpression, partition_expressions
-from icedb.parts import WriteContext
 from icedb.reading import LogReader
-from icedb.spec import TableSpec, decode_spec
+from icedb.schema import checked_type, type_name
+from icedb.shaping import WriteContext
+from icedb.spec import TableSpec, all_columns, decode_spec
 from icedb.store import ObjectExists, ObjectStore
 
 __all__ = ["Fencing", "Handle", "Part"]
@@ -36,6 +38,8 @@ Fencing = Literal["claims", "none"]
 
 # S3 tells the time of an object in whole seconds.
 STORED_MS_PRECISION = 1_000
+# These mean something else to DuckDB, or do not survive in an address.
+_NO_PATH = frozenset("?*[]\\\n\r")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +71,20 @@ class Handle:
         clock: Clock | None = None,
         timing: Timing | None = None,
         fencing: Fencing = "claims",
+        fixed_spec: bool = False,
     ) -> None:
+        """`fixed_spec`: the program says what the spec is, whatever the log records (the API of IceDB v3)."""
         if fencing not in get_args(Fencing):
             raise InvalidOption(f"{store.location.uri}: fencing is {fencing!r}; give 'claims' or 'none'.")
         self.store = store
-        self._spec = spec
+        self._spec = _with_checked_types(spec, store.location.uri)
+        self._fixed_spec = fixed_spec
         self._expressions: tuple[PartitionExpression, ...] | None = None
         self.clock: Clock = clock or SystemClock()
         self.timing = timing or Timing()
         self.fencing: Fencing = fencing
         self.writer = writer_name(self.clock)
-        self.log = LogReader(store, store.location.keys, clock=self.clock, timing=self.timing)
+        self.log = self._log_reader(tolerant=False)
         #: Two appends of one handle need two names, also within a millisecond.
         self.last_append_ms = 0
         #: An exclusive commit that sees an older head than this handle has seen is not of this table's line.
@@ -85,6 +92,17 @@ class Handle:
         self._schema: dict[str, str] = {}
         self._probed = False
         self._clock_checked = False
+
+    def _log_reader(self, *, tolerant: bool) -> LogReader:
+        return LogReader(
+            self.store, self.keys, clock=self.clock, timing=self.timing, type_name=type_name, tolerant=tolerant
+        )
+
+    def tolerant(self) -> Handle:
+        """This table once more, for `repair`: it puts up with a column of several types, and its states tell them."""
+        other = copy.copy(self)
+        other.log = self._log_reader(tolerant=True)
+        return other
 
     @property
     def location(self) -> Location:
@@ -115,8 +133,13 @@ class Handle:
 
     @property
     def known_schema(self) -> Mapping[str, str]:
-        """What was last seen of the schema. It may lack columns, but never says anything that is not true."""
+        """What was last seen of the log's schema. It may lack columns, and is true until a repair elsewhere."""
         return self._schema
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The table's columns with their types: those that the log has, and those that were declared."""
+        return all_columns(self.spec, self._schema)
 
     def read(self, *, everything: bool = False, fresh: bool = False) -> LogState:
         """The state of the table now; see `LogReader.read`."""
@@ -125,15 +148,21 @@ class Handle:
         self._learn_spec(state)
         return state
 
+    def with_spec(self, spec: TableSpec) -> Handle:
+        """This table with another spec. What was read of the log is shared."""
+        other = copy.copy(self)
+        other._spec, other._expressions = _with_checked_types(spec, self.table), None
+        return other
+
     def _learn_spec(self, state: LogState) -> None:
-        if isinstance(state.spec, msgspec.UnsetType):
+        if self._fixed_spec or isinstance(state.spec, msgspec.UnsetType):
             return
         self.learn_spec(decode_spec(bytes(state.spec), table=self.table, key=self.keys.log_prefix))
 
     def learn_spec(self, recorded: TableSpec) -> None:
         """Remember a spec that the log records, unless a newer one is known."""
-        if recorded.revision > self._spec.revision:
-            self._spec, self._expressions = recorded, None
+        if recorded.revision > self._spec.revision and not self._fixed_spec:
+            self._spec, self._expressions = _with_checked_types(recorded, self.table), None
 
     def fresh_writer(self) -> str:
         """A writer's name that no log file has yet, of this host and process."""
@@ -156,8 +185,12 @@ class Handle:
         )
 
     def readable_path(self, part: Part) -> str:
-        """What DuckDB can open: the part itself, or a copy of what only this process's memory holds."""
-        if self.location.scheme != "memory":
+        """What DuckDB can open: the part itself, or a copy of what it cannot reach.
+
+        That is what only this process's memory holds, and a name, of a v3 program, that DuckDB takes for a pattern.
+        """
+        scheme = self.location.scheme
+        if scheme in ("file", "s3") and _NO_PATH.isdisjoint(part.key):
             return part.path
         path = self._copies / part.key
         if not path.exists():
@@ -174,7 +207,7 @@ class Handle:
 
     def write_context(self) -> WriteContext:
         """All that a writer, here or on another machine, must know."""
-        return WriteContext(self.location, self.spec, self.expressions, dict(self.known_schema))
+        return WriteContext(self.location, self.spec, self.expressions, self.columns)
 
     def check_writable(self) -> None:
         """Once per handle, before the first write: does the store refuse to overwrite an object?
@@ -233,3 +266,13 @@ class Handle:
                 "are allowed. Nothing was published. Synchronise it (NTP)."
             )
         self._clock_checked = True
+
+
+def _with_checked_types(spec: TableSpec, table: str) -> TableSpec:
+    """The spec with types by DuckDB's own names: somebody else may have written it, and SQL is made of them.
+
+    Raises InvalidOption for what is no type.
+    """
+    columns = {c: checked_type(t, what=f"column '{c}'", table=table) for c, t in spec.columns.items()}
+    paths = {c: checked_type(t, what=f"path column '{c}'", table=table) for c, t in spec.path_columns.items()}
+    return msgspec.structs.replace(spec, columns=columns, path_columns=paths)

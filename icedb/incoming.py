@@ -7,8 +7,9 @@ check of its values.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import duckdb
 import pyarrow as pa
@@ -32,6 +33,9 @@ _STREAM = f"{PREFIX}stream"
 _TABLE = f"{PREFIX}incoming"
 _ANSWER = f"{PREFIX}answer"
 
+# Of a stream that is longer than this part of the memory, so much is loaded at a time.
+_PARTS_OF_MEMORY = 16
+
 
 @dataclass(slots=True)
 class Incoming:
@@ -51,17 +55,49 @@ class Incoming:
     #: Whether a query made these rows: then numbers become the table's, where no value changes.
     answered: bool = False
 
+    def begin(self, memory_bytes: int | None) -> None:
+        """Register the stream, or load it when it is long: DuckDB reads ahead of it, as much as there is."""
+        bytes_max = None if memory_bytes is None else memory_bytes // _PARTS_OF_MEMORY
+        first = [] if bytes_max is None else self.counted.take(bytes_max)
+        self._register(chain(first, self.counted.batches))
+        if bytes_max is not None and sum(b.nbytes for b in first) >= bytes_max:
+            self._load(first, bytes_max)
+
     def keep(self) -> None:
         """Make a table of the stream, to be looked at more than once. Raises InvalidBatch."""
         if self.relation != _STREAM:
             return
-        texts = [f"{sql} AS {quote_name(column)}" for column, sql in self.select.items()]
-        texts += [f"{self.chosen} AS {CHOSEN}"] if self.chosen else []
         try:
-            self.con.execute(f"CREATE TEMP TABLE {_TABLE} AS SELECT {', '.join(texts) or '1'} FROM {_STREAM}")
+            self.con.execute(f"CREATE TEMP TABLE {_TABLE} AS {self._typed()}")
         except duckdb.Error as error:
             raise unreadable(self.table, error) from None
         self._become(_TABLE)
+
+    def drop(self) -> None:
+        """Free what the rows take, once they are staged."""
+        if self.relation != _STREAM:
+            self.con.execute(f"DROP TABLE {self.relation}")
+
+    def _register(self, batches: Iterable[pa.RecordBatch]) -> None:
+        self.con.register(_STREAM, pa.RecordBatchReader.from_batches(self.counted.schema, batches))
+
+    def _load(self, first: Sequence[pa.RecordBatch], bytes_max: int) -> None:
+        """Make a table of the stream, piece by piece."""
+        self.con.execute(f"CREATE TEMP TABLE {_TABLE} AS {self._typed()} LIMIT 0")
+        piece = first
+        while piece:
+            self._register(piece)
+            try:
+                self.con.execute(f"INSERT INTO {_TABLE} {self._typed()}")
+            except duckdb.Error as error:
+                raise unreadable(self.table, error) from None
+            piece = self.counted.take(bytes_max)
+        self._become(_TABLE)
+
+    def _typed(self) -> str:
+        texts = [f"{sql} AS {quote_name(column)}" for column, sql in self.select.items()]
+        texts += [f"{self.chosen} AS {CHOSEN}"] if self.chosen else []
+        return f"SELECT {', '.join(texts) or '1 AS nothing'} FROM {_STREAM}"
 
     def count(self) -> int:
         """Rows of the batch, or of the answer; once they were read."""
@@ -110,6 +146,8 @@ class Incoming:
 
     def _ask(self, query: UserQuery, rows: str) -> dict[str, str]:
         view = f"CREATE OR REPLACE TEMP VIEW {quote_name(query.relation)} AS {rows}"
+        # Without rows there is no answer either, but its columns: a count of nothing is not stored.
+        sql = query.sql if self.counted.rows else f"SELECT * FROM (\n{query.sql}\n) LIMIT 0"
         if not self.chosen:
             self.con.execute(view)
             # Apart, for a table cannot have a column twice, and whoever wrote the query should hear of it.
@@ -119,16 +157,16 @@ class Incoming:
                     f"{self.table}: the answer of {query.sql[:200]!r} has a column twice: "
                     f"{[name for name, *_ in described]}. Name them with AS."
                 )
-            self.con.execute(f"CREATE TEMP TABLE {_ANSWER} AS {query.sql}")
+            self.con.execute(f"CREATE TEMP TABLE {_ANSWER} AS {sql}")
             return describe(self.con, f"SELECT * FROM {_ANSWER}")
         paths = self.con.execute(f"SELECT DISTINCT {CHOSEN} FROM {_TABLE} ORDER BY 1").fetchall()
-        for number, (path,) in enumerate(paths):
+        for number, (path,) in enumerate(paths or [(None,)]):
             text = "CAST(NULL AS VARCHAR)" if path is None else quote_text(path)
             self.con.execute(f"{view} WHERE {CHOSEN} IS NOT DISTINCT FROM {text}")
-            answer = f"SELECT *, {text} AS {CHOSEN} FROM (\n{query.sql}\n)"
+            answer = f"SELECT *, {text} AS {CHOSEN} FROM (\n{sql}\n)"
             begin = f"INSERT INTO {_ANSWER} BY NAME" if number else f"CREATE TEMP TABLE {_ANSWER} AS"
             self.con.execute(f"{begin} {answer}")
-        return describe(self.con, f"SELECT * FROM {_ANSWER}") if paths else {}
+        return describe(self.con, f"SELECT * FROM {_ANSWER}")
 
     def _warn_of_dropped(self, names: Sequence[str], needed: Sequence[str], what: str) -> Sequence[str]:
         dropped = [c for c in needed if c not in names]
@@ -154,24 +192,42 @@ class Incoming:
 
 
 class _CountedRows:
-    """A stream that knows how many rows went through it."""
+    """A stream that knows how many rows, and bytes of Arrow, went through it."""
 
     def __init__(self, stream: pa.RecordBatchReader) -> None:
         self.rows = 0
-        self.reader = pa.RecordBatchReader.from_batches(stream.schema, self._counting(stream))
+        self.bytes = 0
+        self.schema = stream.schema
+        self.batches = self._counting(stream)
 
     def _counting(self, stream: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         for batch in stream:
             self.rows += batch.num_rows
+            self.bytes += batch.nbytes
             yield batch
+
+    def take(self, bytes_max: int) -> list[pa.RecordBatch]:
+        """The next batches, as many as have that many bytes, or all that are left."""
+        taken: list[pa.RecordBatch] = []
+        size = 0
+        while size < bytes_max and (batch := next(self.batches, None)) is not None:
+            taken.append(batch)
+            size += batch.nbytes
+        return taken
 
 
 def receive(
-    con: duckdb.DuckDBPyConnection, batch: Batch, known: Mapping[str, str], *, table: str, strict: bool = True
+    con: duckdb.DuckDBPyConnection,
+    batch: Batch,
+    known: Mapping[str, str],
+    *,
+    table: str,
+    strict: bool = True,
+    memory_bytes: int | None = None,
 ) -> Incoming:
     """Register a batch. `strict`: a nested column whose type is not whole is refused, unless the table knows it.
 
-    Raises InvalidBatch, UnsupportedType.
+    What may be too much for `memory_bytes` is loaded at once. Raises InvalidBatch, UnsupportedType.
     """
     schema = batch.stream.schema
     _check_names(schema.names, table)
@@ -191,12 +247,14 @@ def receive(
             )
         else:
             untyped.append(column.name)
-    chosen = _chosen(columns, table)
+    # In rows that are a table's already, it is a column like others: a query over them may still give one.
+    chosen = "" if batch.is_answer else _chosen(columns, table)
     counted = _CountedRows(batch.stream)
-    if schema.names:  # DuckDB has no table without columns
-        con.register(_STREAM, counted.reader)
     select = {c: f"CAST({quote_name(c)} AS {t})" for c, t in columns.items()}
-    return Incoming(con, table, batch, _STREAM, columns, select, chosen, untyped, counted, batch.is_answer)
+    incoming = Incoming(con, table, batch, _STREAM, columns, select, chosen, untyped, counted, batch.is_answer)
+    if schema.names:  # DuckDB has no table without columns
+        incoming.begin(memory_bytes)
+    return incoming
 
 
 def unreadable(table: str, error: duckdb.Error) -> InvalidBatch:

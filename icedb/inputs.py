@@ -1,90 +1,115 @@
 """Rows of any shape as one batch: an Arrow stream, and what Arrow does not tell of its columns.
 
-Accepts a list of dicts, everything with `__arrow_c_stream__` (pyarrow Table and RecordBatchReader, pandas,
-Polars, a DuckDB relation) and a pyarrow RecordBatch. Nothing of the caller's is modified or copied whole.
+Accepts a list of dicts, pyarrow Tables, RecordBatches and readers, pandas, Polars (eager and lazy), a DuckDB relation,
+everything else with `__arrow_c_stream__`, and paths or globs of Parquet, JSON lines and CSV. Nothing of the caller's is
+modified or copied whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
+import duckdb
 import pyarrow as pa
 
-from icedb.errors import InvalidBatch
+from icedb.batches import Batch, OnConflict, Rows
+from icedb.csv_files import open_csv
+from icedb.data_frames import is_frame, open_pandas, open_polars, open_relation
+from icedb.errors import IceDBError, InvalidBatch
+from icedb.files import Reading, open_files
+from icedb.json_lines import open_json
 from icedb.location import Location
+from icedb.parquet_files import open_parquet
+from icedb.paths import Format, is_paths
+from icedb.rows import open_rows
 
 __all__ = ["Batch", "OnConflict", "Rows", "open_batch"]
 
-#: What `insert` and `overwrite` take.
-Rows = Any
-
-#: What becomes of values whose type is not the column's.
-OnConflict = Literal["raise", "cast", "quarantine"]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows on their way into a table, and what their Arrow schema does not tell.
-
-    `types`: DuckDB types to cast columns to when they are read (Arrow has no JSON and no UUID). `parsed`: columns of
-    text whose values may be parsed as the type that the table has. `source`: where the rows come from, for people.
-    """
-
-    stream: pa.RecordBatchReader
-    types: Mapping[str, str] = field(default_factory=dict)
-    parsed: frozenset[str] = frozenset()
-    source: str = "insert"
+_READERS: Mapping[Format, Callable[..., Batch]] = {"parquet": open_parquet, "json": open_json, "csv": open_csv}
 
 
 @contextmanager
 def open_batch(
-    data: Rows, *, location: Location, known: Mapping[str, str], on_conflict: OnConflict = "raise"
+    data: Rows,
+    *,
+    location: Location,
+    known: Mapping[str, str],
+    on_conflict: OnConflict = "raise",
+    memory_bytes: int | None = None,
 ) -> Iterator[Batch]:
-    """The rows as a batch, until the context ends. Raises InvalidBatch, naming what is wrong.
+    """The rows as a batch, until the context ends.
 
     `location`: the table's, for messages and credentials. `known`: its columns, with their DuckDB types.
+    `memory_bytes`: what the whole insert may use; reading files takes a part of it.
+
+    Raises InvalidBatch, SchemaConflict and UnsupportedType, naming what is wrong; also for what comes to light only
+    while the rows are read, in the place of the error that whoever reads them gets.
     """
-    yield Batch(_to_stream(data, table=location.uri))
+    failures: list[IceDBError] = []
+    with tempfile.TemporaryDirectory(prefix="icedb-input-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        try:
+            if is_paths(data):
+                with open_files(
+                    data,
+                    location=location,
+                    known=known,
+                    on_conflict=on_conflict,
+                    folder=folder,
+                    memory_bytes=memory_bytes,
+                ) as reading:
+                    yield _from_files(reading, failures.append)
+            else:
+                yield _from_rows(data, location.uri, known, on_conflict, folder, failures.append)
+        except Exception:
+            if failures:  # a stream's error loses its type on the way through Arrow
+                raise failures[0] from None
+            raise
 
 
-def _to_stream(data: Rows, *, table: str) -> pa.RecordBatchReader:
+def _from_files(reading: Reading, failed: Callable[[IceDBError], None]) -> Batch:
+    return _READERS[reading.files.format](reading, failed=failed)
+
+
+def _from_rows(
+    data: Any,
+    table: str,
+    known: Mapping[str, str],
+    on_conflict: OnConflict,
+    folder: Path,
+    failed: Callable[[IceDBError], None],
+) -> Batch:
     if isinstance(data, pa.RecordBatchReader):
-        return data
+        return Batch(data)
     if isinstance(data, pa.RecordBatch):
-        return pa.RecordBatchReader.from_batches(data.schema, [data])
+        return Batch(pa.RecordBatchReader.from_batches(data.schema, [data]))
+    if isinstance(data, duckdb.DuckDBPyRelation):
+        return open_relation(data, table=table, failed=failed)
+    if is_frame(data, "pandas", "DataFrame"):
+        return open_pandas(data, table=table, known=known, on_conflict=on_conflict, failed=failed)
+    if is_frame(data, "polars", "DataFrame") or is_frame(data, "polars", "LazyFrame"):
+        return open_polars(data, table=table, folder=folder)
     if hasattr(data, "__arrow_c_stream__"):
-        return pa.RecordBatchReader.from_stream(data)
-    if isinstance(data, Sequence) and not isinstance(data, str | bytes):
-        return _from_dicts(data, table).to_reader()
-    raise InvalidBatch(
-        f"{table}: cannot take rows from a {type(data).__module__}.{type(data).__qualname__}. Give a list of dicts, "
-        "a pyarrow Table, RecordBatch or RecordBatchReader, or any object with __arrow_c_stream__ (pandas, Polars)."
-    )
+        return Batch(_from_stream(data, table))
+    if isinstance(data, Sequence) and not isinstance(data, bytes | bytearray | memoryview):
+        return open_rows(data, table=table, known=known, on_conflict=on_conflict, failed=failed)
+    raise _no_rows(data, table)
 
 
-def _from_dicts(rows: Sequence[Mapping[str, object]], table: str) -> pa.Table:
-    """The columns are the union over all rows, in order of appearance; what a row lacks is null."""
-    columns: dict[str, None] = {}
-    for number, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise InvalidBatch(f"{table}: row {number} is a {type(row).__name__}, not a dict.")
-        for name in row:
-            if not isinstance(name, str):
-                raise InvalidBatch(f"{table}: row {number} has the column name {name!r}, which is not text.")
-        columns |= dict.fromkeys(row)
-    if rows and not columns:
-        raise InvalidBatch(f"{table}: none of the {len(rows)} rows has a column.")
-    return pa.table({name: _column(name, [row.get(name) for row in rows], table) for name in columns})
-
-
-def _column(name: str, values: list[object], table: str) -> pa.Array:
+def _from_stream(data: Any, table: str) -> pa.RecordBatchReader:
     try:
-        return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
-        raise InvalidBatch(
-            f"{table}: the values of column '{name}' are not of one type ({str(error).splitlines()[0]}). Convert them, "
-            "or write them as text."
-        ) from None
+        return pa.RecordBatchReader.from_stream(data)
+    except (pa.ArrowException, TypeError, ValueError):
+        raise _no_rows(data, table) from None
+
+
+def _no_rows(data: object, table: str) -> InvalidBatch:
+    return InvalidBatch(
+        f"{table}: cannot take rows from a {type(data).__module__}.{type(data).__qualname__}. Give a list of dicts, "
+        "a pyarrow Table, RecordBatch or RecordBatchReader, a frame of pandas or Polars, a DuckDB relation, any other "
+        "object of columns with __arrow_c_stream__, or paths of Parquet, JSON lines or CSV."
+    )

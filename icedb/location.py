@@ -236,8 +236,8 @@ def _root_and_prefix(text: str, rest: str) -> tuple[str, str]:
         raise InvalidURI(
             "a table's address has no credentials in it; give them as storage options or by the environment."
         )
-    if not root or any(c in text for c in "?*[]\0\n\r"):
-        raise InvalidURI(f"'{text}' is no table's address: it needs a bucket or name, and none of ?, *, [, ].")
+    if not root or any(c in text for c in "?*[]\\\0\n\r"):
+        raise InvalidURI(f"'{text}' is no table's address: it needs a bucket or name, and none of ?, *, [, ], \\.")
     keys = Keys(prefix.strip("/"))  # refuses empty and '..' segments
     return root, keys.prefix
 

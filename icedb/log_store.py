@@ -10,14 +10,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from icedb.errors import DamagedLog, TableExists
+from icedb.errors import DamagedLog, InvalidOption, TableExists
 from icedb.handle import Handle
-from icedb.location import with_log
-from icedb.spec import TableSpec
+from icedb.location import Location, parse_location, with_log
+from icedb.spec import TableSpec, decode_spec
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, open_store
 from icedb.two_stores import TwoStores
 
-__all__ = ["claim_log_store", "find_log_store"]
+__all__ = ["check_log_place", "claim_log", "claim_log_store", "find_log_owner", "find_log_store"]
 
 
 def claim_log_store(handle: Handle) -> None:
@@ -31,6 +31,14 @@ def claim_log_store(handle: Handle) -> None:
         pass
     else:  # before anything is put: the place of its log may be an empty folder, where a disk is not mounted
         raise TableExists(f"{handle.table}: a table is there already. Open it with Table.open.")
+    claim_log(handle)
+
+
+def claim_log(handle: Handle) -> None:
+    """Let the log's store say that it holds the log of this table and of no other. Raises TableExists."""
+    log = handle.location.log
+    if log is None:
+        return
     body = _whose(handle.table)
     try:
         handle.store.create(handle.keys.probe, body)
@@ -40,6 +48,21 @@ def claim_log_store(handle: Handle) -> None:
                 f"{handle.table}: '{log.uri}' holds the log of another table ('{handle.keys.probe}' says which). Give "
                 "each table a log_uri of its own."
             ) from None
+
+
+def check_log_place(handle: Handle) -> None:
+    """Raise InvalidOption when the table's spec says that its log is elsewhere: two logs would be two tables."""
+    try:
+        body = handle.store.get(handle.keys.spec).body
+    except ObjectNotFound:
+        return
+    log = handle.location.log
+    said = decode_spec(body, table=handle.table, key=handle.keys.spec).log_uri
+    if said != (log.uri if log else ""):
+        raise InvalidOption(
+            f"{handle.table}: its log is at '{said or handle.table}', as '{handle.keys.spec}' says, and not at "
+            f"'{log.uri if log else handle.table}'. Open it with the log that it has."
+        )
 
 
 def find_log_store(store: ObjectStore, spec: TableSpec, options: Mapping[str, str] | None) -> ObjectStore:
@@ -66,6 +89,24 @@ def find_log_store(store: ObjectStore, spec: TableSpec, options: Mapping[str, st
             key=key,
         )
     return whole
+
+
+def find_log_owner(store: ObjectStore) -> Location | None:
+    """Where the parts of the log in this store are, if in another store.
+
+    Raises ObjectNotFound when nobody has written there yet but programs of IceDB v3, which do not say; DamagedLog.
+    """
+    key = store.location.keys.probe
+    body = store.get(key).body
+    try:
+        owner = msgspec.json.decode(body, type=_Probe).table
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedLog(f"{store.location.uri}: '{key}' does not say whose log this is ({error}).", key=key) from None
+    return parse_location(owner) if owner else None
+
+
+class _Probe(msgspec.Struct):
+    table: str = ""
 
 
 def _whose(table: str) -> bytes:

@@ -130,7 +130,6 @@ def _check_known(merging: Merging, columns: Mapping[str, str], table: str) -> No
         )
     if not isinstance(merging, Aggregating):
         return
-    check_batch_columns(merging, columns, table=table)
     for column in merging.sum:
         if columns[column] not in _NUMBERS and not columns[column].startswith("DECIMAL"):
             raise InvalidOption(f"{table}: '{column}' is {columns[column]}, which has no sum. Use min, max or any.")
@@ -138,6 +137,7 @@ def _check_known(merging: Merging, columns: Mapping[str, str], table: str) -> No
         raise InvalidOption(
             f"{table}: '{merging.count}' is {columns[merging.count]}, and a count is an integer. Declare it as BIGINT."
         )
+    check_batch_columns(merging, columns, table=table)
 
 
 def check_batch_columns(merging: Merging | None, columns: Iterable[str], *, table: str) -> None:

@@ -61,6 +61,10 @@ class ObjectStore(Protocol):
         """The address, for messages and for DuckDB."""
         ...
 
+    def beside(self, location: Location) -> ObjectStore:
+        """The store of another table, reached in the same way. Makes no request."""
+        ...
+
     def create(self, key: str, body: bytes | Path) -> None:
         """Put an object that is not there yet. Raises ObjectExists; StoreUnavailable leaves it open."""
         ...

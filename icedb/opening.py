@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from icedb.clock import Clock
-from icedb.errors import TableExists, TableNotFound
+from icedb.declared import checked_spec
+from icedb.errors import SchemaConflict, TableExists, TableNotFound
+from icedb.format.names import decode_partition, encode_value, partition_of
+from icedb.format.snapshot import LogState
 from icedb.handle import Fencing, Handle
 from icedb.log_store import claim_log_store, find_log_store
 from icedb.options import Timing
-from icedb.spec import TableSpec, check_spec, decode_spec, encode_spec
+from icedb.partitions import path_value_types
+from icedb.spec import TableSpec, decode_spec, encode_spec
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore
 
-__all__ = ["create_handle", "open_handle"]
+__all__ = ["create_handle", "open_beside", "open_handle", "quarantine_name"]
 
 
 def open_handle(
@@ -23,18 +28,62 @@ def open_handle(
     fencing: Fencing = "claims",
     clock: Clock | None = None,
 ) -> Handle:
-    """The handle of the table in a store, and of its log, if that is in another. Raises TableNotFound, DamagedLog."""
+    """The handle of the table in a store, and of its log, if that is in another. Raises TableNotFound, DamagedLog.
+
+    Log files without a spec are a table of an IceDB v3 program: its paths tell what its partition columns are.
+    """
     location = store.location
     try:
         body = store.get(location.keys.spec).body
     except ObjectNotFound:
-        raise TableNotFound(
-            f"{location.uri}: there is no table ('{location.keys.spec}' is missing). Create one with Table.create, or "
-            "correct the address."
-        ) from None
+        adopted = _adopt(Handle(store, TableSpec(), timing=timing, fencing=fencing, clock=clock))
+        try:
+            body = store.get(location.keys.spec).body  # may have come with its log files since we looked
+        except ObjectNotFound:
+            return adopted
     spec = decode_spec(body, table=location.uri, key=location.keys.spec)
     store = find_log_store(store, spec, log_storage_options)
     return Handle(store, spec, timing=timing, fencing=fencing, clock=clock)
+
+
+def _adopt(handle: Handle) -> Handle:
+    """The handle of a table that has no spec. Raises TableNotFound when it has no log files either."""
+    try:
+        state = handle.read()
+    except SchemaConflict:
+        return handle  # repair opens it, nothing else can be done with it; then it is opened anew
+    if not state.listed_ms:
+        raise TableNotFound(
+            f"{handle.table}: there is no table ('{handle.keys.spec}' is missing). Create one with Table.create, or "
+            "correct the address."
+        )
+    if handle.spec.revision == 0:  # else `alter` recorded one, with the path columns that it knew
+        return handle.with_spec(TableSpec(path_columns=_path_columns(handle, state)))
+    return handle
+
+
+def _path_columns(handle: Handle, state: LogState) -> dict[str, str]:
+    """Those of the newest part's path; none if a data column has such a name, for a batch must be able to bring it."""
+    live = sorted(state.live, key=lambda m: (m.created_ms, m.key))
+    if not live:
+        return {}
+    paths = {partition_of(handle.keys.data_prefix, m.key) for m in live}
+    found = path_columns(partition_of(handle.keys.data_prefix, live[-1].key), paths)
+    data = {c.casefold() for c in state.schema}
+    return found if data.isdisjoint(name.casefold() for name in found) else {}
+
+
+def path_columns(path: str, paths: Iterable[str]) -> dict[str, str]:
+    """The partition columns that a path tells, with types for the values in those paths that tell the same.
+
+    There are none when a name is not written as this library would write it.
+    """
+    names = list(decode_partition(path))
+    folded = {name.casefold() for name in names}
+    if len(folded) < len(path.split("/")) or not all(n and encode_value(n) == n for n in names):
+        return {}
+    alike = [found for p in paths if list(found := decode_partition(p)) == names]
+    return path_value_types({name: [found[name] for found in alike] for name in names})
 
 
 def create_handle(
@@ -46,14 +95,36 @@ def create_handle(
     clock: Clock | None = None,
 ) -> Handle:
     """Create an empty table with this spec. Raises TableExists, FixInput errors for the spec, the store's errors."""
-    check_spec(spec, table=store.location.uri)
+    spec = checked_spec(spec, table=store.location.uri)  # refuses a bad one before anything is written
     handle = Handle(store, spec, timing=timing, fencing=fencing, clock=clock)
-    _ = handle.expressions  # refuses a bad one before anything is written
     _refuse_foreign_log(handle)
     claim_log_store(handle)
     handle.check_writable()
     _create_spec(handle)
     return handle
+
+
+def quarantine_name(handle: Handle) -> str:
+    """What the table is called that takes the rows which do not fit, beside the table itself."""
+    return f"{handle.location.name}_quarantine"
+
+
+def open_beside(handle: Handle, name: str, spec: TableSpec | None = None) -> Handle:
+    """The table `name` in the same folder; with a `spec`, created if it is not there.
+
+    Raises TableNotFound, InvalidURI when there is no such folder, and the store's errors.
+    """
+    store = handle.store.beside(handle.location.beside(name))
+    with_ours: dict[str, Any] = {"timing": handle.timing, "fencing": handle.fencing, "clock": handle.clock}
+    try:
+        return open_handle(store, **with_ours)
+    except TableNotFound:
+        if spec is None:
+            raise
+    try:
+        return create_handle(store, spec, **with_ours)
+    except TableExists:  # somebody else was faster
+        return open_handle(store, **with_ours)
 
 
 def _refuse_foreign_log(handle: Handle) -> None:

@@ -116,6 +116,7 @@ def _types(
 ) -> dict[str, str]:
     types: dict[str, str] = {}
     for expression in expressions:
+        _check_user(expression, columns, table=table)
         try:
             # Beside the row's columns, so that an aggregate is refused as it would be when rows are written.
             query = f"SELECT *, {expression.sql} AS {_PROBE} FROM ({source})"
@@ -153,8 +154,31 @@ def _path_value_type(con: duckdb.DuckDBPyConnection, values: Sequence[str]) -> s
     return "VARCHAR"
 
 
+def _check_user(expression: PartitionExpression, columns: Sequence[str], *, table: str) -> None:
+    """Without a column of that name, DuckDB takes `user` for its function, whose value is `duckdb` for every row."""
+    if '"user"' not in expression.sql or "user" in {c.casefold() for c in columns}:
+        return
+    parsed = parse_expression(expression.sql, refuse=InvalidPartitionExpression)
+    if any("user" in c.columns for c in parsed.conjuncts):
+        raise InvalidPartitionExpression(
+            f"{table}: the partition expression '{expression.sql} AS {expression.name}' does not fit the rows: they "
+            f"have no column 'user' (columns: {sorted(columns)})."
+        )
+
+
 def matching(partitions: Sequence[str], where: str, types: Mapping[str, str], *, table: str) -> list[str]:
-    """Those partitions (as paths) for which the SQL predicate `where` over their columns is true."""
+    """Those partitions (as paths) for which the SQL predicate `where` over their columns is true.
+
+    It is one expression over these columns, which may ask for the time. Raises InvalidPartitionExpression.
+    """
+
+    def refuse(why: str) -> InvalidPartitionExpression:
+        return InvalidPartitionExpression(
+            f"{table}: the predicate {quote_text(str(where))} does not fit the partition columns "
+            f"({', '.join(f'{n} {t}' for n, t in types.items()) or 'there are none'}): it {why}."
+        )
+
+    condition = parse_expression(where, refuse=refuse, stable=False).sql
     typed = ", ".join(f"CAST(v.{quote_name(n)} AS {t}) AS {quote_name(n)}" for n, t in types.items())
     texts = "".join(f", {quote_name(n)} VARCHAR" for n in types)
     with connect_sandbox() as con:
@@ -163,12 +187,8 @@ def matching(partitions: Sequence[str], where: str, types: Mapping[str, str], *,
         if rows:
             con.executemany(f"INSERT INTO v VALUES ({', '.join('?' * (len(types) + 1))})", rows)
         try:
-            found = con.execute(
-                f"SELECT {_PATH} FROM (SELECT {_PATH}{', ' if typed else ''}{typed} FROM v) AS t WHERE (\n{where}\n)"
-            )
+            rows_of_t = f"SELECT {_PATH}{', ' if typed else ''}{typed} FROM v"
+            found = con.execute(f"SELECT {_PATH} FROM ({rows_of_t}) AS t WHERE (\n{condition}\n)")
             return sorted(str(path) for (path,) in found.fetchall())
         except duckdb.Error as error:
-            raise InvalidPartitionExpression(
-                f"{table}: the predicate {quote_text(where)} does not fit the partition columns "
-                f"({', '.join(f'{n} {t}' for n, t in types.items()) or 'there are none'}): {str(error).splitlines()[0]}"
-            ) from None
+            raise refuse(f"has no answer ({str(error).splitlines()[0]})") from None

@@ -14,7 +14,7 @@ from icedb.errors import EmptyBatch, FixInput
 from icedb.exclusive import exclusive
 from icedb.handle import Handle
 from icedb.inputs import Batch
-from icedb.maintenance.drop import replace_partitions
+from icedb.maintenance.drop import check_inside, replace_partitions
 from icedb.maintenance.operations import Append
 from icedb.parts import WrittenParts, discard, put_parts
 from icedb.schema import check_columns, new_columns
@@ -22,7 +22,7 @@ from icedb.spec import all_columns
 from icedb.staging import stage_rows
 from icedb.transactions import Txn, append_once
 
-__all__ = ["prepare", "publish_append", "publish_overwrite", "write_batch"]
+__all__ = ["check_overwrite", "prepare", "publish_append", "publish_overwrite", "write_batch"]
 
 
 def write_batch(handle: Handle, batch: Batch) -> WrittenParts:
@@ -57,18 +57,29 @@ def publish_append(handle: Handle, written: WrittenParts, *, txn: Txn | None = N
 
 def publish_overwrite(handle: Handle, written: WrittenParts, partitions: Sequence[str] | str | None) -> Commit:
     """Make parts visible in the place of the live parts of some partitions (None: of the whole table)."""
-    if not written.markers:
-        raise EmptyBatch(
-            f"{handle.table}: the batch has no rows, so an overwrite would only delete. Use drop_partitions for that."
-        )
-    handle.read()
-    _check(handle, written, handle.columns)
+    check_overwrite(handle, written, partitions)
     try:
         return replace_partitions(handle, written, partitions)
     except FixInput:
         # Refused before anything was claimed, or by `exclusive`, which deletes them too: twice does no harm.
         discard(handle.store, [m.key for m in written.markers])
         raise
+
+
+def check_overwrite(handle: Handle, written: WrittenParts, partitions: Sequence[str] | str | None) -> None:
+    """Raise EmptyBatch, SchemaConflict or InvalidBatch for an overwrite that can be told to be refused."""
+    if not written.markers:
+        raise EmptyBatch(
+            f"{handle.table}: the batch has no rows, so an overwrite would only delete. Use drop_partitions for that."
+        )
+    handle.read()
+    _check(handle, written, handle.columns)
+    if partitions is not None:
+        try:
+            check_inside(handle, written, partitions)
+        except FixInput:
+            discard(handle.store, [m.key for m in written.markers])
+            raise
 
 
 def _check(handle: Handle, written: WrittenParts, known: Mapping[str, str]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from icedb.clock import Clock, SystemClock
 from icedb.errors import TornListing
 from icedb.format.codec import decode
+from icedb.format.log_schema import TypeName
 from icedb.format.names import Keys, LogName
 from icedb.format.snapshot import LogState, StoredLogFile, ignored_by, replay
 from icedb.options import Timing
@@ -36,15 +37,27 @@ class _Listing:
 
 
 class LogReader:
-    """Reads one table's log, keeping the log files that it has seen. Safe to share between threads."""
+    """Reads one table's log, keeping the log files that it has seen. Safe to share between threads.
+
+    `type_name` and `tolerant` are for `replay`.
+    """
 
     def __init__(
-        self, store: ObjectStore, keys: Keys, *, clock: Clock | None = None, timing: Timing | None = None
+        self,
+        store: ObjectStore,
+        keys: Keys,
+        *,
+        clock: Clock | None = None,
+        timing: Timing | None = None,
+        type_name: TypeName = str,
+        tolerant: bool = False,
     ) -> None:
         self._store = store
         self._keys = keys
         self._clock = clock or SystemClock()
         self._timing = timing or Timing()
+        self._type_name = type_name
+        self._tolerant = tolerant
         self._seen: dict[str, StoredLogFile] = {}
         #: The last listing that fitted, without what was ignored then.
         self._last = _Listing()
@@ -63,10 +76,17 @@ class LogReader:
         for attempt in range(READ_ATTEMPTS_MAX):
             listing = self._list(whole=everything or fresh or attempt > 0)
             listed_ms = listing.stored_ms
-            found = self._find(listed_ms, everything=everything)
-            torn = self._torn(found, listed_ms, everything=everything)
+            names = {key: self._keys.parse_log_file(key) for key in listed_ms}
+            found = self._find(names, listed_ms, everything=everything)
+            torn = self._torn(found, names, everything=everything)
             if not torn:
-                state = replay(found.values(), table=table, listed_ms=listed_ms)
+                state = replay(
+                    found.values(),
+                    table=table,
+                    listed_ms=listed_ms,
+                    type_name=self._type_name,
+                    tolerant=self._tolerant,
+                )
                 self._remember(listing, state.ignored)
                 return state
         raise TornListing(
@@ -125,35 +145,26 @@ class LogReader:
 
     # ------------------------------------------------------------------------------------ fetching
 
-    def _find(self, listed_ms: Mapping[str, int], *, everything: bool) -> dict[str, StoredLogFile]:
+    def _find(
+        self, names: Mapping[str, LogName], listed_ms: Mapping[str, int], *, everything: bool
+    ) -> dict[str, StoredLogFile]:
         """The log files that count (or all), as far as they are there."""
-        names = {key: self._keys.parse_log_file(key) for key in listed_ms}
         found = self._head(names, listed_ms)
-        unread = self._unread(found, names, everything=everything)
+        head, live_epochs, _ = self._ignored(found)
+        unread = frozenset() if everything else _unread(names, head, live_epochs)
         found |= self._fetch((k for k, n in names.items() if n.epoch is not None and k not in unread), listed_ms)
         _, _, ignored = self._ignored(found)
         return found | self._fetch(
             (k for k in names if k not in unread and (everything or k not in ignored)), listed_ms
         )
 
-    def _torn(self, found: Mapping[str, StoredLogFile], listed_ms: Mapping[str, int], *, everything: bool) -> str:
+    def _torn(self, found: Mapping[str, StoredLogFile], names: Mapping[str, LogName], *, everything: bool) -> str:
         """What the log files say that the listing did not have; empty when they fit."""
-        _, live_epochs, ignored = self._ignored(found)
-        names = {key: self._keys.parse_log_file(key) for key in listed_ms}
-        gone = listed_ms.keys() - found.keys() - ignored - self._unread(found, names, everything=everything)
+        head, live_epochs, ignored = self._ignored(found)
+        unread = frozenset() if everything else _unread(names, head, live_epochs)
+        gone = names.keys() - found.keys() - ignored - unread
         unlisted = live_epochs - {f.file.epoch for f in found.values()}
         return f"gone: {sorted(gone)}; live epochs that are missing: {sorted(unlisted)}" if gone or unlisted else ""
-
-    def _unread(
-        self, found: Mapping[str, StoredLogFile], names: Mapping[str, LogName], *, everything: bool
-    ) -> frozenset[str]:
-        """Log files of epochs before the head's that count no more. Only names that are surely ours are believed."""
-        head, live_epochs, _ = self._ignored(found)
-        return frozenset(
-            k
-            for k, n in names.items()
-            if not everything and n.is_ours and (n.epoch or head) < head and n.epoch not in live_epochs
-        )
 
     def _head(self, names: Mapping[str, LogName], listed_ms: Mapping[str, int]) -> dict[str, StoredLogFile]:
         """The log file of the newest epoch, and those whose names announce one as new but hold none."""
@@ -176,3 +187,10 @@ class LogReader:
         with self._lock:
             self._seen |= new
         return known | new
+
+
+def _unread(names: Mapping[str, LogName], head: int, live_epochs: frozenset[int]) -> frozenset[str]:
+    """Log files of epochs before the head's that count no more. Only names that are surely ours are believed."""
+    return frozenset(
+        k for k, n in names.items() if n.is_ours and (n.epoch or head) < head and n.epoch not in live_epochs
+    )

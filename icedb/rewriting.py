@@ -1,4 +1,4 @@
-"""Parts become one part: read, sorted and written again by DuckDB, for merges and deletions.
+"""Parts become one part: read, sorted and written again by DuckDB, for merges, deletions and rewrites.
 
 Nothing that is written here is visible: only a commit names it, and what a failure leaves is deleted again. All
 rewrites of a call share one memory limit; what does not fit is spilled to disk. The operations above take the
@@ -11,25 +11,34 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
 
-from icedb.engine import MEMORY_BYTES_MIN, connect_reader, memory_bytes_default, quote_name, quote_text
+from icedb.answers import RowsQuery, copy_answer
+from icedb.engine import (
+    MEMORY_BYTES_MIN,
+    connect_reader,
+    connect_sandbox,
+    memory_bytes_default,
+    quote_name,
+    quote_text,
+)
 from icedb.errors import InvalidOption, InvariantViolated
-from icedb.format.records import Marker
+from icedb.format.records import Marker, total_rows
 from icedb.handle import Handle, Part
 from icedb.partitions import partition_types
-from icedb.parts import copy_statement, discard, put_part
+from icedb.parts import StoredPart, copy_statement, digest, discard, put_part
 from icedb.scan import explain, read_parquet, scan, visible_partitions
 from icedb.schema import describe
 from icedb.statistics import encode_statistics, figures_sql, statistics_columns
 from icedb.store import ObjectNotFound
 
-__all__ = ["Rewrite", "Rewriter", "rewrite_parts"]
+__all__ = ["NewPart", "Rewrite", "Rewriter", "rewrite_all", "rewrite_parts"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +51,14 @@ _PREFIX = "__icedb_"
 class Rewrite:
     """Parts of one partition that become one part, without the rows for which `drop_where` is true.
 
-    `drop_where` is a checked predicate over `t` (see `icedb.predicates`); None keeps every row.
+    `drop_where` is a checked predicate over `t` (see `icedb.predicates`); None keeps every row. With `query` the part
+    holds its answer instead.
     """
 
     partition: str
     inputs: tuple[Part, ...]
     drop_where: str | None = None
+    query: RowsQuery | None = None
 
     @property
     def bytes(self) -> int:
@@ -57,49 +68,68 @@ class Rewrite:
     @property
     def rows(self) -> int | None:
         """Rows of the inputs; None when one of them does not say."""
-        counts = [p.rows for p in self.inputs]
-        return None if None in counts else sum(c or 0 for c in counts)
+        return total_rows(self.inputs)
 
 
 #: Does some rewrites of a table that has this schema; the new parts' markers, in the same order. None: no row is left.
 Rewriter = Callable[[Handle, Sequence[Rewrite], Mapping[str, str]], list[Marker | None]]
 
 
+@dataclass(frozen=True, slots=True)
+class NewPart:
+    """What became of a rewrite: the part's columns, and its marker unless no row is left."""
+
+    columns: Mapping[str, str]
+    marker: Marker | None
+
+
 def rewrite_parts(
     handle: Handle, rewrites: Sequence[Rewrite], schema: Mapping[str, str], *, memory_bytes: int | None = None
 ) -> list[Marker | None]:
-    """Write each new part, a few at a time; on failure delete what was written.
+    """The markers of `rewrite_all`."""
+    return [new.marker for new in rewrite_all(handle, rewrites, schema, memory_bytes=memory_bytes)]
+
+
+def rewrite_all(
+    handle: Handle,
+    rewrites: Sequence[Rewrite],
+    schema: Mapping[str, str],
+    *,
+    memory_bytes: int | None = None,
+    dry_run: bool = False,
+) -> list[NewPart]:
+    """Write each new part, a few at a time; on failure delete what was written. A dry run puts nothing.
 
     Together they use `memory_bytes` (default: half of the machine's or container's). Raises InvalidOption when that is
-    not enough, MissingPart, SnapshotExpired, InvariantViolated, DuckDB's and the store's errors.
+    not enough, MissingPart, SnapshotExpired, InvariantViolated, what `copy_answer` raises, DuckDB's and the store's
+    errors.
     """
     started_ms = handle.clock.now_ms()
     memory_bytes = _check_memory(handle, memory_bytes)
     keys = [handle.keys.part(r.partition, handle.clock.new_id()) for r in rewrites]
-    at_a_time = max(1, min(max(2, os.cpu_count() or 2), memory_bytes // MEMORY_BYTES_PER_REWRITE))
     folder = Path(tempfile.mkdtemp(prefix="icedb-rewrite-"))
     try:
         with (
-            connect_reader(handle.location, memory_bytes=memory_bytes, folder=folder) as con,
-            ThreadPoolExecutor(at_a_time) as pool,
+            _engines(handle, rewrites, memory_bytes, folder) as engines,
+            ThreadPoolExecutor(engines.at_a_time) as pool,
         ):
-            con.execute("SET GLOBAL preserve_insertion_order = true")
             writes = [
-                pool.submit(_rewrite, handle, con, rewrite, key, folder, schema)
+                pool.submit(_rewrite, handle, engines, rewrite, key, schema, dry_run=dry_run)
                 for rewrite, key in zip(rewrites, keys, strict=True)
             ]
             try:
-                markers = []
+                written = []
                 for number, (rewrite, write) in enumerate(zip(rewrites, writes, strict=True), start=1):
-                    markers.append(write.result())
+                    written.append(write.result())
                     logger.info(
                         "%s: rewrite %d of %d is written: %d parts, %d bytes of '%s'",
                         handle.table, number, len(rewrites), len(rewrite.inputs), rewrite.bytes, rewrite.partition,
                     )  # fmt: skip
-                return markers
+                return written
             except BaseException as error:
                 pool.shutdown(cancel_futures=True)
-                discard(handle.store, keys)
+                if not dry_run:
+                    discard(handle.store, keys)
                 if isinstance(error, duckdb.OutOfMemoryException):
                     raise _too_little(handle, memory_bytes, str(error).splitlines()[0]) from None
                 if isinstance(error, duckdb.Error | ObjectNotFound):
@@ -108,6 +138,33 @@ def rewrite_parts(
                 raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Engines:
+    """What the rewrites of a call share. New parts are written into `folder`; a query is asked in the sandbox."""
+
+    reader: duckdb.DuckDBPyConnection
+    sandbox: duckdb.DuckDBPyConnection | None
+    folder: Path
+    at_a_time: int
+
+
+@contextmanager
+def _engines(handle: Handle, rewrites: Sequence[Rewrite], memory_bytes: int, folder: Path) -> Iterator[_Engines]:
+    """Without a query all memory is the reader's; else both have half of it."""
+    asking = any(r.query is not None for r in rewrites)
+    share = memory_bytes // 2 if asking else memory_bytes
+    at_a_time = max(1, min(max(2, os.cpu_count() or 2), share // MEMORY_BYTES_PER_REWRITE))
+    with connect_reader(handle.location, memory_bytes=share, folder=folder) as reader:
+        reader.execute("SET GLOBAL preserve_insertion_order = true")
+        if not asking:
+            yield _Engines(reader, None, folder, at_a_time)
+            return
+        aside = folder / "sandbox"  # not where the reader spills
+        aside.mkdir()
+        with connect_sandbox(aside, memory_bytes=share) as sandbox:
+            yield _Engines(reader, sandbox, aside, at_a_time)
 
 
 def _check_memory(handle: Handle, memory_bytes: int | None) -> int:
@@ -135,29 +192,41 @@ class _Source:
 
 
 def _rewrite(
-    handle: Handle,
-    shared: duckdb.DuckDBPyConnection,
-    rewrite: Rewrite,
-    key: str,
-    folder: Path,
-    schema: Mapping[str, str],
-) -> Marker | None:
-    path = folder / key.rsplit("/", 1)[1]
-    with shared.cursor() as con:
+    handle: Handle, engines: _Engines, rewrite: Rewrite, key: str, schema: Mapping[str, str], *, dry_run: bool
+) -> NewPart:
+    path = engines.folder / key.rsplit("/", 1)[1]
+    if rewrite.query is None or engines.sandbox is None:
+        columns, rows = _copy_rows(handle, engines.reader, rewrite, schema, path)
+    else:
+        answer = copy_answer(
+            handle, rewrite.query, rewrite.inputs, schema, path, reader=engines.reader, sandbox=engines.sandbox
+        )
+        columns, rows = answer.columns, answer.rows
+    if not rows:
+        return NewPart(columns, None)
+    stats = statistics_columns(handle.spec.sort_by, columns)
+    with engines.reader.cursor() as con:
+        encoded = encode_statistics(stats, _figures(con, stats, path), rows)
+    stored = StoredPart(path.stat().st_size, digest(path)) if dry_run else put_part(handle.store, key, path)
+    return NewPart(columns, Marker(key, stored.bytes, 0, rows=rows, stats=encoded, digest=stored.digest))
+
+
+def _copy_rows(
+    handle: Handle, reader: duckdb.DuckDBPyConnection, rewrite: Rewrite, schema: Mapping[str, str], path: Path
+) -> tuple[Mapping[str, str], int]:
+    """Write the rows that stay to a file: its columns, and how many they are."""
+    with reader.cursor() as con:
         source = _source(handle, con, rewrite, schema)
         expected = _rows_to_keep(handle, con, rewrite, source)
         if expected == 0:
-            return None
+            return source.columns, 0
         select = ", ".join(f"{source.names[c]} AS {quote_name(c)}" for c in source.columns)
         where = "" if rewrite.drop_where is None else f" WHERE (\n{rewrite.drop_where}\n) IS NOT TRUE"
         order = ", ".join(quote_name(c) for c in handle.spec.sort_by if c in source.columns)
         query = f"SELECT {select} FROM {source.sql}{where}{' ORDER BY ' + order if order else ''}"
         rows = int(con.execute(copy_statement(query, path, handle.spec)).fetchall()[0][1])
-        _check_rows(handle, rewrite, rows, expected)
-        stats = statistics_columns(handle.spec.sort_by, source.columns)
-        encoded = encode_statistics(stats, _figures(con, stats, path), rows)
-    stored = put_part(handle.store, key, path)
-    return Marker(key, stored.bytes, 0, rows=rows, stats=encoded, digest=stored.digest)
+    _check_rows(handle, rewrite, rows, expected)
+    return source.columns, rows
 
 
 def _source(handle: Handle, con: duckdb.DuckDBPyConnection, rewrite: Rewrite, schema: Mapping[str, str]) -> _Source:

@@ -6,6 +6,7 @@ age go together, and partition predicates skip files by their paths.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import duckdb
@@ -18,6 +19,8 @@ from icedb.partitions import PartitionExpression
 from icedb.schema import typed_nothing
 
 __all__ = ["FILE_COLUMN", "explain", "read_parquet", "relation", "scan", "visible_partitions"]
+
+_ODD = re.compile(r"[?\\\n\r]|=[^/]*=")
 
 #: The column, on demand, that says which file a row came from.
 FILE_COLUMN = "__icedb_file"
@@ -94,7 +97,9 @@ def _scan_layout(
     """Parts whose paths have the same names; `plain`: these are the visible ones, and no data column is."""
     above = any("=" in segment for segment in handle.table.split("/"))  # DuckDB would take that for ours, or data
     encoded = any(encode_value(n) != n for n in visible)  # DuckDB decodes the values in a path, but not the names
-    if not plain or encoded or above:
+    # Paths of v3 programs may hold what DuckDB takes for no partition at all.
+    odd = any(_ODD.search(p.partition) for p in parts)
+    if not plain or encoded or above or odd:
         return _scan_by_names(handle, parts, visible, with_file=with_file)
     return _scan_hive(handle, parts, visible, with_file=with_file)
 

@@ -24,6 +24,7 @@ __all__ = [
     "describe",
     "new_columns",
     "storage_type",
+    "type_name",
     "typed_nothing",
 ]
 
@@ -53,9 +54,22 @@ def storage_type(type_: str, *, column: str, table: str) -> str:
     return _STORED_AS.get(type_, type_)
 
 
+# What DuckDB itself calls the plain types: most logs name no others, and for these nobody needs to be asked.
+_PLAIN = frozenset((
+    "BIGINT", "BLOB", "BOOLEAN", "DATE", "DOUBLE", "FLOAT", "HUGEINT", "INTEGER", "JSON", "SMALLINT", "TIME",
+    "TIMESTAMP", "TIMESTAMP WITH TIME ZONE", "TIMESTAMP_MS", "TIMESTAMP_NS", "TIMESTAMP_S", "TINYINT", "UBIGINT",
+    "UINTEGER", "USMALLINT", "UTINYINT", "UUID", "VARCHAR",
+))  # fmt: skip
+
+
+def type_name(text: str) -> str | None:
+    """DuckDB's own name for a type that somebody else wrote (INT8 is BIGINT), or None when it is none."""
+    return text if text in _PLAIN else _canonical_type(text)
+
+
 def checked_type(text: str, *, what: str, table: str) -> str:
     """DuckDB's own name for a type that somebody else wrote; `what` has it. Raises InvalidOption when it is none."""
-    name = _canonical_type(text) if isinstance(text, str) else None
+    name = type_name(text) if isinstance(text, str) else None
     if name is None:
         raise InvalidOption(f"{table}: the type of {what} is {text!r}, which is none of DuckDB's. Correct it.")
     return name

@@ -1,13 +1,15 @@
 """A snapshot of a table: what a reader holds on to.
 
 A snapshot is a list of live parts and a schema: nothing that happens later changes it, and cleanup leaves its
-parts alone for the grace period. Its query sees one table, `t`: every column of the schema (null where a part
-lacks it) and the partition columns with the type of their expression; a data column of the same name wins.
+parts alone for the grace period. Its query sees a table `t`: every column of the schema (null where a part
+lacks it) and the partition columns with the type of their expression; a data column of the same name wins. Beside it,
+`final` is what `t` will be when all is merged.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +19,8 @@ import pyarrow as pa
 
 from icedb.engine import connect_reader, quote_name
 from icedb.errors import InvalidOption
-from icedb.format.records import Marker
+from icedb.final import final_relation
+from icedb.format.records import Marker, total_rows
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import Handle, Part
 from icedb.maintenance.pins import is_pinned
@@ -27,6 +30,8 @@ from icedb.spec import TableSpec
 from icedb.store import ObjectNotFound
 
 __all__ = ["Snapshot", "take_snapshot"]
+
+_NO_FINAL = re.compile(r'Table with name "?final"? does not exist', re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,7 @@ class Snapshot:
     @property
     def rows(self) -> int | None:
         """Rows in all parts; None when a program that does not count them wrote one."""
-        counts = [p.rows for p in self.parts]
-        return None if None in counts else sum(c for c in counts if c is not None)
+        return total_rows(self.parts)
 
     @property
     def bytes(self) -> int:
@@ -105,6 +109,8 @@ class Snapshot:
     def query(self, sql: str, *, where: str | None = None) -> duckdb.DuckDBPyRelation:
         """The answer to a DuckDB query over the table `t`, as a lazy relation.
 
+        The table `final` holds what `t` will when every partition is merged into one part: the exact result of a
+        table with `merging`, however much of it is merged yet. Of other tables it is `t`.
         `where` prunes partitions before any part is opened. Raises MissingPart and DuckDB's own errors; since
         rows are read when they are fetched, a part that cleanup took meanwhile is DuckDB's IOException then.
         """
@@ -112,10 +118,8 @@ class Snapshot:
         parts = self.files(where)
         try:
             rows = relation(self._handle, parts, self.schema, self.partition_schema, expressions=self._expressions)
-            if where is not None and any(map(self._is_older, parts)):
-                rows = f"SELECT * FROM ({rows}) AS t WHERE (\n{where}\n)"
-            con.execute(f"CREATE TEMP VIEW t AS {rows}")
-            answer = con.sql(sql)
+            con.execute(f"CREATE TEMP VIEW t AS {self._within(rows, parts, where)}")
+            answer = self._ask(con, sql, parts, where)
         except (duckdb.Error, ObjectNotFound) as error:
             raise explain(self._handle, parts, error, as_of_ms=self.as_of_ms) from None
         if answer is None:
@@ -124,12 +128,35 @@ class Snapshot:
             )
         return answer
 
-    def to_arrow(self, columns: Sequence[str] | None = None, *, where: str | None = None) -> pa.Table:
-        """All rows as a pyarrow Table; `columns` selects, `where` prunes partitions."""
+    def _within(self, rows: str, parts: Sequence[Part], where: str | None) -> str:
+        """Parts of an older partitioning may hold rows for which `where` is not true."""
+        if where is None or not any(map(self._is_older, parts)):
+            return rows
+        return f"SELECT * FROM ({rows}) AS t WHERE (\n{where}\n)"
+
+    def _ask(
+        self, con: duckdb.DuckDBPyConnection, sql: str, parts: Sequence[Part], where: str | None
+    ) -> duckdb.DuckDBPyRelation | None:
+        """The answer over `t`, and `final` if somebody asks for it: to make a view opens the parts."""
+        try:
+            return con.sql(sql)
+        except duckdb.CatalogException as error:
+            if not _NO_FINAL.search(str(error)):
+                raise
+        rows = final_relation(
+            self._handle, self._spec, parts, self.schema, self.partition_schema, expressions=self._expressions
+        )
+        con.execute(f"CREATE TEMP VIEW final AS {self._within(rows, parts, where)}")
+        return con.sql(sql)
+
+    def to_arrow(
+        self, columns: Sequence[str] | None = None, *, where: str | None = None, final: bool = False
+    ) -> pa.Table:
+        """All rows as a pyarrow Table; `columns` selects, `where` prunes partitions, `final`: those of `final`."""
         if not self.schema:
             return pa.table({})  # SQL has no table without columns
         selected = "*" if columns is None else ", ".join(map(quote_name, columns))
-        return self.query(f"SELECT {selected} FROM t", where=where).to_arrow_table()
+        return self.query(f"SELECT {selected} FROM {'final' if final else 't'}", where=where).to_arrow_table()
 
 
 def take_snapshot(handle: Handle, as_of_ms: int | None = None) -> Snapshot:

@@ -83,13 +83,22 @@ class Stage:
         columns = ", ".join(["*", *_lacking(self.context.known_schema, self.columns)])
         return self.con.execute(f"SELECT {columns} FROM ({self.select()})").to_arrow_reader(ROWS_PER_BATCH)
 
+    def misfits_digest(self) -> str:
+        """Sixteen hexadecimal digits that tell the rows which were set aside from others, in any order."""
+        row = f"md5_number_lower({_MISFIT} || {self._misfit_as_json()})"
+        [(total,)] = self.con.execute(f"SELECT sum(CAST({row} AS HUGEINT)) FROM misfits").fetchall()
+        return f"{int(total) % 2**64:016x}"
+
     def set_aside(self, now_ms: int) -> pa.RecordBatchReader:
         """The rows that were set aside, as QUARANTINE_COLUMNS."""
-        row = ", ".join(f"{quote_text(c)}: {quote_name(c)}" for c in self.given)
         return self.con.execute(
             f"SELECT make_timestamptz({now_ms * 1000}) AS quarantined_at, {quote_text(self.source)} AS source, "
-            f"{_MISFIT} AS reason, CAST(to_json({{{row}}}) AS VARCHAR) AS row FROM misfits"
+            f"{_MISFIT} AS reason, {self._misfit_as_json()} AS row FROM misfits"
         ).to_arrow_reader(ROWS_PER_BATCH)
+
+    def _misfit_as_json(self) -> str:
+        row = ", ".join(f"{quote_text(c)}: {quote_name(c)}" for c in self.given)
+        return f"CAST(to_json({{{row}}}) AS VARCHAR)"
 
 
 def as_stored(context: WriteContext) -> WriteContext:
@@ -134,7 +143,7 @@ def stage_rows(
             if query is None and context.spec.insert_query:
                 query = check_query(context.spec.insert_query, relation="_rows", table=context.table, what=what)
             incoming = receive(con, batch, context.known_schema, table=context.table, strict=query is None)
-            if query is not None:
+            if query is not None and batch.stream.schema.names:  # of rows without columns nothing can be asked
                 _answer(incoming, context, query, what=what, new_columns=new_columns)
             yield _stage(incoming, context, on_conflict, folder)
     finally:

@@ -13,17 +13,20 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Self
+from typing import Literal, Self
 
 import duckdb
 import msgspec
 
 from icedb.clock import SystemClock
 from icedb.commit import Commit
+from icedb.declared import DeclaredSchema, declared_columns
 from icedb.errors import InvalidOption, TableNotFound
+from icedb.frames import append_frame, is_spark_frame, overwrite_frame
 from icedb.handle import Fencing, Handle
-from icedb.inputs import Rows, open_batch
+from icedb.inputs import OnConflict, Rows
 from icedb.location import parse_location, with_log
+from icedb.maintenance.adopt import ImportReport, create_by_import, import_files
 from icedb.maintenance.alter import alter
 from icedb.maintenance.cleanup import DELETES_MAX, CleanupReport, cleanup
 from icedb.maintenance.delete import DeleteReport, delete
@@ -32,18 +35,19 @@ from icedb.maintenance.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES
 from icedb.maintenance.merge_log import LINES_MAX, MergeLogReport, merge_log
 from icedb.maintenance.orphans import ORPHANS_MAX, SweepReport, sweep_orphans
 from icedb.maintenance.pins import Expires, Pin, pin, read_pins, unpin
+from icedb.maintenance.repair import RepairReport, repair
 from icedb.maintenance.restore import RestoreReport, restore
 from icedb.maintenance.rewrite import RewriteReport, rewrite_partition
 from icedb.maintenance.verify import VerifyReport, verify
 from icedb.opening import create_handle, open_handle
 from icedb.options import Timing
-from icedb.parts import WrittenParts
 from icedb.rewriting import rewrite_parts
 from icedb.snapshot import Snapshot, take_snapshot
-from icedb.spec import ROW_GROUP_ROWS, Compression, TableSpec
+from icedb.spec import ROW_GROUP_ROWS, Compression, Merging, SchemaPolicy, TableSpec
 from icedb.store import open_store
-from icedb.transactions import Txn, check_txn, is_recorded, repeated
-from icedb.writing import publish_append, publish_overwrite, write_stream
+from icedb.transactions import Txn, check_txn
+from icedb.views import create_view, drop_view, refresh_view
+from icedb.writing import insert, overwrite
 
 __all__ = ["AsOf", "Table", "as_of_ms"]
 
@@ -86,6 +90,15 @@ class Table:
         sort_by: Sequence[str] = (),
         compression: Compression = "zstd",
         row_group_rows: int = ROW_GROUP_ROWS,
+        schema: DeclaredSchema | None = None,
+        required: Sequence[str] = (),
+        schema_policy: SchemaPolicy = "open",
+        path_columns: Mapping[str, str] | None = None,
+        insert_query: str = "",
+        merge_query: str = "",
+        merging: Merging | None = None,
+        row_id: bool = False,
+        preserve_partition: bool = False,
         storage_options: Mapping[str, str] | None = None,
         log_uri: str | os.PathLike[str] | None = None,
         log_storage_options: Mapping[str, str] | None = None,
@@ -96,13 +109,24 @@ class Table:
 
         `partition_by`: DuckDB expressions over a row's columns, each with a name (`"strftime(ts, '%Y') AS y"`).
         `sort_by`: columns that the rows of a part are sorted by. `row_group_rows`: rows per Parquet row group.
+
+        `schema`: columns that are declared before any batch brings them: a dict of DuckDB types, or a pyarrow schema.
+        With `schema_policy="declared"` no others are taken. `required`: columns that must not be null.
+        `path_columns`: partition columns, with their types, that only the paths tell: a batch has a column of that name,
+        which is not stored, or `_partition`. `preserve_partition`: store `_partition` as well.
+
+        `insert_query`: a query over `_rows`, whose answer is stored in their place. `merging`: what a merge makes of
+        rows with one key (`Dedup`, `Replacing`, `Aggregating`); or `merge_query`, a query of your own over
+        `source_files`. Queries see the rows that they are given and nothing else. `row_id`: give each row a unique
+        `_row_id`, unless it brings one.
+
         `storage_options`: as for deltalake and Polars (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, ...); what is not
         given comes from the environment. `log_uri`: where the log is, if not beside the parts; the table remembers it.
         `log_storage_options`: those of the log's store; None means `storage_options` if both are of one kind.
         `fencing`: `"none"` for a store without create-only puts.
 
-        Raises TableExists, InvalidPartitionExpression, InvalidOption, InvalidURI, UnsupportedStore, BucketNotFound,
-        AccessDenied, StoreUnavailable.
+        Raises TableExists, InvalidPartitionExpression, InvalidOption, InvalidQuery, InvalidURI, UnknownColumn,
+        UnsupportedType, UnsupportedStore, BucketNotFound, AccessDenied, StoreUnavailable.
         """
         location = parse_location(uri, storage_options)
         if log_uri is not None:
@@ -118,6 +142,15 @@ class Table:
             compression=compression,
             row_group_rows=row_group_rows,
             log_uri=location.log.uri if location.log else "",
+            columns=declared_columns(schema if schema is not None else {}, table=location.uri),
+            required=tuple(required),
+            schema_policy=schema_policy,
+            path_columns=dict(path_columns or {}),
+            insert_query=insert_query,
+            merge_query=merge_query,
+            merging=merging,
+            row_id=row_id,
+            preserve_partition=preserve_partition,
         )
         return cls(create_handle(store, spec, timing=timing, fencing=fencing))
 
@@ -155,35 +188,104 @@ class Table:
 
     # ------------------------------------------------------------------------------------ write
 
-    def insert(self, data: Rows, *, txn: Txn | None = None) -> Commit:
+    def insert(
+        self,
+        data: Rows,
+        *,
+        txn: Txn | None = None,
+        on_conflict: OnConflict = "raise",
+        memory_bytes: int | None = None,
+    ) -> Commit:
         """Append rows: parts, then one log file. Needs no lock; any number of writers at a time.
 
-        `data`: a list of dicts, a pyarrow Table, RecordBatch or RecordBatchReader, or anything with
-        `__arrow_c_stream__` (pandas, Polars, a DuckDB relation). Without rows there is no commit.
+        `data`: a list of dicts; a pyarrow Table, RecordBatch or RecordBatchReader; a pandas or Polars frame, lazy ones
+        too; a DuckDB relation; anything with `__arrow_c_stream__`; a path or glob, or a list of them, of Parquet, JSON
+        lines or CSV (local or `s3://`); a Spark DataFrame. It is streamed: `memory_bytes` (default: half of the
+        machine's or container's) is what sorting may use before it spills to disk. Without rows there is no commit.
+
         `txn`: `(application, sequence)` makes it exactly once, whatever is retried: a sequence that is committed
         already (or a later one of that application) adds nothing, and the Commit says `repeated`.
 
-        Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidPartitionExpression,
-        InvalidPartitionValue before anything is visible; CommitUncertain; the store's errors.
+        `on_conflict`: what becomes of values that are not of their column's type. `"raise"`: the batch is refused.
+        `"cast"`: numbers become wider numbers, dates timestamps, and everything text, where no value changes.
+        `"quarantine"`: rows that do not fit go to the table `<name>_quarantine`, and the rest is committed; the Commit
+        counts both.
+
+        A text column `_partition` chooses the partition of its row, as a path; else the table's expressions do.
+
+        Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidQuery, InvalidPartitionExpression,
+        InvalidPartitionValue before anything is visible; CommitUncertain; ViewBehind; the store's errors.
         """
         if txn is not None:
             txn = check_txn(txn, table=self.uri)
-            if is_recorded(self._handle.read(fresh=True), txn):
-                return repeated(self._handle)
-        return publish_append(self._handle, self._write(data), txn=txn)
+        if is_spark_frame(data):
+            return append_frame(self._handle, data, txn=txn, on_conflict=on_conflict, memory_bytes=memory_bytes)
+        return insert(self._handle, data, txn=txn, on_conflict=on_conflict, memory_bytes=memory_bytes)
 
-    def overwrite(self, data: Rows, *, partitions: Sequence[str] | str | None = None) -> Commit:
-        """Replace live parts by these rows, atomically.
+    def overwrite(
+        self,
+        data: Rows,
+        *,
+        partitions: Sequence[str] | str | None = None,
+        on_conflict: OnConflict = "raise",
+        memory_bytes: int | None = None,
+    ) -> Commit:
+        """Replace live parts by these rows, atomically. `data`, `on_conflict`, `memory_bytes` are as for `insert`.
 
         `partitions`: paths (`["d=2026-11-21"]`) of the partitions to replace, or a DuckDB predicate over the
         partition columns; None replaces the whole table. Rows outside them are refused. What other writers append
-        meanwhile survives. Raises EmptyBatch (use `drop_partitions` to empty), FixInput, and as `insert` does.
+        meanwhile survives. Views are not told: refresh them. Raises EmptyBatch (use `drop_partitions` to empty),
+        FixInput, and as `insert` does.
         """
-        return publish_overwrite(self._handle, self._write(data), partitions)
+        if is_spark_frame(data):
+            return overwrite_frame(
+                self._handle, data, partitions=partitions, on_conflict=on_conflict, memory_bytes=memory_bytes
+            )
+        return overwrite(self._handle, data, partitions, on_conflict=on_conflict, memory_bytes=memory_bytes)
 
-    def _write(self, data: Rows) -> WrittenParts:
-        with open_batch(data, location=self._handle.location, known=self._handle.known_schema) as batch:
-            return write_stream(self._handle, batch.stream)
+    # ------------------------------------------------------------------------------------ views
+
+    def create_view(
+        self,
+        name: str,
+        query: str,
+        *,
+        partition_by: Sequence[str] = (),
+        sort_by: Sequence[str] = (),
+        merging: Merging | None = None,
+        merge_query: str = "",
+        schema: DeclaredSchema | None = None,
+        backfill: bool = True,
+    ) -> Self:
+        """A materialized view: a table `name` beside this one, which every insert here feeds in the same call.
+
+        `query`: one SELECT over `_rows`, the rows of one insert as they are stored. With `merging`, what several
+        inserts gave becomes one again. `backfill`: fill it with what is there already. Programs that have this table open feed
+        the view when they have next read the log; refresh it then. Its guarantees are in docs/queries.md.
+
+        Raises InvalidQuery, TableExists, and as `create` and `refresh_view` do.
+        """
+        _check_types(self.uri, partition_by, sort_by, ROW_GROUP_ROWS)
+        spec = TableSpec(
+            id=self._handle.clock.new_id(),
+            partition_by=tuple(partition_by),
+            sort_by=tuple(sort_by),
+            merging=merging,
+            merge_query=merge_query,
+            columns=declared_columns(schema if schema is not None else {}, table=self.uri),
+        )
+        return type(self)(create_view(self._handle, name, query, spec, backfill=backfill))
+
+    def refresh_view(self, name: str, *, memory_bytes: int | None = None) -> Commit:
+        """Make a view anew from all rows of this table, atomically; nobody should insert meanwhile.
+
+        Raises InvalidOption when there is no such view, InvalidQuery, and as `overwrite` does.
+        """
+        return refresh_view(self._handle, name, memory_bytes=memory_bytes)
+
+    def drop_view(self, name: str) -> None:
+        """Feed a view no longer. Its table stays. Raises InvalidOption when there is no such view."""
+        drop_view(self._handle, name)
 
     # ------------------------------------------------------------------------------------ read
 
@@ -194,13 +296,15 @@ class Table:
     def query(self, sql: str, *, as_of: AsOf | None = None, where: str | None = None) -> duckdb.DuckDBPyRelation:
         """The answer to a DuckDB query over the table `t`, as a lazy relation (`.show()`, `.fetchall()`, `.pl()`).
 
+        `final` is, beside `t`, what that will be when all is merged: the exact rows of a table with `merging`.
         `where`: a predicate over the partition columns that prunes before any part is opened.
         """
         return self.snapshot(as_of).query(sql, where=where)
 
     def schema(self) -> dict[str, str]:
         """Column -> DuckDB type."""
-        return dict(self._handle.read().schema)
+        self._handle.read()
+        return self._handle.columns
 
     # ------------------------------------------------------------------------------------ maintain
 
@@ -243,11 +347,20 @@ class Table:
         sort_by: Sequence[str] | None = None,
         compression: Compression | None = None,
         row_group_rows: int | None = None,
+        schema: DeclaredSchema | None = None,
+        required: Sequence[str] | None = None,
+        schema_policy: SchemaPolicy | None = None,
+        path_columns: Mapping[str, str] | None = None,
+        insert_query: str | None = None,
+        merge_query: str | None = None,
+        merging: Merging | Literal["none"] | None = None,
+        row_id: bool | None = None,
     ) -> Commit:
-        """Change how new parts are partitioned, sorted and stored; what is None stays. Parts that are there stay.
+        """Change how new parts are partitioned, sorted, stored and merged; what is None stays. Parts stay as they are.
 
-        Queries see the new partition columns for all rows. Raises InvalidOption, InvalidPartitionExpression,
-        UnknownColumn, CommitContended, CommitUncertain and the store's errors.
+        Queries see the new partition columns for all rows. `schema` declares further columns. An empty query and
+        `merging="none"` take back what there was. Raises InvalidOption, InvalidPartitionExpression, InvalidQuery,
+        UnknownColumn, SchemaConflict, CommitContended, CommitUncertain and the store's errors.
         """
         _check_types(self.uri, partition_by or (), sort_by or (), row_group_rows or ROW_GROUP_ROWS)
         given = {
@@ -255,9 +368,21 @@ class Table:
             "sort_by": None if sort_by is None else tuple(sort_by),
             "compression": compression,
             "row_group_rows": row_group_rows,
+            "required": None if required is None else tuple(required),
+            "schema_policy": schema_policy,
+            "path_columns": None if path_columns is None else dict(path_columns),
+            "insert_query": insert_query,
+            "merge_query": merge_query,
+            "row_id": row_id,
         }
-        changes = {name: value for name, value in given.items() if value is not None}
-        return alter(self._handle, lambda spec: msgspec.structs.replace(spec, **changes))
+        changes: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+        if merging is not None:
+            changes["merging"] = None if merging == "none" else merging
+        declared = declared_columns(schema if schema is not None else {}, table=self.uri)
+        return alter(
+            self._handle,
+            lambda spec: msgspec.structs.replace(spec, columns={**spec.columns, **declared}, **changes),
+        )
 
     def delete(self, where: str, *, dry_run: bool = False) -> DeleteReport:
         """Delete the rows for which `where` is true: a DuckDB condition over the columns of `t`. All partitions.
@@ -269,18 +394,22 @@ class Table:
         """
         return delete(self._handle, where, dry_run=dry_run)
 
-    def rewrite_partition(self, partition: str, query: str, *, dry_run: bool = False) -> RewriteReport:
+    def rewrite_partition(
+        self, partition: str, query: str, *, new_columns: bool = False, dry_run: bool = False
+    ) -> RewriteReport:
         """Put the answer of a query in the place of a partition's rows, atomically.
 
-        `query`: one SELECT over `t`, which holds the rows of that partition only, with its partition columns. Each row
-        of the answer must belong to that partition and have the table's types; a new column is welcome, one that is
-        left out becomes null, an answer without rows empties the partition. What is appended meanwhile survives.
+        `query`: one SELECT over `_rows` (or `t`), which holds the rows of that partition only, with its partition
+        columns. It runs in a sandbox and sees nothing else. Each row of the answer must belong to that partition, and
+        its values must fit the table's types; a column that is left out becomes null, but those that partition or sort
+        the table must be there; an answer without rows empties the partition. What is appended meanwhile survives.
+        `new_columns`: the answer may bring columns that the table does not have.
 
-        Raises InvalidOption for a partition that is not there and a query that cannot be answered, InvalidBatch for
-        rows of other partitions, SchemaConflict, UnsupportedType, MissingPart, CommitContended, CommitUncertain and
-        the store's errors.
+        Raises InvalidOption for a partition that is not there, InvalidQuery for a query that cannot be answered or asks
+        for more than its rows, InvalidBatch for rows of other partitions, SchemaConflict, UnsupportedType, MissingPart,
+        CommitContended, CommitUncertain and the store's errors.
         """
-        return rewrite_partition(self._handle, partition, query, dry_run=dry_run)
+        return rewrite_partition(self._handle, partition, query, new_columns=new_columns, dry_run=dry_run)
 
     def drop_partitions(self, partitions: Sequence[str] | str, *, dry_run: bool = False) -> DropReport:
         """Tombstone all live parts of some partitions: paths, or a DuckDB predicate over the partition columns.
@@ -309,6 +438,94 @@ class Table:
             grace_ms=grace_ms,
             allow_short_grace=allow_short_grace,
             deletes_max=deletes_max,
+            dry_run=dry_run,
+        )
+
+    def repair(self, types: Mapping[str, str] | None = None, *, dry_run: bool = False) -> RepairReport:
+        """Give one type to each column of which log files say several, so that the table can be read again.
+
+        Only programs that do not check the schema make such a table; stop them first. A column gets the type that
+        `types` says, or one into which all the others widen without loss. Live parts with another type are written
+        again, and the log files that say another one are replaced, in one exclusive commit. Each value is checked:
+        converted back, it must be what it was. `VARCHAR`, if you give it, takes everything: JSON of what is nested,
+        plain text of all else. Snapshots of earlier times stay readable until `cleanup`. Other programs that have the
+        table open must open it again: they may go on to write the type that they know.
+
+        Raises SchemaConflict (no common type, or a value that would be lost: nothing was changed), UnknownColumn,
+        InvalidOption, UnsupportedType, InvalidPartitionExpression when the partition expressions do not fit the new
+        types, MissingPart, CommitContended, CommitUncertain and the store's errors.
+        """
+        return repair(self._handle, types, dry_run=dry_run)
+
+    # ------------------------------------------------------------------------------------ take over
+
+    def import_files(
+        self,
+        source: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        trust_paths: bool = False,
+        verify: bool = False,
+        first_time: bool = False,
+        dry_run: bool = False,
+    ) -> ImportReport:
+        """Make existing Parquet part of the table without writing it again, in one exclusive commit.
+
+        `source`: a folder or bucket prefix, one file, or a glob (`*`, `?`, `[...]`, `**`); Hive folders
+        (`d=2026-11-21`) give the partition columns. Files below the table's own `_data` are registered as they are, and
+        are the table's from then on: cleanup deletes them once they are superseded. All others are copied there, by the
+        store itself where both lie in it, and are never touched. A file that the log knows already is skipped, so an
+        import that did not finish can be repeated.
+
+        `storage_options`: of the source; None: as the table's. `trust_paths`: do not compare the rows with what their
+        paths say of computed partition columns. `verify`: decode every row and note a digest, instead of footers alone.
+        `first_time`: your word that none of the files was ever imported; needed for files that are older than what
+        cleanup has made the log forget.
+
+        Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidOption, InvalidPartitionValue, which
+        name the file, before anything is copied; PublicationTooLate, CommitContended, CommitUncertain, MissingPart (an
+        orphan sweep deleted a file of `_data` meanwhile) and the store's errors.
+        """
+        return import_files(
+            self._handle,
+            source,
+            storage_options=storage_options,
+            trust_paths=trust_paths,
+            verify=verify,
+            first_time=first_time,
+            dry_run=dry_run,
+        )
+
+    @classmethod
+    def adopt(
+        cls,
+        uri: str | os.PathLike[str],
+        source: str | os.PathLike[str],
+        *,
+        sort_by: Sequence[str] = (),
+        storage_options: Mapping[str, str] | None = None,
+        source_storage_options: Mapping[str, str] | None = None,
+        timing: Timing | None = None,
+        fencing: Fencing = "claims",
+        trust_paths: bool = False,
+        verify: bool = False,
+        dry_run: bool = False,
+    ) -> ImportReport:
+        """Create a table that is laid out as existing Parquet is, and import that.
+
+        Hive folders become `path_columns`, or `partition_by` where the files store these columns too. What it does not
+        finish, `import_files` does. Raises TableExists, and as `create` and `import_files` do.
+        """
+        return create_by_import(
+            uri,
+            source,
+            sort_by=sort_by,
+            storage_options=storage_options,
+            source_storage_options=source_storage_options,
+            timing=timing,
+            fencing=fencing,
+            trust_paths=trust_paths,
+            verify=verify,
             dry_run=dry_run,
         )
 

@@ -27,7 +27,7 @@ from icedb.errors import (
     StoreUnavailable,
 )
 from icedb.exclusive import exclusive
-from icedb.format.claims import Claim
+from icedb.format.claims import TxnClaim, decode_txn_claim
 from icedb.format.codec import decode, encode
 from icedb.format.records import LogFile, Marker
 from icedb.format.rewrite import Draft, draft
@@ -48,18 +48,6 @@ SEQUENCE_MAX = 2**63 - 1
 
 #: The application's name, and the number of the batch.
 Txn = tuple[str, int]
-
-
-class TxnClaim(Claim, frozen=True, omit_defaults=True, kw_only=True):
-    """What the claim of a transaction holds beside its log file.
-
-    `brings_columns`: it can only be published by an exclusive commit.
-    """
-
-    application: str
-    sequence: int
-    brings_columns: bool = False
-    generation: int = 0
 
 
 def check_txn(txn: object, *, table: str) -> Txn:
@@ -189,16 +177,12 @@ def _take(handle: Handle, own: TxnClaim) -> TxnClaim | None:
         return own
     try:
         stored = handle.store.get(key)
-        claim = msgspec.json.decode(stored.body, type=TxnClaim)
     except ObjectNotFound:
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedLog(f"{handle.table}: '{key}' is not a transaction's claim ({error}).", key=key) from None
-    if handle.keys.txn_claim(claim.application, claim.sequence, claim.generation) != key:
-        raise DamagedLog(
-            f"{handle.table}: the claim '{key}' is of {claim.application!r}, {claim.sequence}. Was it copied?", key=key
-        )
-    return msgspec.structs.replace(claim, stored_ms=stored.stored_ms)
+    try:
+        return decode_txn_claim(stored.body, key, handle.keys, stored_ms=stored.stored_ms)
+    except DamagedLog as error:
+        raise DamagedLog(f"{handle.table}: {error}", key=key) from None
 
 
 def _publish(handle: Handle, claim: TxnClaim, file: LogFile, state: LogState, *, read_ms: int) -> Commit | None:

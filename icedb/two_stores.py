@@ -30,6 +30,10 @@ class TwoStores:
     def __repr__(self) -> str:
         return f"TwoStores({self.data!r}, {self.log!r})"
 
+    def beside(self, location: Location) -> ObjectStore:
+        """See ObjectStore. Where another table's log is, its own location says."""
+        return self.data.beside(location)
+
     def _store_of(self, key: str) -> ObjectStore:
         return self.log if key.startswith(self._of_log) else self.data
 

@@ -1,63 +1,88 @@
 """Materialized views: tables that every insert into another table feeds, with the answer of a query over its rows.
 
 A view is a table of its own beside its source, and the source's spec names it. `_rows`, in its query, are the rows of
-one insert as they were stored. An insert writes the view's parts first, then publishes its own, then the view's: what
-the view shows was committed. With a `txn` both tables record it, so a retry completes what a crash left undone; without
-one, a crash between the two commits leaves the view behind until it is refreshed. What changes rows that are there
-(overwrite, delete, drop, restore) does not reach a view: refresh it.
+one insert as they were stored. A view may have views of its own. An insert writes the parts of all views first, then
+publishes its own, then theirs, from the top: what a view shows was committed to its source. An insert that leaves no
+rows in its source feeds nothing.
+
+With a `txn` all these tables record it, so a retry completes what a crash left undone; without one, a crash between the
+commits, or a commit of which nobody knows whether it happened, leaves the view behind until it is refreshed. What
+changes rows that are there (overwrite, delete, drop, restore, a view's own refresh) does not reach a view: refresh it.
+A refreshed view knows the transactions of its source, so to try one of them again does not double its rows.
 """
 
 from __future__ import annotations
 
-import logging
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 
+from icedb.batches import Batch
 from icedb.commit import Commit
-from icedb.declared import ROWS, check_name
-from icedb.engine import connect_reader, memory_bytes_default, quote_name
-from icedb.errors import IceDBError, InvalidOption, TableNotFound, ViewBehind
+from icedb.declared import ROWS, check_name, checked_spec
+from icedb.engine import WRITE_MEMORY_BYTES_MIN, check_write_memory, connect_reader, quote_name
+from icedb.errors import IceDBError, InvalidOption, TableExists, TableNotFound, ViewBehind
+from icedb.exclusive import exclusive
+from icedb.format.records import Marker
+from icedb.format.rewrite import Draft, draft
+from icedb.format.snapshot import LogState
 from icedb.handle import Handle
-from icedb.inputs import Batch
 from icedb.maintenance.alter import alter
-from icedb.opening import create_handle, open_beside
+from icedb.opening import create_handle, open_beside, quarantine_name
 from icedb.parts import WrittenParts, discard, put_parts
-from icedb.publishing import prepare, publish_append, publish_overwrite
+from icedb.publishing import prepare, publish_append
 from icedb.queries import check_query
 from icedb.scan import relation
+from icedb.schema import check_columns
 from icedb.spec import TableSpec, View
 from icedb.staging import ROWS_PER_BATCH, Stage, stage_rows
-from icedb.store import open_store
 from icedb.transactions import Txn
 
-__all__ = ["ViewParts", "create_view", "drop_view", "publish_views", "refresh_view", "write_views"]
-
-logger = logging.getLogger(__name__)
+__all__ = [
+    "ViewParts",
+    "create_view",
+    "discard_views",
+    "drop_view",
+    "half_of",
+    "publish_views",
+    "refresh_view",
+    "write_views",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class ViewParts:
-    """What an insert wrote for a view, and nothing names yet."""
+    """What an insert wrote for a view and for the views of that, and nothing names yet."""
 
     name: str
     handle: Handle
     written: WrittenParts
+    views: Sequence[ViewParts]
 
 
-def write_views(handle: Handle, stage: Stage) -> list[ViewParts]:
-    """Write the parts of all views for a staged batch. Raises what is wrong with one; nothing is left then."""
+def write_views(
+    handle: Handle, stage: Stage, *, memory_bytes: int | None = None, above: Collection[str] = ()
+) -> list[ViewParts]:
+    """Write the parts of all views for a staged batch. Raises what is wrong with one; nothing is left then.
+
+    `memory_bytes` is for the views alone. `above`: the tables that this one is a view of.
+    """
     views: list[ViewParts] = []
+    if not stage.rows:
+        return views
     try:
         for view in handle.spec.views:
             target = _open(handle, view)
-            written = _write(target, view, stage.stream(), source=f"view of {handle.table}")
-            views.append(ViewParts(view.name, target, written))
+            if target.table in (*above, handle.table):
+                raise InvalidOption(f"{target.table}: the table is a view of itself. Drop the view '{view.name}'.")
+            above_it = (*above, handle.table)
+            views.append(_write_with_views(handle, target, view, stage, memory_bytes=memory_bytes, above=above_it))
     except BaseException:
         discard_views(views)
         raise
@@ -68,22 +93,32 @@ def discard_views(views: Sequence[ViewParts]) -> None:
     """Delete what was written for views whose source was not committed."""
     for view in views:
         discard(view.handle.store, [m.key for m in view.written.markers])
+        discard_views(view.views)
 
 
 def publish_views(handle: Handle, views: Sequence[ViewParts], txn: Txn | None) -> None:
     """Publish what was written for views, after their source was committed. Raises ViewBehind, for all that failed."""
-    behind: dict[str, str] = {}
-    for view in views:
-        try:
-            publish_append(view.handle, view.written, txn=txn)
-        except IceDBError as error:
-            behind[view.name] = str(error)
+    behind = _publish(views, txn)
     if behind:
         name, reason = next(iter(behind.items()))
         again = f"Insert again with the same txn {txn}" if txn else f"Do not insert again: refresh_view('{name}')"
         raise ViewBehind(
             f"{handle.table}: the rows are committed, and the views {sorted(behind)} lack them ({reason}). {again}."
         )
+
+
+def _publish(views: Sequence[ViewParts], txn: Txn | None) -> dict[str, str]:
+    """The views that were not published, and why; those of a view that was not are left out, and told with it."""
+    behind: dict[str, str] = {}
+    for view in views:
+        try:
+            publish_append(view.handle, view.written, txn=txn)
+        except IceDBError as error:
+            behind[view.name] = str(error)
+            discard_views(view.views)
+        else:
+            behind |= {f"{view.name}/{below}": reason for below, reason in _publish(view.views, txn).items()}
+    return behind
 
 
 def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backfill: bool = True) -> Handle:
@@ -95,18 +130,33 @@ def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backf
     check_query(query, relation=ROWS, table=handle.table, what=f"query of the view '{name}'")
     if handle.location.beside(name) == handle.location:
         raise InvalidOption(f"{handle.table}: a table cannot be a view of itself. Give it another name.")
+    if name == quarantine_name(handle):
+        raise InvalidOption(f"{handle.table}: '{name}' is for rows that do not fit. Give the view another name.")
     if spec.insert_query:
         raise InvalidOption(f"{handle.table}: the view '{name}' has a query already; it takes no insert_query.")
-    target = create_handle(
-        open_store(handle.location.beside(name)), spec, timing=handle.timing, fencing=handle.fencing, clock=handle.clock
-    )
+    store = handle.store.beside(handle.location.beside(name))
+    try:
+        target = create_handle(store, spec, timing=handle.timing, fencing=handle.fencing, clock=handle.clock)
+    except TableExists:
+        target = _left_behind(handle, name, spec)
 
     def add(now: TableSpec) -> TableSpec:
         return msgspec.structs.replace(now, views=(*(v for v in now.views if v.name != name), View(name, query)))
 
     alter(handle, add)
-    if backfill and handle.read().live:
+    if backfill:
         refresh_view(handle, name)
+    else:
+        exclusive(target, _Remake(None, _sequences(handle.read(fresh=True))))
+    return target
+
+
+def _left_behind(handle: Handle, name: str, spec: TableSpec) -> Handle:
+    """The empty table of a creation that was cut short. Raises TableExists for any other."""
+    target = open_beside(handle, name)
+    wanted = checked_spec(msgspec.structs.replace(spec, id=target.spec.id), table=target.table)
+    if target.read(fresh=True).listed_ms or target.spec != wanted:
+        raise TableExists(f"{target.table}: a table is there already. Give the view another name.")
     return target
 
 
@@ -121,28 +171,68 @@ def drop_view(handle: Handle, name: str) -> None:
 
 
 def refresh_view(handle: Handle, name: str, *, memory_bytes: int | None = None) -> Commit:
-    """Make a view anew from all rows of its source, in one commit that replaces what it has.
+    """Make a view anew from all rows of its source, in one commit that replaces what it has; perhaps by nothing.
 
     Nobody should insert meanwhile: such rows could be missing in the view, or be there twice.
-    Raises InvalidOption, MissingPart, InvalidQuery, and as `Table.overwrite` does.
+    Raises InvalidOption, MissingPart, InvalidQuery, SchemaConflict, and as exclusive commits do.
     """
     view = _view(handle, name)
+    memory_bytes = check_write_memory(memory_bytes, table=handle.table)
     target = _open(handle, view)
-    memory_bytes = memory_bytes or memory_bytes_default() // 2
+    state = handle.read(fresh=True)
+    written = _write_all(handle, target, view, state, memory_bytes // 2) if state.live else None
+    return exclusive(target, _Remake(written, _sequences(state)))
+
+
+def _write_all(handle: Handle, target: Handle, view: View, state: LogState, memory_bytes: int) -> WrittenParts:
+    """Write the view's parts for all live rows of its source."""
     folder = Path(tempfile.mkdtemp(prefix="icedb-view-"))
     try:
         with connect_reader(handle.location, memory_bytes=memory_bytes, folder=folder) as con:
             con.execute("SET arrow_lossless_conversion = true")
-            state = handle.read(fresh=True)
-            parts = [handle.part(m) for m in state.live]
+            rows = relation(handle, [handle.part(m) for m in state.live], handle.columns, {})
             columns = ", ".join(map(quote_name, handle.columns))
-            rows = f"SELECT {columns} FROM ({relation(handle, parts, handle.columns, {})})"
-            stream = con.execute(rows).to_arrow_reader(ROWS_PER_BATCH)
-            source = f"view of {handle.table}"
-            written = _write(target, view, stream, source=source, memory_bytes=memory_bytes)
+            stream = con.execute(f"SELECT {columns} FROM ({rows})").to_arrow_reader(ROWS_PER_BATCH)
+            with _staged(handle, target, view, stream, memory_bytes=memory_bytes) as stage:
+                return put_parts(stage, store=target.store, clock=target.clock)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return publish_overwrite(target, written, None)
+
+
+def _sequences(state: LogState) -> dict[str, int]:
+    return {application: sequence for application, (sequence, _) in state.txn.items()}
+
+
+class _Remake:
+    """All of a view is replaced, and it learns which transactions of its source it holds by now."""
+
+    reads_everything = False
+
+    def __init__(self, written: WrittenParts | None, sequences: Mapping[str, int]) -> None:
+        self._markers: Sequence[Marker] = written.markers if written else ()
+        self._schema: Mapping[str, str] = written.schema if written else {}
+        self._sequences = sequences
+        self.outputs: list[str] = [m.key for m in self._markers]
+        self.unused: list[str] = []
+        self.born_ms: int | None = written.born_ms if self._markers and written else None
+
+    def build(self, state: LogState, t_ms: int) -> Draft | None:
+        """Raises SchemaConflict when another commit gave a column another type."""
+        check_columns(self._schema, state.schema, table=state.table)
+        dead = [m.key for m in state.live]
+        known = {application: sequence for application, (sequence, _) in state.txn.items()}
+        txn = {a: (n, t_ms) for a, n in self._sequences.items() if n > known.get(a, -1)}
+        if not (dead or self._markers or txn):
+            return None
+        return draft(
+            state,
+            t_ms=t_ms,
+            schema=dict(self._schema),
+            txn=txn,
+            add=self._markers,
+            tombstone=dead,
+            replaces=state.replaceable(dead, t_ms=t_ms),
+        )
 
 
 def _view(handle: Handle, name: str) -> View:
@@ -150,9 +240,7 @@ def _view(handle: Handle, name: str) -> View:
     for view in handle.spec.views:
         if view.name == name:
             return view
-    raise InvalidOption(
-        f"{handle.table}: there is no view '{name}' (there are {[v.name for v in handle.spec.views]})."
-    )
+    raise InvalidOption(f"{handle.table}: there is no view '{name}' (there are {[v.name for v in handle.spec.views]}).")
 
 
 def _open(handle: Handle, view: View) -> Handle:
@@ -166,10 +254,28 @@ def _open(handle: Handle, view: View) -> Handle:
     return target
 
 
-def _write(
-    target: Handle, view: View, stream: pa.RecordBatchReader, *, source: str, memory_bytes: int | None = None
-) -> WrittenParts:
+def _write_with_views(
+    handle: Handle, target: Handle, view: View, stage: Stage, *, memory_bytes: int | None, above: Collection[str]
+) -> ViewParts:
+    memory_bytes = half_of(memory_bytes) if target.spec.views else memory_bytes
+    with _staged(handle, target, view, stage.stream(), memory_bytes=memory_bytes) as answer:
+        views = write_views(target, answer, memory_bytes=memory_bytes, above=above)
+        try:
+            written = put_parts(answer, store=target.store, clock=target.clock)
+        except BaseException:
+            discard_views(views)
+            raise
+    return ViewParts(view.name, target, written, views)
+
+
+def _staged(
+    handle: Handle, target: Handle, view: View, stream: pa.RecordBatchReader, *, memory_bytes: int | None
+) -> AbstractContextManager[Stage]:
     query = check_query(view.query, relation=ROWS, table=target.table, what=f"query of the view '{view.name}'")
-    batch = Batch(stream, source=source, is_answer=True)
-    with stage_rows(target.write_context(), batch, query=query, memory_bytes=memory_bytes) as stage:
-        return put_parts(stage, store=target.store, clock=target.clock)
+    batch = Batch(stream, source=f"view of {handle.table}", is_answer=True)
+    return stage_rows(target.write_context(), batch, query=query, memory_bytes=memory_bytes)
+
+
+def half_of(memory_bytes: int | None) -> int | None:
+    """What is left of a writer's memory when another writes beside it."""
+    return None if memory_bytes is None else max(memory_bytes // 2, WRITE_MEMORY_BYTES_MIN)

@@ -1,7 +1,10 @@
 """From rows of any shape to a commit: what `Table.insert` and `Table.overwrite` do.
 
 A batch may concern other tables than its own: rows that do not fit go to the table's quarantine, and views are fed
-(`icedb.views`). The quarantine is committed first, so that no row is lost; a view last, for it shows what is committed.
+(`icedb.views`). All parts of table and views are written before anything is published. The quarantine is published
+first, so that no row is lost; a view last, for it shows what is committed. When an insert fails in between, its misfits
+are in the quarantine already. Tried again with the same `txn`, they are not put there twice, unless the quarantine was
+merged in between: then nobody can tell whether it has these rows. Without a `txn`, they are there twice.
 """
 
 from __future__ import annotations
@@ -11,14 +14,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import get_args
 
+from icedb.batches import Batch, OnConflict, Rows
 from icedb.commit import Commit
-from icedb.engine import check_write_memory
+from icedb.engine import WRITE_MEMORY_BYTES_MIN, check_write_memory
 from icedb.errors import InvalidOption
 from icedb.handle import Handle
-from icedb.inputs import Batch, OnConflict, Rows, open_batch
-from icedb.opening import open_beside
-from icedb.parts import put_parts
-from icedb.publishing import prepare, publish_append, publish_overwrite
+from icedb.inputs import open_batch
+from icedb.opening import open_beside, quarantine_name
+from icedb.parts import WrittenParts, discard, put_parts
+from icedb.publishing import check_overwrite, prepare, publish_append, publish_overwrite
 from icedb.spec import TableSpec
 from icedb.staging import QUARANTINE_COLUMNS, Stage, stage_rows
 from icedb.transactions import Txn, is_recorded, repeated
@@ -39,20 +43,22 @@ def insert(
     done = txn is not None and is_recorded(handle.read(fresh=True), txn)
     if done and not handle.spec.views:
         return repeated(handle)
-    with _staged(handle, data, on_conflict, memory_bytes) as stage:
-        aside = _set_aside(handle, stage, txn)
-        views = write_views(handle, stage)
+    with _staged(handle, data, on_conflict, memory_bytes) as (stage, memory_bytes):
+        views = write_views(handle, stage, memory_bytes=memory_bytes)
         try:
-            if done:
-                commit = repeated(handle)
-            else:
-                written = put_parts(stage, store=handle.store, clock=handle.clock)
-                commit = publish_append(handle, written, txn=txn)
+            commit = repeated(handle) if done else _append(handle, stage, txn, memory_bytes)
         except BaseException:
             discard_views(views)  # never published: only a source that is committed has its views published
             raise
         publish_views(handle, views, txn)
-    return replace(commit, quarantined_rows=stage.misfits, quarantine=aside)
+    return commit
+
+
+def _append(handle: Handle, stage: Stage, txn: Txn | None, memory_bytes: int) -> Commit:
+    written = put_parts(stage, store=handle.store, clock=handle.clock)
+    aside = _set_aside(handle, stage, written, txn, memory_bytes)
+    commit = publish_append(handle, written, txn=txn)
+    return commit if commit.repeated else replace(commit, quarantined_rows=stage.misfits, quarantine=aside)
 
 
 def overwrite(
@@ -64,19 +70,26 @@ def overwrite(
     memory_bytes: int | None = None,
 ) -> Commit:
     """Replace live parts by rows; see `Table.overwrite`."""
-    with _staged(handle, data, on_conflict, memory_bytes) as stage:
-        aside = _set_aside(handle, stage, None)
+    with _staged(handle, data, on_conflict, memory_bytes) as (stage, memory_bytes):
         written = put_parts(stage, store=handle.store, clock=handle.clock)
+        if stage.misfits:  # those of an overwrite that is refused are not set aside
+            check_overwrite(handle, written, partitions)
+        aside = _set_aside(handle, stage, written, None, memory_bytes)
     commit = publish_overwrite(handle, written, partitions)
     return replace(commit, quarantined_rows=stage.misfits, quarantine=aside)
 
 
 @contextmanager
-def _staged(handle: Handle, data: Rows, on_conflict: OnConflict, memory_bytes: int | None) -> Iterator[Stage]:
+def _staged(
+    handle: Handle, data: Rows, on_conflict: OnConflict, memory_bytes: int | None
+) -> Iterator[tuple[Stage, int]]:
+    """The staged batch, and the memory for what other tables get of it."""
     if on_conflict not in get_args(OnConflict):
         raise InvalidOption(f"{handle.table}: on_conflict is {on_conflict!r}; give 'raise', 'cast' or 'quarantine'.")
     memory_bytes = check_write_memory(memory_bytes, table=handle.table)
     prepare(handle)
+    if handle.spec.views or on_conflict == "quarantine":  # other tables are written beside this one
+        memory_bytes = max(memory_bytes // 2, WRITE_MEMORY_BYTES_MIN)
     # A query makes the table's columns of others, which may have the same names.
     known = {} if handle.spec.insert_query else handle.columns
     context = handle.write_context()
@@ -84,18 +97,50 @@ def _staged(handle: Handle, data: Rows, on_conflict: OnConflict, memory_bytes: i
         open_batch(data, location=handle.location, known=known, on_conflict=on_conflict) as batch,
         stage_rows(context, batch, on_conflict=on_conflict, memory_bytes=memory_bytes) as stage,
     ):
-        yield stage
+        if stage.misfits:
+            handle.location.beside(quarantine_name(handle))  # before anything is written: is there such a place?
+        yield stage, memory_bytes
 
 
-def _set_aside(handle: Handle, stage: Stage, txn: Txn | None) -> str | None:
-    """Commit the rows that do not fit to the table's quarantine, whose address it returns; None when there are none."""
+def _set_aside(handle: Handle, stage: Stage, written: WrittenParts, txn: Txn | None, memory_bytes: int) -> str | None:
+    """Commit the rows that do not fit to the table's quarantine, whose address it returns; None when there are none.
+
+    When that fails, the parts that were written for the table itself are deleted.
+    """
     if not stage.misfits:
         return None
-    spec = TableSpec(id=handle.clock.new_id(), columns=dict(QUARANTINE_COLUMNS), sort_by=("quarantined_at",))
-    quarantine = open_beside(handle, f"{handle.location.name}_quarantine", spec)
-    prepare(quarantine)
-    rows = Batch(stage.set_aside(handle.clock.now_ms()))
-    with stage_rows(quarantine.write_context(), rows) as staged:
-        written = put_parts(staged, store=quarantine.store, clock=quarantine.clock)
-    publish_append(quarantine, written, txn=txn)
+    try:
+        quarantine = _open_quarantine(handle)
+        tag = stage.misfits_digest()
+        commit = publish_append(quarantine, _write_misfits(quarantine, stage, tag, memory_bytes), txn=txn)
+        if commit.repeated and not _holds(quarantine, tag):
+            # What was set aside when this was tried before were other rows: the table had other columns then.
+            publish_append(quarantine, _write_misfits(quarantine, stage, tag, memory_bytes))
+    except BaseException:
+        discard(handle.store, [m.key for m in written.markers])
+        raise
     return quarantine.table
+
+
+def _open_quarantine(handle: Handle) -> Handle:
+    """Raises InvalidOption when a table of that name is another."""
+    spec = TableSpec(id=handle.clock.new_id(), columns=dict(QUARANTINE_COLUMNS), sort_by=("quarantined_at",))
+    quarantine = open_beside(handle, quarantine_name(handle), spec)
+    prepare(quarantine)
+    if not QUARANTINE_COLUMNS.items() <= quarantine.columns.items():
+        raise InvalidOption(
+            f"{handle.table}: rows that do not fit would go to '{quarantine.table}', and that table is another. Move "
+            "it away, or insert with on_conflict='raise'."
+        )
+    return quarantine
+
+
+def _write_misfits(quarantine: Handle, stage: Stage, tag: str, memory_bytes: int) -> WrittenParts:
+    context = replace(quarantine.write_context(), job=tag)
+    with stage_rows(context, Batch(stage.set_aside(quarantine.clock.now_ms())), memory_bytes=memory_bytes) as staged:
+        return put_parts(staged, store=quarantine.store, clock=quarantine.clock)
+
+
+def _holds(quarantine: Handle, tag: str) -> bool:
+    """Whether a part is there that was written for rows of this digest; after a merge nobody can tell."""
+    return any(key.rpartition("/")[2].startswith(tag) for key in quarantine.read(fresh=True).parts)

@@ -58,7 +58,8 @@ class IceDBIOManager(dg.ConfigurableIOManager):
             partition_by=_texts(uri, definition, "partition_by"),
             sort_by=_texts(uri, definition, "sort_by"),
         )
-        self._write(table, obj, mode)
+        write = table.insert if mode == "append" else table.overwrite
+        write(obj)
         return table
 
     def _mode(self, uri: str, definition: typing.Mapping[str, Any]) -> Mode:
@@ -66,20 +67,6 @@ class IceDBIOManager(dg.ConfigurableIOManager):
         if mode not in ("append", "overwrite"):
             raise InvalidOption(f"{uri}: mode is '{mode}'; give 'append' or 'overwrite'.")
         return typing.cast("Mode", mode)
-
-    def _write(self, table: Table, obj: Any, mode: Mode) -> None:
-        if _is_spark(type(obj)):
-            self._write_spark(table, obj, mode)
-        elif mode == "append":
-            table.insert(obj)
-        else:
-            table.overwrite(obj)
-
-    def _write_spark(self, table: Table, frame: Any, mode: Mode) -> None:
-        writer = frame.write.format("icedb").mode(mode).options(**self.icedb.storage_options)
-        if mode == "overwrite":
-            writer = writer.option("overwrite", "table")
-        writer.option("path", table.uri).save()
 
     def load_input(self, context: dg.InputContext) -> Any:
         """The upstream asset's table, as its type annotation wants it. Raises TableNotFound, InvalidOption."""

@@ -7,6 +7,7 @@ verified, so the tests sign with the key of a user that is created first: a wron
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -207,3 +208,60 @@ def clock() -> ManualClock:
 def clocked(clock: ManualClock) -> ClockedStore:
     """An empty store whose time is the test's."""
     return ClockedStore(clock)
+
+
+# A master, two workers and an executor for each, all processes of their own.
+SPARK_CONFIG = {
+    "spark.master": "local-cluster[2,1,1024]",
+    "spark.app.name": "icedb-tests",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # A JVM that starts sooner and is not meant to live long.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "OFF",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.task.maxFailures": "2",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # no task before both executors are there
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+}
+
+
+@pytest.fixture(scope="session")
+def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the files of Spark's applications go, which otherwise is inside the installed package.
+
+    One for the whole run: the Java process that the first session starts keeps to it.
+    """
+    import pyspark
+
+    home = tmp_path_factory.mktemp("spark-home")
+    for name in ("bin", "jars", "python"):
+        (home / name).symlink_to(Path(pyspark.__file__).parent / name)
+    return home
+
+
+@pytest.fixture(scope="module")
+def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Spark session with executors in processes of their own."""
+    from pyspark.sql import SparkSession
+
+    from icedb.spark.java import prepare_environment
+
+    folder = tmp_path_factory.mktemp("spark")
+    kept = dict(os.environ)
+    os.environ["SPARK_HOME"] = str(spark_home)
+    prepare_environment()
+    builder = SparkSession.builder.config("spark.local.dir", str(folder / "local"))
+    for name, value in SPARK_CONFIG.items():
+        builder = builder.config(name, value)
+    session = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
+    yield session
+    session.stop()
+    os.environ.clear()
+    os.environ.update(kept)
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(spark_home / "work", ignore_errors=True)

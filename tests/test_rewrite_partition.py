@@ -18,6 +18,7 @@ from icedb.errors import (
     CommitUncertain,
     InvalidBatch,
     InvalidOption,
+    InvalidQuery,
     MissingPart,
     SchemaConflict,
     StoreUnavailable,
@@ -67,7 +68,7 @@ def test_the_answer_takes_the_place_of_the_partition(place: Any) -> None:
 def test_a_new_column_is_filled(place: Any) -> None:
     table = make(place, partition_by=["k"])
     table.insert([{"k": 1, "n": 2}, {"k": 2, "n": 3}])
-    table.rewrite_partition("k=1", "SELECT *, n * 2 AS twice FROM t")
+    table.rewrite_partition("k=1", "SELECT *, n * 2 AS twice FROM t", new_columns=True)
     assert table.schema() == {"k": "BIGINT", "n": "BIGINT", "twice": "BIGINT"}
     assert table.query("SELECT k, n, twice FROM t ORDER BY k").fetchall() == [(1, 2, 4), (2, 3, None)]
 
@@ -75,7 +76,7 @@ def test_a_new_column_is_filled(place: Any) -> None:
 def test_an_empty_answer_empties_the_partition(memory: Any) -> None:
     table = make(memory, partition_by=["k"])
     table.insert([{"k": 1}, {"k": 2}])
-    report = table.rewrite_partition("k=1", "SELECT *, 1 AS extra FROM t WHERE false")
+    report = table.rewrite_partition("k=1", "SELECT *, 1 AS extra FROM t WHERE false", new_columns=True)
     assert (report.new_parts, report.rows, report.commit.parts) == (0, 0, ())
     assert table.query("FROM t").fetchall() == [(2,)]
     assert table.schema() == {"k": "BIGINT"}
@@ -117,17 +118,24 @@ def test_every_type_survives(memory: Any) -> None:
 @pytest.mark.parametrize(
     ("query", "error"),
     [
-        ("", InvalidOption),
-        ("DELETE FROM t", InvalidOption),
-        ("SELECT 1; SELECT 2", InvalidOption),
-        ("SELECT missing FROM t", InvalidOption),
-        ("FROM other", InvalidOption),
-        ("SELECT k, k FROM t", InvalidOption),
-        ("SELECT tens FROM t", InvalidOption),
-        ("SELECT * REPLACE (CAST(s AS BIGINT) AS n) FROM t", InvalidOption),
+        ("", InvalidQuery),
+        ("DELETE FROM t", InvalidQuery),
+        ("SELECT 1; SELECT 2", InvalidQuery),
+        ("SELECT missing FROM t", InvalidQuery),
+        ("FROM other", InvalidQuery),
+        ("FROM '/etc/passwd'", InvalidQuery),
+        ("FROM read_text('/etc/passwd')", InvalidQuery),
+        ("SELECT *, getenv('HOME') AS s2 FROM t", InvalidQuery),
+        ("SELECT *, current_setting('memory_limit') AS s2 FROM t", InvalidQuery),
+        ("SELECT n, k, k FROM t", InvalidQuery),
+        ("SELECT tens FROM t", InvalidQuery),
+        ("SELECT * REPLACE (CAST(s AS BIGINT) AS n) FROM t", InvalidQuery),
+        ("SELECT *, n + 1 FROM t", InvalidQuery),
         ("SELECT * REPLACE (n + 10 AS n) FROM t", InvalidBatch),
-        ("SELECT * EXCLUDE (n) FROM t", InvalidBatch),
+        ("SELECT * EXCLUDE (n) FROM t", InvalidQuery),
         ("SELECT * REPLACE (n::VARCHAR AS s, 'x' AS k) FROM t", SchemaConflict),
+        ("SELECT * REPLACE (k + 0.5 AS k) FROM t", SchemaConflict),
+        ("SELECT * REPLACE (k * 2::HUGEINT ** 70 AS k) FROM t", SchemaConflict),
         ("SELECT *, n::HUGEINT AS huge FROM t", UnsupportedType),
     ],
 )
@@ -140,8 +148,29 @@ def test_an_answer_that_does_not_fit_changes_nothing(
     table.insert([{"k": 1, "n": 13, "s": "x"}])
     before = table.handle.store.list("")
     with pytest.raises(error, match="memory://"):
-        table.rewrite_partition("tens=1", query, dry_run=dry_run)
+        rewrite_partition(table.handle, "tens=1", query, dry_run=dry_run, new_columns=True)
     assert table.handle.store.list("") == before
+
+
+def test_a_new_column_is_refused_unless_it_is_wanted(memory: Any) -> None:
+    table = make(memory)
+    table.insert([{"n": 1}])
+    before = table.handle.store.list("")
+    with pytest.raises(InvalidQuery, match=r"gives a column 'twice'.*AS: n"):
+        table.rewrite_partition("", "SELECT *, n * 2 AS twice FROM _rows")
+    assert table.handle.store.list("") == before
+
+
+def test_the_rows_have_two_names_and_any_number_of_mentions(place: Any) -> None:
+    table = make(place, partition_by=["k"])
+    table.insert([{"k": 1, "n": 2, "s": None}, {"k": 1, "n": 3, "s": "_rows"}, {"k": 2, "n": 9, "s": "x"}])
+    table.rewrite_partition(
+        "k=1",
+        "WITH high AS (SELECT max(n) AS n FROM _rows) "
+        "SELECT a.k, (SELECT sum(n) FROM t) + a.n AS n, NULL AS s FROM t AS a JOIN high USING (n)",
+    )
+    assert table.query("FROM t ORDER BY ALL").fetchall() == [(1, 8, None), (2, 9, "x")]
+    assert table.schema() == {"k": "BIGINT", "n": "BIGINT", "s": "VARCHAR"}, "a sum is a HUGEINT, and fits here"
 
 
 def test_rows_of_other_partitions_are_counted_and_one_is_named(memory: Any) -> None:
@@ -255,7 +284,7 @@ def test_a_new_column_that_another_commit_gave_another_type_is_refused(
     store = FaultyStore(clocked)
     at_each_claim(store, lambda: other.insert([{"k": 2, "n": 9, "c": "text"}]), times=1)
     with pytest.raises(SchemaConflict, match="'c'"):
-        open_table(store, clock).rewrite_partition("k=1", "SELECT *, 1.5::DOUBLE AS c FROM t")
+        open_table(store, clock).rewrite_partition("k=1", "SELECT *, 1.5::DOUBLE AS c FROM t", new_columns=True)
     state = check_sound(clocked)
     assert {i.key for i in clocked.list(clocked.location.keys.data_prefix)} == state.parts.keys(), "nothing is orphaned"
 

@@ -1,12 +1,11 @@
 """The Spark data source, on executors that are processes of their own, against a folder and the S3 server.
 
-The session is a whole standalone cluster on the loopback address: a master, two workers and an executor for each.
+The session (see conftest) is a whole standalone cluster on the loopback address.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,49 +28,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import icedb
 from icedb import spark as icedb_spark
-from icedb.spark.java import prepare_environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]
-
-CONFIG = {
-    "spark.master": "local-cluster[2,1,1024]",
-    "spark.app.name": "icedb-tests",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    # A JVM that starts sooner and is not meant to live long.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "OFF",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.task.maxFailures": "2",
-    "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # no task before both executors are there
-    "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
-}
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    folder = tmp_path_factory.mktemp("spark")
-    # Workers keep the files of their applications in SPARK_HOME, which otherwise is inside the installed package.
-    home = folder / "home"
-    home.mkdir()
-    for name in ("bin", "jars", "python"):
-        (home / name).symlink_to(Path(pyspark.__file__).parent / name)
-    kept = dict(os.environ)
-    os.environ["SPARK_HOME"] = str(home)
-    prepare_environment()
-    builder = SparkSession.builder.config("spark.local.dir", str(folder / "local"))
-    for name, value in CONFIG.items():
-        builder = builder.config(name, value)
-    session = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
-    yield session
-    session.stop()
-    os.environ.clear()
-    os.environ.update(kept)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from icedb.errors import DamagedLog
 from icedb.format.codec import decode
 from icedb.format.names import Keys
 
-__all__ = ["Claim", "EpochClaim", "decode_epoch_claim"]
+__all__ = ["Claim", "EpochClaim", "TxnClaim", "decode_epoch_claim", "decode_txn_claim"]
 
 
 class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,6 +32,18 @@ class EpochClaim(Claim, frozen=True, omit_defaults=True):
     """Decides which log file an epoch is."""
 
 
+class TxnClaim(Claim, frozen=True, omit_defaults=True, kw_only=True):
+    """Decides which log file an exactly-once append is, and which transaction that was.
+
+    `brings_columns`: it can only be published by an exclusive commit.
+    """
+
+    application: str
+    sequence: int
+    brings_columns: bool = False
+    generation: int = 0
+
+
 def decode_epoch_claim(body: bytes, key: str, keys: Keys, *, stored_ms: int) -> EpochClaim:
     """The claim that was read from `key`. Raises DamagedLog unless it holds a log file of that epoch."""
     epoch = keys.parse_epoch_claim(key)
@@ -43,4 +55,15 @@ def decode_epoch_claim(body: bytes, key: str, keys: Keys, *, stored_ms: int) -> 
         raise DamagedLog(f"'{key}' is not a claim ({error}).", key=key) from None
     if file.epoch != epoch or name.epoch != epoch:
         raise DamagedLog(f"the claim '{key}' holds epoch {file.epoch}.", key=key)
+    return msgspec.structs.replace(claim, stored_ms=stored_ms)
+
+
+def decode_txn_claim(body: bytes, key: str, keys: Keys, *, stored_ms: int) -> TxnClaim:
+    """The claim that was read from `key`. Raises DamagedLog unless it is of the transaction that the key says."""
+    try:
+        claim = msgspec.json.decode(body, type=TxnClaim)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedLog(f"'{key}' is not a transaction's claim ({error}).", key=key) from None
+    if keys.txn_claim(claim.application, claim.sequence, claim.generation) != key:
+        raise DamagedLog(f"the claim '{key}' is of {claim.application!r}, {claim.sequence}. Was it copied?", key=key)
     return msgspec.structs.replace(claim, stored_ms=stored_ms)

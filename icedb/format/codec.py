@@ -118,6 +118,8 @@ def _check(file: LogFile, key: str, keys: Keys) -> None:
     ]:
         if not named.startswith(prefix) or has_unsafe_segment(named[len(prefix) :].split("/")):
             raise _damaged(key, f"it names '{named}', which is outside '{prefix}'")
+        if "\0" in named:
+            raise _damaged(key, f"it names {named!r}, and no object has a zero character in its key")
 
 
 def _damaged(key: str, reason: str) -> DamagedLog:

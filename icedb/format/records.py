@@ -6,9 +6,12 @@ decoded straight into them. Times are unix milliseconds. Keys are full keys of t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Protocol
+
 import msgspec
 
-__all__ = ["Encoded", "Header", "LogFile", "LogTombstone", "Marker", "Stats"]
+__all__ = ["Encoded", "Header", "LogFile", "LogTombstone", "Marker", "Stats", "total_rows"]
 
 #: JSON that is decoded by who needs it.
 Encoded = msgspec.Raw | msgspec.UnsetType
@@ -81,3 +84,18 @@ class LogFile(msgspec.Struct, frozen=True):
     def carries_tombstones(self) -> bool:
         """Whether the log file's name says `_m`."""
         return self.void or bool(self.tombstones) or any(m.tombstoned_ms is not None for m in self.markers)
+
+
+class _Counted(Protocol):
+    @property
+    def rows(self) -> int | None: ...
+
+
+def total_rows(parts: Iterable[_Counted]) -> int | None:
+    """The rows of parts, or of their markers, together; None when one of them does not say."""
+    total = 0
+    for part in parts:
+        if part.rows is None:
+            return None
+        total += part.rows
+    return total

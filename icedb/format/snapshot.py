@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from icedb.errors import ForeignMaintenance, SchemaConflict, SnapshotExpired
+from icedb.errors import ForeignMaintenance, SnapshotExpired
+from icedb.format.log_schema import Conflicts, TypeName, schema_conflict, unite_schemas
 from icedb.format.records import Encoded, LogFile, Marker
 
 __all__ = ["LogState", "StoredLogFile", "ignored_by", "live_markers", "live_to_v3_readers", "replay"]
@@ -62,6 +63,8 @@ class LogState:
     times_ms: tuple[int, ...]
     #: The newest spec that an exclusive commit recorded; unset: the one in `_table.json` still holds.
     spec: Encoded
+    #: Empty, unless the log was replayed tolerantly: `schema` has one of the types then.
+    conflicts: Conflicts = field(default_factory=dict)
 
     @property
     def newest_ms(self) -> int:
@@ -114,13 +117,26 @@ def ignored_by(files: Mapping[str, LogFile], table: str) -> tuple[int, frozenset
     return epoch, live_epochs, frozenset(dead | replaced)
 
 
-def replay(files: Iterable[StoredLogFile], *, table: str, listed_ms: Mapping[str, int] | None = None) -> LogState:
-    """The state that these log files describe. Raises SchemaConflict when two of them disagree on a column."""
+def replay(
+    files: Iterable[StoredLogFile],
+    *,
+    table: str,
+    listed_ms: Mapping[str, int] | None = None,
+    type_name: TypeName = str,
+    tolerant: bool = False,
+) -> LogState:
+    """The state that these log files describe. `type_name` checks the types that they name.
+
+    Raises SchemaConflict when two of them disagree on a column, unless `tolerant`; DamagedLog for a type that is none.
+    """
     by_key = {f.key: f for f in files}
     listed_ms = listed_ms if listed_ms is not None else {k: f.stored_ms for k, f in by_key.items()}
     epoch, live_epochs, ignored = ignored_by({k: f.file for k, f in by_key.items()}, table)
     effective = [f for _, f in sorted(by_key.items()) if f.key not in ignored]
     parts, parts_named = _replay_parts(effective)
+    schema, conflicts = unite_schemas([(f.key, f.file.schema) for f in effective], type_name)
+    if conflicts and not tolerant:
+        raise schema_conflict(table, conflicts)
     log_tombstones, logs_named = _replay_log_tombstones(f for f in by_key.values() if _is_live(f, live_epochs))
     _note_earlier_carriers((by_key[k] for k in log_tombstones if k in by_key and k in ignored), parts_named, logs_named)
     return LogState(
@@ -131,7 +147,7 @@ def replay(files: Iterable[StoredLogFile], *, table: str, listed_ms: Mapping[str
         epoch=epoch,
         live_epochs=live_epochs,
         horizon_ms=max((f.file.horizon_ms for f in by_key.values()), default=0),
-        schema=_replay_schema(effective, table),
+        schema=schema,
         parts=parts,
         parts_named=parts_named,
         log_tombstones=log_tombstones,
@@ -139,6 +155,7 @@ def replay(files: Iterable[StoredLogFile], *, table: str, listed_ms: Mapping[str
         txn=_replay_txn(effective),
         times_ms=tuple(sorted(f.file.t_ms for f in by_key.values())),
         spec=_replay_spec(effective),
+        conflicts=conflicts,
     )
 
 
@@ -200,24 +217,6 @@ def _note_earlier_carriers(
         for tombstone in stored.file.tombstones:
             if tombstone.key in logs_named:
                 logs_named[tombstone.key].tombstoned_by_ms.append(stored.stored_ms)
-
-
-def _replay_schema(files: Iterable[StoredLogFile], table: str) -> dict[str, str]:
-    schema: dict[str, str] = {}
-    source: dict[str, str] = {}
-    for stored in files:
-        for column, type_ in stored.file.schema.items():
-            known = schema.setdefault(column, type_)
-            if known != type_:
-                raise SchemaConflict(
-                    f"{table}: column '{column}' is {known} in the log file '{source[column]}' and {type_} in "
-                    f"'{stored.key}'. A program that does not check the schema wrote one of them.",
-                    column=column,
-                    types=(known, type_),
-                    log_files=(source[column], stored.key),
-                )
-            source.setdefault(column, stored.key)
-    return schema
 
 
 def _replay_txn(files: Iterable[StoredLogFile]) -> dict[str, tuple[int, int]]:

@@ -17,11 +17,13 @@ import msgspec
 
 from icedb.errors import DamagedLog
 from icedb.format.codec import decode
+from icedb.format.log_schema import check_types, describe_conflict
 from icedb.format.names import Keys
 from icedb.format.records import Header, Marker
 from icedb.format.snapshot import LogState, StoredLogFile, live_to_v3_readers, replay
 from icedb.handle import Handle
-from icedb.maintenance.claims import Claim
+from icedb.maintenance.claims import FoundClaim
+from icedb.schema import type_name
 from icedb.store import StoredObject
 
 __all__ = ["Problem", "ReadLog", "Severity", "check_claims", "check_log", "read_log"]
@@ -68,11 +70,13 @@ def read_log(handle: Handle) -> ReadLog:
         for key, stored in handle.store.get_many(some).items():
             try:
                 handle.keys.parse_log_file(key)
-                files[key] = StoredLogFile(key, decode(stored.body, key, handle.keys), stored.stored_ms)
+                found = StoredLogFile(key, decode(stored.body, key, handle.keys), stored.stored_ms)
+                check_types(key, found.file.schema, type_name)
             except DamagedLog as error:
                 problems.append(Problem("damaged_log", "error", key, str(error)))
             else:
-                problems += _check_file(files[key], stored, handle.keys)
+                files[key] = found
+                problems += _check_file(found, stored, handle.keys)
     damaged = {p.key for p in problems if p.kind == "damaged_log"}
     state, conflicts = _replay_good(handle.table, files, listed_ms)
     gone = listed_ms.keys() - files.keys() - damaged - state.ignored
@@ -157,16 +161,17 @@ def _replay_good(
     table: str, files: Mapping[str, StoredLogFile], listed_ms: Mapping[str, int]
 ) -> tuple[LogState, list[Problem]]:
     """A state of the good log files, without what replay would refuse: an epoch twice, a column of two types."""
-    problems = _schema_conflicts(table, files)
+    problems: list[Problem] = []
     epochs: dict[int, str] = {}
     good: list[StoredLogFile] = []
     for key, stored in sorted(files.items()):
-        file = stored.file if not problems else msgspec.structs.replace(stored.file, schema={})
+        file = stored.file
         if file.epoch is not None and epochs.setdefault(file.epoch, key) != key:
             problems.append(_same_epoch(table, file.epoch, epochs[file.epoch], key))
             file = msgspec.structs.replace(file, epoch=None, live_epochs=())
         good.append(StoredLogFile(key, file, stored.stored_ms))
-    return replay(good, table=table, listed_ms=listed_ms), problems
+    state = replay(good, table=table, listed_ms=listed_ms, type_name=type_name, tolerant=True)
+    return state, [*problems, *_schema_conflicts(state)]
 
 
 def _same_epoch(table: str, epoch: int, one: str, other: str) -> Problem:
@@ -178,25 +183,11 @@ def _same_epoch(table: str, epoch: int, one: str, other: str) -> Problem:
     )
 
 
-def _schema_conflicts(table: str, files: Mapping[str, StoredLogFile]) -> list[Problem]:
-    """Ignored log files too: what they say was carried into those that replaced them."""
-    first: dict[str, tuple[str, str]] = {}
-    problems = []
-    for key, stored in sorted(files.items()):
-        for column, type_ in stored.file.schema.items():
-            known, source = first.setdefault(column, (type_, key))
-            if known != type_:
-                problems.append(
-                    Problem(
-                        "schema_conflict",
-                        "error",
-                        key,
-                        f"{table}: column '{column}' is {known} in the log file '{source}' and {type_} in '{key}'. The "
-                        "table cannot be read until one of them is gone: stop the program that does not check the "
-                        "schema, and write its rows again under another column.",
-                    )
-                )
-    return problems
+def _schema_conflicts(state: LogState) -> Iterator[Problem]:
+    for column, types in state.conflicts.items():
+        newest = max(keys[0] for keys in types.values())
+        message = f"{state.table}: {describe_conflict(column, types)} The table cannot be read before."
+        yield Problem("schema_conflict", "error", newest, message)
 
 
 def check_log(log: ReadLog, *, now_ms: int, skew_ms: int) -> list[Problem]:
@@ -266,7 +257,7 @@ def _seen_otherwise_by_v3(state: LogState) -> Iterator[Problem]:
         )
 
 
-def check_claims(claims: Sequence[Claim], log: ReadLog) -> Iterator[Problem]:
+def check_claims(claims: Sequence[FoundClaim], log: ReadLog) -> Iterator[Problem]:
     """A claim is made one beyond the newest epoch: where claims are further on, or were published, log files are gone.
 
     The claims must have been listed before the log.

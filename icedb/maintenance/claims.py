@@ -11,18 +11,18 @@ from dataclasses import dataclass
 import msgspec
 
 from icedb.errors import DamagedLog
-from icedb.format import claims as format_claims
+from icedb.format.claims import Claim
 from icedb.format.codec import decode
 from icedb.format.names import Keys
 from icedb.format.records import LogFile
 from icedb.handle import Handle
 from icedb.store import StoredObject
 
-__all__ = ["Claim", "Claims", "read_claims"]
+__all__ = ["Claims", "FoundClaim", "read_claims"]
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class FoundClaim:
     """A claim as it lies in the store. `epoch` is the one that it decides; None: it is a transaction's."""
 
     key: str
@@ -36,7 +36,7 @@ class Claim:
 class Claims:
     """All that lies among the claims. `damaged` are claims that cannot be read, and objects of unknown kinds."""
 
-    found: tuple[Claim, ...]
+    found: tuple[FoundClaim, ...]
     damaged: tuple[DamagedLog, ...]
     pins: tuple[str, ...]
 
@@ -45,7 +45,7 @@ def read_claims(handle: Handle) -> Claims:
     """List and read the claims. One that is gone meanwhile is history: the log, if read afterwards, tells the rest."""
     keys = [info.key for info in handle.store.list(handle.keys.claims_prefix) if info.key != handle.keys.probe]
     pins = [k for k in keys if handle.keys.parse_pin(k) is not None]
-    found: list[Claim] = []
+    found: list[FoundClaim] = []
     damaged: list[DamagedLog] = []
     for key, stored in handle.store.get_many([k for k in keys if k not in pins]).items():
         try:
@@ -55,7 +55,7 @@ def read_claims(handle: Handle) -> Claims:
     return Claims(tuple(found), tuple(damaged), tuple(pins))
 
 
-def _decode(key: str, stored: StoredObject, keys: Keys) -> Claim:
+def _decode(key: str, stored: StoredObject, keys: Keys) -> FoundClaim:
     epoch = keys.parse_epoch_claim(key)
     if epoch is None and not keys.is_txn_claim(key):
         raise DamagedLog(
@@ -64,14 +64,14 @@ def _decode(key: str, stored: StoredObject, keys: Keys) -> Claim:
             key=key,
         )
     try:
-        claim = msgspec.json.decode(stored.body, type=format_claims.Claim)
+        claim = msgspec.json.decode(stored.body, type=Claim)
         file = decode(claim.body.encode(), claim.key, keys)
         name = keys.parse_log_file(claim.key)
     except (msgspec.DecodeError, UnicodeError, DamagedLog) as error:
         raise _damaged(key, str(error)) from None
     if epoch is not None and {file.epoch, name.epoch} != {epoch}:
         raise _damaged(key, f"it holds epoch {file.epoch} for '{claim.key}'")
-    return Claim(key, epoch, claim.key, file, stored.stored_ms)
+    return FoundClaim(key, epoch, claim.key, file, stored.stored_ms)
 
 
 def _damaged(key: str, reason: str) -> DamagedLog:

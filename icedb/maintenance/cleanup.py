@@ -11,17 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from icedb.commit import Commit, nothing_to_commit
-from icedb.errors import GraceTooShort, InvalidOption
+from icedb.errors import DamagedLog, GraceTooShort, InvalidOption
 from icedb.exclusive import exclusive
+from icedb.format.claims import decode_txn_claim
 from icedb.format.records import Marker
 from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState, Named
 from icedb.handle import Handle
 from icedb.maintenance.pins import Pin, is_needed, pins_in_force, read_pins
-from icedb.transactions import TxnClaim, is_recorded
+from icedb.transactions import is_recorded
 
 __all__ = ["DELETES_MAX", "CleanupPlan", "CleanupReport", "cleanup", "plan_cleanup"]
 
@@ -48,6 +47,8 @@ class CleanupPlan:
 class CleanupReport:
     """What a cleanup deleted, or would delete. `forgotten` markers left the log, which moved the horizon.
 
+    `rewritten_log_files` were replaced by ones without these markers, and are deleted when they are old enough.
+
     `kept_for_pins` parts were old enough; pins that had long expired were deleted themselves. Run it again when
     something is `remaining`.
     """
@@ -59,6 +60,7 @@ class CleanupReport:
     deleted_pins: tuple[str, ...]
     kept_for_pins: int
     forgotten: int
+    rewritten_log_files: tuple[str, ...]
     remaining: int
     horizon_ms: int
     commit: Commit
@@ -176,6 +178,7 @@ class _Run:
     pins: list[str] = field(default_factory=list)
     kept_for_pins: int = 0
     forgotten: int = 0
+    rewritten: list[str] = field(default_factory=list)
     remaining: int = 0
     horizon_ms: int = 0
 
@@ -237,6 +240,7 @@ class _Run:
         if not commit.committed:
             return 0
         self.commit = commit
+        self.rewritten += operation.replaced
         return operation.forgotten
 
     def _delete_claims(self, state: LogState, cutoff_ms: int) -> None:
@@ -262,6 +266,7 @@ class _Run:
             deleted_pins=tuple(self.pins),
             kept_for_pins=self.kept_for_pins,
             forgotten=self.forgotten,
+            rewritten_log_files=tuple(self.rewritten),
             remaining=self.remaining,
             horizon_ms=self.horizon_ms,
             commit=self.commit,
@@ -283,11 +288,10 @@ def _recorded(handle: Handle, state: LogState, keys: Sequence[str]) -> list[str]
     recorded = []
     for key, stored in handle.store.get_many(keys).items():
         try:
-            claim = msgspec.json.decode(stored.body, type=TxnClaim)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            claim = decode_txn_claim(stored.body, key, handle.keys, stored_ms=stored.stored_ms)
+        except DamagedLog:
             continue
-        txn = (claim.application, claim.sequence)
-        if handle.keys.txn_claim(*txn, claim.generation) == key and is_recorded(state, txn):
+        if is_recorded(state, (claim.application, claim.sequence)):
             recorded.append(key)
     return recorded
 
@@ -299,6 +303,7 @@ class _Forget:
     parts: Sequence[str]
     pins: Callable[[], Collection[Pin]]
     forgotten: int = 0
+    replaced: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     unused: list[str] = field(default_factory=list)
     born_ms: int | None = None
@@ -315,7 +320,8 @@ class _Forget:
         if not dead:
             return None
         keys = {m.key for m in dead}
-        return draft(state, t_ms=t_ms, replaces=state.replaceable(keys, t_ms=t_ms), forget=keys)
+        self.replaced = tuple(state.replaceable(keys, t_ms=t_ms))
+        return draft(state, t_ms=t_ms, replaces=self.replaced, forget=keys)
 
     def _called_live(self, state: LogState) -> set[str]:
         """A v3 reader ignores log tombstones: it would see such a part come back."""

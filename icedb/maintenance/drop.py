@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from icedb.commit import Commit, nothing_to_commit
 from icedb.errors import InvalidBatch, InvalidOption
 from icedb.exclusive import exclusive
-from icedb.format.names import decode_partition, encode_partition, partition_of
+from icedb.format.names import decode_partition, partition_of, stored_path
+from icedb.format.records import total_rows
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle, Part
 from icedb.maintenance.operations import Replace
 from icedb.partitions import matching, partition_types
 from icedb.parts import WrittenParts
 
-__all__ = ["DropReport", "PartitionChoice", "drop_partitions", "replace_partitions"]
+__all__ = ["DropReport", "PartitionChoice", "check_inside", "drop_partitions", "replace_partitions"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +60,8 @@ class PartitionChoice:
             told = [p for p in paths if types.keys() <= decode_partition(p).keys()]
             return set(matching(told, self.chosen, types, table=self.handle.table))
         # A path may be given as it is stored or as a person writes it (`city=New York`).
-        wanted = {p.strip("/") for p in self.chosen}
-        wanted |= {encode_partition(decode_partition(p)) for p in wanted}
-        return wanted.intersection(paths)
+        wanted = {stored_path(p.strip("/")) for p in self.chosen}
+        return {p for p in paths if stored_path(p) in wanted}
 
 
 def drop_partitions(handle: Handle, partitions: Sequence[str] | str, *, dry_run: bool = False) -> DropReport:
@@ -98,15 +98,7 @@ def replace_partitions(handle: Handle, written: WrittenParts, partitions: Sequen
     """
     if partitions is None:
         return exclusive(handle, Replace(lambda now: [m.key for m in now.live], written))
-    by_partition = {partition_of(handle.keys.data_prefix, m.key): m for m in written.markers}
-    schema = {**handle.known_schema, **written.schema}
-    outside = by_partition.keys() - PartitionChoice(handle, partitions, schema).of(by_partition)
-    if outside:
-        rows = sum(by_partition[p].rows or 0 for p in outside)
-        raise InvalidBatch(
-            f"{handle.table}: {rows} of {written.rows} rows are outside the partitions to overwrite ({partitions!r}), "
-            f"for example in '{min(outside)}'. Leave them out, or name their partitions too."
-        )
+    check_inside(handle, written, partitions)
 
     def choose(now: LogState) -> list[str]:
         if older := _older_parts(handle, now):
@@ -118,6 +110,19 @@ def replace_partitions(handle: Handle, written: WrittenParts, partitions: Sequen
         return _live_parts(handle, now, partitions)
 
     return exclusive(handle, Replace(choose, written))
+
+
+def check_inside(handle: Handle, written: WrittenParts, partitions: Sequence[str] | str) -> None:
+    """Raise InvalidBatch when a part lies outside the chosen partitions; the caller still owns the parts."""
+    by_partition = {partition_of(handle.keys.data_prefix, m.key): m for m in written.markers}
+    schema = {**handle.known_schema, **written.schema}
+    outside = by_partition.keys() - PartitionChoice(handle, partitions, schema).of(by_partition)
+    if outside:
+        rows = sum(by_partition[p].rows or 0 for p in outside)
+        raise InvalidBatch(
+            f"{handle.table}: {rows} of {written.rows} rows are outside the partitions to overwrite ({partitions!r}), "
+            f"for example in '{min(outside)}'. Leave them out, or name their partitions too."
+        )
 
 
 def _older_parts(handle: Handle, state: LogState) -> list[Part]:
@@ -133,11 +138,10 @@ def _live_parts(handle: Handle, state: LogState, partitions: Sequence[str] | str
 
 
 def _report(parts: Sequence[Part], older: Sequence[Part], commit: Commit, *, dry_run: bool) -> DropReport:
-    counts = [p.rows for p in parts]
     return DropReport(
         partitions=tuple(sorted({p.partition for p in parts})),
         parts=tuple(parts),
-        rows=None if None in counts else sum(c or 0 for c in counts),
+        rows=total_rows(parts),
         bytes=sum(p.bytes for p in parts),
         older_parts=tuple(older),
         commit=commit,

@@ -2,18 +2,20 @@
 
 Planning is pure: inputs are live parts smaller than `part_bytes_max`; a group closes when it passes that size,
 so an output stays below twice it, and a part alone is never rewritten. The rows of a group are read, sorted and
-written again by DuckDB. When other commits landed meanwhile, the groups whose inputs are all still live are
-committed without rewriting a byte; the others are dropped, and the next merge finds what they left.
+written again by DuckDB; if the table has a merge query, its answer is written instead. When other commits landed
+meanwhile, the groups whose inputs are all still live are committed without rewriting a byte; the others are dropped,
+and the next merge finds what they left.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
+from icedb.answers import query_of_merges
 from icedb.commit import Commit, nothing_to_commit
 from icedb.errors import InvalidOption
 from icedb.exclusive import exclusive
@@ -21,8 +23,10 @@ from icedb.format.snapshot import LogState
 from icedb.handle import Handle, Part
 from icedb.maintenance.operations import Rewritten
 from icedb.rewriting import Rewrite, Rewriter, rewrite_parts
+from icedb.schema import new_columns
+from icedb.spec import all_columns
 
-__all__ = ["MergePlan", "MergeReport", "Order", "merge", "plan_merge"]
+__all__ = ["MergePlan", "MergeReport", "Order", "carry_out", "merge", "mergeable", "plan_merge"]
 
 logger = logging.getLogger(__name__)
 
@@ -105,18 +109,26 @@ def merge(
 ) -> MergeReport:
     """Merge small parts of all partitions, up to the budget, in one exclusive commit.
 
-    Raises InvalidOption, MissingPart, CommitContended, CommitUncertain and the store's errors.
+    Raises InvalidOption, MissingPart, CommitContended, CommitUncertain and the store's errors; with a merge query also
+    InvalidQuery, InvalidBatch, SchemaConflict and UnsupportedType, for an answer that cannot be stored.
     """
     _check_options(handle, order, part_bytes_max, input_parts_max, input_bytes_max)
     handle.check_writable()
     state = handle.read()
     plan = plan_merge(
-        _mergeable(handle, state),
+        mergeable(handle, state),
         part_bytes_max=part_bytes_max,
         order=order,
         input_parts_max=input_parts_max,
         input_bytes_max=input_bytes_max,
     )
+    return carry_out(handle, state, plan, rewriter=rewriter)
+
+
+def carry_out(
+    handle: Handle, state: LogState, plan: MergePlan, *, rewriter: Rewriter = rewrite_parts, lenient: bool = False
+) -> MergeReport:
+    """Do what a plan for this state says, in one exclusive commit. `lenient`: see `RowsQuery`. Raises as `merge`."""
     if not plan.groups:
         return MergeReport(nothing_to_commit(handle), 0, 0, 0, 0, plan.remaining)
     logger.info(
@@ -124,9 +136,14 @@ def merge(
         handle.table, len(plan.groups), sum(g.bytes for g in plan.groups), plan.remaining,
     )  # fmt: skip
     born_ms = handle.clock.now_ms()
-    markers = rewriter(handle, plan.groups, state.schema)
-    written = {g: () if m is None else (m,) for g, m in zip(plan.groups, markers, strict=True)}
-    operation = Rewritten(written, born_ms=born_ms)
+    groups, schema = plan.groups, dict(state.schema)
+    if handle.spec.merge_query or handle.spec.merging is not None:
+        schema = all_columns(handle.spec, state.schema)  # a query may fill a column that was only declared so far
+        query = query_of_merges(handle, schema, lenient=lenient)
+        groups = tuple(replace(g, query=query) for g in plan.groups)
+    markers = rewriter(handle, groups, schema)
+    written = {g: () if m is None else (m,) for g, m in zip(groups, markers, strict=True)}
+    operation = Rewritten(written, born_ms=born_ms, schema=new_columns(schema, state.schema))
     commit = exclusive(handle, operation)
     return MergeReport(
         commit=commit,
@@ -148,7 +165,7 @@ def _check_options(handle: Handle, order: str, part_bytes_max: int, input_parts_
         )
 
 
-def _mergeable(handle: Handle, state: LogState) -> list[Part]:
+def mergeable(handle: Handle, state: LogState) -> list[Part]:
     """The live parts, but for those that a log file from a clock far ahead names: no commit of ours can replace it."""
     ahead = state.far_ahead(handle.clock.now_ms() + 2 * handle.timing.max_skew_ms + 1)
     return [handle.part(m) for m in state.live if ahead.isdisjoint(state.parts_named[m.key].by)]

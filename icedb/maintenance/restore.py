@@ -20,7 +20,7 @@ from icedb.commit import Commit, nothing_to_commit
 from icedb.errors import SnapshotExpired
 from icedb.exclusive import exclusive
 from icedb.format.names import partition_of
-from icedb.format.records import Marker
+from icedb.format.records import Marker, total_rows
 from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import Handle, Part
@@ -128,11 +128,10 @@ def _report(
     commit: Commit,
     dry_run: bool,
 ) -> RestoreReport:
-    counts = [m.rows for m in back]
     return RestoreReport(
         as_of_ms=as_of_ms,
         restored=tuple(map(handle.part, back)),
-        rows=None if None in counts else sum(c or 0 for c in counts),
+        rows=total_rows(back),
         bytes=sum(m.bytes for m in back),
         tombstoned=tuple(gone),
         commit=commit,

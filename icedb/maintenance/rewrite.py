@@ -8,31 +8,23 @@ answer is thrown away and the query asked again, for it speaks of rows that are 
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
-import duckdb
-import pyarrow as pa
-
+from icedb.answers import RowsQuery
 from icedb.commit import Commit, nothing_to_commit
-from icedb.engine import connect_reader, memory_bytes_default, quote_name
-from icedb.errors import CommitContended, InvalidBatch, InvalidOption
+from icedb.errors import CommitContended, InvalidOption
 from icedb.exclusive import exclusive
-from icedb.expressions import check_select
-from icedb.format.names import decode_partition, encode_partition, partition_of
+from icedb.format.names import stored_path
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
-from icedb.location import parse_location
 from icedb.maintenance.operations import Rewritten
-from icedb.partitions import partition_types
-from icedb.parts import WrittenParts, discard, write_parts
-from icedb.rewriting import Rewrite
-from icedb.scan import explain, relation, visible_partitions
-from icedb.store import ObjectNotFound, open_store
+from icedb.parts import WrittenParts
+from icedb.queries import check_query
+from icedb.rewriting import Rewrite, rewrite_all
+from icedb.spec import all_columns
 
 __all__ = ["PartitionWriter", "RewriteReport", "rewrite_partition", "write_answer"]
 
@@ -40,8 +32,6 @@ logger = logging.getLogger(__name__)
 
 # Each lost attempt means that a merge or an overwrite took the partition meanwhile: the table's lock does not hold.
 REWRITE_ATTEMPTS_MAX = 5
-# Enough for the writer to work on, little beside its memory.
-ROWS_PER_BATCH = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,59 +60,45 @@ class PartitionWriter(Protocol):
 
 
 def write_answer(
-    handle: Handle, rewrite: Rewrite, query: str, schema: Mapping[str, str], /, *, dry_run: bool
+    handle: Handle,
+    rewrite: Rewrite,
+    query: str,
+    schema: Mapping[str, str],
+    /,
+    *,
+    dry_run: bool,
+    new_columns: bool = False,
+    lenient: bool = False,
 ) -> WrittenParts:
-    """Stream the answer of a query over `t` into new parts, in two halves of the default memory.
+    """Ask the query in a sandbox and put its answer as one part. A dry run does all but that.
 
-    A dry run writes them into a folder that is removed again, so that everything is checked.
-    Raises InvalidOption, MissingPart, SnapshotExpired, and as `write_parts` does.
+    `new_columns` and `lenient` as in `RowsQuery`. Raises InvalidQuery, InvalidBatch, SchemaConflict, UnsupportedType,
+    MissingPart, SnapshotExpired, InvalidOption (the memory does not suffice) and the store's errors.
     """
-    started_ms = handle.clock.now_ms()
-    memory_bytes = memory_bytes_default() // 2
-    folder = Path(tempfile.mkdtemp(prefix="icedb-rewrite-"))
-    wrong_sql = f"the query {query.strip()[:200]!r} cannot be answered; write one SELECT over t"
-    try:
-        with connect_reader(handle.location, memory_bytes=memory_bytes, folder=folder) as con:
-            stream = _answer(handle, con, rewrite, query, schema)
-            store = open_store(parse_location(folder / "aside")) if dry_run else handle.store
-            context = handle.write_context()
-            return write_parts(context, stream, store=store, clock=handle.clock, memory_bytes=memory_bytes)
-    except (duckdb.Error, ObjectNotFound, InvalidBatch) as error:  # the stream's errors come as InvalidBatch
-        raise explain(handle, rewrite.inputs, error, as_of_ms=started_ms, wrong_sql=wrong_sql) from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _answer(
-    handle: Handle, con: duckdb.DuckDBPyConnection, rewrite: Rewrite, query: str, schema: Mapping[str, str]
-) -> pa.RecordBatchReader:
-    """The rows of the answer, without the partition columns that are not the table's own data."""
-    query = check_select(query, table=handle.table)
-    types = partition_types(handle.expressions, schema, table=handle.table)
-    con.execute("SET arrow_lossless_conversion = true")  # a UUID stays one on its way
-    con.execute(f"CREATE TEMP VIEW t AS {relation(handle, rewrite.inputs, schema, types)}")
-    names = [str(name) for name, *_ in con.execute(f"DESCRIBE {query}").fetchall()]
-    if len(set(names)) < len(names):
-        raise InvalidOption(f"{handle.table}: the query's answer has a column twice: {names}. Name them with AS.")
-    computed = {name.casefold() for name in visible_partitions(schema, types)}
-    stored = [name for name in names if name.casefold() not in computed]
-    if not stored:
-        raise InvalidOption(f"{handle.table}: the query's answer has no column to store: {names}.")
-    select = ", ".join(map(quote_name, stored))
-    return con.execute(f"SELECT {select} FROM (\n{query}\n)").to_arrow_reader(ROWS_PER_BATCH)
+    born_ms = handle.clock.now_ms()
+    checked = check_query(query, relation="_rows", also=("t",), table=handle.table, what="the query", v3=lenient)
+    asking = replace(rewrite, query=RowsQuery(checked, "the query", new_columns=new_columns, lenient=lenient))
+    [new] = rewrite_all(handle, [asking], all_columns(handle.spec, schema), dry_run=dry_run)
+    return WrittenParts(new.columns, () if new.marker is None else (new.marker,), born_ms)
 
 
 def rewrite_partition(
-    handle: Handle, partition: str, query: str, *, dry_run: bool = False, writer: PartitionWriter = write_answer
+    handle: Handle,
+    partition: str,
+    query: str,
+    *,
+    dry_run: bool = False,
+    new_columns: bool = False,
+    writer: PartitionWriter | None = None,
 ) -> RewriteReport:
     """Put the answer of `query` in the place of a partition's live parts. See `Table.rewrite_partition`."""
+    writer = writer or partial(write_answer, new_columns=new_columns)
     if not dry_run:
         handle.check_writable()
     for attempt in range(REWRITE_ATTEMPTS_MAX):
         state = handle.read(fresh=True)
         rewrite = _rewrite_of(handle, state, partition)
         written = writer(handle, rewrite, query, state.schema, dry_run=dry_run)
-        _check_inside(handle, rewrite, written, dry_run=dry_run)
         if dry_run:
             return _report(rewrite, written, nothing_to_commit(handle), dry_run=True)
         # Of an empty answer nothing stays, new columns neither.
@@ -141,28 +117,16 @@ def rewrite_partition(
 def _rewrite_of(handle: Handle, state: LogState, partition: str) -> Rewrite:
     """The partition's live parts. Its path may be given as it is stored or as a person writes it (`city=New York`)."""
     live = [handle.part(m) for m in state.live]
-    given = partition.strip("/")
-    for path in (given, encode_partition(decode_partition(given))):
-        inputs = tuple(p for p in live if p.partition == path)
-        if inputs:
-            return Rewrite(path, inputs)
+    path = stored_path(partition.strip("/"))
+    inputs = tuple(p for p in live if stored_path(p.partition) == path)
+    if inputs:
+        as_they_are = {p.partition for p in inputs}  # a program of v3 may have written another spelling, or both
+        return Rewrite(as_they_are.pop() if len(as_they_are) == 1 else path, inputs)
     some = sorted({p.partition for p in live})[:3]
     raise InvalidOption(
         f"{handle.table}: there is no partition '{partition}' with rows (there are {some or 'none'}, for example). "
         "Give the path of one, as snapshot().partitions() lists them."
     )
-
-
-def _check_inside(handle: Handle, rewrite: Rewrite, written: WrittenParts, *, dry_run: bool) -> None:
-    rows = {partition_of(handle.keys.data_prefix, m.key): m.rows or 0 for m in written.markers}
-    outside = rows.keys() - {rewrite.partition}
-    if outside:
-        if not dry_run:
-            discard(handle.store, [m.key for m in written.markers])
-        raise InvalidBatch(
-            f"{handle.table}: {sum(rows[p] for p in outside)} of {written.rows} rows of the answer are outside "
-            f"'{rewrite.partition}', for example in '{min(outside)}'. Leave them out, or move them with overwrite."
-        )
 
 
 def _report(rewrite: Rewrite, written: WrittenParts, commit: Commit, *, dry_run: bool) -> RewriteReport:

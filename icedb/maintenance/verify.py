@@ -13,7 +13,7 @@ from itertools import islice
 
 from icedb.errors import DamagedLog
 from icedb.format.names import Keys
-from icedb.format.records import Marker
+from icedb.format.records import Marker, total_rows
 from icedb.handle import Handle
 from icedb.maintenance.audit import Problem, ReadLog, check_claims, check_log, read_log
 from icedb.maintenance.claims import Claims, read_claims
@@ -246,7 +246,6 @@ def _report(look: _Look, problems: Iterable[Problem], *, table: str, deep: bool)
     state = look.log.state
     live = state.live
     dead = [m for m in state.parts.values() if m.tombstoned_ms is not None]
-    counts = [m.rows for m in live]
     return VerifyReport(
         table=table,
         deep=deep,
@@ -256,7 +255,7 @@ def _report(look: _Look, problems: Iterable[Problem], *, table: str, deep: bool)
         live_epochs=len(state.live_epochs),
         horizon_ms=state.horizon_ms,
         live_parts=len(live),
-        live_rows=None if None in counts else sum(n or 0 for n in counts),
+        live_rows=total_rows(live),
         live_bytes=sum(m.bytes for m in live),
         tombstoned_parts=len(dead),
         tombstoned_bytes=sum(m.bytes for m in dead),

@@ -69,6 +69,9 @@ class IceDBDataSource(DataSource):
         path = _path(options)
         mode: WriteMode = "overwrite" if overwrite else "append"
         _check_overwrite(path, options, mode)
+        txn = _txn(options, path)
+        if txn is not None and mode == "overwrite":
+            raise InvalidOption(f"{path}: an overwrite takes no txn: done twice, it is as if it was done once.")
         storage_options = _storage_options(options, path)
         table = Table.open(path, storage_options=storage_options)
         table.handle.check_writable()
@@ -80,7 +83,7 @@ class IceDBDataSource(DataSource):
             )
         context = replace(table.handle.write_context(), job=_job(options, path))
         check_batch(context, _arrow_schema(schema, path))
-        return _BatchWriter(context, storage_options, mode, _memory_bytes(options, path), _txn(options, path))
+        return _BatchWriter(context, storage_options, mode, _memory_bytes(options, path), txn)
 
 
 def _path(options: Mapping[str, str]) -> str:
@@ -128,7 +131,7 @@ def _check_overwrite(path: str, options: Mapping[str, str], mode: WriteMode) -> 
 
 def _storage_options(options: Mapping[str, str], path: str) -> dict[str, str]:
     storage = {k: v for k, v in options.items() if k.lower() not in _OPTIONS}
-    if unknown := [k for k in storage if not k.lower().startswith("aws_")]:
+    if unknown := [k for k in storage if not k.lower().startswith("aws_") and k.lower() != "fsync"]:
         raise InvalidOption(
             f"{path}: unknown options {sorted(unknown)}. Known: path, overwrite, memory_bytes, and storage options "
             "such as AWS_ENDPOINT_URL."

@@ -98,6 +98,10 @@ class FaultyStore:
         """That of the store inside."""
         return self.inner.location
 
+    def beside(self, location: Location) -> ObjectStore:
+        """The store of another table, for the same actor: its requests are counted, fail and kill him here."""
+        return _Beside(self.inner.beside(location), self)
+
     @property
     def counts(self) -> Counter[Kind]:
         """How many requests of each kind were made."""
@@ -192,3 +196,18 @@ class FaultyStore:
     def _check_alive(self) -> None:
         if self.dead:
             raise Crash
+
+
+class _Beside(FaultyStore):
+    """The store of a table beside an actor's first one."""
+
+    def __init__(self, inner: ObjectStore, first: FaultyStore) -> None:
+        super().__init__(inner)
+        self._first = first
+
+    def beside(self, location: Location) -> ObjectStore:
+        """See FaultyStore."""
+        return self._first.beside(location)
+
+    def _do(self, kind: Kind, keys: tuple[str, ...], action: Callable[[], _Answer]) -> _Answer:
+        return self._first._do(kind, keys, action)

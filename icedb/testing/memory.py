@@ -5,6 +5,7 @@ The store of `memory://` is for trying the library out; this one is for tests in
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,12 @@ class ClockedStore:
 
     def __repr__(self) -> str:
         return f"ClockedStore({len(self.objects)} objects)"
+
+    def beside(self, location: Location) -> ClockedStore:
+        """The same store under another table's address: they share all objects that are there now or put later."""
+        other = copy.copy(self)
+        other.location = location
+        return other
 
     def create(self, key: str, body: bytes | Path) -> None:
         """Put an object that is not there yet."""

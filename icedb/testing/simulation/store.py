@@ -122,6 +122,10 @@ class View:
     def __repr__(self) -> str:
         return f"View({self.location.uri!r})"
 
+    def beside(self, location: Location) -> View:
+        """See ObjectStore."""
+        return View(self.inner, location, self.caller)
+
     def create(self, key: str, body: bytes | Path) -> None:
         """See ObjectStore. A put that is under way for too long never lands."""
         content = body.read_bytes() if isinstance(body, Path) else bytes(body)

@@ -1,0 +1,249 @@
+"""Import: Parquet that others wrote becomes part of a table as it is, in one exclusive commit.
+
+Files below the table's own `_data` are registered under their names, others are copied there, by the store itself
+where it can. The name of a copy begins with a digest of what was copied (address, size, time): so a second run finds
+what the log names already, and uses what a first one, that did not finish, has copied. A copy is never deleted here,
+because another run may be using it; what is left over is an orphan, for the sweep.
+
+Why the commit is exclusive: only then is it certain that no part which it names was superseded and deleted meanwhile.
+Right before, it looks whether each object is still there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from icedb.commit import Commit, nothing_to_commit
+from icedb.errors import InvalidBatch, InvalidOption, MissingPart, PublicationTooLate
+from icedb.exclusive import exclusive
+from icedb.format.names import partition_of
+from icedb.format.records import Marker
+from icedb.format.rewrite import Draft, draft
+from icedb.format.snapshot import LogState
+from icedb.handle import Fencing, Handle
+from icedb.location import parse_location
+from icedb.maintenance.adoption import NamedParts, SkippedFile, Takeover, import_name, plan_takeovers
+from icedb.maintenance.copying import copy_files, stored_parts
+from icedb.maintenance.footers import Footers
+from icedb.maintenance.hive import infer_spec
+from icedb.maintenance.sources import Source, open_source
+from icedb.opening import create_handle
+from icedb.options import Timing
+from icedb.schema import check_columns
+from icedb.spec import Aggregating, all_columns
+from icedb.store import open_store
+
+__all__ = ["ImportReport", "SkippedFile", "create_by_import", "import_files"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What an import did, or would do. Paths are those of the source's files.
+
+    `registered` files lie below the table's `_data` and are the table's now: cleanup deletes them when they are
+    superseded. Of `copied` files the originals stay as they are, for ever. `columns` are those that the table got.
+    """
+
+    source: str
+    files: int
+    registered: tuple[str, ...]
+    copied: tuple[str, ...]
+    skipped: tuple[SkippedFile, ...]
+    rows: int
+    bytes: int
+    partitions: tuple[str, ...]
+    columns: Mapping[str, str]
+    commit: Commit
+    dry_run: bool
+
+
+def import_files(
+    handle: Handle,
+    source: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    trust_paths: bool = False,
+    verify: bool = False,
+    first_time: bool = False,
+    dry_run: bool = False,
+) -> ImportReport:
+    """Make existing Parquet part of the table. See `Table.import_files`."""
+    _check_spec(handle)
+    state = handle.read(fresh=True)
+    listed_ms = handle.clock.now_ms()
+    found = open_source(source, storage_options, table=handle.store)
+    with Footers(found, table=handle.table) as footers:
+        plan = plan_takeovers(
+            handle, state, found, footers, trust_paths=trust_paths, verify=verify, first_time=first_time
+        )
+        new = {c: t for c, t in plan.columns.items() if c not in state.schema}
+        if dry_run or not plan.files:
+            return _report(found, plan.files, plan.skipped, new, nothing_to_commit(handle), dry_run=dry_run)
+        handle.check_writable()
+        copied = copy_files(handle, state, found, footers, [f for f in plan.files if f.key is None])
+    _check_unchanged(handle, found, plan.files, storage_options)
+    operation = _Import(
+        handle, copied.markers | _registered(plan.files), plan.columns, copied.born_ms, import_name(found), listed_ms
+    )
+    commit = exclusive(handle, operation)
+    _check_registered(handle, plan.files)
+    done = [f for f in plan.files if f.source.id not in operation.taken]
+    skipped = [*plan.skipped, *(SkippedFile(f.source.path, operation.taken[f.source.id]) for f in plan.files
+                                if f.source.id in operation.taken)]  # fmt: skip
+    return _report(found, done, skipped, new, commit, dry_run=False)
+
+
+def create_by_import(
+    uri: str | os.PathLike[str],
+    source: str | os.PathLike[str],
+    *,
+    sort_by: Sequence[str] = (),
+    storage_options: Mapping[str, str] | None = None,
+    source_storage_options: Mapping[str, str] | None = None,
+    timing: Timing | None = None,
+    fencing: Fencing = "claims",
+    trust_paths: bool = False,
+    verify: bool = False,
+    dry_run: bool = False,
+) -> ImportReport:
+    """Create a table that is laid out as the files are, and import them. See `Table.adopt`."""
+    store = open_store(parse_location(uri, storage_options))
+    found = open_source(source, source_storage_options, table=store)
+    with Footers(found, table=store.location.uri) as footers:
+        spec = infer_spec(found, footers, sort_by=sort_by, table=store.location.uri)
+    handle = (
+        Handle(store, spec, timing=timing, fencing=fencing)
+        if dry_run
+        else create_handle(store, spec, timing=timing, fencing=fencing)
+    )
+    return import_files(
+        handle,
+        source,
+        storage_options=source_storage_options,
+        trust_paths=trust_paths,
+        verify=verify,
+        dry_run=dry_run,
+    )
+
+
+def _check_spec(handle: Handle) -> None:
+    """What a batch would go through, files that are taken as they are cannot."""
+    spec = handle.spec
+    reasons = {
+        "an insert_query": bool(spec.insert_query),
+        "row ids": spec.row_id,
+        "views": bool(spec.views),
+        "aggregating merges": isinstance(spec.merging, Aggregating),
+    }
+    for what, there in reasons.items():
+        if there:
+            raise InvalidOption(
+                f"{handle.table}: the table has {what}, and files that are imported as they are would be left out of "
+                "that. Insert them: Table.insert takes paths."
+            )
+
+
+def _registered(files: Sequence[Takeover]) -> dict[str, Marker]:
+    return {f.source.id: f.marker(f.key) for f in files if f.key is not None}
+
+
+def _check_unchanged(
+    handle: Handle, source: Source, files: Sequence[Takeover], storage_options: Mapping[str, str] | None
+) -> None:
+    """A file that changed since its footer was read is not what the marker says."""
+    now = {f.id for f in open_source(source.uri, storage_options, table=handle.store).files}
+    for file in files:
+        if file.source.id not in now:
+            raise InvalidBatch(
+                f"{handle.table}: '{file.source.path}' was changed or removed while it was imported. Nothing was "
+                "imported. Let nobody change the files, and import them again."
+            )
+
+
+def _check_registered(handle: Handle, files: Sequence[Takeover]) -> None:
+    """A sweep that had found a file unnamed may have deleted it all the same: say so at once."""
+    keys = {f.key for f in files if f.key is not None}
+    if not keys:
+        return
+    present = {i.key for i in stored_parts(handle, {f.partition for f in files})}
+    if gone := sorted(keys - present):
+        live = {m.key for m in handle.read(fresh=True).live}
+        if lost := [k for k in gone if k in live]:
+            raise MissingPart(
+                f"{handle.table}: {len(lost)} files were deleted while they were registered, '{lost[0]}' for example: "
+                "an orphan sweep ran at the same time. The others are part of the table. Restore these files."
+            )
+
+
+def _report(
+    source: Source,
+    files: Sequence[Takeover],
+    skipped: Sequence[SkippedFile],
+    columns: Mapping[str, str],
+    commit: Commit,
+    *,
+    dry_run: bool,
+) -> ImportReport:
+    return ImportReport(
+        source=source.uri,
+        files=len(source.files),
+        registered=tuple(f.source.path for f in files if f.key is not None),
+        copied=tuple(f.source.path for f in files if f.key is None),
+        skipped=tuple(skipped),
+        rows=sum(f.rows for f in files),
+        bytes=sum(f.source.bytes for f in files),
+        partitions=tuple(sorted({f.partition for f in files})),
+        columns=dict(columns) if files else {},
+        commit=commit,
+        dry_run=dry_run,
+    )
+
+
+@dataclass(slots=True)
+class _Import:
+    """Planned anew at each attempt: what another import has committed meanwhile is left out.
+
+    It owns no part: none of them may be deleted when it fails, so `outputs` is empty.
+    """
+
+    handle: Handle
+    #: Id of the source's file -> marker.
+    markers: Mapping[str, Marker]
+    schema: Mapping[str, str]
+    born_ms: int | None
+    #: What the log remembers of this import: the files that were there then were imported.
+    name: str
+    listed_ms: int
+    #: Id of the source's file -> why it is not imported after all.
+    taken: dict[str, str] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    unused: list[str] = field(default_factory=list)
+    reads_everything: bool = False
+
+    def build(self, state: LogState, t_ms: int) -> Draft | None:
+        """Raises SchemaConflict, and PublicationTooLate when a part is not there any more."""
+        check_columns(self.schema, all_columns(self.handle.spec, state.schema), table=state.table)
+        named = NamedParts(state)
+        self.taken = {
+            file_id: reason
+            for file_id, m in self.markers.items()
+            if (reason := named.reason(m.key, file_id, m.bytes)) is not None
+        }
+        left = [m for file_id, m in self.markers.items() if file_id not in self.taken]
+        if not left:
+            return None
+        folders = {partition_of(self.handle.keys.data_prefix, m.key) for m in left}
+        present = {i.key: i.bytes for i in stored_parts(self.handle, folders)}
+        if gone := sorted(m.key for m in left if present.get(m.key) != m.bytes):
+            raise PublicationTooLate(
+                f"{state.table}: '{gone[0]}' is not there any more, or has another size: an orphan sweep or a cleanup "
+                "may have taken it. Nothing was imported. Import again."
+            )
+        times, before_ms = state.txn.get(self.name, (0, 0))
+        remembered = {self.name: (times + 1, max(before_ms, self.listed_ms))}
+        return draft(state, t_ms=t_ms, schema=dict(self.schema), add=left, txn=remembered)

@@ -1,0 +1,174 @@
+"""Which files paths and globs name, of which format they are, and what the folders in their paths say."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
+
+import duckdb
+
+from icedb.errors import AccessDenied, InvalidBatch
+
+__all__ = ["Files", "Format", "find_files", "is_paths"]
+
+Format = Literal["parquet", "json", "csv"]
+
+_SUFFIXES: dict[str, Format] = {
+    ".parquet": "parquet",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+}
+_COMPRESSED = (".gz", ".zst")
+_SHOWN_MAX = 3
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_FOLDER = re.compile(r"^([^=]+)=(.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Files of one format, as DuckDB opens them, in the order given."""
+
+    format: Format
+    paths: tuple[str, ...]
+
+    @property
+    def shown(self) -> str:
+        """The files as a message names them: the first few."""
+        more = len(self.paths) - _SHOWN_MAX
+        return ", ".join(f"'{p}'" for p in self.paths[:_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+
+    def partition_values(self) -> dict[str, list[str | None]]:
+        """Column -> its value for each file, from folders `name=value`; empty unless all paths have the same ones."""
+        found = [_folders(path) for path in self.paths]
+        names = list(found[0])
+        if any(list(f) != names for f in found):
+            return {}
+        return {n: [f[n] for f in found] for n in names}
+
+    def partition_types(self, known: Mapping[str, str]) -> dict[str, str]:
+        """Column -> DuckDB type of what the folders say; text for a column that the table has: that knows its type."""
+        return {n: "VARCHAR" if n in known else _type_of(v) for n, v in self.partition_values().items()}
+
+
+def _folders(path: str) -> dict[str, str | None]:
+    matches = (_FOLDER.match(segment) for segment in path.split("/")[:-1])
+    return {m[1]: None if m[2] == _NULL else unquote(m[2]) for m in matches if m}
+
+
+def _type_of(values: Sequence[str | None]) -> str:
+    """The type that all texts are written as: none would come back as another text."""
+    texts = [v for v in values if v is not None]
+    if texts and all(re.fullmatch(r"0|-?[1-9]\d{0,17}", v) for v in texts):
+        return "BIGINT"
+    return "DATE" if texts and all(map(_is_date, texts)) else "VARCHAR"
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
+def is_paths(data: object) -> bool:
+    """Whether the data are not rows but paths of files."""
+    if isinstance(data, list | tuple):
+        return bool(data) and all(isinstance(d, str | os.PathLike) for d in data)
+    return isinstance(data, str | os.PathLike)
+
+
+def find_files(con: duckdb.DuckDBPyConnection, data: object, *, table: str, attach: Callable[[str], None]) -> Files:
+    """The files that paths or globs name. `attach` lets the connection into a bucket. Raises InvalidBatch."""
+    given: list[Any] = list(data) if isinstance(data, list | tuple) else [data]
+    texts = [os.fspath(path) for path in given]
+    for text in texts:
+        if not isinstance(text, str) or "\0" in text:
+            raise InvalidBatch(f"{table}: {text!r} is no path.")
+    for bucket in dict.fromkeys(b for b in map(_bucket, texts) if b):
+        attach(bucket)
+    paths = [path for text in texts for path in _expand(con, text, table)]
+    formats = {path: format_of(path) for path in paths}
+    for path, found in formats.items():
+        if found is None:
+            raise _no_format(path, table)
+    if len(set(formats.values())) > 1:
+        raise InvalidBatch(
+            f"{table}: the files are of several formats ({', '.join(sorted(map(str, set(formats.values()))))}). "
+            "Give those of one format at a time."
+        )
+    return Files(next(f for f in formats.values() if f is not None), tuple(paths))
+
+
+def format_of(path: str) -> Format | None:
+    """The format that a path's suffix tells, behind that of a compression."""
+    name = path.lower()
+    inner = next((name.removesuffix(c) for c in _COMPRESSED if name.endswith(c)), name)
+    found = _SUFFIXES.get(os.path.splitext(inner)[1])  # noqa: PTH122  # an address is no Path
+    return None if found == "parquet" and inner != name else found
+
+
+def _bucket(text: str) -> str | None:
+    scheme, separator, rest = text.partition("://")
+    return rest.partition("/")[0] if separator and scheme.lower() in ("s3", "s3a") else None
+
+
+def _expand(con: duckdb.DuckDBPyConnection, text: str, table: str) -> list[str]:
+    """The files of one path or glob, as DuckDB opens them."""
+    is_remote = _bucket(text) is not None
+    path = _address(text, table)
+    is_glob = any(c in path for c in "*?[")
+    if not is_glob and not is_remote:
+        if Path(path).is_dir():
+            raise InvalidBatch(f"{table}: '{text}' is a folder. Give a glob of the files in it: '{text}/*.parquet'.")
+        if not Path(path).is_file():
+            raise (
+                _no_format(text, table)
+                if format_of(path) is None
+                else InvalidBatch(f"{table}: there is no file '{text}'. Correct the path.")
+            )
+        return [path]
+    if not is_glob:
+        if format_of(path) is None:
+            raise _no_format(text, table)
+        return [path]
+    try:
+        found = [str(row[0]) for row in con.execute("SELECT file FROM glob(?)", [path]).fetchall()]
+    except duckdb.Error as error:
+        if getattr(error, "status_code", None) in (401, 403) or "403" in str(error):
+            raise AccessDenied(f"{table}: the store refuses to list '{text}'. Check the credentials.") from None
+        reason = str(error).splitlines()[0]
+        raise InvalidBatch(f"{table}: the files of '{text}' cannot be listed ({reason}). Correct the path.") from None
+    if not found:
+        raise InvalidBatch(f"{table}: no file matches '{text}'. Correct the glob.")
+    for name in found:
+        if any(c in name for c in "*?["):
+            raise InvalidBatch(f"{table}: '{name}' has one of *, ?, [ in its name, so it would be a glob. Rename it.")
+    return found
+
+
+def _address(text: str, table: str) -> str:
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return str(Path(text).expanduser())
+    if scheme.lower() in ("s3", "s3a"):
+        return f"s3://{rest}"
+    if scheme.lower() == "file" and urlsplit(text).netloc in ("", "localhost"):
+        return unquote("/" + rest.partition("/")[2])
+    raise InvalidBatch(f"{table}: files can be read from s3:// and from folders of this machine, not from {scheme}://.")
+
+
+def _no_format(text: str, table: str) -> InvalidBatch:
+    """Said of any text that is not a path of ours: it may have been meant as rows."""
+    return InvalidBatch(
+        f"{table}: cannot take rows from a builtins.str that is no path of Parquet (.parquet), JSON lines (.jsonl, "
+        f".ndjson, .json) or CSV (.csv, .tsv): {text[:200]!r}. The last two may end in .gz or .zst."
+    )
