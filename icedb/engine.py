@@ -19,6 +19,8 @@ from icedb.location import Location
 
 __all__ = [
     "MEMORY_BYTES_MIN",
+    "READING_SHARE",
+    "WRITE_MEMORY_BYTES_MIN",
     "check_write_memory",
     "connect_reader",
     "connect_sandbox",
@@ -32,6 +34,8 @@ MIB = 1024 * 1024
 MEMORY_BYTES_MIN = 256 * MIB
 # A batch is sorted in smaller pieces than parts are merged.
 WRITE_MEMORY_BYTES_MIN = 64 * MIB
+# Of that memory, the part that reading files takes; staging and writing have the rest.
+READING_SHARE = 4
 # More brings nothing: a part is a few hundred megabytes, and only a few are written at a time.
 MEMORY_BYTES_MAX = 16 * 1024 * MIB
 # What a thread of DuckDB needs to read, sort and write Parquet.
@@ -62,7 +66,7 @@ def connect_sandbox(folder: Path | None = None, *, memory_bytes: int | None = No
     con.execute("SET preserve_insertion_order = true")
     con.execute("SET arrow_lossless_conversion = true")  # what leaves keeps its type: a UUID, a number of 128 bits
     if memory_bytes is not None:
-        con.execute(f"SET memory_limit = '{memory_bytes}B'")
+        _limit_memory(con, memory_bytes)
     if folder is not None:
         con.execute(f"SET temp_directory = {quote_text(str(folder / 'spill'))}")
         con.execute(f"SET allowed_directories = [{quote_text(str(folder))}]")
@@ -73,6 +77,11 @@ def connect_sandbox(folder: Path | None = None, *, memory_bytes: int | None = No
     con.execute("SET enable_external_access = false")
     con.execute("SET lock_configuration = true")
     return con
+
+
+def _limit_memory(con: duckdb.DuckDBPyConnection, memory_bytes: int) -> None:
+    threads = max(1, min(os.cpu_count() or 1, memory_bytes // MEMORY_BYTES_PER_THREAD))
+    con.execute(f"SET memory_limit = '{memory_bytes}B'; SET threads = {threads}")
 
 
 @lru_cache(maxsize=1)
@@ -106,8 +115,7 @@ def connect_reader(
     """
     con = duckdb.connect(":memory:")
     if memory_bytes is not None:
-        threads = max(1, min(os.cpu_count() or 1, memory_bytes // MEMORY_BYTES_PER_THREAD))
-        con.execute(f"SET memory_limit = '{memory_bytes}B'; SET threads = {threads}")
+        _limit_memory(con, memory_bytes)
     if folder is not None:
         con.execute(f"SET temp_directory = {quote_text(str(folder / 'spill'))}")
     con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over

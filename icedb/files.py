@@ -18,7 +18,15 @@ import duckdb
 import pyarrow as pa
 
 from icedb.batches import CHUNK_ROWS, OnConflict
-from icedb.engine import MEMORY_BYTES_MIN, attach_s3, connect_reader, memory_bytes_default, quote_name, quote_text
+from icedb.engine import (
+    READING_SHARE,
+    WRITE_MEMORY_BYTES_MIN,
+    attach_s3,
+    connect_reader,
+    memory_bytes_default,
+    quote_name,
+    quote_text,
+)
 from icedb.errors import AccessDenied, IceDBError, InvalidBatch, StoreUnavailable
 from icedb.location import Location, parse_location
 from icedb.paths import Files, find_files
@@ -72,7 +80,7 @@ def open_files(
 
     Raises InvalidBatch when there are none, or of several formats.
     """
-    limit = max(MEMORY_BYTES_MIN, (memory_bytes or memory_bytes_default()) // 4)
+    limit = max(WRITE_MEMORY_BYTES_MIN, (memory_bytes or memory_bytes_default()) // READING_SHARE)
     with connect_reader(Location("memory", "", ""), memory_bytes=limit, folder=folder) as con:
         files = find_files(con, data, table=location.uri, attach=lambda bucket: _attach(con, location, bucket))
         yield Reading(con, files, location.uri, known, on_conflict)

@@ -15,7 +15,7 @@ import duckdb
 import pyarrow as pa
 
 from icedb.engine import quote_name, quote_text
-from icedb.errors import InvalidBatch, InvalidQuery, UnsupportedType
+from icedb.errors import IceDBError, InvalidBatch, InvalidQuery, UnsupportedType
 from icedb.inputs import Batch
 from icedb.queries import UserQuery, check_output
 from icedb.schema import check_columns, checked_type, describe
@@ -58,7 +58,7 @@ class Incoming:
     def begin(self, memory_bytes: int | None) -> None:
         """Register the stream, or load it when it is long: DuckDB reads ahead of it, as much as there is."""
         bytes_max = None if memory_bytes is None else memory_bytes // _PARTS_OF_MEMORY
-        first = [] if bytes_max is None else self.counted.take(bytes_max)
+        first = [] if bytes_max is None else self._take(bytes_max)
         self._register(chain(first, self.counted.batches))
         if bytes_max is not None and sum(b.nbytes for b in first) >= bytes_max:
             self._load(first, bytes_max)
@@ -91,8 +91,22 @@ class Incoming:
                 self.con.execute(f"INSERT INTO {_TABLE} {self._typed()}")
             except duckdb.Error as error:
                 raise unreadable(self.table, error) from None
-            piece = self.counted.take(bytes_max)
+            piece = self._take(bytes_max)
         self._become(_TABLE)
+
+    def _take(self, bytes_max: int) -> list[pa.RecordBatch]:
+        """The next batches, as many as have that many bytes, or all that are left. Raises InvalidBatch."""
+        taken: list[pa.RecordBatch] = []
+        size = 0
+        try:
+            while size < bytes_max and (batch := next(self.counted.batches, None)) is not None:
+                taken.append(batch)
+                size += batch.nbytes
+        except IceDBError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever the caller's stream raises
+            raise unreadable(self.table, error) from None
+        return taken
 
     def _typed(self) -> str:
         texts = [f"{sql} AS {quote_name(column)}" for column, sql in self.select.items()]
@@ -120,8 +134,6 @@ class Incoming:
 
         Raises InvalidQuery when it does not fit the rows, or gives what the table cannot store.
         """
-        for column in self.untyped:  # a query may name it
-            self.columns[column], self.select[column] = "VARCHAR", f"CAST({quote_name(column)} AS VARCHAR)"
         self.keep()
         inputs = dict(self.columns)
         rows = f"SELECT {', '.join(map(quote_name, self.columns)) or '1 AS nothing'} FROM {_TABLE}"
@@ -206,15 +218,6 @@ class _CountedRows:
             self.bytes += batch.nbytes
             yield batch
 
-    def take(self, bytes_max: int) -> list[pa.RecordBatch]:
-        """The next batches, as many as have that many bytes, or all that are left."""
-        taken: list[pa.RecordBatch] = []
-        size = 0
-        while size < bytes_max and (batch := next(self.batches, None)) is not None:
-            taken.append(batch)
-            size += batch.nbytes
-        return taken
-
 
 def receive(
     con: duckdb.DuckDBPyConnection,
@@ -225,9 +228,10 @@ def receive(
     strict: bool = True,
     memory_bytes: int | None = None,
 ) -> Incoming:
-    """Register a batch. `strict`: a nested column whose type is not whole is refused, unless the table knows it.
+    """Register a batch, or load it when it may be too much for `memory_bytes`.
 
-    What may be too much for `memory_bytes` is loaded at once. Raises InvalidBatch, UnsupportedType.
+    `strict`: a nested column whose type is not whole is refused, unless the table knows it. Else it is text without a
+    value, for a query that may name it. Raises InvalidBatch, UnsupportedType.
     """
     schema = batch.stream.schema
     _check_names(schema.names, table)
@@ -247,6 +251,8 @@ def receive(
             )
         else:
             untyped.append(column.name)
+            if not strict:  # a query may name it
+                columns[column.name] = "VARCHAR"
     # In rows that are a table's already, it is a column like others: a query over them may still give one.
     chosen = "" if batch.is_answer else _chosen(columns, table)
     counted = _CountedRows(batch.stream)
@@ -257,9 +263,10 @@ def receive(
     return incoming
 
 
-def unreadable(table: str, error: duckdb.Error) -> InvalidBatch:
+def unreadable(table: str, error: Exception) -> InvalidBatch:
     """The error for a batch whose stream breaks, or whose values are not what its schema says."""
-    return InvalidBatch(f"{table}: the batch cannot be read: {str(error).splitlines()[0]}")
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return InvalidBatch(f"{table}: the batch cannot be read: {reason}")
 
 
 def _check_names(names: Sequence[str], table: str) -> None:

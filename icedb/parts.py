@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 
 from icedb.clock import Clock
@@ -67,6 +68,7 @@ def put_parts(stage: Stage, *, store: ObjectStore, clock: Clock) -> WrittenParts
     """
     born_ms = clock.now_ms()
     context, ranges = stage.context, stage.ranges
+    spec = msgspec.structs.replace(context.spec, row_group_rows=stage.row_group_rows)
     keys = [context.location.keys.part(r.partition, context.job + clock.new_id()) for r in ranges]
     with ThreadPoolExecutor(CONCURRENT_PUTS) as pool:
         puts: list[Future[StoredPart]] = []
@@ -75,7 +77,7 @@ def put_parts(stage: Stage, *, store: ObjectStore, clock: Clock) -> WrittenParts
                 for done in puts[: max(0, len(puts) - CONCURRENT_PUTS)]:
                     done.result()  # stop at the first failure, and keep few files on disk
                 path = stage.folder / f"{number}.parquet"
-                copied = stage.con.execute(copy_statement(stage.select(piece), path, context.spec)).fetchall()[0][1]
+                copied = stage.con.execute(copy_statement(stage.select(piece), path, spec)).fetchall()[0][1]
                 _check_rows(context, piece, copied)
                 puts.append(pool.submit(put_part, store, key, path))
             stored_parts = [put.result() for put in puts]

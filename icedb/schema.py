@@ -7,13 +7,16 @@ lack columns and may bring new ones. A conflict is found before anything is writ
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
 import duckdb
 
-from icedb.engine import connect_sandbox, quote_name
+from icedb.engine import connect_sandbox, quote_name, quote_text
 from icedb.errors import InvalidBatch, InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
 from icedb.expressions import is_type
 
@@ -38,20 +41,37 @@ _LOSSY = {
     "TIME WITH TIME ZONE": "TIMESTAMP WITH TIME ZONE or VARCHAR",
     "TIME_NS": "TIME (microseconds) or VARCHAR",
     "INTERVAL": "BIGINT (a count of microseconds, say) or VARCHAR",  # Parquet's has milliseconds
-    '"NULL"': "the type that it will have",
+    "UNION": "a STRUCT with a field for each of its types",
+    "VARIANT": "JSON or VARCHAR",
+    "GEOMETRY": "BLOB (WKB)",
+    "NULL": "the type that it will have",
 }
+# Quoted names and texts; but DuckDB's type of null alone is written with quotes.
+_QUOTED = re.compile(r"""'(?:[^']|'')*'|"(?!NULL"(?:$|[,)\[]))(?:[^"]|"")*\"""")
 
 
 def storage_type(type_: str, *, column: str, table: str) -> str:
     """The type that a column of `type_` has in a part. Raises UnsupportedType when Parquet would lose something."""
-    if type_.startswith("ENUM("):
-        return "VARCHAR"
+    named = _QUOTED.sub("", type_)  # not what fields and the values of an ENUM are called
     for lossy, remedy in _LOSSY.items():
-        if re.search(rf"(?<![A-Z_]){re.escape(lossy)}(?![A-Z_])", type_):
+        if re.search(rf"(?<![A-Z_]){re.escape(lossy)}(?![A-Z_])", named):
             raise UnsupportedType(
                 f"{table}: column '{column}' is {type_}, which Parquet cannot hold without loss. Cast it to {remedy}."
             )
-    return _STORED_AS.get(type_, type_)
+    return _nested_in_parquet(type_) if type_.endswith((")", "]")) else _STORED_AS.get(type_, type_)
+
+
+@lru_cache(maxsize=4096)
+def _nested_in_parquet(type_: str) -> str:
+    """The type that comes back: fixed arrays are lists, an ENUM inside of something is text."""
+    folder = Path(tempfile.mkdtemp(prefix="icedb-type-"))
+    try:
+        with connect_sandbox(folder) as con:
+            path = quote_text(str(folder / "nothing.parquet"))
+            con.execute(f"COPY (SELECT CAST(NULL AS {type_}) AS value) TO {path} (FORMAT parquet)")
+            return describe(con, f"SELECT * FROM read_parquet({path})")["value"]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 # What DuckDB itself calls the plain types: most logs name no others, and for these nobody needs to be asked.

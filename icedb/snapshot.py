@@ -26,7 +26,7 @@ from icedb.handle import Handle, Part
 from icedb.maintenance.pins import is_pinned
 from icedb.partitions import PartitionExpression, matching, partition_expressions, partition_types
 from icedb.scan import explain, relation
-from icedb.spec import TableSpec
+from icedb.spec import TableSpec, all_columns
 from icedb.store import ObjectNotFound
 
 __all__ = ["Snapshot", "take_snapshot"]
@@ -180,7 +180,7 @@ def _snapshot_of(handle: Handle, state: LogState, markers: Sequence[Marker], as_
         table=handle.table,
         as_of_ms=as_of_ms,
         parts=tuple(handle.part(m) for m in markers),
-        schema=dict(state.schema),
+        schema=all_columns(handle.spec, state.schema),
         log_files=len(state.files),
         epoch=state.epoch,
         _handle=handle,

@@ -35,6 +35,8 @@ COMPRESSIONS: tuple[Compression, ...] = ("zstd", "snappy", "gzip", "lz4_raw", "b
 SPEC_VERSION = 1
 # DuckDB's own default, and a multiple of its vector size: smaller groups prune better, larger ones compress better.
 ROW_GROUP_ROWS = 122_880
+# DuckDB writes whole vectors of rows.
+ROW_GROUP_ROWS_MIN = 2_048
 
 
 #: Whether a batch may bring columns that nobody declared.
@@ -140,7 +142,7 @@ def check_spec(spec: TableSpec, *, table: str) -> None:
     """Raise InvalidOption for what no table can have. Expressions are checked by `icedb.partitions`."""
     if spec.compression not in COMPRESSIONS:
         raise InvalidOption(f"{table}: compression '{spec.compression}' is none of {', '.join(COMPRESSIONS)}.")
-    if not 2_048 <= spec.row_group_rows <= 100_000_000:  # DuckDB writes whole vectors of 2,048 rows
+    if not ROW_GROUP_ROWS_MIN <= spec.row_group_rows <= 100_000_000:
         raise InvalidOption(f"{table}: row_group_rows is {spec.row_group_rows}; give 2,048 to 100,000,000.")
     folded = [c.casefold() for c in spec.sort_by]
     if len(set(folded)) < len(folded):

@@ -12,11 +12,10 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
-import msgspec
 import pyarrow as pa
 
 from icedb.engine import connect_sandbox, quote_name, quote_text
@@ -28,9 +27,10 @@ from icedb.inputs import Batch, OnConflict
 from icedb.partitions import PartitionExpression
 from icedb.queries import UserQuery, check_query
 from icedb.shaping import Shape, WriteContext, shape_of
+from icedb.spec import ROW_GROUP_ROWS_MIN
 from icedb.statistics import encode_statistics, figures_sql, statistics_columns
 
-__all__ = ["QUARANTINE_COLUMNS", "Range", "Stage", "as_stored", "check_batch", "stage_rows"]
+__all__ = ["QUARANTINE_COLUMNS", "Range", "Stage", "check_batch", "stage_rows"]
 
 #: What a row looks like in a table of rows that were set aside.
 QUARANTINE_COLUMNS = {"quarantined_at": "TIMESTAMP WITH TIME ZONE", "source": "VARCHAR", "reason": "VARCHAR",
@@ -39,6 +39,8 @@ QUARANTINE_COLUMNS = {"quarantined_at": "TIMESTAMP WITH TIME ZONE", "source": "V
 # Enough for a writer to work on, little beside its memory.
 ROWS_PER_BATCH = 100_000
 _MISFIT = f"{PREFIX}misfit"
+# So many row groups must fit into memory: those of the threads, encoded and not, and what is read for them.
+_ROW_GROUPS_IN_MEMORY = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Stage:
     misfits: int
     given: Sequence[str]
     source: str
+    #: Rows of a Parquet row group: fewer than the table says when so many would not fit into memory.
+    row_group_rows: int
 
     @property
     def rows(self) -> int:
@@ -101,14 +105,6 @@ class Stage:
         return f"CAST(to_json({{{row}}}) AS VARCHAR)"
 
 
-def as_stored(context: WriteContext) -> WriteContext:
-    """The context for rows that are the table's already: no query is asked of them, and nothing is added."""
-    spec = msgspec.structs.replace(
-        context.spec, insert_query="", row_id=False, merging=None, schema_policy="open", required=()
-    )
-    return replace(context, spec=spec)
-
-
 def check_batch(context: WriteContext, schema: pa.Schema) -> Mapping[str, str]:
     """The columns that a batch of this Arrow schema would have in the table.
 
@@ -142,10 +138,12 @@ def stage_rows(
             what = "query" if query else "insert_query"
             if query is None and context.spec.insert_query:
                 query = check_query(context.spec.insert_query, relation="_rows", table=context.table, what=what)
-            incoming = receive(con, batch, context.known_schema, table=context.table, strict=query is None)
+            incoming = receive(
+                con, batch, context.known_schema, table=context.table, strict=query is None, memory_bytes=memory_bytes
+            )
             if query is not None and batch.stream.schema.names:  # of rows without columns nothing can be asked
                 _answer(incoming, context, query, what=what, new_columns=new_columns)
-            yield _stage(incoming, context, on_conflict, folder)
+            yield _stage(incoming, context, on_conflict, folder, memory_bytes)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -162,11 +160,13 @@ def _answer(incoming: Incoming, context: WriteContext, query: UserQuery, *, what
     )
 
 
-def _stage(incoming: Incoming, context: WriteContext, on_conflict: OnConflict, folder: Path) -> Stage:
+def _stage(
+    incoming: Incoming, context: WriteContext, on_conflict: OnConflict, folder: Path, memory_bytes: int | None
+) -> Stage:
     shape = shape_of(incoming, context, on_conflict)
     if not shape.columns:
         _check_no_rows(incoming, context)
-        return Stage(incoming.con, context, folder, {}, (), 0, (), incoming.batch.source)
+        return Stage(incoming.con, context, folder, {}, (), 0, (), incoming.batch.source, context.spec.row_group_rows)
     misfits = _set_misfits_aside(incoming, context, shape, on_conflict)
     values = [f"{PREFIX}p{n}" for n in range(len(context.expressions))]
     order = [*([CHOSEN] if incoming.chosen else []), *values]
@@ -182,7 +182,20 @@ def _stage(incoming: Incoming, context: WriteContext, on_conflict: OnConflict, f
     _check_counts(incoming, context, ranges, misfits)
     _check_required(incoming, context, shape)
     given = tuple(incoming.columns)
-    return Stage(incoming.con, context, folder, shape.columns, ranges, misfits, given, incoming.batch.source)
+    incoming.drop()
+    row_group_rows = _row_group_rows(incoming, context, memory_bytes)
+    return Stage(
+        incoming.con, context, folder, shape.columns, ranges, misfits, given, incoming.batch.source, row_group_rows
+    )
+
+
+def _row_group_rows(incoming: Incoming, context: WriteContext, memory_bytes: int | None) -> int:
+    """A writer holds a whole row group of each thread."""
+    rows, size = incoming.counted.rows, incoming.counted.bytes
+    if memory_bytes is None or not size:
+        return context.spec.row_group_rows
+    fitting = memory_bytes // _ROW_GROUPS_IN_MEMORY * rows // size
+    return max(ROW_GROUP_ROWS_MIN, min(context.spec.row_group_rows, fitting))
 
 
 def _staged_names(columns: Mapping[str, str]) -> dict[str, str]:
@@ -290,7 +303,7 @@ def _check_told(incoming: Incoming, context: WriteContext, shape: Shape) -> None
 
 
 def _check_no_rows(incoming: Incoming, context: WriteContext) -> None:
-    if not incoming.answered and any(batch.num_rows for batch in incoming.counted.reader):
+    if not incoming.answered and any(batch.num_rows for batch in incoming.counted.batches):
         raise InvalidBatch(
             f"{context.table}: every value of the batch is null, and the table does not have its columns yet, so no "
             "column has a type. Give the batch a schema."

@@ -13,6 +13,7 @@ A refreshed view knows the transactions of its source, so to try one of them aga
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
@@ -25,9 +26,9 @@ import pyarrow as pa
 
 from icedb.batches import Batch
 from icedb.commit import Commit
-from icedb.declared import ROWS, check_name, checked_spec
+from icedb.declared import ROWS, check_name
 from icedb.engine import WRITE_MEMORY_BYTES_MIN, check_write_memory, connect_reader, quote_name
-from icedb.errors import IceDBError, InvalidOption, TableExists, TableNotFound, ViewBehind
+from icedb.errors import IceDBError, InvalidOption, TableNotFound, ViewBehind
 from icedb.exclusive import exclusive
 from icedb.format.records import Marker
 from icedb.format.rewrite import Draft, draft
@@ -124,6 +125,7 @@ def _publish(views: Sequence[ViewParts], txn: Txn | None) -> dict[str, str]:
 def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backfill: bool = True) -> Handle:
     """Create the table of a view, have every insert feed it, and fill it with what is there.
 
+    The same view may be created again: what was cut short is completed, and one that was dropped is fed again.
     Raises InvalidOption, InvalidQuery, InvalidURI, TableExists, and as `alter` and `refresh_view` do.
     """
     check_name(name, table=handle.table)
@@ -135,10 +137,10 @@ def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backf
     if spec.insert_query:
         raise InvalidOption(f"{handle.table}: the view '{name}' has a query already; it takes no insert_query.")
     store = handle.store.beside(handle.location.beside(name))
-    try:
-        target = create_handle(store, spec, timing=handle.timing, fencing=handle.fencing, clock=handle.clock)
-    except TableExists:
-        target = _left_behind(handle, name, spec)
+    # By its id a creation that was cut short is told from another table.
+    made_of = hashlib.sha256(f"{handle.table}\n{name}\n{query}".encode())
+    spec = msgspec.structs.replace(spec, id=made_of.hexdigest()[:32])
+    target = create_handle(store, spec, timing=handle.timing, fencing=handle.fencing, clock=handle.clock)
 
     def add(now: TableSpec) -> TableSpec:
         return msgspec.structs.replace(now, views=(*(v for v in now.views if v.name != name), View(name, query)))
@@ -147,16 +149,7 @@ def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backf
     if backfill:
         refresh_view(handle, name)
     else:
-        exclusive(target, _Remake(None, _sequences(handle.read(fresh=True))))
-    return target
-
-
-def _left_behind(handle: Handle, name: str, spec: TableSpec) -> Handle:
-    """The empty table of a creation that was cut short. Raises TableExists for any other."""
-    target = open_beside(handle, name)
-    wanted = checked_spec(msgspec.structs.replace(spec, id=target.spec.id), table=target.table)
-    if target.read(fresh=True).listed_ms or target.spec != wanted:
-        raise TableExists(f"{target.table}: a table is there already. Give the view another name.")
+        exclusive(target, _Remake(None, _sequences(handle.read(fresh=True)), keep=True))
     return target
 
 
@@ -204,11 +197,12 @@ def _sequences(state: LogState) -> dict[str, int]:
 
 
 class _Remake:
-    """All of a view is replaced, and it learns which transactions of its source it holds by now."""
+    """All of a view is replaced, unless it is kept, and it learns which transactions of its source it need not have."""
 
     reads_everything = False
 
-    def __init__(self, written: WrittenParts | None, sequences: Mapping[str, int]) -> None:
+    def __init__(self, written: WrittenParts | None, sequences: Mapping[str, int], *, keep: bool = False) -> None:
+        self._keep = keep
         self._markers: Sequence[Marker] = written.markers if written else ()
         self._schema: Mapping[str, str] = written.schema if written else {}
         self._sequences = sequences
@@ -219,7 +213,7 @@ class _Remake:
     def build(self, state: LogState, t_ms: int) -> Draft | None:
         """Raises SchemaConflict when another commit gave a column another type."""
         check_columns(self._schema, state.schema, table=state.table)
-        dead = [m.key for m in state.live]
+        dead = [] if self._keep else [m.key for m in state.live]
         known = {application: sequence for application, (sequence, _) in state.txn.items()}
         txn = {a: (n, t_ms) for a, n in self._sequences.items() if n > known.get(a, -1)}
         if not (dead or self._markers or txn):

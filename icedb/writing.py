@@ -16,7 +16,7 @@ from typing import get_args
 
 from icedb.batches import Batch, OnConflict, Rows
 from icedb.commit import Commit
-from icedb.engine import WRITE_MEMORY_BYTES_MIN, check_write_memory
+from icedb.engine import READING_SHARE, WRITE_MEMORY_BYTES_MIN, check_write_memory
 from icedb.errors import InvalidOption
 from icedb.handle import Handle
 from icedb.inputs import open_batch
@@ -94,8 +94,12 @@ def _staged(
     known = {} if handle.spec.insert_query else handle.columns
     context = handle.write_context()
     with (
-        open_batch(data, location=handle.location, known=known, on_conflict=on_conflict) as batch,
-        stage_rows(context, batch, on_conflict=on_conflict, memory_bytes=memory_bytes) as stage,
+        open_batch(
+            data, location=handle.location, known=known, on_conflict=on_conflict, memory_bytes=memory_bytes
+        ) as batch,
+        stage_rows(
+            context, batch, on_conflict=on_conflict, memory_bytes=memory_bytes - memory_bytes // READING_SHARE
+        ) as stage,
     ):
         if stage.misfits:
             handle.location.beside(quarantine_name(handle))  # before anything is written: is there such a place?

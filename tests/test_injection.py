@@ -35,6 +35,7 @@ from icedb.errors import (
 from icedb.icedb import IceDBv3
 from icedb.location import parse_location
 from icedb.log import IceLogIO, S3Client
+from icedb.spec import Dedup
 from icedb.store import open_store
 from tests.attacks import CLASSES, EXPRESSIONS, QUERIES, TEXTS, TYPES, World, make_tables
 from tests.canary import watching
@@ -395,9 +396,14 @@ def logged_key(world: World, text: str) -> None:
     table.query("SELECT * FROM t").fetchall()
 
 
-@position("key in a stored merging", TEXTS, UnknownColumn)
-def stored_merging(world: World, text: str) -> None:
-    plant_spec(world, merging={"kind": "dedup", "by": [text]}).merge(part_bytes_max=2**30)
+@position("key of a merging", TEXTS, only(InvalidBatch, "zero"))
+def merging_key(world: World, text: str) -> None:
+    table = world.create(merging=Dedup(by=(text,)))
+    world.mark()
+    for key in (1, 1, 2):
+        table.insert([{"a": 7, text: key}])
+    table.merge(part_bytes_max=2**30)
+    assert table.query("SELECT count(*), sum(a) FROM t").fetchall() == [(2, 14)]
 
 
 # ---------------------------------------------------------------------------------------------- the facade
