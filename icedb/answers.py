@@ -14,7 +14,7 @@ from pathlib import Path
 
 import duckdb
 
-from icedb.conflicts import Conversion, lossless, widening
+from icedb.conflicts import Conversion, convert_answer
 from icedb.engine import quote_name
 from icedb.errors import InvalidBatch, InvalidQuery, InvariantViolated, SchemaConflict
 from icedb.format.names import decode_partition, encode_partition
@@ -34,8 +34,6 @@ _STREAM = "__icedb_stream"
 _ANSWER = "__icedb_answer"
 _VALUE = "__icedb_p"
 _EXAMPLE_LENGTH_MAX = 80
-_NUMBERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT",
-            "UHUGEINT", "FLOAT", "DOUBLE")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +221,10 @@ class _Work:
         return columns, f"SELECT {', '.join(select)} FROM {_ANSWER}"
 
     def _conversion(self, name: str, source: str, target: str) -> Conversion:
-        if widening(source, target) or (_is_number(source) and _is_number(target)):
-            return lossless(name, source, target)
-        if target == "VARCHAR" and (source == "JSON" or source.startswith("ENUM(")):
-            return Conversion(name, source, target, f"CAST({quote_name(name)} AS VARCHAR)")
-        if self.con.execute(f"SELECT count({quote_name(name)}) FROM {_ANSWER}").fetchone() == (0,):
-            return Conversion(name, source, target, f"CAST(NULL AS {target})")  # NULL AS name has some type
+        counted = f"SELECT count({quote_name(name)}) FROM {_ANSWER}"
+        conversion = convert_answer(name, source, target, is_null=lambda: self.con.execute(counted).fetchone() == (0,))
+        if conversion is not None:
+            return conversion
         raise SchemaConflict(
             f"{self.handle.table}: column '{name}' is {target} in the table and {source} in the answer of "
             f"{self.asked.what}. Cast it to {target} there, or give it another name with AS. Nothing was changed.",
@@ -288,7 +284,3 @@ class _Work:
                 f"outside '{self.partition}', for example in '{example}'. Leave them out, or move them with overwrite. "
                 "Nothing was changed."
             )
-
-
-def _is_number(type_: str) -> bool:
-    return type_ in _NUMBERS or type_.startswith("DECIMAL(")

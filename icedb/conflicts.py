@@ -7,6 +7,7 @@ JSON in a batch is a column whose values have several types (see `icedb.inputs`)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,7 +16,7 @@ import duckdb
 
 from icedb.engine import quote_name
 
-__all__ = ["MIXED", "Conversion", "convert", "lossless", "stringify", "widening"]
+__all__ = ["MIXED", "Conversion", "convert", "convert_answer", "lossless", "stringify", "widening"]
 
 #: The type of a column whose values have several types.
 MIXED = "JSON"
@@ -26,6 +27,8 @@ _INTEGERS = _SIGNED | _UNSIGNED
 # Integers of so many bits are exact in a binary fraction.
 _EXACT_BITS = {"float": 24, "double": 53}
 _NESTED = ("struct", "list", "array", "map")
+# Beyond those of a column, so many digits are looked at.
+_DIGITS_TO_LOSE = 12
 _JSON_INTEGERS = "'BIGINT', 'UBIGINT'"
 
 
@@ -60,6 +63,24 @@ def convert(column: str, source: str, target: str, *, parsed: bool, text: bool) 
     if text and target == "VARCHAR":
         return Conversion(column, source, target, stringify(name, source))
     return None
+
+
+def convert_answer(column: str, source: str, target: str, *, is_null: Callable[[], bool]) -> Conversion | None:
+    """The conversion of what a query gave into what the table has, where that changes no value; None: it may not be.
+
+    `is_null` looks whether the column has no value at all: DuckDB gives a bare NULL some type.
+    """
+    if widening(source, target) or (_is_number(source) and _is_number(target)):
+        return lossless(column, source, target)
+    if target == "VARCHAR" and (source == MIXED or source.startswith("ENUM(")):
+        return Conversion(column, source, target, f"CAST({quote_name(column)} AS VARCHAR)")
+    if is_null():
+        return Conversion(column, source, target, f"CAST(NULL AS {target})")
+    return None
+
+
+def _is_number(type_: str) -> bool:
+    return _type(type_).id in (*_INTEGERS, *_EXACT_BITS, "decimal")
 
 
 def lossless(column: str, source: str, target: str) -> Conversion:
@@ -98,8 +119,12 @@ def _of_mixed(column: str, target: str, *, text: bool) -> Conversion:
     else:
         cast = f"TRY_CAST({plain} AS {target})"
         condition = f"{fits.get(type_.id, f'{kind} = {chr(39)}VARCHAR{chr(39)}')} AND {cast} IS NOT NULL"
+        if type_.id == "decimal":  # which rounds
+            more = min(38, _scale(type_) + _DIGITS_TO_LOSE)
+            condition += f" AND TRY_CAST({plain} AS DECIMAL(38, {more})) = TRY_CAST({cast} AS DECIMAL(38, {more}))"
         if type_.id in _EXACT_BITS:
             condition += f" AND ({kind} = 'DOUBLE' OR TRY_CAST({cast} AS HUGEINT) = TRY_CAST({plain} AS HUGEINT))"
+    condition = f"coalesce({condition}, false)"
     null = f"({name} IS NULL OR {kind} = 'NULL')"
     return Conversion(
         column, MIXED, target, f"CASE WHEN {null} OR NOT ({condition}) THEN NULL ELSE {cast} END",

@@ -73,7 +73,7 @@ def connect_sandbox(folder: Path | None = None, *, memory_bytes: int | None = No
     else:
         con.execute("SET temp_directory = ''")  # else it is `.tmp` below the working directory, which could be read
     # Python objects are registered by name; SQL must not find others by theirs.
-    con.execute("SET python_enable_replacements = false")
+    con.execute("SET GLOBAL python_enable_replacements = false")
     con.execute("SET enable_external_access = false")
     con.execute("SET lock_configuration = true")
     return con
@@ -120,7 +120,7 @@ def connect_reader(
         con.execute(f"SET temp_directory = {quote_text(str(folder / 'spill'))}")
     con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
     con.execute("SET enable_progress_bar = false")  # a library prints nothing
-    con.execute("SET python_enable_replacements = false")  # a query sees the table, not this library's variables
+    con.execute("SET GLOBAL python_enable_replacements = false")  # a query sees the table, not this library's variables
     if location.scheme == "s3":
         attach_s3(con, location)
     return con

@@ -21,7 +21,6 @@ from icedb.errors import IceDBError, InvalidOption
 __all__ = [
     "Conjunct",
     "Expression",
-    "check_select",
     "is_type",
     "parse_expression",
     "query_sql",
@@ -101,15 +100,6 @@ def parse_expression(text: str, *, refuse: Callable[[str], IceDBError], stable: 
     sql, *conjuncts = select_items_sql([{**expression, "alias": ""}, *parts])
     pieces = tuple(Conjunct(text, _columns(part)) for text, part in zip(conjuncts, parts, strict=True))
     return Expression(sql, expression.get("alias") or "", _column_name(expression), pieces)
-
-
-def check_select(query: str, *, table: str) -> str:
-    """The query, fit to stand in parentheses on lines of its own. Raises InvalidOption unless it is one SELECT."""
-    tree = syntax_tree(query) if isinstance(query, str) else {"error": True}
-    if tree.get("error") or len(tree["statements"]) != 1:
-        reason = f" ({tree['error_message']})" if tree.get("error_message") else ""
-        raise InvalidOption(f"{table}: {str(query).strip()[:200]!r} is not one SELECT over t{reason}.")
-    return query.strip().rstrip(";")
 
 
 def is_type(text: str) -> bool:

@@ -14,7 +14,16 @@ from icedb.engine import quote_name, quote_text
 from icedb.errors import InvalidBatch, InvalidOption, UnknownColumn
 from icedb.spec import Aggregating, Dedup, Merging, Replacing
 
-__all__ = ["MERGED", "check_batch_columns", "check_merging", "final_sql", "merge_sql", "named_columns", "seeds"]
+__all__ = [
+    "MERGED",
+    "check_batch_columns",
+    "check_keys",
+    "check_merging",
+    "final_sql",
+    "merge_sql",
+    "named_columns",
+    "seeds",
+]
 
 #: The relation that a merge's query reads.
 MERGED = "source_files"
@@ -42,7 +51,8 @@ def final_sql(
 
 
 def _merged(merging: Merging, columns: Mapping[str, str], *, rows: str, kept: Sequence[str], table: str) -> str:
-    keys = [*kept, *(c for c in merging.by if c in columns)]
+    check_keys(merging, columns, table=table)
+    keys = [*kept, *merging.by]
     if isinstance(merging, Aggregating):
         check_batch_columns(merging, columns, table=table)
         return _aggregated(merging, columns, rows=rows, kept=kept, keys=keys)
@@ -138,6 +148,15 @@ def _check_known(merging: Merging, columns: Mapping[str, str], table: str) -> No
             f"{table}: '{merging.count}' is {columns[merging.count]}, and a count is an integer. Declare it as BIGINT."
         )
     check_batch_columns(merging, columns, table=table)
+
+
+def check_keys(merging: Merging | None, columns: Collection[str], *, table: str) -> None:
+    """Raise UnknownColumn when a column of the key is not there: without it, rows with other keys would be one."""
+    if merging is not None and (lacking := [c for c in merging.by if c not in columns]):
+        raise UnknownColumn(
+            f"{table}: the key of a row is '{lacking[0]}', among others, and the table has no such column (it has "
+            f"{sorted(columns)}). Bring that column, or correct the table's merging with alter(merging=...)."
+        )
 
 
 def check_batch_columns(merging: Merging | None, columns: Iterable[str], *, table: str) -> None:

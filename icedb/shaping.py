@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from icedb.conflicts import MIXED, Conversion, convert, lossless, widening
+from icedb.conflicts import MIXED, Conversion, convert, convert_answer
 from icedb.engine import quote_name, quote_text
 from icedb.errors import InvalidBatch, SchemaConflict, UnknownColumn
 from icedb.incoming import PARTITION_COLUMN, Incoming
 from icedb.inputs import OnConflict
 from icedb.location import Location
-from icedb.merging import check_batch_columns, seeds
+from icedb.merging import check_batch_columns, check_keys, seeds
 from icedb.partitions import PartitionExpression, partition_types
 from icedb.schema import check_columns, check_sort_columns, storage_type
 from icedb.spec import TableSpec
@@ -26,10 +26,6 @@ __all__ = ["ROW_ID", "Shape", "WriteContext", "shape_of"]
 #: The column of a table that numbers its rows.
 ROW_ID = "_row_id"
 
-_EXACT_NUMBERS = frozenset(
-    ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT")
-)
-_NUMBERS = _EXACT_NUMBERS | {"FLOAT", "DOUBLE"}
 _EXAMPLE_LENGTH_MAX = 80
 
 
@@ -129,7 +125,7 @@ def _target(
     if source == target and not mixed:
         return target, None
     if incoming.answered:
-        return target, _of_answer(context, column, source, target)
+        return target, _of_answer(incoming, context, column, source, target)
     parsed = column in incoming.batch.parsed
     if parsed or on_conflict != "raise":
         conversion = convert(column, source, target, parsed=parsed, text=on_conflict == "cast")
@@ -143,22 +139,23 @@ def _target(
     return target, None
 
 
-def _of_answer(context: WriteContext, column: str, source: str, target: str) -> Conversion:
+def _of_answer(incoming: Incoming, context: WriteContext, column: str, source: str, target: str) -> Conversion:
     """What a query gave becomes what the table has, where that changes no value."""
-    if widening(source, target) or (_is_number(source) and _is_number(target)):
-        return lossless(column, source, target)
-    if target == "VARCHAR" and (source == MIXED or source.startswith("ENUM(")):
-        return Conversion(column, source, target, f"CAST({quote_name(column)} AS VARCHAR)")
+
+    def is_null() -> bool:
+        incoming.keep()
+        counted = f"SELECT count({quote_name(column)}) FROM {incoming.relation}"
+        return incoming.con.execute(counted).fetchone() == (0,)
+
+    conversion = convert_answer(column, source, target, is_null=is_null)
+    if conversion is not None:
+        return conversion
     raise SchemaConflict(
         f"{context.table}: column '{column}' is {target} in the table and {source} in the query's answer. Cast it to "
         f"{target} in the query, or give it another name with AS.",
         column=column,
         types=(target, source),
     )
-
-
-def _is_number(type_: str) -> bool:
-    return type_ in _NUMBERS or type_.startswith("DECIMAL(")
 
 
 def _type_of_mixed(incoming: Incoming, column: str, on_conflict: OnConflict) -> str:
@@ -200,6 +197,8 @@ def _check_columns(context: WriteContext, columns: Mapping[str, str]) -> None:
     check_columns(columns, known, table=table)
     _check_shadowing(context, columns)
     check_batch_columns(spec.merging, columns, table=table)
+    if columns:
+        check_keys(spec.merging, known.keys() | columns.keys(), table=table)
     undeclared = sorted(columns.keys() - known.keys() - {ROW_ID} - {PARTITION_COLUMN})
     if spec.schema_policy == "declared" and undeclared:
         raise UnknownColumn(

@@ -204,7 +204,8 @@ def test_an_insert_that_leaves_no_rows_in_its_source_feeds_nothing(memory: Any) 
 def test_a_batch_without_rows_asks_no_query_and_brings_no_column(memory: Any, chosen: dict[str, pa.Array]) -> None:
     table = make(memory, insert_query="SELECT count(*) AS n, max(v) AS last FROM _rows", required=["last"])
     view = table.create_view("counts", "SELECT count(*) AS n FROM _rows")
-    for empty in ([], pa.table({"v": pa.array([], pa.int64()), **chosen})):
+    without_rows: list[Any] = [[], pa.table({"v": pa.array([], pa.int64()), **chosen})]
+    for empty in without_rows:
         assert not table.insert(empty).committed
     assert (table.schema(), view.snapshot().parts) == ({}, ())
     table.insert([{"v": 1}, {"v": 2}])
