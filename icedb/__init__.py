@@ -24,6 +24,7 @@ from icedb.maintenance.rewrite import RewriteReport
 from icedb.maintenance.verify import VerifyReport
 from icedb.options import Timing
 from icedb.snapshot import Snapshot
+from icedb.spec import Aggregating, Dedup, Replacing
 from icedb.table import Table
 
 if TYPE_CHECKING:
@@ -44,9 +45,11 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Aggregating",
     "CleanupReport",
     "Commit",
     "CompressionCodec",
+    "Dedup",
     "DeleteReport",
     "DropReport",
     "FileMarker",
@@ -65,6 +68,7 @@ __all__ = [
     "Pin",
     "Problem",
     "RepairReport",
+    "Replacing",
     "RestoreReport",
     "RewriteReport",
     "S3Client",

@@ -55,7 +55,7 @@ def checked_spec(spec: TableSpec, *, table: str, schema: Mapping[str, str] | Non
     _check_policy(spec, columns, table)
     known = {**columns, **(schema or {})}
     expressions = partition_expressions(spec, table=table)
-    if known:
+    if schema or spec.schema_policy == "declared":  # else a batch may still bring what they use
         partition_types(expressions, known, table=table)
     if spec.columns and spec.schema_policy == "declared":
         check_sort_columns(spec.sort_by, {}, known, table=table)

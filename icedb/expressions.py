@@ -16,7 +16,7 @@ from typing import Any
 import duckdb
 
 from icedb.engine import connect_sandbox
-from icedb.errors import IceDBError, InvalidOption
+from icedb.errors import IceDBError
 
 __all__ = [
     "Conjunct",

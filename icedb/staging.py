@@ -303,7 +303,8 @@ def _check_told(incoming: Incoming, context: WriteContext, shape: Shape) -> None
 
 
 def _check_no_rows(incoming: Incoming, context: WriteContext) -> None:
-    if not incoming.answered and any(batch.num_rows for batch in incoming.counted.batches):
+    some = incoming.counted.rows or any(batch.num_rows for batch in incoming.counted.batches)
+    if some and not incoming.answered:
         raise InvalidBatch(
             f"{context.table}: every value of the batch is null, and the table does not have its columns yet, so no "
             "column has a type. Give the batch a schema."

@@ -16,7 +16,7 @@ from icedb import Table
 
 def main() -> None:
     uri, files, memory_bytes = sys.argv[1:]
-    table = Table.create(uri, partition_by=["id % 4 AS part"], sort_by=["payload"], storage_options={"fsync": "false"})
+    table = Table.create(uri, partition_by=["id % 4 AS part"], sort_by=["id"], storage_options={"fsync": "false"})
     commit = table.insert(files, memory_bytes=int(memory_bytes))
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"rows": commit.rows, "peak_bytes": peak_bytes}))

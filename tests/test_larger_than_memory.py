@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from icedb import Table
 
 MIB = 1024 * 1024
-FILES, ROWS_PER_FILE, BYTES_PER_ROW = 16, 16_384, 4_096
+FILES, ROWS_PER_FILE, BYTES_PER_ROW = 16, 65_536, 1_024
 MEMORY_BYTES = 512 * MIB
 #: Python, Arrow and DuckDB's own code and buffers, beside what DuckDB may use for the rows.
 OVERHEAD_BYTES = 512 * MIB

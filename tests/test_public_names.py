@@ -11,9 +11,11 @@ from icedb.errors import IceDBError
 
 PUBLIC = {
     "icedb": [
+        "Aggregating",
         "CleanupReport",
         "Commit",
         "CompressionCodec",
+        "Dedup",
         "DeleteReport",
         "DropReport",
         "FileMarker",
@@ -32,6 +34,7 @@ PUBLIC = {
         "Pin",
         "Problem",
         "RepairReport",
+        "Replacing",
         "RestoreReport",
         "RewriteReport",
         "S3Client",
@@ -61,6 +64,7 @@ PUBLIC = {
         "InvalidOption",
         "InvalidPartitionExpression",
         "InvalidPartitionValue",
+        "InvalidQuery",
         "InvalidURI",
         "InvariantViolated",
         "JavaNotFound",
@@ -80,6 +84,7 @@ PUBLIC = {
         "UnknownColumn",
         "UnsupportedStore",
         "UnsupportedType",
+        "ViewBehind",
     ],
     "icedb.spark": ["frame", "read", "register"],
     "icedb.testing": [

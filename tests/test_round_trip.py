@@ -60,7 +60,9 @@ def structs(fields: list[tuple[pa.DataType, st.SearchStrategy[Any]]]) -> tuple[p
 
 def maps(value: tuple[pa.DataType, st.SearchStrategy[Any]]) -> tuple[pa.DataType, st.SearchStrategy[Any]]:
     type_, values = value
-    return pa.map_(pa.string(), type_), st.dictionaries(text, st.none() | values, max_size=3).map(lambda d: [*d.items()])
+    return pa.map_(pa.string(), type_), st.dictionaries(text, st.none() | values, max_size=3).map(
+        lambda d: [*d.items()]
+    )
 
 
 def nested(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

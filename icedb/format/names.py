@@ -230,7 +230,7 @@ def encode_partition_text(text: str, names: Sequence[str], *, table: str) -> str
         raise InvalidPartitionValue(
             f"{table}: '{text[:200]}' cannot be a partition: it has a segment that is empty, '.', '..' or has no name."
         )
-    if names and [name for name, _, _ in pairs] != list(names):
+    if names and [(name, equals) for name, equals, _ in pairs] != [(name, "=") for name in names]:
         raise InvalidPartitionValue(
             f"{table}: '{text[:200]}' is no partition of this table, whose paths are "
             f"'{'/'.join(f'{name}=...' for name in names)}'."

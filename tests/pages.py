@@ -1,0 +1,116 @@
+"""Runs what the pages show: `python -m tests.pages docs/inputs.md [number of a block]`, in the current folder.
+
+Blocks of Python are one program, in the order in which they stand. Where a line is an expression and its comment begins
+with a value, or is what a `print` says, the two are compared; every such line must have been reached.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+#: What a value and the words that follow it have between them.
+GAP = "  "
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The page's blocks of that language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def run_python(
+    page: Path, folder: Path, *, env: Mapping[str, str] | None = None, number: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the Python of a page, or one block of it, in a folder and a process of its own, without our environment."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "ICEDB_", "DAGSTER_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "tests.pages", str(page), *([] if number is None else [str(number)])],
+        cwd=folder,
+        env=clean | {"PYTHONPATH": str(ROOT)} | dict(env or {}),
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+
+
+def execute(code: str, name: str) -> int:
+    """Run a program and compare what its comments say; returns how many did. Raises AssertionError."""
+    checks = _Checks(code)
+    tree = ast.fix_missing_locations(checks.visit(ast.parse(code, name)))
+    exec(compile(tree, name, "exec"), {"__name__": "__main__", "_value": checks.value, "_said": checks.said})
+    assert not checks.left, f"{name}: lines {sorted(checks.left)} say something, and were not reached"
+    return checks.found
+
+
+class _Checks(ast.NodeTransformer):
+    """Makes calls of ours of the expressions that have a comment."""
+
+    def __init__(self, code: str) -> None:
+        tokens = tokenize.generate_tokens(io.StringIO(code).readline)
+        self._comments = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+        self.left: set[int] = set()
+        self.found = 0
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr:
+        comment = self._comments.get(node.end_lineno or 0)
+        if comment is None:
+            return node
+        call = node.value
+        line, text = ast.Constant(node.end_lineno), ast.Constant(comment)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "print":
+            checked = ast.Call(ast.Name("_said", ast.Load()), [line, text, *call.args], [])
+        elif _is_value(comment):
+            checked = ast.Call(ast.Name("_value", ast.Load()), [line, text, call], [])
+        else:
+            return node
+        self.left.add(node.end_lineno or 0)
+        self.found += 1
+        return ast.copy_location(ast.Expr(checked), node)
+
+    def value(self, line: int, text: str, value: Any) -> None:
+        """An expression with a comment that is a value."""
+        self.left.discard(line)
+        assert repr(value) == repr(ast.literal_eval(text.partition(GAP)[0])), f"line {line}: {value!r} is not {text}"
+
+    def said(self, line: int, text: str, *values: Any) -> None:
+        """A `print` with a comment, in which `...` stands for anything."""
+        self.left.discard(line)
+        said = " ".join(map(str, values))
+        pattern = ".*".join(map(re.escape, text.split("...")))
+        assert re.fullmatch(pattern, said, re.DOTALL), f"line {line}: {said!r} is not {text!r}"
+
+
+def _is_value(comment: str) -> bool:
+    try:
+        ast.literal_eval(comment.partition(GAP)[0])
+    except (ValueError, SyntaxError):
+        return False
+    return True
+
+
+def whole_program(page: Path) -> str:
+    """All Python of a page, on the lines where it stands there."""
+    kept, inside = [], False
+    for line in page.read_text().splitlines():
+        inside = line == "```python" or (inside and line != "```")
+        kept.append(line if inside and line != "```python" else "")
+    return "\n".join(kept)
+
+
+def main(page: str, number: str | None = None) -> None:
+    """Run a page's Python."""
+    code = whole_program(Path(page)) if number is None else blocks(Path(page), "python")[int(number)]
+    execute(code, page)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
