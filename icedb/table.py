@@ -112,8 +112,8 @@ class Table:
 
         `schema`: columns that are declared before any batch brings them: a dict of DuckDB types, or a pyarrow schema.
         With `schema_policy="declared"` no others are taken. `required`: columns that must not be null.
-        `path_columns`: partition columns, with their types, that only the paths tell: a batch has a column of that name,
-        which is not stored, or `_partition`. `preserve_partition`: store `_partition` as well.
+        `path_columns`: partition columns, with their types, that only the paths tell: a batch has a column of that
+        name, which is not stored, or `_partition`. `preserve_partition`: store `_partition` as well.
 
         `insert_query`: a query over `_rows`, whose answer is stored in their place. `merging`: what a merge makes of
         rows with one key (`Dedup`, `Replacing`, `Aggregating`); or `merge_query`, a query of your own over
@@ -260,8 +260,8 @@ class Table:
         """A materialized view: a table `name` beside this one, which every insert here feeds in the same call.
 
         `query`: one SELECT over `_rows`, the rows of one insert as they are stored. With `merging`, what several
-        inserts gave becomes one again. `backfill`: fill it with what is there already. Programs that have this table open feed
-        the view when they have next read the log; refresh it then. Its guarantees are in docs/queries.md.
+        inserts gave becomes one again. `backfill`: fill it with what is there already. Programs that have this table
+        open feed the view when they have next read the log; refresh it then. Its guarantees are in docs/queries.md.
 
         Raises InvalidQuery, TableExists, and as `create` and `refresh_view` do.
         """
