@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 
 from icedb import Table
+from icedb.declared import checked_spec
 from icedb.errors import SnapshotExpired
 from icedb.format.codec import decode, encode
 from icedb.format.names import Keys, decode_partition, encode_partition
@@ -20,7 +22,7 @@ from icedb.format.snapshot import LogState, StoredLogFile, live_markers, replay
 from icedb.maintenance.pins import pin, read_pins
 from icedb.maintenance.restore import restore
 from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS, Timing
-from icedb.spec import TableSpec, decode_spec, encode_spec
+from icedb.spec import Merging, TableSpec, decode_spec, encode_spec
 from icedb.testing import ClockedStore, ManualClock, create_table
 from tests.page_reader import Reading, Refresher, read_as_the_page_says
 
@@ -82,8 +84,22 @@ def test_the_example_of_a_spec_is_one() -> None:
     spec = decode_spec(body, table=PREFIX, key=KEYS.spec)
     assert encode_spec(spec) == body
     fields = [f.encode_name for f in msgspec.structs.fields(TableSpec)]
-    assert [*json.loads(body), "log_uri"] == fields
+    always = list(json.loads(body))
+    assert always == fields[: fields.index("log_uri")]
     assert [name.strip("`") for name, *_ in table_of("key | meaning | when missing")] == fields
+
+
+def test_the_example_of_what_else_a_spec_may_say_would_be_written_so() -> None:
+    [text] = re.findall(r"^```json spec\n(.*?)\n```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    spec = decode_spec(text.encode(), table=PREFIX, key=KEYS.spec)
+    assert json.loads(encode_spec(spec)) == json.loads(encode_spec(TableSpec())) | json.loads(text)
+    assert checked_spec(spec, table=PREFIX) == spec
+
+
+def test_the_kinds_of_merging_are_on_the_page() -> None:
+    kinds = {k.__struct_config__.tag: {f.encode_name for f in msgspec.structs.fields(k)} for k in get_args(Merging)}
+    told = {kind.strip("`"): {"by", *re.findall(r"`(\w+)`", keys)} for kind, _, keys in table_of("`kind`")}
+    assert told == kinds
 
 
 def test_every_key_of_a_log_file_is_on_the_page() -> None:

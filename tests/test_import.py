@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Callable
 from datetime import date, datetime
 from pathlib import Path
@@ -792,20 +791,3 @@ def test_the_command_creates_the_table_and_imports(local: Place) -> None:
     assert "goes with --create" in command(beside(local), local.uri, "--sort-by", "n", status=2)
     shown = CliRunner().invoke(app, ["import", beside(local), local.uri, "--trust-paths", "--first-time"]).stdout
     assert "the table has it already" in shown
-
-
-# ------------------------------------------------------------------------------------------------ the page
-
-
-def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "import.md").read_text()
-    [code] = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
-    [shell] = re.findall(r"^```sh\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
-    monkeypatch.chdir(tmp_path)
-    exec(compile(code, "import.md", "exec"), {})
-    for line in shell.splitlines():
-        _, verb, source, uri, *options = line.split()
-        if not source.startswith("s3:"):
-            done = CliRunner().invoke(app, [verb, source, uri.replace("lake/", "lake2/"), *options])
-            assert done.exit_code == 0, done.output
-    assert len(numbers(Table.open("lake2/events"))) == 9

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -12,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[1]
-README = (REPOSITORY / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
-PYTHON = [code for language, code in BLOCKS if language == "python"]
-COMMANDS = [line for language, code in BLOCKS if language == "sh" for line in code.splitlines()]
+from tests.pages import ROOT, blocks, run_python
+
+README_PATH = ROOT / "README.md"
+README = README_PATH.read_text()
+PYTHON = blocks(README_PATH, "python")
+COMMANDS = [line for code in blocks(README_PATH, "sh") for line in code.splitlines()]
 ICEDB = [command for command in COMMANDS if command.startswith("icedb ")]
 INLINE = re.findall(r"`((?:make|icedb-dagster) \w+)`", README)
 
@@ -29,15 +29,7 @@ def test_the_two_commands_are_at_the_top() -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("number", range(len(PYTHON)))
 def test_the_python_of_the_readme_runs(number: int, tmp_path: Path) -> None:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "ICEDB_", "DAGSTER_"))}
-    done = subprocess.run(
-        [sys.executable, "-c", PYTHON[number]],
-        cwd=tmp_path,
-        env=clean | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_python(README_PATH, tmp_path, number=number)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "lake").is_dir()
 
@@ -46,13 +38,13 @@ def test_the_python_of_the_readme_runs(number: int, tmp_path: Path) -> None:
 def test_the_commands_of_the_readme_exist(command: str) -> None:
     words = shlex.split(command, comments=True)
     if words[0] == "make":
-        subprocess.run(["make", "-n", words[1]], cwd=REPOSITORY, check=True, capture_output=True)
+        subprocess.run(["make", "-n", words[1]], cwd=ROOT, check=True, capture_output=True)
     elif words[0] == "icedb":
         assert command in ICEDB, "which the next test runs"
     elif words[0] == "icedb-dagster":
         subprocess.run([sys.executable, "-m", "icedb_dagster.cli", words[1], "--help"], check=True, capture_output=True)
     else:
-        project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         assert words[:2] == ["pip", "install"]
         name, _, extra = words[2].rstrip("]").partition("[")
         assert name == project["name"]
@@ -80,4 +72,4 @@ def test_the_commands_run_on_the_table_of_the_first_example(tmp_path: Path) -> N
 
 def test_the_links_of_the_readme_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (REPOSITORY / target).is_file(), target
+        assert (ROOT / target).is_file(), target

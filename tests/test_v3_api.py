@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
-import os
-import re
-import subprocess
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -703,13 +698,3 @@ def test_errors_of_duckdb_do_not_escape_a_rewrite(s3: Place) -> None:
         ice.rewrite_partition("p=a", "SELECT p, CAST(p AS BIGINT) AS n FROM _rows")
     assert not issubclass(InvalidQuery, duckdb.Error)
     assert rows_of(ice, "SELECT count(*) FROM rows") == [(2,)]
-
-
-def test_the_example_of_the_page_runs(s3: Place) -> None:
-    root = Path(__file__).parents[1]
-    [code] = re.findall(r"^```python\n(.*?)^```$", (root / "docs" / "v3.md").read_text(), re.DOTALL | re.MULTILINE)
-    bucket = f"icedb-v3-page-{now_ms()}"
-    client(s3).s3.create_bucket(Bucket=bucket)
-    env = os.environ | (s3.storage_options or {}) | {"BUCKET": bucket, "PYTHONPATH": str(root)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
