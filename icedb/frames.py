@@ -13,7 +13,7 @@ from icedb.commit import Commit, nothing_to_commit
 from icedb.errors import InvalidOption
 from icedb.format.records import Marker
 from icedb.handle import Handle
-from icedb.inputs import OnConflict
+from icedb.inputs.batches import OnConflict
 from icedb.transactions import Txn, is_recorded, repeated
 
 __all__ = ["append_frame", "is_spark_frame", "overwrite_frame"]

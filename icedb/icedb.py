@@ -30,7 +30,7 @@ from icedb.errors import CommitContended, InvalidBatch, InvalidOption, InvalidPa
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle, Part
 from icedb.incoming import PARTITION_COLUMN
-from icedb.inputs import open_batch
+from icedb.inputs.opening import open_batch
 from icedb.location import with_log
 from icedb.log import S3Client, metadata_of, writer_of
 from icedb.log_records import FileMarker, LogMetadata, Schema, schema_of, v3_conflicts

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from icedb.engine import quote_name, quote_text
 from icedb.errors import IceDBError, InvalidBatch, InvalidQuery, UnsupportedType
-from icedb.inputs import Batch
+from icedb.inputs.batches import Batch
 from icedb.queries import UserQuery, check_output
 from icedb.schema import check_columns, checked_type, describe
 

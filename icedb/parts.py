@@ -19,7 +19,7 @@ from icedb.clock import Clock
 from icedb.engine import quote_text
 from icedb.errors import IceDBError, InvariantViolated
 from icedb.format.records import Marker
-from icedb.inputs import Batch
+from icedb.inputs.batches import Batch
 from icedb.shaping import WriteContext
 from icedb.spec import TableSpec
 from icedb.staging import Range, Stage, stage_rows

@@ -13,7 +13,7 @@ from icedb.commit import Commit, append, nothing_to_commit
 from icedb.errors import EmptyBatch, FixInput
 from icedb.exclusive import exclusive
 from icedb.handle import Handle
-from icedb.inputs import Batch
+from icedb.inputs.batches import Batch
 from icedb.maintenance.drop import check_inside, replace_partitions
 from icedb.maintenance.operations import Append
 from icedb.parts import WrittenParts, discard, put_parts

@@ -14,7 +14,7 @@ from icedb.conflicts import MIXED, Conversion, convert, convert_answer
 from icedb.engine import quote_name, quote_text
 from icedb.errors import InvalidBatch, SchemaConflict, UnknownColumn
 from icedb.incoming import PARTITION_COLUMN, Incoming
-from icedb.inputs import OnConflict
+from icedb.inputs.batches import OnConflict
 from icedb.location import Location
 from icedb.merging import check_batch_columns, check_keys, seeds
 from icedb.partitions import PartitionExpression, partition_types

@@ -23,7 +23,7 @@ from icedb.errors import IceDBError, InvalidBatch, InvalidPartitionExpression, S
 from icedb.format.names import encode_partition, encode_partition_text
 from icedb.format.records import Stats
 from icedb.incoming import CHOSEN, PREFIX, Incoming, receive, unreadable
-from icedb.inputs import Batch, OnConflict
+from icedb.inputs.batches import Batch, OnConflict
 from icedb.partitions import PartitionExpression
 from icedb.queries import UserQuery, check_query
 from icedb.shaping import Shape, WriteContext, shape_of

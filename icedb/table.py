@@ -24,7 +24,7 @@ from icedb.declared import DeclaredSchema, declared_columns
 from icedb.errors import InvalidOption, TableNotFound
 from icedb.frames import append_frame, is_spark_frame, overwrite_frame
 from icedb.handle import Fencing, Handle
-from icedb.inputs import OnConflict, Rows
+from icedb.inputs.batches import OnConflict, Rows
 from icedb.location import parse_location, with_log
 from icedb.maintenance.adopt import ImportReport, create_by_import, import_files
 from icedb.maintenance.alter import alter

@@ -24,7 +24,6 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from icedb.batches import Batch
 from icedb.commit import Commit
 from icedb.declared import ROWS, check_name
 from icedb.engine import WRITE_MEMORY_BYTES_MIN, check_write_memory, connect_reader, quote_name
@@ -34,6 +33,7 @@ from icedb.format.records import Marker
 from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
+from icedb.inputs.batches import Batch
 from icedb.maintenance.alter import alter
 from icedb.opening import create_handle, open_beside, quarantine_name
 from icedb.parts import WrittenParts, discard, put_parts

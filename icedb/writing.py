@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import get_args
 
-from icedb.batches import Batch, OnConflict, Rows
 from icedb.commit import Commit
 from icedb.engine import READING_SHARE, WRITE_MEMORY_BYTES_MIN, check_write_memory
 from icedb.errors import InvalidOption
 from icedb.handle import Handle
-from icedb.inputs import open_batch
+from icedb.inputs.batches import Batch, OnConflict, Rows
+from icedb.inputs.opening import open_batch
 from icedb.opening import open_beside, quarantine_name
 from icedb.parts import WrittenParts, discard, put_parts
 from icedb.publishing import check_overwrite, prepare, publish_append, publish_overwrite

@@ -9,7 +9,8 @@ from typing import Any
 import duckdb
 
 from icedb.engine import quote_name
-from icedb.inputs import OnConflict, open_batch
+from icedb.inputs.batches import OnConflict
+from icedb.inputs.opening import open_batch
 from icedb.location import Location, parse_location
 
 HERE = "/a/table"

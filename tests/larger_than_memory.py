@@ -19,7 +19,7 @@ def main() -> None:
     table = Table.create(uri, partition_by=["id % 4 AS part"], sort_by=["id"], storage_options={"fsync": "false"})
     commit = table.insert(files, memory_bytes=int(memory_bytes))
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"rows": commit.rows, "peak_bytes": peak_bytes}))
+    sys.stdout.write(json.dumps({"rows": commit.rows, "peak_bytes": peak_bytes}) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ import msgspec
 
 from icedb import Table
 from icedb.errors import SnapshotExpired
-from icedb.inputs import open_batch
+from icedb.inputs.opening import open_batch
 from icedb.maintenance.pins import pin, read_pins
 from icedb.options import MINUTE_MS
-from icedb.testing import ClockedStore, ManualClock, check_sound, create_table
 from icedb.publishing import write_batch
+from icedb.testing import ClockedStore, ManualClock, check_sound, create_table
 
 FOLDER = Path(__file__).parents[1] / "docs" / "example-table"
 WRITER = "example-1-0123456789ab"

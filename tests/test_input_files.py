@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from icedb.errors import AccessDenied, IceDBError, InvalidBatch, SchemaConflict, StoreUnavailable, UnsupportedType
-from icedb.inputs import open_batch
+from icedb.inputs.opening import open_batch
 from icedb.location import parse_location
 from icedb.store import open_store
 from tests.input_reader import Found, read

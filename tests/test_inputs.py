@@ -20,8 +20,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from icedb.batches import CHUNK_ROWS
 from icedb.errors import IceDBError, InvalidBatch, SchemaConflict, UnsupportedType
+from icedb.inputs.batches import CHUNK_ROWS
 from tests.input_reader import HERE, read
 
 U1, U2 = uuid.UUID(int=1), uuid.UUID(int=2**127 + 5)

@@ -125,7 +125,8 @@ def check(rows: pa.Table, place: Place) -> None:
     assert rows_of(table, rows.schema) == expected
     table.overwrite(rows)
     assert rows_of(table, rows.schema) == expected
-    assert table.schema() == types and table.verify(deep=True).ok
+    assert table.schema() == types
+    assert table.verify(deep=True).ok
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

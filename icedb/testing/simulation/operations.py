@@ -24,12 +24,12 @@ from icedb.maintenance.orphans import sweep_orphans
 from icedb.maintenance.pins import pin, unpin
 from icedb.maintenance.restore import restore
 from icedb.maintenance.rewrite import rewrite_partition
+from icedb.publishing import publish_append, publish_overwrite
 from icedb.testing.simulation.plain import plain_finder, plain_rewriter, plain_writer, read_rows
 from icedb.testing.simulation.process import PARTITIONS, TIMING, Act
 from icedb.testing.simulation.tasks import BASE_SCHEMA, Refusal, Task, Transactions
 from icedb.testing.simulation.truth import Violation
 from icedb.testing.simulation.world import World
-from icedb.publishing import publish_append, publish_overwrite
 
 __all__ = ["OPERATIONS", "Operation"]
 

@@ -15,12 +15,12 @@ from icedb.maintenance.merge_log import merge_log
 from icedb.maintenance.orphans import sweep_orphans
 from icedb.maintenance.pins import read_pins, unpin
 from icedb.maintenance.verify import verify
+from icedb.publishing import publish_append
 from icedb.testing.simulation.plain import plain_rewriter, write_rows
 from icedb.testing.simulation.process import PARTITIONS, TIMING, Act
 from icedb.testing.simulation.tasks import Refusal, Transactions
 from icedb.testing.simulation.truth import Violation
 from icedb.testing.simulation.world import World
-from icedb.publishing import publish_append
 
 __all__ = ["recover"]
 

@@ -5,8 +5,8 @@ Both follow from the column's `Shape` alone. Nothing is rounded, cut or turned i
 
 from __future__ import annotations
 
-from icedb.column_types import INTEGERS, ColumnType
-from icedb.shapes import Shape
+from icedb.inputs.column_types import INTEGERS, ColumnType
+from icedb.inputs.shapes import Shape
 
 __all__ = ["MixedTypes", "fits", "natural_type"]
 

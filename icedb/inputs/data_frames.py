@@ -13,10 +13,10 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from icedb.batches import CHUNK_ROWS, Batch, OnConflict
 from icedb.errors import IceDBError, InvalidBatch, UnsupportedType
-from icedb.files import cast_types
-from icedb.rows import Observer
+from icedb.inputs.batches import CHUNK_ROWS, Batch, OnConflict
+from icedb.inputs.files import cast_types
+from icedb.inputs.rows import Observer
 from icedb.schema import storage_type
 
 __all__ = ["is_frame", "open_pandas", "open_polars", "open_relation"]

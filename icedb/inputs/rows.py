@@ -13,14 +13,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from icedb.arrays import build_array
-from icedb.batches import CHUNK_ROWS, Batch, OnConflict
-from icedb.column_types import ColumnType, arrow_type, parse_type, sql_type, tells_arrow
 from icedb.errors import IceDBError, InvalidBatch, SchemaConflict
-from icedb.fitting import MixedTypes, fits, natural_type
+from icedb.inputs.arrays import build_array
+from icedb.inputs.batches import CHUNK_ROWS, Batch, OnConflict
+from icedb.inputs.column_types import ColumnType, arrow_type, parse_type, sql_type, tells_arrow
+from icedb.inputs.fitting import MixedTypes, fits, natural_type
+from icedb.inputs.shapes import RefusedValue, Shape
+from icedb.inputs.values import UnknownValue
 from icedb.schema import storage_type
-from icedb.shapes import RefusedValue, Shape
-from icedb.values import UnknownValue
 
 __all__ = ["Columns", "Observer", "open_rows"]
 

@@ -16,12 +16,12 @@ import duckdb
 import msgspec
 import pyarrow as pa
 
-from icedb.batches import CHUNK_ROWS, Batch
 from icedb.engine import quote_text
 from icedb.errors import IceDBError, InvalidBatch
-from icedb.files import FILE_COLUMN, Reading, first_line
-from icedb.rows import Observer
-from icedb.shapes import is_exact_double
+from icedb.inputs.batches import CHUNK_ROWS, Batch
+from icedb.inputs.files import FILE_COLUMN, Reading, first_line
+from icedb.inputs.rows import Observer
+from icedb.inputs.shapes import is_exact_double
 
 __all__ = ["open_json"]
 

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import duckdb
 import pyarrow as pa
 
-from icedb.batches import CHUNK_ROWS, OnConflict
 from icedb.engine import (
     READING_SHARE,
     WRITE_MEMORY_BYTES_MIN,
@@ -28,8 +27,9 @@ from icedb.engine import (
     quote_text,
 )
 from icedb.errors import AccessDenied, IceDBError, InvalidBatch, StoreUnavailable
+from icedb.inputs.batches import CHUNK_ROWS, OnConflict
+from icedb.inputs.paths import Files, find_files
 from icedb.location import Location, parse_location
-from icedb.paths import Files, find_files
 from icedb.schema import describe
 
 __all__ = [

@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from icedb.column_types import ColumnType, arrow_type
-from icedb.values import json_text, plain_all
+from icedb.inputs.column_types import ColumnType, arrow_type
+from icedb.inputs.values import json_text, plain_all
 
 __all__ = ["build_array"]
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import duckdb
 
-from icedb.batches import Batch
 from icedb.engine import quote_name, quote_text
 from icedb.errors import IceDBError, InvalidBatch
-from icedb.files import FILE_COLUMN, Reading, first_line, no_values, partition_sql, select_list, stream
-from icedb.shapes import is_exact_double
+from icedb.inputs.batches import Batch
+from icedb.inputs.files import FILE_COLUMN, Reading, first_line, no_values, partition_sql, select_list, stream
+from icedb.inputs.shapes import is_exact_double
 
 __all__ = ["open_csv"]
 

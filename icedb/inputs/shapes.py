@@ -14,8 +14,8 @@ from decimal import Decimal
 from itertools import chain
 from types import NoneType
 
-from icedb.column_types import ColumnType
-from icedb.values import UnknownValue, plain_all
+from icedb.inputs.column_types import ColumnType
+from icedb.inputs.values import UnknownValue, plain_all
 
 __all__ = ["RefusedValue", "Shape", "is_exact_double"]
 

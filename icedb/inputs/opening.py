@@ -16,18 +16,18 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from icedb.batches import Batch, OnConflict, Rows
-from icedb.csv_files import open_csv
-from icedb.data_frames import is_frame, open_pandas, open_polars, open_relation
 from icedb.errors import IceDBError, InvalidBatch
-from icedb.files import Reading, open_files
-from icedb.json_lines import open_json
+from icedb.inputs.batches import Batch, OnConflict, Rows
+from icedb.inputs.csv_files import open_csv
+from icedb.inputs.data_frames import is_frame, open_pandas, open_polars, open_relation
+from icedb.inputs.files import Reading, open_files
+from icedb.inputs.json_lines import open_json
+from icedb.inputs.parquet_files import open_parquet
+from icedb.inputs.paths import Format, is_paths
+from icedb.inputs.rows import open_rows
 from icedb.location import Location
-from icedb.parquet_files import open_parquet
-from icedb.paths import Format, is_paths
-from icedb.rows import open_rows
 
-__all__ = ["Batch", "OnConflict", "Rows", "open_batch"]
+__all__ = ["open_batch"]
 
 _READERS: Mapping[Format, Callable[..., Batch]] = {"parquet": open_parquet, "json": open_json, "csv": open_csv}
 

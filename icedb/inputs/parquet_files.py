@@ -10,10 +10,19 @@ from dataclasses import dataclass
 
 import duckdb
 
-from icedb.batches import Batch
 from icedb.engine import quote_name, quote_text
 from icedb.errors import IceDBError, SchemaConflict
-from icedb.files import FILE_COLUMN, Reading, cast_types, columns_of, no_values, partition_sql, select_list, stream
+from icedb.inputs.batches import Batch
+from icedb.inputs.files import (
+    FILE_COLUMN,
+    Reading,
+    cast_types,
+    columns_of,
+    no_values,
+    partition_sql,
+    select_list,
+    stream,
+)
 from icedb.schema import storage_type
 
 __all__ = ["open_parquet"]
