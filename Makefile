@@ -22,8 +22,8 @@ down: $(VENV)/.installed-demo  ## Stop everything that `make ui` started
 status: $(VENV)/.installed-demo  ## Show what runs
 	@$(BIN)/icedb-dagster status
 
-test: $(VENV)/.installed-dev  ## Run the whole suite
-	@$(BIN)/pytest
+test: $(VENV)/.installed-dev  ## Run the whole suite, a file at a time on each processor
+	@$(BIN)/pytest -n auto --dist loadfile
 
 SEEDS ?= 2000
 simulate: $(VENV)/.installed-dev  ## Simulate SEEDS histories of crashes, delays and races (make simulate SEEDS=10000)

@@ -150,6 +150,8 @@ def _widens(source: Any, target: Any) -> bool:
         return source.id in ("date", "timestamp_s", "timestamp_ms", "timestamp")
     if source.id == target.id == "struct":
         ours = {name.casefold(): type_ for name, type_ in target.children}
+        if not any(name.casefold() in ours for name, _ in source.children):
+            return False  # nothing in common
         # A field that the target lacks is lost only where it has a value.
         return all(_widens(type_, ours.get(name.casefold(), type_)) for name, type_ in source.children)
     if source.id == target.id and source.id in ("list", "map"):

@@ -15,8 +15,9 @@ import duckdb
 import pyarrow as pa
 
 from icedb.engine import quote_name, quote_text
-from icedb.errors import IceDBError, InvalidBatch, InvalidQuery, UnsupportedType
+from icedb.errors import IceDBError, InvalidBatch, InvalidOption, InvalidQuery, UnsupportedType
 from icedb.inputs.batches import Batch
+from icedb.inputs.offsets import aligned
 from icedb.queries import UserQuery, check_output
 from icedb.schema import check_columns, checked_type, describe
 
@@ -69,6 +70,8 @@ class Incoming:
             return
         try:
             self.con.execute(f"CREATE TEMP TABLE {_TABLE} AS {self._typed()}")
+        except duckdb.OutOfMemoryException as error:
+            raise too_little_memory(self.table, error) from None
         except duckdb.Error as error:
             raise unreadable(self.table, error) from None
         self._become(_TABLE)
@@ -89,6 +92,8 @@ class Incoming:
             self._register(piece)
             try:
                 self.con.execute(f"INSERT INTO {_TABLE} {self._typed()}")
+            except duckdb.OutOfMemoryException as error:
+                raise too_little_memory(self.table, error) from None
             except duckdb.Error as error:
                 raise unreadable(self.table, error) from None
             piece = self._take(bytes_max)
@@ -216,7 +221,7 @@ class _CountedRows:
         for batch in stream:
             self.rows += batch.num_rows
             self.bytes += batch.nbytes
-            yield batch
+            yield aligned(batch)
 
 
 def receive(
@@ -261,6 +266,14 @@ def receive(
     if schema.names:  # DuckDB has no table without columns
         incoming.begin(memory_bytes)
     return incoming
+
+
+def too_little_memory(table: str, error: Exception) -> InvalidOption:
+    """The error for a batch that cannot be sorted or written in the memory that it was given."""
+    return InvalidOption(
+        f"{table}: memory_bytes is too little for rows as wide as these ({str(error).splitlines()[0]}). Give more, or "
+        "insert fewer rows at a time."
+    )
 
 
 def unreadable(table: str, error: Exception) -> InvalidBatch:

@@ -109,7 +109,12 @@ def check_merging(
     `columns`: the table's, when they are known. `partition_inputs`: those that its partition expressions use, in any
     case of letters.
     """
-    kind, named = type(merging).__name__, named_columns(merging)
+    if not isinstance(merging, Dedup | Replacing | Aggregating):
+        raise InvalidOption(f"{table}: merging is {merging!r}; give a Dedup, Replacing or Aggregating.")
+    kind = type(merging).__name__
+    if texts := [n for n in ("by", "sum", "min", "max", "any") if isinstance(getattr(merging, n, ()), str)]:
+        raise InvalidOption(f"{table}: {kind} takes lists of columns, and {texts[0]} is a text. Write it as (name,).")
+    named = named_columns(merging)
     if not merging.by:
         raise InvalidOption(f"{table}: {kind} needs the key of a row: give the names of its columns in `by`.")
     if wrong := [n for n in named if not isinstance(n, str) or not n]:

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import duckdb
 import msgspec
 import pyarrow as pa
 
@@ -19,6 +20,7 @@ from icedb.clock import Clock
 from icedb.engine import quote_text
 from icedb.errors import IceDBError, InvariantViolated
 from icedb.format.records import Marker
+from icedb.incoming import too_little_memory
 from icedb.inputs.batches import Batch
 from icedb.shaping import WriteContext
 from icedb.spec import TableSpec
@@ -81,9 +83,11 @@ def put_parts(stage: Stage, *, store: ObjectStore, clock: Clock) -> WrittenParts
                 _check_rows(context, piece, copied)
                 puts.append(pool.submit(put_part, store, key, path))
             stored_parts = [put.result() for put in puts]
-        except BaseException:
+        except BaseException as error:
             pool.shutdown(cancel_futures=True)
             discard(store, keys[: len(puts)])
+            if isinstance(error, duckdb.OutOfMemoryException):
+                raise too_little_memory(context.table, error) from None
             raise
     markers = tuple(
         Marker(key, part.bytes, 0, rows=piece.rows, stats=piece.stats, digest=part.digest)

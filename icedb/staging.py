@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,12 @@ import duckdb
 import pyarrow as pa
 
 from icedb.engine import connect_sandbox, quote_name, quote_text
-from icedb.errors import IceDBError, InvalidBatch, InvalidPartitionExpression, SchemaConflict
-from icedb.format.names import encode_partition, encode_partition_text
+from icedb.errors import IceDBError, InvalidBatch, InvalidPartitionExpression, InvalidPartitionValue, SchemaConflict
+from icedb.format.names import decode_partition, encode_partition, encode_partition_text
 from icedb.format.records import Stats
-from icedb.incoming import CHOSEN, PREFIX, Incoming, receive, unreadable
+from icedb.incoming import CHOSEN, PREFIX, Incoming, receive, too_little_memory, unreadable
 from icedb.inputs.batches import Batch, OnConflict
-from icedb.partitions import PartitionExpression
+from icedb.partitions import PartitionExpression, partition_types
 from icedb.queries import UserQuery, check_query
 from icedb.shaping import Shape, WriteContext, shape_of
 from icedb.spec import ROW_GROUP_ROWS_MIN
@@ -252,6 +252,8 @@ def _ranges(
     if any(chosen is None for *_, chosen, _, _ in found):
         _check_told(incoming, context, shape)
     names = [e.name for e in context.expressions]
+    types = partition_types(context.expressions, {**context.known_schema, **shape.columns}, table=context.table)
+    _check_chosen(incoming, context, types, {chosen for *_, chosen, _, _ in found if chosen is not None})
     return [
         Range(first, last, rows, _partition(context, names, chosen, values), encode_statistics(stats, figures, rows))
         for first, last, rows, chosen, values, figures in found
@@ -262,6 +264,19 @@ def _partition(context: WriteContext, names: Sequence[str], chosen: str | None, 
     if chosen is not None:
         return encode_partition_text(chosen, names, table=context.table)
     return encode_partition(dict(zip(names, values, strict=True)))
+
+
+def _check_chosen(incoming: Incoming, context: WriteContext, types: Mapping[str, str], chosen: Collection[str]) -> None:
+    """What rows chose must be values of the partition columns, or nobody could read the table."""
+    for path in sorted(chosen):
+        values = decode_partition(encode_partition_text(path, list(types), table=context.table))
+        for name, type_ in types.items():
+            fits = f"SELECT $1 IS NULL OR TRY_CAST($1 AS {type_}) IS NOT NULL"
+            if incoming.con.execute(fits, [values[name]]).fetchone() != (True,):
+                raise InvalidPartitionValue(
+                    f"{context.table}: '{path[:200]}' cannot be a partition: '{name}' is {type_}, and "
+                    f"'{values[name]}' is none."
+                )
 
 
 def _set_misfits_aside(incoming: Incoming, context: WriteContext, shape: Shape, on_conflict: OnConflict) -> int:
@@ -337,8 +352,10 @@ def _check_required(incoming: Incoming, context: WriteContext, shape: Shape) -> 
 
 def _unfit(context: WriteContext, error: duckdb.Error) -> IceDBError:
     reason = str(error).splitlines()[0]
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return too_little_memory(context.table, error)
     if "arrow" in reason.lower() or not context.expressions:
         return unreadable(context.table, error)
-    return InvalidPartitionExpression(
-        f"{context.table}: the rows cannot be partitioned by {[e.sql for e in context.expressions]}: {reason}"
-    )
+    reason = reason.partition(" when casting from source column")[0]  # which is a name of ours
+    shown = [e.name if e.path_only else e.sql for e in context.expressions]
+    return InvalidPartitionExpression(f"{context.table}: the rows cannot be partitioned by {shown}: {reason}")

@@ -134,7 +134,7 @@ class Table:
         elif log_storage_options is not None:
             raise InvalidOption(f"{location.uri}: log_storage_options are given, but no log_uri.")
         store = open_store(location)
-        _check_types(store.location.uri, partition_by, sort_by, row_group_rows)
+        _check_types(store.location.uri, partition_by, sort_by, row_group_rows, required)
         spec = TableSpec(
             id=SystemClock().new_id(),
             partition_by=tuple(partition_by),
@@ -362,7 +362,7 @@ class Table:
         `merging="none"` take back what there was. Raises InvalidOption, InvalidPartitionExpression, InvalidQuery,
         UnknownColumn, SchemaConflict, CommitContended, CommitUncertain and the store's errors.
         """
-        _check_types(self.uri, partition_by or (), sort_by or (), row_group_rows or ROW_GROUP_ROWS)
+        _check_types(self.uri, partition_by or (), sort_by or (), row_group_rows or ROW_GROUP_ROWS, required or ())
         given = {
             "partition_by": None if partition_by is None else tuple(partition_by),
             "sort_by": None if sort_by is None else tuple(sort_by),
@@ -589,9 +589,11 @@ class Table:
         return verify(self._handle, deep=deep)
 
 
-def _check_types(table: str, partition_by: object, sort_by: object, row_group_rows: object) -> None:
+def _check_types(
+    table: str, partition_by: object, sort_by: object, row_group_rows: object, required: object = ()
+) -> None:
     """What a type checker would have said."""
-    for name, texts in (("partition_by", partition_by), ("sort_by", sort_by)):
+    for name, texts in (("partition_by", partition_by), ("sort_by", sort_by), ("required", required)):
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             raise InvalidOption(f"{table}: {name} must be a list of texts, not {texts!r}.")
     if not isinstance(row_group_rows, int):

@@ -25,8 +25,8 @@ import msgspec
 import pyarrow as pa
 
 from icedb.commit import Commit
-from icedb.declared import ROWS, check_name
-from icedb.engine import WRITE_MEMORY_BYTES_MIN, check_write_memory, connect_reader, quote_name
+from icedb.declared import ROWS, check_name, checked_spec
+from icedb.engine import WRITE_MEMORY_BYTES_MIN, check_write_memory, connect_reader, connect_sandbox, quote_name
 from icedb.errors import IceDBError, InvalidOption, TableNotFound, ViewBehind
 from icedb.exclusive import exclusive
 from icedb.format.records import Marker
@@ -36,11 +36,13 @@ from icedb.handle import Handle
 from icedb.inputs.batches import Batch
 from icedb.maintenance.alter import alter
 from icedb.opening import create_handle, open_beside, quarantine_name
+from icedb.partitions import partition_expressions
 from icedb.parts import WrittenParts, discard, put_parts
 from icedb.publishing import prepare, publish_append
 from icedb.queries import check_query
 from icedb.scan import relation
-from icedb.schema import check_columns
+from icedb.schema import check_columns, typed_nothing
+from icedb.shaping import WriteContext
 from icedb.spec import TableSpec, View
 from icedb.staging import ROWS_PER_BATCH, Stage, stage_rows
 from icedb.transactions import Txn
@@ -136,6 +138,7 @@ def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backf
         raise InvalidOption(f"{handle.table}: '{name}' is for rows that do not fit. Give the view another name.")
     if spec.insert_query:
         raise InvalidOption(f"{handle.table}: the view '{name}' has a query already; it takes no insert_query.")
+    _check_fits(handle, name, query, spec)
     store = handle.store.beside(handle.location.beside(name))
     # By its id a creation that was cut short is told from another table.
     made_of = hashlib.sha256(f"{handle.table}\n{name}\n{query}".encode())
@@ -151,6 +154,22 @@ def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backf
     else:
         exclusive(target, _Remake(None, _sequences(handle.read(fresh=True)), keep=True))
     return target
+
+
+def _check_fits(handle: Handle, name: str, query: str, spec: TableSpec) -> None:
+    """Ask the query of no rows: a view that cannot be fed would refuse every insert. Raises as an insert does."""
+    handle.read()
+    if not handle.columns:
+        return  # nobody knows yet
+    location = handle.location.beside(name)
+    spec = checked_spec(spec, table=location.uri)
+    context = WriteContext(location, spec, partition_expressions(spec, table=location.uri), dict(spec.columns))
+    user_query = check_query(query, relation=ROWS, table=handle.table, what=f"query of the view '{name}'")
+    with connect_sandbox() as con:
+        nothing = con.execute(typed_nothing(handle.columns)).to_arrow_reader(ROWS_PER_BATCH)
+        batch = Batch(nothing, is_answer=True)
+        with stage_rows(context, batch, query=user_query):
+            return
 
 
 def drop_view(handle: Handle, name: str) -> None:

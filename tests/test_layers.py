@@ -52,6 +52,7 @@ LAYERS = [
     "icedb.inputs.csv_files",
     "icedb.inputs.json_lines",
     "icedb.inputs.data_frames",
+    "icedb.inputs.offsets",
     "icedb.inputs.opening",
     "icedb.statistics",
     "icedb.partitions",

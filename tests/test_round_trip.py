@@ -129,14 +129,14 @@ def check(rows: pa.Table, place: Place) -> None:
     assert table.verify(deep=True).ok
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(tables())
 def test_random_nested_rows_survive_insert_merge_and_rewrite(tmp_path_factory: Any, rows: pa.Table) -> None:
     check(rows, Place("local", str(tmp_path_factory.mktemp("t") / "table"), {"fsync": "false"}))
 
 
 @pytest.mark.s3
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(tables())
 def test_so_they_do_over_http(s3: Place, rows: pa.Table) -> None:
     check(rows, s3.below(uuid.uuid4().hex))

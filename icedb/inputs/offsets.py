@@ -1,0 +1,43 @@
+"""Arrow arrays whose nested parts begin at their beginning.
+
+DuckDB 1.5 reads some slices of nested arrays from the wrong place: structs in a struct, lists over a slice of structs.
+The values are wrong and there is no error. What is a slice, at any depth, is copied before DuckDB sees it.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+__all__ = ["aligned"]
+
+
+def aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same batch, without a nested column that is a slice or holds one."""
+    columns = batch.columns
+    sliced = [n for n, column in enumerate(columns) if _is_nested(column.type) and _is_sliced(column)]
+    if not sliced:
+        return batch
+    for n in sliced:
+        columns[n] = pa.concat_arrays([columns[n]])
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _is_nested(type_: pa.DataType) -> bool:
+    return bool(type_.num_fields)
+
+
+def _is_sliced(array: pa.Array) -> bool:
+    if array.offset:
+        return True
+    return _is_nested(array.type) and any(map(_is_sliced, _children(array)))
+
+
+def _children(array: pa.Array) -> list[pa.Array]:
+    match array:
+        case pa.StructArray():
+            return [array.field(n) for n in range(array.type.num_fields)]
+        case pa.MapArray():
+            return [array.keys, array.items]
+        case pa.ListArray() | pa.LargeListArray() | pa.FixedSizeListArray():
+            return [array.values]
+    return []
