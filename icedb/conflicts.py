@@ -14,9 +14,9 @@ from typing import Any
 
 import duckdb
 
-from icedb.engine import quote_name
+from icedb.engine import quote_name, quote_text
 
-__all__ = ["MIXED", "Conversion", "convert", "convert_answer", "lossless", "stringify", "widening"]
+__all__ = ["MIXED", "Conversion", "convert", "convert_answer", "from_text", "lossless", "stringify", "widening"]
 
 #: The type of a column whose values have several types.
 MIXED = "JSON"
@@ -27,9 +27,18 @@ _INTEGERS = _SIGNED | _UNSIGNED
 # Integers of so many bits are exact in a binary fraction.
 _EXACT_BITS = {"float": 24, "double": 53}
 _NESTED = ("struct", "list", "array", "map")
-# Beyond those of a column, so many digits are looked at.
-_DIGITS_TO_LOSE = 12
-_JSON_INTEGERS = "'BIGINT', 'UBIGINT'"
+_JSON_NUMBERS = "'BIGINT', 'UBIGINT', 'DOUBLE'"
+# A binary fraction is told from its neighbours by so many digits; more would be cut.
+_DIGITS = {"float": 9, "double": 17}
+_DAY, _CLOCK = "[0-9]{4,}-[0-9]{2}-[0-9]{2}", "[0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]{0,6}0*)?)?"
+# A time without a zone must not have one in the text, and the other way round.
+_TIMES = {
+    "date": _DAY,
+    "time": _CLOCK,
+    "timestamp": f"{_DAY}([T ]{_CLOCK})?",
+    "timestamp_ns": f"{_DAY}([T ]{_CLOCK.replace('6', '9')})?",
+    "timestamp with time zone": f"{_DAY}[T ]{_CLOCK} ?(Z|UTC|[+-][0-9]{{2}}(:?[0-9]{{2}})?)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +65,7 @@ def convert(column: str, source: str, target: str, *, parsed: bool, text: bool) 
     if source == MIXED and target != MIXED:
         return _of_mixed(column, target, text=text)
     if parsed and source == "VARCHAR":
-        cast = f"TRY_CAST({name} AS {target})"
-        return Conversion(column, source, target, cast, f"({name} IS NOT NULL AND {cast} IS NULL)")
+        return from_text(column, target)
     if widening(source, target):
         return lossless(column, source, target)
     if text and target == "VARCHAR":
@@ -73,7 +81,7 @@ def convert_answer(column: str, source: str, target: str, *, is_null: Callable[[
     if widening(source, target) or (_is_number(source) and _is_number(target)):
         return lossless(column, source, target)
     if target == "VARCHAR" and (source == MIXED or source.startswith("ENUM(")):
-        return Conversion(column, source, target, f"CAST({quote_name(column)} AS VARCHAR)")
+        return Conversion(column, source, target, stringify(quote_name(column), source))
     if is_null():
         return Conversion(column, source, target, f"CAST(NULL AS {target})")
     return None
@@ -96,40 +104,82 @@ def lossless(column: str, source: str, target: str) -> Conversion:
 def stringify(name: str, source: str) -> str:
     """SQL that makes text of a value: JSON of what is nested, and DuckDB's text of all else."""
     if source == MIXED:
-        return f"({name} ->> '$')"  # a text without its quotes
+        return _text_of_json(name)
     return f"CAST(to_json({name}) AS VARCHAR)" if _type(source).id in _NESTED else f"CAST({name} AS VARCHAR)"
+
+
+def from_text(column: str, target: str) -> Conversion:
+    """The conversion of text, which is refused where the value would not say what the text says."""
+    name = quote_name(column)
+    fits = _text_fits(name, target)
+    sql = f"CASE WHEN {fits} THEN TRY_CAST({name} AS {target}) END"
+    return Conversion(column, "VARCHAR", target, sql, f"({name} IS NOT NULL AND NOT {fits})")
+
+
+def _text_of_json(name: str) -> str:
+    """A text without its quotes, a number with all its digits."""
+    return f"CASE WHEN json_type({name}) = 'VARCHAR' THEN {name} ->> '$' ELSE CAST({name} AS VARCHAR) END"
 
 
 def _of_mixed(column: str, target: str, *, text: bool) -> Conversion:
     """Each value by the type that it has in JSON."""
     name = quote_name(column)
-    plain, kind = f"({name} ->> '$')", f"json_type({name})"
-    fits = {
-        "boolean": f"{kind} = 'BOOLEAN'",
-        "float": f"{kind} IN ({_JSON_INTEGERS}, 'DOUBLE')",
-        "double": f"{kind} IN ({_JSON_INTEGERS}, 'DOUBLE')",
-        "decimal": f"{kind} IN ({_JSON_INTEGERS}, 'DOUBLE', 'VARCHAR')",
-        "varchar": "true" if text else f"{kind} = 'VARCHAR'",
-        **dict.fromkeys(_INTEGERS, f"{kind} IN ({_JSON_INTEGERS})"),
-    }
+    plain, kind = f"({_text_of_json(name)})", f"json_type({name})"
     type_ = _type(target)
     if type_.id in _NESTED:
         cast = f"TRY_CAST({name} AS {target})"
-        condition = f"{kind} IN ('OBJECT', 'ARRAY') AND coalesce(json_contains(to_json({cast}), {name}), false)"
+        # Containment compares numbers as binary fractions, so it is believed of short ones only.
+        same = f"json_contains(to_json({cast}), {name}) AND NOT regexp_matches({plain}, '[0-9][0-9.]{{15}}')"
+        condition = f"{kind} IN ('OBJECT', 'ARRAY') AND (CAST(to_json({cast}) AS VARCHAR) = {plain} OR ({same}))"
     else:
         cast = f"TRY_CAST({plain} AS {target})"
-        condition = f"{fits.get(type_.id, f'{kind} = {chr(39)}VARCHAR{chr(39)}')} AND {cast} IS NOT NULL"
-        if type_.id == "decimal":  # which rounds
-            more = min(38, _scale(type_) + _DIGITS_TO_LOSE)
-            condition += f" AND TRY_CAST({plain} AS DECIMAL(38, {more})) = TRY_CAST({cast} AS DECIMAL(38, {more}))"
-        if type_.id in _EXACT_BITS:
-            condition += f" AND ({kind} = 'DOUBLE' OR TRY_CAST({cast} AS HUGEINT) = TRY_CAST({plain} AS HUGEINT))"
+        condition = "true" if text and type_.id == "varchar" else f"{_json_kinds(kind, type_.id)}"
+        condition += f" AND {_text_fits(plain, target)}"
     condition = f"coalesce({condition}, false)"
     null = f"({name} IS NULL OR {kind} = 'NULL')"
     return Conversion(
         column, MIXED, target, f"CASE WHEN {null} OR NOT ({condition}) THEN NULL ELSE {cast} END",
         f"(NOT {null} AND NOT ({condition}))",
     )  # fmt: skip
+
+
+def _json_kinds(kind: str, type_id: str) -> str:
+    if type_id == "boolean":
+        return f"{kind} = 'BOOLEAN'"
+    if type_id in _INTEGERS or type_id in _EXACT_BITS:
+        return f"{kind} IN ({_JSON_NUMBERS})"
+    return f"{kind} IN ({_JSON_NUMBERS}, 'VARCHAR')" if type_id == "decimal" else f"{kind} = 'VARCHAR'"
+
+
+def _text_fits(text: str, target: str) -> str:
+    """SQL: whether a text says a value of `target`, and nothing that the value would not."""
+    type_ = _type(target)
+    castable = f"TRY_CAST({text} AS {target}) IS NOT NULL"
+    if type_.id == "varchar":
+        return f"json_valid({text})" if target == MIXED else "true"
+    if type_.id in _INTEGERS:
+        wanted = _matches(text, "[+-]?[0-9]+")
+    elif type_.id == "decimal":
+        digits = f"length(rtrim(regexp_extract({text}, '[.]([0-9]*)$', 1), '0'))"
+        wanted = f"{_matches(text, '[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)')} AND {digits} <= {_scale(type_)}"
+    elif type_.id in _EXACT_BITS:
+        digits = f"length(ltrim(regexp_replace(split_part(lower({text}), 'e', 1), '[^0-9]', '', 'g'), '0'))"
+        number = _matches(text, "[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?")
+        finite = f"isfinite(TRY_CAST({text} AS {target})) AND {digits} <= {_DIGITS[type_.id]}"
+        wanted = f"(({number} AND {finite}) OR {_matches(text.join(('lower(', ')')), '[+-]?(nan|inf|infinity)')})"
+    elif type_.id in _TIMES:
+        wanted = _matches(text, _TIMES[type_.id])
+    elif type_.id == "boolean":
+        wanted = f"lower({text}) IN ('true', 'false')"
+    elif type_.id == "uuid":
+        wanted = "true"
+    else:  # what has many spellings must have DuckDB's own
+        wanted = f"replace(CAST(TRY_CAST({text} AS {target}) AS VARCHAR), ' ', '') = replace({text}, ' ', '')"
+    return f"coalesce({wanted} AND {castable}, false)"
+
+
+def _matches(text: str, pattern: str) -> str:
+    return f"regexp_full_match({text}, {quote_text(pattern)})"
 
 
 def widening(source: str, target: str) -> bool:
@@ -146,7 +196,7 @@ def _widens(source: Any, target: Any) -> bool:
         return source.id in _INTEGERS or (source.id == "decimal" and _scale(target) >= _scale(source))
     if target.id in _EXACT_BITS:
         return source.id in _INTEGERS or source.id == "decimal" or (source.id, target.id) == ("float", "double")
-    if target.id in ("timestamp", "timestamp_ns"):
+    if target.id == "timestamp":
         return source.id in ("date", "timestamp_s", "timestamp_ms", "timestamp")
     if source.id == target.id == "struct":
         ours = {name.casefold(): type_ for name, type_ in target.children}

@@ -15,10 +15,10 @@ import pyarrow as pa
 from icedb.engine import connect_sandbox
 from icedb.errors import InvalidOption, UnknownColumn
 from icedb.incoming import PARTITION_COLUMN, PREFIX
-from icedb.merging import MERGED, check_merging
+from icedb.merging import MERGED, check_aggregated_types, check_batch_columns, check_merging
 from icedb.partitions import partition_expressions, partition_types
 from icedb.queries import check_query
-from icedb.schema import check_columns, check_sort_columns, checked_type, describe, storage_type
+from icedb.schema import ROW_ID, check_columns, check_sort_columns, checked_type, describe, storage_type
 from icedb.spec import SchemaPolicy, TableSpec, check_spec
 
 __all__ = ["ROWS", "DeclaredSchema", "check_name", "checked_spec", "declared_columns"]
@@ -68,6 +68,9 @@ def checked_spec(spec: TableSpec, *, table: str, schema: Mapping[str, str] | Non
             raise InvalidOption(f"{table}: a table has a merge_query or a ready-made merging, not both.")
         inputs = frozenset[str]().union(*(e.columns for e in expressions))
         check_merging(spec.merging, table=table, columns=schema or None, partition_inputs=inputs)
+        check_aggregated_types(spec.merging, known, table=table)
+        if spec.row_id:
+            check_batch_columns(spec.merging, [ROW_ID], table=table)
     for view in spec.views:
         check_name(view.name, table=table)
         check_query(view.query, relation=ROWS, table=table, what=f"query of the view '{view.name}'")
@@ -88,6 +91,8 @@ def check_name(name: str, *, table: str) -> str:
 def _checked_column(column: str, type_: str, table: str) -> str:
     if column.casefold().startswith(PREFIX):
         raise InvalidOption(f"{table}: the column name '{column}' is reserved. Choose another.")
+    if column == ROW_ID and type_ != "VARCHAR":
+        raise InvalidOption(f"{table}: the column '{ROW_ID}' is for the ids of rows, so it is VARCHAR.")
     if column == PARTITION_COLUMN and type_ != "VARCHAR":
         raise InvalidOption(f"{table}: the column '{PARTITION_COLUMN}' chooses a row's partition, so it is VARCHAR.")
     canonical = checked_type(type_, what=f"column '{column}'", table=table)

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -248,7 +249,8 @@ def receive(
         if not _is_untyped(column.type):
             columns[column.name] = types[column.name]
         elif column.name in known:
-            columns[column.name] = known[column.name]
+            filled = _fill(column.type, duckdb.sqltype(types[column.name]), duckdb.sqltype(known[column.name]))
+            columns[column.name] = checked_type(filled, what=f"column '{column.name}'", table=table)
         elif strict and not pa.types.is_null(column.type):
             raise InvalidBatch(
                 f"{table}: column '{column.name}' holds only empty or null elements ({column.type}), so its type is "
@@ -311,6 +313,32 @@ def _describe_arrow(con: duckdb.DuckDBPyConnection, schema: pa.Schema, table: st
         raise UnsupportedType(
             f"{table}: the batch has a column of a type that DuckDB does not have: {reason}"
         ) from None
+
+
+def _fill(arrow: pa.DataType, given: Any, known: Any) -> str:
+    """The type of a column of which some nested part has no type, as the table knows that part.
+
+    A field without a type that the table does not have is left out: it is null in every row.
+    """
+    if pa.types.is_null(arrow):
+        return str(known)
+    if given.id == known.id == "struct":
+        theirs = {name.casefold(): type_ for name, type_ in known.children}
+        fields = [
+            f"{quote_name(name)} {_fill(arrow.field(n).type, type_, theirs.get(name.casefold(), type_))}"
+            for n, (name, type_) in enumerate(given.children)
+            if name.casefold() in theirs or not pa.types.is_null(arrow.field(n).type)
+        ]
+        return f"STRUCT({', '.join(fields)})" if fields else str(known)
+    if given.id == known.id == "list":
+        return f"{_fill(arrow.value_type, given.children[0][1], known.children[0][1])}[]"
+    if given.id == known.id == "map":
+        key, item = (type_ for _, type_ in known.children)
+        return (
+            f"MAP({_fill(arrow.key_type, given.children[0][1], key)}, "
+            f"{_fill(arrow.item_type, given.children[1][1], item)})"
+        )
+    return str(given)
 
 
 def _is_untyped(type_: pa.DataType) -> bool:

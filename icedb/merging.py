@@ -16,6 +16,7 @@ from icedb.spec import Aggregating, Dedup, Merging, Replacing
 
 __all__ = [
     "MERGED",
+    "check_aggregated_types",
     "check_batch_columns",
     "check_keys",
     "check_merging",
@@ -143,16 +144,21 @@ def _check_known(merging: Merging, columns: Mapping[str, str], table: str) -> No
             f"{table}: {type(merging).__name__} names the column '{unknown[0]}', and the table has no such column (it "
             f"has {sorted(columns)}). Correct the name, or declare the column."
         )
+    check_batch_columns(merging, columns, table=table)
+    check_aggregated_types(merging, columns, table=table)
+
+
+def check_aggregated_types(merging: Merging | None, columns: Mapping[str, str], *, table: str) -> None:
+    """Raise InvalidOption for a column that has no sum, or is no count; those that are not there yet may still be."""
     if not isinstance(merging, Aggregating):
         return
-    for column in merging.sum:
+    for column in (c for c in merging.sum if c in columns):
         if columns[column] not in _NUMBERS and not columns[column].startswith("DECIMAL"):
             raise InvalidOption(f"{table}: '{column}' is {columns[column]}, which has no sum. Use min, max or any.")
-    if merging.count and columns[merging.count] not in _INTEGERS:
+    if merging.count in columns and columns[merging.count] not in _INTEGERS:
         raise InvalidOption(
             f"{table}: '{merging.count}' is {columns[merging.count]}, and a count is an integer. Declare it as BIGINT."
         )
-    check_batch_columns(merging, columns, table=table)
 
 
 def check_keys(merging: Merging | None, columns: Collection[str], *, table: str) -> None:

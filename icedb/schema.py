@@ -21,6 +21,7 @@ from icedb.errors import InvalidBatch, InvalidOption, SchemaConflict, UnknownCol
 from icedb.expressions import is_type
 
 __all__ = [
+    "ROW_ID",
     "check_columns",
     "check_sort_columns",
     "checked_type",
@@ -30,6 +31,9 @@ __all__ = [
     "type_name",
     "typed_nothing",
 ]
+
+#: The column in which a table numbers its rows, when it is told to.
+ROW_ID = "_row_id"
 
 # Parquet has no such type, and reading the part would give another: the cast says so beforehand, without loss.
 _STORED_AS = {"TIMESTAMP_S": "TIMESTAMP", "TIMESTAMP_MS": "TIMESTAMP"}
@@ -58,18 +62,28 @@ def storage_type(type_: str, *, column: str, table: str) -> str:
             raise UnsupportedType(
                 f"{table}: column '{column}' is {type_}, which Parquet cannot hold without loss. Cast it to {remedy}."
             )
-    return _nested_in_parquet(type_) if type_.endswith((")", "]")) else _STORED_AS.get(type_, type_)
+    if not type_.endswith((")", "]")):
+        return _STORED_AS.get(type_, type_)
+    stored = _nested_in_parquet(type_)
+    if stored is None:
+        raise UnsupportedType(
+            f"{table}: column '{column}' is {type_}, which Parquet cannot hold: it has a field without a name, or two "
+            "that differ in case at most. Rename them."
+        )
+    return stored
 
 
 @lru_cache(maxsize=4096)
-def _nested_in_parquet(type_: str) -> str:
-    """The type that comes back: fixed arrays are lists, an ENUM inside of something is text."""
+def _nested_in_parquet(type_: str) -> str | None:
+    """The type that comes back: fixed arrays are lists, an ENUM inside of something is text. None: there is no such."""
     folder = Path(tempfile.mkdtemp(prefix="icedb-type-"))
     try:
         with connect_sandbox(folder) as con:
             path = quote_text(str(folder / "nothing.parquet"))
             con.execute(f"COPY (SELECT CAST(NULL AS {type_}) AS value) TO {path} (FORMAT parquet)")
             return describe(con, f"SELECT * FROM read_parquet({path})")["value"]
+    except duckdb.Error:
+        return None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -130,6 +144,8 @@ def _check_case(columns: Iterable[str], *, table: str) -> None:
     for column in columns:
         if not column:
             raise InvalidBatch(f"{table}: a column has an empty name.")
+        if not column.isprintable() and any(0xD800 <= ord(c) <= 0xDFFF for c in column):
+            raise InvalidBatch(f"{table}: the column name {column!r} holds half a character. Rename it.")
         if "\0" in column:
             raise InvalidBatch(f"{table}: the column name {column!r} holds a zero character. Rename it.")
         other = seen.setdefault(column.casefold(), column)

@@ -7,24 +7,21 @@ refused when that would change a value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from icedb.conflicts import MIXED, Conversion, convert, convert_answer
+from icedb.conflicts import MIXED, Conversion, convert, convert_answer, from_text, lossless, widening
 from icedb.engine import quote_name, quote_text
 from icedb.errors import InvalidBatch, SchemaConflict, UnknownColumn
-from icedb.incoming import PARTITION_COLUMN, Incoming
+from icedb.incoming import PARTITION_COLUMN, PREFIX, Incoming
 from icedb.inputs.batches import OnConflict
 from icedb.location import Location
-from icedb.merging import check_batch_columns, check_keys, seeds
+from icedb.merging import check_aggregated_types, check_batch_columns, check_keys, seeds
 from icedb.partitions import PartitionExpression, partition_types
-from icedb.schema import check_columns, check_sort_columns, storage_type
+from icedb.schema import ROW_ID, check_columns, check_sort_columns, storage_type
 from icedb.spec import TableSpec
 
-__all__ = ["ROW_ID", "Shape", "WriteContext", "shape_of"]
-
-#: The column of a table that numbers its rows.
-ROW_ID = "_row_id"
+__all__ = ["Shape", "check_declared", "WriteContext", "shape_of"]
 
 _EXAMPLE_LENGTH_MAX = 80
 
@@ -74,6 +71,7 @@ def shape_of(incoming: Incoming, context: WriteContext, on_conflict: OnConflict)
     """
     path_values = _path_values(incoming, context)
     aside = set(path_values.values())
+    told = _path_conversions(incoming, context, path_values)
     if incoming.chosen and not context.spec.preserve_partition:
         aside.add(PARTITION_COLUMN)
     stored = {c: t for c, t in incoming.columns.items() if c not in aside}
@@ -83,18 +81,19 @@ def shape_of(incoming: Incoming, context: WriteContext, on_conflict: OnConflict)
         columns[column], conversion = _target(incoming, context, column, source, on_conflict)
         if conversion is not None:
             conversions[column] = conversion
-    if conversions:
+    if conversions or told:
         incoming.keep()
     select = {c: conversions[c].sql if c in conversions else _cast(incoming, c, columns[c]) for c in columns}
     _add_made_columns(context, columns, select)
     _check_columns(context, columns)
-    misfits = {c.misfit: _reason(c) for c in conversions.values() if c.misfit}
+    checked = [c for c in (*conversions.values(), *told.values()) if c.misfit]
+    misfits = {c.misfit: _reason(c) for c in checked}
     if on_conflict == "quarantine":
         misfits |= {f"({select[c]}) IS NULL": quote_text(_lacking(c)) for c in context.spec.required if c in select}
     sort_by = _sort_columns(context, columns)
     partition_types(context.expressions, {**context.known_schema, **columns}, table=context.table)
-    values = {name: incoming.select[column] for name, column in path_values.items()}
-    return Shape(columns, select, sort_by, [c for c in conversions.values() if c.misfit], misfits, values)
+    values = {n: told[n].sql if n in told else incoming.select[c] for n, c in path_values.items()}
+    return Shape(columns, select, sort_by, checked, misfits, values)
 
 
 def _path_values(incoming: Incoming, context: WriteContext) -> dict[str, str]:
@@ -110,6 +109,28 @@ def _path_values(incoming: Incoming, context: WriteContext) -> dict[str, str]:
     return found
 
 
+def _path_conversions(
+    incoming: Incoming, context: WriteContext, path_values: Mapping[str, str]
+) -> dict[str, Conversion]:
+    """How the values become those of the partition columns: the path is all that will tell them."""
+    found: dict[str, Conversion] = {}
+    for name, column in path_values.items():
+        source, target = incoming.columns[column], context.spec.path_columns[name]
+        if source == target:
+            continue
+        if source == "VARCHAR":
+            found[name] = from_text(column, target)
+        elif widening(source, target) or target == "VARCHAR":
+            found[name] = lossless(column, source, target)
+        else:
+            conversion = convert_answer(column, source, target, is_null=lambda: False)
+            if conversion is None:
+                check_columns({column: source}, {column: target}, table=context.table)
+            else:
+                found[name] = conversion
+    return found
+
+
 def _target(
     incoming: Incoming, context: WriteContext, column: str, source: str, on_conflict: OnConflict
 ) -> tuple[str, Conversion | None]:
@@ -122,7 +143,9 @@ def _target(
         target = _type_of_mixed(incoming, column, on_conflict)
     if target is None:
         return storage_type(source, column=column, table=table), None
-    if source == target and not mixed:
+    if mixed and target == MIXED:
+        return target, _nested_only(column)
+    if source == target:
         return target, None
     if incoming.answered:
         return target, _of_answer(incoming, context, column, source, target)
@@ -137,6 +160,12 @@ def _target(
     stored = storage_type(source, column=column, table=table)
     check_columns({column: stored}, {column: target}, table=table)
     return target, None
+
+
+def _nested_only(column: str) -> Conversion:
+    """A column whose first value is nested keeps what is nested, as JSON."""
+    name = quote_name(column)
+    return Conversion(column, MIXED, MIXED, name, f"(json_type({name}) NOT IN ('OBJECT', 'ARRAY', 'NULL'))")
 
 
 def _of_answer(incoming: Incoming, context: WriteContext, column: str, source: str, target: str) -> Conversion:
@@ -160,19 +189,19 @@ def _of_answer(incoming: Incoming, context: WriteContext, column: str, source: s
 
 def _type_of_mixed(incoming: Incoming, column: str, on_conflict: OnConflict) -> str:
     """What a new column shall be whose values have several types: one that holds all, or that of the first value."""
-    name = quote_name(column)
+    name, kind = quote_name(column), f"{PREFIX}kind"
     kinds = [
-        str(kind)
-        for (kind,) in incoming.con.execute(
-            f"SELECT json_type({name}) AS kind FROM {incoming.relation} WHERE {name} IS NOT NULL "
-            f"AND json_type({name}) <> 'NULL' GROUP BY kind ORDER BY min(rowid)"
+        str(found)
+        for (found,) in incoming.con.execute(
+            f"SELECT json_type({name}) AS {kind} FROM {incoming.relation} WHERE {name} IS NOT NULL "
+            f"AND json_type({name}) <> 'NULL' GROUP BY {kind} ORDER BY min(rowid)"
         ).fetchall()
     ]
     numbers = {"BIGINT": "BIGINT", "UBIGINT": "BIGINT", "DOUBLE": "DOUBLE"}
     if on_conflict == "cast":
         return "DOUBLE" if kinds and all(k in numbers for k in kinds) else "VARCHAR"
     first = kinds[0] if kinds else "VARCHAR"
-    return {**numbers, "BOOLEAN": "BOOLEAN"}.get(first, "VARCHAR")
+    return {**numbers, "BOOLEAN": "BOOLEAN", "OBJECT": MIXED, "ARRAY": MIXED}.get(first, "VARCHAR")
 
 
 def _cast(incoming: Incoming, column: str, target: str) -> str:
@@ -197,16 +226,23 @@ def _check_columns(context: WriteContext, columns: Mapping[str, str]) -> None:
     check_columns(columns, known, table=table)
     _check_shadowing(context, columns)
     check_batch_columns(spec.merging, columns, table=table)
+    check_aggregated_types(spec.merging, {**known, **columns}, table=table)
     if columns:
         check_keys(spec.merging, known.keys() | columns.keys(), table=table)
-    undeclared = sorted(columns.keys() - known.keys() - {ROW_ID} - {PARTITION_COLUMN})
+    check_declared(spec, columns, known, table=table)
+    if columns and (lacking := [c for c in spec.required if c not in columns]):
+        raise InvalidBatch(f"{table}: {_lacking(lacking[0])}. Add it to the batch.")
+
+
+def check_declared(spec: TableSpec, columns: Iterable[str], known: Mapping[str, str], *, table: str) -> None:
+    """Raise UnknownColumn for a column that nobody declared, when the table takes no others."""
+    made = {ROW_ID, PARTITION_COLUMN, *seeds(spec.merging, ())}
+    undeclared = sorted(set(columns) - known.keys() - made)
     if spec.schema_policy == "declared" and undeclared:
         raise UnknownColumn(
             f"{table}: the batch has a column '{undeclared[0]}', and the table takes only columns that were declared "
             f"({sorted(known)}). Leave it out, or declare it with alter(schema=...)."
         )
-    if columns and (lacking := [c for c in spec.required if c not in columns]):
-        raise InvalidBatch(f"{table}: {_lacking(lacking[0])}. Add it to the batch.")
 
 
 def _lacking(column: str) -> str:

@@ -160,7 +160,7 @@ def encode_spec(spec: TableSpec, *, indent: int = 2) -> bytes:
 
 
 def decode_spec(body: bytes, *, table: str, key: str) -> TableSpec:
-    """The spec in `_table.json`. Raises DamagedLog when it is not one, or is of a later version."""
+    """The spec in `_table.json`. Raises DamagedLog when it is not one, or of a later version; as `check_spec` does."""
     try:
         spec = msgspec.json.decode(body, type=TableSpec)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -169,4 +169,5 @@ def decode_spec(body: bytes, *, table: str, key: str) -> TableSpec:
         raise DamagedLog(
             f"{table}: '{key}' has version {spec.version}; this program reads {SPEC_VERSION}. Upgrade it.", key=key
         )
+    check_spec(spec, table=table)  # somebody else may have written it
     return spec

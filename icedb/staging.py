@@ -8,6 +8,7 @@ machine.
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
+from icedb.conflicts import MIXED
 from icedb.engine import connect_sandbox, quote_name, quote_text
 from icedb.errors import IceDBError, InvalidBatch, InvalidPartitionExpression, InvalidPartitionValue, SchemaConflict
 from icedb.format.names import decode_partition, encode_partition, encode_partition_text
@@ -66,7 +68,7 @@ class Stage:
     ranges: Sequence[Range]
     #: How many rows were set aside, and the columns that they have.
     misfits: int
-    given: Sequence[str]
+    given: Mapping[str, str]
     source: str
     #: Rows of a Parquet row group: fewer than the table says when so many would not fit into memory.
     row_group_rows: int
@@ -101,8 +103,13 @@ class Stage:
         ).to_arrow_reader(ROWS_PER_BATCH)
 
     def _misfit_as_json(self) -> str:
-        row = ", ".join(f"{quote_text(c)}: {quote_name(c)}" for c in self.given)
-        return f"CAST(to_json({{{row}}}) AS VARCHAR)"
+        fields = []
+        for column in self.given:
+            name, key = quote_name(column), quote_text(json.dumps(column, ensure_ascii=False) + ":")
+            # JSON inside of JSON would be read again, as binary fractions.
+            text = f"CAST(to_json({name}) AS VARCHAR)" if self.given[column] != MIXED else f"CAST({name} AS VARCHAR)"
+            fields.append(f"{key} || coalesce({text}, 'null')")
+        return "'{' || " + " || ',' || ".join(fields) + " || '}'" if fields else "'{}'"
 
 
 def check_batch(context: WriteContext, schema: pa.Schema) -> Mapping[str, str]:
@@ -166,7 +173,7 @@ def _stage(
     shape = shape_of(incoming, context, on_conflict)
     if not shape.columns:
         _check_no_rows(incoming, context)
-        return Stage(incoming.con, context, folder, {}, (), 0, (), incoming.batch.source, context.spec.row_group_rows)
+        return Stage(incoming.con, context, folder, {}, (), 0, {}, incoming.batch.source, context.spec.row_group_rows)
     misfits = _set_misfits_aside(incoming, context, shape, on_conflict)
     values = [f"{PREFIX}p{n}" for n in range(len(context.expressions))]
     order = [*([CHOSEN] if incoming.chosen else []), *values]
@@ -181,7 +188,7 @@ def _stage(
     ranges = _ranges(incoming, context, shape, values, order)
     _check_counts(incoming, context, ranges, misfits)
     _check_required(incoming, context, shape)
-    given = tuple(incoming.columns)
+    given = dict(incoming.columns)
     incoming.drop()
     row_group_rows = _row_group_rows(incoming, context, memory_bytes)
     return Stage(

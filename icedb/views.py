@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,12 +69,10 @@ class ViewParts:
     views: Sequence[ViewParts]
 
 
-def write_views(
-    handle: Handle, stage: Stage, *, memory_bytes: int | None = None, above: Collection[str] = ()
-) -> list[ViewParts]:
+def write_views(handle: Handle, stage: Stage, *, memory_bytes: int | None = None) -> list[ViewParts]:
     """Write the parts of all views for a staged batch. Raises what is wrong with one; nothing is left then.
 
-    `memory_bytes` is for the views alone. `above`: the tables that this one is a view of.
+    `memory_bytes` is for the views alone.
     """
     views: list[ViewParts] = []
     if not stage.rows:
@@ -82,10 +80,7 @@ def write_views(
     try:
         for view in handle.spec.views:
             target = _open(handle, view)
-            if target.table in (*above, handle.table):
-                raise InvalidOption(f"{target.table}: the table is a view of itself. Drop the view '{view.name}'.")
-            above_it = (*above, handle.table)
-            views.append(_write_with_views(handle, target, view, stage, memory_bytes=memory_bytes, above=above_it))
+            views.append(_write_with_views(handle, target, view, stage, memory_bytes=memory_bytes))
     except BaseException:
         discard_views(views)
         raise
@@ -140,9 +135,7 @@ def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backf
         raise InvalidOption(f"{handle.table}: the view '{name}' has a query already; it takes no insert_query.")
     _check_fits(handle, name, query, spec)
     store = handle.store.beside(handle.location.beside(name))
-    # By its id a creation that was cut short is told from another table.
-    made_of = hashlib.sha256(f"{handle.table}\n{name}\n{query}".encode())
-    spec = msgspec.structs.replace(spec, id=made_of.hexdigest()[:32])
+    spec = msgspec.structs.replace(spec, id=_view_id(handle, View(name, query)))
     target = create_handle(store, spec, timing=handle.timing, fencing=handle.fencing, clock=handle.clock)
 
     def add(now: TableSpec) -> TableSpec:
@@ -256,6 +249,12 @@ def _view(handle: Handle, name: str) -> View:
     raise InvalidOption(f"{handle.table}: there is no view '{name}' (there are {[v.name for v in handle.spec.views]}).")
 
 
+def _view_id(handle: Handle, view: View) -> str:
+    """The id of a view's table: by it, a creation that was cut short is told from another table, and so is a table that
+    somebody wrote into the source's spec to have it written to."""
+    return hashlib.sha256(f"{handle.spec.id}\n{view.name}\n{view.query}".encode()).hexdigest()[:32]
+
+
 def _open(handle: Handle, view: View) -> Handle:
     try:
         target = open_beside(handle, check_name(view.name, table=handle.table))
@@ -263,16 +262,21 @@ def _open(handle: Handle, view: View) -> Handle:
         raise TableNotFound(
             f"{handle.table}: its view '{view.name}' is not there ({error}). Restore it, or drop_view('{view.name}')."
         ) from None
+    if target.spec.id != _view_id(handle, view):
+        raise InvalidOption(
+            f"{handle.table}: '{target.table}' is another table, and no view of this one. Nothing was written. "
+            f"drop_view('{view.name}'), or create the view under another name."
+        )
     prepare(target)
     return target
 
 
 def _write_with_views(
-    handle: Handle, target: Handle, view: View, stage: Stage, *, memory_bytes: int | None, above: Collection[str]
+    handle: Handle, target: Handle, view: View, stage: Stage, *, memory_bytes: int | None
 ) -> ViewParts:
     memory_bytes = half_of(memory_bytes) if target.spec.views else memory_bytes
     with _staged(handle, target, view, stage.stream(), memory_bytes=memory_bytes) as answer:
-        views = write_views(target, answer, memory_bytes=memory_bytes, above=above)
+        views = write_views(target, answer, memory_bytes=memory_bytes)
         try:
             written = put_parts(answer, store=target.store, clock=target.clock)
         except BaseException:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,6 +33,7 @@ from icedb.location import parse_location
 from icedb.spec import Aggregating, Dedup, Replacing, TableSpec, View, encode_spec
 from icedb.store import open_store
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table, open_table
+from tests.conftest import Place
 from tests.siblings import Rows, Siblings
 
 TOTALS = "SELECT k, count(*) AS n, sum(v)::BIGINT AS v FROM _rows GROUP BY k"
@@ -385,7 +388,7 @@ def test_a_ring_of_views_that_somebody_wrote_by_hand_is_refused(ring: tuple[str,
         store, spec = world.beside(name), TableSpec(id=clock.new_id(), views=views)
         if store.location.keys.spec not in world.store.objects:
             store.create(store.location.keys.spec, encode_spec(spec))
-    with pytest.raises(InvalidOption, match="view of itself"):
+    with pytest.raises(InvalidOption, match="no view of this one"):
         world.table().insert(rows(*BASE))
     assert [k for k in world.store.objects if "/_data/" in k or "/_log/" in k] == []
 
@@ -735,3 +738,16 @@ def test_the_spec_in_the_log_and_what_older_programs_see_of_it(world: Siblings) 
     opened = open_table(world.store, world.clock)
     opened.schema()
     assert [v.name for v in opened.spec.views] == ["copy"]
+
+
+def test_a_table_that_somebody_wrote_into_the_spec_is_not_written_to(local: Place) -> None:
+    victim = Table.create(local.below("lake/victim").uri)
+    victim.insert([{"p": 1}])
+    source = Table.create(local.below("lake/src").uri)
+    path = Path(source.uri) / "_table.json"
+    spec = json.loads(path.read_text())
+    path.write_text(json.dumps({**spec, "views": [{"name": "victim", "query": "SELECT -1 AS p FROM _rows"}]}))
+    with pytest.raises(InvalidOption, match="is another table"):
+        Table.open(source.uri).insert([{"p": 2}])
+    assert victim.snapshot().rows == 1
+    assert Table.open(source.uri).snapshot().rows == 0

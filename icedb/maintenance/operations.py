@@ -12,6 +12,7 @@ from icedb.handle import Handle
 from icedb.parts import WrittenParts
 from icedb.rewriting import Rewrite
 from icedb.schema import check_columns
+from icedb.shaping import check_declared
 from icedb.spec import all_columns
 
 __all__ = ["Append", "Replace", "Rewritten"]
@@ -36,6 +37,7 @@ class Append:
         """Raises SchemaConflict when another commit gave one of the columns another type, or declared it so."""
         columns = all_columns(self._handle.spec, state.schema)  # reading `state` has brought the spec up to date
         check_columns(self._written.schema, columns, table=state.table)
+        check_declared(self._handle.spec, self._written.schema, columns, table=state.table)
         return draft(state, t_ms=t_ms, schema=dict(self._written.schema), add=self._written.markers)
 
 
