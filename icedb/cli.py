@@ -274,6 +274,8 @@ def import_files(
                 dry_run=dry,
             )  # fmt: skip
         table = Table.open(uri, storage_options=options)
+        if sort_by and list(table.spec.sort_by) != sort_by:
+            raise typer.BadParameter("--sort-by: the table is there already, and sorted otherwise. Leave it out.")
         return table.import_files(source, trust_paths=trust_paths, verify=verify, first_time=first_time, dry_run=dry)
 
     _run(operation, dry_run=dry_run, yes=yes, json=json)

@@ -18,6 +18,7 @@ from icedb.clock import Clock, SystemClock
 from icedb.commit import Put, put_settled
 from icedb.errors import CommitContended, CommitUncertain, DamagedLog, InvalidOption, InvalidURI
 from icedb.format.codec import VERSION, decode, encode
+from icedb.format.names import has_reserved_end, has_unsafe_segment
 from icedb.format.records import LogFile, Marker
 from icedb.format.records import LogTombstone as LogTombstoneRecord
 from icedb.format.snapshot import LogState, live_markers, replay
@@ -63,6 +64,7 @@ APPEND_ATTEMPTS_MAX = 20
 TIMESTAMP_MS_MAX = 9_999_999_999_999
 # Long enough to be told, short enough for a file's name.
 HOST_CHARS_MAX = 100
+_WHOLE = "Give a whole number, such as round(time.time() * 1000)."
 
 
 class S3Client:
@@ -86,6 +88,11 @@ class S3Client:
 
         if not s3bucket or "/" in s3bucket:
             raise InvalidURI(f"'{s3bucket}' is no bucket's name. Give the bucket alone; the path is s3prefix.")
+        if has_reserved_end((s3prefix or "").split("/")):
+            raise InvalidURI(
+                f"'{s3prefix}' cannot be a table's prefix: a segment of it ends in '_data' or '_log', by which "
+                "programs of IceDB v3 find their way. Choose another."
+            )
         options = {
             "AWS_REGION": s3region,
             "AWS_ENDPOINT_URL": s3endpoint,
@@ -162,7 +169,7 @@ class IceLogIO:
         self._last_ms = 0
 
     def read_at_max_time(
-        self, s3c: S3Client, timestamp: int
+        self, s3client: S3Client, timestamp: int
     ) -> tuple[Schema, list[FileMarker], list[LogTombstone], list[str]]:
         """Schema, parts (tombstoned ones too), log tombstones and log files, as of a time in unix milliseconds.
 
@@ -171,11 +178,11 @@ class IceLogIO:
         errors.
         """
         with v3_conflicts():
-            state = s3c.table.read(fresh=True)
-        keys = sorted(k for k in state.listed_ms if s3c.table.keys.parse_log_file(k).t_ms <= timestamp)
+            state = s3client.table.read(fresh=True)
+        live = {m.key for m in live_markers(state, timestamp)}  # first: what cleanup has forgotten was there
+        keys = sorted(k for k in state.listed_ms if s3client.table.keys.parse_log_file(k).t_ms <= timestamp)
         if not keys:
             raise NoLogFilesException
-        live = {m.key for m in live_markers(state, timestamp)}
         markers = [
             file_marker(m, source=source, tombstone=None if m.key in live else m.tombstoned_ms)
             for m, source in _decided(state)
@@ -189,29 +196,29 @@ class IceLogIO:
         return schema_of(state.schema), markers, tombstones, keys
 
     def read_log_forward(
-        self, s3c: S3Client, log_files: Sequence[str]
+        self, s3client: S3Client, log_files: Sequence[str]
     ) -> tuple[Schema, list[FileMarker], list[LogTombstone]]:
         """What these log files say together, whatever others there are. Raises InvalidOption for one that is gone."""
-        found = [(key, s3c.table.log.fetch(key)) for key in sorted(set(log_files))]
+        found = [(key, s3client.table.log.fetch(key)) for key in sorted(set(log_files))]
         if gone := [key for key, stored in found if stored is None]:
             raise InvalidOption(
-                f"{s3c.table.table}: the log file '{gone[0]}' is not there (any more). List them again."
+                f"{s3client.table.table}: the log file '{gone[0]}' is not there (any more). List them again."
             )
         with v3_conflicts():
-            state = replay([stored for _, stored in found if stored is not None], table=s3c.table.table)
+            state = replay([stored for _, stored in found if stored is not None], table=s3client.table.table)
         markers = [file_marker(m, source=source, tombstone=m.tombstoned_ms) for m, source in _decided(state)]
         return schema_of(state.schema), markers, [LogTombstone(k, t) for k, t in sorted(state.log_tombstones.items())]
 
-    def get_current_log_files(self, s3c: S3Client) -> list[dict[str, Any]]:
+    def get_current_log_files(self, s3client: S3Client) -> list[dict[str, Any]]:
         """The log files that are there, as boto3 lists them: 'Key', 'Size', 'LastModified'."""
         return [
             {"Key": i.key, "Size": i.bytes, "LastModified": datetime.fromtimestamp(i.stored_ms / 1000, UTC)}
-            for i in s3c.table.store.list(s3c.table.keys.log_prefix)
+            for i in s3client.table.store.list(s3client.table.keys.log_prefix)
         ]
 
     def append(
         self,
-        s3c: S3Client,
+        s3client: S3Client,
         version: int | str,
         schema: Schema,
         files: Iterable[FileMarker],
@@ -224,7 +231,7 @@ class IceLogIO:
         Raises InvalidOption for what no log file can hold, for a `timestamp` that is taken, and for tombstones where
         exclusive commits are; SchemaConflictException; CommitContended, CommitUncertain, the store's errors.
         """
-        handle = s3c.table
+        handle = s3client.table
         # As DuckDB spells them: other programs compare the texts.
         types = {c: checked_type(t, what=f"column '{c}'", table=handle.table) for c, t in schema.pairs()}
         file = LogFile(
@@ -233,6 +240,7 @@ class IceLogIO:
             markers=tuple(Marker(f.path, f.fileBytes, f.createdMS, tombstoned_ms=f.tombstone) for f in files),
             tombstones=tuple(LogTombstoneRecord(t.path, t.createdMS) for t in tombstones or ()),
         )
+        _check_markers(handle, file)
         self._check(handle, version, file)
         handle.check_writable()
         if timestamp is not None:
@@ -258,7 +266,9 @@ class IceLogIO:
 
     def _encode(self, handle: Handle, file: LogFile, timestamp: int, *, merged: bool) -> tuple[str, bytes]:
         if not isinstance(timestamp, int) or not 0 <= timestamp <= TIMESTAMP_MS_MAX:
-            raise InvalidOption(f"{handle.table}: the timestamp {timestamp!r} is no time in unix milliseconds.")
+            raise InvalidOption(
+                f"{handle.table}: the timestamp {timestamp!r} is no time in unix milliseconds. {_WHOLE}"
+            )
         made = LogFile(timestamp, file.schema, file.markers, file.tombstones)
         key = handle.keys.log_file(timestamp, merged=merged or made.carries_tombstones, writer=self._writer)
         body = encode(made)
@@ -281,6 +291,29 @@ class IceLogIO:
             )
 
 
+def _check_markers(handle: Handle, file: LogFile) -> None:
+    """What the caller gave, in the caller's words: decoding would speak of a damaged log file."""
+    table, keys = handle.table, handle.keys
+    for number, marker in enumerate(file.markers):
+        _check_path(table, f"files[{number}]", marker.key, keys.data_prefix)
+        times = {"createdMS": marker.created_ms, "fileBytes": marker.bytes, "tombstone": marker.tombstoned_ms or 0}
+        for name, value in times.items():
+            _check_whole(table, f"files[{number}].{name}", value)
+    for number, tombstone in enumerate(file.tombstones):
+        _check_path(table, f"tombstones[{number}]", tombstone.key, keys.log_prefix)
+        _check_whole(table, f"tombstones[{number}].createdMS", tombstone.created_ms)
+
+
+def _check_path(table: str, what: str, path: object, prefix: str) -> None:
+    if not isinstance(path, str) or not path.startswith(prefix) or has_unsafe_segment(path[len(prefix) :].split("/")):
+        raise InvalidOption(f"{table}: the path of {what} is {path!r}. Give the key of an object below '{prefix}'.")
+
+
+def _check_whole(table: str, what: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InvalidOption(f"{table}: {what} is {value!r}. {_WHOLE}")
+
+
 def _refuse_taken(handle: Handle, key: str) -> None:
     try:
         handle.store.head(key)
@@ -289,12 +322,17 @@ def _refuse_taken(handle: Handle, key: str) -> None:
     raise InvalidOption(f"{handle.table}: the log file '{key}' is there already. Give another timestamp, or none.")
 
 
-def _decided(state: LogState) -> list[tuple[Marker, str]]:
-    """Each part once, with the log file that decides it: the last that names it, of those that tombstone a dead one."""
-    source = {
+def sources(state: LogState) -> dict[str, str]:
+    """Part -> the log file that decides it: the last that names it, of those that tombstone a dead one."""
+    return {
         m.key: key
         for key, stored in state.effective.items()
         for m in stored.file.markers
         if m.tombstoned_ms is not None or state.parts[m.key].tombstoned_ms is None
     }
+
+
+def _decided(state: LogState) -> list[tuple[Marker, str]]:
+    """Each part once, with the log file that decides it."""
+    source = sources(state)
     return [(marker, source[key]) for key, marker in sorted(state.parts.items())]

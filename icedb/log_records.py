@@ -42,7 +42,10 @@ class NoLogFilesException(FixInput, LookupError):
 class SchemaConflictException(SchemaConflict):
     """A column has one type, and something brings another: `column`, `current_type`, `new_type`, `message`."""
 
-    def __init__(self, column: str, current: str, new: str, *, message: str = "") -> None:
+    def __init__(self, column: str, current: str | Sequence[str], new: str | None = None, *, message: str = "") -> None:
+        """Two types, or a list of them in the place of the first."""
+        types = [current] if isinstance(current, str) else list(current)
+        current, new = types[0], new if new is not None else types[-1]
         self.message = message or f"column '{column}' is {current}, and {new} was given. Cast it, or rename it."
         super().__init__(self.message, column=column, types=(current, new))
         self.current_type = current

@@ -144,8 +144,8 @@ def _check_known(merging: Merging, columns: Mapping[str, str], table: str) -> No
             f"{table}: {type(merging).__name__} names the column '{unknown[0]}', and the table has no such column (it "
             f"has {sorted(columns)}). Correct the name, or declare the column."
         )
-    check_batch_columns(merging, columns, table=table)
     check_aggregated_types(merging, columns, table=table)
+    check_batch_columns(merging, columns, table=table)
 
 
 def check_aggregated_types(merging: Merging | None, columns: Mapping[str, str], *, table: str) -> None:

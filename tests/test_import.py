@@ -791,3 +791,36 @@ def test_the_command_creates_the_table_and_imports(local: Place) -> None:
     assert "goes with --create" in command(beside(local), local.uri, "--sort-by", "n", status=2)
     shown = CliRunner().invoke(app, ["import", beside(local), local.uri, "--trust-paths", "--first-time"]).stdout
     assert "the table has it already" in shown
+
+
+def test_a_creation_that_fails_leaves_no_table_behind(place: Place) -> None:
+    put_files(beside(place), {"d=1/a.parquet": [{"n": 1}], "d=1/b.parquet": [{"n": "x"}]}, place.storage_options)
+    options: dict[str, Any] = {"storage_options": place.storage_options}
+    cases: list[tuple[str, dict[str, Any], type[IceDBError]]] = [
+        (beside(place), {}, SchemaConflict),
+        (f"{beside(place)}/d=1/a.parquet", {"sort_by": ["missing"]}, UnknownColumn),
+    ]
+    for source, wrong, error in cases:
+        with pytest.raises(error):
+            Table.adopt(place.uri, source, **wrong, **options)
+        assert not Table.exists(place.uri, **options)
+    assert Table.adopt(place.uri, f"{beside(place)}/d=1/a.parquet", sort_by=["n"], **options).rows == 1
+    assert Table.open(place.uri, **options).spec.sort_by == ("n",)
+
+
+@pytest.mark.parametrize("source", [None, 1, ["a.parquet"], b"a.parquet"])
+def test_what_is_no_address_is_refused(source: Any, local: Place) -> None:
+    with pytest.raises(InvalidOption, match=f"cannot import from a {type(source).__name__}"):
+        create(local).import_files(source)
+    with pytest.raises(InvalidOption, match="Give one address"):
+        Table.adopt(f"{local.uri}2", source)
+
+
+def test_the_command_says_what_it_does_not_do(local: Place) -> None:
+    put_files(beside(local), DAYS)
+    command(beside(local), local.uri, "--create", "--sort-by", "n")
+    assert len(command(beside(local), local.uri, "--create", "--sort-by", "n")["skipped"]) == 3
+    said = command(beside(local), local.uri, "--create", "--sort-by", "s", status=2)
+    assert "the table is there already" in said
+    said = command(local.uri, f"{local.uri}2", "--create", status=2)
+    assert "names that begin with _ or . are left out" in said

@@ -477,3 +477,32 @@ def test_nothing_is_left_behind(here: Folder, tmp_path: Path, monkeypatch: pytes
     here.read(here.put("a.csv", "a\n1\n"))
     here.refuses(here.put("b.csv", "a,b\n1\n"), InvalidBatch, "Line: 2")
     assert list(own.iterdir()) == []
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_parquet_nanoseconds_of_a_zone_are_kept_or_refused_never_cut(folder: Folder, nested: bool) -> None:
+    def put(name: str, ns: int) -> str:
+        column: Any = pa.array([None, ns], pa.timestamp("ns", tz="UTC"))
+        return folder.arrow(name, pa.table({"a": pa.StructArray.from_arrays([column], ["x"]) if nested else column}))
+
+    assert "0, 0, 0, 7, tzinfo" in repr(folder.read(put("a.parquet", 7000)).column[1])
+    folder.refuses(put("b.parquet", 7001), InvalidBatch, "column 'a' of '.*b.parquet' holds times of a zone in nanos")
+
+
+def test_parquet_names_that_differ_in_case_are_one_column(here: Folder) -> None:
+    one = here.parquet("a.parquet", "SELECT 1::BIGINT AS a")
+    two = here.parquet("b.parquet", "SELECT 2::BIGINT AS A")
+    other = here.parquet("c.parquet", "SELECT 2.5::DOUBLE AS A")
+    empty = here.arrow("d.parquet", pa.table({"A": pa.nulls(1)}))
+    found = here.read([one, two, empty])
+    assert (found.types, found.column) == ({"a": "BIGINT"}, [1, 2, None])
+    here.refuses([one, other], SchemaConflict, "column 'a' is BIGINT in '.*a.parquet' and DOUBLE in '.*c.parquet'")
+    mixed = here.read([one, other], on_conflict="cast")
+    assert (mixed.mixed, mixed.column) == ({"a"}, ["1", "2.5"])
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_json_lines_may_begin_with_a_byte_order_mark(folder: Folder, name: str) -> None:
+    body = '\ufeff{"a": 1, "b": "x,\\"y"}\r\n{"a": 2}\n'.encode()
+    path = folder.put(name, gzip.compress(body) if name.endswith(".gz") else body)
+    assert folder.read(path).rows == [(1, 'x,"y'), (2, None)]

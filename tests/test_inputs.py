@@ -228,9 +228,9 @@ def test_lists_without_elements_do_not_become_something_else() -> None:
         read([{"a": []}], {"a": "VARCHAR"})
 
 
-def test_python_texts_are_json_unless_other_values_are_there() -> None:
+def test_python_texts_are_json_whatever_other_values_are_there() -> None:
     assert read([{"a": "[1]"}], {"a": "JSON"}).column == ["[1]"]
-    assert read([{"a": "[1]"}, {"a": 1}], {"a": "JSON"}).column == ['"[1]"', "1"]
+    assert read([{"a": "[1]"}, {"a": 1}], {"a": "JSON"}).column == ["[1]", "1"]
 
 
 # ------------------------------------------------------------------------------------------ conflicts within a batch
@@ -597,3 +597,59 @@ def test_nested_rows_come_back_as_they_were(rows: list[dict[str, Any]]) -> None:
     names = list(found.types)
     back = [_pruned(dict(zip(names, row, strict=True))) for row in found.rows]
     assert back == [_pruned(row) for row in rows]
+
+
+# ------------------------------------------------------------------------------------------ nanoseconds
+
+NS = pa.timestamp("ns", tz="UTC")
+
+
+def _in_nanoseconds(kind: str, ns: int) -> Any:
+    plain = pa.array([None, ns], NS)
+    match kind:
+        case "pandas":
+            return pd.DataFrame({"a": pd.to_datetime([None, ns], utc=True)})
+        case "polars":
+            return pl.DataFrame({"a": pl.from_arrow(plain)})
+        case "lazy":
+            return pl.DataFrame({"a": pl.from_arrow(plain)}).lazy()
+        case "reader":
+            return pa.table({"a": plain}).to_reader()
+        case "record batch":
+            return pa.record_batch({"a": plain})
+        case "struct":
+            return pa.table({"a": pa.StructArray.from_arrays([plain], ["x"])})
+        case "dictionary":
+            return pa.table({"a": plain.dictionary_encode()})
+        case "run ends":
+            return pa.table({"a": pa.RunEndEncodedArray.from_arrays([1, 2], plain)})
+        case "map":
+            return pa.table({"a": pa.array([None, [("k", ns)]], pa.map_(pa.string(), NS))})
+        case "nested":
+            return pa.table({"a": pa.array([None, [{"x": [ns]}]], pa.list_(pa.struct([("x", pa.large_list(NS))])))})
+    element = {"list": pa.list_(NS), "array": pa.list_(NS, 1)}[kind]
+    return pa.table({"a": pa.array([None, [ns]], element)})
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["pandas", "polars", "lazy", "reader", "record batch", "struct", "dictionary", "run ends", "map", "nested", "list",
+     "array"],
+)  # fmt: skip
+def test_nanoseconds_of_a_zone_are_kept_or_refused_never_cut(kind: str) -> None:
+    assert "datetime.datetime(1970, 1, 1, 0, 0, 0, 7, tzinfo=" in repr(read(_in_nanoseconds(kind, 7000)).column[1])
+    with pytest.raises(InvalidBatch, match=r"column 'a' holds times of a zone in nanoseconds.*Truncate them"):
+        read(_in_nanoseconds(kind, 7001))
+
+
+def test_nanoseconds_outside_of_a_slice_do_not_count() -> None:
+    assert len(read(pa.table({"a": pa.array([[7000], [7001]], pa.list_(NS))}).slice(0, 1)).column) == 1
+
+
+def test_views_of_lists_with_nanoseconds_are_refused() -> None:
+    with pytest.raises(InvalidBatch, match="column 'a' holds times of a zone in nanoseconds"):
+        read(pa.table({"a": pa.array([[7000]], pa.list_view(NS))}))
+
+
+def test_nanoseconds_without_a_zone_stay() -> None:
+    assert read(pa.table({"a": pa.array([7001], pa.timestamp("ns"))})).types == {"a": "TIMESTAMP_NS"}

@@ -48,6 +48,7 @@ LAYERS = [
     "icedb.inputs.rows",
     "icedb.inputs.paths",
     "icedb.inputs.files",
+    "icedb.inputs.precision",
     "icedb.inputs.parquet_files",
     "icedb.inputs.csv_files",
     "icedb.inputs.json_lines",

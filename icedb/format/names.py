@@ -230,6 +230,11 @@ def encode_partition_text(text: str, names: Sequence[str], *, table: str) -> str
         raise InvalidPartitionValue(
             f"{table}: '{text[:200]}' cannot be a partition: it has a segment that is empty, '.', '..' or has no name."
         )
+    if has_reserved_end(segments):
+        raise InvalidPartitionValue(
+            f"{table}: '{text[:200]}' cannot be a partition: a segment of it ends in '_data' or '_log', by which "
+            "programs of IceDB v3 find their way in a key. Let it end in something else."
+        )
     if names and [(name, equals) for name, equals, _ in pairs] != [(name, "=") for name in names]:
         raise InvalidPartitionValue(
             f"{table}: '{text[:200]}' is no partition of this table, whose paths are "
@@ -283,3 +288,8 @@ def partition_of(data_prefix: str, key: str) -> str:
 def has_unsafe_segment(segments: Sequence[str]) -> bool:
     """Whether a path could leave its folder, or has an empty step."""
     return any(s in ("", ".", "..") for s in segments)
+
+
+def has_reserved_end(segments: Sequence[str]) -> bool:
+    """Whether `_data/` or `_log/` would stand inside a path, where a v3 program looks for the folder of the parts."""
+    return any(s.endswith(("_data", "_log")) for s in segments)

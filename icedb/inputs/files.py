@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,6 +31,7 @@ from icedb.inputs.batches import CHUNK_ROWS, OnConflict
 from icedb.inputs.paths import Files, find_files
 from icedb.location import Location, parse_location
 from icedb.schema import describe
+from icedb.store import ObjectNotFound, fetch, open_store
 
 __all__ = [
     "FILE_COLUMN",
@@ -60,6 +61,8 @@ class Reading:
     table: str
     known: Mapping[str, str]
     on_conflict: OnConflict
+    #: One of the files as a file of this machine, while the context lasts.
+    fetched: Callable[[str], AbstractContextManager[Path]]
 
     def refuse(self, error: duckdb.Error) -> NoReturn:
         """Raise what an error of DuckDB's means for whoever gave the paths."""
@@ -83,15 +86,34 @@ def open_files(
     limit = max(WRITE_MEMORY_BYTES_MIN, (memory_bytes or memory_bytes_default()) // READING_SHARE)
     with connect_reader(Location("memory", "", ""), memory_bytes=limit, folder=folder) as con:
         files = find_files(con, data, table=location.uri, attach=lambda bucket: _attach(con, location, bucket))
-        yield Reading(con, files, location.uri, known, on_conflict)
+        yield Reading(con, files, location.uri, known, on_conflict, lambda path: _fetched(location, folder, path))
 
 
 def _attach(con: duckdb.DuckDBPyConnection, location: Location, bucket: str) -> None:
     """Let a connection into a bucket: as the table's own, or, when that is not in S3, as the environment says."""
+    attach_s3(con, _bucket(location, bucket))
+
+
+def _bucket(location: Location, name: str) -> Location:
     if location.scheme == "s3":
-        attach_s3(con, replace(location, root=bucket, prefix="", log=None))
-    else:
-        attach_s3(con, parse_location(f"s3://{bucket}"))
+        return replace(location, root=name, prefix="", log=None)
+    return parse_location(f"s3://{name}")
+
+
+@contextmanager
+def _fetched(location: Location, folder: Path, path: str) -> Iterator[Path]:
+    if not path.startswith("s3://"):
+        yield Path(path)
+        return
+    bucket, _, key = path.removeprefix("s3://").partition("/")
+    file = folder / "fetched"
+    try:
+        fetch(open_store(_bucket(location, bucket)), key, file)
+        yield file
+    except ObjectNotFound:
+        raise InvalidBatch(f"{location.uri}: '{path}' is not there any more. Correct the path.") from None
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def stream(

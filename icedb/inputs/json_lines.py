@@ -79,12 +79,23 @@ class _Lines:
             self._starts.append(number)
             self._paths.append(path)
             for texts in _texts(self._reading, path):
+                if number == self._starts[-1] and texts and texts[0] is None:
+                    texts[0] = self._after_mark(path)
                 rows = self._decoded(texts, path, number - self._starts[-1])
                 yield path, number, rows
                 number += len(rows)
             # DuckDB takes a file of one byte for an empty one.
             if number == self._starts[-1] and first_line(self._reading, path).strip():
                 raise self._bad(path, 0, "is not an object")
+
+    def _after_mark(self, path: str) -> str | None:
+        """The first line, if it is JSON but for a byte order mark: only as CSV, DuckDB leaves that out."""
+        try:
+            line = first_line(self._reading, path).removeprefix("\ufeff")
+            self._decoder.decode(line)
+        except (InvalidBatch, msgspec.DecodeError, RecursionError):
+            return None
+        return line
 
     def _decoded(self, texts: list[str | None], path: str, first: int) -> list[dict[str, Any]]:
         try:

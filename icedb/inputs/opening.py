@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from icedb.inputs.files import Reading, open_files
 from icedb.inputs.json_lines import open_json
 from icedb.inputs.parquet_files import open_parquet
 from icedb.inputs.paths import Format, is_paths
+from icedb.inputs.precision import microseconds
 from icedb.inputs.rows import open_rows
 from icedb.location import Location
 
@@ -64,7 +66,8 @@ def open_batch(
                 ) as reading:
                     yield _from_files(reading, failures.append)
             else:
-                yield _from_rows(data, location.uri, known, on_conflict, folder, failures.append)
+                batch = _from_rows(data, location.uri, known, on_conflict, folder, failures.append)
+                yield replace(batch, stream=microseconds(batch.stream, table=location.uri, failed=failures.append))
         except Exception:
             if failures:  # a stream's error loses its type on the way through Arrow
                 raise failures[0] from None

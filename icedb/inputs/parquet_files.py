@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from icedb.engine import quote_name, quote_text
 from icedb.errors import IceDBError, SchemaConflict
-from icedb.inputs.batches import Batch
+from icedb.inputs.batches import CHUNK_ROWS, Batch
 from icedb.inputs.files import (
     FILE_COLUMN,
     Reading,
@@ -23,6 +25,7 @@ from icedb.inputs.files import (
     select_list,
     stream,
 )
+from icedb.inputs.precision import in_microseconds, without_nanoseconds
 from icedb.schema import storage_type
 
 __all__ = ["open_parquet"]
@@ -33,11 +36,15 @@ _SCHEMA = "name, type, type_length, num_children, converted_type, scale, precisi
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Files of the same columns. `untyped`: those that were written without any value."""
+    """Files of the same columns. `untyped`: those that were written without any value.
+
+    `nanoseconds`: whether there are times of a zone in nanoseconds, of which DuckDB cuts digits.
+    """
 
     paths: tuple[str, ...]
     columns: Mapping[str, str]
     untyped: frozenset[str]
+    nanoseconds: bool = False
 
     @property
     def relation(self) -> str:
@@ -54,12 +61,17 @@ def open_parquet(reading: Reading, *, failed: Callable[[IceDBError], None]) -> B
     types, mixed = _united(reading, groups)
     for column, type_ in types.items():
         storage_type(type_, column=column, table=reading.table)
+    for path in (path for g in groups if g.nanoseconds for path in g.paths):
+        _check_nanoseconds(reading, path)
     from_paths = partition_sql(reading, {c: "" for g in groups for c in g.columns})
-    columns = dict.fromkeys((c for g in groups for c in g.columns), "") | types
+    typed = {c.casefold() for c in types}
+    untyped_only = {c.casefold(): c for g in groups for c in g.columns if c.casefold() not in typed}
+    columns = dict.fromkeys(untyped_only.values(), "") | types
     nothing, untyped = no_values(columns), [c for c, t in columns.items() if not t]
     selects = []
     for group in groups:
-        own = {c: _expression(c, mixed) for c in types if c in group.columns and c not in group.untyped}
+        there = {c.casefold() for c in group.columns if c not in group.untyped}
+        own = {c: _expression(c, mixed) for c in types if c.casefold() in there}
         selects.append(f"{select_list(own | from_paths or nothing)} FROM {group.relation}")
     return Batch(
         stream(reading, "\nUNION ALL BY NAME\n".join(selects), failed=failed, untyped=untyped),
@@ -75,31 +87,38 @@ def _groups(reading: Reading) -> list[_Group]:
     paths = ", ".join(map(quote_text, reading.files.paths))
     try:
         found = reading.con.execute(
-            f"SELECT schema, list(file_name), any_value(untyped) FROM ("
+            f"SELECT schema, list(file_name), any_value(untyped), any_value(nanoseconds) FROM ("
             f"SELECT file_name, list(({_SCHEMA})::VARCHAR ORDER BY column_id) AS schema, "
-            "list(name) FILTER (logical_type LIKE 'NullType%') AS untyped "
+            "list(name) FILTER (logical_type LIKE 'NullType%') AS untyped, "
+            "coalesce(bool_or(logical_type LIKE 'TimestampType(isAdjustedToUTC=1%NANOS=NanoSeconds%'), false) "
+            "AS nanoseconds "
             f"FROM parquet_schema([{paths}]) GROUP BY file_name) GROUP BY schema"
         ).fetchall()
     except duckdb.Error as error:
         reading.refuse(error)
     order = {path: n for n, path in enumerate(reading.files.paths)}
     groups = []
-    for _, names, untyped in found:
+    for _, names, untyped, nanoseconds in found:
         of_group = tuple(path for path in reading.files.paths if path in set(names))
         columns = columns_of(reading, _Group(of_group, {}, frozenset()).relation)
-        groups.append(_Group(of_group, columns, frozenset(untyped or ()) & set(columns)))
+        groups.append(_Group(of_group, columns, frozenset(untyped or ()) & set(columns), nanoseconds))
     return sorted(groups, key=lambda g: order[g.paths[0]])
 
 
 def _united(reading: Reading, groups: list[_Group]) -> tuple[dict[str, str], frozenset[str]]:
-    """Column -> type in all files, and the columns that have several. Raises SchemaConflict."""
+    """Column -> type in all files, and the columns that have several. Raises SchemaConflict.
+
+    Names that differ in case only are one column, as in the table: it is called as the first file calls it.
+    """
     types: dict[str, str] = {}
+    names: dict[str, str] = {}
     where: dict[str, str] = {}
     mixed: dict[str, str] = {}
     for group in groups:
-        for column, type_ in group.columns.items():
-            if column in group.untyped:
+        for name, type_ in group.columns.items():
+            if name in group.untyped:
                 continue
+            column = names.setdefault(name.casefold(), name)
             before = types.setdefault(column, type_)
             where.setdefault(column, group.paths[0])
             if before == type_:
@@ -113,6 +132,17 @@ def _united(reading: Reading, groups: list[_Group]) -> tuple[dict[str, str], fro
                 )
             mixed[column] = "JSON"
     return types | mixed, frozenset(mixed)
+
+
+def _check_nanoseconds(reading: Reading, path: str) -> None:
+    """Raise InvalidBatch when DuckDB would read other times than the file has. Reads the columns of these alone."""
+    try:
+        with reading.fetched(path) as file, pq.ParquetFile(file) as parquet:
+            names = [f.name for f in parquet.schema_arrow if without_nanoseconds(f.type) != f.type]
+            for batch in parquet.iter_batches(CHUNK_ROWS, columns=names):
+                in_microseconds(batch, table=reading.table, where=f" of '{path}'")
+    except (pa.ArrowException, OSError) as error:
+        reading.refuse(error)  # type: ignore[arg-type]
 
 
 def _expression(column: str, mixed: frozenset[str]) -> str:

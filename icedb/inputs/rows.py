@@ -3,6 +3,9 @@
 The columns are the union over all rows, in order of appearance. A column has the table's type when that holds all its
 values unchanged, else the type that they have of their own; whether that fits the table is not decided here. What
 says that a row is bad names it.
+
+A Python text for a column of JSON is JSON already, each by itself: `'[1]'` is a list, and a string is `'"x"'`. Every
+other value is written as JSON. In JSON lines a text is a string.
 """
 
 from __future__ import annotations
@@ -129,9 +132,8 @@ class Observer:
         type_ = parse_type(known)
         if not shape.kinds:
             return _Column(ColumnType("NULL"))
-        # A Python text for JSON is JSON already, as queries of the table return it; unless there are other values too.
-        keep_json = not self.json and (type_.name != "JSON" or set(shape.kinds) == {"VARCHAR"})
-        return _Column(type_, "" if tells_arrow(type_) else sql_type(type_), keep_json)
+        # A Python text for JSON is JSON already, as queries of the table return it, whatever the other rows hold.
+        return _Column(type_, "" if tells_arrow(type_) else sql_type(type_), keep_json=not self.json)
 
     def _untyped(self, type_: ColumnType, name: str, known: str | None) -> SchemaConflict | InvalidBatch:
         """What is said of lists or dicts that are empty, or hold only null: null itself would do, they do not."""

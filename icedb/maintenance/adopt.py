@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from icedb.commit import Commit, nothing_to_commit
-from icedb.errors import InvalidBatch, InvalidOption, MissingPart, PublicationTooLate
+from icedb.declared import checked_spec
+from icedb.errors import InvalidBatch, InvalidOption, MissingPart, PublicationTooLate, TableExists
 from icedb.exclusive import exclusive
 from icedb.format.names import partition_of
 from icedb.format.records import Marker
@@ -34,7 +35,7 @@ from icedb.opening import create_handle
 from icedb.options import Timing
 from icedb.schema import check_columns
 from icedb.spec import Aggregating, all_columns
-from icedb.store import open_store
+from icedb.store import ObjectNotFound, open_store
 
 __all__ = ["ImportReport", "SkippedFile", "create_by_import", "import_files"]
 
@@ -73,6 +74,31 @@ def import_files(
     dry_run: bool = False,
 ) -> ImportReport:
     """Make existing Parquet part of the table. See `Table.import_files`."""
+    _check_source(source, handle.table)
+    return _import(
+        lambda: handle,
+        handle,
+        source,
+        storage_options,
+        trust_paths=trust_paths,
+        verify=verify,
+        first_time=first_time,
+        dry_run=dry_run,
+    )
+
+
+def _import(
+    create: Callable[[], Handle],
+    handle: Handle,
+    source: str | os.PathLike[str],
+    storage_options: Mapping[str, str] | None,
+    *,
+    trust_paths: bool,
+    verify: bool,
+    first_time: bool,
+    dry_run: bool,
+) -> ImportReport:
+    """Plan with this handle; when the plan stands, carry it out with that of `create`, for the table that is there."""
     _check_spec(handle)
     state = handle.read(fresh=True)
     listed_ms = handle.clock.now_ms()
@@ -82,6 +108,8 @@ def import_files(
             handle, state, found, footers, trust_paths=trust_paths, verify=verify, first_time=first_time
         )
         new = {c: t for c, t in plan.columns.items() if c not in state.schema}
+        if not dry_run:
+            handle = create()
         if dry_run or not plan.files:
             return _report(found, plan.files, plan.skipped, new, nothing_to_commit(handle), dry_run=dry_run)
         handle.check_writable()
@@ -111,23 +139,47 @@ def create_by_import(
     verify: bool = False,
     dry_run: bool = False,
 ) -> ImportReport:
-    """Create a table that is laid out as the files are, and import them. See `Table.adopt`."""
+    """Create a table that is laid out as the files are, and import them. See `Table.adopt`.
+
+    The table comes into being when the whole import has been planned: what is wrong with the files or the options
+    leaves none behind.
+    """
     store = open_store(parse_location(uri, storage_options))
+    _check_source(source, store.location.uri)
     found = open_source(source, source_storage_options, table=store)
     with Footers(found, table=store.location.uri) as footers:
         spec = infer_spec(found, footers, sort_by=sort_by, table=store.location.uri)
-    handle = (
-        Handle(store, spec, timing=timing, fencing=fencing)
-        if dry_run
-        else create_handle(store, spec, timing=timing, fencing=fencing)
-    )
-    return import_files(
-        handle,
+    unsaved = Handle(store, checked_spec(spec, table=store.location.uri), timing=timing, fencing=fencing)
+    _refuse_table(unsaved)
+    return _import(
+        lambda: create_handle(store, spec, timing=timing, fencing=fencing),
+        unsaved,
         source,
-        storage_options=source_storage_options,
+        source_storage_options,
         trust_paths=trust_paths,
         verify=verify,
+        first_time=False,
         dry_run=dry_run,
+    )
+
+
+def _check_source(source: object, table: str) -> None:
+    """Anybody's list of paths would fail deep below, in words that do not say what is wrong."""
+    if not isinstance(source, str | os.PathLike) or not isinstance(os.fspath(source), str):
+        raise InvalidOption(
+            f"{table}: cannot import from a {type(source).__name__}. Give one address as text: a folder, a bucket's "
+            "prefix, a file, or a glob, which names many."
+        )
+
+
+def _refuse_table(unsaved: Handle) -> None:
+    """A table that is there is not planned over with another spec. That nobody makes one meanwhile, creation sees."""
+    try:
+        unsaved.store.head(unsaved.keys.spec)
+    except ObjectNotFound:
+        return
+    raise TableExists(
+        f"{unsaved.table}: a table is there already. Open it with Table.open, and import with import_files."
     )
 
 

@@ -86,7 +86,9 @@ def open_source(
         if _is_data(info, root) and accepts(info.key.removeprefix(root))
     )
     if not files:
-        raise InvalidOption(f"{home.uri}: there are no files to import at '{address}'. Correct the address.")
+        raise InvalidOption(
+            f"{home.uri}: there are no files to import at '{address}'{_left_out(infos, root)}. Correct the address."
+        )
     return Source(address, location, store, files, f"{location.root_uri}/{root}{pattern}")
 
 
@@ -172,6 +174,12 @@ def _is_data(info: ObjectInfo, root: str) -> bool:
     # What consoles and Hadoop put in the place of a folder.
     is_folder = info.bytes == 0 and ("." not in segments[-1] or segments[-1].endswith("_$folder$"))
     return not is_folder
+
+
+def _left_out(infos: Sequence[ObjectInfo], root: str) -> str:
+    """Said of a table's own folder, for example, which has files in `_data` and `_log` alone."""
+    hidden = sum(_is_hidden(info.key.removeprefix(root).split("/")) for info in infos)
+    return f" ({hidden} in or with names that begin with _ or . are left out, as no data)" if hidden else ""
 
 
 def _file(info: ObjectInfo, location: Location, home: Location, *, root: str, same: bool) -> SourceFile:
