@@ -39,7 +39,7 @@ from icedb.opening import create_handle, open_beside, quarantine_name
 from icedb.partitions import partition_expressions
 from icedb.parts import WrittenParts, discard, put_parts
 from icedb.publishing import prepare, publish_append
-from icedb.queries import check_query
+from icedb.queries import UserQuery, check_query
 from icedb.scan import relation
 from icedb.schema import check_columns, typed_nothing
 from icedb.shaping import WriteContext
@@ -255,7 +255,12 @@ def _view_id(handle: Handle, view: View) -> str:
     return hashlib.sha256(f"{handle.spec.id}\n{view.name}\n{view.query}".encode()).hexdigest()[:32]
 
 
+def _query_of(handle: Handle, view: View) -> UserQuery:
+    return check_query(view.query, relation=ROWS, table=handle.table, what=f"query of the view '{view.name}'")
+
+
 def _open(handle: Handle, view: View) -> Handle:
+    _query_of(handle, view)  # somebody else may have written it
     try:
         target = open_beside(handle, check_name(view.name, table=handle.table))
     except TableNotFound as error:
@@ -288,7 +293,7 @@ def _write_with_views(
 def _staged(
     handle: Handle, target: Handle, view: View, stream: pa.RecordBatchReader, *, memory_bytes: int | None
 ) -> AbstractContextManager[Stage]:
-    query = check_query(view.query, relation=ROWS, table=target.table, what=f"query of the view '{view.name}'")
+    query = _query_of(target, view)
     batch = Batch(stream, source=f"view of {handle.table}", is_answer=True)
     return stage_rows(target.write_context(), batch, query=query, memory_bytes=memory_bytes)
 
