@@ -440,7 +440,7 @@ def v3_host(world: World, text: str) -> None:
     insert_and_merge(program(world, path_safe_hostname=text))
 
 
-@position("prefix of a v3 program", TEXTS, NO_PREFIX, s3_only=True)
+@position("prefix of a v3 program", TEXTS, {**NO_PREFIX, **only(InvalidURI, "internal")}, s3_only=True)
 def v3_prefix(world: World, text: str) -> None:
     insert_and_merge(program(world, prefix=f"new/{text}"))
 
@@ -451,7 +451,7 @@ def v3_sort_order(world: World, text: str) -> None:
 
 
 @position("partition function of a v3 program", TEXTS, only(
-    InvalidPartitionValue, "traversal", "network"
+    InvalidPartitionValue, "traversal", "network", "internal"
 ), s3_only=True)  # fmt: skip
 def v3_partition(world: World, text: str) -> None:
     insert_and_merge(program(world, partition_function=lambda row: text))
