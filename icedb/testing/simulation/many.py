@@ -40,6 +40,14 @@ def _spread(
     work: Callable[[Sequence[_Task]], list[_Result]], tasks: Sequence[_Task], processes: int
 ) -> Iterator[_Result]:
     some = [tasks[n : n + PER_TASK] for n in range(0, len(tasks), PER_TASK)]
+    if processes == 1:  # here and now: nothing to wait for
+        logging.disable(logging.WARNING)
+        try:
+            for few in some:
+                yield from work(few)
+        finally:
+            logging.disable(logging.NOTSET)
+        return
     with get_context("spawn").Pool(processes, initializer=logging.disable, initargs=(logging.WARNING,)) as pool:
         for results in pool.imap(work, some):
             yield from results
