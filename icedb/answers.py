@@ -14,8 +14,8 @@ from pathlib import Path
 
 import duckdb
 
-from icedb.conflicts import Conversion, convert_answer
-from icedb.engine import quote_name
+from icedb.conflicts import EXAMPLE_LENGTH_MAX, Conversion, convert_answer
+from icedb.engine import ROWS_PER_BATCH, quote_name
 from icedb.errors import InvalidBatch, InvalidQuery, InvariantViolated, SchemaConflict
 from icedb.format.names import decode_partition, encode_partition
 from icedb.handle import Handle, Part
@@ -28,12 +28,9 @@ from icedb.schema import check_columns, describe, storage_type
 
 __all__ = ["Answer", "RowsQuery", "copy_answer", "query_of_merges"]
 
-# Enough for DuckDB to work on, little beside its memory.
-ROWS_PER_BATCH = 100_000
 _STREAM = "__icedb_stream"
 _ANSWER = "__icedb_answer"
 _VALUE = "__icedb_p"
-_EXAMPLE_LENGTH_MAX = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +241,7 @@ class _Work:
                 raise SchemaConflict(
                     f"{self.handle.table}: {self.asked.what} gives column '{conversion.column}' of '{self.partition}' "
                     f"as {conversion.source}, and the table has it as {conversion.target}, which cannot hold "
-                    f"{example[:_EXAMPLE_LENGTH_MAX]}, for example. Cast or round it there. Nothing was changed.",
+                    f"{example[:EXAMPLE_LENGTH_MAX]}, for example. Cast or round it there. Nothing was changed.",
                     column=conversion.column,
                     types=(conversion.target, conversion.source),
                 )

@@ -16,8 +16,20 @@ import duckdb
 
 from icedb.engine import quote_name, quote_text
 
-__all__ = ["MIXED", "Conversion", "convert", "convert_answer", "from_text", "lossless", "stringify", "widening"]
+__all__ = [
+    "EXAMPLE_LENGTH_MAX",
+    "MIXED",
+    "Conversion",
+    "convert",
+    "convert_answer",
+    "from_text",
+    "lossless",
+    "stringify",
+    "widening",
+]
 
+#: So much of a value is shown in an error.
+EXAMPLE_LENGTH_MAX = 80
 #: The type of a column whose values have several types.
 MIXED = "JSON"
 

@@ -20,6 +20,7 @@ from icedb.location import Location
 __all__ = [
     "MEMORY_BYTES_MIN",
     "READING_SHARE",
+    "ROWS_PER_BATCH",
     "WRITE_MEMORY_BYTES_MIN",
     "check_write_memory",
     "connect_reader",
@@ -34,6 +35,8 @@ MIB = 1024 * 1024
 MEMORY_BYTES_MIN = 256 * MIB
 # A batch is sorted in smaller pieces than parts are merged.
 WRITE_MEMORY_BYTES_MIN = 64 * MIB
+# Of rows that go from one connection to another: enough to work on, little beside the memory.
+ROWS_PER_BATCH = 100_000
 # Of that memory, the part that reading files takes; staging and writing have the rest.
 READING_SHARE = 4
 # More brings nothing: a part is a few hundred megabytes, and only a few are written at a time.

@@ -13,23 +13,14 @@ from icedb.commit import Commit, append, nothing_to_commit
 from icedb.errors import EmptyBatch, FixInput
 from icedb.exclusive import exclusive
 from icedb.handle import Handle
-from icedb.inputs.batches import Batch
 from icedb.maintenance.drop import check_inside, replace_partitions
 from icedb.maintenance.operations import Append
-from icedb.parts import WrittenParts, discard, put_parts
+from icedb.parts import WrittenParts, discard
 from icedb.schema import check_columns, new_columns
 from icedb.spec import all_columns
-from icedb.staging import stage_rows
 from icedb.transactions import Txn, append_once
 
-__all__ = ["check_overwrite", "prepare", "publish_append", "publish_overwrite", "write_batch"]
-
-
-def write_batch(handle: Handle, batch: Batch) -> WrittenParts:
-    """Write a batch as parts of the table; nothing is visible yet. Raises as `stage_rows` and `put_parts` do."""
-    prepare(handle)
-    with stage_rows(handle.write_context(), batch) as stage:
-        return put_parts(stage, store=handle.store, clock=handle.clock)
+__all__ = ["check_overwrite", "prepare", "publish_append", "publish_overwrite"]
 
 
 def prepare(handle: Handle) -> None:

@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from icedb.conflicts import MIXED, Conversion, convert, convert_answer, from_text, lossless, widening
+from icedb.conflicts import (
+    EXAMPLE_LENGTH_MAX,
+    MIXED,
+    Conversion,
+    convert,
+    convert_answer,
+    from_text,
+    lossless,
+    widening,
+)
 from icedb.engine import quote_name, quote_text
 from icedb.errors import InvalidBatch, SchemaConflict, UnknownColumn
 from icedb.incoming import PARTITION_COLUMN, PREFIX, Incoming
@@ -22,8 +31,6 @@ from icedb.schema import ROW_ID, check_columns, check_sort_columns, storage_type
 from icedb.spec import TableSpec
 
 __all__ = ["Shape", "check_declared", "WriteContext", "shape_of"]
-
-_EXAMPLE_LENGTH_MAX = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,11 @@ class Shape:
     conversions: list[Conversion] = field(default_factory=list)
     misfits: dict[str, str] = field(default_factory=dict)
     path_values: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def misfit(self) -> str:
+        """SQL: whether anything is wrong with a row."""
+        return f"coalesce({' OR '.join(self.misfits)}, false)" if self.misfits else "false"
 
 
 def shape_of(incoming: Incoming, context: WriteContext, on_conflict: OnConflict) -> Shape:
@@ -271,4 +283,4 @@ def _reason(conversion: Conversion) -> str:
     """SQL of a text: why a row cannot be stored."""
     name = quote_name(conversion.column)
     told = quote_text(f"column '{conversion.column}' is {conversion.target}, and the value is ")
-    return f"{told} || left(coalesce(CAST({name} AS VARCHAR), 'null'), {_EXAMPLE_LENGTH_MAX})"
+    return f"{told} || left(coalesce(CAST({name} AS VARCHAR), 'null'), {EXAMPLE_LENGTH_MAX})"

@@ -20,7 +20,7 @@ import duckdb
 import pyarrow as pa
 
 from icedb.conflicts import MIXED
-from icedb.engine import connect_sandbox, quote_name, quote_text
+from icedb.engine import ROWS_PER_BATCH, connect_sandbox, quote_name, quote_text
 from icedb.errors import IceDBError, InvalidBatch, InvalidPartitionExpression, InvalidPartitionValue, SchemaConflict
 from icedb.format.names import decode_partition, encode_partition, encode_partition_text
 from icedb.format.records import Stats
@@ -38,8 +38,6 @@ __all__ = ["QUARANTINE_COLUMNS", "Range", "Stage", "check_batch", "stage_rows"]
 QUARANTINE_COLUMNS = {"quarantined_at": "TIMESTAMP WITH TIME ZONE", "source": "VARCHAR", "reason": "VARCHAR",
                       "row": "VARCHAR"}  # fmt: skip
 
-# Enough for a writer to work on, little beside its memory.
-ROWS_PER_BATCH = 100_000
 _MISFIT = f"{PREFIX}misfit"
 # So many row groups must fit into memory: those of the threads, encoded and not, and what is read for them.
 _ROW_GROUPS_IN_MEMORY = 16
@@ -230,7 +228,7 @@ def _staging_query(incoming: Incoming, context: WriteContext, shape: Shape, valu
         outer.append(f"{sql} AS {value}")
     rows = f"SELECT {', '.join(inner)} FROM {incoming.relation}"
     if shape.misfits:
-        rows += f" WHERE NOT coalesce({' OR '.join(shape.misfits)}, false)"
+        rows += f" WHERE NOT {shape.misfit}"
     return f"SELECT {', '.join(outer)} FROM ({rows})"
 
 
@@ -259,8 +257,7 @@ def _ranges(
     if any(chosen is None for *_, chosen, _, _ in found):
         _check_told(incoming, context, shape)
     names = [e.name for e in context.expressions]
-    types = partition_types(context.expressions, {**context.known_schema, **shape.columns}, table=context.table)
-    _check_chosen(incoming, context, types, {chosen for *_, chosen, _, _ in found if chosen is not None})
+    _check_chosen(incoming, context, shape, {chosen for *_, chosen, _, _ in found if chosen is not None})
     return [
         Range(first, last, rows, _partition(context, names, chosen, values), encode_statistics(stats, figures, rows))
         for first, last, rows, chosen, values, figures in found
@@ -273,8 +270,11 @@ def _partition(context: WriteContext, names: Sequence[str], chosen: str | None, 
     return encode_partition(dict(zip(names, values, strict=True)))
 
 
-def _check_chosen(incoming: Incoming, context: WriteContext, types: Mapping[str, str], chosen: Collection[str]) -> None:
+def _check_chosen(incoming: Incoming, context: WriteContext, shape: Shape, chosen: Collection[str]) -> None:
     """What rows chose must be values of the partition columns, or nobody could read the table."""
+    if not chosen:
+        return
+    types = partition_types(context.expressions, {**context.known_schema, **shape.columns}, table=context.table)
     for path in sorted(chosen):
         values = decode_partition(encode_partition_text(path, list(types), table=context.table))
         for name, type_ in types.items():
@@ -295,7 +295,7 @@ def _set_misfits_aside(incoming: Incoming, context: WriteContext, shape: Shape, 
     con = incoming.con
     con.execute(
         f"CREATE TEMP TABLE misfits AS SELECT CASE {reasons} END AS {_MISFIT}, * FROM {incoming.relation} "
-        f"WHERE coalesce({' OR '.join(shape.misfits)}, false)"
+        f"WHERE {shape.misfit}"
     )
     [(count, example)] = con.execute(f"SELECT count(*), first({_MISFIT} ORDER BY rowid) FROM misfits").fetchall()
     if count and on_conflict != "quarantine":

@@ -19,7 +19,7 @@ from icedb.clock import Clock
 from icedb.commit import Commit
 from icedb.errors import CommitContended, InvalidOption
 from icedb.exclusive import exclusive
-from icedb.format.names import NULL_VALUE, encode_value, partition_of, stored_path
+from icedb.format.names import partition_of, stored_path, text_as_path
 from icedb.format.records import Marker
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle, Part
@@ -144,7 +144,7 @@ def rewrite_text(handle: Handle, text: str, sql: str) -> Commit | None:
 def _parts_of_text(handle: Handle, state: LogState, text: str) -> RewriteOfText | None:
     parts = [handle.part(m) for m in state.live]
     keys = _keys(parts)
-    key = _encoded(text)
+    key = text_as_path(text)
     if key not in keys.values():
         key = keys.get(text, key)  # a path of ours, as it is stored
     found = [p for p in parts if keys[p.partition] == key]
@@ -161,7 +161,7 @@ def keep_raw_paths(handle: Handle, stage: Stage) -> None:
     """Let staged rows whose text is a path that v3 stored come to lie there."""
     if not any("%25" in r.partition for r in stage.ranges):
         return  # only of a text with `%` there are two paths with different values
-    raw = {_encoded(p): p for p in _raw_paths(map(handle.part, handle.read().live))}
+    raw = {text_as_path(p): p for p in _raw_paths(map(handle.part, handle.read().live))}
     stage.ranges = [replace(r, partition=raw.get(r.partition, r.partition)) for r in stage.ranges]
 
 
@@ -177,20 +177,12 @@ def _keys(parts: Iterable[Part]) -> dict[str, str]:
     """Path -> the path that this library would make of its text."""
     parts = list(parts)
     raw = _raw_paths(parts)
-    return {p: _encoded(p) if p in raw else stored_path(p) for p in {part.partition for part in parts}}
+    return {p: text_as_path(p) if p in raw else stored_path(p) for p in {part.partition for part in parts}}
 
 
 def _raw_paths(parts: Iterable[Part]) -> set[str]:
     """Those that are texts as they are. A program of v3 counts no rows."""
     return {p.partition for p in parts if p.rows is None or p.key.rpartition("/")[2].startswith(_RAW)}
-
-
-def _encoded(text: str) -> str:
-    pairs = [segment.partition("=") for segment in (text.split("/") if text else ())]
-    return "/".join(
-        f"{encode_value(name)}{equals}{value if value in ('', NULL_VALUE) else encode_value(value)}"
-        for name, equals, value in pairs
-    )
 
 
 def seeing_path(handle: Handle, rewrite: Rewrite) -> Handle:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,25 +26,31 @@ import pyarrow as pa
 
 from icedb.commit import Commit
 from icedb.declared import ROWS, check_name, checked_spec
-from icedb.engine import WRITE_MEMORY_BYTES_MIN, check_write_memory, connect_reader, connect_sandbox, quote_name
+from icedb.engine import (
+    ROWS_PER_BATCH,
+    WRITE_MEMORY_BYTES_MIN,
+    check_write_memory,
+    connect_reader,
+    connect_sandbox,
+    quote_name,
+)
 from icedb.errors import IceDBError, InvalidOption, TableNotFound, ViewBehind
 from icedb.exclusive import exclusive
-from icedb.format.records import Marker
-from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
 from icedb.inputs.batches import Batch
 from icedb.maintenance.alter import alter
+from icedb.maintenance.operations import Replace
 from icedb.opening import create_handle, open_beside, quarantine_name
 from icedb.partitions import partition_expressions
 from icedb.parts import WrittenParts, discard, put_parts
 from icedb.publishing import prepare, publish_append
 from icedb.queries import UserQuery, check_query
 from icedb.scan import relation
-from icedb.schema import check_columns, typed_nothing
+from icedb.schema import typed_nothing
 from icedb.shaping import WriteContext
 from icedb.spec import TableSpec, View
-from icedb.staging import ROWS_PER_BATCH, Stage, stage_rows
+from icedb.staging import Stage, stage_rows
 from icedb.transactions import Txn
 
 __all__ = [
@@ -145,7 +151,7 @@ def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backf
     if backfill:
         refresh_view(handle, name)
     else:
-        exclusive(target, _Remake(None, _sequences(handle.read(fresh=True)), keep=True))
+        exclusive(target, Replace(lambda now: (), sequences=_sequences(handle.read(fresh=True))))
     return target
 
 
@@ -186,7 +192,7 @@ def refresh_view(handle: Handle, name: str, *, memory_bytes: int | None = None) 
     target = _open(handle, view)
     state = handle.read(fresh=True)
     written = _write_all(handle, target, view, state, memory_bytes // 2) if state.live else None
-    return exclusive(target, _Remake(written, _sequences(state)))
+    return exclusive(target, Replace(lambda now: [m.key for m in now.live], written, sequences=_sequences(state)))
 
 
 def _write_all(handle: Handle, target: Handle, view: View, state: LogState, memory_bytes: int) -> WrittenParts:
@@ -205,40 +211,8 @@ def _write_all(handle: Handle, target: Handle, view: View, state: LogState, memo
 
 
 def _sequences(state: LogState) -> dict[str, int]:
+    """The transactions of a source that its view, made anew or filled from now on, need not have."""
     return {application: sequence for application, (sequence, _) in state.txn.items()}
-
-
-class _Remake:
-    """All of a view is replaced, unless it is kept, and it learns which transactions of its source it need not have."""
-
-    reads_everything = False
-
-    def __init__(self, written: WrittenParts | None, sequences: Mapping[str, int], *, keep: bool = False) -> None:
-        self._keep = keep
-        self._markers: Sequence[Marker] = written.markers if written else ()
-        self._schema: Mapping[str, str] = written.schema if written else {}
-        self._sequences = sequences
-        self.outputs: list[str] = [m.key for m in self._markers]
-        self.unused: list[str] = []
-        self.born_ms: int | None = written.born_ms if self._markers and written else None
-
-    def build(self, state: LogState, t_ms: int) -> Draft | None:
-        """Raises SchemaConflict when another commit gave a column another type."""
-        check_columns(self._schema, state.schema, table=state.table)
-        dead = [] if self._keep else [m.key for m in state.live]
-        known = {application: sequence for application, (sequence, _) in state.txn.items()}
-        txn = {a: (n, t_ms) for a, n in self._sequences.items() if n > known.get(a, -1)}
-        if not (dead or self._markers or txn):
-            return None
-        return draft(
-            state,
-            t_ms=t_ms,
-            schema=dict(self._schema),
-            txn=txn,
-            add=self._markers,
-            tombstone=dead,
-            replaces=state.replaceable(dead, t_ms=t_ms),
-        )
 
 
 def _view(handle: Handle, name: str) -> View:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from icedb import Table
 from icedb.errors import SnapshotExpired
-from icedb.inputs.opening import open_batch
 from icedb.maintenance.pins import pin, read_pins
 from icedb.options import MINUTE_MS
-from icedb.publishing import write_batch
+from icedb.parts import write_parts
 from icedb.testing import ClockedStore, ManualClock, check_sound, create_table
 
 FOLDER = Path(__file__).parents[1] / "docs" / "example-table"
@@ -117,8 +117,8 @@ class Story:
         self.at(220).insert([{**row, "price": 2.5} for row in rows("06 00:10 9 buy")], txn=("orders", 2))
         self.at(225).insert(rows("06 00:20 3 open"))
         handle = self.at(230).handle
-        with open_batch(rows("06 00:30 7 open"), location=handle.location, known={}) as crashed:
-            write_batch(handle, crashed)  # and never published
+        crashed = pa.Table.from_pylist(rows("06 00:30 7 open")).to_reader()
+        write_parts(handle.write_context(), crashed, store=handle.store, clock=handle.clock)  # and never published
 
 
 def rows(*texts: str) -> list[dict[str, Any]]:

@@ -33,6 +33,7 @@ __all__ = [
     "encode_partition",
     "encode_partition_text",
     "partition_of",
+    "text_as_path",
     "stored_path",
 ]
 
@@ -240,10 +241,7 @@ def encode_partition_text(text: str, names: Sequence[str], *, table: str) -> str
             f"{table}: '{text[:200]}' is no partition of this table, whose paths are "
             f"'{'/'.join(f'{name}=...' for name in names)}'."
         )
-    path = "/".join(
-        f"{encode_value(name)}{equals}{value if value in ('', NULL_VALUE) else encode_value(value)}"
-        for name, equals, value in pairs
-    )
+    path = text_as_path(text)
     if any(len(segment.encode()) > SEGMENT_BYTES_MAX for segment in path.split("/")):
         raise InvalidPartitionValue(
             f"{table}: a segment of the partition '{text[:80]}...' needs more than {SEGMENT_BYTES_MAX} bytes. Use "
@@ -260,6 +258,15 @@ def stored_path(path: str) -> str:
     return "/".join(
         "=".join(part if part == NULL_VALUE else encode_value(unquote(part)) for part in segment.split("=", 1))
         for segment in (path.split("/") if path else ())
+    )
+
+
+def text_as_path(text: str) -> str:
+    """The path that this library makes of a partition's text, whether or not it may be one. Null stays null."""
+    pairs = [segment.partition("=") for segment in (text.split("/") if text else ())]
+    return "/".join(
+        f"{encode_value(name)}{equals}{value if value in ('', NULL_VALUE) else encode_value(value)}"
+        for name, equals, value in pairs
     )
 
 

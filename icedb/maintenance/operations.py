@@ -42,17 +42,23 @@ class Append:
 
 
 class Replace:
-    """Tombstone the live parts that `choose` names, and put `written` (if any) in their place: overwrite, drop."""
+    """Tombstone the live parts that `choose` names, and put `written` (if any) in their place: overwrite, drop.
+
+    `sequences`: transactions that the table need not have any more, application -> sequence; the log records them.
+    """
 
     reads_everything = False
 
-    def __init__(self, choose: Choice, written: WrittenParts | None = None) -> None:
+    def __init__(
+        self, choose: Choice, written: WrittenParts | None = None, *, sequences: Mapping[str, int] | None = None
+    ) -> None:
         self._choose = choose
+        self._sequences = sequences or {}
         self._markers: Sequence[Marker] = written.markers if written else ()
         self._schema: Mapping[str, str] = written.schema if written else {}
         self.outputs: list[str] = [m.key for m in self._markers]
         self.unused: list[str] = []
-        self.born_ms: int | None = written.born_ms if written else None
+        self.born_ms: int | None = written.born_ms if self._markers and written else None
 
     def build(self, state: LogState, t_ms: int) -> Draft | None:
         """What is live now goes; a plain append that lands meanwhile stays."""
@@ -60,13 +66,15 @@ class Replace:
         dead = set(self._choose(state))
         if not_live := [k for k in dead if k not in state.parts or state.parts[k].tombstoned_ms is not None]:
             raise InvariantViolated(f"{state.table}: {sorted(not_live)[:3]} are not live and cannot be replaced.")
-        if not dead and not self._markers:
+        txn = {a: (n, t_ms) for a, n in self._sequences.items() if n > state.txn.get(a, (-1, 0))[0]}
+        if not (dead or self._markers or txn):
             return None
         # The log files that name them are replaced too: else cleanup could not forget the parts before a merge.
         return draft(
             state,
             t_ms=t_ms,
             schema=dict(self._schema),
+            txn=txn,
             add=self._markers,
             tombstone=dead,
             replaces=state.replaceable(dead, t_ms=t_ms),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import TypeVar
 
@@ -40,14 +41,9 @@ def _spread(
     work: Callable[[Sequence[_Task]], list[_Result]], tasks: Sequence[_Task], processes: int
 ) -> Iterator[_Result]:
     some = [tasks[n : n + PER_TASK] for n in range(0, len(tasks), PER_TASK)]
-    if processes == 1:  # here and now: nothing to wait for
-        logging.disable(logging.WARNING)
-        try:
-            for few in some:
-                yield from work(few)
-        finally:
-            logging.disable(logging.NOTSET)
-        return
-    with get_context("spawn").Pool(processes, initializer=logging.disable, initargs=(logging.WARNING,)) as pool:
-        for results in pool.imap(work, some):
+    # An executor says so when a process dies, and a pool would wait for it.
+    with ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn"), initializer=logging.disable, initargs=(logging.WARNING,)
+    ) as executor:
+        for results in executor.map(work, some):
             yield from results
