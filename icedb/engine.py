@@ -60,16 +60,20 @@ def quote_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def connect_sandbox(folder: Path | None = None, *, memory_bytes: int | None = None) -> duckdb.DuckDBPyConnection:
-    """A connection that can read and write in `folder` only, spilling there too (None: nowhere)."""
+def connect_sandbox(
+    folder: Path | None = None, *, memory_bytes: int | None = None, threads: int | None = None
+) -> duckdb.DuckDBPyConnection:
+    """A connection that can read and write in `folder` only, spilling there too (None: nowhere).
+
+    `threads`: None: as many as there are processors, if the memory suffices for them.
+    """
     con = duckdb.connect(":memory:")
     con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
     con.execute("SET enable_progress_bar = false")  # a library prints nothing
     con.execute("SET autoinstall_known_extensions = false; SET autoload_known_extensions = false")
     con.execute("SET preserve_insertion_order = true")
     con.execute("SET arrow_lossless_conversion = true")  # what leaves keeps its type: a UUID, a number of 128 bits
-    if memory_bytes is not None:
-        _limit_memory(con, memory_bytes)
+    _limit(con, memory_bytes, threads)
     if folder is not None:
         con.execute(f"SET temp_directory = {quote_text(str(folder / 'spill'))}")
         con.execute(f"SET allowed_directories = [{quote_text(str(folder))}]")
@@ -82,9 +86,12 @@ def connect_sandbox(folder: Path | None = None, *, memory_bytes: int | None = No
     return con
 
 
-def _limit_memory(con: duckdb.DuckDBPyConnection, memory_bytes: int) -> None:
-    threads = max(1, min(os.cpu_count() or 1, memory_bytes // MEMORY_BYTES_PER_THREAD))
-    con.execute(f"SET memory_limit = '{memory_bytes}B'; SET threads = {threads}")
+def _limit(con: duckdb.DuckDBPyConnection, memory_bytes: int | None, threads: int | None) -> None:
+    if memory_bytes is not None:
+        con.execute(f"SET memory_limit = '{memory_bytes}B'")
+        threads = threads or max(1, min(os.cpu_count() or 1, memory_bytes // MEMORY_BYTES_PER_THREAD))
+    if threads is not None:
+        con.execute(f"SET threads = {threads}")
 
 
 @lru_cache(maxsize=1)
@@ -110,15 +117,19 @@ def check_write_memory(memory_bytes: int | None, *, table: str) -> int:
 
 
 def connect_reader(
-    location: Location, *, memory_bytes: int | None = None, folder: Path | None = None
+    location: Location,
+    *,
+    memory_bytes: int | None = None,
+    folder: Path | None = None,
+    threads: int | None = None,
 ) -> duckdb.DuckDBPyConnection:
     """A connection that can read the table's parts. In a bucket: with httpfs and a secret for its prefix.
 
-    With `memory_bytes` all its cursors together stay below that, and spill into `folder`.
+    With `memory_bytes` all its cursors together stay below that, and spill into `folder`. `threads`: see
+    `connect_sandbox`.
     """
     con = duckdb.connect(":memory:")
-    if memory_bytes is not None:
-        _limit_memory(con, memory_bytes)
+    _limit(con, memory_bytes, threads)
     if folder is not None:
         con.execute(f"SET temp_directory = {quote_text(str(folder / 'spill'))}")
     con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over

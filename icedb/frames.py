@@ -6,7 +6,8 @@ on the driver, in a process of its own, so the commit is found again by a mark i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from icedb.commit import Commit, nothing_to_commit
@@ -28,14 +29,21 @@ def is_spark_frame(data: object) -> bool:
 
 
 def append_frame(
-    handle: Handle, frame: Any, *, txn: Txn | None, on_conflict: OnConflict, memory_bytes: int | None = None
+    handle: Handle,
+    frame: Any,
+    *,
+    txn: Txn | None = None,
+    on_conflict: OnConflict = "raise",
+    memory_bytes: int | None = None,
+    part_bytes: int | None = None,
 ) -> Commit:
     """Append the rows of a DataFrame. `memory_bytes` is for each task. Raises InvalidOption, and what the job does."""
     options = {} if txn is None else {"txn_application": txn[0], "txn_sequence": str(txn[1])}
+    options |= _sizes(memory_bytes, part_bytes)
     _check(handle, on_conflict)
     if txn is not None and is_recorded(handle.read(fresh=True), txn):
         return repeated(handle)
-    return _run(handle, frame, "append", options, txn, memory_bytes)
+    return _run(handle, frame, "append", options, txn)
 
 
 def overwrite_frame(
@@ -43,17 +51,28 @@ def overwrite_frame(
     frame: Any,
     *,
     partitions: Sequence[str] | str | None,
-    on_conflict: OnConflict,
+    dynamic: bool = False,
+    on_conflict: OnConflict = "raise",
     memory_bytes: int | None = None,
+    part_bytes: int | None = None,
 ) -> Commit:
-    """Replace all rows by those of a DataFrame. Raises InvalidOption, and what the job does."""
+    """Replace rows by those of a DataFrame: all of them, those of some partitions, or of those that it has rows of.
+
+    Raises InvalidOption, and what the job does.
+    """
     _check(handle, on_conflict)
+    options = {"overwrite": "dynamic" if dynamic else "table"}
     if partitions is not None:
-        raise InvalidOption(
-            f"{handle.table}: partitions cannot be overwritten by a Spark DataFrame yet. Give its rows as Arrow: "
-            "frame.toArrow()."
-        )
-    return _run(handle, frame, "overwrite", {"overwrite": "table"}, None, memory_bytes)
+        options = {
+            "overwrite": "partitions",
+            "partitions": partitions if isinstance(partitions, str) else json.dumps(list(partitions)),
+        }
+    return _run(handle, frame, "overwrite", options | _sizes(memory_bytes, part_bytes), None)
+
+
+def _sizes(memory_bytes: int | None, part_bytes: int | None) -> dict[str, str]:
+    given = {"memory_bytes": memory_bytes, "part_bytes": part_bytes}
+    return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def _check(handle: Handle, on_conflict: OnConflict) -> None:
@@ -76,14 +95,10 @@ def _check(handle: Handle, on_conflict: OnConflict) -> None:
         )
 
 
-def _run(
-    handle: Handle, frame: Any, mode: str, options: dict[str, str], txn: Txn | None, memory_bytes: int | None
-) -> Commit:
+def _run(handle: Handle, frame: Any, mode: str, options: Mapping[str, str], txn: Txn | None) -> Commit:
     job = handle.clock.new_id()[:JOB_DIGITS]
     writer = frame.write.format("icedb").mode(mode).option("path", handle.table).option("job", job)
-    if memory_bytes is not None:
-        options = {**options, "memory_bytes": str(memory_bytes)}
-    for name, value in (handle.location.storage_options | options).items():
+    for name, value in {**handle.location.storage_options, **options}.items():
         writer = writer.option(name, value)
     writer.save()
     state = handle.read(fresh=True)

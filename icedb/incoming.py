@@ -35,7 +35,9 @@ _STREAM = f"{PREFIX}stream"
 _TABLE = f"{PREFIX}incoming"
 _ANSWER = f"{PREFIX}answer"
 
-# Of a stream that is longer than this part of the memory, so much is loaded at a time.
+# A stream that is no longer than this part of the memory is left as it is until it is sorted.
+_SHORT_PART = 4
+# Of one that is longer, so much is loaded at a time.
 _PARTS_OF_MEMORY = 16
 
 
@@ -59,11 +61,11 @@ class Incoming:
 
     def begin(self, memory_bytes: int | None) -> None:
         """Register the stream, or load it when it is long: DuckDB reads ahead of it, as much as there is."""
-        bytes_max = None if memory_bytes is None else memory_bytes // _PARTS_OF_MEMORY
+        bytes_max = None if memory_bytes is None else memory_bytes // _SHORT_PART
         first = [] if bytes_max is None else self._take(bytes_max)
         self._register(chain(first, self.counted.batches))
-        if bytes_max is not None and sum(b.nbytes for b in first) >= bytes_max:
-            self._load(first, bytes_max)
+        if memory_bytes is not None and bytes_max is not None and sum(b.nbytes for b in first) >= bytes_max:
+            self._load(first, memory_bytes // _PARTS_OF_MEMORY)
 
     def keep(self) -> None:
         """Make a table of the stream, to be looked at more than once. Raises InvalidBatch."""

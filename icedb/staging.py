@@ -82,6 +82,16 @@ class Stage:
         where = "" if piece is None else f" WHERE rowid BETWEEN {piece.first} AND {piece.last}"
         return f"SELECT {columns} FROM staged{where}"
 
+    def piece(self, whole: Range, first: int, last: int) -> Range:
+        """Some neighbouring rows of a range."""
+        staged = _staged_names(self.columns)
+        stats = statistics_columns([c for c in self.context.spec.sort_by if c in self.columns], self.columns)
+        figures = figures_sql({staged[c]: t for c, t in stats.items()})
+        [(rows, found)] = self.con.execute(
+            f"SELECT count(*), {figures} FROM staged WHERE rowid BETWEEN {first} AND {last}"
+        ).fetchall()
+        return Range(first, last, rows, whole.partition, encode_statistics(stats, found, rows))
+
     def stream(self) -> pa.RecordBatchReader:
         """The staged rows, with all columns of the table."""
         columns = ", ".join(["*", *_lacking(self.context.known_schema, self.columns)])
@@ -128,18 +138,19 @@ def stage_rows(
     *,
     on_conflict: OnConflict = "raise",
     memory_bytes: int | None = None,
+    threads: int | None = None,
     query: UserQuery | None = None,
     new_columns: bool = True,
 ) -> Iterator[Stage]:
     """Stage a batch, or the answer of a query over it (default: the table's insert query).
 
-    `memory_bytes` is what DuckDB uses before it spills. `new_columns`: whether the query may name columns that neither
-    table nor batch has. Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidQuery,
+    `memory_bytes` and `threads` are what DuckDB may use; what does not fit is spilled. `new_columns`: whether the query
+    may name columns that neither table nor batch has. Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidQuery,
     InvalidPartitionExpression, InvalidPartitionValue.
     """
     folder = Path(tempfile.mkdtemp(prefix="icedb-write-"))
     try:
-        with connect_sandbox(folder, memory_bytes=memory_bytes) as con:
+        with connect_sandbox(folder, memory_bytes=memory_bytes, threads=threads) as con:
             what = "query" if query else "insert_query"
             if query is None and context.spec.insert_query:
                 query = check_query(context.spec.insert_query, relation="_rows", table=context.table, what=what)

@@ -2,46 +2,68 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from icedb.errors import InvalidOption
 from icedb.transactions import Txn, check_txn
 
-__all__ = ["MEMORY_BYTES", "WriteMode", "WriteOptions", "path_of", "storage_options_of", "write_options"]
+__all__ = ["Overwrite", "WriteOptions", "number_of", "path_of", "storage_options_of", "write_options"]
 
-_OPTIONS = (
-    "path", "overwrite", "memory_bytes", "partitionoverwritemode", "job", "txn_application", "txn_sequence",
+#: What an overwrite replaces: all rows, those of named partitions, or those of the partitions that it has rows of.
+Overwrite = Literal["table", "partitions", "dynamic"]
+
+MIB = 1024 * 1024
+# What DuckDB may take in one task before it spills. With the worker's own memory that stays below a gigabyte.
+MEMORY_BYTES = 384 * MIB
+MEMORY_BYTES_MIN = 64 * MIB
+# No merge touches a part that is larger.
+PART_BYTES = 128 * MIB
+PART_BYTES_MIN = 1 * MIB
+
+_WRITE_OPTIONS = (
+    "path", "overwrite", "partitions", "distribution", "part_bytes", "memory_bytes", "partitionoverwritemode", "job",
+    "txn_application", "txn_sequence",
 )  # fmt: skip
-WriteMode = Literal["append", "overwrite"]
-
-# What DuckDB may take in one task before it spills; several tasks share a machine, so not DuckDB's own 80% of it.
-MEMORY_BYTES = 1024 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a write was told."""
+    """What a write was told. `overwrite` is None for an append; `partitions` is a list of paths, or a predicate."""
 
     path: str
-    mode: WriteMode
-    storage_options: Mapping[str, str] = field(repr=False)
+    overwrite: Overwrite | None
+    partitions: Sequence[str] | str | None
+    part_bytes: int
     memory_bytes: int
     job: str
     txn: Txn | None
+    storage_options: Mapping[str, str] = field(repr=False)
 
 
-def write_options(options: Mapping[str, str], mode: WriteMode) -> WriteOptions:
+def write_options(options: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
     """The options of a write. Raises InvalidOption."""
     path = path_of(options)
-    _check_overwrite(path, options, mode)
-    txn = _txn(options, path)
-    if txn is not None and mode == "overwrite":
+    lowered = {k.lower(): v for k, v in options.items()}
+    storage_options = storage_options_of(options, path, known=_WRITE_OPTIONS)
+    _check_distribution(path, lowered.get("distribution", "none"))
+    what = _overwrite(path, lowered) if overwrite else None
+    partitions = _partitions(path, lowered, what)
+    txn = _txn(path, lowered)
+    if txn is not None and overwrite:
         raise InvalidOption(f"{path}: an overwrite takes no txn: done twice, it is as if it was done once.")
     return WriteOptions(
-        path, mode, storage_options_of(options, path), _memory_bytes(options, path), _job(options, path), txn
+        path,
+        what,
+        partitions,
+        number_of(path, lowered, "part_bytes", PART_BYTES, PART_BYTES_MIN),
+        number_of(path, lowered, "memory_bytes", MEMORY_BYTES, MEMORY_BYTES_MIN),
+        _job(path, lowered),
+        txn,
+        storage_options,
     )
 
 
@@ -55,49 +77,89 @@ def path_of(options: Mapping[str, str]) -> str:
     return path
 
 
-def _check_overwrite(path: str, options: Mapping[str, str], mode: WriteMode) -> None:
-    """Spark does not tell a data source whether its overwrite is dynamic, so an overwrite must say what it is."""
-    lowered = {k.lower(): v.lower() for k, v in options.items()}
-    if lowered.get("partitionoverwritemode") == "dynamic":
-        raise InvalidOption(
-            f"{path}: dynamic partition overwrite is not supported. Use Table.overwrite(rows, partitions=[...]), which "
-            "replaces exactly those partitions."
-        )
-    if mode == "overwrite" and lowered.get("overwrite") != "table":
-        raise InvalidOption(
-            f"{path}: mode('overwrite') would replace every row of the table, even where Spark is set to dynamic "
-            "partition overwrite. If that is what you want, say .option('overwrite', 'table')."
-        )
-
-
-def storage_options_of(options: Mapping[str, str], path: str) -> dict[str, str]:
-    """What is for the store. Raises InvalidOption for an option that nobody knows."""
-    storage = {k: v for k, v in options.items() if k.lower() not in _OPTIONS}
+def storage_options_of(options: Mapping[str, str], path: str, *, known: Collection[str]) -> dict[str, str]:
+    """What is for the store. Raises InvalidOption for an option that is neither that nor `known` (in lower case)."""
+    storage = {k: v for k, v in options.items() if k.lower() not in known}
     if unknown := [k for k in storage if not k.lower().startswith("aws_") and k.lower() != "fsync"]:
         raise InvalidOption(
-            f"{path}: unknown options {sorted(unknown)}. Known: path, overwrite, memory_bytes, and storage options "
-            "such as AWS_ENDPOINT_URL."
+            f"{path}: unknown options {sorted(unknown)}. Known: {', '.join(known)}, and storage options such as "
+            "AWS_ENDPOINT_URL."
         )
     return storage
 
 
-def _memory_bytes(options: Mapping[str, str], path: str) -> int:
-    text = {k.lower(): v for k, v in options.items()}.get("memory_bytes", str(MEMORY_BYTES))
-    if not text.isdigit() or int(text) < 64 * 1024 * 1024:
-        raise InvalidOption(f"{path}: memory_bytes is '{text}'; give at least 67108864 (64 MiB per task).")
+def number_of(path: str, options: Mapping[str, str], name: str, default: int, least: int) -> int:
+    """An option that is a number of bytes. Raises InvalidOption."""
+    text = options.get(name, str(default))
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise InvalidOption(f"{path}: {name} is '{text}'; give a number of bytes, at least {least}.")
     return int(text)
 
 
-def _job(options: Mapping[str, str], path: str) -> str:
-    job = {k.lower(): v for k, v in options.items()}.get("job", "")
+def _check_distribution(path: str, distribution: str) -> None:
+    """A Python data source gets its rows as they are distributed, and cannot ask Spark for a shuffle."""
+    if distribution == "partition":
+        raise InvalidOption(
+            f"{path}: distribution 'partition' needs a shuffle before the data source sees the rows. Write with "
+            "icedb.spark.write(frame, path, distribution='partition')."
+        )
+    if distribution != "none":
+        raise InvalidOption(f"{path}: distribution is '{distribution}'; give 'none', or leave it out.")
+
+
+def _overwrite(path: str, options: Mapping[str, str]) -> Overwrite:
+    """Spark does not tell a data source whether its overwrite is dynamic, so an overwrite must say what it is."""
+    told = options.get("overwrite", "").lower()
+    if options.get("partitionoverwritemode", "").lower() == "dynamic":
+        if told not in ("", "dynamic"):
+            raise InvalidOption(f"{path}: partitionOverwriteMode is dynamic, and overwrite is '{told}'. Give one.")
+        return "dynamic"
+    match told:
+        case "table" | "partitions" | "dynamic":
+            return told
+        case "":
+            raise InvalidOption(
+                f"{path}: mode('overwrite') would replace every row of the table, even where Spark is set to dynamic "
+                "partition overwrite. Say what it shall replace: .option('overwrite', 'table'), 'partitions' with "
+                ".option('partitions', ...), or 'dynamic' for the partitions of the new rows."
+            )
+    raise InvalidOption(f"{path}: overwrite is '{told}'; give 'table', 'partitions' or 'dynamic'.")
+
+
+def _partitions(path: str, options: Mapping[str, str], overwrite: Overwrite | None) -> Sequence[str] | str | None:
+    text = options.get("partitions", "").strip()
+    if overwrite != "partitions":
+        if text:
+            raise InvalidOption(
+                f"{path}: partitions are named, and nothing says that they shall be replaced. Write with "
+                "mode('overwrite') and .option('overwrite', 'partitions')."
+            )
+        return None
+    if not text:
+        raise InvalidOption(
+            f"{path}: which partitions shall be replaced? Give .option('partitions', ...): a JSON list of paths, such "
+            'as ["d=2026-11-21"], or a condition over the partition columns.'
+        )
+    if not text.startswith("["):
+        return text
+    try:
+        paths = json.loads(text)
+    except ValueError:
+        paths = None
+    if not isinstance(paths, list) or not paths or not all(isinstance(p, str) for p in paths):
+        raise InvalidOption(f'{path}: partitions is {text[:200]}; give a JSON list of paths, such as ["d=2026-11-21"].')
+    return paths
+
+
+def _job(path: str, options: Mapping[str, str]) -> str:
+    job = options.get("job", "")
     if not re.fullmatch(r"[A-Za-z0-9]{0,32}", job):
         raise InvalidOption(f"{path}: job is '{job}'; give up to 32 letters and digits.")
     return job
 
 
-def _txn(options: Mapping[str, str], path: str) -> Txn | None:
-    lowered = {k.lower(): v for k, v in options.items()}
-    application, sequence = lowered.get("txn_application"), lowered.get("txn_sequence")
+def _txn(path: str, options: Mapping[str, str]) -> Txn | None:
+    application, sequence = options.get("txn_application"), options.get("txn_sequence")
     if application is None and sequence is None:
         return None
     number = int(sequence) if sequence is not None and sequence.isdigit() else sequence

@@ -9,34 +9,36 @@ names: orphans, which an orphan sweep removes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from icedb.clock import SystemClock
 from icedb.errors import InvalidOption, InvariantViolated
-from icedb.parts import WrittenParts, write_parts
+from icedb.format.names import partition_of
+from icedb.handle import Handle
+from icedb.parts import WrittenParts, discard, write_parts
 from icedb.publishing import publish_append, publish_overwrite
 from icedb.shaping import WriteContext
-from icedb.spark.options import WriteMode, write_options
+from icedb.spark.options import WriteOptions, write_options
 from icedb.spark.types import arrow_schema
 from icedb.staging import check_batch
 from icedb.store import open_store
 from icedb.table import Table
-from icedb.transactions import Txn
 
 __all__ = ["open_writer"]
 
 logger = logging.getLogger(__name__)
 
 
-def open_writer(schema: StructType, options: Mapping[str, str], mode: WriteMode) -> DataSourceArrowWriter:
-    """The writer of one job; runs on the driver, before any task. Raises FixInput errors."""
-    told = write_options(options, mode)
+def open_writer(schema: StructType, options: Mapping[str, str], *, overwrite: bool) -> DataSourceArrowWriter:
+    """The writer of one job; runs on the driver, before any task. Raises FixInput errors and the store's."""
+    told = write_options(options, overwrite=overwrite)
     table = Table.open(told.path, storage_options=told.storage_options)
     table.handle.check_writable()
     table.schema()
@@ -47,7 +49,7 @@ def open_writer(schema: StructType, options: Mapping[str, str], mode: WriteMode)
         )
     context = replace(table.handle.write_context(), job=told.job)
     check_batch(context, arrow_schema(schema, told.path))
-    return _BatchWriter(context, told.storage_options, mode, told.memory_bytes, told.txn)
+    return _BatchWriter(context, told)
 
 
 @dataclass
@@ -58,24 +60,14 @@ class _TaskMessage(WriterCommitMessage):
 
 
 class _BatchWriter(DataSourceArrowWriter):
-    """Pickled to each task. It carries the storage options, so its repr says nothing of them."""
+    """Pickled to each task, and to the driver's process that commits."""
 
-    def __init__(
-        self,
-        context: WriteContext,
-        storage_options: Mapping[str, str],
-        mode: WriteMode,
-        memory_bytes: int,
-        txn: Txn | None,
-    ) -> None:
+    def __init__(self, context: WriteContext, options: WriteOptions) -> None:
         self._context = context
-        self._storage_options = dict(storage_options)
-        self._mode = mode
-        self._memory_bytes = memory_bytes
-        self._txn = txn
+        self._options = options
 
     def __repr__(self) -> str:
-        return f"_BatchWriter({self._context.table!r}, mode={self._mode!r})"
+        return f"_BatchWriter({self._context.table!r}, overwrite={self._options.overwrite!r})"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: turn its rows into parts."""
@@ -87,33 +79,69 @@ class _BatchWriter(DataSourceArrowWriter):
             pa.RecordBatchReader.from_batches(first.schema, chain([first], iterator)),
             store=open_store(self._context.location),
             clock=SystemClock(),
-            memory_bytes=self._memory_bytes,
+            memory_bytes=self._options.memory_bytes,
+            threads=_processors(),
+            part_bytes=self._options.part_bytes,
         )
         return _TaskMessage(written)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver: one log file for the whole job."""
-        reports = [m for m in messages if isinstance(m, _TaskMessage)]
+        reports = _reports(messages)
         if len(reports) < len(messages):
             raise InvariantViolated(
                 f"{self._context.table}: {len(messages) - len(reports)} of {len(messages)} tasks did not say what they "
                 "wrote. Nothing was published."
             )
-        pieces = [m.written for m in reports if m.written is not None]
-        handle = Table.open(self._context.location.uri, storage_options=self._storage_options).handle
+        handle = self._open()
         written = WrittenParts(
-            schema={c: t for p in pieces for c, t in p.schema.items()},
-            markers=tuple(m for p in pieces for m in p.markers),
-            born_ms=min((p.born_ms for p in pieces), default=handle.clock.now_ms()),
+            schema={c: t for p in reports for c, t in p.schema.items()},
+            markers=tuple(m for p in reports for m in p.markers),
+            born_ms=min((p.born_ms for p in reports), default=handle.clock.now_ms()),
         )
-        if self._mode == "overwrite":
-            publish_overwrite(handle, written, None)
-        else:
-            publish_append(handle, written, txn=self._txn)
+        match self._options.overwrite:
+            case None:
+                publish_append(handle, written, txn=self._options.txn)
+            case "table" | "partitions":
+                publish_overwrite(handle, written, self._options.partitions)
+            case "dynamic":
+                if written.markers:  # no rows, no partitions
+                    publish_overwrite(handle, written, _partitions_of(handle, written))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver, when the job failed; Spark may call it after a commit that landed, so nothing is deleted."""
-        parts = sum(len(m.written.markers) for m in messages if isinstance(m, _TaskMessage) and m.written is not None)
-        logger.warning(
-            "%s: the write job was aborted; up to %d parts stay behind as orphans", self._context.table, parts
-        )
+        """On the driver, when the job failed.
+
+        Spark asks for a commit when every task has reported, and only then. So when one has not, nothing was published,
+        and what the others wrote is deleted. Else the commit may have landed, or may land yet, and all of it stays.
+        """
+        parts = [m.key for r in _reports(messages) for m in r.markers]
+        if not parts:
+            return
+        if None in messages:
+            discard(open_store(self._context.location), parts)
+            logger.warning("%s: the job failed; %d parts of it are deleted", self._context.table, len(parts))
+        else:
+            logger.warning(
+                "%s: the job failed when it was published; unless that succeeded, up to %d parts stay behind as orphans",
+                self._context.table,
+                len(parts),
+            )
+
+    def _open(self) -> Handle:
+        return Table.open(self._context.location.uri, storage_options=self._options.storage_options).handle
+
+
+def _processors() -> int:
+    """How many processors Spark reckons with for this task: the others have tasks of their own."""
+    task = TaskContext.get()
+    return task.cpus() if task is not None else 1
+
+
+def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenParts]:
+    """What the tasks wrote. One that had no rows wrote nothing."""
+    nothing = WrittenParts({}, (), SystemClock().now_ms())
+    return [m.written or nothing for m in messages if isinstance(m, _TaskMessage)]
+
+
+def _partitions_of(handle: Handle, written: WrittenParts) -> list[str]:
+    return sorted({partition_of(handle.keys.data_prefix, m.key) for m in written.markers})

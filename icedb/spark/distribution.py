@@ -1,0 +1,178 @@
+"""Before a write: which task gets which rows.
+
+A task writes at least one part for each partition that it has rows of, so rows that lie anyhow give tasks times
+partitions parts. With a shuffle each task gets a range of partitions, of about as many rows as the others, and a
+partition that has more than that gets several tasks. The partition expressions are DuckDB's, so DuckDB computes them
+here too, of the columns that they name; a tenth of the rows is enough to find the ranges.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from math import ceil
+from typing import Any, cast
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+
+from icedb.engine import connect_sandbox, quote_name
+from icedb.errors import InvalidOption
+from icedb.handle import Handle
+from icedb.incoming import PARTITION_COLUMN
+
+__all__ = ["TaskRange", "distribute", "plan_ranges"]
+
+SAMPLE_FRACTION = 0.1
+# So many rows keep a task busy for some seconds, and make parts that need no merge.
+ROWS_PER_TASK = 1_000_000
+_TASK = "__icedb_task"
+_SEPARATOR = "/"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRange:
+    """Rows whose partition is `first` or, as text, after it, up to the next range: for `tasks` tasks from `task` on."""
+
+    first: str
+    task: int
+    tasks: int
+
+
+def distribute(frame: DataFrame, handle: Handle, *, tasks: int | None = None) -> DataFrame:
+    """The frame, shuffled so that each task has a range of the table's partitions.
+
+    Runs a job over a sample of the rows at once; cache a frame that is expensive. `tasks`: about so many; None: one for
+    each million rows. Raises InvalidOption for a table whose rows a query makes, and what the frame's job raises.
+    """
+    if tasks is not None and tasks < 1:
+        raise InvalidOption(f"{handle.table}: tasks is {tasks}; give at least 1, or leave it out.")
+    if handle.spec.insert_query:
+        raise InvalidOption(
+            f"{handle.table}: an insert_query makes the table's rows, so nobody knows the partitions of these. Write "
+            "with distribution='none'."
+        )
+    keys = _keys(frame, handle)
+    sample = frame.sample(SAMPLE_FRACTION)
+    if not keys.columns:
+        return frame.repartition(tasks or ceil(sample.count() / SAMPLE_FRACTION / ROWS_PER_TASK) or 1)
+    key = _udf(keys.of, "string")(F.struct(*map(_column, keys.columns)))
+    counts = {row[0]: row[1] / SAMPLE_FRACTION for row in sample.groupBy(key.alias(_TASK)).count().collect()}
+    ranges = plan_ranges(counts, tasks or ceil(sum(counts.values()) / ROWS_PER_TASK))
+    total = ranges[-1].task + ranges[-1].tasks
+    hashed = F.lit(0) if total == len(ranges) else F.xxhash64(*_hashable(frame))
+    assignment = _udf(_Assignment(keys, tuple(ranges)).of, "int")
+    task = assignment(F.struct(*map(_column, keys.columns), hashed.cast("long").alias(_TASK)))
+    return frame.withColumn(_TASK, task).repartitionById(total, F.col(_TASK)).drop(_TASK)
+
+
+def plan_ranges(counts: Mapping[str, float], tasks: int) -> list[TaskRange]:
+    """Ranges of about as many rows each; a value with more rows than a task shall have is a range of several tasks.
+
+    `counts`: rows of each value. Pure. The first range begins before all values.
+    """
+    share = max(1.0, sum(counts.values()) / max(1, tasks))
+    ranges: list[TaskRange] = []
+    numbers = count()
+    filled = share  # so that the first value begins a range
+    for value in sorted(counts):
+        rows = counts[value]
+        several = max(1, round(rows / share))
+        if several > 1 or filled + rows / 2 > share:
+            task = next(numbers)
+            ranges.append(TaskRange(value if ranges else "", task, several))
+            for _ in range(several - 1):
+                next(numbers)
+            filled = share if several > 1 else 0.0
+        filled += rows
+    return ranges or [TaskRange("", 0, 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """Computes the partition of each row, as one text, in Spark's tasks."""
+
+    columns: tuple[str, ...]
+    sql: str
+
+    def of(self, batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        """Struct arrays of `columns` -> texts."""
+        with connect_sandbox(threads=1) as con:
+            for batch in batches:
+                yield self.texts(con, batch.flatten())
+
+    def texts(self, con: duckdb.DuckDBPyConnection, arrays: Sequence[pa.Array]) -> pa.Array:
+        """Arrays of `columns` -> texts."""
+        con.register("rows", pa.table(dict(zip(self.columns, arrays, strict=True))))
+        return con.execute(self.sql).to_arrow_table().column(0).combine_chunks().cast(pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class _Assignment:
+    """Says which task gets a row: by its partition and, where several share that, by its hash."""
+
+    keys: _Keys
+    ranges: tuple[TaskRange, ...]
+
+    def of(self, batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        """Struct arrays of the keys' columns and of the hash -> numbers of tasks."""
+        firsts = [r.first for r in self.ranges]
+        with connect_sandbox(threads=1) as con:
+            for batch in batches:
+                *arrays, hashed = batch.flatten()
+                encoded = pc.dictionary_encode(self.keys.texts(con, arrays))
+                found = [self.ranges[bisect_right(firsts, text) - 1] for text in encoded.dictionary.to_pylist()]
+                task = pa.array([r.task for r in found], pa.int64()).take(encoded.indices)
+                tasks = pa.array([r.tasks for r in found], pa.int64()).take(encoded.indices)
+                positive = pc.bit_wise_and(hashed, 2**31 - 1)
+                within = pc.subtract(positive, pc.multiply(pc.divide(positive, tasks), tasks))
+                yield pc.add(task, within).cast(pa.int32())
+
+
+def _keys(frame: DataFrame, handle: Handle) -> _Keys:
+    there = {name.casefold(): name for name in frame.columns}
+    if PARTITION_COLUMN in frame.columns:
+        return _Keys((PARTITION_COLUMN,), f"SELECT coalesce({quote_name(PARTITION_COLUMN)}, '') FROM rows")
+    told = [e for e in handle.expressions if not e.path_only or e.name.casefold() in there]
+    named = {c for e in told for c in ([e.name.casefold()] if e.path_only else e.columns)}
+    columns = tuple(there[c] for c in sorted(named & there.keys()))
+    lacking = "".join(
+        f", CAST(NULL AS {type_}) AS {quote_name(column)}"
+        for column, type_ in handle.columns.items()
+        if column.casefold() in named - there.keys()
+    )
+    values = [quote_name(there[e.name.casefold()]) if e.path_only else f"(\n{e.sql}\n)" for e in told]
+    texts = ", ".join(f"coalesce(CAST({v} AS VARCHAR), '')" for v in values)
+    return _Keys(columns, f"SELECT concat_ws('{_SEPARATOR}', {texts}) FROM (SELECT *{lacking} FROM rows)")
+
+
+def _udf(function: Callable[[Iterator[pa.Array]], Iterator[pa.Array]], type_: str) -> Callable[[Column], Column]:
+    # Its kind is inferred from the annotations; to name it as well is warned of.
+    udf: Callable[[Column], Column] = cast(Any, arrow_udf)(function, type_)
+    return udf
+
+
+def _hashable(frame: DataFrame) -> Sequence[Column]:
+    """Columns of which Spark can make a hash, which must be the same when a task is run again."""
+    return [_column(f.name) for f in frame.schema.fields if not _has_map(f.dataType)]
+
+
+def _column(name: str) -> Column:
+    """A column by its whole name, which may have dots."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def _has_map(type_: DataType) -> bool:
+    match type_:
+        case ArrayType():
+            return _has_map(type_.elementType)
+        case StructType():
+            return any(_has_map(f.dataType) for f in type_.fields)
+    return isinstance(type_, MapType) or type_.typeName() == "variant"

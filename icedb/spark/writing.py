@@ -1,0 +1,76 @@
+"""`icedb.spark.write`: distribute a frame if asked to, write it with the data source, say what was committed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+from pyspark.sql import DataFrame
+
+from icedb.commit import Commit
+from icedb.errors import InvalidOption
+from icedb.frames import append_frame, overwrite_frame
+from icedb.spark.distribution import distribute
+from icedb.spark.options import Overwrite
+from icedb.table import Table
+from icedb.transactions import Txn, check_txn
+
+__all__ = ["Distribution", "write"]
+
+#: `none`: rows are written where they are. `partition`: a shuffle gives each task a range of partitions.
+Distribution = Literal["none", "partition"]
+
+
+def write(
+    frame: DataFrame,
+    uri: str | os.PathLike[str],
+    *,
+    overwrite: Overwrite | None,
+    partitions: Sequence[str] | str | None,
+    distribution: Distribution,
+    tasks: int | None,
+    txn: Txn | None,
+    part_bytes: int | None,
+    memory_bytes: int | None,
+    storage_options: Mapping[str, str] | None,
+) -> Commit:
+    """See `icedb.spark.write`."""
+    table = Table.open(uri, storage_options=storage_options)
+    _check(table.uri, overwrite, partitions, distribution, txn)
+    if txn is not None:
+        txn = check_txn(txn, table=table.uri)
+    if distribution == "partition":
+        frame = distribute(frame, table.handle, tasks=tasks)
+    elif tasks is not None:
+        raise InvalidOption(f"{table.uri}: tasks is for distribution='partition'; else the frame has its own.")
+    if overwrite is None:
+        return append_frame(table.handle, frame, txn=txn, memory_bytes=memory_bytes, part_bytes=part_bytes)
+    return overwrite_frame(
+        table.handle,
+        frame,
+        partitions=partitions,
+        dynamic=overwrite == "dynamic",
+        memory_bytes=memory_bytes,
+        part_bytes=part_bytes,
+    )
+
+
+def _check(
+    table: str,
+    overwrite: str | None,
+    partitions: Sequence[str] | str | None,
+    distribution: str,
+    txn: Txn | None,
+) -> None:
+    if distribution not in get_args(Distribution):
+        raise InvalidOption(f"{table}: distribution is {distribution!r}; give 'none' or 'partition'.")
+    if overwrite is not None and overwrite not in get_args(Overwrite):
+        raise InvalidOption(f"{table}: overwrite is {overwrite!r}; give 'table', 'partitions' or 'dynamic'.")
+    if (overwrite == "partitions") != (partitions is not None):
+        raise InvalidOption(
+            f"{table}: overwrite is {overwrite!r} and partitions is {partitions!r}. They go together: "
+            "overwrite='partitions', partitions=['d=2026-11-21']."
+        )
+    if txn is not None and overwrite is not None:
+        raise InvalidOption(f"{table}: an overwrite takes no txn: done twice, it is as if it was done once.")
