@@ -4,11 +4,11 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo ui down status test simulate torture mutants lint format clean
+.PHONY: help demo ui down status test simulate torture mutants bench-spark lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: $(VENV)/.installed-demo  ## Run the whole platform on a year of flights, and check every number
 	@$(BIN)/python -m examples.flights
@@ -35,11 +35,15 @@ torture: $(VENV)/.installed-dev  ## Kill processes that use one table, two minut
 mutants: $(VENV)/.installed-dev  ## Seed faults of the protocol one by one: the suite must catch each
 	@$(BIN)/python -m tests.mutants
 
+BENCH ?= --rows 10000000 --rounds 3
+bench-spark: $(VENV)/.installed-dev  ## Measure writing, reading and merging on Spark, beside Spark and DuckDB alone
+	@$(BIN)/python -m benchmarks.spark $(BENCH)
+
 lint: $(VENV)/.installed-dev  ## Linters and strict types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m compileall -q icedb icedb_dagster pyspark_icedb spark_jobs examples tests
+	@$(BIN)/python -m compileall -q icedb icedb_dagster pyspark_icedb spark_jobs examples benchmarks tests
 
 format: $(VENV)/.installed-dev  ## Format the code
 	@$(BIN)/ruff format .

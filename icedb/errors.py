@@ -5,7 +5,8 @@
     │   ├── StoreUnavailable         the object store did not answer                       (ConnectionError)
     │   ├── TornListing              the log changed faster than it could be listed        (TimeoutError)
     │   ├── CommitContended          other exclusive commits always came first             (TimeoutError)
-    │   └── PublicationTooLate       the parts or the claim are too old to be published    (TimeoutError)
+    │   ├── PublicationTooLate       the parts or the claim are too old to be published    (TimeoutError)
+    │   └── SparkJobFailed           Spark did not finish the tasks of a job               (RuntimeError)
     ├── LookFirst                whether it happened is not known: to repeat it could do it twice
     │   ├── CommitUncertain          published or not: only the table can tell             (RuntimeError)
     │   └── ViewBehind               the rows are committed, and a view of the table lacks them (RuntimeError)
@@ -72,6 +73,7 @@ __all__ = [
     "PublicationTooLate",
     "SchemaConflict",
     "SnapshotExpired",
+    "SparkJobFailed",
     "StackError",
     "StoreUnavailable",
     "TableExists",
@@ -91,6 +93,17 @@ class IceDBError(Exception):
     def __str__(self) -> str:
         # Explicit, because KeyError would quote the message and OSError would format it as (errno, text).
         return str(self.args[0]) if self.args else type(self).__name__
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Explicit, because some take more than a message, and all come back whole from another process.
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(error_type: type[IceDBError], args: tuple[object, ...], attributes: dict[str, object]) -> IceDBError:
+    error = error_type.__new__(error_type, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 class TryAgain(IceDBError):
@@ -127,6 +140,10 @@ class CommitUncertain(LookFirst, RuntimeError):
 
 class PublicationTooLate(TryAgain, TimeoutError):
     """The parts were written too long ago to be published; an orphan sweep may already have taken them."""
+
+
+class SparkJobFailed(TryAgain, RuntimeError):
+    """Spark did not finish the tasks of a job: one died again and again, or somebody cancelled it."""
 
 
 class ViewBehind(LookFirst, RuntimeError):

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from icedb.commit import Commit, nothing_to_commit
-from icedb.errors import InvalidOption
+from icedb.errors import IceDBError, InvalidOption
 from icedb.format.records import Marker
+from icedb.format.snapshot import LogState
 from icedb.handle import Handle
 from icedb.inputs.batches import OnConflict
 from icedb.transactions import Txn, is_recorded, repeated
@@ -96,18 +97,40 @@ def _check(handle: Handle, on_conflict: OnConflict) -> None:
 
 
 def _run(handle: Handle, frame: Any, mode: str, options: Mapping[str, str], txn: Txn | None) -> Commit:
+    from icedb.spark.failures import explained
+
     job = handle.clock.new_id()[:JOB_DIGITS]
     writer = frame.write.format("icedb").mode(mode).option("path", handle.table).option("job", job)
     for name, value in {**handle.location.storage_options, **options}.items():
         writer = writer.option(name, value)
-    writer.save()
-    state = handle.read(fresh=True)
-    ours = [m for m in state.parts.values() if m.key.rpartition("/")[2].startswith(job)]
+    try:
+        writer.save()
+    except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
+        # A commit that landed may still be told as a failure: when its answer was lost, or Spark ended right after.
+        state = _state_after(handle)
+        if state is None or not _of_job(state, job):
+            # Without Spark's pages of Java; they are this error's context.
+            raise explained(error, table=handle.table) from None
+    else:
+        state = handle.read(fresh=True)
+    ours = _of_job(state, job)
     if not ours:
         return repeated(handle) if txn is not None and is_recorded(state, txn) else nothing_to_commit(handle)
     # An overwrite is an exclusive commit, which nothing else shares its time with.
     dead = [m for m in state.parts.values() if m.tombstoned_ms == ours[0].created_ms] if mode == "overwrite" else []
     return _commit(handle, ours, dead, state.parts_named[ours[0].key].by[0])
+
+
+def _state_after(handle: Handle) -> LogState | None:
+    """The state after a job that failed; None when it cannot be read, for the job's error says more."""
+    try:
+        return handle.read(fresh=True)
+    except IceDBError:
+        return None
+
+
+def _of_job(state: LogState, job: str) -> list[Marker]:
+    return [m for m in state.parts.values() if m.key.rpartition("/")[2].startswith(job)]
 
 
 def _commit(handle: Handle, markers: Sequence[Marker], dead: Sequence[Marker], key: str) -> Commit:

@@ -1,8 +1,8 @@
 """Parts become one part: read, sorted and written again by DuckDB, for merges, deletions and rewrites.
 
 Nothing that is written here is visible: only a commit names it, and what a failure leaves is deleted again. All
-rewrites of a call share one memory limit; what does not fit is spilled to disk. The operations above take the
-function as an argument, so that another engine can do the work.
+rewrites that one process does share one memory limit; what does not fit is spilled to disk. The work is a piece that
+any engine can do (`icedb.work`); the operations above take the function as an argument.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from icedb.scan import explain, read_parquet, scan, visible_partitions
 from icedb.schema import describe
 from icedb.statistics import encode_statistics, figures_sql, statistics_columns
 from icedb.store import ObjectNotFound
+from icedb.work import IN_PROCESS, Engine, Means, Work
 
-__all__ = ["NewPart", "Rewrite", "Rewriter", "rewrite_all", "rewrite_parts"]
+__all__ = ["NewPart", "Rewrite", "Rewriter", "Rewriting", "rewrite_all", "rewrite_parts"]
 
 logger = logging.getLogger(__name__)
 
@@ -83,11 +84,66 @@ class NewPart:
     marker: Marker | None
 
 
+@dataclass(frozen=True, slots=True)
+class Rewriting(Work[Rewrite, NewPart]):
+    """Writes new parts for a table that has this schema; a dry run puts nothing."""
+
+    schema: Mapping[str, str]
+    dry_run: bool = False
+
+    name = "rewriting parts"
+
+    def bytes_of(self, item: Rewrite) -> int:
+        """See Work."""
+        return item.bytes
+
+    def partition_of(self, item: Rewrite) -> str | None:
+        """See Work."""
+        return None if self.dry_run else item.partition
+
+    def do(self, handle: Handle, items: Sequence[Rewrite], means: Means) -> list[NewPart]:
+        """Write each new part, a few at a time. Raises as `rewrite_all`."""
+        started_ms = handle.clock.now_ms()
+        memory_bytes = _check_memory(handle, means.memory_bytes)
+        keys = [handle.keys.part(r.partition, handle.clock.new_id()) for r in items]
+        folder = Path(tempfile.mkdtemp(prefix="icedb-rewrite-", dir=means.folder))
+        try:
+            with (
+                _engines(handle, items, memory_bytes, means.threads, folder) as engines,
+                ThreadPoolExecutor(engines.at_a_time) as pool,
+            ):
+                writes = [
+                    pool.submit(_rewrite, handle, engines, rewrite, key, self.schema, dry_run=self.dry_run)
+                    for rewrite, key in zip(items, keys, strict=True)
+                ]
+                try:
+                    written = []
+                    for number, (rewrite, write) in enumerate(zip(items, writes, strict=True), start=1):
+                        written.append(write.result())
+                        logger.info(
+                            "%s: rewrite %d of %d is written: %d parts, %d bytes of '%s'",
+                            handle.table, number, len(items), len(rewrite.inputs), rewrite.bytes, rewrite.partition,
+                        )  # fmt: skip
+                    return written
+                except BaseException as error:
+                    pool.shutdown(cancel_futures=True)
+                    if not self.dry_run:
+                        discard(handle.store, keys)
+                    if isinstance(error, duckdb.OutOfMemoryException):
+                        raise _too_little(handle, memory_bytes, str(error).splitlines()[0]) from None
+                    if isinstance(error, duckdb.Error | ObjectNotFound):
+                        inputs = [p for r in items for p in r.inputs]
+                        raise explain(handle, inputs, error, as_of_ms=started_ms) from None
+                    raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def rewrite_parts(
-    handle: Handle, rewrites: Sequence[Rewrite], schema: Mapping[str, str], *, memory_bytes: int | None = None
+    handle: Handle, rewrites: Sequence[Rewrite], schema: Mapping[str, str], *, engine: Engine = IN_PROCESS
 ) -> list[Marker | None]:
     """The markers of `rewrite_all`."""
-    return [new.marker for new in rewrite_all(handle, rewrites, schema, memory_bytes=memory_bytes)]
+    return [new.marker for new in rewrite_all(handle, rewrites, schema, engine=engine)]
 
 
 def rewrite_all(
@@ -95,49 +151,16 @@ def rewrite_all(
     rewrites: Sequence[Rewrite],
     schema: Mapping[str, str],
     *,
-    memory_bytes: int | None = None,
     dry_run: bool = False,
+    engine: Engine = IN_PROCESS,
 ) -> list[NewPart]:
-    """Write each new part, a few at a time; on failure delete what was written. A dry run puts nothing.
+    """Write each new part; on failure delete what was written. A dry run puts nothing.
 
-    Together they use `memory_bytes` (default: half of the machine's or container's). Raises InvalidOption when that is
-    not enough, MissingPart, SnapshotExpired, InvariantViolated, what `copy_answer` raises, DuckDB's and the store's
-    errors.
+    Together they use what the engine has for them (in this process by default half of the machine's or container's
+    memory). Raises InvalidOption when that is not enough, MissingPart, SnapshotExpired, InvariantViolated, what
+    `copy_answer` raises, DuckDB's, the store's and the engine's errors.
     """
-    started_ms = handle.clock.now_ms()
-    memory_bytes = _check_memory(handle, memory_bytes)
-    keys = [handle.keys.part(r.partition, handle.clock.new_id()) for r in rewrites]
-    folder = Path(tempfile.mkdtemp(prefix="icedb-rewrite-"))
-    try:
-        with (
-            _engines(handle, rewrites, memory_bytes, folder) as engines,
-            ThreadPoolExecutor(engines.at_a_time) as pool,
-        ):
-            writes = [
-                pool.submit(_rewrite, handle, engines, rewrite, key, schema, dry_run=dry_run)
-                for rewrite, key in zip(rewrites, keys, strict=True)
-            ]
-            try:
-                written = []
-                for number, (rewrite, write) in enumerate(zip(rewrites, writes, strict=True), start=1):
-                    written.append(write.result())
-                    logger.info(
-                        "%s: rewrite %d of %d is written: %d parts, %d bytes of '%s'",
-                        handle.table, number, len(rewrites), len(rewrite.inputs), rewrite.bytes, rewrite.partition,
-                    )  # fmt: skip
-                return written
-            except BaseException as error:
-                pool.shutdown(cancel_futures=True)
-                if not dry_run:
-                    discard(handle.store, keys)
-                if isinstance(error, duckdb.OutOfMemoryException):
-                    raise _too_little(handle, memory_bytes, str(error).splitlines()[0]) from None
-                if isinstance(error, duckdb.Error | ObjectNotFound):
-                    inputs = [p for r in rewrites for p in r.inputs]
-                    raise explain(handle, inputs, error, as_of_ms=started_ms) from None
-                raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return engine.run(handle, Rewriting(dict(schema), dry_run), rewrites)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +174,21 @@ class _Engines:
 
 
 @contextmanager
-def _engines(handle: Handle, rewrites: Sequence[Rewrite], memory_bytes: int, folder: Path) -> Iterator[_Engines]:
+def _engines(
+    handle: Handle, rewrites: Sequence[Rewrite], memory_bytes: int, threads: int | None, folder: Path
+) -> Iterator[_Engines]:
     """Without a query all memory is the reader's; else both have half of it."""
     asking = any(r.query is not None for r in rewrites)
     share = memory_bytes // 2 if asking else memory_bytes
-    at_a_time = max(1, min(max(2, os.cpu_count() or 2), share // MEMORY_BYTES_PER_REWRITE))
-    with connect_reader(handle.location, memory_bytes=share, folder=folder) as reader:
+    at_a_time = max(1, min(threads or max(2, os.cpu_count() or 2), share // MEMORY_BYTES_PER_REWRITE))
+    with connect_reader(handle.location, memory_bytes=share, folder=folder, threads=threads) as reader:
         reader.execute("SET GLOBAL preserve_insertion_order = true")
         if not asking:
             yield _Engines(reader, None, folder, at_a_time)
             return
         aside = folder / "sandbox"  # not where the reader spills
         aside.mkdir()
-        with connect_sandbox(aside, memory_bytes=share) as sandbox:
+        with connect_sandbox(aside, memory_bytes=share, threads=threads) as sandbox:
             yield _Engines(reader, sandbox, aside, at_a_time)
 
 

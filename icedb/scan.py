@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from urllib.parse import quote
 
 import duckdb
 
 from icedb.engine import quote_name, quote_text
-from icedb.errors import InvalidOption, MissingPart, SnapshotExpired
+from icedb.errors import AccessDenied, InvalidOption, MissingPart, SnapshotExpired, StoreUnavailable
 from icedb.format.names import NULL_VALUE, encode_value
 from icedb.handle import Handle, Part
 from icedb.partitions import PartitionExpression
@@ -20,6 +21,11 @@ from icedb.schema import typed_nothing
 
 __all__ = ["FILE_COLUMN", "explain", "read_parquet", "relation", "scan", "visible_partitions"]
 
+ACCESS_REFUSED = frozenset((401, 403))
+TOO_MANY_REQUESTS = 429
+SERVER_ERROR = 500
+# What DuckDB says, in an error without a status.
+_UNREACHABLE = re.compile("could not (?:connect|establish)|connection error|timeout was reached", re.IGNORECASE)
 _ODD = re.compile(r"[?\\\n\r]|=[^/]*=")
 
 #: The column, on demand, that says which file a row came from.
@@ -139,20 +145,33 @@ def explain(
 ) -> Exception:
     """What an error of a query over these parts means. Else the error itself.
 
-    "No such file": the snapshot expired, or a live part is gone. `wrong_sql` is what to say when the SQL that a caller
-    gave does not fit the rows.
+    "No such file": the snapshot expired, or a live part is gone. A store that refuses, or is not there, is told as
+    that. `wrong_sql` is what to say when the SQL that a caller gave does not fit the rows.
     """
-    named = next((p for p in parts if p.key in str(error)), None)
+    text = str(error)
+    named = next((p for p in parts if p.key in text or quote(p.key) in text), None)  # as it is, or as a URL has it
     if named is None:
         if wrong_sql is not None and isinstance(error, duckdb.DataError | duckdb.ProgrammingError):
             return InvalidOption(f"{handle.table}: {wrong_sql} ({str(error).splitlines()[0]}).")
         return error
+    status = getattr(error, "status_code", 0)
+    if status == TOO_MANY_REQUESTS or status >= SERVER_ERROR or _UNREACHABLE.search(text):
+        reason = f"status {status}" if status else text.splitlines()[0].partition(" to ")[0]
+        return StoreUnavailable(
+            f"{handle.table}: cannot read '{named.key}': the store did not serve the request ({reason}). Check the "
+            "endpoint, then retry."
+        )
     state = handle.read(fresh=True)
     marker = state.parts.get(named.key)
     if marker is None or marker.tombstoned_ms is not None:
         return SnapshotExpired(
             f"{handle.table}: the part '{named.key}' of this snapshot was cleaned up. Take a new snapshot.",
             horizon_ms=max(state.horizon_ms, as_of_ms + 1),
+        )
+    if status in ACCESS_REFUSED:
+        return AccessDenied(
+            f"{handle.table}: cannot read '{named.key}': access was refused (status {status}). Check the access key, "
+            "its secret, the region and the rights on that prefix (read, list)."
         )
     return MissingPart(
         f"{handle.table}: the live part '{named.key}' cannot be read ({str(error).splitlines()[0]}). If the object "

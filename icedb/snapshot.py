@@ -53,6 +53,11 @@ class Snapshot:
     def __repr__(self) -> str:
         return f"Snapshot({self.table!r}, as_of_ms={self.as_of_ms}, parts={len(self.parts)}, rows={self.rows})"
 
+    @property
+    def handle(self) -> Handle:
+        """The open table that it was taken of."""
+        return self._handle
+
     @cached_property
     def id(self) -> str:
         """The same for the same live parts and schema: 16 hexadecimal digits."""

@@ -145,8 +145,8 @@ def stage_rows(
     """Stage a batch, or the answer of a query over it (default: the table's insert query).
 
     `memory_bytes` and `threads` are what DuckDB may use; what does not fit is spilled. `new_columns`: whether the query
-    may name columns that neither table nor batch has. Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidQuery,
-    InvalidPartitionExpression, InvalidPartitionValue.
+    may name columns that neither table nor batch has. Raises SchemaConflict, UnknownColumn, UnsupportedType,
+    InvalidBatch, InvalidQuery, InvalidPartitionExpression, InvalidPartitionValue.
     """
     folder = Path(tempfile.mkdtemp(prefix="icedb-write-"))
     try:

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from icedb.engine import quote_name
-from icedb.format.records import Stats
+from icedb.engine import connect_sandbox, quote_name
+from icedb.format.records import Marker, Stats
 
-__all__ = ["encode_statistics", "figures_sql", "statistics_columns"]
+__all__ = ["encode_statistics", "figures_sql", "may_hold", "statistics_columns"]
 
 # A longer text would bloat the log for little.
 TEXT_MAX = 64
@@ -44,3 +44,54 @@ def encode_statistics(columns: Mapping[str, str], figures: Sequence[str | None],
             bounds = [low, high] if type_ in _TEXT_TYPES else [v if v is None else json.loads(v) for v in (low, high)]
             stats[column] = [*bounds, rows - int(present or 0)]
     return msgspec.Raw(msgspec.json.encode(stats)) if stats else msgspec.UNSET
+
+
+def may_hold(markers: Sequence[Marker], column: str, type_: str, condition: str) -> list[Marker]:
+    """The markers of the parts that may hold a row for which something is true of a column of this DuckDB type.
+
+    `condition` is SQL over the part's `lo` and `hi` of the column, its number of `nulls` and of `rows`, and is false or
+    null where there is no such row. A part that says nothing of the column stays, and so does one whose figures cannot
+    be read: another program may have written them.
+    """
+    figures = [_figures(marker, column) for marker in markers]
+    columns = zip(*(f or (None, None, None) for f in figures), strict=True)
+    lo, hi, nulls = (list(c) for c in columns) if markers else ([], [], [])
+    with connect_sandbox() as con:
+        found = con.execute(
+            f"""
+            WITH told AS (
+                SELECT unnest(CAST($known AS BOOLEAN[])) AS known, unnest(CAST($lo AS VARCHAR[])) AS lo_text,
+                       unnest(CAST($hi AS VARCHAR[])) AS hi_text, unnest(CAST($nulls AS BIGINT[])) AS nulls,
+                       unnest(CAST($rows AS BIGINT[])) AS rows),
+            typed AS (SELECT *, TRY_CAST(lo_text AS {type_}) AS lo, TRY_CAST(hi_text AS {type_}) AS hi FROM told)
+            SELECT NOT known OR (lo_text IS NOT NULL AND lo IS NULL) OR (hi_text IS NOT NULL AND hi IS NULL)
+                OR coalesce(({condition}), lo IS NULL AND nulls IS DISTINCT FROM rows)
+            FROM typed
+            """,
+            {
+                "known": [f is not None for f in figures],
+                "lo": lo,
+                "hi": hi,
+                "nulls": nulls,
+                "rows": [m.rows for m in markers],
+            },
+        ).fetchall()
+    return [marker for marker, (stays,) in zip(markers, found, strict=True) if stays]
+
+
+def _figures(marker: Marker, column: str) -> tuple[str | None, str | None, int] | None:
+    """Bounds, as text, and nulls; None when the marker does not tell, or not in our way."""
+    if isinstance(marker.stats, msgspec.UnsetType):
+        return None
+    try:
+        low, high, nulls = msgspec.json.decode(marker.stats, type=dict[str, tuple[_Bound, _Bound, int]])[column]
+    except (msgspec.DecodeError, KeyError):
+        return None
+    return _text(low), _text(high), nulls
+
+
+_Bound = bool | int | str | None
+
+
+def _text(bound: _Bound) -> str | None:
+    return json.dumps(bound) if isinstance(bound, bool) else None if bound is None else str(bound)

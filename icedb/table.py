@@ -29,7 +29,7 @@ from icedb.location import parse_location, with_log
 from icedb.maintenance.adopt import ImportReport, create_by_import, import_files
 from icedb.maintenance.alter import alter
 from icedb.maintenance.cleanup import DELETES_MAX, CleanupReport, cleanup
-from icedb.maintenance.delete import DeleteReport, delete
+from icedb.maintenance.delete import DeleteReport, delete, find_rows
 from icedb.maintenance.drop import DropReport, drop_partitions
 from icedb.maintenance.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES_MAX, MergeReport, Order, merge
 from icedb.maintenance.merge_log import LINES_MAX, MergeLogReport, merge_log
@@ -47,6 +47,7 @@ from icedb.spec import ROW_GROUP_ROWS, Compression, Merging, SchemaPolicy, Table
 from icedb.store import open_store
 from icedb.transactions import Txn, check_txn
 from icedb.views import create_view, drop_view, refresh_view
+from icedb.work import IN_PROCESS, Engine, InProcess, Means
 from icedb.writing import insert, overwrite
 
 __all__ = ["AsOf", "Table", "as_of_ms"]
@@ -316,21 +317,31 @@ class Table:
         input_parts_max: int = INPUT_PARTS_MAX,
         input_bytes_max: int = INPUT_BYTES_MAX,
         memory_bytes: int | None = None,
+        engine: Engine | None = None,
     ) -> MergeReport:
         """Merge parts smaller than `part_bytes_max`, partition by partition, in one exclusive commit.
 
         `order`: whose groups come first when the budget of `input_parts_max` and `input_bytes_max` does not reach
         (`remaining` in the report): `"newest"` for hot partitions, often; `"oldest"` for full optimisation.
         `memory_bytes` is what all groups together may use (default: half of the machine's or container's); what does
-        not fit is spilled to disk.
+        not fit is spilled to disk. `engine`: who writes the new parts, with memory of its own, if not this process:
+        `icedb.spark.SparkMergeEngine`. The commit is one all the same.
+
+        Raises InvalidOption, MissingPart, CommitContended, CommitUncertain, the store's and the engine's errors; with a
+        merge query also InvalidQuery, InvalidBatch, SchemaConflict and UnsupportedType.
         """
+        if engine is not None and memory_bytes is not None:
+            raise InvalidOption(
+                f"{self.uri}: memory_bytes is given for this process and an engine that does the work elsewhere. Leave "
+                "memory_bytes out, and give it to the engine."
+            )
         return merge(
             self._handle,
             order=order,
             part_bytes_max=part_bytes_max,
             input_parts_max=input_parts_max,
             input_bytes_max=input_bytes_max,
-            rewriter=partial(rewrite_parts, memory_bytes=memory_bytes),
+            rewriter=partial(rewrite_parts, engine=engine or InProcess(Means(memory_bytes))),
         )
 
     def merge_log(self, *, lines_max: int = LINES_MAX, dry_run: bool = False) -> MergeLogReport:
@@ -384,18 +395,31 @@ class Table:
             lambda spec: msgspec.structs.replace(spec, columns={**spec.columns, **declared}, **changes),
         )
 
-    def delete(self, where: str, *, dry_run: bool = False) -> DeleteReport:
+    def delete(self, where: str, *, dry_run: bool = False, engine: Engine | None = None) -> DeleteReport:
         """Delete the rows for which `where` is true: a DuckDB condition over the columns of `t`. All partitions.
 
         Only parts with such rows are written again, in one exclusive commit; readers of older snapshots keep reading
         until `cleanup`. Rows that are appended or merged meanwhile survive: repeat it until `second_pass_needed` is
-        false, to be sure. Raises InvalidOption, UnknownColumn, MissingPart, CommitContended, CommitUncertain and the
-        store's errors.
+        false, to be sure. `engine`: who searches and writes, as for `merge`. Raises InvalidOption, UnknownColumn,
+        MissingPart, CommitContended, CommitUncertain, the store's and the engine's errors.
         """
-        return delete(self._handle, where, dry_run=dry_run)
+        engine = engine or IN_PROCESS
+        return delete(
+            self._handle,
+            where,
+            dry_run=dry_run,
+            rewriter=partial(rewrite_parts, engine=engine),
+            finder=partial(find_rows, engine=engine),
+        )
 
     def rewrite_partition(
-        self, partition: str, query: str, *, new_columns: bool = False, dry_run: bool = False
+        self,
+        partition: str,
+        query: str,
+        *,
+        new_columns: bool = False,
+        dry_run: bool = False,
+        engine: Engine | None = None,
     ) -> RewriteReport:
         """Put the answer of a query in the place of a partition's rows, atomically.
 
@@ -403,13 +427,16 @@ class Table:
         columns. It runs in a sandbox and sees nothing else. Each row of the answer must belong to that partition, and
         its values must fit the table's types; a column that is left out becomes null, but those that partition or sort
         the table must be there; an answer without rows empties the partition. What is appended meanwhile survives.
-        `new_columns`: the answer may bring columns that the table does not have.
+        `new_columns`: the answer may bring columns that the table does not have. `engine`: who asks the query and
+        writes, as for `merge`.
 
         Raises InvalidOption for a partition that is not there, InvalidQuery for a query that cannot be answered or asks
         for more than its rows, InvalidBatch for rows of other partitions, SchemaConflict, UnsupportedType, MissingPart,
-        CommitContended, CommitUncertain and the store's errors.
+        CommitContended, CommitUncertain, the store's and the engine's errors.
         """
-        return rewrite_partition(self._handle, partition, query, new_columns=new_columns, dry_run=dry_run)
+        return rewrite_partition(
+            self._handle, partition, query, new_columns=new_columns, dry_run=dry_run, engine=engine or IN_PROCESS
+        )
 
     def drop_partitions(self, partitions: Sequence[str] | str, *, dry_run: bool = False) -> DropReport:
         """Tombstone all live parts of some partitions: paths, or a DuckDB predicate over the partition columns.
@@ -468,6 +495,7 @@ class Table:
         verify: bool = False,
         first_time: bool = False,
         dry_run: bool = False,
+        engine: Engine | None = None,
     ) -> ImportReport:
         """Make existing Parquet part of the table without writing it again, in one exclusive commit.
 
@@ -480,11 +508,11 @@ class Table:
         `storage_options`: of the source; None: as the table's. `trust_paths`: do not compare the rows with what their
         paths say of computed partition columns. `verify`: decode every row and note a digest, instead of footers alone.
         `first_time`: your word that none of the files was ever imported; needed for files that are older than what
-        cleanup has made the log forget.
+        cleanup has made the log forget. `engine`: who looks at the files and copies them, as for `merge`.
 
         Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidOption, InvalidPartitionValue, which
         name the file, before anything is copied; PublicationTooLate, CommitContended, CommitUncertain, MissingPart (an
-        orphan sweep deleted a file of `_data` meanwhile) and the store's errors.
+        orphan sweep deleted a file of `_data` meanwhile), the store's and the engine's errors.
         """
         return import_files(
             self._handle,
@@ -494,6 +522,7 @@ class Table:
             verify=verify,
             first_time=first_time,
             dry_run=dry_run,
+            engine=engine or IN_PROCESS,
         )
 
     @classmethod
@@ -510,6 +539,7 @@ class Table:
         trust_paths: bool = False,
         verify: bool = False,
         dry_run: bool = False,
+        engine: Engine | None = None,
     ) -> ImportReport:
         """Create a table that is laid out as existing Parquet is, and import that.
 
@@ -527,6 +557,7 @@ class Table:
             trust_paths=trust_paths,
             verify=verify,
             dry_run=dry_run,
+            engine=engine or IN_PROCESS,
         )
 
     # ------------------------------------------------------------------------------------ undo and keep

@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -27,19 +27,29 @@ class HttpRequest:
     kind: Kind
     path: str
     status: int
+    #: The client's end of the connection, by which its process can be told.
+    client_port: int = 0
 
 
 #: Answers in the server's place, status and body; None lets the request through.
 Answer = Callable[[Kind, str, bytes], tuple[int, bytes] | None]
+#: May wait. A ConnectionError closes the connection without an answer.
+Disturb = Callable[[HttpRequest], None]
 
 
 class CountingProxy:
-    """`endpoint` is what the client is given; `requests` is what it asked since the last `reset`."""
+    """`endpoint` is what the client is given; `requests` is what it asked since the last `reset`.
+
+    `before` is called with each request that the server has not seen yet (its status is 0), `after` with each that it
+    has answered and the client has not heard of.
+    """
 
     def __init__(self, upstream: str) -> None:
         self.upstream = urlsplit(upstream).netloc
         self.requests: list[HttpRequest] = []
         self.answer: Answer | None = None
+        self.before: Disturb | None = None
+        self.after: Disturb | None = None
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
@@ -92,13 +102,22 @@ def _handler(proxy: CountingProxy) -> type[BaseHTTPRequestHandler]:
         def do(self) -> None:
             body = self._read_body()
             kind = kind_of(self.command, self.path, self.headers)
-            given = proxy.answer(kind, self.path, body) if proxy.answer is not None else None
-            status, headers, answer = self._forward(body) if given is None else (given[0], [], given[1])
             address = urlsplit(self.path)
             prefix = parse_qs(address.query).get("prefix", [""])[0] if kind == "LIST" else ""
             name = prefix or unquote(address.path).strip("/").partition("/")[2]
-            proxy.requests.append(HttpRequest(kind, name, status))
-            self._reply(status, headers, answer)
+            request = HttpRequest(kind, name, 0, self.client_address[1])
+            try:
+                if proxy.before is not None:
+                    proxy.before(request)
+                given = proxy.answer(kind, self.path, body) if proxy.answer is not None else None
+                status, headers, answer = self._forward(body) if given is None else (given[0], [], given[1])
+                request = replace(request, status=status)
+                proxy.requests.append(request)
+                if proxy.after is not None:
+                    proxy.after(request)
+                self._reply(status, headers, answer)
+            except ConnectionError:
+                self.close_connection = True
 
         do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = do  # noqa: N815 -- the base class wants these names
 

@@ -75,6 +75,7 @@ PUBLIC = {
         "PublicationTooLate",
         "SchemaConflict",
         "SnapshotExpired",
+        "SparkJobFailed",
         "StackError",
         "StoreUnavailable",
         "TableExists",
@@ -86,7 +87,7 @@ PUBLIC = {
         "UnsupportedType",
         "ViewBehind",
     ],
-    "icedb.spark": ["frame", "read", "register"],
+    "icedb.spark": ["SparkMergeEngine", "frame", "read", "register", "write"],
     "icedb.testing": [
         "ClockedStore",
         "Crash",

@@ -339,12 +339,6 @@ def test_a_path_must_be_given_and_lead_to_a_table(spark: SparkSession, tmp_path:
     assert not (tmp_path / "nothing").exists()
 
 
-def test_reading_by_format_names_the_function_that_reads(spark: SparkSession, create: Create) -> None:
-    target = create()
-    with pytest.raises(PySparkException, match=r"icedb\.spark\.read\(spark"):
-        spark.read.format("icedb").load(target.table.uri)
-
-
 def test_a_bucket_or_credentials_that_are_wrong_are_told_without_the_secret(spark: SparkSession, s3: Any) -> None:
     target = _create(s3)
     wrong = "sEcReT-that-must-not-be-shown"

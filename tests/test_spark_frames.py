@@ -14,7 +14,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from icedb import Table
-from icedb.errors import InvalidOption
+from icedb.errors import (
+    EmptyBatch,
+    InvalidBatch,
+    InvalidOption,
+    InvalidPartitionValue,
+    InvalidQuery,
+    SchemaConflict,
+    UnknownColumn,
+)
 from icedb.spec import Aggregating, Replacing
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]
@@ -141,7 +149,7 @@ def test_a_frame_without_rows_is_no_commit_and_no_overwrite(spark: SparkSession,
     assert (commit.committed, commit.rows, commit.parts) == (False, 0, ())
     assert not table.insert(empty, txn=("app", 1)).repeated
     table.insert(numbers(spark, 1))
-    with pytest.raises(PySparkException, match="EmptyBatch"):
+    with pytest.raises(EmptyBatch):
         table.overwrite(empty)
     assert content(table) == [(1,)]
 
@@ -159,11 +167,9 @@ def test_what_a_job_cannot_do_is_refused_before_it_starts(spark: SparkSession, c
             table.insert(frame, on_conflict=on_conflict)
         with pytest.raises(InvalidOption, match="toArrow"):
             table.overwrite(frame, on_conflict=on_conflict)
-    with pytest.raises(InvalidOption, match="toArrow"):
-        table.overwrite(frame, partitions=["p=1"])
     with pytest.raises(InvalidOption, match="txn"):
         table.insert(frame, txn=("app", -1))
-    with pytest.raises(PySparkException, match=r"InvalidOption.*memory_bytes"):
+    with pytest.raises(InvalidOption, match="memory_bytes"):
         table.insert(frame, memory_bytes=1000)
     assert (objects(table), log_files(table)) == before
 
@@ -188,7 +194,7 @@ def test_a_table_with_views_is_refused_and_its_rows_as_arrow_are_not(spark: Spar
     ("options", "message"),
     [
         ({"job": "../x"}, r"InvalidOption.*job is '\.\./x'"),
-        ({"job": "j" * 33}, r"InvalidOption.*job is"),
+        ({"job": "j" * 17}, r"InvalidOption.*job is"),
         ({"txn_application": "app"}, r"InvalidOption.*txn is"),
         ({"txn_sequence": "1"}, r"InvalidOption.*txn is"),
         ({"txn_application": "app", "txn_sequence": "-1"}, r"InvalidOption.*txn is"),
@@ -241,7 +247,7 @@ def test_a_task_without_rows_asks_no_query(spark: SparkSession, create: Create) 
 
 def test_an_insert_query_that_does_not_fit_is_refused_before_any_task(spark: SparkSession, create: Create) -> None:
     table = create(insert_query="SELECT nowhere FROM _rows")
-    with pytest.raises(PySparkException, match=r"InvalidQuery.*nowhere"):
+    with pytest.raises(InvalidQuery, match="nowhere"):
         table.insert(numbers(spark, 1))
     assert objects(table) == log_files(table) == []
 
@@ -266,9 +272,9 @@ def test_replacing_tables_take_frames(spark: SparkSession, create: Create) -> No
 def test_a_required_column_that_is_null_in_some_task_fails_the_job(spark: SparkSession, create: Create) -> None:
     table = create(required=["v"])
     frame = numbers(spark, *range(8), tasks=4)
-    with pytest.raises(PySparkException, match=r"InvalidBatch.*'v' is null in 1 rows"):
+    with pytest.raises(InvalidBatch, match="'v' is null in 1 rows"):
         table.insert(frame.selectExpr("n", "CASE WHEN n <> 5 THEN n END AS v"))
-    with pytest.raises(PySparkException, match=r"InvalidBatch.*'v' is missing"):
+    with pytest.raises(InvalidBatch, match="'v' is missing"):
         table.insert(frame)
     assert log_files(table) == []
     assert table.insert(frame.selectExpr("n", "n AS v")).rows == 8
@@ -276,9 +282,9 @@ def test_a_required_column_that_is_null_in_some_task_fails_the_job(spark: SparkS
 
 def test_only_declared_columns_are_taken_and_types_are_the_declared_ones(spark: SparkSession, create: Create) -> None:
     table = create(schema={"n": "BIGINT"}, schema_policy="declared")
-    with pytest.raises(PySparkException, match=r"UnknownColumn.*extra"):
+    with pytest.raises(UnknownColumn, match="extra"):
         table.insert(numbers(spark, 1).selectExpr("n", "1 AS extra"))
-    with pytest.raises(PySparkException, match=r"SchemaConflict.*'n'"):
+    with pytest.raises(SchemaConflict, match="'n'"):
         table.insert(numbers(spark, 1).selectExpr("cast(n AS string) AS n"))
     assert table.insert(numbers(spark, 1)).rows == 1
 
@@ -292,6 +298,6 @@ def test_rows_choose_their_partitions_in_every_task(spark: SparkSession, create_
     assert {p.partition for p in commit.parts} == {"d=7", "d=8", "d=3", "d=4", "d=5"}
     assert table.schema() == {"n": "BIGINT"}
     assert content(table) == [(n,) for n in range(6)]
-    with pytest.raises(PySparkException, match="InvalidPartitionValue"):
+    with pytest.raises(InvalidPartitionValue):
         table.insert(numbers(spark, 1).selectExpr("n", "'d=1/../../out' AS _partition"))
     assert content(table) == [(n,) for n in range(6)]

@@ -17,7 +17,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 import icedb
 from icedb import spark as icedb_spark
-from icedb.errors import EmptyBatch, InvalidBatch, InvalidOption
+from icedb.errors import (
+    EmptyBatch,
+    InvalidBatch,
+    InvalidOption,
+    InvalidPartitionExpression,
+    SchemaConflict,
+    SparkJobFailed,
+)
 from icedb.spark.distribution import plan_ranges
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]
@@ -152,6 +159,24 @@ def test_ranges_are_contiguous_and_no_task_has_much_more_than_its_share(counts: 
         after = ranges[n + 1].first if n + 1 < len(ranges) else None
         rows = sum(v for k, v in counts.items() if k >= found.first and (after is None or k < after))
         assert rows / found.tasks <= 2 * share
+
+
+def test_what_is_wrong_with_a_frame_is_told_before_it_is_distributed(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["p"])
+    table.insert([{"n": 1, "p": 1}])
+    with pytest.raises(SchemaConflict, match="'p'"):
+        icedb_spark.write(numbers(spark, 10, expression="'one'"), table.uri, distribution="partition")
+    with pytest.raises(InvalidPartitionExpression, match="'p AS p'"):
+        icedb_spark.write(spark.range(3).selectExpr("id AS n"), create_other(table).uri, distribution="partition")
+    failing = numbers(spark, 10, expression="CASE WHEN id = 7 THEN raise_error('no seven') ELSE id END")
+    with pytest.raises(SparkJobFailed, match=r"\A.*table.*no seven"):
+        icedb_spark.write(failing, table.uri, distribution="partition")
+    assert content(table) == [(1, 1, 1, 1)]
+
+
+def create_other(table: icedb.Table) -> icedb.Table:
+    """A new table beside that one."""
+    return icedb.Table.create(f"{table.uri}-other", partition_by=["p"])
 
 
 def test_a_table_whose_rows_a_query_makes_cannot_be_distributed(spark: SparkSession, create: Create) -> None:

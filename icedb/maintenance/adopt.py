@@ -36,6 +36,7 @@ from icedb.options import Timing
 from icedb.schema import check_columns
 from icedb.spec import Aggregating, all_columns
 from icedb.store import ObjectNotFound, open_store
+from icedb.work import IN_PROCESS, Engine
 
 __all__ = ["ImportReport", "SkippedFile", "create_by_import", "import_files"]
 
@@ -72,6 +73,7 @@ def import_files(
     verify: bool = False,
     first_time: bool = False,
     dry_run: bool = False,
+    engine: Engine = IN_PROCESS,
 ) -> ImportReport:
     """Make existing Parquet part of the table. See `Table.import_files`."""
     _check_source(source, handle.table)
@@ -84,6 +86,7 @@ def import_files(
         verify=verify,
         first_time=first_time,
         dry_run=dry_run,
+        engine=engine,
     )
 
 
@@ -97,23 +100,23 @@ def _import(
     verify: bool,
     first_time: bool,
     dry_run: bool,
+    engine: Engine,
 ) -> ImportReport:
     """Plan with this handle; when the plan stands, carry it out with that of `create`, for the table that is there."""
     _check_spec(handle)
     state = handle.read(fresh=True)
     listed_ms = handle.clock.now_ms()
     found = open_source(source, storage_options, table=handle.store)
-    with Footers(found, table=handle.table) as footers:
-        plan = plan_takeovers(
-            handle, state, found, footers, trust_paths=trust_paths, verify=verify, first_time=first_time
-        )
-        new = {c: t for c, t in plan.columns.items() if c not in state.schema}
-        if not dry_run:
-            handle = create()
-        if dry_run or not plan.files:
-            return _report(found, plan.files, plan.skipped, new, nothing_to_commit(handle), dry_run=dry_run)
-        handle.check_writable()
-        copied = copy_files(handle, state, found, footers, [f for f in plan.files if f.key is None])
+    plan = plan_takeovers(
+        handle, state, found, trust_paths=trust_paths, verify=verify, first_time=first_time, engine=engine
+    )
+    new = {c: t for c, t in plan.columns.items() if c not in state.schema}
+    if not dry_run:
+        handle = create()
+    if dry_run or not plan.files:
+        return _report(found, plan.files, plan.skipped, new, nothing_to_commit(handle), dry_run=dry_run)
+    handle.check_writable()
+    copied = copy_files(handle, state, found, [f for f in plan.files if f.key is None], engine)
     _check_unchanged(handle, found, plan.files, storage_options)
     operation = _Import(
         handle, copied.markers | _registered(plan.files), plan.columns, copied.born_ms, import_name(found), listed_ms
@@ -138,6 +141,7 @@ def create_by_import(
     trust_paths: bool = False,
     verify: bool = False,
     dry_run: bool = False,
+    engine: Engine = IN_PROCESS,
 ) -> ImportReport:
     """Create a table that is laid out as the files are, and import them. See `Table.adopt`.
 
@@ -147,7 +151,7 @@ def create_by_import(
     store = open_store(parse_location(uri, storage_options))
     _check_source(source, store.location.uri)
     found = open_source(source, source_storage_options, table=store)
-    with Footers(found, table=store.location.uri) as footers:
+    with Footers(found.origin, table=store) as footers:
         spec = infer_spec(found, footers, sort_by=sort_by, table=store.location.uri)
     unsaved = Handle(store, checked_spec(spec, table=store.location.uri), timing=timing, fencing=fencing)
     _refuse_table(unsaved)
@@ -160,6 +164,7 @@ def create_by_import(
         verify=verify,
         first_time=False,
         dry_run=dry_run,
+        engine=engine,
     )
 
 

@@ -5,12 +5,9 @@ Changes nothing. Everything that can be wrong with a file is found here, before 
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from icedb.errors import (
     InvalidBatch,
@@ -20,29 +17,23 @@ from icedb.format.names import Keys, encode_partition, partition_of
 from icedb.format.records import Marker, Stats
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
+from icedb.maintenance.examining import Examining, ReadingFooters
 from icedb.maintenance.file_columns import check_file_columns, union_of_columns
-from icedb.maintenance.footers import Demand, Footers
+from icedb.maintenance.footers import Demand
 from icedb.maintenance.hive import check_rows_of, partition_values
 from icedb.maintenance.sources import Source, SourceFile, was_listed
 from icedb.spec import all_columns
 from icedb.statistics import statistics_columns
 from icedb.store import ObjectNotFound
+from icedb.work import IN_PROCESS, Engine
 
 __all__ = ["NamedParts", "Plan", "SkippedFile", "Takeover", "import_name", "plan_takeovers"]
 
-_Item = TypeVar("_Item")
-_Found = TypeVar("_Found")
-
-logger = logging.getLogger(__name__)
-
-# Each waits for the store most of the time.
-FILES_AT_ONCE = 16
-FILES_PER_LINE = 1_000
 # What one request can copy, or put, in S3.
 COPY_BYTES_MAX = 5 * 1024**3
 _IMPORT = "import "
-# The names that writers give: of this library, and of IceDB v3.
-_WRITERS_NAME = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# The names that writers give: of this library, perhaps with a job's mark before the id, and of IceDB v3.
+_WRITERS_NAME = re.compile(r"[0-9A-Za-z]{0,16}[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._=-]+\.parquet")
 
 
@@ -125,15 +116,16 @@ def plan_takeovers(
     handle: Handle,
     state: LogState,
     source: Source,
-    footers: Footers,
     *,
     trust_paths: bool,
     verify: bool,
     first_time: bool,
+    engine: Engine = IN_PROCESS,
 ) -> Plan:
-    """Look at every file of a source. Raises FixInput errors that name the file, and the store's."""
+    """Look at every file of a source. Raises FixInput errors that name the file, the store's and the engine's."""
     files, skipped = _choose(handle, state, source, first_time=first_time)
-    read = _each(handle, "footers read", files, footers.read)
+    footers = engine.run(handle, ReadingFooters(source.origin), files)
+    read = list(zip(files, footers, strict=True))
     skipped += [SkippedFile(f.path, "it has no rows") for f, footer in read if not footer.rows]
     full = [(f, footer) for f, footer in read if footer.rows]
     known = all_columns(handle.spec, state.schema)
@@ -145,9 +137,9 @@ def plan_takeovers(
     partitions = partition_values(handle, [f for f, _ in full], schema)
     checked = () if trust_paths else [e for e in handle.expressions if not e.path_only]
     demand = Demand(schema, checked, statistics_columns(handle.spec.sort_by, columns), handle.spec.required, verify)
-    examined = _each(handle, "files examined", full, lambda one: footers.examine(one[0], one[1], demand))
+    examined = engine.run(handle, Examining(source.origin, demand), full)
     takeovers = []
-    for (file, footer), found in examined:
+    for (file, footer), found in zip(full, examined, strict=True):
         values = partitions[file.id]
         check_rows_of(handle, file, [values[e.name] for e in checked], found.partitions)
         path = encode_partition(values)
@@ -155,23 +147,6 @@ def plan_takeovers(
         _check_size(handle, file, copied=key is None)
         takeovers.append(Takeover(file, path, key, footer.rows, found.stats, found.digest))
     return Plan(tuple(takeovers), tuple(skipped), columns)
-
-
-def _each(
-    handle: Handle, what: str, items: Sequence[_Item], work: Callable[[_Item], _Found]
-) -> list[tuple[_Item, _Found]]:
-    """Do the work for each, many at a time, and say how far it is. The first failure ends it."""
-    done: list[tuple[_Item, _Found]] = []
-    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-        try:
-            for item, found in zip(items, pool.map(work, items), strict=True):
-                done.append((item, found))
-                if len(done) % FILES_PER_LINE == 0:
-                    logger.info("%s: %d of %d %s", handle.table, len(done), len(items), what)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return done
 
 
 # ------------------------------------------------------------------------------------------------ which files

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from icedb.errors import InvalidBatch, InvariantViolated
@@ -17,13 +17,16 @@ from icedb.format.names import partition_of
 from icedb.format.records import Marker
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
+from icedb.location import Location
 from icedb.maintenance.adoption import Takeover
+from icedb.maintenance.examining import each
 from icedb.maintenance.footers import Footers
-from icedb.maintenance.sources import Source
+from icedb.maintenance.sources import Origin, Source
 from icedb.parts import digest
 from icedb.store import ObjectExists, ObjectInfo, ObjectNotFound, ObjectStore
+from icedb.work import IN_PROCESS, Engine, Means, Work
 
-__all__ = ["Copied", "copy_files", "stored_parts"]
+__all__ = ["Copied", "Copying", "copy_files", "stored_parts"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +34,6 @@ logger = logging.getLogger(__name__)
 COPIES_AT_ONCE = 16
 # A file that goes through this machine takes its disk and memory.
 STREAMS_AT_ONCE = 4
-FILES_PER_LINE = 100
 _ID_LENGTH = 16
 # So many folders are listed one by one; for more, all of `_data` is.
 FOLDERS_MAX = 32
@@ -45,8 +47,10 @@ class Copied:
     born_ms: int | None
 
 
-def copy_files(handle: Handle, state: LogState, source: Source, footers: Footers, files: Sequence[Takeover]) -> Copied:
-    """Copy what has not been copied yet. Nothing is visible then. Raises InvalidBatch, the store's errors."""
+def copy_files(
+    handle: Handle, state: LogState, source: Source, files: Sequence[Takeover], engine: Engine = IN_PROCESS
+) -> Copied:
+    """Copy what has not been copied yet. Nothing is visible then. Raises InvalidBatch, the store's and the engine's."""
     if not files:
         return Copied({}, None)
     born_ms = handle.clock.now_ms()
@@ -60,16 +64,9 @@ def copy_files(handle: Handle, state: LogState, source: Source, footers: Footers
         else:
             markers[file.source.id] = file.marker(found.key)
             born_ms = min(born_ms, found.stored_ms)
-    copier = _Copier(handle, source, footers)
-    with ThreadPoolExecutor(COPIES_AT_ONCE if copier.within else STREAMS_AT_ONCE) as pool:
-        try:
-            for number, (file, marker) in enumerate(zip(todo, pool.map(copier.copy, todo), strict=True), start=1):
-                markers[file.source.id] = marker
-                if number % FILES_PER_LINE == 0 or number == len(todo):
-                    logger.info("%s: %d of %d files are copied", handle.table, number, len(todo))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    made = engine.run(handle, Copying(source.origin), todo)
+    logger.info("%s: %d of %d files are copied, the others were before", handle.table, len(made), len(files))
+    markers |= {file.source.id: marker for file, marker in zip(todo, made, strict=True)}
     return Copied(markers, born_ms)
 
 
@@ -96,30 +93,50 @@ def _copied_before(
 
 
 @dataclass(frozen=True, slots=True)
-class _Copier:
-    handle: Handle
-    source: Source
-    footers: Footers
+class Copying(Work[Takeover, Marker]):
+    """Puts files under new keys; the markers of the copies. A copy that was made stays, for the next import."""
 
-    @property
-    def within(self) -> bool:
-        """Whether the files lie in the table's own store, which copies them itself."""
-        return self.source.store is self.handle.store
+    origin: Origin
 
-    def copy(self, file: Takeover) -> Marker:
-        """Put one file under a new key."""
-        keys, clock = self.handle.keys, self.handle.clock
-        key = keys.part(file.partition, file.source.id + clock.new_id()[: 32 - _ID_LENGTH])
-        if not self.within:
-            with self.footers.fetched(file.source) as path:
-                return file.marker(key, _put(self.handle.store, key, path, file.source.bytes))
-        try:
-            self.handle.store.copy(file.source.key, key)
-        except ObjectNotFound:
-            raise InvalidBatch(
-                f"{self.handle.table}: '{file.source.path}' was removed while it was imported. Nothing was imported."
-            ) from None
-        return file.marker(key)
+    name = "copying files"
+    items_per_task = STREAMS_AT_ONCE
+
+    def reads(self) -> tuple[Location, ...]:
+        """See Work."""
+        return (self.origin.location,)
+
+    def bytes_of(self, item: Takeover) -> int:
+        """See Work."""
+        return item.source.bytes
+
+    def do(self, handle: Handle, items: Sequence[Takeover], means: Means) -> list[Marker]:
+        """See Work. Raises InvalidBatch, the store's errors."""
+        if self.origin.own:
+            return each(handle, self.name, items, partial(_copy_within, handle), at_once=COPIES_AT_ONCE)
+        with Footers(self.origin, table=handle.store, means=means) as footers:
+            return each(handle, self.name, items, partial(_copy_through, handle, footers), at_once=STREAMS_AT_ONCE)
+
+
+def _new_key(handle: Handle, file: Takeover) -> str:
+    return handle.keys.part(file.partition, file.source.id + handle.clock.new_id()[: 32 - _ID_LENGTH])
+
+
+def _copy_within(handle: Handle, file: Takeover) -> Marker:
+    """The file lies in the table's own store, which copies it itself."""
+    key = _new_key(handle, file)
+    try:
+        handle.store.copy(file.source.key, key)
+    except ObjectNotFound:
+        raise InvalidBatch(
+            f"{handle.table}: '{file.source.path}' was removed while it was imported. Nothing was imported."
+        ) from None
+    return file.marker(key)
+
+
+def _copy_through(handle: Handle, footers: Footers, file: Takeover) -> Marker:
+    key = _new_key(handle, file)
+    with footers.fetched(file.source) as path:
+        return file.marker(key, _put(handle.store, key, path, file.source.bytes))
 
 
 def _put(store: ObjectStore, key: str, path: Path, size: int) -> str:

@@ -29,13 +29,15 @@ from icedb.predicates import Predicate, check_predicate
 from icedb.rewriting import Rewrite, Rewriter, rewrite_parts
 from icedb.scan import FILE_COLUMN, explain, relation, visible_partitions
 from icedb.store import ObjectNotFound
+from icedb.work import IN_PROCESS, Engine, Means, Work
 
-__all__ = ["DeleteReport", "Finder", "Found", "delete", "find_rows"]
+__all__ = ["DeleteReport", "Finder", "Finding", "Found", "delete", "find_rows"]
 
 logger = logging.getLogger(__name__)
 
-# So many paths make one statement: enough to keep many requests under way, few enough to plan it in no time.
-PARTS_PER_QUERY = 1_000
+# So many paths make one statement: enough to keep many requests under way, few enough that an engine has some to share
+# out.
+PARTS_PER_QUERY = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +81,27 @@ class DeleteReport:
 # ------------------------------------------------------------------------------------------ finding rows
 
 
-def find_rows(handle: Handle, parts: Sequence[Part], where: str, schema: Mapping[str, str]) -> Found:
+def find_rows(
+    handle: Handle, parts: Sequence[Part], where: str, schema: Mapping[str, str], *, engine: Engine = IN_PROCESS
+) -> Found:
     """How many rows of each part match. Reads the predicate's columns only, of the partitions that can match.
 
-    Raises InvalidOption, UnknownColumn, MissingPart, SnapshotExpired, DuckDB's and the store's errors.
+    Raises InvalidOption, UnknownColumn, MissingPart, SnapshotExpired, DuckDB's, the store's and the engine's errors.
     """
     types = partition_types(handle.expressions, schema, table=handle.table) if schema else {}
     visible = visible_partitions(schema, types)
     predicate = check_predicate(where, schema, visible, table=handle.table)
     pathless = [p for p in parts if not visible.keys() <= p.values.keys()]  # of a v3 program, or from before an alter
     told = _in_partitions(handle, [p for p in parts if visible.keys() <= p.values.keys()], predicate, visible)
+    counts: dict[str, int] = {}
     if predicate.is_of_partitions and all(p.rows is not None for p in told):
-        counts = {p.key: p.rows for p in told if p.rows}
-        return Found(predicate.sql, counts | _count(handle, pathless, predicate, schema, types))
-    return Found(predicate.sql, _count(handle, told + pathless, predicate, schema, types))
+        counts |= {p.key: p.rows for p in told if p.rows}
+        told = []
+    parts = told + pathless
+    batches = [tuple(parts[first : first + PARTS_PER_QUERY]) for first in range(0, len(parts), PARTS_PER_QUERY)]
+    for found in engine.run(handle, Finding(predicate.sql, dict(schema), types), batches):
+        counts |= found
+    return Found(predicate.sql, counts)
 
 
 def _in_partitions(handle: Handle, parts: Sequence[Part], predicate: Predicate, types: Mapping[str, str]) -> list[Part]:
@@ -103,31 +112,52 @@ def _in_partitions(handle: Handle, parts: Sequence[Part], predicate: Predicate, 
     return [p for p in parts if p.partition in paths]
 
 
-def _count(
-    handle: Handle, parts: Sequence[Part], predicate: Predicate, schema: Mapping[str, str], types: Mapping[str, str]
-) -> dict[str, int]:
-    if not parts:
-        return {}
-    started_ms = handle.clock.now_ms()
-    folder = Path(tempfile.mkdtemp(prefix="icedb-find-"))
-    counts: dict[str, int] = {}
-    try:
-        with connect_reader(handle.location, memory_bytes=memory_bytes_default(), folder=folder) as con:
-            for first in range(0, len(parts), PARTS_PER_QUERY):
-                some = parts[first : first + PARTS_PER_QUERY]
-                keys = {handle.readable_path(p): p.key for p in some}
-                rows = relation(handle, some, schema, types, with_file=True)
-                found = con.execute(
-                    f"SELECT {FILE_COLUMN}, count(*) FROM ({rows}) AS t WHERE (\n{predicate.sql}\n) GROUP BY ALL"
-                ).fetchall()
-                counts |= {keys[path]: count for path, count in found}
-                logger.info("%s: %d of %d parts are searched", handle.table, first + len(some), len(parts))
-    except (duckdb.Error, ObjectNotFound) as error:
-        wrong_sql = f"the predicate {quote_text(predicate.sql)} has no value for some row; use TRY_CAST, or exclude it"
-        raise explain(handle, parts, error, as_of_ms=started_ms, wrong_sql=wrong_sql) from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return counts
+@dataclass(frozen=True, slots=True)
+class Finding(Work[tuple[Part, ...], dict[str, int]]):
+    """Counts the rows for which a checked predicate is true: part key -> rows, for each part that has any.
+
+    `types` are those of the partition columns.
+    """
+
+    predicate: str
+    schema: Mapping[str, str]
+    types: Mapping[str, str]
+
+    name = "searching parts"
+
+    def bytes_of(self, item: tuple[Part, ...]) -> int:
+        """See Work."""
+        return sum(p.bytes for p in item)
+
+    def do(self, handle: Handle, items: Sequence[tuple[Part, ...]], means: Means) -> list[dict[str, int]]:
+        """See Work. Raises as `find_rows`."""
+        started_ms = handle.clock.now_ms()
+        memory_bytes = means.memory_bytes or memory_bytes_default()
+        folder = Path(tempfile.mkdtemp(prefix="icedb-find-", dir=means.folder))
+        counts = []
+        try:
+            with connect_reader(
+                handle.location, memory_bytes=memory_bytes, folder=folder, threads=means.threads
+            ) as con:
+                for number, parts in enumerate(items, start=1):
+                    counts.append(self._count(handle, con, parts))
+                    logger.info("%s: %d of %d batches of parts are searched", handle.table, number, len(items))
+        except (duckdb.Error, ObjectNotFound) as error:
+            predicate = quote_text(self.predicate)
+            wrong_sql = f"the predicate {predicate} has no value for some row; use TRY_CAST, or exclude it"
+            inputs = [p for parts in items for p in parts]
+            raise explain(handle, inputs, error, as_of_ms=started_ms, wrong_sql=wrong_sql) from None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return counts
+
+    def _count(self, handle: Handle, con: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> dict[str, int]:
+        keys = {handle.readable_path(p): p.key for p in parts}
+        rows = relation(handle, parts, self.schema, self.types, with_file=True)
+        found = con.execute(
+            f"SELECT {FILE_COLUMN}, count(*) FROM ({rows}) AS t WHERE (\n{self.predicate}\n) GROUP BY ALL"
+        ).fetchall()
+        return {keys[path]: count for path, count in found}
 
 
 # ------------------------------------------------------------------------------------------ deleting

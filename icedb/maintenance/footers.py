@@ -20,12 +20,13 @@ import duckdb
 from icedb.engine import connect_reader, quote_name, quote_text
 from icedb.errors import InvalidBatch, UnsupportedType
 from icedb.format.records import Stats
-from icedb.maintenance.sources import Source, SourceFile
+from icedb.maintenance.sources import Origin, SourceFile
 from icedb.partitions import PartitionExpression
 from icedb.parts import digest
 from icedb.schema import describe, storage_type
 from icedb.statistics import encode_statistics, figures_sql
-from icedb.store import ObjectNotFound, fetch
+from icedb.store import ObjectNotFound, ObjectStore, fetch
+from icedb.work import Means
 
 __all__ = ["Demand", "Examined", "Footer", "Footers"]
 
@@ -74,16 +75,24 @@ class Examined:
 
 
 class Footers:
-    """Reads the files of a source; several threads may ask. A context: it has a connection and a folder."""
+    """Reads the files of a source; several threads may ask. A context: it has a connection and a folder.
 
-    def __init__(self, source: Source, *, table: str) -> None:
-        self._source = source
-        self._table = table
+    `table`: the store of the table that the files are for.
+    """
+
+    def __init__(self, origin: Origin, *, table: ObjectStore, means: Means | None = None) -> None:
+        self._location = origin.location
+        self._store = origin.store(table)
+        self._table = table.location.uri
+        self._means = means or Means()
         self._numbers = count(1)
 
     def __enter__(self) -> Self:
-        self._folder = Path(tempfile.mkdtemp(prefix="icedb-import-"))
-        self._con = connect_reader(self._source.location)
+        means = self._means
+        self._folder = Path(tempfile.mkdtemp(prefix="icedb-import-", dir=means.folder))
+        self._con = connect_reader(
+            self._location, memory_bytes=means.memory_bytes, folder=self._folder, threads=means.threads
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -101,12 +110,12 @@ class Footers:
     @contextmanager
     def fetched(self, file: SourceFile) -> Iterator[Path]:
         """The file on this machine: itself, or a copy for as long as the context lasts. Raises InvalidBatch."""
-        if self._source.location.scheme == "file":
+        if self._location.scheme == "file":
             yield Path(file.path)
             return
         path = self._folder / f"{next(self._numbers)}.parquet"
         try:
-            fetch(self._source.store, file.key, path)
+            fetch(self._store, file.key, path)
             yield path
         except ObjectNotFound:
             raise self._gone(file) from None
@@ -122,7 +131,7 @@ class Footers:
     def _ask(
         self, file: SourceFile, question: Callable[[duckdb.DuckDBPyConnection, str], _Answer], *, whole: bool = False
     ) -> _Answer:
-        odd = self._source.location.scheme == "memory" or bool(_ODD & set(file.path))
+        odd = self._location.scheme == "memory" or bool(_ODD & set(file.path))
         if not odd and not whole:
             try:
                 with self._con.cursor() as con:

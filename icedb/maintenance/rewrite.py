@@ -25,6 +25,7 @@ from icedb.parts import WrittenParts
 from icedb.queries import check_query
 from icedb.rewriting import Rewrite, rewrite_all
 from icedb.spec import all_columns
+from icedb.work import IN_PROCESS, Engine
 
 __all__ = ["PartitionWriter", "RewriteReport", "rewrite_partition", "write_answer"]
 
@@ -69,16 +70,17 @@ def write_answer(
     dry_run: bool,
     new_columns: bool = False,
     lenient: bool = False,
+    engine: Engine = IN_PROCESS,
 ) -> WrittenParts:
     """Ask the query in a sandbox and put its answer as one part. A dry run does all but that.
 
     `new_columns` and `lenient` as in `RowsQuery`. Raises InvalidQuery, InvalidBatch, SchemaConflict, UnsupportedType,
-    MissingPart, SnapshotExpired, InvalidOption (the memory does not suffice) and the store's errors.
+    MissingPart, SnapshotExpired, InvalidOption (the memory does not suffice), the store's and the engine's errors.
     """
     born_ms = handle.clock.now_ms()
     checked = check_query(query, relation="_rows", also=("t",), table=handle.table, what="the query", v3=lenient)
     asking = replace(rewrite, query=RowsQuery(checked, "the query", new_columns=new_columns, lenient=lenient))
-    [new] = rewrite_all(handle, [asking], all_columns(handle.spec, schema), dry_run=dry_run)
+    [new] = rewrite_all(handle, [asking], all_columns(handle.spec, schema), dry_run=dry_run, engine=engine)
     return WrittenParts(new.columns, () if new.marker is None else (new.marker,), born_ms)
 
 
@@ -89,10 +91,11 @@ def rewrite_partition(
     *,
     dry_run: bool = False,
     new_columns: bool = False,
+    engine: Engine = IN_PROCESS,
     writer: PartitionWriter | None = None,
 ) -> RewriteReport:
     """Put the answer of `query` in the place of a partition's live parts. See `Table.rewrite_partition`."""
-    writer = writer or partial(write_answer, new_columns=new_columns)
+    writer = writer or partial(write_answer, new_columns=new_columns, engine=engine)
     if not dry_run:
         handle.check_writable()
     for attempt in range(REWRITE_ATTEMPTS_MAX):

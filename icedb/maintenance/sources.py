@@ -20,7 +20,7 @@ from icedb.format.names import NULL_VALUE
 from icedb.location import Location, parse_location
 from icedb.store import ObjectInfo, ObjectNotFound, ObjectStore, open_store
 
-__all__ = ["Source", "SourceFile", "open_source", "was_listed"]
+__all__ = ["Origin", "Source", "SourceFile", "open_source", "was_listed"]
 
 _GLOB = frozenset("*?[")
 
@@ -49,12 +49,23 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the files of an import lie, as another process can be told. `own`: in the table's own store."""
+
+    location: Location
+    own: bool
+
+    def store(self, table: ObjectStore) -> ObjectStore:
+        """The store of the files, for the table that this store is of."""
+        return table if self.own else open_store(self.location)
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
-    """What an address named: files, by path, and the store in which they lie."""
+    """What an address named: files, by path, and where they lie."""
 
     uri: str
-    location: Location
-    store: ObjectStore
+    origin: Origin
     files: tuple[SourceFile, ...]
     #: Where, and which files there, however the address was written.
     name: str
@@ -76,7 +87,7 @@ def open_source(
     if storage_options is None and location.scheme == home.scheme == "s3":
         location = replace(home, root=location.root, prefix=location.prefix, log=None)
     same = location.scheme != "file" and _access(location) == _access(home)
-    store = table if same else open_store(location)
+    store = Origin(location, same).store(table)
     _refuse_other_table(store, location, home, address)
     root, infos = _list(store, location)
     accepts = _matcher(pattern)
@@ -89,7 +100,7 @@ def open_source(
         raise InvalidOption(
             f"{home.uri}: there are no files to import at '{address}'{_left_out(infos, root)}. Correct the address."
         )
-    return Source(address, location, store, files, f"{location.root_uri}/{root}{pattern}")
+    return Source(address, Origin(location, same), files, f"{location.root_uri}/{root}{pattern}")
 
 
 def _access(location: Location) -> tuple[object, ...]:

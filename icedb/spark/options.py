@@ -153,8 +153,8 @@ def _partitions(path: str, options: Mapping[str, str], overwrite: Overwrite | No
 
 def _job(path: str, options: Mapping[str, str]) -> str:
     job = options.get("job", "")
-    if not re.fullmatch(r"[A-Za-z0-9]{0,32}", job):
-        raise InvalidOption(f"{path}: job is '{job}'; give up to 32 letters and digits.")
+    if not re.fullmatch(r"[A-Za-z0-9]{0,16}", job):
+        raise InvalidOption(f"{path}: job is '{job}'; give up to 16 letters and digits.")
     return job
 
 

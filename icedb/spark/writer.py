@@ -26,6 +26,7 @@ from icedb.parts import WrittenParts, discard, write_parts
 from icedb.publishing import publish_append, publish_overwrite
 from icedb.shaping import WriteContext
 from icedb.spark.options import WriteOptions, write_options
+from icedb.spark.plain import plainly
 from icedb.spark.types import arrow_schema
 from icedb.staging import check_batch
 from icedb.store import open_store
@@ -69,6 +70,7 @@ class _BatchWriter(DataSourceArrowWriter):
     def __repr__(self) -> str:
         return f"_BatchWriter({self._context.table!r}, overwrite={self._options.overwrite!r})"
 
+    @plainly()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: turn its rows into parts."""
         first = next(iterator, None)
@@ -85,6 +87,7 @@ class _BatchWriter(DataSourceArrowWriter):
         )
         return _TaskMessage(written)
 
+    @plainly()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver: one log file for the whole job."""
         reports = _reports(messages)
@@ -122,7 +125,7 @@ class _BatchWriter(DataSourceArrowWriter):
             logger.warning("%s: the job failed; %d parts of it are deleted", self._context.table, len(parts))
         else:
             logger.warning(
-                "%s: the job failed when it was published; unless that succeeded, up to %d parts stay behind as orphans",
+                "%s: the job failed when it was published; unless that succeeded, %d parts may stay behind as orphans",
                 self._context.table,
                 len(parts),
             )

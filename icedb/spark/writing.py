@@ -12,7 +12,10 @@ from icedb.commit import Commit
 from icedb.errors import InvalidOption
 from icedb.frames import append_frame, overwrite_frame
 from icedb.spark.distribution import distribute
+from icedb.spark.failures import explained
 from icedb.spark.options import Overwrite
+from icedb.spark.types import arrow_schema
+from icedb.staging import check_batch
 from icedb.table import Table
 from icedb.transactions import Txn, check_txn
 
@@ -41,7 +44,13 @@ def write(
     if txn is not None:
         txn = check_txn(txn, table=table.uri)
     if distribution == "partition":
-        frame = distribute(frame, table.handle, tasks=tasks)
+        table.handle.read()
+        # Before the first job, and in the words in which the writer would say it.
+        check_batch(table.handle.write_context(), arrow_schema(frame.schema, table.uri))
+        try:
+            frame = distribute(frame, table.handle, tasks=tasks)
+        except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
+            raise explained(error, table=table.uri) from None
     elif tasks is not None:
         raise InvalidOption(f"{table.uri}: tasks is for distribution='partition'; else the frame has its own.")
     if overwrite is None:

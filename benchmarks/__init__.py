@@ -1,0 +1,1 @@
+"""How fast it is, beside what else could do the same work in the same run: `python -m benchmarks.spark`."""

@@ -1,0 +1,109 @@
+"""Work in whose midst something happens to the process that does it: for engines of other processes.
+
+Which attempt is hit is decided by files in a folder that all processes share, so it is hit there whoever runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from icedb.handle import Handle
+from icedb.location import Location
+from icedb.testing import Fault, FaultyStore
+from icedb.work import Engine, Item, Means, Result, Work
+
+How = Literal["answer lost", "killed", "dies after the others", "unknown error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sabotaged(Work[Any, Any]):
+    """Does the work of another; the first `times` attempts of all processes come to grief.
+
+    A put whose answer is lost; a process that is gone after its parts are put; an error that this library does not
+    know. "dies after the others": every attempt at the partition that was begun first dies, when `others` have put
+    their parts.
+    """
+
+    work: Work[Any, Any]
+    how: How
+    folder: str
+    times: int = 1
+    others: int = -1
+
+    name = "sabotaged work"
+
+    def reads(self) -> tuple[Location, ...]:
+        return self.work.reads()
+
+    def bytes_of(self, item: Any) -> int:
+        return self.work.bytes_of(item)
+
+    def partition_of(self, item: Any) -> str | None:
+        return self.work.partition_of(item)
+
+    def do(self, handle: Handle, items: Sequence[Any], means: Means) -> list[Any]:
+        hit = attempt(self.folder) <= self.times
+        own = str(self.partition_of(items[0]))
+        if self.how == "dies after the others":
+            hit = own == first_partition(self.folder, own)
+        if hit and self.how == "answer lost":
+            handle.store = FaultyStore(handle.store)
+            handle.store.inject(Fault.LOSE_RESPONSE, kind="create", key="_data/")
+        if hit and self.how == "unknown error":
+            raise ZeroDivisionError("nobody knows why")
+        results = self.work.do(handle, items, means)
+        Path(self.folder, f"done-{own}").touch()
+        while hit and len(list(Path(self.folder).glob("done-*"))) <= self.others:
+            time.sleep(0.05)
+        if hit and self.how in ("killed", "dies after the others"):
+            os._exit(1)
+        return results
+
+
+def attempt(folder: str) -> int:
+    """Count this attempt: 1 is the first of all processes."""
+    number = 1
+    while True:
+        try:
+            Path(folder, f"attempt-{number}").open("x").close()
+        except FileExistsError:
+            number += 1
+        else:
+            return number
+
+
+def first_partition(folder: str, own: str) -> str:
+    """The partition whose attempt asked first."""
+    try:
+        with Path(folder, "first").open("x") as file:
+            file.write(own)
+    except FileExistsError:
+        pass
+    while not (found := Path(folder, "first").read_text()):
+        time.sleep(0.01)
+    return found
+
+
+def attempts(folder: Path) -> int:
+    """How many there were."""
+    return len(list(folder.glob("attempt-*")))
+
+
+@dataclass(frozen=True, slots=True)
+class Saboteur:
+    """An engine that has another one do sabotaged work."""
+
+    engine: Engine
+    how: How
+    folder: Path
+    times: int = 1
+    others: int = -1
+
+    def run(self, handle: Handle, work: Work[Item, Result], items: Sequence[Item]) -> list[Result]:
+        sabotaged = Sabotaged(work, self.how, str(self.folder), self.times, self.others)
+        return self.engine.run(handle, sabotaged, items)

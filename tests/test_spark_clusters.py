@@ -1,0 +1,161 @@
+"""The data source on every shape of Spark: local threads, separate executors, a standalone master, Spark Connect.
+
+The rows go between the executors and a real S3 server over HTTP, without Hadoop's S3 client.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from icedb import Table
+from tests.counting_proxy import CountingProxy
+from tests.spark_clusters import TWO_EXECUTORS, Driver, RemoteError, connect_server, environment, standalone
+
+pytestmark = [pytest.mark.spark, pytest.mark.s3]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A session on some cluster, and in how many Java processes its tasks run."""
+
+    driver: Driver
+    executors: int
+
+
+@pytest.fixture(scope="module", params=["local[2,4]", "local-cluster[2,1,1024]", "standalone", "connect"])
+def cluster(
+    request: pytest.FixtureRequest, spark_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """Each shape of Spark, one after the other."""
+    folder = tmp_path_factory.mktemp("cluster")
+    env = environment(spark_home)
+    if request.param == "connect":
+        with (
+            connect_server(folder, env) as remote,
+            Driver({"spark.remote": remote}, folder / "driver", env) as driver,
+        ):
+            yield Cluster(driver, 1)
+    elif request.param == "standalone":
+        memory = {"spark.executor.memory": "512m"}
+        with (
+            standalone(folder, env) as master,
+            Driver({"spark.master": master, **TWO_EXECUTORS, **memory}, folder / "driver", env) as driver,
+        ):
+            yield Cluster(driver, 2)
+    else:
+        executors = 1 if request.param.startswith("local[") else 2
+        with Driver({"spark.master": request.param, **TWO_EXECUTORS}, folder / "driver", env) as driver:
+            yield Cluster(driver, executors)
+
+
+@pytest.fixture
+def table(s3: Any) -> Table:
+    """A partitioned, sorted table in the S3 server's bucket."""
+    return Table.create(s3.uri, partition_by=["n % 3 AS third"], sort_by=["n"], storage_options=s3.storage_options)
+
+
+@pytest.fixture
+def place(s3: Any) -> dict[str, str]:
+    """The options that lead Spark to it."""
+    return {"path": s3.uri, **s3.storage_options}
+
+
+def expected(numbers: Iterator[int] | range) -> list[tuple[int, str, int]]:
+    return [(n, f"é{n}", n % 3) for n in numbers]
+
+
+def tuples(answer: list[list[Any]]) -> list[tuple[Any, ...]]:
+    """JSON has no tuples."""
+    return [tuple(row) for row in answer]
+
+
+def rows(table: Table) -> list[tuple[Any, ...]]:
+    return table.query("SELECT n, label, third FROM t ORDER BY n").fetchall()
+
+
+def log_files(table: Table) -> int:
+    return sum(1 for _ in table.handle.store.list(table.handle.keys.log_prefix))
+
+
+def test_tasks_run_in_as_many_executors_as_there_should_be(cluster: Cluster) -> None:
+    found = cluster.driver.ask("executors")
+    assert len(found) == 4
+    assert len({pid for _, pid in found}) == cluster.executors
+
+
+def test_each_job_is_one_commit_of_exactly_its_rows(cluster: Cluster, table: Table, place: dict[str, str]) -> None:
+    cluster.driver.ask("append", place=place, first=0, last=1000)
+    assert (rows(table), log_files(table)) == (expected(range(1000)), 1)
+    cluster.driver.ask("append", place=place, first=1000, last=1500, tasks=2)
+    assert (rows(table), log_files(table)) == (expected(range(1500)), 2)
+    assert table.verify().problems == ()
+
+    cluster.driver.ask("overwrite", place=place, first=10, last=20, tasks=2, overwrite="table")
+    assert (rows(table), log_files(table)) == (expected(range(10, 20)), 3)
+    assert table.verify().problems == ()
+
+
+def test_what_is_written_is_read_then_and_now_and_by_partition(
+    cluster: Cluster, table: Table, place: dict[str, str]
+) -> None:
+    assert cluster.driver.ask("write", place=place, first=0, last=300, distribution="partition", tasks=2) == 300
+    then_ms = table.snapshot().as_of_ms
+    assert cluster.driver.ask("write", place=place, first=300, last=310) == 10
+    assert log_files(table) == 2
+
+    now, some = expected(range(310)), [row for row in expected(range(310)) if row[2] == 1]
+    assert tuples(cluster.driver.ask("read", place=place)) == tuples(cluster.driver.ask("read_table", place=place))
+    assert tuples(cluster.driver.ask("read", place=place)) == now
+    assert tuples(cluster.driver.ask("read_table", place=place, as_of=then_ms)) == expected(range(300))
+    assert tuples(cluster.driver.ask("read", place=place, where="third = 1")) == some
+
+
+def test_tasks_merge_and_this_process_sees_one_commit(cluster: Cluster, table: Table, place: dict[str, str]) -> None:
+    for first in (0, 100, 200):
+        cluster.driver.ask("append", place=place, first=first, last=first + 100, tasks=2)
+    before = table.snapshot()
+    assert len(before.parts) == 18
+    assert cluster.driver.ask("merge", place=place) == 18
+    assert len(table.snapshot().parts) == 3
+    assert (rows(table), log_files(table)) == (expected(range(300)), 4)
+    assert before.query("SELECT count(*) FROM t").fetchall() == [(300,)]
+    assert table.verify(deep=True).problems == ()
+
+
+def test_a_job_asks_the_store_once_for_each_part_and_a_little_for_the_whole(
+    cluster: Cluster, table: Table, place: dict[str, str]
+) -> None:
+    cluster.driver.ask("append", place=place, first=0, last=9, tasks=1)
+    with CountingProxy(place["AWS_ENDPOINT_URL"]).running() as proxy:
+        cluster.driver.ask("append", place={**place, "AWS_ENDPOINT_URL": proxy.endpoint}, first=9, last=109, tasks=4)
+        asked = Counter((r.kind, next(s for s in r.path.split("/") if s.startswith("_"))) for r in proxy.requests)
+    assert asked == {
+        ("GET", "_table.json"): 2,  # when the job begins, and when it is committed
+        ("LIST", "_log"): 2,
+        ("GET", "_log"): 2,
+        ("PUT", "_claims"): 1,  # may this store be written?
+        ("PUT", "_data"): 12,  # four tasks with rows of three partitions
+        ("HEAD", "_data"): 1,  # the store's clock
+        ("PUT", "_log"): 1,
+    }
+
+
+def test_a_job_that_cannot_be_done_says_why_in_its_first_line(
+    cluster: Cluster, table: Table, place: dict[str, str]
+) -> None:
+    with pytest.raises(RemoteError) as missing:
+        cluster.driver.ask("append", place={**place, "path": place["path"] + "-not"}, first=0, last=1)
+    with pytest.raises(RemoteError) as unknown:
+        cluster.driver.ask("append", place=place, first=0, last=1, colour="red")
+    assert "TableNotFound" in missing.value.text.splitlines()[0]
+    assert "colour" in unknown.value.text.splitlines()[0]
+    assert place["AWS_SECRET_ACCESS_KEY"] not in missing.value.text + unknown.value.text
+    assert log_files(table) == 0

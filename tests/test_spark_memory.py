@@ -1,0 +1,48 @@
+"""However many rows a task gets, the memory of the Python process that writes them stays within bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from benchmarks.events import PARTITION_BY, SORT_BY, Events, make_events
+from benchmarks.rounds import peak_worker_bytes
+from icedb import Table
+from tests.spark_clusters import Driver, environment
+
+pytestmark = pytest.mark.spark
+
+MIB = 1024 * 1024
+# Python, pyarrow, pyspark and DuckDB with nothing to do, the batches of Spark on their way in, and row groups on their
+# way out.
+OWN_BYTES = 320 * MIB
+
+
+def peak_of_one_task(events: Events, spark_home: Path, tmp_path: Path, **options: str) -> int:
+    """Write all events in one task, see that all of them are there, and say how much memory that took at most."""
+    place = {"path": str(tmp_path / "table"), "fsync": "false"}
+    table = Table.create(place["path"], partition_by=[PARTITION_BY], sort_by=SORT_BY)
+    with (
+        Driver({"spark.master": "local[1]"}, tmp_path / "driver", environment(spark_home)) as driver,
+        peak_worker_bytes(driver.pid) as peak,
+    ):
+        driver.ask("load", place=place, files=str(events.folder), **options)
+    [(rows, days)] = table.query("SELECT count(*), count(DISTINCT day) FROM t").fetchall()
+    assert (rows, days) == (events.rows, 30)
+    assert peak[0] > 0
+    return peak[0]
+
+
+def test_a_task_spills_what_is_beyond_the_memory_that_it_is_given(spark_home: Path, tmp_path: Path) -> None:
+    events = make_events(tmp_path, 1_000_000)
+    peak = peak_of_one_task(events, spark_home, tmp_path, memory_bytes=str(64 * MIB))
+    assert peak <= 64 * MIB + OWN_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_million_events_in_one_task_take_less_than_a_gigabyte(spark_home: Path, tmp_path: Path) -> None:
+    assert peak_of_one_task(make_events(tmp_path, 10_000_000), spark_home, tmp_path) <= 1024 * MIB
