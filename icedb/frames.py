@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from icedb.commit import Commit, nothing_to_commit
-from icedb.errors import IceDBError, InvalidOption
+from icedb.errors import CommitUncertain, IceDBError, InvalidOption, SparkJobFailed, ViewBehind
 from icedb.format.records import Marker
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
 from icedb.inputs.batches import OnConflict
 from icedb.transactions import Txn, is_recorded, repeated
 
-__all__ = ["append_frame", "is_spark_frame", "overwrite_frame"]
+__all__ = ["append_frame", "check_frame", "is_spark_frame", "overwrite_frame"]
 
 # Enough that no other job has it.
 JOB_DIGITS = 12
@@ -41,7 +41,7 @@ def append_frame(
     """Append the rows of a DataFrame. `memory_bytes` is for each task. Raises InvalidOption, and what the job does."""
     options = {} if txn is None else {"txn_application": txn[0], "txn_sequence": str(txn[1])}
     options |= _sizes(memory_bytes, part_bytes)
-    _check(handle, on_conflict)
+    check_frame(handle, on_conflict)
     if txn is not None and is_recorded(handle.read(fresh=True), txn):
         return repeated(handle)
     return _run(handle, frame, "append", options, txn)
@@ -61,12 +61,13 @@ def overwrite_frame(
 
     Raises InvalidOption, and what the job does.
     """
-    _check(handle, on_conflict)
+    check_frame(handle, on_conflict)
     options = {"overwrite": "dynamic" if dynamic else "table"}
     if partitions is not None:
         options = {
             "overwrite": "partitions",
-            "partitions": partitions if isinstance(partitions, str) else json.dumps(list(partitions)),
+            # In parentheses, a predicate is not taken for a list, whatever it begins with.
+            "partitions": f"({partitions})" if isinstance(partitions, str) else json.dumps(list(partitions)),
         }
     return _run(handle, frame, "overwrite", options | _sizes(memory_bytes, part_bytes), None)
 
@@ -76,8 +77,8 @@ def _sizes(memory_bytes: int | None, part_bytes: int | None) -> dict[str, str]:
     return {name: str(value) for name, value in given.items() if value is not None}
 
 
-def _check(handle: Handle, on_conflict: OnConflict) -> None:
-    """What Spark's processes could not do is refused before a job starts."""
+def check_frame(handle: Handle, on_conflict: OnConflict = "raise") -> None:
+    """Refuse what Spark's processes could not do, before a job starts. Raises InvalidOption."""
     if on_conflict != "raise":
         raise InvalidOption(
             f"{handle.table}: on_conflict='{on_conflict}' is not possible for a Spark DataFrame. Cast its columns, or "
@@ -97,7 +98,7 @@ def _check(handle: Handle, on_conflict: OnConflict) -> None:
 
 
 def _run(handle: Handle, frame: Any, mode: str, options: Mapping[str, str], txn: Txn | None) -> Commit:
-    from icedb.spark.failures import explained
+    from icedb.spark.failures import explained_of_frame, failed_before_commit
 
     job = handle.clock.new_id()[:JOB_DIGITS]
     writer = frame.write.format("icedb").mode(mode).option("path", handle.table).option("job", job)
@@ -106,13 +107,17 @@ def _run(handle: Handle, frame: Any, mode: str, options: Mapping[str, str], txn:
     try:
         writer.save()
     except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
-        # A commit that landed may still be told as a failure: when its answer was lost, or Spark ended right after.
-        state = _state_after(handle)
-        if state is None or not _of_job(state, job):
-            # Without Spark's pages of Java; they are this error's context.
-            raise explained(error, table=handle.table) from None
+        meaning = explained_of_frame(error, table=handle.table)
+        landed = _landed(handle, job)
+        if landed is None or isinstance(meaning, ViewBehind):
+            # A commit that did not land yet may still do so, unless it was never begun. Only an append does harm twice.
+            repeatable = mode == "overwrite" or txn is not None or failed_before_commit(error)
+            if isinstance(meaning, SparkJobFailed) and not repeatable:
+                meaning = _uncertain(handle, job, meaning)
+            raise meaning from None  # without Spark's pages of Java, which are its context
+        state = landed  # told as a failure all the same: its answer was lost, or Spark ended right after
     else:
-        state = handle.read(fresh=True)
+        state = _state_of_success(handle, job)
     ours = _of_job(state, job)
     if not ours:
         return repeated(handle) if txn is not None and is_recorded(state, txn) else nothing_to_commit(handle)
@@ -121,12 +126,31 @@ def _run(handle: Handle, frame: Any, mode: str, options: Mapping[str, str], txn:
     return _commit(handle, ours, dead, state.parts_named[ours[0].key].by[0])
 
 
-def _state_after(handle: Handle) -> LogState | None:
-    """The state after a job that failed; None when it cannot be read, for the job's error says more."""
+def _landed(handle: Handle, job: str) -> LogState | None:
+    """The state that has the commit of a job that failed; None when there is none, or nobody can tell."""
     try:
-        return handle.read(fresh=True)
+        state = handle.read(fresh=True)
     except IceDBError:
         return None
+    return state if _of_job(state, job) else None
+
+
+def _state_of_success(handle: Handle, job: str) -> LogState:
+    try:
+        return handle.read(fresh=True)
+    except IceDBError as error:
+        raise CommitUncertain(
+            f"{handle.table}: the Spark job has succeeded, and its commit could not be read back ({error}). Do not "
+            f"write these rows again; the names of their parts begin with '{job}'."
+        ) from error
+
+
+def _uncertain(handle: Handle, job: str, meaning: IceDBError) -> CommitUncertain:
+    """The job ended in a way that does not tell how far it came. Without a `txn`, to repeat it could double rows."""
+    return CommitUncertain(
+        f"{meaning} Whether the rows were published, or will be, is not known: look whether the table {handle.table} "
+        f"has parts whose names begin with '{job}' before you write them again. With a txn, a job can be repeated."
+    )
 
 
 def _of_job(state: LogState, job: str) -> list[Marker]:

@@ -87,7 +87,7 @@ class Incoming:
     def _register(self, batches: Iterable[pa.RecordBatch]) -> None:
         self.con.register(_STREAM, pa.RecordBatchReader.from_batches(self.counted.schema, batches))
 
-    def _load(self, first: Sequence[pa.RecordBatch], bytes_max: int) -> None:
+    def _load(self, first: list[pa.RecordBatch], bytes_max: int) -> None:
         """Make a table of the stream, piece by piece."""
         self.con.execute(f"CREATE TEMP TABLE {_TABLE} AS {self._typed()} LIMIT 0")
         piece = first
@@ -99,6 +99,7 @@ class Incoming:
                 raise too_little_memory(self.table, error) from None
             except duckdb.Error as error:
                 raise unreadable(self.table, error) from None
+            piece.clear()  # whoever else holds the list: DuckDB has the rows now
             piece = self._take(bytes_max)
         self._become(_TABLE)
 

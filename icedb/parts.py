@@ -60,10 +60,11 @@ def write_parts(
     clock: Clock,
     memory_bytes: int | None = None,
     threads: int | None = None,
+    folder: Path | None = None,
     part_bytes: int | None = None,
 ) -> WrittenParts:
     """Write a stream of rows as parts. Raises as `stage_rows` and `put_parts` do."""
-    with stage_rows(context, Batch(stream), memory_bytes=memory_bytes, threads=threads) as stage:
+    with stage_rows(context, Batch(stream), memory_bytes=memory_bytes, threads=threads, folder=folder) as stage:
         return put_parts(stage, store=store, clock=clock, part_bytes=part_bytes)
 
 
@@ -75,7 +76,10 @@ def put_parts(stage: Stage, *, store: ObjectStore, clock: Clock, part_bytes: int
     """
     born_ms = clock.now_ms()
     context = stage.context
-    ranges = stage.ranges if part_bytes is None else split_ranges(stage, part_bytes)
+    try:
+        ranges = stage.ranges if part_bytes is None else split_ranges(stage, part_bytes)
+    except duckdb.OutOfMemoryException as error:
+        raise too_little_memory(context.table, error) from None
     spec = msgspec.structs.replace(context.spec, row_group_rows=stage.row_group_rows)
     keys = [context.location.keys.part(r.partition, context.job + clock.new_id()) for r in ranges]
     with ThreadPoolExecutor(CONCURRENT_PUTS) as pool:

@@ -16,26 +16,32 @@ SAMPLE_ROWS = 16_384
 def split_ranges(stage: Stage, part_bytes: int) -> list[Range]:
     """The ranges of a stage, split where a part would be larger than about `part_bytes`.
 
-    How many bytes a row takes is measured once, by encoding rows of the longest range.
+    How many bytes a row takes is measured once, by encoding rows of the longest range. Raises DuckDB's errors.
     """
     longest = max(stage.ranges, key=lambda r: r.rows, default=None)
-    if longest is None or longest.rows <= SAMPLE_ROWS:
+    if longest is None or _is_small(stage, longest, part_bytes):
         return list(stage.ranges)
-    rows_max = max(SAMPLE_ROWS, int(part_bytes / _bytes_per_row(stage, longest)))
+    rows_max = max(1, int(part_bytes / _bytes_per_row(stage, longest)))
     return [piece for r in stage.ranges for piece in _split(stage, r, rows_max)]
+
+
+def _is_small(stage: Stage, piece: Range, part_bytes: int) -> bool:
+    """Whether it needs no measuring: Parquet takes no more than Arrow does."""
+    return stage.bytes is not None and stage.bytes * piece.rows <= part_bytes * stage.rows
 
 
 def _bytes_per_row(stage: Stage, piece: Range) -> float:
     path = stage.folder / "sample.parquet"
-    middle = piece.first + (piece.rows - SAMPLE_ROWS) // 2
-    where = f"WHERE rowid BETWEEN {middle} AND {middle + SAMPLE_ROWS - 1}"
-    query = f"SELECT * FROM staged {where}"
+    rows = min(SAMPLE_ROWS, stage.row_group_rows, piece.rows)
+    first = piece.first + (piece.rows - rows) // 2
+    query = f"SELECT * FROM staged WHERE rowid BETWEEN {first} AND {first + rows - 1}"
     stage.con.execute(
-        f"COPY ({query}) TO {quote_text(str(path))} (FORMAT parquet, COMPRESSION {stage.context.spec.compression})"
+        f"COPY ({query}) TO {quote_text(str(path))} "
+        f"(FORMAT parquet, COMPRESSION {stage.context.spec.compression}, ROW_GROUP_SIZE {stage.row_group_rows})"
     )
     size = path.stat().st_size
     path.unlink()
-    return size / SAMPLE_ROWS
+    return size / rows
 
 
 def _split(stage: Stage, whole: Range, rows_max: int) -> list[Range]:

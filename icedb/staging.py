@@ -70,6 +70,8 @@ class Stage:
     source: str
     #: Rows of a Parquet row group: fewer than the table says when so many would not fit into memory.
     row_group_rows: int
+    #: Bytes of the batch as Arrow; None when a query made other rows of it.
+    bytes: int | None
 
     @property
     def rows(self) -> int:
@@ -139,16 +141,18 @@ def stage_rows(
     on_conflict: OnConflict = "raise",
     memory_bytes: int | None = None,
     threads: int | None = None,
+    folder: Path | None = None,
     query: UserQuery | None = None,
     new_columns: bool = True,
 ) -> Iterator[Stage]:
     """Stage a batch, or the answer of a query over it (default: the table's insert query).
 
-    `memory_bytes` and `threads` are what DuckDB may use; what does not fit is spilled. `new_columns`: whether the query
-    may name columns that neither table nor batch has. Raises SchemaConflict, UnknownColumn, UnsupportedType,
-    InvalidBatch, InvalidQuery, InvalidPartitionExpression, InvalidPartitionValue.
+    `memory_bytes` and `threads` are what DuckDB may use; what does not fit is spilled to a new folder below `folder`
+    (None: where the system keeps temporary files). `new_columns`: whether the query may name columns that neither table
+    nor batch has. Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidQuery,
+    InvalidPartitionExpression, InvalidPartitionValue.
     """
-    folder = Path(tempfile.mkdtemp(prefix="icedb-write-"))
+    folder = Path(tempfile.mkdtemp(prefix="icedb-write-", dir=folder))
     try:
         with connect_sandbox(folder, memory_bytes=memory_bytes, threads=threads) as con:
             what = "query" if query else "insert_query"
@@ -182,7 +186,8 @@ def _stage(
     shape = shape_of(incoming, context, on_conflict)
     if not shape.columns:
         _check_no_rows(incoming, context)
-        return Stage(incoming.con, context, folder, {}, (), 0, {}, incoming.batch.source, context.spec.row_group_rows)
+        source, row_group_rows = incoming.batch.source, context.spec.row_group_rows
+        return Stage(incoming.con, context, folder, {}, (), 0, {}, source, row_group_rows, 0)
     misfits = _set_misfits_aside(incoming, context, shape, on_conflict)
     values = [f"{PREFIX}p{n}" for n in range(len(context.expressions))]
     order = [*([CHOSEN] if incoming.chosen else []), *values]
@@ -199,9 +204,17 @@ def _stage(
     _check_required(incoming, context, shape)
     given = dict(incoming.columns)
     incoming.drop()
-    row_group_rows = _row_group_rows(incoming, context, memory_bytes)
     return Stage(
-        incoming.con, context, folder, shape.columns, ranges, misfits, given, incoming.batch.source, row_group_rows
+        incoming.con,
+        context,
+        folder,
+        shape.columns,
+        ranges,
+        misfits,
+        given,
+        incoming.batch.source,
+        _row_group_rows(incoming, context, memory_bytes),
+        None if incoming.answered else incoming.counted.bytes,
     )
 
 

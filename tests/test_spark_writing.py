@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
@@ -14,6 +15,7 @@ pytest.importorskip("pyspark")
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
 
 import icedb
 from icedb import spark as icedb_spark
@@ -23,9 +25,10 @@ from icedb.errors import (
     InvalidOption,
     InvalidPartitionExpression,
     SchemaConflict,
-    SparkJobFailed,
+    ViewBehind,
 )
 from icedb.spark.distribution import plan_ranges
+from icedb.spark.writer import open_writer
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]
 
@@ -169,7 +172,7 @@ def test_what_is_wrong_with_a_frame_is_told_before_it_is_distributed(spark: Spar
     with pytest.raises(InvalidPartitionExpression, match="'p AS p'"):
         icedb_spark.write(spark.range(3).selectExpr("id AS n"), create_other(table).uri, distribution="partition")
     failing = numbers(spark, 10, expression="CASE WHEN id = 7 THEN raise_error('no seven') ELSE id END")
-    with pytest.raises(SparkJobFailed, match=r"\A.*table.*no seven"):
+    with pytest.raises(InvalidBatch, match=r"\A.*table.*no seven"):
         icedb_spark.write(failing, table.uri, distribution="partition")
     assert content(table) == [(1, 1, 1, 1)]
 
@@ -269,6 +272,10 @@ def test_rows_outside_the_named_partitions_are_refused_and_their_parts_deleted(
         ("overwrite", {"overwrite": "partitions", "partitions": "[]"}, "JSON list of paths"),
         ("overwrite", {"overwrite": "table", "partitions": "p = 1"}, "nothing says that they shall be replaced"),
         ("overwrite", {"overwrite": "table", "partitionOverwriteMode": "dynamic"}, "Give one"),
+        ("overwrite", {"overwrite": "table", "partitionOverwriteMode": "dynamik"}, "'static' or 'dynamic'"),
+        ("overwrite", {"overwrite": "dynamic", "partitionOverwriteMode": "static"}, "Give one"),
+        ("append", {"overwrite": "table"}, "replaces nothing"),
+        ("append", {"txn_application": "a", "txn_sequence": "²"}, "txn"),
         ("append", {"partitions": "p = 1"}, "nothing says that they shall be replaced"),
         ("append", {"distribution": "partition"}, "icedb.spark.write"),
         ("append", {"distribution": "hash"}, "give 'none'"),
@@ -290,24 +297,61 @@ def test_options_that_mean_nothing_are_refused_before_any_task(
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("how", "message"),
     [
-        {"distribution": "hash"},
-        {"tasks": 3},
-        {"distribution": "partition", "tasks": 0},
-        {"overwrite": "all"},
-        {"overwrite": "partitions"},
-        {"overwrite": "table", "partitions": ["p=1"]},
-        {"overwrite": "table", "txn": ("a", 1)},
+        ({"distribution": "hash"}, "'none' or 'partition'"),
+        ({"tasks": 3}, "tasks is for distribution='partition'"),
+        ({"distribution": "partition", "tasks": 0}, "tasks is 0"),
+        ({"distribution": "partition", "memory_bytes": 1}, "memory_bytes"),
+        ({"distribution": "partition", "part_bytes": 1}, "part_bytes"),
+        ({"overwrite": "all"}, "'table', 'partitions' or 'dynamic'"),
+        ({"overwrite": "partitions"}, "They go together"),
+        ({"overwrite": "table", "partitions": ["p=1"]}, "They go together"),
+        ({"overwrite": "table", "txn": ("a", 1)}, "takes no txn"),
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused(
-    spark: SparkSession, create: Create, how: dict[str, Any]
+    spark: SparkSession, create: Create, how: dict[str, Any], message: str
 ) -> None:
     table = create(partition_by=["p"])
-    with pytest.raises(InvalidOption, match=table.uri):
+    with pytest.raises(InvalidOption, match=f"{table.uri}.*{message}"):
         icedb_spark.write(numbers(spark, 10), table.uri, **how)
     assert table.snapshot().parts == ()
+
+
+def test_a_value_that_no_partition_can_be_made_of_is_told_as_such(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["CAST(text AS INTEGER) AS p"])
+    frame = spark.range(100).selectExpr("concat('x', id) AS text")
+    for distribution in ("none", "partition"):
+        with pytest.raises(InvalidPartitionExpression, match="x"):
+            icedb_spark.write(frame, table.uri, distribution=distribution)
+    assert table.snapshot().parts == ()
+
+
+def test_a_skewed_partition_of_maps_is_written_too(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["m['a'] // 1000 AS p"])
+    frame = spark.range(0, 500, 1, 2).selectExpr("map('a', id) AS m")
+    icedb_spark.write(frame, table.uri, distribution="partition", tasks=4)
+    assert table.query("SELECT count(*) FROM t").fetchall() == [(500,)]
+
+
+def test_a_view_that_is_made_while_a_job_runs_is_told_to_be_behind(spark: SparkSession, create: Create) -> None:
+    table = create()
+    schema = StructType([StructField("n", LongType())])
+    writer = open_writer(schema, options(table), overwrite=False)
+    message = writer.write(iter([pa.record_batch({"n": [1, 2]})]))
+    table.create_view("copy", "SELECT n FROM _rows")
+    with pytest.raises(ViewBehind, match=r"copy.*refresh_view"):
+        writer.commit([message])
+    assert table.query("SELECT count(*) FROM t").fetchall() == [(2,)]
+
+
+def test_a_predicate_may_begin_like_a_list(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["p"])
+    table.insert([{"n": n, "p": n % 4} for n in range(40)])
+    frame = spark.createDataFrame([(100, 1)], "n long, p long")
+    table.overwrite(frame, partitions="[1, 2].list_contains(p)")
+    assert [p for p, *_ in content(table)] == [0, 1, 3]
 
 
 def test_a_transaction_is_written_once(spark: SparkSession, create: Create) -> None:

@@ -24,9 +24,10 @@ from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from icedb.engine import connect_sandbox, quote_name
-from icedb.errors import InvalidOption
+from icedb.errors import InvalidOption, InvalidPartitionExpression
 from icedb.handle import Handle
 from icedb.incoming import PARTITION_COLUMN
+from icedb.spark.plain import plainly
 
 __all__ = ["TaskRange", "distribute", "plan_ranges"]
 
@@ -67,7 +68,8 @@ def distribute(frame: DataFrame, handle: Handle, *, tasks: int | None = None) ->
     counts = {row[0]: row[1] / SAMPLE_FRACTION for row in sample.groupBy(key.alias(_TASK)).count().collect()}
     ranges = plan_ranges(counts, tasks or ceil(sum(counts.values()) / ROWS_PER_TASK))
     total = ranges[-1].task + ranges[-1].tasks
-    hashed = F.lit(0) if total == len(ranges) else F.xxhash64(*_hashable(frame))
+    hashable = _hashable(frame)
+    hashed = F.xxhash64(*hashable) if hashable and total > len(ranges) else F.lit(0)
     assignment = _udf(_Assignment(keys, tuple(ranges)).of, "int")
     task = assignment(F.struct(*map(_column, keys.columns), hashed.cast("long").alias(_TASK)))
     return frame.withColumn(_TASK, task).repartitionById(total, F.col(_TASK)).drop(_TASK)
@@ -97,21 +99,27 @@ def plan_ranges(counts: Mapping[str, float], tasks: int) -> list[TaskRange]:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """Computes the partition of each row, as one text, in Spark's tasks."""
+    """Computes the partition of each row, as one text, in Spark's tasks. Raises InvalidPartitionExpression there."""
 
+    table: str
     columns: tuple[str, ...]
     sql: str
 
     def of(self, batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         """Struct arrays of `columns` -> texts."""
-        with connect_sandbox(threads=1) as con:
+        with plainly(), connect_sandbox(threads=1) as con:
             for batch in batches:
                 yield self.texts(con, batch.flatten())
 
     def texts(self, con: duckdb.DuckDBPyConnection, arrays: Sequence[pa.Array]) -> pa.Array:
         """Arrays of `columns` -> texts."""
         con.register("rows", pa.table(dict(zip(self.columns, arrays, strict=True))))
-        return con.execute(self.sql).to_arrow_table().column(0).combine_chunks().cast(pa.string())
+        try:
+            texts = con.execute(self.sql).to_arrow_table().column(0)
+        except duckdb.Error as error:
+            reason = str(error).splitlines()[0]
+            raise InvalidPartitionExpression(f"{self.table}: the rows cannot be partitioned: {reason}") from None
+        return texts.combine_chunks().cast(pa.string())
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +132,7 @@ class _Assignment:
     def of(self, batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         """Struct arrays of the keys' columns and of the hash -> numbers of tasks."""
         firsts = [r.first for r in self.ranges]
-        with connect_sandbox(threads=1) as con:
+        with plainly(), connect_sandbox(threads=1) as con:
             for batch in batches:
                 *arrays, hashed = batch.flatten()
                 encoded = pc.dictionary_encode(self.keys.texts(con, arrays))
@@ -139,7 +147,9 @@ class _Assignment:
 def _keys(frame: DataFrame, handle: Handle) -> _Keys:
     there = {name.casefold(): name for name in frame.columns}
     if PARTITION_COLUMN in frame.columns:
-        return _Keys((PARTITION_COLUMN,), f"SELECT coalesce({quote_name(PARTITION_COLUMN)}, '') FROM rows")
+        return _Keys(
+            handle.table, (PARTITION_COLUMN,), f"SELECT coalesce({quote_name(PARTITION_COLUMN)}, '') FROM rows"
+        )
     told = [e for e in handle.expressions if not e.path_only or e.name.casefold() in there]
     named = {c for e in told for c in ([e.name.casefold()] if e.path_only else e.columns)}
     columns = tuple(there[c] for c in sorted(named & there.keys()))
@@ -150,7 +160,7 @@ def _keys(frame: DataFrame, handle: Handle) -> _Keys:
     )
     values = [quote_name(there[e.name.casefold()]) if e.path_only else f"(\n{e.sql}\n)" for e in told]
     texts = ", ".join(f"coalesce(CAST({v} AS VARCHAR), '')" for v in values)
-    return _Keys(columns, f"SELECT concat_ws('{_SEPARATOR}', {texts}) FROM (SELECT *{lacking} FROM rows)")
+    return _Keys(handle.table, columns, f"SELECT concat_ws('{_SEPARATOR}', {texts}) FROM (SELECT *{lacking} FROM rows)")
 
 
 def _udf(function: Callable[[Iterator[pa.Array]], Iterator[pa.Array]], type_: str) -> Callable[[Column], Column]:
@@ -160,7 +170,7 @@ def _udf(function: Callable[[Iterator[pa.Array]], Iterator[pa.Array]], type_: st
 
 
 def _hashable(frame: DataFrame) -> Sequence[Column]:
-    """Columns of which Spark can make a hash, which must be the same when a task is run again."""
+    """Columns of which Spark can make a hash. It has to be the same when a task is run again, and so have they."""
     return [_column(f.name) for f in frame.schema.fields if not _has_map(f.dataType)]
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 
 import icedb.errors
-from icedb.errors import DamagedLog, IceDBError, SchemaConflict, SnapshotExpired, SparkJobFailed
+from icedb.errors import DamagedLog, IceDBError, InvalidBatch, SchemaConflict, SnapshotExpired, SparkJobFailed
 
-__all__ = ["explained"]
+__all__ = ["explained", "explained_of_frame", "failed_before_commit"]
 
 REASON_CHARS = 200
 
@@ -50,18 +50,45 @@ _HAPPENED = {
     ),
 }
 
+# How Spark tells that a write job failed when it was planned, in a task, or in what computes its rows.
+_BEFORE_COMMIT = re.compile(
+    r"Job aborted due to stage failure|Task \d+ in stage|Failed to (?:create|lookup|plan) "
+    r"|\A(?:\([\w.$]+\) )?"  # Spark Connect's name of the error
+    r"\[(?!PYTHON_DATA_SOURCE_ERROR|SPARK_JOB_CANCELLED|OPERATION_|SESSION_|INTERNAL_ERROR)[A-Z_.]+\]"
+)
+_IN_COMMIT = re.compile(r"Failed to commit or abort")
+
 
 def explained(error: Exception, *, table: str) -> IceDBError:
     """What an error of a Spark job means for work on a table.
 
     The error that a task raised, if it was one of ours: with its type and its message; what else it carried is lost
-    on this way. Else SparkJobFailed, which says in its first line what happened. Raise it from the error, which has all
-    that Spark says.
+    on this way. Else SparkJobFailed, which says in its first line what happened. The error itself has all that Spark
+    says, pages of it: raise the new one `from None`, and it is still its `__context__`.
     """
     if isinstance(error, IceDBError):
         return error
     text = _text(error)
     return _raised_in_task(text) or SparkJobFailed(f"{table}: {_what_happened(text)}")
+
+
+def explained_of_frame(error: Exception, *, table: str) -> IceDBError:
+    """As `explained`, for a job that computes somebody's frame: InvalidBatch when that is what went wrong.
+
+    What a query of the user raises, it raises again when it is repeated.
+    """
+    meaning = explained(error, table=table)
+    text = _text(error)
+    told = any(re.search(p, text, re.MULTILINE) for p in _HAPPENED) or _MISSING_PACKAGE.search(text)
+    if told or not isinstance(meaning, SparkJobFailed) or not failed_before_commit(error):
+        return meaning
+    return InvalidBatch(f"{table}: the frame cannot be computed: {_reason(text)}")
+
+
+def failed_before_commit(error: Exception) -> bool:
+    """Whether a write job failed so that Spark cannot have asked for its commit: when it was planned, or in a task."""
+    text = _text(error)
+    return _BEFORE_COMMIT.search(text) is not None and _IN_COMMIT.search(text) is None
 
 
 def _text(error: Exception) -> str:
@@ -98,10 +125,15 @@ def _what_happened(text: str) -> str:
             f"the executors lack the Python package '{missing['package']}'. Install there what is installed here "
             "(icedb-dagster[spark]), or set PYSPARK_PYTHON to an environment that has it."
         )
+    if "Traceback (most recent" in text:
+        return f"a Spark task failed ({_reason(text)}). The executors' logs have the whole trace."
+    return f"Spark could not do the job ({_reason(text)})."
+
+
+def _reason(text: str) -> str:
+    """One line: the last error of a Python trace, or how Spark begins."""
     raised = [found["reason"] for found in _PYTHON.finditer(text)] if "Traceback (most recent" in text else []
-    if raised:
-        return f"a Spark task failed ({_short(raised[-1])}). The executors' logs have the whole trace."
-    return f"Spark could not do the job ({_short(_PREAMBLE.sub('', text.strip()))})."
+    return _short(raised[-1] if raised else _PREAMBLE.sub("", text.strip()))
 
 
 def _short(text: str) -> str:

@@ -50,6 +50,11 @@ def write_options(options: Mapping[str, str], *, overwrite: bool) -> WriteOption
     lowered = {k.lower(): v for k, v in options.items()}
     storage_options = storage_options_of(options, path, known=_WRITE_OPTIONS)
     _check_distribution(path, lowered.get("distribution", "none"))
+    if not overwrite and "overwrite" in lowered:
+        raise InvalidOption(
+            f"{path}: overwrite is '{lowered['overwrite']}' and the mode is append, which replaces nothing. Write with "
+            "mode('overwrite'), or leave the option out."
+        )
     what = _overwrite(path, lowered) if overwrite else None
     partitions = _partitions(path, lowered, what)
     txn = _txn(path, lowered)
@@ -110,9 +115,12 @@ def _check_distribution(path: str, distribution: str) -> None:
 def _overwrite(path: str, options: Mapping[str, str]) -> Overwrite:
     """Spark does not tell a data source whether its overwrite is dynamic, so an overwrite must say what it is."""
     told = options.get("overwrite", "").lower()
-    if options.get("partitionoverwritemode", "").lower() == "dynamic":
-        if told not in ("", "dynamic"):
-            raise InvalidOption(f"{path}: partitionOverwriteMode is dynamic, and overwrite is '{told}'. Give one.")
+    mode = options.get("partitionoverwritemode", "").lower()
+    if mode not in ("", "static", "dynamic"):
+        raise InvalidOption(f"{path}: partitionOverwriteMode is '{mode}'; give 'static' or 'dynamic'.")
+    if mode and told and (mode == "dynamic") != (told == "dynamic"):
+        raise InvalidOption(f"{path}: partitionOverwriteMode is {mode}, and overwrite is '{told}'. Give one.")
+    if mode == "dynamic":
         return "dynamic"
     match told:
         case "table" | "partitions" | "dynamic":
@@ -162,5 +170,5 @@ def _txn(path: str, options: Mapping[str, str]) -> Txn | None:
     application, sequence = options.get("txn_application"), options.get("txn_sequence")
     if application is None and sequence is None:
         return None
-    number = int(sequence) if sequence is not None and sequence.isdigit() else sequence
+    number = int(sequence) if sequence is not None and sequence.isascii() and sequence.isdigit() else sequence
     return check_txn((application, number), table=path)

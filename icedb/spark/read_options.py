@@ -1,4 +1,14 @@
-"""What the data source `icedb` is told for a read, checked on the driver. Names are case-insensitive."""
+"""What the data source `icedb` is told for a read, checked on the driver. Names are case-insensitive.
+
+    path            the table's address; also what `load(...)` is given
+    as_of           unix milliseconds, or a time with its offset
+    where           a DuckDB predicate over the partition columns; it leaves out whole partitions
+    columns         names with commas between them, or a JSON list of names
+    split_bytes     what one task reads: parts go together up to that, and none is divided
+    memory_bytes    what DuckDB may use in one task before it spills to disk
+
+All others are storage options, such as AWS_ENDPOINT_URL.
+"""
 
 from __future__ import annotations
 

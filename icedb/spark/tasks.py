@@ -9,11 +9,9 @@ An error that would be the same every time is an answer as well. Others are rais
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,6 +22,7 @@ from icedb.handle import Fencing, Handle
 from icedb.location import Location
 from icedb.options import Timing
 from icedb.spark.failures import explained
+from icedb.spark.scratch import scratch_folder
 from icedb.spec import TableSpec
 from icedb.store import open_store
 from icedb.work import Means, Work
@@ -85,19 +84,13 @@ class Assignment:
 
     def do(self, items: Sequence[Any]) -> list[Any] | IceDBError:
         """In a task: the results for its items, or an error that would be the same every time. Raises others."""
-        means = Means(self.memory_bytes, threads=1, folder=_folder())
+        means = Means(self.memory_bytes, threads=1, folder=scratch_folder())
         try:
             return self.work.do(self.table.open(), items, means)
         except TryAgain:
             raise
         except IceDBError as error:
             return error
-
-
-def _folder() -> Path | None:
-    """Where Spark has room on this machine, and tidies up after a process that was killed. None: the system's."""
-    folders = [Path(f) for f in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if f]
-    return next((f for f in folders if f.is_dir() and os.access(f, os.W_OK)), None)
 
 
 def run_tasks(spark: SparkSession, assignment: Assignment, shares: Sequence[Sequence[Any]]) -> list[list[Any]]:
@@ -128,8 +121,8 @@ def _run_job(spark: SparkSession, assignment: Assignment, shares: Sequence[bytes
         # Exactly one number in each partition: a range is cut evenly, and nothing shuffles it.
         numbers = spark.range(0, tasks, 1, tasks)
         rows = numbers.mapInArrow(_function(pickle.dumps(assignment), shares), _OUTCOMES).collect()
-    except Exception as error:
-        raise explained(error, table=table) from error
+    except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
+        raise explained(error, table=table) from None
     answers = {int(row["task"]): _unpickled(row["outcome"]) for row in rows}
     if len(rows) != tasks or sorted(answers) != list(range(tasks)):
         raise InvariantViolated(

@@ -19,14 +19,16 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from icedb.clock import SystemClock
-from icedb.errors import InvalidOption, InvariantViolated
+from icedb.errors import InvalidOption, InvariantViolated, SchemaConflict, ViewBehind
 from icedb.format.names import partition_of
 from icedb.handle import Handle
 from icedb.parts import WrittenParts, discard, write_parts
 from icedb.publishing import publish_append, publish_overwrite
+from icedb.schema import check_columns
 from icedb.shaping import WriteContext
 from icedb.spark.options import WriteOptions, write_options
 from icedb.spark.plain import plainly
+from icedb.spark.scratch import scratch_folder
 from icedb.spark.types import arrow_schema
 from icedb.staging import check_batch
 from icedb.store import open_store
@@ -83,6 +85,7 @@ class _BatchWriter(DataSourceArrowWriter):
             clock=SystemClock(),
             memory_bytes=self._options.memory_bytes,
             threads=_processors(),
+            folder=scratch_folder(),
             part_bytes=self._options.part_bytes,
         )
         return _TaskMessage(written)
@@ -98,7 +101,7 @@ class _BatchWriter(DataSourceArrowWriter):
             )
         handle = self._open()
         written = WrittenParts(
-            schema={c: t for p in reports for c, t in p.schema.items()},
+            schema=_schema(handle, reports),
             markers=tuple(m for p in reports for m in p.markers),
             born_ms=min((p.born_ms for p in reports), default=handle.clock.now_ms()),
         )
@@ -110,6 +113,7 @@ class _BatchWriter(DataSourceArrowWriter):
             case "dynamic":
                 if written.markers:  # no rows, no partitions
                     publish_overwrite(handle, written, _partitions_of(handle, written))
+        _check_views(handle)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver, when the job failed.
@@ -132,6 +136,29 @@ class _BatchWriter(DataSourceArrowWriter):
 
     def _open(self) -> Handle:
         return Table.open(self._context.location.uri, storage_options=self._options.storage_options).handle
+
+
+def _schema(handle: Handle, reports: Sequence[WrittenParts]) -> dict[str, str]:
+    """The columns of all tasks. Queries may give a column another type in each. Raises SchemaConflict."""
+    schema: dict[str, str] = {}
+    for report in reports:
+        try:
+            check_columns(report.schema, schema, table=handle.table)
+        except SchemaConflict:
+            discard(handle.store, [m.key for r in reports for m in r.markers])
+            raise
+        schema |= report.schema
+    return schema
+
+
+def _check_views(handle: Handle) -> None:
+    """A view that somebody made while the job ran lacks its rows. Raises ViewBehind."""
+    handle.read(fresh=True)
+    if views := sorted(view.name for view in handle.spec.views):
+        raise ViewBehind(
+            f"{handle.table}: the rows are committed, and the views {views}, which were made meanwhile, may lack them. "
+            "Refresh them with refresh_view(name); do not write the rows again."
+        )
 
 
 def _processors() -> int:

@@ -10,14 +10,14 @@ from pyspark.sql import DataFrame
 
 from icedb.commit import Commit
 from icedb.errors import InvalidOption
-from icedb.frames import append_frame, overwrite_frame
+from icedb.frames import append_frame, check_frame, overwrite_frame
 from icedb.spark.distribution import distribute
-from icedb.spark.failures import explained
-from icedb.spark.options import Overwrite
+from icedb.spark.failures import explained_of_frame
+from icedb.spark.options import Overwrite, write_options
 from icedb.spark.types import arrow_schema
 from icedb.staging import check_batch
 from icedb.table import Table
-from icedb.transactions import Txn, check_txn
+from icedb.transactions import Txn, check_txn, is_recorded, repeated
 
 __all__ = ["Distribution", "write"]
 
@@ -44,13 +44,19 @@ def write(
     if txn is not None:
         txn = check_txn(txn, table=table.uri)
     if distribution == "partition":
-        table.handle.read()
-        # Before the first job, and in the words in which the writer would say it.
+        # All that can be refused is, before the first job, and in the words in which the writer would say it.
+        check_frame(table.handle)
+        sizes = {"part_bytes": part_bytes, "memory_bytes": memory_bytes}
+        write_options(
+            {"path": table.uri} | {name: str(size) for name, size in sizes.items() if size is not None}, overwrite=False
+        )
+        if txn is not None and is_recorded(table.handle.read(fresh=True), txn):
+            return repeated(table.handle)
         check_batch(table.handle.write_context(), arrow_schema(frame.schema, table.uri))
         try:
             frame = distribute(frame, table.handle, tasks=tasks)
         except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
-            raise explained(error, table=table.uri) from None
+            raise explained_of_frame(error, table=table.uri) from None
     elif tasks is not None:
         raise InvalidOption(f"{table.uri}: tasks is for distribution='partition'; else the frame has its own.")
     if overwrite is None:
