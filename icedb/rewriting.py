@@ -101,6 +101,10 @@ class Rewriting(Work[Rewrite, NewPart]):
         """See Work."""
         return None if self.dry_run else item.partition
 
+    def part_of(self, result: NewPart) -> Marker | None:
+        """See Work."""
+        return result.marker
+
     def do(self, handle: Handle, items: Sequence[Rewrite], means: Means) -> list[NewPart]:
         """Write each new part, a few at a time. Raises as `rewrite_all`."""
         started_ms = handle.clock.now_ms()

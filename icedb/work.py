@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
 
+from icedb.format.records import Marker
 from icedb.handle import Handle
 from icedb.location import Location
 
@@ -61,6 +62,13 @@ class Work(ABC, Generic[Item, Result]):
     def partition_of(self, item: Item) -> str | None:
         """The partition to which a part is put that is of no use when anything fails; None: no such part is put."""
         return None
+
+    def part_of(self, result: Result) -> Marker | None:
+        """The part that was put for an item with a `partition_of`; None when that left no row.
+
+        All other parts that an engine finds of this work are deleted, so what has a `partition_of` must say.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a partition_of, and does not say which parts it has put")
 
 
 class Engine(Protocol):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from icedb.format.records import Marker
 from icedb.handle import Handle
 from icedb.location import Location
 from icedb.testing import Fault, FaultyStore
@@ -45,6 +46,9 @@ class Sabotaged(Work[Any, Any]):
 
     def partition_of(self, item: Any) -> str | None:
         return self.work.partition_of(item)
+
+    def part_of(self, result: Any) -> Marker | None:
+        return self.work.part_of(result)
 
     def do(self, handle: Handle, items: Sequence[Any], means: Means) -> list[Any]:
         hit = attempt(self.folder) <= self.times

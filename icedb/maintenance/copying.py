@@ -65,7 +65,8 @@ def copy_files(
             markers[file.source.id] = file.marker(found.key)
             born_ms = min(born_ms, found.stored_ms)
     made = engine.run(handle, Copying(source.origin), todo)
-    logger.info("%s: %d of %d files are copied, the others were before", handle.table, len(made), len(files))
+    again = len(files) - len(made)
+    logger.info("%s: %d files are copied%s", handle.table, len(made), f", {again} were before" if again else "")
     markers |= {file.source.id: marker for file, marker in zip(todo, made, strict=True)}
     return Copied(markers, born_ms)
 
@@ -114,7 +115,13 @@ class Copying(Work[Takeover, Marker]):
         if self.origin.own:
             return each(handle, self.name, items, partial(_copy_within, handle), at_once=COPIES_AT_ONCE)
         with Footers(self.origin, table=handle.store, means=means) as footers:
-            return each(handle, self.name, items, partial(_copy_through, handle, footers), at_once=STREAMS_AT_ONCE)
+            return each(
+                handle,
+                self.name,
+                items,
+                partial(_copy_through, handle, footers),
+                at_once=means.threads or STREAMS_AT_ONCE,
+            )
 
 
 def _new_key(handle: Handle, file: Takeover) -> str:

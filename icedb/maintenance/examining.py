@@ -71,7 +71,7 @@ class Examining(Work[tuple[SourceFile, Footer], Examined]):
                 self.name,
                 items,
                 lambda item: footers.examine(item[0], item[1], self.demand),
-                at_once=FILES_AT_ONCE,
+                at_once=means.threads or FILES_AT_ONCE,
             )
 
 

@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 import duckdb
 
 from icedb.engine import connect_reader, quote_name, quote_text
-from icedb.errors import InvalidBatch, UnsupportedType
+from icedb.errors import InvalidBatch, InvalidOption, UnsupportedType
 from icedb.format.records import Stats
 from icedb.maintenance.sources import Origin, SourceFile
 from icedb.partitions import PartitionExpression
@@ -141,6 +141,12 @@ class Footers:
         with self.fetched(file) as path, self._plain(path) as plain, self._con.cursor() as con:
             try:
                 return question(con, str(plain))
+            except duckdb.OutOfMemoryException as error:
+                raise InvalidOption(
+                    f"{self._table}: '{file.path}' needs more memory than there is for it "
+                    f"({str(error).splitlines()[0]}). Nothing was imported. Give the engine that imports more "
+                    "memory_bytes, or import without verify."
+                ) from None
             except duckdb.Error as error:
                 if not path.exists():
                     raise self._gone(file) from None

@@ -8,6 +8,7 @@ died, that its memory ended, that somebody cancelled the job.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import icedb.errors
 from icedb.errors import DamagedLog, IceDBError, InvalidBatch, SchemaConflict, SnapshotExpired, SparkJobFailed
@@ -28,12 +29,22 @@ _PYTHON = re.compile(r"^(?P<reason>[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interr
 _PREAMBLE = re.compile(r"^(?:An error occurred while calling \S+\s*|:\s*|\(?[\w.$]+(?:Exception|Error)\)?:?\s+)+")
 _MISSING_PACKAGE = re.compile(r"No module named '(?P<package>[\w.]+)'")
 
+_CANCELLED = (
+    r"SPARK_JOB_CANCELLED|OPERATION_CANCELED|cancelled (?:as part|because)|SparkContext was shut down|SESSION_CLOSED"
+)
+_UNREACHABLE = (
+    r"StatusCode\.UNAVAILABLE|failed to connect to all addresses|Answer from Java side is empty|Connection refused"
+)
+_NO_MEMORY = (
+    r"OutOfMemoryError|^MemoryError|Out of Memory Error|memory limits|OOMKilled|exit(?:ed with)? (?:code|status) 137"
+    r"|Cannot allocate"
+)
+_OF_THE_SESSION = (_CANCELLED, _UNREACHABLE)
+
 # What the text says -> what happened, and what to do. The first that fits is told.
 _HAPPENED = {
-    r"SPARK_JOB_CANCELLED|OPERATION_CANCELED|cancelled (?:as part|because)|SparkContext was shut down|SESSION_CLOSED": (
-        "the Spark job was cancelled, or its session was stopped. Run it again."
-    ),
-    r"OutOfMemoryError|^MemoryError|memory limits|OOMKilled|exit(?:ed with)? (?:code|status) 137|Cannot allocate": (
+    _CANCELLED: ("the Spark job was cancelled, or its session was stopped. Run it again."),
+    _NO_MEMORY: (
         "a Spark task ran out of memory. Give the executors more for Python (spark.executor.memoryOverhead), let fewer "
         "tasks run in one at a time (spark.executor.cores), or give each task less (memory_bytes)."
     ),
@@ -45,7 +56,7 @@ _HAPPENED = {
     r"PYTHON_VERSION_MISMATCH": (
         "the executors run another Python than this program. Set PYSPARK_PYTHON to the same version."
     ),
-    r"StatusCode\.UNAVAILABLE|failed to connect to all addresses|Answer from Java side is empty|Connection refused": (
+    _UNREACHABLE: (
         "the Spark session is gone: its server or its Java process cannot be reached. Start a session, run it again."
     ),
 }
@@ -79,7 +90,7 @@ def explained_of_frame(error: Exception, *, table: str) -> IceDBError:
     """
     meaning = explained(error, table=table)
     text = _text(error)
-    told = any(re.search(p, text, re.MULTILINE) for p in _HAPPENED) or _MISSING_PACKAGE.search(text)
+    told = any(_meanings(text)) or _MISSING_PACKAGE.search(text)
     if told or not isinstance(meaning, SparkJobFailed) or not failed_before_commit(error):
         return meaning
     return InvalidBatch(f"{table}: the frame cannot be computed: {_reason(text)}")
@@ -117,9 +128,8 @@ def _made_again(error_type: type[IceDBError], message: str) -> IceDBError:
 
 
 def _what_happened(text: str) -> str:
-    for pattern, meaning in _HAPPENED.items():
-        if re.search(pattern, text, re.MULTILINE):
-            return meaning
+    for meaning in _meanings(text):
+        return meaning
     if missing := _MISSING_PACKAGE.search(text):
         return (
             f"the executors lack the Python package '{missing['package']}'. Install there what is installed here "
@@ -134,6 +144,14 @@ def _reason(text: str) -> str:
     """One line: the last error of a Python trace, or how Spark begins."""
     raised = [found["reason"] for found in _PYTHON.finditer(text)] if "Traceback (most recent" in text else []
     return _short(raised[-1] if raised else _PREAMBLE.sub("", text.strip()))
+
+
+def _meanings(text: str) -> Iterator[str]:
+    """What is known of such a failure. What a task's own error says of connections or cancelling is not Spark's."""
+    own = "Traceback (most recent" in text
+    for pattern, meaning in _HAPPENED.items():
+        if re.search(pattern, text, re.MULTILINE) and not (own and pattern in _OF_THE_SESSION):
+            yield meaning
 
 
 def _short(text: str) -> str:

@@ -6,19 +6,22 @@
 
 Each task runs DuckDB on its own pieces, with the code that this process would run, under a memory bound and with one
 thread. It puts parts and says which; nothing names them until this process commits, once. Each attempt of a task puts
-parts of its own, and deletes them when it fails. When the job fails, the parts that any attempt has put are found by
-the mark in their names and deleted; what a task puts that nobody could stop is an orphan.
+parts of its own, and deletes them when it fails. The parts that other attempts, or those of a job that failed, have put
+are found by the mark in their names and deleted; what a task puts that nobody could stop is an orphan.
+
+The memory bound is DuckDB's. A part or file that a task puts is in memory as a whole for that time, about twice.
 """
 
 from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from icedb.engine import MEMORY_BYTES_MIN, MIB
 from icedb.errors import IceDBError, InvalidOption
+from icedb.format.records import Marker
 from icedb.handle import Handle
 from icedb.maintenance.copying import stored_parts
 from icedb.parts import discard
@@ -36,6 +39,8 @@ logger = logging.getLogger(__name__)
 MEMORY_BYTES = 512 * MIB
 # More of them cost more to start than they bring; beyond that, a task does several pieces.
 TASKS_MAX = 1_000
+# Pieces that are small are done together, but no more of them than this.
+BYTES_PER_TASK = 256 * MIB
 # Half of an id: no other part has it, and what one task puts never meets what another does.
 MARK_DIGITS = 16
 
@@ -77,21 +82,25 @@ class SparkMergeEngine:
             if partitions:
                 _discard_put(handle, partitions, mark)
             raise
-        logger.info("%s: %s, all %d pieces are done", handle.table, work.name, len(items))
         by_number = {
             number: result
             for share, results in zip(shares, answers, strict=True)
             for number, result in zip(share, results, strict=True)
         }
-        return [by_number[number] for number in range(len(items))]
+        results = [by_number[number] for number in range(len(items))]
+        if partitions:
+            _check_put(handle, partitions, mark, [part for r in results if (part := work.part_of(r)) is not None])
+        logger.info("%s: %s, all %d pieces are done", handle.table, work.name, len(items))
+        return results
 
 
 def share_out(work: Work[Item, Result], items: Sequence[Item], *, tasks_max: int) -> list[list[int]]:
     """Which items each task does, by their positions. Pure. The tasks that take longest come first."""
-    tasks = min(tasks_max, -(-len(items) // work.items_per_task))
+    weights = [max(1, work.bytes_of(item)) for item in items]
+    enough = max(-(-len(items) // work.items_per_task), min(len(items), -(-sum(weights) // BYTES_PER_TASK)))
+    tasks = min(tasks_max, enough)
     shares: list[list[int]] = [[] for _ in range(tasks)]
     loads = [(0, number) for number in range(tasks)]
-    weights = [max(1, work.bytes_of(item)) for item in items]
     for position in sorted(range(len(items)), key=lambda p: -weights[p]):
         load, number = heapq.heappop(loads)
         shares[number].append(position)
@@ -108,11 +117,35 @@ def _check_reachable(handle: Handle, work: Work[Item, Result]) -> None:
             )
 
 
+def _put(handle: Handle, partitions: Collection[str], mark: str) -> dict[str, int]:
+    """What the tasks of a job have put, in any attempt: key -> bytes. Nobody else's part has the mark."""
+    return {i.key: i.bytes for i in stored_parts(handle, partitions) if i.key.rpartition("/")[2].startswith(mark)}
+
+
+def _check_put(handle: Handle, partitions: Collection[str], mark: str, parts: Sequence[Marker]) -> None:
+    """Before anything names them: are the parts where this process looks for them?
+
+    Executors may have a folder of their own at the same path. Parts of attempts that Spark did not choose are deleted.
+    """
+    put = _put(handle, partitions, mark)
+    if missing := [part.key for part in parts if put.get(part.key) != part.bytes]:
+        _discard(handle, put)
+        raise InvalidOption(
+            f"{handle.table}: {len(missing)} parts that Spark's tasks have put are not there, '{missing[0]}' for "
+            "example. Nothing was changed. If the table is in a folder, all machines must have the same one, not each "
+            "its own at that path: share it, use a bucket, or do without an engine."
+        )
+    _discard(handle, put.keys() - {part.key for part in parts})
+
+
 def _discard_put(handle: Handle, partitions: Collection[str], mark: str) -> None:
-    """Delete what the tasks of a failed job have put. Nothing names it, and nobody else's part has the mark."""
+    """Delete what the tasks of a failed job have put. Best effort: what stays is an orphan."""
     try:
-        put = [i.key for i in stored_parts(handle, partitions) if i.key.rpartition("/")[2].startswith(mark)]
+        _discard(handle, _put(handle, partitions, mark))
     except IceDBError as error:
-        logger.warning("%s: parts of the failed job stay behind as orphans: %s", handle.table, error)
-        return
-    discard(handle.store, put)
+        logger.warning("%s: parts of the job that failed stay behind as orphans: %s", handle.table, error)
+
+
+def _discard(handle: Handle, keys: Iterable[str]) -> None:
+    if keys := sorted(keys):
+        discard(handle.store, keys)

@@ -31,7 +31,7 @@ from icedb.snapshot import Snapshot
 from icedb.spark.filters import Condition, condition_of
 from icedb.spark.plain import plainly
 from icedb.spark.read_options import read_options
-from icedb.spark.scratch import scratch_folder
+from icedb.spark.resources import processors, scratch_folder
 from icedb.spark.types import held, spark_schema
 from icedb.spec import TableSpec
 from icedb.statistics import may_hold
@@ -237,7 +237,9 @@ class _Scan:
         parts = [handle.part(Marker(key, bytes=0, created_ms=0)) for key in keys]
         folder = Path(tempfile.mkdtemp(prefix="icedb-read-", dir=scratch_folder()))
         try:
-            with connect_reader(self.location, memory_bytes=self.memory_bytes, folder=folder) as con:
+            with connect_reader(
+                self.location, memory_bytes=self.memory_bytes, folder=folder, threads=processors()
+            ) as con:
                 rows = con.execute(self._sql(handle, parts)).to_arrow_reader(ROWS_PER_VECTOR)
                 for batch in _gathered(rows):
                     yield batch.cast(self.arrow)

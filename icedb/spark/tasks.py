@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pyarrow as pa
 
 from icedb.clock import SystemClock
-from icedb.errors import IceDBError, InvariantViolated, TryAgain
+from icedb.errors import IceDBError, InvalidOption, InvariantViolated, TryAgain
 from icedb.handle import Fencing, Handle
 from icedb.location import Location
 from icedb.options import Timing
 from icedb.spark.failures import explained
-from icedb.spark.scratch import scratch_folder
+from icedb.spark.resources import processors, scratch_folder
 from icedb.spec import TableSpec
 from icedb.store import open_store
 from icedb.work import Means, Work
@@ -84,13 +85,20 @@ class Assignment:
 
     def do(self, items: Sequence[Any]) -> list[Any] | IceDBError:
         """In a task: the results for its items, or an error that would be the same every time. Raises others."""
-        means = Means(self.memory_bytes, threads=1, folder=scratch_folder())
+        means = Means(self.memory_bytes, threads=processors(), folder=scratch_folder())
         try:
             return self.work.do(self.table.open(), items, means)
         except TryAgain:
             raise
         except IceDBError as error:
             return error
+        except duckdb.OutOfMemoryException as error:
+            return InvalidOption(f"{self._told(error)} Give the engine more memory_bytes.")
+        except (duckdb.DataError, duckdb.ProgrammingError) as error:
+            return InvalidOption(f"{self._told(error)} Correct what was asked.")
+
+    def _told(self, error: duckdb.Error) -> str:
+        return f"{self.table.location.uri}: {self.work.name} failed in a task: {str(error).splitlines()[0]}."
 
 
 def run_tasks(spark: SparkSession, assignment: Assignment, shares: Sequence[Sequence[Any]]) -> list[list[Any]]:
@@ -98,25 +106,25 @@ def run_tasks(spark: SparkSession, assignment: Assignment, shares: Sequence[Sequ
 
     Raises the first error that a task answered, and what an error of the job means (see `explained`).
     """
-    results: list[list[Any]] = []
-    for job in _jobs([pickle.dumps(share) for share in shares]):
-        results += _run_job(spark, assignment, job)
-    return results
+    return [results for job in _jobs(shares) for results in _run_job(spark, assignment, *job)]
 
 
-def _jobs(shares: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """The shares of each job: all that its function should carry."""
-    job: list[bytes] = []
-    for share in shares:
-        if job and sum(map(len, job)) + len(share) > JOB_BYTES_MAX:
-            yield job
-            job = []
-        job.append(share)
-    yield job
+def _jobs(shares: Sequence[Sequence[Any]]) -> Iterator[tuple[int, bytes]]:
+    """The shares of each job, and how many: all that its function should carry.
+
+    Pickled together, what they have in common, a long predicate for example, is there once.
+    """
+    pickled = pickle.dumps(list(shares))
+    if len(pickled) <= JOB_BYTES_MAX or len(shares) == 1:
+        yield len(shares), pickled
+        return
+    half = len(shares) // 2
+    yield from _jobs(shares[:half])
+    yield from _jobs(shares[half:])
 
 
-def _run_job(spark: SparkSession, assignment: Assignment, shares: Sequence[bytes]) -> list[list[Any]]:
-    table, tasks = assignment.table.location.uri, len(shares)
+def _run_job(spark: SparkSession, assignment: Assignment, tasks: int, shares: bytes) -> list[list[Any]]:
+    table = assignment.table.location.uri
     try:
         # Exactly one number in each partition: a range is cut evenly, and nothing shuffles it.
         numbers = spark.range(0, tasks, 1, tasks)
@@ -137,11 +145,11 @@ def _run_job(spark: SparkSession, assignment: Assignment, shares: Sequence[bytes
     return results
 
 
-def _function(assignment: bytes, shares: Sequence[bytes]) -> Callable[[Iterator[pa.RecordBatch]], Any]:
+def _function(assignment: bytes, shares: bytes) -> Callable[[Iterator[pa.RecordBatch]], Any]:
     def icedb_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                outcome = pickle.dumps(_unpickled(assignment).do(_unpickled(shares[number])))
+                outcome = pickle.dumps(_unpickled(assignment).do(_unpickled(shares)[number]))
                 yield pa.RecordBatch.from_arrays(
                     [pa.array([number], pa.int64()), pa.array([outcome], pa.binary())], ["task", "outcome"]
                 )

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -28,7 +27,7 @@ from icedb.schema import check_columns
 from icedb.shaping import WriteContext
 from icedb.spark.options import WriteOptions, write_options
 from icedb.spark.plain import plainly
-from icedb.spark.scratch import scratch_folder
+from icedb.spark.resources import processors, scratch_folder
 from icedb.spark.types import arrow_schema
 from icedb.staging import check_batch
 from icedb.store import open_store
@@ -84,7 +83,7 @@ class _BatchWriter(DataSourceArrowWriter):
             store=open_store(self._context.location),
             clock=SystemClock(),
             memory_bytes=self._options.memory_bytes,
-            threads=_processors(),
+            threads=processors(),
             folder=scratch_folder(),
             part_bytes=self._options.part_bytes,
         )
@@ -159,12 +158,6 @@ def _check_views(handle: Handle) -> None:
             f"{handle.table}: the rows are committed, and the views {views}, which were made meanwhile, may lack them. "
             "Refresh them with refresh_view(name); do not write the rows again."
         )
-
-
-def _processors() -> int:
-    """How many processors Spark reckons with for this task: the others have tasks of their own."""
-    task = TaskContext.get()
-    return task.cpus() if task is not None else 1
 
 
 def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenParts]:
