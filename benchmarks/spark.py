@@ -308,6 +308,7 @@ def _session(folder: Path) -> AbstractContextManager[SparkSession]:
         "spark.driver.host": "127.0.0.1",
         "spark.local.dir": str(folder / "spark"),
         "spark.log.level": "ERROR",
+        "spark.sql.files.maxPartitionBytes": str(32 * MIB),  # eight tasks, for all alike: two processors, no straggler
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),

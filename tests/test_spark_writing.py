@@ -28,6 +28,7 @@ from icedb.errors import (
     ViewBehind,
 )
 from icedb.spark.distribution import plan_ranges
+from icedb.spark.locality import partition_text
 from icedb.spark.writer import open_writer
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]
@@ -130,6 +131,35 @@ def _split(select: str) -> list[str]:
         else:
             parts[-1] += char
     return parts
+
+
+@pytest.mark.parametrize(
+    ("expression", "select", "by_spark"),
+    [
+        ("CAST(ts AS DATE) AS p", "timestamp_seconds(id * 9000) AS ts", True),
+        ("strftime(make_timestamp(ts * 1000), '%Y-%m-%dT%Hh') AS p", "id * 9000 * 1000 AS ts", True),
+        ("strftime(day, 'it''s %d') AS p", "date_from_unix_date(id % 5) AS day", True),
+        ("date_trunc('month', day) AS p", "date_from_unix_date(int(id % 90)) AS day", True),
+        ("(n % 7) // 2 AS p", "id AS n", True),
+        ("lower(text) AS p", "concat('A', id % 5) AS text", True),
+        ("year(day) * 100 + month(day) AS p", "date_from_unix_date(int(id % 90)) AS day", False),
+        ("strftime(day, '%A') AS p", "date_from_unix_date(int(id % 90)) AS day", False),
+        ("CAST(hash(n) % 5 AS INTEGER) AS p", "id AS n", False),
+        ("s.x AS p", "named_struct('x', id % 5) AS s", False),
+        ("CAST(text AS DATE) AS p", "string(date_from_unix_date(int(id % 5))) AS text", True),
+        ("p", "CASE WHEN id % 5 > 0 THEN id % 5 END AS p", True),
+    ],
+)
+def test_spark_computes_what_it_can_of_partitions_and_duckdb_the_rest(
+    spark: SparkSession, create: Create, expression: str, select: str, by_spark: bool
+) -> None:
+    table = create(partition_by=[expression])
+    frame = spark.range(0, 300, 1, 3).selectExpr(select.replace("(id % 5) AS day", "(int(id % 5)) AS day"), "id")
+    assert (partition_text(frame, table.handle) is not None) == by_spark
+    commit = icedb_spark.write(frame, table.uri, distribution="partition", tasks=2)
+    assert commit.rows == 300
+    assert set(partitions(table).values()) == {1}
+    assert len(partitions(table)) > 1
 
 
 def test_rows_that_choose_their_partition_are_distributed_by_that(spark: SparkSession, create: Create) -> None:

@@ -2,8 +2,10 @@
 
 A task writes at least one part for each partition that it has rows of, so rows that lie anyhow give tasks times
 partitions parts. With a shuffle each task gets a range of partitions, of about as many rows as the others, and a
-partition that has more than that gets several tasks. The partition expressions are DuckDB's, so DuckDB computes them
-here too, of the columns that they name; a tenth of the rows is enough to find the ranges.
+partition that has more than that gets several tasks. A tenth of the rows is enough to find the ranges.
+
+The partition expressions are DuckDB's. Those that Spark can compute, near enough, it does; for others DuckDB does it
+here too, in Python, of the columns that they name.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from icedb.engine import connect_sandbox, quote_name
 from icedb.errors import InvalidOption, InvalidPartitionExpression
 from icedb.handle import Handle
 from icedb.incoming import PARTITION_COLUMN
+from icedb.spark.locality import column_of, partition_text
 from icedb.spark.plain import plainly
 
 __all__ = ["TaskRange", "distribute", "plan_ranges"]
@@ -35,6 +38,7 @@ SAMPLE_FRACTION = 0.1
 # So many rows keep a task busy for some seconds, and make parts that need no merge.
 ROWS_PER_TASK = 1_000_000
 _TASK = "__icedb_task"
+_KEY = "__icedb_key"
 _SEPARATOR = "/"
 
 
@@ -60,19 +64,43 @@ def distribute(frame: DataFrame, handle: Handle, *, tasks: int | None = None) ->
             f"{handle.table}: an insert_query makes the table's rows, so nobody knows the partitions of these. Write "
             "with distribution='none'."
         )
+    text = partition_text(frame, handle)
+    if text is not None:
+        keyed = frame.withColumn(_KEY, text)
+        ranges = _ranges(keyed, F.col(_KEY), tasks)
+        task = _task_of(F.col(_KEY), ranges, _hashed(frame))
+        return _shuffled(keyed.withColumn(_TASK, task).drop(_KEY), ranges)
     keys = _keys(frame, handle)
-    sample = frame.sample(SAMPLE_FRACTION)
     if not keys.columns:
+        sample = frame.sample(SAMPLE_FRACTION)
         return frame.repartition(tasks or ceil(sample.count() / SAMPLE_FRACTION / ROWS_PER_TASK) or 1)
-    key = _udf(keys.of, "string")(F.struct(*map(_column, keys.columns)))
-    counts = {row[0]: row[1] / SAMPLE_FRACTION for row in sample.groupBy(key.alias(_TASK)).count().collect()}
-    ranges = plan_ranges(counts, tasks or ceil(sum(counts.values()) / ROWS_PER_TASK))
-    total = ranges[-1].task + ranges[-1].tasks
-    hashable = _hashable(frame)
-    hashed = F.xxhash64(*hashable) if hashable and total > len(ranges) else F.lit(0)
+    inputs = list(map(column_of, keys.columns))
+    ranges = _ranges(frame, _udf(keys.of, "string")(F.struct(*inputs)), tasks)
+    hashed = _hashed(frame) if any(r.tasks > 1 for r in ranges) else F.lit(0).cast("long")
     assignment = _udf(_Assignment(keys, tuple(ranges)).of, "int")
-    task = assignment(F.struct(*map(_column, keys.columns), hashed.cast("long").alias(_TASK)))
-    return frame.withColumn(_TASK, task).repartitionById(total, F.col(_TASK)).drop(_TASK)
+    return _shuffled(frame.withColumn(_TASK, assignment(F.struct(*inputs, hashed.alias(_TASK)))), ranges)
+
+
+def _ranges(frame: DataFrame, key: Column, tasks: int | None) -> list[TaskRange]:
+    """What a sample of the rows says."""
+    counted = frame.sample(SAMPLE_FRACTION).groupBy(key.alias(_TASK)).count().collect()
+    counts = {row[0]: row[1] / SAMPLE_FRACTION for row in counted}
+    return plan_ranges(counts, tasks or ceil(sum(counts.values()) / ROWS_PER_TASK))
+
+
+def _shuffled(frame: DataFrame, ranges: Sequence[TaskRange]) -> DataFrame:
+    return frame.repartitionById(ranges[-1].task + ranges[-1].tasks, F.col(_TASK)).drop(_TASK)
+
+
+def _task_of(key: Column, ranges: Sequence[TaskRange], hashed: Column) -> Column:
+    """The task of a row, by bisection."""
+    if len(ranges) == 1:
+        [only] = ranges
+        spread = F.pmod(hashed, F.lit(only.tasks)) if only.tasks > 1 else F.lit(0)
+        return (F.lit(only.task) + spread).cast("int")
+    middle = len(ranges) // 2
+    before, after = _task_of(key, ranges[:middle], hashed), _task_of(key, ranges[middle:], hashed)
+    return F.when(key < F.lit(ranges[middle].first), before).otherwise(after)
 
 
 def plan_ranges(counts: Mapping[str, float], tasks: int) -> list[TaskRange]:
@@ -169,14 +197,10 @@ def _udf(function: Callable[[Iterator[pa.Array]], Iterator[pa.Array]], type_: st
     return udf
 
 
-def _hashable(frame: DataFrame) -> Sequence[Column]:
-    """Columns of which Spark can make a hash. It has to be the same when a task is run again, and so have they."""
-    return [_column(f.name) for f in frame.schema.fields if not _has_map(f.dataType)]
-
-
-def _column(name: str) -> Column:
-    """A column by its whole name, which may have dots."""
-    return F.col("`" + name.replace("`", "``") + "`")
+def _hashed(frame: DataFrame) -> Column:
+    """A hash of the row, without its maps. It has to be the same when a task is run again, and so have the columns."""
+    columns = [column_of(f.name) for f in frame.schema.fields if not _has_map(f.dataType)]
+    return F.xxhash64(*columns) if columns else F.lit(0).cast("long")
 
 
 def _has_map(type_: DataType) -> bool:
