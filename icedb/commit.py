@@ -84,13 +84,18 @@ class Put(Enum):
 
 
 def put_settled(store: ObjectStore, key: str, body: bytes) -> Put:
-    """A create-only put, settled by reading back: a client's retry fails against its own success."""
+    """A create-only put, settled by reading back: a client's retry fails against its own success.
+
+    It may also be refused, when credentials expire in between. Raises AccessDenied only when the object is not there.
+    """
     try:
         store.create(key, body)
-    except (ObjectExists, StoreUnavailable):
+    except (ObjectExists, StoreUnavailable, AccessDenied) as error:
         try:
             return Put.CREATED if _read_back(store, key) == body else Put.TAKEN
         except ObjectNotFound:
+            if isinstance(error, AccessDenied):
+                raise error from None
             return Put.ABSENT
     return Put.CREATED
 

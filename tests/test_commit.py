@@ -11,13 +11,14 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import pyarrow.parquet as pq
 import pytest
 
 from icedb import Commit, Table
-from icedb.commit import UNANSWERED_MAX
+from icedb.commit import UNANSWERED_MAX, Put, put_settled
 from icedb.errors import (
     AccessDenied,
     CommitContended,
@@ -341,8 +342,26 @@ def test_credentials_that_expire_after_the_claim_do_not_cost_the_parts_it_names(
     assert world.rows() == expect(RECOVERY, expect(verb, BASE))
 
 
-def _denied(request: Request) -> None:
+def _denied(request: Request | None) -> None:
     raise AccessDenied("expired")
+
+
+def test_a_put_that_landed_and_was_then_refused_is_settled_by_looking(
+    clocked: ClockedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client repeats a put whose answer was lost; if the credentials expire in between, it hears of that only."""
+    create = clocked.create
+
+    def landing(key: str, body: Any) -> None:
+        create(key, body)
+        raise AccessDenied("expired")
+
+    monkeypatch.setattr(clocked, "create", landing)
+    assert put_settled(clocked, "table/_log/ours", b"{}") is Put.CREATED
+    monkeypatch.setattr(clocked, "create", lambda key, body: _denied(None))
+    assert put_settled(clocked, "table/_log/ours", b"others") is Put.TAKEN
+    with pytest.raises(AccessDenied):
+        put_settled(clocked, "table/_log/another", b"{}")
 
 
 # ------------------------------------------------------------------------------------------ others in between
