@@ -386,9 +386,11 @@ def test_overwrite_replaces_all_rows_in_one_commit_and_an_older_snapshot_still_r
     ("options", "message"),
     [
         ({}, r"InvalidOption.*would replace every row.*option\('overwrite', 'table'\)"),
-        ({"overwrite": "true"}, r"InvalidOption.*would replace every row"),
-        ({"partitionOverwriteMode": "dynamic"}, r"InvalidOption.*dynamic partition overwrite is not supported"),
-        ({"PARTITIONOVERWRITEMODE": "DYNAMIC", "overwrite": "table"}, r"InvalidOption.*dynamic partition overwrite"),
+        ({"overwrite": "true"}, r"InvalidOption.*'table', 'partitions' or 'dynamic'"),
+        (
+            {"PARTITIONOVERWRITEMODE": "DYNAMIC", "overwrite": "table"},
+            r"InvalidOption.*dynamic, and overwrite is 'table'",
+        ),
     ],
 )
 def test_an_overwrite_that_does_not_say_what_it_replaces_is_refused(
@@ -454,7 +456,6 @@ def test_a_job_whose_task_fails_leaves_nothing_visible(spark: SparkSession, crea
     frame = spark.range(0, 20, 1, 4).select(F.udf(fail_last, "long")("id").alias("n"), F.lit("b").alias("label"))
     with pytest.raises(PySparkException, match="row 19 is not to be had"):
         target.write(frame)
-    assert len(target.objects()) > written  # orphans of the tasks that went well
     assert (target.table.snapshot().id, target.log_files()) == before
     assert target.rows("n") == [(1,)]
     with pytest.raises(PySparkException, match="row 19 is not to be had"):

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -141,7 +142,7 @@ def test_a_python_worker_that_is_killed_amid_its_parts_gives_each_row_once(
     killed = []
 
     def kill(request: HttpRequest) -> None:
-        killed.append(owner(request.client_port, descendants(driver.pid)))
+        killed.append(owner_of(request, driver))
         os.kill(killed[0], signal.SIGKILL)
 
     proxy.after = once(is_part, kill)
@@ -151,6 +152,15 @@ def test_a_python_worker_that_is_killed_amid_its_parts_gives_each_row_once(
     assert len(log_files(table)) == 2
     assert orphans(table)  # what the killed one had put
     check_sound(table)
+
+
+def owner_of(request: HttpRequest, driver: Driver) -> int:
+    """The process that sent a request. Others begin and end while it is looked for, so it is looked for again."""
+    for _ in range(100):
+        with suppress(AssertionError, OSError, ValueError):
+            return owner(request.client_port, descendants(driver.pid))
+        time.sleep(0.05)
+    raise AssertionError(f"nobody sent {request.path}")
 
 
 def owner(port: int, pids: list[int]) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pyspark import TaskContext
-
 __all__ = ["processors", "scratch_folder"]
 
 
@@ -18,5 +16,7 @@ def scratch_folder() -> Path | None:
 
 def processors() -> int:
     """How many processors Spark reckons with for this task: the others have tasks of their own."""
+    from pyspark import TaskContext  # whoever starts a session needs this package before Spark
+
     task = TaskContext.get()
     return task.cpus() if task is not None else 1
