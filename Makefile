@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo ui down status test simulate torture mutants bench-spark lint format clean
+.PHONY: help demo ui down status test test-slow simulate torture mutants bench-spark lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is
@@ -23,7 +23,10 @@ status: $(VENV)/.installed-demo  ## Show what runs
 	@$(BIN)/icedb-dagster status
 
 test: $(VENV)/.installed-dev  ## Run the whole suite, a file at a time on each processor
-	@$(BIN)/pytest -n auto --dist loadfile
+	@$(BIN)/pytest -n auto --dist loadfile -m "not slow"
+
+test-slow: $(VENV)/.installed-dev  ## The tests with much data, which the suite leaves out
+	@$(BIN)/pytest -m slow
 
 SEEDS ?= 2000
 simulate: $(VENV)/.installed-dev  ## Simulate SEEDS histories of crashes, delays and races (make simulate SEEDS=10000)

@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 
 ROOT = Path(__file__).parents[1]
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 @pytest.mark.timeout(600)
