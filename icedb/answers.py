@@ -15,13 +15,12 @@ from pathlib import Path
 import duckdb
 
 from icedb.conflicts import EXAMPLE_LENGTH_MAX, Conversion, convert_answer
-from icedb.engine import ROWS_PER_BATCH, quote_name
+from icedb.engine import ROWS_PER_BATCH, copy_statement, quote_name
 from icedb.errors import InvalidBatch, InvalidQuery, InvariantViolated, SchemaConflict
 from icedb.format.names import decode_partition, encode_partition
 from icedb.handle import Handle, Part
 from icedb.merging import MERGED, check_batch_columns, merge_sql
 from icedb.partitions import PartitionExpression, parse_partition_by, partition_types
-from icedb.parts import copy_statement
 from icedb.queries import UserQuery, check_output, check_query
 from icedb.scan import relation, visible_partitions
 from icedb.schema import check_columns, describe, storage_type

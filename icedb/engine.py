@@ -16,6 +16,7 @@ import duckdb
 
 from icedb.errors import InvalidOption, StoreUnavailable
 from icedb.location import Location
+from icedb.spec import TableSpec
 
 __all__ = [
     "MEMORY_BYTES_MIN",
@@ -25,6 +26,7 @@ __all__ = [
     "check_write_memory",
     "connect_reader",
     "connect_sandbox",
+    "copy_statement",
     "memory_bytes_default",
     "quote_name",
     "quote_text",
@@ -58,6 +60,16 @@ def quote_name(name: str) -> str:
 def quote_text(text: str) -> str:
     """A string literal in DuckDB's SQL."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def copy_statement(query: str, path: Path, spec: TableSpec, *, level: int | None = None) -> str:
+    """SQL that writes a query's rows as one Parquet file of the table's kind; answers with the number of rows.
+
+    `level` is how hard zstd, if it is the table's compression, tries.
+    """
+    options = f"FORMAT parquet, COMPRESSION {spec.compression}, ROW_GROUP_SIZE {spec.row_group_rows}, RETURN_STATS"
+    options += f", COMPRESSION_LEVEL {level}" if level is not None and spec.compression == "zstd" else ""
+    return f"COPY ({query}) TO {quote_text(str(path))} ({options})"
 
 
 def connect_sandbox(

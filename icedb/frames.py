@@ -18,7 +18,7 @@ from icedb.handle import Handle
 from icedb.inputs.batches import OnConflict
 from icedb.transactions import Txn, is_recorded, repeated
 
-__all__ = ["append_frame", "check_frame", "is_spark_frame", "overwrite_frame"]
+__all__ = ["append_frame", "check_frame", "is_spark_frame", "overwrite_frame", "size_options"]
 
 # Enough that no other job has it.
 JOB_DIGITS = 12
@@ -40,7 +40,7 @@ def append_frame(
 ) -> Commit:
     """Append the rows of a DataFrame. `memory_bytes` is for each task. Raises InvalidOption, and what the job does."""
     options = {} if txn is None else {"txn_application": txn[0], "txn_sequence": str(txn[1])}
-    options |= _sizes(memory_bytes, part_bytes)
+    options |= size_options(memory_bytes, part_bytes)
     check_frame(handle, on_conflict)
     if txn is not None and is_recorded(handle.read(fresh=True), txn):
         return repeated(handle)
@@ -69,10 +69,11 @@ def overwrite_frame(
             # In parentheses, a predicate is not taken for a list, whatever it begins with.
             "partitions": f"({partitions})" if isinstance(partitions, str) else json.dumps(list(partitions)),
         }
-    return _run(handle, frame, "overwrite", options | _sizes(memory_bytes, part_bytes), None)
+    return _run(handle, frame, "overwrite", options | size_options(memory_bytes, part_bytes), None)
 
 
-def _sizes(memory_bytes: int | None, part_bytes: int | None) -> dict[str, str]:
+def size_options(memory_bytes: int | None, part_bytes: int | None) -> dict[str, str]:
+    """The options of a write job that say how large something is; None leaves one out."""
     given = {"memory_bytes": memory_bytes, "part_bytes": part_bytes}
     return {name: str(value) for name, value in given.items() if value is not None}
 

@@ -17,18 +17,17 @@ import msgspec
 import pyarrow as pa
 
 from icedb.clock import Clock
-from icedb.engine import quote_text
+from icedb.engine import copy_statement
 from icedb.errors import IceDBError, InvariantViolated
 from icedb.format.records import Marker
 from icedb.incoming import too_little_memory
 from icedb.inputs.batches import Batch
 from icedb.shaping import WriteContext
-from icedb.spec import TableSpec
 from icedb.splitting import split_ranges
 from icedb.staging import Range, Stage, stage_rows
 from icedb.store import ObjectExists, ObjectStore
 
-__all__ = ["StoredPart", "WrittenParts", "copy_statement", "digest", "discard", "put_part", "put_parts", "write_parts"]
+__all__ = ["StoredPart", "WrittenParts", "digest", "discard", "put_part", "put_parts", "write_parts"]
 
 logger = logging.getLogger(__name__)
 
@@ -149,13 +148,3 @@ def discard(store: ObjectStore, keys: Sequence[str]) -> None:
         store.delete(keys)
     except IceDBError as error:
         logger.warning("%d unused parts stay behind as orphans: %s", len(keys), error)
-
-
-def copy_statement(query: str, path: Path, spec: TableSpec, *, level: int | None = None) -> str:
-    """SQL that writes a query's rows as one Parquet file of the table's kind; answers with the number of rows.
-
-    `level` is how hard zstd, if it is the table's compression, tries.
-    """
-    options = f"FORMAT parquet, COMPRESSION {spec.compression}, ROW_GROUP_SIZE {spec.row_group_rows}, RETURN_STATS"
-    options += f", COMPRESSION_LEVEL {level}" if level is not None and spec.compression == "zstd" else ""
-    return f"COPY ({query}) TO {quote_text(str(path))} ({options})"

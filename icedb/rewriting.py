@@ -24,6 +24,7 @@ from icedb.engine import (
     MEMORY_BYTES_MIN,
     connect_reader,
     connect_sandbox,
+    copy_statement,
     memory_bytes_default,
     quote_name,
     quote_text,
@@ -32,7 +33,7 @@ from icedb.errors import InvalidOption, InvariantViolated
 from icedb.format.records import Marker, total_rows
 from icedb.handle import Handle, Part
 from icedb.partitions import partition_types
-from icedb.parts import StoredPart, copy_statement, digest, discard, put_part
+from icedb.parts import StoredPart, digest, discard, put_part
 from icedb.scan import explain, read_parquet, scan, visible_partitions
 from icedb.schema import describe
 from icedb.statistics import encode_statistics, figures_sql, statistics_columns

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from icedb.engine import quote_text
+import msgspec
+
+from icedb.engine import copy_statement
 from icedb.staging import Range, Stage
 
 __all__ = ["split_ranges"]
@@ -35,10 +37,8 @@ def _bytes_per_row(stage: Stage, piece: Range) -> float:
     rows = min(SAMPLE_ROWS, stage.row_group_rows, piece.rows)
     first = piece.first + (piece.rows - rows) // 2
     query = f"SELECT * FROM staged WHERE rowid BETWEEN {first} AND {first + rows - 1}"
-    stage.con.execute(
-        f"COPY ({query}) TO {quote_text(str(path))} "
-        f"(FORMAT parquet, COMPRESSION {stage.context.spec.compression}, ROW_GROUP_SIZE {stage.row_group_rows})"
-    )
+    spec = msgspec.structs.replace(stage.context.spec, row_group_rows=stage.row_group_rows)
+    stage.con.execute(copy_statement(query, path, spec))
     size = path.stat().st_size
     path.unlink()
     return size / rows

@@ -17,11 +17,11 @@ from pathlib import Path
 import duckdb
 
 from icedb.conflicts import Conversion, lossless, stringify
-from icedb.engine import connect_reader, memory_bytes_default, quote_name, quote_text
+from icedb.engine import connect_reader, copy_statement, memory_bytes_default, quote_name, quote_text
 from icedb.errors import InvariantViolated, SchemaConflict
 from icedb.format.records import Marker
 from icedb.handle import Handle, Part
-from icedb.parts import copy_statement, discard, put_part
+from icedb.parts import discard, put_part
 from icedb.scan import explain, read_parquet
 from icedb.schema import describe
 from icedb.statistics import encode_statistics, figures_sql, statistics_columns

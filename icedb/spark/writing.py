@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 
 from icedb.commit import Commit
 from icedb.errors import InvalidOption
-from icedb.frames import append_frame, check_frame, overwrite_frame
+from icedb.frames import append_frame, check_frame, overwrite_frame, size_options
 from icedb.spark.distribution import distribute
 from icedb.spark.failures import explained_of_frame
 from icedb.spark.options import Overwrite, write_options
@@ -46,10 +46,7 @@ def write(
     if distribution == "partition":
         # All that can be refused is, before the first job, and in the words in which the writer would say it.
         check_frame(table.handle)
-        sizes = {"part_bytes": part_bytes, "memory_bytes": memory_bytes}
-        write_options(
-            {"path": table.uri} | {name: str(size) for name, size in sizes.items() if size is not None}, overwrite=False
-        )
+        write_options({"path": table.uri, **size_options(memory_bytes, part_bytes)}, overwrite=False)
         if txn is not None and is_recorded(table.handle.read(fresh=True), txn):
             return repeated(table.handle)
         check_batch(table.handle.write_context(), arrow_schema(frame.schema, table.uri))
