@@ -35,8 +35,8 @@ _STREAM = f"{PREFIX}stream"
 _TABLE = f"{PREFIX}incoming"
 _ANSWER = f"{PREFIX}answer"
 
-# A stream that is no longer than this part of the memory is left as it is until it is sorted.
-_SHORT_PART = 4
+# A stream that is no longer than this part of the memory is held, and given away while it is sorted.
+_SHORT_PART = 2
 # Of one that is longer, so much is loaded at a time.
 _PARTS_OF_MEMORY = 16
 
@@ -61,11 +61,15 @@ class Incoming:
 
     def begin(self, memory_bytes: int | None) -> None:
         """Register the stream, or load it when it is long: DuckDB reads ahead of it, as much as there is."""
-        bytes_max = None if memory_bytes is None else memory_bytes // _SHORT_PART
-        first = [] if bytes_max is None else self._take(bytes_max)
-        self._register(chain(first, self.counted.batches))
-        if memory_bytes is not None and bytes_max is not None and sum(b.nbytes for b in first) >= bytes_max:
-            self._load(first, memory_bytes // _PARTS_OF_MEMORY)
+        if memory_bytes is None:
+            self._register(self.counted.batches)
+            return
+        bytes_max = memory_bytes // _SHORT_PART
+        first = self._take(self.counted.batches, bytes_max)
+        if self.counted.bytes < bytes_max:
+            self._register(_given_away(first))
+        else:
+            self._load(chain(_given_away(first), self.counted.batches), memory_bytes // _PARTS_OF_MEMORY)
 
     def keep(self) -> None:
         """Make a table of the stream, to be looked at more than once. Raises InvalidBatch."""
@@ -87,28 +91,27 @@ class Incoming:
     def _register(self, batches: Iterable[pa.RecordBatch]) -> None:
         self.con.register(_STREAM, pa.RecordBatchReader.from_batches(self.counted.schema, batches))
 
-    def _load(self, first: list[pa.RecordBatch], bytes_max: int) -> None:
+    def _load(self, batches: Iterator[pa.RecordBatch], bytes_max: int) -> None:
         """Make a table of the stream, piece by piece."""
-        self.con.execute(f"CREATE TEMP TABLE {_TABLE} AS {self._typed()} LIMIT 0")
-        piece = first
-        while piece:
-            self._register(piece)
+        self._register([])
+        self.con.execute(f"CREATE TEMP TABLE {_TABLE} AS {self._typed()}")
+        while piece := self._take(batches, bytes_max):
+            self._register(_given_away(piece))
             try:
                 self.con.execute(f"INSERT INTO {_TABLE} {self._typed()}")
             except duckdb.OutOfMemoryException as error:
                 raise too_little_memory(self.table, error) from None
             except duckdb.Error as error:
                 raise unreadable(self.table, error) from None
-            piece.clear()  # whoever else holds the list: DuckDB has the rows now
-            piece = self._take(bytes_max)
+        pa.default_memory_pool().release_unused()  # DuckDB has the rows now, and needs the memory
         self._become(_TABLE)
 
-    def _take(self, bytes_max: int) -> list[pa.RecordBatch]:
+    def _take(self, batches: Iterator[pa.RecordBatch], bytes_max: int) -> list[pa.RecordBatch]:
         """The next batches, as many as have that many bytes, or all that are left. Raises InvalidBatch."""
         taken: list[pa.RecordBatch] = []
         size = 0
         try:
-            while size < bytes_max and (batch := next(self.counted.batches, None)) is not None:
+            while size < bytes_max and (batch := next(batches, None)) is not None:
                 taken.append(batch)
                 size += batch.nbytes
         except IceDBError:
@@ -212,20 +215,42 @@ class Incoming:
             self.chosen = quote_name(PARTITION_COLUMN)
 
 
-class _CountedRows:
-    """A stream that knows how many rows, and bytes of Arrow, went through it."""
+def _given_away(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One after the other; whoever asks for them is the only one that has them then."""
+    batches.reverse()
+    while batches:
+        yield batches.pop()
 
-    def __init__(self, stream: pa.RecordBatchReader) -> None:
+
+class _CountedRows:
+    """A stream that knows how many rows, and bytes of Arrow, went through it.
+
+    DuckDB takes the columns of every batch by their places. Raises InvalidBatch for a batch that has others than the
+    stream says.
+    """
+
+    def __init__(self, stream: pa.RecordBatchReader, table: str) -> None:
+        self.table = table
         self.rows = 0
         self.bytes = 0
         self.schema = stream.schema
         self.batches = self._counting(stream)
 
     def _counting(self, stream: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        for batch in stream:
+        for given in stream:
+            if given.schema.names != self.schema.names or given.schema.types != self.schema.types:
+                raise InvalidBatch(
+                    f"{self.table}: the stream says that it has the columns {_told(self.schema)}, and gives a batch "
+                    f"with {_told(given.schema)}. Give all batches the schema of the stream."
+                )
+            batch = aligned(given)
             self.rows += batch.num_rows
             self.bytes += batch.nbytes
-            yield aligned(batch)
+            yield batch
+
+
+def _told(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 def receive(
@@ -265,7 +290,7 @@ def receive(
                 columns[column.name] = "VARCHAR"
     # In rows that are a table's already, it is a column like others: a query over them may still give one.
     chosen = "" if batch.is_answer else _chosen(columns, table)
-    counted = _CountedRows(batch.stream)
+    counted = _CountedRows(batch.stream, table)
     select = {c: f"CAST({quote_name(c)} AS {t})" for c, t in columns.items()}
     incoming = Incoming(con, table, batch, _STREAM, columns, select, chosen, untyped, counted, batch.is_answer)
     if schema.names:  # DuckDB has no table without columns

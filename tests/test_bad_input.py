@@ -130,6 +130,21 @@ def test_a_stream_that_breaks_off_leaves_no_parts(memory: Any) -> None:
     assert everything(memory) == before
 
 
+@pytest.mark.parametrize(
+    "other",
+    [{"b": ["x"], "a": ["y"]}, {"a": ["x"]}, {"a": ["x"], "c": ["y"]}, {"a": ["x"], "b": [1]}],
+    ids=["other places", "one is missing", "another name", "another type"],
+)
+def test_a_batch_with_other_columns_than_its_stream_leaves_no_parts(memory: Any, other: dict[str, Any]) -> None:
+    table = Table.create(memory.uri, partition_by=["a"])
+    first = pa.record_batch({"a": ["1"], "b": ["2"]})
+    before = everything(memory)
+    stream = pa.RecordBatchReader.from_batches(first.schema, iter([first, pa.record_batch(other)]))
+    with pytest.raises(InvalidBatch, match=r"columns a string, b string, and gives a batch with .*\. Give all batches"):
+        table.insert(stream)
+    assert everything(memory) == before
+
+
 def test_an_unknown_sort_column_is_refused_with_the_first_batch(place: Any) -> None:
     table = Table.create(place.uri, sort_by=["a", "nowhere"], storage_options=place.storage_options)
     before = everything(place)

@@ -59,7 +59,7 @@ def write(
     first, so cache a frame that is expensive.
 
     `part_bytes`: a part that would be much larger becomes several (128 MiB). `memory_bytes`: what DuckDB may use in
-    each task before it spills to disk (384 MiB). `txn`: as for `Table.insert`.
+    each task before it spills to disk (512 MiB). `txn`: as for `Table.insert`.
 
     Raises as `Table.insert` and `Table.overwrite` do; SparkJobFailed when the job fails for another reason.
     """

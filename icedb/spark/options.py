@@ -18,7 +18,7 @@ Overwrite = Literal["table", "partitions", "dynamic"]
 
 MIB = 1024 * 1024
 # What DuckDB may take in one task before it spills. With the worker's own memory that stays below a gigabyte.
-MEMORY_BYTES = 384 * MIB
+MEMORY_BYTES = 512 * MIB
 MEMORY_BYTES_MIN = 64 * MIB
 # No merge touches a part that is larger.
 PART_BYTES = 128 * MIB
