@@ -265,3 +265,12 @@ def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     os.environ.update(kept)
     shutil.rmtree(folder, ignore_errors=True)
     shutil.rmtree(spark_home / "work", ignore_errors=True)
+
+
+@pytest.fixture
+def pushdown(spark: Any) -> Iterator[None]:
+    """Spark asks the data source for its filters."""
+    name = "spark.sql.python.filterPushdown.enabled"
+    spark.conf.set(name, "true")
+    yield
+    spark.conf.unset(name)

@@ -1,0 +1,20 @@
+"""What DuckDB answers, and how Spark is about to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import duckdb
+from pyspark.sql import DataFrame
+
+
+def rows_of(sql: str) -> Any:
+    """The answer of DuckDB."""
+    con = duckdb.connect()
+    con.execute("SET TimeZone = 'UTC'")
+    return con.sql(sql)
+
+
+def plan_of(frame: DataFrame) -> str:
+    """All of Spark's plans for a frame, as text."""
+    return str(frame._jdf.queryExecution().toString())  # type: ignore[operator]
