@@ -22,7 +22,7 @@ down: $(VENV)/.installed-demo  ## Stop everything that `make ui` started
 status: $(VENV)/.installed-demo  ## Show what runs
 	@$(BIN)/icedb-dagster status
 
-test: $(VENV)/.installed-dev  ## Run the whole suite, a file at a time on each processor
+test: $(VENV)/.installed-dev  ## Run the suite, a file at a time on each processor
 	@$(BIN)/pytest -n auto --dist loadfile -m "not slow"
 
 test-slow: $(VENV)/.installed-dev  ## The tests with much data, which the suite leaves out
