@@ -75,12 +75,7 @@ class Incoming:
         """Make a table of the stream, to be looked at more than once. Raises InvalidBatch."""
         if self.relation != _STREAM:
             return
-        try:
-            self.con.execute(f"CREATE TEMP TABLE {_TABLE} AS {self._typed()}")
-        except duckdb.OutOfMemoryException as error:
-            raise too_little_memory(self.table, error) from None
-        except duckdb.Error as error:
-            raise unreadable(self.table, error) from None
+        self._execute(f"CREATE TEMP TABLE {_TABLE} AS {self._typed()}")
         self._become(_TABLE)
 
     def drop(self) -> None:
@@ -94,17 +89,21 @@ class Incoming:
     def _load(self, batches: Iterator[pa.RecordBatch], bytes_max: int) -> None:
         """Make a table of the stream, piece by piece."""
         self._register([])
-        self.con.execute(f"CREATE TEMP TABLE {_TABLE} AS {self._typed()}")
+        self._execute(f"CREATE TEMP TABLE {_TABLE} AS {self._typed()}")
         while piece := self._take(batches, bytes_max):
             self._register(_given_away(piece))
-            try:
-                self.con.execute(f"INSERT INTO {_TABLE} {self._typed()}")
-            except duckdb.OutOfMemoryException as error:
-                raise too_little_memory(self.table, error) from None
-            except duckdb.Error as error:
-                raise unreadable(self.table, error) from None
+            self._execute(f"INSERT INTO {_TABLE} {self._typed()}")
         pa.default_memory_pool().release_unused()  # DuckDB has the rows now, and needs the memory
         self._become(_TABLE)
+
+    def _execute(self, sql: str) -> None:
+        """Run what reads the stream. Raises InvalidOption, InvalidBatch."""
+        try:
+            self.con.execute(sql)
+        except duckdb.OutOfMemoryException as error:
+            raise too_little_memory(self.table, error) from None
+        except duckdb.Error as error:
+            raise unreadable(self.table, error) from None
 
     def _take(self, batches: Iterator[pa.RecordBatch], bytes_max: int) -> list[pa.RecordBatch]:
         """The next batches, as many as have that many bytes, or all that are left. Raises InvalidBatch."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
-import msgspec
 import pyarrow as pa
 
 from icedb.clock import Clock
@@ -79,7 +78,6 @@ def put_parts(stage: Stage, *, store: ObjectStore, clock: Clock, part_bytes: int
         ranges = stage.ranges if part_bytes is None else split_ranges(stage, part_bytes)
     except duckdb.OutOfMemoryException as error:
         raise too_little_memory(context.table, error) from None
-    spec = msgspec.structs.replace(context.spec, row_group_rows=stage.row_group_rows)
     keys = [context.location.keys.part(r.partition, context.job + clock.new_id()) for r in ranges]
     with ThreadPoolExecutor(CONCURRENT_PUTS) as pool:
         puts: list[Future[StoredPart]] = []
@@ -89,7 +87,7 @@ def put_parts(stage: Stage, *, store: ObjectStore, clock: Clock, part_bytes: int
                     done.result()  # stop at the first failure, and keep few files on disk
                 path = stage.folder / f"{number}.parquet"
                 copied = stage.con.execute(
-                    copy_statement(stage.select(piece), path, spec, level=ZSTD_LEVEL)
+                    copy_statement(stage.select(piece), path, stage.spec, level=ZSTD_LEVEL)
                 ).fetchall()[0][1]
                 _check_rows(context, piece, copied)
                 puts.append(pool.submit(put_part, store, key, path))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import msgspec
-
 from icedb.engine import copy_statement
 from icedb.staging import Range, Stage
 
@@ -34,11 +32,10 @@ def _is_small(stage: Stage, piece: Range, part_bytes: int) -> bool:
 
 def _bytes_per_row(stage: Stage, piece: Range) -> float:
     path = stage.folder / "sample.parquet"
-    rows = min(SAMPLE_ROWS, stage.row_group_rows, piece.rows)
+    rows = min(SAMPLE_ROWS, stage.spec.row_group_rows, piece.rows)
     first = piece.first + (piece.rows - rows) // 2
     query = f"SELECT * FROM staged WHERE rowid BETWEEN {first} AND {first + rows - 1}"
-    spec = msgspec.structs.replace(stage.context.spec, row_group_rows=stage.row_group_rows)
-    stage.con.execute(copy_statement(query, path, spec))
+    stage.con.execute(copy_statement(query, path, stage.spec))
     size = path.stat().st_size
     path.unlink()
     return size / rows

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
+import msgspec
 import pyarrow as pa
 
 from icedb.conflicts import MIXED
@@ -29,7 +30,7 @@ from icedb.inputs.batches import Batch, OnConflict
 from icedb.partitions import PartitionExpression, partition_types
 from icedb.queries import UserQuery, check_query
 from icedb.shaping import Shape, WriteContext, shape_of
-from icedb.spec import ROW_GROUP_ROWS_MIN
+from icedb.spec import ROW_GROUP_ROWS_MIN, TableSpec
 from icedb.statistics import encode_statistics, figures_sql, statistics_columns
 
 __all__ = ["QUARANTINE_COLUMNS", "Range", "Stage", "check_batch", "stage_rows"]
@@ -68,8 +69,8 @@ class Stage:
     misfits: int
     given: Mapping[str, str]
     source: str
-    #: Rows of a Parquet row group: fewer than the table says when so many would not fit into memory.
-    row_group_rows: int
+    #: The table's, with fewer rows in a row group when so many would not fit into memory.
+    spec: TableSpec
     #: Bytes of the batch as Arrow; None when a query made other rows of it.
     bytes: int | None
 
@@ -186,8 +187,7 @@ def _stage(
     shape = shape_of(incoming, context, on_conflict)
     if not shape.columns:
         _check_no_rows(incoming, context)
-        source, row_group_rows = incoming.batch.source, context.spec.row_group_rows
-        return Stage(incoming.con, context, folder, {}, (), 0, {}, source, row_group_rows, 0)
+        return Stage(incoming.con, context, folder, {}, (), 0, {}, incoming.batch.source, context.spec, 0)
     misfits = _set_misfits_aside(incoming, context, shape, on_conflict)
     values = [f"{PREFIX}p{n}" for n in range(len(context.expressions))]
     order = [*([CHOSEN] if incoming.chosen else []), *values]
@@ -213,18 +213,19 @@ def _stage(
         misfits,
         given,
         incoming.batch.source,
-        _row_group_rows(incoming, context, memory_bytes),
+        _fitting(incoming, context.spec, memory_bytes),
         None if incoming.answered else incoming.counted.bytes,
     )
 
 
-def _row_group_rows(incoming: Incoming, context: WriteContext, memory_bytes: int | None) -> int:
+def _fitting(incoming: Incoming, spec: TableSpec, memory_bytes: int | None) -> TableSpec:
     """A writer holds a whole row group of each thread."""
     rows, size = incoming.counted.rows, incoming.counted.bytes
     if memory_bytes is None or not size:
-        return context.spec.row_group_rows
+        return spec
     fitting = memory_bytes // _ROW_GROUPS_IN_MEMORY * rows // size
-    return max(ROW_GROUP_ROWS_MIN, min(context.spec.row_group_rows, fitting))
+    row_group_rows = max(ROW_GROUP_ROWS_MIN, min(spec.row_group_rows, fitting))
+    return msgspec.structs.replace(spec, row_group_rows=row_group_rows)
 
 
 def _staged_names(columns: Mapping[str, str]) -> dict[str, str]:
