@@ -7,6 +7,7 @@ IceDB v3 (`IceDBv3`, `IceLogIO`, ...) are here too, and are loaded when somebody
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from icedb.changes import Changes
 from icedb.commit import Commit
 from icedb.errors import IceDBError
 from icedb.handle import Part
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Aggregating",
+    "Changes",
     "CleanupReport",
     "Commit",
     "CompressionCodec",

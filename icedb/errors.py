@@ -29,6 +29,7 @@
     │   ├── UnsupportedStore         the store overwrites where it must refuse             (RuntimeError)
     │   ├── ClockSkew                this machine's clock is too far from the store's      (RuntimeError)
     │   ├── SnapshotExpired          that time can no longer be read                       (LookupError)
+    │   ├── CheckpointBehind         an older state of a stream's checkpoint was put back  (RuntimeError)
     │   ├── GraceTooShort            cleanup could delete what a reader still needs        (ValueError)
     │   ├── JavaNotFound             Spark has no Java to run on                           (RuntimeError)
     │   ├── StackError               the local Postgres, daemon or web server              (RuntimeError)
@@ -48,6 +49,7 @@ from __future__ import annotations
 __all__ = [
     "AccessDenied",
     "BucketNotFound",
+    "CheckpointBehind",
     "ClockSkew",
     "CommitContended",
     "CommitUncertain",
@@ -232,6 +234,10 @@ class SnapshotExpired(FixInput, LookupError):
     def __init__(self, message: str, *, horizon_ms: int) -> None:
         super().__init__(message)
         self.horizon_ms = horizon_ms
+
+
+class CheckpointBehind(FixInput, RuntimeError):
+    """A stream is at a batch before the last one that the table has of it: its checkpoint is an older one."""
 
 
 class GraceTooShort(FixInput, ValueError):

@@ -18,10 +18,12 @@ from typing import Literal, Self
 import duckdb
 import msgspec
 
+from icedb.changes import Changes, take_changes
 from icedb.clock import SystemClock
 from icedb.commit import Commit
 from icedb.declared import DeclaredSchema, declared_columns
 from icedb.errors import InvalidOption, TableNotFound
+from icedb.format.feed import Limits
 from icedb.frames import append_frame, is_spark_frame, overwrite_frame
 from icedb.handle import Fencing, Handle
 from icedb.inputs.batches import OnConflict, Rows
@@ -301,6 +303,37 @@ class Table:
         `where`: a predicate over the partition columns that prunes before any part is opened.
         """
         return self.snapshot(as_of).query(sql, where=where)
+
+    def changes(
+        self,
+        since: AsOf | str | None = None,
+        until: AsOf | str | None = None,
+        *,
+        parts_max: int | None = None,
+        bytes_max: int | None = None,
+    ) -> Changes:
+        """The rows that came between two points of the table's history, each once: what a merge wrote is not new.
+
+        `since` is a time (what was committed later), the `cursor` of earlier changes, or None: first all rows that the
+        table has, then what came. `until` is a time or a cursor, None for now; `parts_max` and `bytes_max` (of Parquet)
+        bound what is given at once. To go on, give the result's `cursor` as `since`:
+
+            changes = table.changes(cursor)
+            process(changes.to_arrow())
+            cursor = changes.cursor  # keep it with the results
+
+        A cursor misses nothing: it knows what was seen of the last minutes, in which a commit with an earlier time may
+        still appear. Two times do not. Rows that were deleted or replaced after they came are given as they came.
+
+        Raises InvalidOption; SnapshotExpired when cleanup has forgotten some of it; ForeignMaintenance when a program
+        of IceDB v3 merged meanwhile; DamagedLog and the store's errors.
+        """
+        return take_changes(
+            self._handle,
+            since if since is None or isinstance(since, str) else as_of_ms(since),
+            until if until is None or isinstance(until, str) else as_of_ms(until),
+            limits=Limits(parts_max, bytes_max),
+        )
 
     def schema(self) -> dict[str, str]:
         """Column -> DuckDB type."""

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 COPIED = ("icedb", "icedb_dagster", "pyspark_icedb", "spark_jobs", "examples", "docs", "tests", "pyproject.toml")
 SECONDS_MAX = 900
 
+CHANGES = "tests/test_changes.py"
 COMMIT = "tests/test_commit.py"
 KILLERS = "tests/test_known_killers.py"
 CLEANUP = "tests/test_cleanup.py"
@@ -55,6 +56,41 @@ class Mutant:
 
 
 MUTANTS = (
+    Mutant(
+        "what a merge wrote is new to consumers of changes",
+        "icedb/maintenance/operations.py",
+        "            add=self.markers,\n            moved=True,\n",
+        "            add=self.markers,\n",
+        (CHANGES, SIMULATION),
+    ),
+    Mutant(
+        "a consumer of changes takes the past for over at once",
+        "icedb/changes.py",
+        "    return handle.clock.now_ms() - 2 * (timing.commit_timeout_ms + timing.max_skew_ms)",
+        "    return handle.clock.now_ms()",
+        (CHANGES, SIMULATION),
+    ),
+    Mutant(
+        "a consumer of changes begins with parts that were dead",
+        "icedb/format/feed.py",
+        'return Cursor(t_ms, seen=tuple(seen), snapshot="", gone=tuple(gone))',
+        'return Cursor(t_ms, seen=tuple(seen), snapshot="")',
+        (CHANGES, SIMULATION),
+    ),
+    Mutant(
+        "a consumer of changes forgets what it saw of the last minutes",
+        "icedb/format/feed.py",
+        "    return Cursor(t_ms, None if whole else key, tuple(beyond))",
+        "    return Cursor(t_ms, None if whole else key)",
+        (CHANGES, SIMULATION),
+    ),
+    Mutant(
+        "a consumer of changes does not ask for the horizon",
+        "icedb/format/feed.py",
+        "    if start.t_ms < state.horizon_ms:",
+        "    if start.t_ms < 0:",
+        (CHANGES, SIMULATION),
+    ),
     Mutant(
         "a tombstone is not carried",
         "icedb/format/rewrite.py",

@@ -26,6 +26,7 @@ LAYERS = [
     "icedb.format.claims",
     "icedb.format.log_schema",
     "icedb.format.snapshot",
+    "icedb.format.feed",
     "icedb.format.rewrite",
     "icedb.location",
     "icedb.objects",
@@ -105,6 +106,7 @@ LAYERS = [
     "icedb.maintenance.copying",
     "icedb.maintenance.adopt",
     "icedb.snapshot",
+    "icedb.changes",
     "icedb.publishing",
     "icedb.views",
     "icedb.writing",
@@ -136,6 +138,9 @@ CONFINED = {
     "typer": ("icedb.cli", "icedb_dagster."),
     "rich": ("icedb.cli", "icedb_dagster."),
 }
+#: What the programs of `spark_jobs` may import beside Python's own: a cluster has nothing else. `boto3` only to reach
+#: Dagster through a bucket.
+PROGRAMS_IMPORT = {"icedb", "pyspark", "spark_jobs", "dagster_pipes", "boto3"}
 PACKAGES = ("icedb", "icedb_dagster", "pyspark_icedb", "spark_jobs")
 
 
@@ -185,6 +190,13 @@ def test_what_is_heavy_or_optional_stays_where_it_belongs(module: str) -> None:
     for name in imports(module, modules()[module]):
         places = CONFINED.get(name.split(".")[0])
         assert places is None or inside(module, places), f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if m.startswith("spark_jobs.")])
+def test_programs_import_what_clusters_have(module: str) -> None:
+    for name in imports(module, modules()[module]):
+        package = name.split(".")[0]
+        assert package in PROGRAMS_IMPORT or package in sys.stdlib_module_names, f"{module} imports {name}"
 
 
 def test_every_layer_exists() -> None:

@@ -21,7 +21,7 @@ Stats = Encoded
 
 class Marker(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     "key": "p", "bytes": "b", "created_ms": "t", "tombstoned_ms": "tmb", "rows": "r", "stats": "s",
-    "digest": "h",
+    "digest": "h", "moved": "m",
 }):  # fmt: skip
     """The line that names a part. `rows` and `stats` are unknown for parts that programs of v3 wrote."""
 
@@ -34,6 +34,8 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     stats: Stats = msgspec.UNSET
     #: The first 32 hexadecimal digits of the object's SHA-256; `verify(deep=True)` compares.
     digest: str | None = None
+    #: Its rows were in other parts before: it is a merge's, a rewrite's, what a deletion left, a restored copy.
+    moved: bool = False
 
 
 class LogTombstone(msgspec.Struct, frozen=True, rename={"key": "p", "created_ms": "t"}):

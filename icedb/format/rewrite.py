@@ -38,13 +38,15 @@ def draft(
     txn: Mapping[str, tuple[int, int]] | None = None,
     spec: Encoded = msgspec.UNSET,
     add: Iterable[Marker] = (),
+    moved: bool = False,
     tombstone: Collection[str] = (),
     replaces: Collection[str] = (),
     forget: Collection[str] = (),
 ) -> Draft:
     """A log file that adds parts, tombstones parts, and carries all that the log files in `replaces` hold.
 
-    `forget` names dead parts whose markers are not carried; their newest tombstone becomes the horizon.
+    `moved`: the rows of the parts that it adds were in others before. `forget` names dead parts whose markers are not
+    carried; their newest tombstone becomes the horizon.
     """
     sources = [state.files[k].file for k in sorted(replaces)]
     dead = set(tombstone)
@@ -54,7 +56,7 @@ def draft(
         for k, m in sorted(carried.items())
         if k not in forget
     ]
-    new = [msgspec.structs.replace(m, created_ms=t_ms) for m in add]
+    new = [msgspec.structs.replace(m, created_ms=t_ms, moved=moved) for m in add]
     markers += new
     forgotten_ms = [t for k in forget if (t := state.parts[k].tombstoned_ms) is not None]
     return Draft(

@@ -187,6 +187,7 @@ def merge_markers(one: Marker, other: Marker) -> Marker:
         rows=one.rows if one.rows is not None else other.rows,
         stats=other.stats if isinstance(one.stats, msgspec.UnsetType) else one.stats,
         digest=one.digest if one.digest is not None else other.digest,
+        moved=one.moved or other.moved,
     )
 
 

@@ -126,6 +126,7 @@ class Rewritten:
             t_ms=t_ms,
             schema=dict(self._schema),
             add=self.markers,
+            moved=True,
             tombstone=inputs,
             replaces=state.replaceable(inputs, t_ms=t_ms),
         )

@@ -166,6 +166,7 @@ class _Repair:
             schema={**state.schema, **self.types},
             spec=msgspec.Raw(encode_spec(spec, indent=0)) if spec else msgspec.UNSET,
             add=[self.written[key] for key in gone],
+            moved=True,
             tombstone=gone,
             replaces=replaces,
         )

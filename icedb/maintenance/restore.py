@@ -170,6 +170,7 @@ class _Restore:
             state,
             t_ms=t_ms,
             add=[self.copies[m.key] for m in plan.back],
+            moved=True,
             tombstone=gone,
             replaces=state.replaceable(gone, t_ms=t_ms),
         )

@@ -11,7 +11,7 @@ from typing import Literal
 from icedb.errors import InvalidOption
 from icedb.transactions import Txn, check_txn
 
-__all__ = ["Overwrite", "WriteOptions", "number_of", "path_of", "storage_options_of", "write_options"]
+__all__ = ["Overwrite", "WriteOptions", "number_of", "path_of", "storage_options_of", "stream_options", "write_options"]
 
 #: What an overwrite replaces: all rows, those of named partitions, or those of the partitions that it has rows of.
 Overwrite = Literal["table", "partitions", "dynamic"]
@@ -72,6 +72,20 @@ def write_options(options: Mapping[str, str], *, overwrite: bool) -> WriteOption
     )
 
 
+def stream_options(options: Mapping[str, str], *, complete: bool) -> WriteOptions:
+    """The options of a stream's write: those of an append, and where its checkpoint is. Raises InvalidOption."""
+    path = path_of(options)
+    if complete:
+        raise InvalidOption(
+            f"{path}: outputMode('complete') would replace the whole table with each batch. Write with "
+            "outputMode('append'), or with foreachBatch and icedb.spark.write(batch, path, overwrite='table')."
+        )
+    own = {k: v for k, v in options.items() if k.lower() != "checkpointlocation"}
+    if named := sorted(k for k in own if k.lower() in ("txn_application", "txn_sequence", "job")):
+        raise InvalidOption(f"{path}: {named} is not for streams: each batch of one has a name of its own.")
+    return write_options(own, overwrite=False)
+
+
 def path_of(options: Mapping[str, str]) -> str:
     """The table's address. Raises InvalidOption when there is none."""
     path = options.get("path", "")
@@ -94,10 +108,10 @@ def storage_options_of(options: Mapping[str, str], path: str, *, known: Collecti
 
 
 def number_of(path: str, options: Mapping[str, str], name: str, default: int, least: int) -> int:
-    """An option that is a number of bytes. Raises InvalidOption."""
+    """An option that is a whole number. Raises InvalidOption."""
     text = options.get(name, str(default))
     if not (text.isascii() and text.isdigit()) or int(text) < least:
-        raise InvalidOption(f"{path}: {name} is '{text}'; give a number of bytes, at least {least}.")
+        raise InvalidOption(f"{path}: {name} is '{text}'; give a whole number, at least {least}.")
     return int(text)
 
 

@@ -16,12 +16,13 @@ from typing import Literal, get_args
 
 from pyspark.sql import DataFrame, SparkSession
 
+from icedb.changes import Changes
 from icedb.errors import InvalidOption
 from icedb.format.names import decode_partition, encode_partition
 from icedb.handle import Part
 from icedb.scan import explain, visible_partitions
 from icedb.snapshot import Snapshot
-from icedb.spark.reader import chosen_columns
+from icedb.spark.part_scan import chosen_columns
 from icedb.spark.types import held, spark_schema
 
 __all__ = ["ReadEngine", "frame"]
@@ -98,7 +99,11 @@ def frame(
 def _through_data_source(
     spark: SparkSession, snapshot: Snapshot, where: str | None, columns: Sequence[str] | None
 ) -> DataFrame:
-    options = {**snapshot.handle.location.storage_options, "as_of": str(snapshot.as_of_ms)}
+    options = {**snapshot.handle.location.storage_options}
+    if isinstance(snapshot, Changes):
+        options |= {"since": snapshot.since, "until": snapshot.cursor}
+    else:
+        options["as_of"] = str(snapshot.as_of_ms)
     if where is not None:
         options["where"] = where
     if columns is not None:

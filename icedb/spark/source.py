@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader
+from collections.abc import Mapping
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
 from pyspark.sql.types import StructType
 
 from icedb.spark.plain import plainly
 from icedb.spark.reader import open_reader, planned_schema
-from icedb.spark.writer import open_writer
+from icedb.spark.stream_reader import StreamReader
+from icedb.spark.writer import open_stream_writer, open_writer
 
 __all__ = ["IceDBDataSource"]
 
@@ -21,8 +30,8 @@ class IceDBDataSource(DataSource):
     with. To read: see `icedb.spark.read_options`.
     """
 
-    #: When the snapshot is that `schema` told of; it is pickled with this object.
-    _as_of_ms: int | None = None
+    #: The option that says of what time the schema is which Spark was told; it is pickled with this object.
+    _of_time: Mapping[str, str] | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -32,15 +41,26 @@ class IceDBDataSource(DataSource):
     @plainly()
     def schema(self) -> StructType:
         """The columns of the snapshot that is read, which from here on is the same for every query of the frame."""
-        schema, self._as_of_ms = planned_schema(dict(self.options.items()))
+        schema, self._of_time = planned_schema(dict(self.options.items()))
         return schema
 
     @plainly()
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of one query; see `open_reader`. Spark asks for it in another process than for the schema."""
-        return open_reader(schema, dict(self.options.items()), as_of_ms=self._as_of_ms)
+        told = {k: v for k, v in self.options.items() if k.lower() not in (self._of_time or {})}
+        return open_reader(schema, {**told, **(self._of_time or {})})
+
+    @plainly()
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """The reader of a stream; see `StreamReader`. What is wrong with the options is told when Spark asks it."""
+        return StreamReader(schema, dict(self.options.items()))
 
     @plainly()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """The writer of one job; see `open_writer`."""
         return open_writer(schema, dict(self.options.items()), overwrite=overwrite)
+
+    @plainly()
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        """The writer of one micro-batch; see `open_stream_writer`."""
+        return open_stream_writer(schema, dict(self.options.items()), overwrite=overwrite)

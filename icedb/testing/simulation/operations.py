@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from icedb.errors import CommitUncertain, FixInput, SchemaConflict, SnapshotExpired, TryAgain
+from icedb.format.feed import Limits
 from icedb.format.snapshot import live_markers
 from icedb.maintenance.alter import alter
 from icedb.maintenance.cleanup import cleanup
@@ -234,6 +235,13 @@ def _read_as_of(task: Task) -> None:
         raise Violation(f"the snapshot at {at_ms} has rows {early}, which were added later")
 
 
+def _follow(task: Task) -> None:
+    """A consumer of the change feed goes on where it was: with all there is, or with some parts at a time."""
+    world = task.world
+    limits = world.rng.choice((None, None, Limits(parts=1), Limits(parts=3)))
+    world.followers.follow(world, task.handle, world.followers.idle(), limits)
+
+
 def _some_time(task: Task) -> int:
     world = task.world
     ago_ms = world.rng.choice((5, 300, 2 * TIMING.commit_timeout_ms + 200, TIMING.grace_ms, 3 * TIMING.grace_ms))
@@ -265,5 +273,6 @@ OPERATIONS = {
         Operation("unpin", _unpin, refuses=False),
         Operation("read", _read, changes=False),
         Operation("read as of", _read_as_of, changes=False),
+        Operation("follow", _follow, changes=False),
     )
 }

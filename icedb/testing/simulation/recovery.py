@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import msgspec
 
+from icedb.errors import SnapshotExpired
 from icedb.handle import Handle
 from icedb.maintenance.alter import alter
 from icedb.maintenance.cleanup import cleanup
@@ -36,6 +38,7 @@ def recover(world: World, transactions: Transactions, refusals: Sequence[Refusal
     # The epoch that is open may have a claim, and the claim parts: the next exclusive commit decides it.
     _healthy(world, "alter", _decide_epoch)
     _check_refusals(world, refusals)
+    _healthy(world, "follow", partial(_follow, world))
     for application in transactions.next:
         _healthy(world, "txn", partial(_next_txn, world, transactions, application))
     world.checker.pins.clear()
@@ -75,6 +78,13 @@ def _next_txn(world: World, transactions: Transactions, application: str, handle
         if missing := [r for of in rows.values() for r in of if r not in world.truth.fates]:
             raise Violation(f"transaction {application} {sequence} lacks rows {missing}")
         transactions.next[application] = sequence + 1
+
+
+def _follow(world: World, handle: Handle) -> None:
+    """Each consumer of changes gets the rest, unless cleanup was faster."""
+    for follower in list(world.followers.known):
+        with suppress(SnapshotExpired):
+            world.followers.follow(world, handle, follower, None)
 
 
 def _unpin_all(handle: Handle) -> None:

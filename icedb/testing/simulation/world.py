@@ -20,6 +20,7 @@ from icedb.spec import TableSpec, encode_spec
 from icedb.testing.clock import ManualClock
 from icedb.testing.faults import Crash
 from icedb.testing.simulation.faults import Request, Strike
+from icedb.testing.simulation.followers import Followers
 from icedb.testing.simulation.invariants import Checker
 from icedb.testing.simulation.process import TIMING, Act, Process
 from icedb.testing.simulation.scheduler import Scheduler
@@ -72,6 +73,7 @@ class World:
         self.store = SimulatedStore(self.clock.now_ms)
         self.truth = Truth(self.location.keys)
         self.checker = Checker(self.store, self.truth, self.location)
+        self.followers = Followers()
         self.processes: list[Process] = []
         self.network: list[Delivery] = []
         self.tally = Tally()
@@ -91,7 +93,7 @@ class World:
         while self.clock.new_id() != last_id:
             continue
         self.step, self._rows = other.step, other._rows
-        self.truth = deepcopy(other.truth)
+        self.truth, self.followers = deepcopy(other.truth), deepcopy(other.followers)
         self.store.adopt(other.store)
         self.checker = Checker(self.store, self.truth, self.location)
         self.checker.pins = dict(other.checker.pins)

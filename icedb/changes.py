@@ -1,0 +1,95 @@
+"""Changes of a table: the parts that brought rows between two points of its history.
+
+What a merge made is not among them, for its rows were there before; what was merged, dropped or replaced since then
+is, as long as cleanup leaves it. See `icedb.format.feed`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from icedb.errors import InvalidOption
+from icedb.format.feed import Cursor, Limits, advance, at_time, between, decode_cursor, encode_cursor, from_snapshot
+from icedb.format.snapshot import LogState
+from icedb.handle import Handle
+from icedb.snapshot import Snapshot
+from icedb.spec import all_columns
+
+__all__ = ["Changes", "changes_between", "cursor_of", "settled_ms", "take_changes"]
+
+
+@dataclass(frozen=True)
+class Changes(Snapshot):
+    """The parts that brought rows, in `parts`; all that a snapshot can do, this can. Made by `Table.changes`.
+
+    `cursor` is where they end: what the next call is given as `since`, to go on without a gap and without repetition.
+    `since` is where they begin. Both are texts that a program may keep.
+    """
+
+    since: str
+    cursor: str
+
+    def __repr__(self) -> str:
+        return f"Changes({self.table!r}, parts={len(self.parts)}, rows={self.rows}, as_of_ms={self.as_of_ms})"
+
+
+def take_changes(
+    handle: Handle,
+    since: int | str | None = None,
+    until: int | str | None = None,
+    *,
+    limits: Limits | None = None,
+) -> Changes:
+    """The changes after `since`: a time (unix milliseconds), a cursor, or None: first all that the table has.
+
+    `until` is a time or a cursor, too.
+
+    Raises InvalidOption, SnapshotExpired, ForeignMaintenance and what `LogReader.read` raises.
+    """
+    _check_limits(handle, limits)
+    settled, now_ms = settled_ms(handle), handle.clock.now_ms() - 1  # before the log is read
+    state = handle.read()
+    start = from_snapshot(state, handle.keys, settled) if since is None else cursor_of(handle, since)
+    if isinstance(until, str):
+        end = decode_cursor(until, table=handle.table)
+    else:
+        if until is not None and until < start.t_ms and since is not None:
+            raise InvalidOption(
+                f"{handle.table}: until ({until}) is before since ({start.t_ms}), in unix milliseconds. Exchange them."
+            )
+        end = advance(state, handle.keys, start, settled_ms=settled, until_ms=until, limits=limits)
+    as_of_ms = until if isinstance(until, int) else max(now_ms, state.newest_ms)
+    return changes_between(handle, state, start, end, as_of_ms=as_of_ms)
+
+
+def changes_between(handle: Handle, state: LogState, start: Cursor, end: Cursor, *, as_of_ms: int) -> Changes:
+    """The parts between two cursors. Raises as `between`."""
+    return Changes(
+        table=handle.table,
+        as_of_ms=as_of_ms,
+        parts=tuple(handle.part(m) for m in between(state, handle.keys, start, end)),
+        schema=all_columns(handle.spec, state.schema),
+        log_files=len(state.files),
+        epoch=state.epoch,
+        _handle=handle,
+        _spec=handle.spec,
+        since=encode_cursor(start),
+        cursor=encode_cursor(end),
+    )
+
+
+def cursor_of(handle: Handle, since: int | str) -> Cursor:
+    """Where a time, or a cursor's text, is. Raises InvalidOption."""
+    return decode_cursor(since, table=handle.table) if isinstance(since, str) else at_time(since)
+
+
+def settled_ms(handle: Handle) -> int:
+    """The time (unix milliseconds) up to which no log file can appear any more, as `LogReader` reckons it."""
+    timing = handle.timing
+    return handle.clock.now_ms() - 2 * (timing.commit_timeout_ms + timing.max_skew_ms)
+
+
+def _check_limits(handle: Handle, limits: Limits | None) -> None:
+    for name, limit in () if limits is None else (("parts_max", limits.parts), ("bytes_max", limits.bytes)):
+        if limit is not None and limit < 1:
+            raise InvalidOption(f"{handle.table}: {name} is {limit}; give a number over 0, or None for no limit.")

@@ -1,0 +1,193 @@
+"""The change feed: which parts brought rows that were not in the table before, and how far a consumer is.
+
+A part that a commit moved rows into (a merge, a rewrite) brings none. A part that brought some stays in the feed when
+it is merged away: its object is there for the grace period, its marker until cleanup forgets it. The feed is in the
+order of commit times, but a log file may appear a while after its time. So a cursor has a point up to which everything
+was consumed, at most the time before which nothing can appear any more, and beyond it names what was consumed.
+
+Everything here is pure: the same log and the same cursors give the same parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from icedb.errors import ForeignMaintenance, InvalidOption, SnapshotExpired
+from icedb.format.names import Keys
+from icedb.format.records import Marker
+from icedb.format.snapshot import LogState
+
+__all__ = ["Cursor", "Limits", "advance", "at_time", "between", "decode_cursor", "encode_cursor", "from_snapshot"]
+
+#: Commit time, whether all parts of that time are meant, and if not, the key of the last one that is.
+_Position = tuple[int, bool, str]
+
+
+class Cursor(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, rename={
+    "t_ms": "t", "key": "p", "seen": "seen", "snapshot": "snapshot", "gone": "gone",
+}):  # fmt: skip
+    """How far a consumer is. Keys are below the table's `_data/`.
+
+    All parts up to the time `t_ms` are consumed; with `key`, of that time only those up to this one; and `seen`, which
+    are later. With `snapshot`, these are the parts that the table had when the consumer began, and the feed begins
+    after them; but of those that were live, only what is up to that key is consumed yet. Dead were those whose
+    tombstone is not later than `t_ms`, and `gone`.
+    """
+
+    t_ms: int
+    key: str | None = None
+    seen: tuple[str, ...] = ()
+    snapshot: str | None = None
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one batch may have; the first part is in it, whatever its size. None: no limit."""
+
+    parts: int | None = None
+    bytes: int | None = None
+
+
+def at_time(t_ms: int) -> Cursor:
+    """Everything up to a time is consumed."""
+    return Cursor(t_ms)
+
+
+def from_snapshot(state: LogState, keys: Keys, settled_ms: int) -> Cursor:
+    """Nothing is consumed: first comes what is live, then what is appended.
+
+    What is live is told in a way that stays true, whatever appears later: by a time that is over, and what was
+    different then. So a large table can be consumed in many pieces.
+    """
+    t_ms = max(settled_ms, state.horizon_ms, 0)
+    prefix = keys.data_prefix
+    seen = sorted(k.removeprefix(prefix) for k, m in state.parts.items() if m.created_ms > t_ms)
+    gone = sorted(k.removeprefix(prefix) for k, m in state.parts.items() if (m.tombstoned_ms or 0) > t_ms)
+    return Cursor(t_ms, seen=tuple(seen), snapshot="", gone=tuple(gone))
+
+
+def encode_cursor(cursor: Cursor) -> str:
+    """As JSON."""
+    return msgspec.json.encode(cursor).decode()
+
+
+def decode_cursor(text: str, *, table: str) -> Cursor:
+    """A cursor that was given out before. Raises InvalidOption."""
+    try:
+        return msgspec.json.decode(text, type=Cursor)
+    except msgspec.MsgspecError as error:
+        raise InvalidOption(
+            f"{table}: {text[:80]!r} is no cursor of this table's changes ({error}). Give one that a read of changes "
+            "returned, or a time."
+        ) from None
+
+
+def between(state: LogState, keys: Keys, start: Cursor, end: Cursor) -> list[Marker]:
+    """What is consumed at `end` and not at `start`, in the order of the feed.
+
+    Raises SnapshotExpired when cleanup forgot some of it, ForeignMaintenance when the log does not tell what is new.
+    """
+    feed = _Feed(state, keys, start)
+    known = feed.snapshot if end.snapshot is None else [m for m in feed.snapshot if feed.name(m) <= end.snapshot]
+    return known + [m for m in feed.appended if feed.is_consumed(m, end)]
+
+
+def advance(
+    state: LogState,
+    keys: Keys,
+    start: Cursor,
+    *,
+    settled_ms: int,
+    until_ms: int | None = None,
+    limits: Limits | None = None,
+) -> Cursor:
+    """The end of the batch that begins at `start`: all there is, up to the limits, of commits up to `until_ms`.
+
+    `settled_ms`: no log file of that time or before can appear any more. Raises as `between`.
+    """
+    feed = _Feed(state, keys, start)
+    appended = [m for m in feed.appended if until_ms is None or m.created_ms <= until_ms]
+    taken = _within(limits or Limits(), [*feed.snapshot, *appended])
+    if len(taken) < len(feed.snapshot):
+        return msgspec.structs.replace(start, snapshot=feed.name(taken[-1]))
+    consumed = {m.key for m in taken} | {m.key for m in feed.all if feed.is_consumed(m, start)}
+    left = [m for m in feed.all if m.key not in consumed]
+    settled_ms = settled_ms if until_ms is None else min(settled_ms, until_ms)
+    frontier = max((settled_ms, True, ""), (start.t_ms, start.key is None, start.key or ""))
+    if left and feed.position(left[0]) <= frontier:
+        passed = [feed.position(m) for m in feed.all if feed.position(m) < feed.position(left[0])]
+        frontier = max([(start.t_ms, start.key is None, start.key or ""), *passed])
+    t_ms, whole, key = frontier
+    beyond = sorted(feed.name(m) for m in feed.all if m.key in consumed and feed.position(m) > frontier)
+    return Cursor(t_ms, None if whole else key, tuple(beyond))
+
+
+class _Feed:
+    """What there is after a cursor: the rest of its snapshot, and the appended parts, in order."""
+
+    def __init__(self, state: LogState, keys: Keys, start: Cursor) -> None:
+        _check_known(state, start)
+        self._data_prefix = keys.data_prefix
+        self.snapshot: list[Marker] = []
+        if (after := start.snapshot) is not None:
+            began = (m for m in state.parts.values() if self.is_consumed(m, start) and not self._was_dead(m, start))
+            self.snapshot = sorted((m for m in began if self.name(m) > after), key=self.name)
+        #: Every part that brought rows since the cursor's time, consumed or not.
+        self.all = sorted(
+            (m for m in state.parts.values() if m.created_ms >= start.t_ms and not m.moved), key=self.position
+        )
+        self.appended = [m for m in self.all if not self.is_consumed(m, start)]
+
+    def name(self, marker: Marker) -> str:
+        """As cursors have it."""
+        return marker.key.removeprefix(self._data_prefix)
+
+    def _was_dead(self, marker: Marker, start: Cursor) -> bool:
+        dead_ms = marker.tombstoned_ms
+        return dead_ms is not None and (dead_ms <= start.t_ms or self.name(marker) in start.gone)
+
+    def position(self, marker: Marker) -> _Position:
+        return marker.created_ms, False, self.name(marker)
+
+    def is_consumed(self, marker: Marker, cursor: Cursor) -> bool:
+        """Whether the feed does not give it any more. What a snapshot is about to give, it does not."""
+        whole = cursor.key is None
+        return self.position(marker) <= (cursor.t_ms, whole, cursor.key or "") or self.name(marker) in cursor.seen
+
+
+def _within(limits: Limits, markers: Sequence[Marker]) -> Sequence[Marker]:
+    size = 0
+    for number, marker in enumerate(markers):
+        size += marker.bytes
+        too_many = limits.parts is not None and number >= limits.parts
+        if number and (too_many or (limits.bytes is not None and size > limits.bytes)):
+            return markers[:number]
+    return markers
+
+
+def _check_known(state: LogState, start: Cursor) -> None:
+    if start.t_ms < state.horizon_ms:
+        raise SnapshotExpired(
+            f"{state.table}: cleanup has forgotten what was superseded before {state.horizon_ms} (unix ms), and "
+            f"changes since {start.t_ms} may be among it. Begin anew with the table as it is (no 'since', or a new "
+            "checkpoint); give cleanup a longer grace_ms than a consumer may fall behind.",
+            horizon_ms=state.horizon_ms,
+        )
+    if foreign := _foreign(state, start.t_ms):
+        raise ForeignMaintenance(
+            f"{state.table}: '{foreign[0]}' was written by a program of IceDB v3 that merges or drops, and does not "
+            "say which of its parts brought new rows. Let merge and cleanup of this program maintain the table, and "
+            "begin anew with the table as it is (no 'since', or a new checkpoint)."
+        )
+
+
+def _foreign(state: LogState, since_ms: int) -> list[str]:
+    return [k for k, stored in state.effective.items() if _is_foreign(stored.file.markers, since_ms, stored.file.epoch)]
+
+
+def _is_foreign(markers: Iterable[Marker], since_ms: int, epoch: int | None) -> bool:
+    return epoch is None and any(m.tombstoned_ms is not None and m.tombstoned_ms > since_ms for m in markers)

@@ -1,0 +1,168 @@
+"""How Spark's tasks read parts: DuckDB opens them where they are, and hands Spark small Arrow batches.
+
+So no file system of Hadoop is needed, and a task never holds a whole part.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from icedb.engine import connect_reader, quote_name
+from icedb.errors import InvalidOption, UnknownColumn
+from icedb.format.records import Marker
+from icedb.handle import Handle, Part
+from icedb.location import Location
+from icedb.scan import explain, relation, visible_partitions
+from icedb.snapshot import Snapshot
+from icedb.spark.read_options import ReadOptions
+from icedb.spark.resources import processors, scratch_folder
+from icedb.spark.types import held
+from icedb.spec import TableSpec
+from icedb.store import ObjectNotFound, open_store
+
+__all__ = ["PartScan", "chosen_columns", "in_tasks", "scan_of"]
+
+# DuckDB's own vectors: batches are made of them, so that rows of any length stay within the bytes.
+ROWS_PER_VECTOR = 2_048
+# What is handed to Spark at a time: large enough that the hand-over does not count.
+BATCH_BYTES = 8 * 1024 * 1024
+ROWS_PER_BATCH = 64 * 1024
+
+
+def scan_of(snapshot: Snapshot, schema: StructType, options: ReadOptions) -> PartScan:
+    """How the parts of a snapshot are read for the columns that Spark was promised. Raises as `chosen_columns`."""
+    return PartScan(
+        location=snapshot.handle.location,
+        spec=snapshot.handle.spec,
+        schema=dict(snapshot.schema),
+        partition_schema=dict(snapshot.partition_schema),
+        columns=_declared_columns(snapshot, schema),
+        where=options.where,
+        conditions=(),
+        arrow=to_arrow_schema(schema, timezone="UTC"),
+        as_of_ms=snapshot.as_of_ms,
+        memory_bytes=options.memory_bytes,
+    )
+
+
+def in_tasks(parts: Iterable[Part], split_bytes: int) -> Iterator[InputPartition]:
+    """Neighbours together, until they are as large as a task shall be."""
+    keys: list[str] = []
+    size = 0
+    for part in parts:
+        if keys and size + part.bytes > split_bytes:
+            yield InputPartition(tuple(keys))
+            keys, size = [], 0
+        keys.append(part.key)
+        size += part.bytes
+    if keys:
+        yield InputPartition(tuple(keys))
+
+
+def chosen_columns(snapshot: Snapshot, columns: Sequence[str] | None) -> dict[str, str]:
+    """The columns of a snapshot, with DuckDB's types: those of its parts, then those of its partitions; or some.
+
+    Raises UnknownColumn, InvalidOption.
+    """
+    known = {**snapshot.schema, **visible_partitions(snapshot.schema, snapshot.partition_schema)}
+    if columns is None:
+        return known
+    if isinstance(columns, str) or len(set(columns)) < len(columns):
+        raise InvalidOption(f"{snapshot.table}: columns is {columns!r}; give a list of names, each once.")
+    if missing := [c for c in columns if c not in known]:
+        raise UnknownColumn(
+            f"{snapshot.table}: columns names '{missing[0]}', and the table has no such column (it has "
+            f"{sorted(known)}). Correct the name."
+        )
+    return {c: known[c] for c in columns}
+
+
+def _declared_columns(snapshot: Snapshot, schema: StructType) -> dict[str, str]:
+    """Those that Spark was promised. The user may have declared them, or a repair changed a type since."""
+    columns = chosen_columns(snapshot, schema.fieldNames())
+    for field in schema.fields:
+        type_ = held(columns[field.name]).spark
+        if field.dataType != type_ or not field.nullable:
+            raise InvalidOption(
+                f"{snapshot.table}: column '{field.name}' is {type_.simpleString()}, and may be null; the schema of "
+                f"this read says {field.dataType.simpleString()}{'' if field.nullable else ' NOT NULL'}. Read without "
+                "a schema of your own, and cast."
+            )
+    return columns
+
+
+@dataclass(frozen=True)
+class PartScan:
+    """How a task reads its parts."""
+
+    location: Location
+    spec: TableSpec
+    schema: Mapping[str, str]
+    partition_schema: Mapping[str, str]
+    #: The columns that are read, in Spark's order, with DuckDB's types.
+    columns: Mapping[str, str]
+    where: str | None
+    conditions: tuple[str, ...]
+    #: What Spark was promised, exactly.
+    arrow: pa.Schema
+    as_of_ms: int
+    memory_bytes: int
+
+    def batches(self, keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of these parts. Raises SnapshotExpired, MissingPart, the store's and DuckDB's errors."""
+        if not keys:
+            return
+        handle = Handle(open_store(self.location), self.spec, fixed_spec=True)
+        parts = [handle.part(Marker(key, bytes=0, created_ms=0)) for key in keys]
+        folder = Path(tempfile.mkdtemp(prefix="icedb-read-", dir=scratch_folder()))
+        try:
+            with connect_reader(
+                self.location, memory_bytes=self.memory_bytes, folder=folder, threads=processors()
+            ) as con:
+                rows = con.execute(self._sql(handle, parts)).to_arrow_reader(ROWS_PER_VECTOR)
+                for batch in _gathered(rows):
+                    yield batch.cast(self.arrow)
+        # What DuckDB meets when it has begun to answer comes through Arrow, as an error of Arrow's.
+        except (duckdb.Error, ObjectNotFound, pa.ArrowException, OSError) as error:
+            raise explain(handle, parts, error, as_of_ms=self.as_of_ms) from None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _sql(self, handle: Handle, parts: Sequence[Part]) -> str:
+        conditions = list(self.conditions)
+        # Parts of an older partitioning may hold rows for which it is not true; of others it chose whole partitions.
+        if self.where is not None and any(not self.partition_schema.keys() <= p.values.keys() for p in parts):
+            conditions.append(f"(\n{self.where}\n)")
+        columns = ", ".join(_column_sql(name, type_) for name, type_ in self.columns.items())
+        rows = relation(handle, parts, self.schema, self.partition_schema)
+        within = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return f"SELECT {columns} FROM ({rows}) AS t{within}"
+
+
+def _column_sql(name: str, type_: str) -> str:
+    quoted, cast = quote_name(name), held(type_).cast
+    return quoted if cast == type_ else f"CAST({quoted} AS {cast}) AS {quoted}"
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches that are worth a hand-over, and not larger than that."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= ROWS_PER_BATCH or size >= BATCH_BYTES:
+            yield pa.concat_batches(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield pa.concat_batches(waiting)

@@ -1,0 +1,84 @@
+"""Consumers of the change feed, which keep their cursor and what they got, and die between two batches or in one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from icedb.changes import take_changes
+from icedb.errors import SnapshotExpired
+from icedb.format.feed import Limits
+from icedb.handle import Handle
+from icedb.testing.simulation.plain import read_rows
+from icedb.testing.simulation.process import TIMING
+from icedb.testing.simulation.truth import Violation
+
+if TYPE_CHECKING:
+    from icedb.testing.simulation.world import World
+
+__all__ = ["Follower", "Followers"]
+
+#: How long a log file may appear after its time.
+_LATE_MS = 2 * (TIMING.commit_timeout_ms + TIMING.max_skew_ms)
+
+
+@dataclass(slots=True)
+class Follower:
+    """One consumer. `must` are the rows that it cannot have missed since it began at the request `began_step`."""
+
+    cursor: str | None = None
+    rows: set[int] = field(default_factory=set)
+    must: set[int] = field(default_factory=set)
+    began_step: int = 0
+    #: When it last had all there was; None: it has not yet.
+    caught_up_ms: int | None = None
+    busy: bool = False
+
+
+@dataclass(slots=True)
+class Followers:
+    """All consumers of a world. One that fell behind cleanup is no more."""
+
+    known: list[Follower] = field(default_factory=list)
+
+    def idle(self) -> Follower:
+        """The first that nobody runs, or a new one."""
+        follower = next((f for f in self.known if not f.busy), None)
+        if follower is None:
+            follower = Follower()
+            self.known.append(follower)
+        return follower
+
+    def follow(self, world: World, handle: Handle, follower: Follower, limits: Limits | None) -> None:
+        """Read the next batch, and keep it together with the cursor. Raises Violation, and what a reader meets."""
+        follower.busy = True
+        try:
+            self._follow(world, handle, follower, limits)
+        finally:  # also when the process dies: the consumer goes on in another
+            follower.busy = False
+
+    def _follow(self, world: World, handle: Handle, follower: Follower, limits: Limits | None) -> None:
+        first, began_ms = world.step, world.clock.now_ms()
+        try:
+            changes = take_changes(handle, follower.cursor, limits=limits)
+            rows = read_rows(handle, [p.key for p in changes.parts])
+        except SnapshotExpired:
+            kept_up_ms = began_ms if follower.cursor is None else follower.caught_up_ms
+            slow_ms = TIMING.grace_ms - _LATE_MS - 2 * TIMING.max_skew_ms
+            if kept_up_ms is not None and world.clock.now_ms() - kept_up_ms < slow_ms:
+                raise Violation("a consumer of changes that kept up was told that it is too late") from None
+            self.known.remove(follower)
+            raise
+        if twice := follower.rows & set(rows) or len(set(rows)) < len(rows):
+            raise Violation(f"a consumer of changes got rows twice: {twice} in {sorted(rows)}")
+        if follower.cursor is None:
+            follower.must, follower.began_step = world.truth.must_see(first, world.step), world.step
+        follower.rows |= set(rows)
+        follower.cursor = changes.cursor
+        if limits is None:
+            follower.caught_up_ms = began_ms
+            appended = {
+                r for r, lives in world.truth.fates.items() if follower.began_step < lives[0].added_step <= first
+            }
+            if lost := (follower.must | appended) - follower.rows:
+                raise Violation(f"a consumer of changes did not get rows {sorted(lost)}")
