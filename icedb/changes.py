@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from icedb.errors import InvalidOption
-from icedb.format.feed import Cursor, Limits, advance, at_time, between, decode_cursor, encode_cursor, from_snapshot
+from icedb.format.feed import BEGINNING, Cursor, Limits, advance, at_time, between, decode_cursor, encode_cursor
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
 from icedb.snapshot import Snapshot
@@ -49,14 +49,11 @@ def take_changes(
     _check_limits(handle, limits)
     settled, now_ms = settled_ms(handle), handle.clock.now_ms() - 1  # before the log is read
     state = handle.read()
-    start = from_snapshot(state, handle.keys, settled) if since is None else cursor_of(handle, since)
+    start = BEGINNING if since is None else cursor_of(handle, since)
     if isinstance(until, str):
         end = decode_cursor(until, table=handle.table)
     else:
-        if until is not None and until < start.t_ms and since is not None:
-            raise InvalidOption(
-                f"{handle.table}: until ({until}) is before since ({start.t_ms}), in unix milliseconds. Exchange them."
-            )
+        _check_until(handle, start, until)
         end = advance(state, handle.keys, start, settled_ms=settled, until_ms=until, limits=limits)
     as_of_ms = until if isinstance(until, int) else max(now_ms, state.newest_ms)
     return changes_between(handle, state, start, end, as_of_ms=as_of_ms)
@@ -87,6 +84,17 @@ def settled_ms(handle: Handle) -> int:
     """The time (unix milliseconds) up to which no log file can appear any more, as `LogReader` reckons it."""
     timing = handle.timing
     return handle.clock.now_ms() - 2 * (timing.commit_timeout_ms + timing.max_skew_ms)
+
+
+def _check_until(handle: Handle, start: Cursor, until_ms: int | None) -> None:
+    if until_ms is None:
+        return
+    if start == BEGINNING:
+        raise InvalidOption(f"{handle.table}: until goes with since; snapshot(until) is the table at a time.")
+    if until_ms < start.t_ms:
+        raise InvalidOption(
+            f"{handle.table}: until ({until_ms}) is before since ({start.t_ms}), in unix milliseconds. Exchange them."
+        )
 
 
 def _check_limits(handle: Handle, limits: Limits | None) -> None:

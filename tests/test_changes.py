@@ -13,7 +13,7 @@ from icedb import Table
 from icedb.changes import settled_ms
 from icedb.errors import ForeignMaintenance, InvalidOption, SnapshotExpired
 from icedb.format.codec import encode
-from icedb.format.feed import Cursor, Limits, advance, at_time, between, decode_cursor, encode_cursor, from_snapshot
+from icedb.format.feed import BEGINNING, Cursor, Limits, advance, at_time, between, decode_cursor, encode_cursor
 from icedb.format.names import Keys
 from icedb.format.records import LogFile, LogTombstone, Marker
 from icedb.format.snapshot import LogState, StoredLogFile, replay
@@ -179,6 +179,7 @@ def test_of_merges_by_a_v3_program_nobody_knows_what_is_new(table: Table, clocke
         (lambda t: t.changes("{}"), "is no cursor"),
         (lambda t: t.changes('{"t":1,"extra":2}'), "is no cursor"),
         (lambda t: t.changes("yesterday"), "is no cursor"),
+        (lambda t: t.changes(until=4), "until goes with since"),
         (lambda t: t.changes(5, 4), "until .4. is before since .5."),
         (lambda t: t.changes(parts_max=0), "parts_max is 0"),
         (lambda t: t.changes(bytes_max=-1), "bytes_max is -1"),
@@ -239,13 +240,13 @@ def test_whenever_a_consumer_looks_it_gets_each_row_once_and_again_the_same(seed
     appended = {m.key for _, f in files for m in f.markers if not m.moved}
     now = chance.randrange(90, last)
     state = first = state_at(files, now)
-    start = chance.choice((from_snapshot(state, KEYS, now - SETTLED_AFTER), at_time(now - SETTLED_AFTER), at_time(0)))
+    start = chance.choice((BEGINNING, at_time(now - SETTLED_AFTER), at_time(0)))
     begun = start
     limits = chance.choice((Limits(), Limits(parts=2), Limits(bytes=7), Limits(parts=1)))
     got: list[str] = []
     batches: list[tuple[Cursor, Cursor, list[str]]] = []
     while True:
-        until = chance.choice((None, None, now - chance.randrange(30)))
+        until = None if start == BEGINNING else chance.choice((None, None, now - chance.randrange(30)))
         end = advance(state, KEYS, start, settled_ms=now - SETTLED_AFTER, until_ms=until, limits=limits)
         keys = [m.key for m in between(state, KEYS, start, end)]
         assert end == decode_cursor(encode_cursor(end), table="t")
@@ -260,7 +261,7 @@ def test_whenever_a_consumer_looks_it_gets_each_row_once_and_again_the_same(seed
         state = state_at(files, now)
     assert len(got) == len(set(got))
     final = state_at(files, last)
-    if begun.snapshot is not None:  # what was live, and of all that it did not know then, what was appended
+    if begun == BEGINNING:  # what was live, and of all that it did not know then, what was appended
         expected = {m.key for m in first.live} | (appended - first.parts.keys())
     else:
         expected = {k for k in appended if final.parts[k].created_ms > begun.t_ms}

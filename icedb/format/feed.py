@@ -20,7 +20,7 @@ from icedb.format.names import Keys
 from icedb.format.records import Marker
 from icedb.format.snapshot import LogState
 
-__all__ = ["Cursor", "Limits", "advance", "at_time", "between", "decode_cursor", "encode_cursor", "from_snapshot"]
+__all__ = ["BEGINNING", "Cursor", "Limits", "advance", "at_time", "between", "decode_cursor", "encode_cursor"]
 
 #: Commit time, whether all parts of that time are meant, and if not, the key of the last one that is.
 _Position = tuple[int, bool, str]
@@ -32,9 +32,8 @@ class Cursor(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     """How far a consumer is. Keys are below the table's `_data/`.
 
     All parts up to the time `t_ms` are consumed; with `key`, of that time only those up to this one; and `seen`, which
-    are later. With `snapshot`, these are the parts that the table had when the consumer began, and the feed begins
-    after them; but of those that were live, only what is up to that key is consumed yet. Dead were those whose
-    tombstone is not later than `t_ms`, and `gone`.
+    are later. A consumer that began with the table as it was has consumed, instead, what was live of these: dead were
+    those whose tombstone is not later than `t_ms`, and `gone`; with `snapshot`, only what is up to that key.
     """
 
     t_ms: int
@@ -57,8 +56,12 @@ def at_time(t_ms: int) -> Cursor:
     return Cursor(t_ms)
 
 
-def from_snapshot(state: LogState, keys: Keys, settled_ms: int) -> Cursor:
-    """Nothing is consumed: first comes what is live, then what is appended.
+#: Before everything. What the table is then, the first batch decides, and its end tells.
+BEGINNING = Cursor(0, snapshot="")
+
+
+def _as_it_is(state: LogState, keys: Keys, settled_ms: int) -> Cursor:
+    """All of the table is still to be consumed, and what comes later after it.
 
     What is live is told in a way that stays true, whatever appears later: by a time that is over, and what was
     different then. So a large table can be consumed in many pieces.
@@ -91,9 +94,11 @@ def between(state: LogState, keys: Keys, start: Cursor, end: Cursor) -> list[Mar
 
     Raises SnapshotExpired when cleanup forgot some of it, ForeignMaintenance when the log does not tell what is new.
     """
-    feed = _Feed(state, keys, start)
+    if start == BEGINNING:
+        start = msgspec.structs.replace(end, snapshot="")
+    feed, reached = _Feed(state, keys, start), _Reach(end, keys)
     known = feed.snapshot if end.snapshot is None else [m for m in feed.snapshot if feed.name(m) <= end.snapshot]
-    return known + [m for m in feed.appended if feed.is_consumed(m, end)]
+    return known + [m for m in feed.appended if reached.has(m)]
 
 
 def advance(
@@ -109,21 +114,45 @@ def advance(
 
     `settled_ms`: no log file of that time or before can appear any more. Raises as `between`.
     """
+    begins = start == BEGINNING
+    if begins:
+        start = _as_it_is(state, keys, settled_ms)
     feed = _Feed(state, keys, start)
     appended = [m for m in feed.appended if until_ms is None or m.created_ms <= until_ms]
     taken = _within(limits or Limits(), [*feed.snapshot, *appended])
     if len(taken) < len(feed.snapshot):
         return msgspec.structs.replace(start, snapshot=feed.name(taken[-1]))
-    consumed = {m.key for m in taken} | {m.key for m in feed.all if feed.is_consumed(m, start)}
-    left = [m for m in feed.all if m.key not in consumed]
-    settled_ms = settled_ms if until_ms is None else min(settled_ms, until_ms)
-    frontier = max((settled_ms, True, ""), (start.t_ms, start.key is None, start.key or ""))
-    if left and feed.position(left[0]) <= frontier:
-        passed = [feed.position(m) for m in feed.all if feed.position(m) < feed.position(left[0])]
-        frontier = max([(start.t_ms, start.key is None, start.key or ""), *passed])
+    if begins:
+        return msgspec.structs.replace(start, snapshot=None)
+    left = {m.key for m in feed.appended} - {m.key for m in taken}
+    frontier = max(feed.start.frontier, (settled_ms if until_ms is None else min(settled_ms, until_ms), True, ""))
+    first_left = min((feed.start.position(m) for m in feed.appended if m.key in left), default=None)
+    if first_left is not None and first_left <= frontier:
+        passed = (p for m in feed.all if (p := feed.start.position(m)) < first_left)
+        frontier = max(feed.start.frontier, max(passed, default=feed.start.frontier))
     t_ms, whole, key = frontier
-    beyond = sorted(feed.name(m) for m in feed.all if m.key in consumed and feed.position(m) > frontier)
+    beyond = sorted(feed.name(m) for m in feed.all if m.key not in left and feed.start.position(m) > frontier)
     return Cursor(t_ms, None if whole else key, tuple(beyond))
+
+
+class _Reach:
+    """What a cursor has left behind. What a snapshot is still to give counts too: the feed does not give it."""
+
+    def __init__(self, cursor: Cursor, keys: Keys) -> None:
+        self._data_prefix = keys.data_prefix
+        self._seen = frozenset(cursor.seen)
+        self.frontier: _Position = (cursor.t_ms, cursor.key is None, cursor.key or "")
+
+    def name(self, marker: Marker) -> str:
+        """As cursors have it."""
+        return marker.key.removeprefix(self._data_prefix)
+
+    def position(self, marker: Marker) -> _Position:
+        """Its place in the feed."""
+        return marker.created_ms, False, self.name(marker)
+
+    def has(self, marker: Marker) -> bool:
+        return self.position(marker) <= self.frontier or self.name(marker) in self._seen
 
 
 class _Feed:
@@ -131,32 +160,22 @@ class _Feed:
 
     def __init__(self, state: LogState, keys: Keys, start: Cursor) -> None:
         _check_known(state, start)
-        self._data_prefix = keys.data_prefix
+        self.start = _Reach(start, keys)
+        self.name = self.start.name
         self.snapshot: list[Marker] = []
         if (after := start.snapshot) is not None:
-            began = (m for m in state.parts.values() if self.is_consumed(m, start) and not self._was_dead(m, start))
-            self.snapshot = sorted((m for m in began if self.name(m) > after), key=self.name)
+            gone = frozenset(start.gone)
+            began = (m for m in state.parts.values() if self.start.has(m) and self.name(m) > after)
+            self.snapshot = sorted((m for m in began if not self._was_dead(m, start.t_ms, gone)), key=self.name)
         #: Every part that brought rows since the cursor's time, consumed or not.
         self.all = sorted(
-            (m for m in state.parts.values() if m.created_ms >= start.t_ms and not m.moved), key=self.position
+            (m for m in state.parts.values() if m.created_ms >= start.t_ms and not m.moved), key=self.start.position
         )
-        self.appended = [m for m in self.all if not self.is_consumed(m, start)]
+        self.appended = [m for m in self.all if not self.start.has(m)]
 
-    def name(self, marker: Marker) -> str:
-        """As cursors have it."""
-        return marker.key.removeprefix(self._data_prefix)
-
-    def _was_dead(self, marker: Marker, start: Cursor) -> bool:
+    def _was_dead(self, marker: Marker, t_ms: int, gone: frozenset[str]) -> bool:
         dead_ms = marker.tombstoned_ms
-        return dead_ms is not None and (dead_ms <= start.t_ms or self.name(marker) in start.gone)
-
-    def position(self, marker: Marker) -> _Position:
-        return marker.created_ms, False, self.name(marker)
-
-    def is_consumed(self, marker: Marker, cursor: Cursor) -> bool:
-        """Whether the feed does not give it any more. What a snapshot is about to give, it does not."""
-        whole = cursor.key is None
-        return self.position(marker) <= (cursor.t_ms, whole, cursor.key or "") or self.name(marker) in cursor.seen
+        return dead_ms is not None and (dead_ms <= t_ms or self.name(marker) in gone)
 
 
 def _within(limits: Limits, markers: Sequence[Marker]) -> Sequence[Marker]:

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from icedb.changes import changes_between, cursor_of, settled_ms
 from icedb.errors import SnapshotExpired
-from icedb.format.feed import Cursor, Limits, advance, between, from_snapshot
+from icedb.format.feed import BEGINNING, Cursor, Limits, advance, between
 from icedb.handle import Handle
 from icedb.snapshot import take_snapshot
 from icedb.spark.part_scan import PartScan, in_tasks, scan_of
@@ -43,11 +43,8 @@ class _Feeding:
     until_ms: int | None = None
 
     def begin(self) -> Cursor:
-        settled = settled_ms(self.handle)
-        state = self.handle.read()
-        if self.told.since is not None:
-            return cursor_of(self.handle, self.told.since)
-        return from_snapshot(state, self.handle.keys, settled)
+        """The same whenever Spark asks: it does so again for a first batch that was not finished."""
+        return BEGINNING if self.told.since is None else cursor_of(self.handle, self.told.since)
 
     def end(self, start: Cursor, limits: Limits) -> Cursor:
         """Where the batch that begins at `start` ends; `start` itself when there is nothing to read."""
