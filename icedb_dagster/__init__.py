@@ -1,4 +1,4 @@
-"""IceDB in Dagster: tables as assets, maintenance as jobs, a Postgres-backed pool as the lock of each table."""
+"""IceDB in Dagster: tables as assets, maintenance as jobs, a pool as each table's lock, places for Spark programs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ except ImportError as _error:
         "Install it with: pip install 'icedb-dagster[dagster]' (and [spark] for Spark assets)."
     ) from None
 
+from icedb_dagster.emr import EmrServerlessSpark, EmrSpark
 from icedb_dagster.io_manager import IceDBIOManager
 from icedb_dagster.locks import ensure_pool, icedb_pool
 from icedb_dagster.maintenance import TimeToLive, build_table_definitions
 from icedb_dagster.resource import IceDBResource
+from icedb_dagster.spark import ConnectSpark, LocalSpark, SparkPlace, StandaloneSpark
 
 __all__ = [
+    "ConnectSpark",
+    "EmrServerlessSpark",
+    "EmrSpark",
     "IceDBIOManager",
     "IceDBResource",
+    "LocalSpark",
+    "SparkPlace",
+    "StandaloneSpark",
     "TimeToLive",
     "build_table_definitions",
     "ensure_pool",

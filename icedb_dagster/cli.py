@@ -1,7 +1,7 @@
-"""The command `icedb-dagster`: start, stop and look at the local stack of a project.
+"""The command `icedb-dagster`: start, stop and look at the local stack of a project, and start Spark programs.
 
-A thin shell around `icedb_dagster.stack`. Progress and errors go to standard error, results to standard output; an
-error is one readable line, with the end of the log it came from below, and exit status 1.
+A thin shell around `icedb_dagster.stack` and `icedb_dagster.places`. Progress and errors go to standard error, results
+to standard output; an error is one readable line, with the end of the log it came from below, and exit status 1.
 """
 
 import sys
@@ -17,6 +17,7 @@ from rich.text import Text
 
 from icedb.errors import IceDBError
 from icedb_dagster import stack as local_stack
+from icedb_dagster.places import PlaceName, configured_place
 from icedb_dagster.stack import ServiceName, ServiceStatus
 
 __all__ = ["app", "main"]
@@ -84,6 +85,32 @@ def down(project_dir: ProjectDir = Path()) -> None:
 def status(project_dir: ProjectDir = Path()) -> None:
     """Show what runs in this folder."""
     _show(local_stack.status(project_dir))
+
+
+@app.command()
+def submit(
+    program: Annotated[str, typer.Argument(help="One of spark_jobs by its name, or a Python file (on AWS: in S3).")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="After a --: what the program takes.")] = None,
+    on: Annotated[PlaceName, typer.Option(help="Where to run it.")] = "local",
+    config: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="The place's fields, as TOML or YAML.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="One field, or FIELD.KEY=VALUE of a mapping. Repeatable."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be started, and check it.")] = False,
+) -> None:
+    """Start a Spark program: here, on a cluster, over Spark Connect, or on AWS.
+
+    A program whose driver runs here takes the place of this command, which then ends as it does. On AWS, the program is
+    started, and nobody waits for it. Secrets belong in the environment, or in the roles of the machines.
+    """
+    place = configured_place(on, config, set_ or ())
+    if dry_run:
+        sys.stdout.write(place.preview(program, arguments or ()) + "\n")  # as it is: it may be copied
+    else:
+        _errors.print(place.submit(program, arguments or ()), soft_wrap=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -46,7 +46,8 @@ def execute(code: str, name: str) -> int:
     """Run a program and compare what its comments say; returns how many did. Raises AssertionError."""
     checks = _Checks(code)
     tree = ast.fix_missing_locations(checks.visit(ast.parse(code, name)))
-    exec(compile(tree, name, "exec"), {"__name__": "__main__", "_value": checks.value, "_said": checks.said})
+    program = compile(tree, name, "exec", dont_inherit=True)  # the page has none of our `from __future__`
+    exec(program, {"__name__": "__main__", "_value": checks.value, "_said": checks.said})
     assert not checks.left, f"{name}: lines {sorted(checks.left)} say something, and were not reached"
     return checks.found
 

@@ -129,6 +129,7 @@ LAYERS = [
 CONFINED = {
     "pyspark": ("icedb.spark.", "icedb_dagster.", "spark_jobs."),
     "dagster": ("icedb_dagster.",),
+    "dagster_aws": ("icedb_dagster.emr",),
     "dagster_pyspark": ("icedb_dagster.",),
     "dagster_pipes": ("icedb_dagster.", "spark_jobs."),
     "polars": (),
@@ -136,6 +137,7 @@ CONFINED = {
     "starlette": (),
     "obstore": ("icedb.store",),
     "typer": ("icedb.cli", "icedb_dagster."),
+    "yaml": ("icedb_dagster.places",),
     "rich": ("icedb.cli", "icedb_dagster."),
 }
 #: What the programs of `spark_jobs` may import beside Python's own: a cluster has nothing else. `boto3` only to reach

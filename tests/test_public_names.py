@@ -12,6 +12,7 @@ from icedb.errors import IceDBError
 PUBLIC = {
     "icedb": [
         "Aggregating",
+        "Changes",
         "CleanupReport",
         "Commit",
         "CompressionCodec",
@@ -50,6 +51,7 @@ PUBLIC = {
     "icedb.errors": [
         "AccessDenied",
         "BucketNotFound",
+        "CheckpointBehind",
         "ClockSkew",
         "CommitContended",
         "CommitUncertain",
@@ -112,6 +114,20 @@ PUBLIC = {
         "run_story",
         "single_stories",
         "torn_stories",
+    ],
+    "icedb_dagster": [
+        "ConnectSpark",
+        "EmrServerlessSpark",
+        "EmrSpark",
+        "IceDBIOManager",
+        "IceDBResource",
+        "LocalSpark",
+        "SparkPlace",
+        "StandaloneSpark",
+        "TimeToLive",
+        "build_table_definitions",
+        "ensure_pool",
+        "icedb_pool",
     ],
 }
 
