@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo ui down status test test-slow simulate torture mutants bench-spark lint format clean
+.PHONY: help demo ui down status test test-slow simulate torture mutants bench-spark bench-stream lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is
@@ -41,6 +41,9 @@ mutants: $(VENV)/.installed-dev  ## Seed faults of the protocol one by one: the 
 BENCH ?= --rows 10000000 --rounds 3
 bench-spark: $(VENV)/.installed-dev  ## Measure writing, reading and merging on Spark, beside Spark and DuckDB alone
 	@$(BIN)/python -m benchmarks.spark $(BENCH)
+
+bench-stream: $(VENV)/.installed-dev  ## Measure how soon a stream's rows can be read, and draw it
+	@$(BIN)/python -m benchmarks.stream --plot docs/images/stream-latency.png
 
 lint: $(VENV)/.installed-dev  ## Linters and strict types
 	@$(BIN)/ruff format --check .

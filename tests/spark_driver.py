@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -86,13 +88,66 @@ def load(spark: SparkSession, place: Place, files: str, **options: str) -> None:
     spark.read.parquet(files).coalesce(1).write.format("icedb").mode("append").options(**place, **options).save()
 
 
+def stream(
+    spark: SparkSession,
+    place: Place,
+    files: str,
+    checkpoint: str,
+    mode: str = "append",
+    files_per_batch: int = 1,
+    **options: str,
+) -> int:
+    """Append what files of events hold, in micro-batches, until all are read; gives the last batch's number."""
+    source = spark.readStream.schema("n long, label string").option("maxFilesPerTrigger", files_per_batch).json(files)
+    query = (
+        (source if mode == "append" else source.groupBy("n", "label").count())
+        .writeStream.format("icedb")
+        .outputMode(mode)
+        .options(**place, **options, checkpointLocation=checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    progress = query.lastProgress
+    return -1 if progress is None else int(progress["batchId"])
+
+
+def stream_and_append(
+    spark: SparkSession,
+    place: Place,
+    files: str,
+    checkpoint: str,
+    stop: str,
+    started: float,
+    day_seconds: float,
+    rows: int,
+) -> dict[str, Any]:
+    """Stream files into a table and append batches of tests/test_spark_mixed_load.py to it, until `stop` is there.
+
+    Gives the day of each batch that was appended, and the number of the stream's batches.
+    """
+    schema = "writer string, batch long, i long, day long, total long"
+    source = spark.readStream.schema(schema).json(files)
+    query = source.writeStream.format("icedb").options(**place, checkpointLocation=checkpoint).start()
+    days: list[int] = []
+    while not Path(stop).exists():
+        day = int((time.time() - started) / day_seconds)
+        batch = spark.range(0, 2 * rows, 1, 4).selectExpr(
+            "'spark' AS writer", f"{len(days)}L AS batch", "id AS i", f"{day} - id % 2 AS day", f"{rows}L AS total"
+        )
+        batch.write.format("icedb").mode("append").options(**place).save()
+        days.append(day)
+    query.processAllAvailable()
+    query.stop()
+    progress = query.lastProgress
+    return {"days": days, "batches": 0 if progress is None else int(progress["batchId"]) + 1}
+
+
 def executors(spark: SparkSession) -> list[tuple[str, int]]:
     """Where tasks run: the host that Spark knows each by, and the process of its Java."""
 
     def where(batches: Any) -> Any:
         import os
-        import time
-        from pathlib import Path
 
         time.sleep(0.5)  # long enough that the tasks cannot all go to one executor
         for _ in batches:
@@ -106,7 +161,8 @@ def executors(spark: SparkSession) -> list[tuple[str, int]]:
 
 
 ASKED: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (append, overwrite, write, read, read_table, merge, load, executors)
+    f.__name__: f
+    for f in (append, overwrite, write, read, read_table, merge, load, stream, stream_and_append, executors)
 }
 
 

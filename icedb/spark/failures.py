@@ -48,6 +48,10 @@ _HAPPENED = {
         "a Spark task ran out of memory. Give the executors more for Python (spark.executor.memoryOverhead), let fewer "
         "tasks run in one at a time (spark.executor.cores), or give each task less (memory_bytes)."
     ),
+    r"No space left on device|Disk quota exceeded": (
+        "a Spark task found no space left on its machine's disk, where it sorts and spills. Make room there, name a "
+        "larger folder (spark.local.dir), or give each task less (more partitions)."
+    ),
     r"Python worker exited unexpectedly|ExecutorLostFailure|exited caused by|Python worker (?:failed|process)": (
         "a Spark task died, each time that it was tried: its process ended without an error. Often the system ends "
         "what takes too much memory: give the executors more (spark.executor.memoryOverhead), or let fewer tasks run "
@@ -64,6 +68,7 @@ _HAPPENED = {
 # How Spark tells that a write job failed when it was planned, in a task, or in what computes its rows.
 _BEFORE_COMMIT = re.compile(
     r"Job aborted due to stage failure|Task \d+ in stage|Failed to (?:create|lookup|plan) "
+    r"|, in write_parts\b"  # what tasks do; a task's error may come without Spark's words around it
     r"|\A(?:\([\w.$]+\) )?"  # Spark Connect's name of the error
     r"\[(?!PYTHON_DATA_SOURCE_ERROR|SPARK_JOB_CANCELLED|OPERATION_|SESSION_|INTERNAL_ERROR)[A-Z_.]+\]"
 )
