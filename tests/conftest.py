@@ -35,6 +35,11 @@ BUCKET = "icedb-tests"
 ALLOW_ALL = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}'
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with Spark first: they take longest, and at the end one worker would be left with one of them."""
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _no_aws_of_the_developer() -> Iterator[None]:
     """No test may reach, or be decided by, an account of whoever runs it."""
