@@ -1,0 +1,233 @@
+"""Write a stream to an IceDB table: one commit for each micro-batch, exactly once.
+
+    spark-submit stream_events.py --format json --input /landing/events --table s3://lake/events --checkpoint /state/e
+
+The source is any of Spark's: a folder into which files are put, or what --format and --option name. SIGTERM and SIGINT
+end the stream after its running micro-batch; started again with the same checkpoint, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Event, current_thread, main_thread
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+import icedb
+from icedb.errors import IceDBError, InvalidBatch, InvalidOption
+from icedb.spark.failures import explained
+from icedb.spark.types import spark_schema
+from spark_jobs.job import Job, Result, name_and_value, parser, positive, run
+
+__all__ = ["Streamed", "follow", "main", "open_source", "start"]
+
+NAME = "stream_events"
+AVAILABLE_NOW = "available-now"
+# Sources that are told their columns; of others, such as Kafka's, the columns are given.
+_FILES = ("json", "csv", "parquet", "orc", "text")
+_PREAMBLE = re.compile(r"^\[STREAM_FAILED\] Query \[[^\]]*\] terminated with exception: ")
+_UNREADABLE = re.compile(r"^\[FAILED_READ_FILE\S* Encountered error while reading file (?P<file>\S+)\.\s")
+# How long a running micro-batch may take to end once the stream shall.
+GRACE_SECONDS = 60.0
+POLL_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """What the micro-batches of one run had."""
+
+    batches: int
+    rows: int
+    last_batch: int
+
+
+def open_source(
+    spark: SparkSession,
+    source: str,
+    *,
+    table: icedb.Table,
+    path: str | None = None,
+    schema: str | None = None,
+    options: Mapping[str, str] | None = None,
+    select: Sequence[str] = (),
+) -> DataFrame:
+    """The stream of a source. `schema`: DDL; files have the table's columns if it is None. `select`: Spark's SQL.
+
+    A record that does not fit ends the stream, unless an option `mode` says otherwise. Raises InvalidOption, and what
+    Spark raises for a source that it does not know.
+    """
+    reader = spark.readStream.format(source)
+    if source in ("json", "csv"):  # else what does not fit becomes null, in silence
+        reader = reader.option("mode", "FAILFAST")
+    if schema is not None:
+        reader = reader.schema(schema)
+    elif source in _FILES:
+        columns = table.schema()
+        if not columns:
+            raise InvalidOption(f"{table.uri}: the table has no columns yet, so say those of the files: --schema.")
+        reader = reader.schema(spark_schema(columns))
+    reader = reader.options(**dict(options or {}))
+    frame = reader.load() if path is None else reader.load(path)
+    return frame.selectExpr(*select) if select else frame
+
+
+def start(frame: DataFrame, table: icedb.Table, *, checkpoint: str, trigger: str = AVAILABLE_NOW) -> StreamingQuery:
+    """Begin to write a stream. `trigger`: `available-now` ends when all that there is was read; or an interval."""
+    writer = frame.writeStream.format("icedb").outputMode("append").option("checkpointLocation", checkpoint)
+    writer = writer.options(**table.handle.location.storage_options)
+    writer = writer.trigger(availableNow=True) if trigger == AVAILABLE_NOW else writer.trigger(processingTime=trigger)
+    return writer.start(table.uri)
+
+
+def follow(
+    query: StreamingQuery,
+    *,
+    stop: Event,
+    seconds_max: float | None = None,
+    on_batch: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Streamed:
+    """Wait until the stream ends, `stop` is set or the time is over; then let the running micro-batch end.
+
+    `on_batch` gets Spark's progress of each micro-batch that had rows. Raises what ended the stream.
+    """
+    done = Streamed(0, 0, -1)
+    began, ending = time.monotonic(), None
+    while True:
+        ended = query.awaitTermination(POLL_SECONDS)
+        now = time.monotonic()
+        before = done.last_batch
+        for progress in query.recentProgress:
+            number, rows = int(progress["batchId"]), int(progress["numInputRows"])
+            if rows and number > done.last_batch:
+                done = Streamed(done.batches + 1, done.rows + rows, number)
+                if on_batch is not None:
+                    on_batch(progress)
+        if ended:
+            return done
+        if ending is None and (stop.is_set() or (seconds_max is not None and now - began >= seconds_max)):
+            ending = now
+        if ending is not None:
+            settled = done.last_batch > before or not query.status["isTriggerActive"]
+            if settled or now - ending > GRACE_SECONDS:
+                # What it may have begun since is not committed, and done once when it is started again.
+                query.stop()
+                return done
+
+
+# ------------------------------------------------------------------------------------------ the program
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The program's arguments."""
+    made = parser(__doc__)
+    made.add_argument("--format", default="json", help="json, csv, parquet, or any source that Spark has (%(default)s)")
+    made.add_argument("--input", metavar="PATH", help="the folder of a source of files")
+    made.add_argument(
+        "--option", dest="options", type=name_and_value, action="append", default=[], metavar="NAME=VALUE",
+        help="an option of the source",
+    )  # fmt: skip
+    made.add_argument(
+        "--option-from", dest="secrets", type=name_and_variable, action="append", default=[], metavar="NAME=VARIABLE",
+        help="an option that is a secret: its value is that of an environment variable",
+    )  # fmt: skip
+    made.add_argument("--schema", metavar="DDL", help="of the source: 'ts TIMESTAMP, user_id BIGINT'; else the table's")
+    made.add_argument(
+        "--select", action="append", default=[], metavar="SQL", help="a column of the table, in Spark SQL"
+    )
+    made.add_argument("--checkpoint", required=True, metavar="FOLDER", help="where Spark keeps how far the stream is")
+    made.add_argument(
+        "--trigger", default=AVAILABLE_NOW, metavar="WHEN",
+        help="available-now: read what there is, and end; or an interval such as '30 seconds' (%(default)s)",
+    )  # fmt: skip
+    made.add_argument("--duration", type=positive, metavar="SECONDS", help="end after this time")
+    return made
+
+
+def name_and_variable(text: str) -> tuple[str, str]:
+    """An argument NAME=VARIABLE, of a variable that is set."""
+    name, _, variable = text.partition("=")
+    if not name or variable not in os.environ:
+        raise argparse.ArgumentTypeError(
+            f"'{name}' shall have the value of the variable '{variable}', which is not set"
+        )
+    return name, variable
+
+
+def work(job: Job, args: argparse.Namespace) -> Result:
+    """Do what the arguments say."""
+    table = icedb.Table.open(args.table, storage_options=args.storage_options)
+    secrets = {name: os.environ[variable] for name, variable in args.secrets}
+    try:
+        frame = open_source(
+            job.spark,
+            args.format,
+            table=table,
+            path=args.input,
+            schema=args.schema,
+            options=dict(args.options) | secrets,
+            select=args.select,
+        )
+        with _told_to_stop() as stop:
+            query = start(frame, table, checkpoint=args.checkpoint, trigger=args.trigger)
+            job.log.info("%s: the stream %s is running", table.uri, query.id)
+            done = follow(
+                query,
+                stop=stop,
+                seconds_max=args.duration,
+                on_batch=lambda p: job.log.info(
+                    "%s: batch %d: %d rows in %d ms",
+                    *(table.uri, p["batchId"], p["numInputRows"], p["batchDuration"]),
+                ),
+            )
+    except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
+        raise _meaning(error, table.uri) from None
+    job.log.info("%s: the stream has ended", table.uri)
+    return Result(table.snapshot(), {"batches": done.batches, "rows_read": done.rows, "last_batch": done.last_batch})
+
+
+def _meaning(error: Exception, table: str) -> IceDBError:
+    """What ended the stream, without the ids that Spark puts before it."""
+    if not isinstance(error, StreamingQueryException):
+        return explained(error, table=table)
+    text = _PREAMBLE.sub("", str(error))
+    if unreadable := _UNREADABLE.search(text):
+        return InvalidBatch(
+            f"{table}: '{unreadable['file']}' cannot be read, or has a record that does not fit the columns. Correct "
+            "the file or move it away, or say what becomes of such records: --option mode=DROPMALFORMED."
+        )
+    return explained(RuntimeError(text), table=table)
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[Event]:
+    """Set when the process is asked to end."""
+    stop = Event()
+    if current_thread() is not main_thread():  # where Python takes no signals
+        yield stop
+        return
+    kept = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run by itself, from spark-submit, plain Python or Dagster."""
+    return run(NAME, arguments(), argv, work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

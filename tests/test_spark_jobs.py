@@ -1,0 +1,367 @@
+"""The programs of `spark_jobs`, in one session: what they do, what they say, and how they end when they cannot."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shlex
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import SparkSession
+
+from icedb import Table
+from icedb.errors import InvalidOption
+from icedb.spark.java import prepare_environment
+from spark_jobs import backfill, export_table, ingest_events, merge_table, stream_events
+from tests.conftest import Place
+from tests.counting_proxy import CountingProxy, HttpRequest
+from tests.pages import ROOT, blocks
+from tests.spark_clusters import SESSION
+
+pytestmark = pytest.mark.spark
+
+PROGRAMS = {module.NAME: module for module in (backfill, export_table, ingest_events, merge_table, stream_events)}
+COLUMNS = {"ts": "TIMESTAMP WITH TIME ZONE", "user": "BIGINT", "amount": "DECIMAL(9,2)"}
+GOOD = [{"ts": f"2026-01-0{day}T12:00:00Z", "user": day, "amount": 1.25} for day in (1, 2, 3)]
+#: Lines that are no records, and what is said of each.
+BAD = {
+    "no json": "is not JSON (JSON is malformed: invalid character (byte 4))",
+    '{"user": 7} {"user": 8}': "is not JSON (JSON is malformed: trailing characters (byte 13))",
+    "[1]": "is not an object",
+    '{"user": "seven"}': "does not fit the columns: user",
+    '{"ts": 1767225600000}': "does not fit the column 'ts'",
+    '{"amount": 1.255}': "does not fit the column 'amount'",
+    '{"user": 7, "colour": "red"}': "has fields that no column is for: ['colour']",
+    '{"amount": 1}': "lacks a value of 'user'",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session that the programs find."""
+    folder = tmp_path_factory.mktemp("spark")
+    kept = dict(os.environ)
+    os.environ["SPARK_HOME"] = str(spark_home)
+    prepare_environment()
+    builder = SparkSession.builder.master("local[2,2]").config("spark.local.dir", str(folder / "local"))
+    for name, value in SESSION.items():
+        builder = builder.config(name, value)
+    session = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
+    yield session
+    session.stop()
+    os.environ.clear()
+    os.environ.update(kept)
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Table:
+    """A table with its columns and no rows yet."""
+    return Table.create(
+        tmp_path / "lake" / "events",
+        partition_by=["CAST(ts AS DATE) AS day"],
+        sort_by=["user"],
+        schema=COLUMNS,
+        required=["user"],
+    )
+
+
+def write_lines(path: Path, lines: list[Any]) -> Path:
+    """JSON lines; texts are written as they are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def users(table: Table) -> list[int]:
+    return [user for (user,) in table.query("SELECT user FROM t ORDER BY user").fetchall()]
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """What a program that failed has written: its log lines, and one line that says why. Nothing on stdout."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert all(" INFO " in line for line in lines[:-1]), err
+    assert "Traceback" not in err
+    return lines[-1]
+
+
+def figures(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """What a program that succeeded has written to stdout."""
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.endswith(": done")
+    return {name: " ".join(values) for name, *values in map(str.split, lines)}
+
+
+def test_the_commands_that_the_page_shows_are_ones_that_the_programs_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAAS", "a secret")
+    shown = [block.replace("\\\n", " ") for block in blocks(ROOT / "docs" / "spark-jobs.md", "sh")]
+    found = set()
+    for words in (shlex.split(line) for block in shown for line in block.splitlines()):
+        for name, program in PROGRAMS.items():
+            if f"{name}.py" in words:
+                program.arguments().parse_args(words[words.index(f"{name}.py") + 1 :])
+                found.add(name)
+    assert found == PROGRAMS.keys()
+
+
+# ------------------------------------------------------------------------------------------ ingest_events
+
+
+@pytest.mark.s3
+def test_files_in_a_bucket_become_one_commit_and_what_is_no_record_is_set_aside_once(
+    s3: Place, s3_server: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in s3_server.storage_options.items():
+        monkeypatch.setenv(name, value)
+    bucket, _, prefix = s3.uri.removeprefix("s3://").partition("/")
+    lines = [*map(json.dumps, GOOD), "", *BAD]
+    body = gzip.compress("\n".join(lines[:6]).encode()) + gzip.compress("\n".join(["", *lines[6:]]).encode())
+    client = s3_server.client()
+    client.put_object(Bucket=bucket, Key=f"{prefix}-raw/a.jsonl.gz", Body=body)
+    client.put_object(Bucket=bucket, Key=f"{prefix}-raw/b.jsonl.gz", Body=gzip.compress(b'{"user": 9}\n'))
+    table = Table.create(s3.uri, partition_by=["user % 2 AS odd"], schema=COLUMNS, required=["user"])
+    command = ["--input", f"{s3.uri}-raw/*.gz", "--table", s3.uri, "--quarantine", "--batch-id", "raw:1"]
+
+    assert ingest_events.main(command) == 0
+    told = figures(capsys)
+    assert (told["files"], told["rows_read"], told["rows_written"], told["rows_quarantined"]) == ("2", "12", "4", "8")
+    assert (told["quarantine"], told["snapshot_id"]) == (f"{s3.uri}_quarantine", table.snapshot().id)
+    assert users(table) == [1, 2, 3, 9]
+    aside = Table.open(f"{s3.uri}_quarantine")
+    found = aside.query("SELECT row, reason, source FROM t").fetchall()
+    assert {row: reason for row, reason, _ in found} == BAD
+    assert sorted(source for *_, source in found) == sorted(
+        f"{s3.uri}-raw/a.jsonl.gz, line {number}" for number in range(5, 13)
+    )
+
+    assert ingest_events.main(command) == 0  # the same batch again
+    assert figures(capsys)["repeated"] == "yes"
+    assert (len(users(table)), aside.snapshot().rows) == (4, 8)
+    assert table.verify(deep=True).ok
+
+
+def test_a_bad_record_ends_the_job_in_a_line_that_shows_it_and_nothing_is_written(
+    events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_lines(tmp_path / "raw.jsonl", [*GOOD, *BAD])
+    command = ["--input", str(path), "--table", events.uri]
+    assert ingest_events.main(command) == 1
+    line = last_line(capsys)
+    assert line.startswith(f"ingest_events: InvalidBatch: {events.uri}: 8 bad records, 0 are allowed; nothing was")
+    assert f"{path}, line " in line
+    assert "--quarantine" in line
+
+    aside = str(tmp_path / "aside")
+    assert ingest_events.main([*command, "--quarantine", aside, "--max-bad-records", "7"]) == 1
+    assert "8 bad records, 7 are allowed" in last_line(capsys)
+    assert not Table.exists(aside)
+    assert events.snapshot().parts == ()
+
+
+def test_a_table_is_created_for_parquet_and_for_lines_whose_columns_nobody_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    for name, table in {
+        "a": pa.table(
+            {"n": pa.array([1, 2], pa.uint32()), "moment": pa.array([moment] * 2, pa.timestamp("ms", "UTC"))}
+        ),
+        "b": pa.table({"n": pa.array([3], pa.uint32())}),
+    }.items():
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    numbers, lines = str(tmp_path / "numbers"), str(tmp_path / "lines")
+    command = ["--input", str(tmp_path / "*.parquet"), "--table", numbers]
+    assert ingest_events.main(command) == 1
+    assert "TableNotFound" in last_line(capsys)
+    assert ingest_events.main([*command, "--create", "--partition-by", "n % 2 AS odd", "--sort-by", "n"]) == 0
+    made = Table.open(numbers)
+    assert made.schema() == {"n": "BIGINT", "moment": "TIMESTAMP WITH TIME ZONE"}
+    assert made.query("SELECT n, moment, odd FROM t ORDER BY n").fetchall() == [
+        (1, moment, 1),
+        (2, moment, 0),
+        (3, None, 1),
+    ]
+
+    monkeypatch.chdir(tmp_path)  # where Spark's workers are not
+    write_lines(Path("new.ndjson"), [{"n": 1, "tags": ["a"]}, {"n": 2, "of": {"x": 1.5}}])
+    assert ingest_events.main(["--input", "new.ndjson", "--table", lines, "--create"]) == 0
+    assert Table.open(lines).schema() == {"n": "BIGINT", "of": "STRUCT(x DOUBLE)", "tags": "VARCHAR[]"}
+
+
+def test_wrong_arguments_are_told_from_wrong_work_and_no_secret_is_repeated(
+    events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(write_lines(tmp_path / "raw.jsonl", GOOD))
+    command = ["--input", path, "--table", events.uri]
+    assert ingest_events.main([*command, "--storage-option", "AWS_SECRET_ACCESS_KEY=hidden"]) == 2
+    err = capsys.readouterr().err
+    assert "AWS_SECRET_ACCESS_KEY is a secret" in err.splitlines()[-1]
+    assert "hidden" not in err
+    assert ingest_events.main([*command, "--storage-options", "AWS_SECRET_ACCESS_KEY=hidden"]) == 2
+    err = capsys.readouterr().err
+    assert "unrecognized arguments: --storage-options AWS_SECRET_ACCESS_KEY=..." in err.splitlines()[-1]
+    assert "hidden" not in err
+    for arguments, words in {
+        ("--schema", "n INTT"): "--schema cannot be read",
+        ("--schema", "user STRING", "--quarantine"): "column 'user' is BIGINT in the table and VARCHAR in the batch",
+        ("--max-bad-records", "3"): "--quarantine",
+        ("--sort-by", "n"): "--create",
+        ("--storage-option", "COLOUR=red"): "unknown storage options",
+    }.items():
+        assert ingest_events.main([*command, *arguments]) == 1
+        assert words in last_line(capsys)
+    with pytest.raises(InvalidOption, match="is not the beginning of a day"):
+        backfill.moments("2026-01-01T05:00", "2026-01-03", "day")
+    assert backfill.moments("2025-12", "2026-02-01", "month")[-1] == datetime(2026, 2, 1)
+    assert len(backfill.moments("2026-01-01-22:00", "2026-01-02T01", "hour")) == 4
+
+
+@pytest.mark.s3
+def test_a_store_that_is_lost_is_said_in_a_line(
+    s3: Place, s3_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = Table.create(s3.uri, schema=COLUMNS, storage_options=s3.storage_options)
+    path = write_lines(tmp_path / "raw.jsonl", GOOD)
+    with CountingProxy(s3_server.endpoint).running() as proxy:
+        for name, value in {**s3_server.storage_options, "AWS_ENDPOINT_URL": proxy.endpoint}.items():
+            monkeypatch.setenv(name, value)
+        lost = threading.Event()
+
+        def close(request: HttpRequest) -> None:
+            if "/_data/" in request.path and request.kind == "PUT":
+                lost.set()
+            if lost.is_set():
+                raise ConnectionAbortedError
+
+        proxy.before = close
+        assert ingest_events.main(["--input", str(path), "--table", s3.uri]) == 1
+    line = last_line(capsys)
+    assert lost.is_set()
+    assert f"ingest_events: StoreUnavailable: {s3.uri}: cannot create '" in line
+    assert table.snapshot().parts == ()
+
+
+# ------------------------------------------------------------------------------------------ the others
+
+
+def test_a_table_is_merged_until_nothing_is_left_and_exported_as_it_was(
+    events: Table, tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for user in range(6):
+        events.insert([{"ts": datetime(2026, 1, 1 + user % 2, tzinfo=UTC), "user": user}])
+    then = events.snapshot()
+    command = ["--table", events.uri, "--input-parts-max", "3"]
+    assert merge_table.main([*command, "--dry-run"]) == 0
+    told = figures(capsys)
+    assert (told["groups_to_merge"], told["parts_to_merge"], told["table_parts"]) == ("2", "6", "6")
+    assert merge_table.main(command) == 0
+    told = figures(capsys)
+    assert (told["passes"], told["parts_merged"], told["new_parts"], told["groups_remaining"]) == ("2", "6", "2", "0")
+    assert (users(events), len(events.snapshot().parts)) == ([*range(6)], 2)
+
+    events.insert([{"ts": datetime(2026, 1, 1, tzinfo=UTC), "user": 6}])
+    output = tmp_path / "export"
+    output.mkdir()
+    command = ["--table", events.uri, "--output", str(output), "--as-of", str(then.as_of_ms)]
+    command += ["--where", "day = DATE '2026-01-01'", "--columns", "user,day"]
+    assert export_table.main(command) == 0
+    assert figures(capsys)["rows_exported"] == "3"
+    rows = sorted(pq.read_table(output).to_pylist(), key=lambda row: row["user"])
+    assert rows == [{"user": user, "day": date(2026, 1, 1)} for user in (0, 2, 4)]
+    assert export_table.main(command) == 1
+    assert f"there is something at '{output}' already" in last_line(capsys)
+
+
+def test_a_stream_is_written_once_goes_on_where_it_was_and_ends_when_it_is_told(
+    events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    landing, checkpoint = tmp_path / "landing", tmp_path / "checkpoint"
+    command = ["--input", str(landing), "--table", events.uri, "--checkpoint", str(checkpoint)]
+    command += ["--option", "maxFilesPerTrigger=1"]
+    write_lines(landing / "1.json", GOOD[:1])
+    write_lines(landing / "2.json", GOOD[1:2])
+    for batches, rows in (("2", "2"), ("0", "0")):
+        assert stream_events.main(command) == 0
+        told = figures(capsys)
+        assert (told["batches"], told["rows_read"]) == (batches, rows)
+
+    write_lines(landing / "3.json", GOOD[2:])
+    ending = once_there(lambda: len(users(events)) == 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert stream_events.main([*command, "--trigger", "1 second"]) == 0
+    ending.join()
+    assert figures(capsys)["rows_read"] == "1"
+    assert users(events) == [1, 2, 3]
+
+    write_lines(landing / "4.json", ["no json"])
+    assert stream_events.main(command) == 1
+    assert f"InvalidBatch: {events.uri}: 'file://{landing}/4.json' cannot be read, or has a record" in last_line(capsys)
+    assert users(events) == [1, 2, 3]
+    assert stream_events.main([*command, "--option-from", "kafka.sasl.jaas.config=NOT_SET"]) == 2
+
+
+def once_there(condition: Callable[[], bool], do: Callable[[], None]) -> threading.Thread:
+    """Do something as soon as a condition holds."""
+    over = threading.Event()
+
+    def wait() -> None:
+        while not condition():
+            over.wait(0.2)
+        do()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_backfill_that_failed_goes_on_after_what_is_done(
+    events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events.insert([{"ts": datetime(2026, 1, day, tzinfo=UTC), "user": 100 + day} for day in (1, 2, 3, 4)])
+    raw = tmp_path / "raw"
+    for day in (1, 2):
+        write_lines(raw / "2026" / f"0{day}" / "a.jsonl", GOOD[day - 1 : day])
+    command = [
+        "--table",
+        events.uri,
+        "--from",
+        "2026-01-01",
+        "--to",
+        "2026-01-03",
+        "--progress",
+        str(tmp_path / "done"),
+    ]
+    command += ["--partition", "day={date:%Y-%m-%d}", "--input", f"{raw}/{{date:%Y/%d}}/*.jsonl"]
+    assert backfill.main(command) == 1
+    assert f"no file matches '{raw}/2026/03/*.jsonl'" in last_line(capsys)
+    assert users(events) == [1, 2, 103, 104]
+    before = events.snapshot()
+
+    write_lines(raw / "2026" / "03" / "a.jsonl", GOOD[2:])
+    assert backfill.main(command) == 0
+    told = figures(capsys)
+    assert (told["partitions_done"], told["partitions_skipped"], told["rows_written"]) == ("1", "2", "1")
+    assert users(events) == [1, 2, 3, 104]
+    kept = {p.key for p in before.parts if "2026-01-03" not in p.key}
+    assert kept <= {p.key for p in events.snapshot().parts}  # nothing was written twice
+
+    copy = Table.create(tmp_path / "lake" / "copy", partition_by=["strftime(ts, '%Y-%m-%d') AS d"])
+    command = ["--table", copy.uri, "--from", "2026-01-03", "--to", "2026-01-05", "--progress", str(tmp_path / "done")]
+    command += ["--partition", "d={date:%Y-%m-%d}", "--source-table", events.uri, "--missing", "skip"]
+    command += ["--source-where", "day = DATE '{date:%Y-%m-%d}'"]
+    assert backfill.main(command) == 0
+    told = figures(capsys)
+    assert (told["partitions_done"], told["partitions_missing"]) == ("2", "1")
+    assert (users(copy), copy.schema()) == ([3, 104], events.schema())

@@ -1,0 +1,190 @@
+"""The programs of `spark_jobs` in processes of their own: started by Dagster, on a cluster, on a full disk."""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
+import json
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("pyspark")
+dg = pytest.importorskip("dagster")
+
+# ruff: noqa: E402 - without the extras there is nothing to import
+from icedb import Table
+from tests.pages import ROOT
+from tests.spark_clusters import SESSION, environment, standalone
+
+pytestmark = pytest.mark.spark
+
+PROGRAM_SECONDS_MAX = 240
+FULL_BYTES = 8 * 1024 * 1024
+
+
+def program(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, str(ROOT / "spark_jobs" / f"{name}.py"), *arguments]
+
+
+def submitted(spark_home: Path, name: str, conf: dict[str, str], *words: str) -> list[str]:
+    settings = [word for option in (SESSION | conf).items() for word in ("--conf", "=".join(option))]
+    return [str(spark_home / "bin" / "spark-submit"), *settings, *words[:-1], name, *words[-1].split("|")]
+
+
+def raw_events(folder: Path, lines: list[Any]) -> str:
+    path = folder / "raw.jsonl"
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return str(path)
+
+
+def test_dagster_is_told_what_was_done_and_a_step_that_fails_says_why(spark_home: Path, tmp_path: Path) -> None:
+    table = Table.create(tmp_path / "events", partition_by=["n % 2 AS odd"], schema={"n": "BIGINT"})
+    source = raw_events(tmp_path, [{"n": 1}, {"n": 2}, "no json"])
+    env = environment(spark_home)
+
+    @dg.asset(check_specs=[dg.AssetCheckSpec("no_quarantined_records", asset="events")])
+    def events(context: dg.AssetExecutionContext, client: dg.PipesSubprocessClient):
+        command = program("ingest_events", "--table", table.uri, "--input", source, "--quarantine")
+        extras = {"checks": ["no_quarantined_records"]}
+        return client.run(context=context, command=command, env=env, extras=extras).get_results()
+
+    @dg.asset(partitions_def=dg.DailyPartitionsDefinition("2026-01-01"))
+    def lost(context: dg.AssetExecutionContext):
+        """Told by arguments where Dagster is, as where its environment cannot be set."""
+        command = program("backfill", "--table", str(tmp_path / "nothing"), "--progress", str(tmp_path / "progress"))
+        command += ["--partition", "day={date:%Y-%m-%d}", "--input", "{date:%d}.jsonl"]
+        with dg.open_pipes_session(
+            context=context,
+            context_injector=dg.PipesTempFileContextInjector(),
+            message_reader=dg.PipesTempFileMessageReader(),
+        ) as session:
+            words = [word for pair in session.get_bootstrap_cli_arguments().items() for word in pair]
+            subprocess.run([*command, *words], env=env, check=True, timeout=PROGRAM_SECONDS_MAX)
+        return session.get_results()
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        client = dg.PipesSubprocessClient()
+        result = dg.materialize([events], resources={"client": client}, instance=instance)
+        [materialized] = result.asset_materializations_for_node("events")
+        [check] = result.get_asset_check_evaluations()
+        said = messages(instance, result)
+        failed = dg.materialize([lost], instance=instance, partition_key="2026-01-02", raise_on_error=False)
+        said_of_failed = messages(instance, failed)
+        errors = [
+            e.dagster_event.engine_event_data.error.message
+            for e in instance.all_logs(failed.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
+            if e.dagster_event.engine_event_data.error
+        ]
+
+    snapshot = table.snapshot()
+    told = {name: value.value for name, value in materialized.metadata.items()}
+    assert (told["ingest_events/rows_written"], told["ingest_events/rows_quarantined"]) == (2, 1)
+    assert (told["dagster/row_count"], told["icedb/live_parts"]) == (2, len(snapshot.parts))
+    assert (told["icedb/bytes"], told["icedb/snapshot_id"]) == (snapshot.bytes, snapshot.id)
+    columns = told["dagster/column_schema"].columns
+    assert [(c.name, c.type) for c in columns] == [("n", "BIGINT"), ("odd", "BIGINT")]
+    assert materialized.tags["dagster/data_version"] == snapshot.id
+    assert (check.check_name, check.passed) == ("no_quarantined_records", False)
+    assert any("3 records, 2 written in 2 parts, 1 set aside" in text for text in said)
+
+    assert not failed.success
+    line = f"backfill: TableNotFound: {tmp_path / 'nothing'}: "
+    assert len(errors) == 1
+    assert errors[0].startswith(line)
+    assert "\n" not in errors[0].strip()
+    assert any(text.startswith(line) for text in said_of_failed)
+    assert f"{tmp_path / 'nothing'}: 1 partitions, 2026-01-02 to 2026-01-02" in said_of_failed
+
+
+def messages(instance: Any, result: Any) -> list[str]:
+    """What the log of a run says."""
+    return [e.user_message for e in instance.all_logs(result.run_id)]
+
+
+def test_executors_that_have_only_the_dependencies_get_our_code_as_a_wheel(spark_home: Path, tmp_path: Path) -> None:
+    """A Python that does not see the checkout, with the packages that are binaries and stay in the environment."""
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, ROOT],
+        check=True,
+        timeout=120,
+    )
+    [built] = tmp_path.glob("*.whl")
+    wheel = built.rename(tmp_path / "icedb.zip")  # executors import only from archives with such a name
+    with zipfile.ZipFile(wheel) as files:
+        merge = files.extract("spark_jobs/ingest_events.py", tmp_path / "program")
+    venv.create(tmp_path / "python", with_pip=False)
+    python = str(tmp_path / "python" / "bin" / "python")
+    env = environment(spark_home) | {
+        "PYTHONPATH": sysconfig.get_path("platlib"),
+        "PYSPARK_PYTHON": python,
+        "PYSPARK_DRIVER_PYTHON": python,
+    }
+    without = subprocess.run(
+        [python, "-c", "import duckdb, icedb"], env=env, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "No module named 'icedb'" in without.stderr
+
+    source = raw_events(tmp_path, [{"n": n} for n in range(10)])
+    table = str(tmp_path / "events")
+    with standalone(tmp_path, env) as master:
+        arguments = f"--table|{table}|--input|{source}|--create|--partition-by|n % 2 AS odd|--sort-by|n"
+        command = submitted(
+            spark_home,
+            merge,
+            {"spark.executor.memory": "512m"},
+            "--master",
+            master,
+            "--py-files",
+            str(wheel),
+            arguments,
+        )
+        done = subprocess.run(
+            command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=PROGRAM_SECONDS_MAX
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rows_written      10" in done.stdout
+    assert Table.open(table).query("SELECT count(*), sum(n) FROM t").fetchall() == [(10, 45)]
+
+
+def can_mount() -> bool:
+    """Whether a process may have file systems of its own here."""
+    tried = subprocess.run([*in_own_mounts(Path("/mnt")), "true"], capture_output=True)
+    return tried.returncode == 0
+
+
+def in_own_mounts(folder: Path) -> list[str]:
+    """A command that runs what follows it with a small disk at a folder, which nobody else sees."""
+    mount = f'mount -t tmpfs -o size={FULL_BYTES} tmpfs "{folder}" && exec "$@"'
+    return ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+
+
+@pytest.mark.skipif(not can_mount(), reason="no mount namespaces here")
+def test_a_full_disk_is_said_in_a_line(spark_home: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    table = Table.create(tmp_path / "blobs")
+    noise = np.random.default_rng(1).bytes(3 * FULL_BYTES)
+    rows = {"blob": [noise[n : n + 100_000] for n in range(0, len(noise), 100_000)]}
+    pq.write_table(pa.table(rows), tmp_path / "blobs.parquet", row_group_size=10)
+    arguments = f"--table|{table.uri}|--input|{tmp_path / 'blobs.parquet'}"
+    command = submitted(
+        spark_home, str(ROOT / "spark_jobs" / "ingest_events.py"), {"spark.local.dir": str(scratch)},
+        "--master", "local[1]", arguments,
+    )  # fmt: skip
+    env = environment(spark_home)
+    done = subprocess.run(
+        [*in_own_mounts(scratch), *command], env=env, cwd=tmp_path, capture_output=True, text=True,
+        timeout=PROGRAM_SECONDS_MAX,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    *_, line = done.stdout.splitlines()  # spark-submit gives what a Python program says on stderr to stdout
+    assert line.startswith(f"ingest_events: SparkJobFailed: {table.uri}: a Spark task found no space left"), line
+    assert table.snapshot().parts == ()
