@@ -1,0 +1,382 @@
+"""How soon a stream's rows can be read, while the table is merged and cleaned up beside it.
+
+    python -m benchmarks.stream --minutes 20 --speedup 4 --plot docs/images/stream-latency.png
+
+Files of events arrive in a folder at a steady rate, and a Spark stream writes them to a table. For each file: the time
+from its arrival, which is its renaming into the folder, until a reader who looks again and again finds its rows in a
+snapshot. Everything is on this machine: Spark as `local[2]`, a table in a local folder, where each part and log file is
+forced to disk. A first file, which warms everything up, is not counted. At the end all rows are counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+from typing import Annotated, Any
+
+import duckdb
+import pyspark
+import typer
+from pyspark.sql import SparkSession
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as Grid
+
+from icedb import Table, Timing
+from icedb.spark.java import prepare_environment
+
+__all__ = ["Measured", "Plan", "draw", "measure"]
+
+# So that cleanup has something to do within minutes.
+TIMING = Timing(max_skew_ms=1_000, commit_timeout_ms=5_000, grace_ms=20_000)
+# How often the reader looks: no latency is told more exactly.
+LOOK_SECONDS = 0.05
+SAMPLE_SECONDS = 1.0
+# After the last arrival, for the stream to come to its end.
+PATIENCE_SECONDS = 120
+PERCENTILES = (50, 90, 99, 100)
+WARM_UP = -1
+SCHEMA = "file long, ts timestamp, user_id long, event string, amount double"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What arrives, and what is done to the table. `every` and `minutes` are of the events' time, `speedup` as fast."""
+
+    minutes: float
+    every: float
+    rows: int
+    speedup: float
+    maintain_every: float
+
+    @property
+    def files(self) -> int:
+        """How many arrive, and are counted."""
+        return max(1, round(self.minutes * 60 / self.every))
+
+    @property
+    def pause(self) -> float:
+        """Real seconds from one arrival to the next."""
+        return self.every / self.speedup
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The table at one moment: real seconds since the first arrival, live parts, log files in the store."""
+
+    second: float
+    parts: int
+    log_files: int
+
+
+@dataclass(slots=True)
+class Measured:
+    """Times are of one clock, in seconds; files by their numbers."""
+
+    plan: Plan
+    arrived: dict[int, float] = field(default_factory=dict)
+    visible: dict[int, float] = field(default_factory=dict)
+    looks: list[tuple[float, int, int]] = field(default_factory=list)
+    maintained: list[float] = field(default_factory=list)
+
+    @property
+    def latencies(self) -> list[float]:
+        """Of the files, in the order of their arrival."""
+        return [self.visible[n] - self.arrived[n] for n in range(self.plan.files)]
+
+    @property
+    def samples(self) -> list[Sample]:
+        """From the first arrival to the last."""
+        first, last = self.arrived[0], self.arrived[self.plan.files - 1]
+        return [Sample(at - first, parts, logs) for at, parts, logs in self.looks if first <= at <= last]
+
+    def minute(self, number: int) -> float:
+        """When a file arrived, in the events' time."""
+        return number * self.plan.every / 60
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest of the values that so many percent of them do not exceed."""
+    return sorted(values)[max(0, ceil(len(values) * percent / 100) - 1)]
+
+
+# ------------------------------------------------------------------------------------------ what happens at once
+
+
+def measure(plan: Plan, folder: Path) -> Measured:
+    """Let files arrive in `folder`, which is empty, and watch them come through. Raises AssertionError."""
+    measured, over = Measured(plan), threading.Event()
+    staged, files = folder / "staged", folder / "files"
+    files.mkdir()
+    _make_files(plan, staged)
+    path = folder / "table"
+    table = Table.create(
+        path, partition_by=["date_part('minute', ts) // 5 AS five_minutes"], sort_by=["event", "ts"], timing=TIMING
+    )
+    with _session(folder) as spark, _stream(spark, files, path, folder / "checkpoint"), ThreadPoolExecutor() as pool:
+        try:
+            helpers = [
+                pool.submit(_watch, Table.open(path, timing=TIMING), measured, over),
+                pool.submit(_maintain, Table.open(path, timing=TIMING), measured, over),
+            ]
+            _arrive(measured, WARM_UP, staged, files)
+            _await_all(measured, [WARM_UP], helpers)
+            started = time.monotonic()
+            for number in range(plan.files):
+                over.wait(max(0.0, started + number * plan.pause - time.monotonic()))
+                _arrive(measured, number, staged, files)
+            _await_all(measured, range(plan.files), helpers)
+        finally:
+            over.set()
+        for helper in helpers:
+            helper.result()
+    _check(table, plan)
+    return measured
+
+
+def _make_files(plan: Plan, staged: Path) -> None:
+    """One for each number, with events spread over its share of time."""
+    staged.mkdir()
+    with duckdb.connect() as con:
+        con.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
+        for number in range(WARM_UP, plan.files):
+            first_ms = int(max(0, number) * plan.every * 1000)
+            con.execute(
+                f"""
+                COPY (
+                    SELECT {number}::BIGINT AS file,
+                        TIMESTAMPTZ '2026-11-01 12:00:00+00'
+                            + to_milliseconds({first_ms} + (i * {plan.every * 1000} // {plan.rows})::BIGINT) AS ts,
+                        (hash(i, {number}, 1) % 100000)::BIGINT AS user_id,
+                        ['view', 'click', 'search', 'purchase'][1 + (hash(i, {number}, 2) % 4)::BIGINT] AS event,
+                        (hash(i, {number}, 3) % 10000) / 100 AS amount
+                    FROM range({plan.rows}) r(i)
+                ) TO '{_name(staged, number)}' (FORMAT parquet)
+                """
+            )
+
+
+def _name(folder: Path, number: int) -> Path:
+    return folder / f"{number - WARM_UP:06}.parquet"
+
+
+def _arrive(measured: Measured, number: int, staged: Path, files: Path) -> None:
+    _name(staged, number).rename(_name(files, number))
+    measured.arrived[number] = time.monotonic()
+
+
+@contextmanager
+def _stream(spark: SparkSession, files: Path, path: Path, checkpoint: Path) -> Iterator[None]:
+    source = spark.readStream.schema(SCHEMA).parquet(str(files))
+    query = source.writeStream.format("icedb").option("checkpointLocation", str(checkpoint)).start(str(path))
+    try:
+        yield
+        if error := query.exception():
+            raise error
+    finally:
+        query.stop()
+
+
+def _watch(table: Table, measured: Measured, over: threading.Event) -> None:
+    """A reader: takes snapshots, and looks what files the parts are of that it has not seen yet."""
+    seen: set[str] = set()
+    with duckdb.connect(config={"threads": 1}) as con:
+        while not over.wait(LOOK_SECONDS):
+            snapshot = table.snapshot()
+            now = time.monotonic()
+            new = [part for part in snapshot.parts if part.key not in seen]
+            seen.update(part.key for part in new)
+            query = "SELECT DISTINCT file FROM read_parquet(?, hive_partitioning = false)"
+            for (number,) in con.execute(query, [[p.path for p in new]]).fetchall() if new else []:
+                measured.visible.setdefault(number, now)
+            if not measured.looks or now - measured.looks[-1][0] >= SAMPLE_SECONDS:
+                log_files = len(table.handle.store.list(table.handle.keys.log_prefix))
+                measured.looks.append((now, len(snapshot.parts), log_files))
+
+
+def _maintain(table: Table, measured: Measured, over: threading.Event) -> None:
+    while not over.wait(measured.plan.maintain_every):
+        table.merge()
+        table.merge_log()
+        table.cleanup()
+        measured.maintained.append(time.monotonic())
+
+
+def _await_all(measured: Measured, numbers: Sequence[int], helpers: Sequence[Future[None]]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while missing := [n for n in numbers if n not in measured.visible]:
+        for helper in helpers:
+            if helper.done():
+                helper.result()  # raises: they only end by an error
+        if time.monotonic() > deadline:
+            raise AssertionError(
+                f"{len(missing)} of {len(numbers)} files are not in the table, the first: {missing[0]}"
+            )
+        time.sleep(LOOK_SECONDS)
+
+
+def _check(table: Table, plan: Plan) -> None:
+    """Speed is of no use to a table that is wrong."""
+    rows = table.query("SELECT count(*), count(DISTINCT file) FROM t").fetchall()
+    expected = [((plan.files + 1) * plan.rows, plan.files + 1)]
+    if rows != expected:
+        raise AssertionError(f"rows and files are {rows} instead of {expected}")
+    if problems := table.verify(deep=True).problems:
+        raise AssertionError(f"the table is damaged: {problems}")
+
+
+def _session(folder: Path) -> SparkSession:
+    prepare_environment()
+    settings = {
+        "spark.master": "local[2]",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(folder / "spark"),
+        "spark.log.level": "ERROR",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    builder = SparkSession.builder.appName("icedb-stream-benchmark")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()  # a session is a context that stops it
+
+
+# ------------------------------------------------------------------------------------------ what is told
+
+
+def draw(measured: Measured, target: Path) -> None:
+    """The latencies over time and by percentile, and below them what the table consisted of."""
+    from matplotlib.figure import Figure  # here, so that measuring alone does not need it
+
+    blue, orange, grey, red = "#2b6ca3", "#d9822b", "#8a8f98", "#b03a48"
+    plan, latencies = measured.plan, measured.latencies
+    minutes = [measured.minute(n) for n in range(plan.files)]
+    figure = Figure(figsize=(11, 6.6), layout="constrained")
+    axes = figure.subplots(2, 2, width_ratios=(3, 1), height_ratios=(3, 2), sharex="col", sharey="row")
+    figure.suptitle(
+        f"A Spark stream into an IceDB table: {plan.files} files of {plan.rows:,} events, one every {plan.pause:.3g} "
+        f"seconds; merged and cleaned up every {plan.maintain_every:.3g} seconds",
+        fontsize=11,
+    )
+
+    over_time, spread, counts, told = axes[0][0], axes[0][1], axes[1][0], axes[1][1]
+    over_time.scatter(minutes, latencies, s=9, color=grey, alpha=0.6, linewidths=0, label="one file")
+    whole = sorted({int(m) for m in minutes})
+    grouped = {w: [v for m, v in zip(minutes, latencies, strict=True) if int(m) == w] for w in whole}
+    for percent, colour, name in ((50, blue, "median of a minute"), (90, orange, "90th percentile of a minute")):
+        line = [percentile(grouped[w], percent) for w in whole]
+        over_time.plot([w + 0.5 for w in whole], line, color=colour, linewidth=2, label=name)
+    over_time.set_ylabel("seconds from a file's arrival\nuntil its rows can be read")
+    over_time.set_ylim(bottom=0)
+
+    percents = [100 * (n + 1) / len(latencies) for n in range(len(latencies))]
+    spread.plot(percents, sorted(latencies), color=blue, linewidth=2)
+    spread.plot(PERCENTILES, [percentile(latencies, p) for p in PERCENTILES], "o", color=red, markersize=5)
+    spread.set_title("the same files, sorted", fontsize=10)
+    spread.tick_params(labelbottom=True)
+    spread.set_xlabel("percent of the files")
+    told.set_axis_off()
+    lines = [f"{as_word(p):>6} {percentile(latencies, p):5.2f} s" for p in PERCENTILES]
+    told.text(0.5, 0.75, "\n".join(lines), family="monospace", ha="center", va="top", transform=told.transAxes)
+
+    at = [s.second * plan.speedup / 60 for s in measured.samples]
+    counts.plot(
+        at, [s.log_files for s in measured.samples], color=orange, linewidth=1.8, label="log files in the store"
+    )
+    counts.plot(at, [s.parts for s in measured.samples], color=blue, linewidth=1.8, label="live parts")
+    counts.set_ylim(bottom=0)
+    counts.set_ylabel("how many")
+    counts.set_xlabel(f"minutes of the events' time, which passes {plan.speedup:.3g} times as fast as real time")
+    for panel in (over_time, counts):
+        panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=9)
+    for panel in (over_time, spread, counts):
+        panel.grid(color="#e3e5e8", linewidth=0.8)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=130)
+
+
+def as_word(percent: int) -> str:
+    """A percentile's name."""
+    return {50: "median", 100: "max"}.get(percent, f"p{percent}")
+
+
+def as_json(measured: Measured) -> dict[str, Any]:
+    """The results for programs."""
+    latencies, samples = measured.latencies, measured.samples
+    return {
+        "files": measured.plan.files,
+        "rows": measured.plan.files * measured.plan.rows,
+        "seconds_between_files": measured.plan.pause,
+        "maintained": len(measured.maintained),
+        "percentiles": {str(p): percentile(latencies, p) for p in PERCENTILES},
+        "latencies": latencies,
+        "live_parts": [s.parts for s in samples],
+        "log_files": [s.log_files for s in samples],
+    }
+
+
+def as_grid(measured: Measured, title: str) -> Grid:
+    """The results for people."""
+    grid = Grid(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for name in ("", *map(as_word, PERCENTILES)):
+        grid.add_column(name, justify="right" if name else "left", no_wrap=True)
+    rows: dict[str, Sequence[float]] = {
+        "seconds from arrival to visibility": measured.latencies,
+        "live parts": [s.parts for s in measured.samples],
+        "log files": [s.log_files for s in measured.samples],
+    }
+    for name, values in rows.items():
+        grid.add_row(
+            name, *(f"{percentile(values, p):.{0 if isinstance(values[0], int) else 2}f}" for p in PERCENTILES)
+        )
+    return grid
+
+
+def main(
+    minutes: Annotated[float, typer.Option(min=0.05, max=60, help="How long, in the events' time.")] = 20,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds of the events' time that a file has.")] = 5,
+    rows: Annotated[int, typer.Option(min=1, help="Events in a file.")] = 5_000,
+    speedup: Annotated[float, typer.Option(min=0.1, help="How much faster the events' time passes.")] = 4,
+    maintain_every: Annotated[float, typer.Option(min=0.1, help="Real seconds between two merges.")] = 10,
+    folder: Annotated[Path | None, typer.Option(help="For everything that is made: a fast local disk.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Where to draw the results; takes matplotlib.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the results, too.")] = None,
+) -> None:
+    """Measure how soon a stream's rows can be read."""
+    plan = Plan(minutes, every, rows, speedup, maintain_every)
+    console = Console()
+    seconds = plan.files * plan.pause
+    with (
+        tempfile.TemporaryDirectory(prefix="icedb-stream-", dir=folder) as name,
+        console.status(f"{plan.files} files arrive within {seconds:.0f} seconds"),
+    ):
+        measured = measure(plan, Path(name))
+    versions = f"Spark {pyspark.__version__}, DuckDB {duckdb.__version__}, {os.cpu_count()} processors"
+    console.print(
+        as_grid(
+            measured,
+            f"{plan.files} files of {rows:,} events, {len(measured.maintained)} rounds of maintenance; {versions}",
+        )
+    )
+    if plot is not None:
+        draw(measured, plot)
+    if json_file is not None:
+        json_file.write_text(json.dumps(as_json(measured), indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(main)
