@@ -6,16 +6,28 @@ is, as long as cleanup leaves it. See `icedb.format.feed`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from icedb.errors import InvalidOption
-from icedb.format.feed import BEGINNING, Cursor, Limits, advance, at_time, between, decode_cursor, encode_cursor
+from icedb.format.feed import (
+    BEGINNING,
+    Cursor,
+    Limits,
+    advance,
+    at_time,
+    between,
+    check_order,
+    decode_cursor,
+    encode_cursor,
+)
+from icedb.format.records import Marker
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
 from icedb.snapshot import Snapshot
 from icedb.spec import all_columns
 
-__all__ = ["Changes", "changes_between", "cursor_of", "settled_ms", "take_changes"]
+__all__ = ["Changes", "changes_of", "cursor_of", "settled_ms", "take_changes"]
 
 
 @dataclass(frozen=True)
@@ -52,19 +64,22 @@ def take_changes(
     start = BEGINNING if since is None else cursor_of(handle, since)
     if isinstance(until, str):
         end = decode_cursor(until, table=handle.table)
+        check_order(start, end, handle.keys, table=handle.table)
     else:
         _check_until(handle, start, until)
-        end = advance(state, handle.keys, start, settled_ms=settled, until_ms=until, limits=limits)
+        end, _ = advance(state, handle.keys, start, settled_ms=settled, until_ms=until, limits=limits)
     as_of_ms = until if isinstance(until, int) else max(now_ms, state.newest_ms)
-    return changes_between(handle, state, start, end, as_of_ms=as_of_ms)
+    return changes_of(handle, state, start, end, between(state, handle.keys, start, end), as_of_ms=as_of_ms)
 
 
-def changes_between(handle: Handle, state: LogState, start: Cursor, end: Cursor, *, as_of_ms: int) -> Changes:
-    """The parts between two cursors. Raises as `between`."""
+def changes_of(
+    handle: Handle, state: LogState, start: Cursor, end: Cursor, markers: Sequence[Marker], *, as_of_ms: int
+) -> Changes:
+    """Parts of the change feed as what can be queried."""
     return Changes(
         table=handle.table,
         as_of_ms=as_of_ms,
-        parts=tuple(handle.part(m) for m in between(state, handle.keys, start, end)),
+        parts=tuple(map(handle.part, markers)),
         schema=all_columns(handle.spec, state.schema),
         log_files=len(state.files),
         epoch=state.epoch,

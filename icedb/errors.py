@@ -29,7 +29,7 @@
     │   ├── UnsupportedStore         the store overwrites where it must refuse             (RuntimeError)
     │   ├── ClockSkew                this machine's clock is too far from the store's      (RuntimeError)
     │   ├── SnapshotExpired          that time can no longer be read                       (LookupError)
-    │   ├── CheckpointBehind         an older state of a stream's checkpoint was put back  (RuntimeError)
+    │   ├── CheckpointBehind         the table is ahead of a stream's checkpoint           (RuntimeError)
     │   ├── GraceTooShort            cleanup could delete what a reader still needs        (ValueError)
     │   ├── JavaNotFound             Spark has no Java to run on                           (RuntimeError)
     │   ├── StackError               the local Postgres, daemon or web server              (RuntimeError)
@@ -237,7 +237,10 @@ class SnapshotExpired(FixInput, LookupError):
 
 
 class CheckpointBehind(FixInput, RuntimeError):
-    """A stream is at a batch before the last one that the table has of it: its checkpoint is an older one."""
+    """The table has this batch of a stream with other rows, or a later one of it.
+
+    The stream's checkpoint is an older one, or another driver has gone on with it.
+    """
 
 
 class GraceTooShort(FixInput, ValueError):

@@ -15,7 +15,7 @@ DAY_MS = 24 * HOUR_MS
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """All in milliseconds. Every program that writes a table must use the same."""
+    """All in milliseconds. Every program that writes a table, or follows its changes, must use the same."""
 
     #: Clocks of writers and store may differ by this much.
     max_skew_ms: int = MINUTE_MS

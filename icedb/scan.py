@@ -165,7 +165,7 @@ def explain(
     marker = state.parts.get(named.key)
     if marker is None or marker.tombstoned_ms is not None:
         return SnapshotExpired(
-            f"{handle.table}: the part '{named.key}' of this snapshot was cleaned up. Take a new snapshot.",
+            f"{handle.table}: the part '{named.key}' was cleaned up. Take a new snapshot; for changes, begin anew.",
             horizon_ms=max(state.horizon_ms, as_of_ms + 1),
         )
     if status in ACCESS_REFUSED:

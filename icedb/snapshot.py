@@ -106,9 +106,10 @@ class Snapshot:
         if where is None:
             return list(self.parts)
         chosen = set(self.partitions(where))
-        return [p for p in self.parts if p.partition in chosen or self._is_older(p)]
+        return [p for p in self.parts if p.partition in chosen or self.is_older(p)]
 
-    def _is_older(self, part: Part) -> bool:
+    def is_older(self, part: Part) -> bool:
+        """Whether its path does not say the values of all partition columns: `files(where)` could not tell."""
         return not self.partition_schema.keys() <= part.values.keys()
 
     def query(self, sql: str, *, where: str | None = None) -> duckdb.DuckDBPyRelation:
@@ -135,7 +136,7 @@ class Snapshot:
 
     def _within(self, rows: str, parts: Sequence[Part], where: str | None) -> str:
         """Parts of an older partitioning may hold rows for which `where` is not true."""
-        if where is None or not any(map(self._is_older, parts)):
+        if where is None or not any(map(self.is_older, parts)):
             return rows
         return f"SELECT * FROM ({rows}) AS t WHERE (\n{where}\n)"
 

@@ -330,8 +330,8 @@ class Table:
         """
         return take_changes(
             self._handle,
-            since if since is None or isinstance(since, str) else as_of_ms(since),
-            until if until is None or isinstance(until, str) else as_of_ms(until),
+            since if since is None or isinstance(since, str) else as_of_ms(since, name="since"),
+            until if until is None or isinstance(until, str) else as_of_ms(until, name="until"),
             limits=Limits(parts_max, bytes_max),
         )
 
@@ -664,12 +664,12 @@ def _check_types(
         raise InvalidOption(f"{table}: row_group_rows must be a whole number, not {row_group_rows!r}.")
 
 
-def as_of_ms(as_of: AsOf) -> int:
+def as_of_ms(as_of: AsOf, *, name: str = "as_of") -> int:
     """A point in time as unix milliseconds. Raises InvalidOption for a datetime without a timezone."""
     if isinstance(as_of, datetime):
         if as_of.tzinfo is None:
-            raise InvalidOption(f"as_of {as_of} has no timezone; give datetime(..., tzinfo=UTC) or unix milliseconds.")
+            raise InvalidOption(f"{name} {as_of} has no timezone; give datetime(..., tzinfo=UTC) or unix milliseconds.")
         return int(as_of.astimezone(UTC).timestamp() * 1000)
     if not isinstance(as_of, int) or isinstance(as_of, bool):
-        raise InvalidOption(f"as_of is {as_of!r}; give datetime(..., tzinfo=UTC) or unix milliseconds.")
+        raise InvalidOption(f"{name} is {as_of!r}; give datetime(..., tzinfo=UTC) or unix milliseconds.")
     return as_of

@@ -13,7 +13,17 @@ from icedb import Table
 from icedb.changes import settled_ms
 from icedb.errors import ForeignMaintenance, InvalidOption, SnapshotExpired
 from icedb.format.codec import encode
-from icedb.format.feed import BEGINNING, Cursor, Limits, advance, at_time, between, decode_cursor, encode_cursor
+from icedb.format.feed import (
+    BEGINNING,
+    Cursor,
+    Limits,
+    advance,
+    at_time,
+    between,
+    check_order,
+    decode_cursor,
+    encode_cursor,
+)
 from icedb.format.names import Keys
 from icedb.format.records import LogFile, LogTombstone, Marker
 from icedb.format.snapshot import LogState, StoredLogFile, replay
@@ -154,23 +164,68 @@ def test_a_consumer_that_keeps_up_is_not_behind_cleanup(table: Table, clock: Man
     assert got == list(range(40))
 
 
-def test_of_merges_by_a_v3_program_nobody_knows_what_is_new(table: Table, clocked: ClockedStore) -> None:
-    insert(table, 0)
+def v3_merge(table: Table, clocked: ClockedStore) -> None:
+    """One part becomes another, by a program that knows no epochs."""
+    table.insert([{"k": 0, "n": 0}])
     [part] = table.snapshot().parts
-    cursor = table.changes().cursor
     t_ms = part.created_ms + 1
     merged = table.handle.keys.part("k=0", "f" * 32)
     clocked.create(merged, clocked.get(part.key).body)
-    old = table.handle.read().files
     file = LogFile(
         t_ms,
         {},
         (Marker(part.key, part.bytes, part.created_ms, tombstoned_ms=t_ms), Marker(merged, part.bytes, t_ms)),
-        tuple(LogTombstone(key, t_ms) for key in old),
+        tuple(LogTombstone(key, t_ms) for key in table.handle.read().files),
     )
     clocked.create(table.handle.keys.log_file(t_ms, merged=True, writer="v3"), encode(file))
-    with pytest.raises(ForeignMaintenance, match="a program of IceDB v3 that merges"):
-        table.changes(cursor)
+
+
+def test_of_merges_by_a_v3_program_nobody_knows_what_is_new(table: Table, clocked: ClockedStore) -> None:
+    v3_merge(table, clocked)
+    with pytest.raises(ForeignMaintenance, match="a program of IceDB v3 merged"):
+        table.changes(1)
+
+
+def test_that_a_v3_program_merged_is_not_forgotten_when_its_log_files_are(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    v3_merge(table, clocked)
+    clock.advance(MINUTE_MS)
+    table.alter(row_group_rows=10_000)
+    table.insert([{"k": 0, "n": 1}])
+    table.merge()
+    assert all(f.file.epoch is not None for f in table.handle.read(fresh=True).effective.values())
+    with pytest.raises(ForeignMaintenance, match="begin anew"):
+        table.changes(1)
+    clock.advance(HOUR_MS)
+    assert numbers(table.changes()) == [0, 1]
+
+
+def test_a_cursor_that_does_not_come_after_is_no_end(table: Table) -> None:
+    insert(table, 0, 1, 2)
+    piece = table.changes(parts_max=1)
+    first = table.changes()
+    insert(table, 3)
+    second = table.changes(first.cursor)
+    for since, until in ((1_900_000_000_000, first.cursor), (1, piece.cursor), (first.cursor, piece.cursor)):
+        with pytest.raises(InvalidOption, match="does not come after since"):
+            table.changes(since, until)
+    assert numbers(table.changes(piece.since, piece.cursor)) == numbers(piece)
+    assert numbers(table.changes(first.cursor, second.cursor)) == [3]
+
+
+def test_limits_count_only_what_is_wanted(table: Table) -> None:
+    table.insert([{"k": k, "n": k} for k in range(20)])
+    end, parts = advance(
+        table.handle.read(),
+        table.handle.keys,
+        BEGINNING,
+        settled_ms=0,
+        limits=Limits(parts=1),
+        counted=lambda markers: {m.key for m in markers if "k=19" in m.key},
+    )
+    assert len(parts) == 20
+    assert end.snapshot is None
 
 
 @pytest.mark.parametrize(
@@ -183,7 +238,7 @@ def test_of_merges_by_a_v3_program_nobody_knows_what_is_new(table: Table, clocke
         (lambda t: t.changes(5, 4), "until .4. is before since .5."),
         (lambda t: t.changes(parts_max=0), "parts_max is 0"),
         (lambda t: t.changes(bytes_max=-1), "bytes_max is -1"),
-        (lambda t: t.changes(True), "as_of is True"),
+        (lambda t: t.changes(True), "since is True"),
     ],
 )
 def test_what_makes_no_sense_is_refused(table: Table, call: Callable[[Table], object], reason: str) -> None:
@@ -247,8 +302,10 @@ def test_whenever_a_consumer_looks_it_gets_each_row_once_and_again_the_same(seed
     batches: list[tuple[Cursor, Cursor, list[str]]] = []
     while True:
         until = None if start == BEGINNING else chance.choice((None, None, now - chance.randrange(30)))
-        end = advance(state, KEYS, start, settled_ms=now - SETTLED_AFTER, until_ms=until, limits=limits)
+        end, taken = advance(state, KEYS, start, settled_ms=now - SETTLED_AFTER, until_ms=until, limits=limits)
         keys = [m.key for m in between(state, KEYS, start, end)]
+        assert keys == [m.key for m in taken]
+        check_order(start, end, KEYS, table="t")
         assert end == decode_cursor(encode_cursor(end), table="t")
         if limits.parts is not None:
             assert len(keys) <= limits.parts

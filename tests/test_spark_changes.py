@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import pytest
 pytest.importorskip("pyspark")
 
 from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import icedb.spark
 from icedb import Table, Timing
 from icedb.errors import InvalidOption
 from icedb.format.feed import Cursor, Limits
 from icedb.spark.read_options import batch_read_options, stream_read_options
-from icedb.spark.stream_reader import _Feeding
+from icedb.spark.stream_reader import StreamReader, _Feeding
+from icedb.spark.types import spark_schema
 from icedb.testing import ClockedStore, ManualClock, create_table
 
 pytestmark = pytest.mark.spark
@@ -148,13 +151,41 @@ def test_a_quiet_stream_keeps_up_with_cleanup() -> None:
     quiet = create_table(ClockedStore(clock), clock, sort_by=["n"])
     quiet.insert([{"n": 1}])
     feeding = _Feeding(stream_read_options({"path": quiet.uri}), quiet.handle)
-    start = feeding.end(feeding.begin(), Limits())
+    start = feeding.end(feeding.begin(), Limits(), ["n"])
     clock.advance(60_000)
-    assert feeding.end(start, Limits()) == start, "nothing is new, and Spark does nothing"
+    assert feeding.end(start, Limits(), ["n"]) == start, "nothing is new, and Spark does nothing"
     clock.advance(Timing().grace_ms // 4 + 60_000)
-    moved = feeding.end(start, Limits())
+    moved = feeding.end(start, Limits(), ["n"])
     assert moved.t_ms > start.t_ms
     assert moved == Cursor(moved.t_ms)
+
+
+def test_columns_that_come_while_a_stream_runs_are_not_left_out_in_silence(table: Table) -> None:
+    insert(table, 0)
+    feeding = _Feeding(stream_read_options({"path": table.uri}), table.handle)
+    start = feeding.end(feeding.begin(), Limits(), ["k", "n"])
+    table.insert([{"k": 0, "n": 2, "price": 9.5}])
+    with pytest.raises(InvalidOption, match=r"had not when the stream began: \['price'\]. Start the stream again"):
+        feeding.end(start, Limits(), ["k", "n"])
+    assert feeding.end(start, Limits(), ["k", "n", "price"]) != start
+    named = _Feeding(stream_read_options({"path": table.uri, "columns": "n"}), table.handle)
+    assert named.end(start, Limits(), ["n"]) != start
+
+
+def test_a_stream_of_some_partitions_stays_so_when_the_partitioning_changes(table: Table) -> None:
+    insert(table, 0, 1)
+    schema = spark_schema({"k": "BIGINT", "n": "BIGINT"})
+    driver = StreamReader(schema, {"path": table.uri, "where": "k = 0"})
+    tasks = pickle.loads(pickle.dumps(driver))  # once, when the stream begins
+    start = driver.latestOffset(driver.initialOffset(), ReadAllAvailable())
+    insert(table, 2, 3)
+    table.alter(partition_by=["k", "n % 3 AS third"])
+    insert(table, 4, 5)
+    end = driver.latestOffset(start, ReadAllAvailable())
+    batches = [batch for piece in driver.partitions(start, end) for batch in tasks.read(piece)]
+    assert sorted(n for batch in batches for n in batch["n"].to_pylist()) == [2, 4]
+    with pytest.raises(InvalidOption, match="the stream's checkpoint is of another source"):
+        driver.partitions({"logOffset": 3}, end)
 
 
 def test_the_changes_since_a_time_as_a_frame(spark: Any, table: Table) -> None:

@@ -38,6 +38,7 @@ def encode(file: LogFile) -> bytes:
         horizon_ms=file.horizon_ms,
         txn=file.txn,
         line_count=part_line + len(file.markers),
+        foreign_ms=file.foreign_ms,
         spec=file.spec,
     )
     lines = [header, file.schema, *file.tombstones, *file.markers]
@@ -74,6 +75,7 @@ def decode(body: bytes, key: str, keys: Keys) -> LogFile:
         void=header.void,
         horizon_ms=header.horizon_ms,
         txn=header.txn,
+        foreign_ms=header.foreign_ms,
         spec=header.spec,
     )
     _check(file, key, keys)

@@ -10,7 +10,7 @@ Everything here is pure: the same log and the same cursors give the same parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,8 +20,20 @@ from icedb.format.names import Keys
 from icedb.format.records import Marker
 from icedb.format.snapshot import LogState
 
-__all__ = ["BEGINNING", "Cursor", "Limits", "advance", "at_time", "between", "decode_cursor", "encode_cursor"]
+__all__ = [
+    "BEGINNING",
+    "Cursor",
+    "Limits",
+    "advance",
+    "at_time",
+    "between",
+    "check_order",
+    "decode_cursor",
+    "encode_cursor",
+]
 
+#: Which of some parts count: their keys.
+Counted = Callable[[Sequence[Marker]], Collection[str]]
 #: Commit time, whether all parts of that time are meant, and if not, the key of the last one that is.
 _Position = tuple[int, bool, str]
 
@@ -109,21 +121,23 @@ def advance(
     settled_ms: int,
     until_ms: int | None = None,
     limits: Limits | None = None,
-) -> Cursor:
-    """The end of the batch that begins at `start`: all there is, up to the limits, of commits up to `until_ms`.
+    counted: Counted | None = None,
+) -> tuple[Cursor, list[Marker]]:
+    """The end of the batch that begins at `start`, and its parts: all of commits up to `until_ms`, up to the limits.
 
-    `settled_ms`: no log file of that time or before can appear any more. Raises as `between`.
+    `settled_ms`: no log file of that time or before can appear any more. `counted` says which parts count for the
+    limits; the consumer will leave out the others. Raises as `between`.
     """
     begins = start == BEGINNING
     if begins:
         start = _as_it_is(state, keys, settled_ms)
     feed = _Feed(state, keys, start)
     appended = [m for m in feed.appended if until_ms is None or m.created_ms <= until_ms]
-    taken = _within(limits or Limits(), [*feed.snapshot, *appended])
+    taken = _within(limits or Limits(), [*feed.snapshot, *appended], counted)
     if len(taken) < len(feed.snapshot):
-        return msgspec.structs.replace(start, snapshot=feed.name(taken[-1]))
+        return msgspec.structs.replace(start, snapshot=feed.name(taken[-1])), taken
     if begins:
-        return msgspec.structs.replace(start, snapshot=None)
+        return msgspec.structs.replace(start, snapshot=None), taken
     left = {m.key for m in feed.appended} - {m.key for m in taken}
     frontier = max(feed.start.frontier, (settled_ms if until_ms is None else min(settled_ms, until_ms), True, ""))
     first_left = min((feed.start.position(m) for m in feed.appended if m.key in left), default=None)
@@ -132,7 +146,7 @@ def advance(
         frontier = max(feed.start.frontier, max(passed, default=feed.start.frontier))
     t_ms, whole, key = frontier
     beyond = sorted(feed.name(m) for m in feed.all if m.key not in left and feed.start.position(m) > frontier)
-    return Cursor(t_ms, None if whole else key, tuple(beyond))
+    return Cursor(t_ms, None if whole else key, tuple(beyond)), taken
 
 
 class _Reach:
@@ -178,35 +192,53 @@ class _Feed:
         return dead_ms is not None and (dead_ms <= t_ms or self.name(marker) in gone)
 
 
-def _within(limits: Limits, markers: Sequence[Marker]) -> Sequence[Marker]:
-    size = 0
+def _within(limits: Limits, markers: list[Marker], counted: Counted | None) -> list[Marker]:
+    if limits.parts is None and limits.bytes is None:
+        return markers
+    counting = None if counted is None else counted(markers)
+    parts = size = 0
     for number, marker in enumerate(markers):
-        size += marker.bytes
-        too_many = limits.parts is not None and number >= limits.parts
-        if number and (too_many or (limits.bytes is not None and size > limits.bytes)):
+        if counting is not None and marker.key not in counting:
+            continue
+        parts, size = parts + 1, size + marker.bytes
+        too_many = limits.parts is not None and parts > limits.parts
+        if parts > 1 and (too_many or (limits.bytes is not None and size > limits.bytes)):
             return markers[:number]
     return markers
 
 
+def check_order(start: Cursor, end: Cursor, keys: Keys, *, table: str) -> None:
+    """Raise InvalidOption unless the way from one cursor to another leads forwards."""
+    of_one_beginning = start == BEGINNING or (
+        (start.t_ms, start.seen, start.gone) == (end.t_ms, end.seen, end.gone)
+        and start.snapshot is not None
+        and start.snapshot <= (end.snapshot or start.snapshot)
+    )
+    if of_one_beginning if end.snapshot is not None else _Reach(start, keys).frontier <= _Reach(end, keys).frontier:
+        return
+    raise InvalidOption(
+        f"{table}: until is a cursor that does not come after since. Give a later one of the same reader."
+    )
+
+
 def _check_known(state: LogState, start: Cursor) -> None:
     if start.t_ms < state.horizon_ms:
+        remedy = (
+            "The table was still being read as it was at the beginning: begin anew, with larger batches, or with a "
+            "longer grace_ms until that is over."
+            if start.snapshot is not None
+            else "Begin anew with the table as it is (no 'since', or a new checkpoint); give cleanup a longer grace_ms "
+            "than a consumer may fall behind."
+        )
         raise SnapshotExpired(
             f"{state.table}: cleanup has forgotten what was superseded before {state.horizon_ms} (unix ms), and "
-            f"changes since {start.t_ms} may be among it. Begin anew with the table as it is (no 'since', or a new "
-            "checkpoint); give cleanup a longer grace_ms than a consumer may fall behind.",
+            f"changes since {start.t_ms} may be among it. {remedy}",
             horizon_ms=state.horizon_ms,
         )
-    if foreign := _foreign(state, start.t_ms):
+    foreign_ms = max((f.file.newest_foreign_ms for f in state.effective.values()), default=0)
+    if start.t_ms < foreign_ms:
         raise ForeignMaintenance(
-            f"{state.table}: '{foreign[0]}' was written by a program of IceDB v3 that merges or drops, and does not "
-            "say which of its parts brought new rows. Let merge and cleanup of this program maintain the table, and "
-            "begin anew with the table as it is (no 'since', or a new checkpoint)."
+            f"{state.table}: a program of IceDB v3 merged or dropped parts at {foreign_ms} (unix ms) and did not say "
+            "which of its parts brought new rows. Let merge and cleanup of this program maintain the table, and a "
+            "quarter of an hour later begin anew with the table as it is (no 'since', or a new checkpoint)."
         )
-
-
-def _foreign(state: LogState, since_ms: int) -> list[str]:
-    return [k for k, stored in state.effective.items() if _is_foreign(stored.file.markers, since_ms, stored.file.epoch)]
-
-
-def _is_foreign(markers: Iterable[Marker], since_ms: int, epoch: int | None) -> bool:
-    return epoch is None and any(m.tombstoned_ms is not None and m.tombstoned_ms > since_ms for m in markers)

@@ -47,7 +47,7 @@ class LogTombstone(msgspec.Struct, frozen=True, rename={"key": "p", "created_ms"
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     "version": "v", "t_ms": "t", "schema_line": "sch", "tombstone_line": "tmb", "part_line": "f",
-    "epoch": "e", "live_epochs": "le", "horizon_ms": "hz", "line_count": "n", "spec": "spec",
+    "epoch": "e", "live_epochs": "le", "horizon_ms": "hz", "line_count": "n", "spec": "spec", "foreign_ms": "fm",
 }):  # fmt: skip
     """Line 0: where the rest is, and what kind of commit this was."""
 
@@ -64,6 +64,8 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     txn: dict[str, tuple[int, int]] = {}
     #: How many lines there are, this one included: tells a log file that was cut between two lines.
     line_count: int | None = None
+    #: When a program of v3 tombstoned parts for the last time, in the log files that this one replaces; 0: never.
+    foreign_ms: int = 0
     #: The table's spec since this commit or an earlier one that it replaces, still encoded; see `icedb.spec`.
     spec: Encoded = msgspec.UNSET
 
@@ -80,7 +82,15 @@ class LogFile(msgspec.Struct, frozen=True):
     void: bool = False
     horizon_ms: int = 0
     txn: dict[str, tuple[int, int]] = {}
+    foreign_ms: int = 0
     spec: Encoded = msgspec.UNSET
+
+    @property
+    def newest_foreign_ms(self) -> int:
+        """When a program without epochs tombstoned parts for the last time, here or in what this replaces; 0: never."""
+        if self.epoch is not None:
+            return self.foreign_ms
+        return max((m.tombstoned_ms for m in self.markers if m.tombstoned_ms is not None), default=0)
 
     @property
     def carries_tombstones(self) -> bool:

@@ -66,6 +66,7 @@ def draft(
             markers=tuple(markers),
             tombstones=_tombstones(state, sources, replaces, t_ms),
             horizon_ms=max([0, *forgotten_ms, *(f.horizon_ms for f in sources)]),
+            foreign_ms=max((f.newest_foreign_ms for f in sources), default=0),
             txn={a: last for f in sources for a, last in f.txn.items() if last == state.txn[a]} | dict(txn or {}),
             spec=state.spec if isinstance(spec, msgspec.UnsetType) and any(map(_has_spec, sources)) else spec,
         ),

@@ -55,18 +55,23 @@ def scan_of(snapshot: Snapshot, schema: StructType, options: ReadOptions) -> Par
     )
 
 
-def in_tasks(parts: Iterable[Part], split_bytes: int) -> Iterator[InputPartition]:
-    """Neighbours together, until they are as large as a task shall be."""
-    keys: list[str] = []
+def in_tasks(snapshot: Snapshot, parts: Iterable[Part], split_bytes: int) -> Iterator[InputPartition]:
+    """Neighbours together, until they are as large as a task shall be; what tasks do is decided here, for all."""
+    waiting: list[Part] = []
     size = 0
     for part in parts:
-        if keys and size + part.bytes > split_bytes:
-            yield InputPartition(tuple(keys))
-            keys, size = [], 0
-        keys.append(part.key)
+        if waiting and size + part.bytes > split_bytes:
+            yield _piece(snapshot, waiting)
+            waiting, size = [], 0
+        waiting.append(part)
         size += part.bytes
-    if keys:
-        yield InputPartition(tuple(keys))
+    if waiting:
+        yield _piece(snapshot, waiting)
+
+
+def _piece(snapshot: Snapshot, parts: Sequence[Part]) -> InputPartition:
+    # Of parts of another partitioning, `where` could not choose: they may hold rows for which it is not true.
+    return InputPartition((tuple(p.key for p in parts), any(map(snapshot.is_older, parts))))
 
 
 def chosen_columns(snapshot: Snapshot, columns: Sequence[str] | None) -> dict[str, str]:
@@ -118,10 +123,11 @@ class PartScan:
     as_of_ms: int
     memory_bytes: int
 
-    def batches(self, keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows of these parts. Raises SnapshotExpired, MissingPart, the store's and DuckDB's errors."""
-        if not keys:
+    def batches(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task's parts. Raises SnapshotExpired, MissingPart, the store's and DuckDB's errors."""
+        if not partition.value:
             return
+        keys, mixed = partition.value
         handle = Handle(open_store(self.location), self.spec, fixed_spec=True)
         parts = [handle.part(Marker(key, bytes=0, created_ms=0)) for key in keys]
         folder = Path(tempfile.mkdtemp(prefix="icedb-read-", dir=scratch_folder()))
@@ -129,7 +135,7 @@ class PartScan:
             with connect_reader(
                 self.location, memory_bytes=self.memory_bytes, folder=folder, threads=processors()
             ) as con:
-                rows = con.execute(self._sql(handle, parts)).to_arrow_reader(ROWS_PER_VECTOR)
+                rows = con.execute(self._sql(handle, parts, mixed=mixed)).to_arrow_reader(ROWS_PER_VECTOR)
                 for batch in _gathered(rows):
                     yield batch.cast(self.arrow)
         # What DuckDB meets when it has begun to answer comes through Arrow, as an error of Arrow's.
@@ -138,10 +144,9 @@ class PartScan:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _sql(self, handle: Handle, parts: Sequence[Part]) -> str:
+    def _sql(self, handle: Handle, parts: Sequence[Part], *, mixed: bool) -> str:
         conditions = list(self.conditions)
-        # Parts of an older partitioning may hold rows for which it is not true; of others it chose whole partitions.
-        if self.where is not None and any(not self.partition_schema.keys() <= p.values.keys() for p in parts):
+        if self.where is not None and mixed:
             conditions.append(f"(\n{self.where}\n)")
         columns = ", ".join(_column_sql(name, type_) for name, type_ in self.columns.items())
         rows = relation(handle, parts, self.schema, self.partition_schema)

@@ -45,7 +45,10 @@ def planned_schema(options: Mapping[str, str]) -> tuple[StructType, dict[str, st
     schema = spark_schema(chosen_columns(snapshot, told.columns))
     if told.since is None:
         return schema, {"as_of": str(snapshot.as_of_ms)}
-    return schema, {} if told.until is not None else {"until": str(snapshot.as_of_ms)}
+    if told.until is not None:
+        return schema, {}
+    least_ms = told.since if isinstance(told.since, int) else 0  # by a clock that may be ahead of this one
+    return schema, {"until": str(max(snapshot.as_of_ms, least_ms))}
 
 
 def open_reader(schema: StructType, options: Mapping[str, str]) -> DataSourceReader:
@@ -123,12 +126,14 @@ class _Reader(DataSourceReader):
             raise InvariantViolated(
                 f"{self._scan.location.uri}: a task was asked to plan tasks, which the driver does."
             )
-        return list(in_tasks(self._planning.parts(self._scan.where, self._conditions), self._planning.split_bytes))
+        planning = self._planning
+        parts = planning.parts(self._scan.where, self._conditions)
+        return list(in_tasks(planning.snapshot, parts, planning.split_bytes))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task: the rows of its parts."""
         with plainly():
-            yield from self._scan.batches(partition.value or ())
+            yield from self._scan.batches(partition)
 
 
 class _FilteringReader(_Reader):

@@ -7,7 +7,7 @@ the driver asks for offsets as long as the stream runs; it keeps the log, and lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,9 +18,11 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from icedb.changes import changes_between, cursor_of, settled_ms
-from icedb.errors import SnapshotExpired
+from icedb.changes import Changes, changes_of, cursor_of, settled_ms
+from icedb.errors import InvalidOption, SnapshotExpired
 from icedb.format.feed import BEGINNING, Cursor, Limits, advance, between
+from icedb.format.records import Marker
+from icedb.format.snapshot import LogState
 from icedb.handle import Handle
 from icedb.snapshot import take_snapshot
 from icedb.spark.part_scan import PartScan, in_tasks, scan_of
@@ -46,21 +48,46 @@ class _Feeding:
         """The same whenever Spark asks: it does so again for a first batch that was not finished."""
         return BEGINNING if self.told.since is None else cursor_of(self.handle, self.told.since)
 
-    def end(self, start: Cursor, limits: Limits) -> Cursor:
+    def end(self, start: Cursor, limits: Limits, promised: Collection[str]) -> Cursor:
         """Where the batch that begins at `start` ends; `start` itself when there is nothing to read."""
         settled = settled_ms(self.handle)
-        state, keys = self.handle.read(), self.handle.keys
-        end = advance(state, keys, start, settled_ms=settled, until_ms=self.until_ms, limits=limits)
-        if between(state, keys, start, end):
+        state = self.handle.read()
+        where = self.told.where
+
+        def chosen(markers: Sequence[Marker]) -> set[str]:
+            return {p.key for p in self._changes(state, start, start, markers).files(where)}
+
+        end, markers = advance(
+            state,
+            self.handle.keys,
+            start,
+            settled_ms=settled,
+            until_ms=self.until_ms,
+            limits=limits,
+            counted=None if where is None else chosen,
+        )
+        if markers:
+            self._check_columns(state, promised)
             return end
         # Of a quiet table Spark is told nothing new, and does nothing. But a checkpoint that stays behind cleanup would
         # be of no use when the stream is started again, so it is moved now and then, by a batch without rows.
         return end if end.t_ms - start.t_ms > self.handle.timing.grace_ms // 4 else start
 
+    def _check_columns(self, state: LogState, promised: Collection[str]) -> None:
+        """What a running stream was not promised it could only leave out, and never read again."""
+        if self.told.columns is None and (new := sorted(state.schema.keys() - promised)):
+            raise InvalidOption(
+                f"{self.handle.table}: the table has columns that it had not when the stream began: {new}. Start the "
+                "stream again: it goes on where it was, with them. To do without, name its columns (option 'columns')."
+            )
+
     def parts(self, start: Cursor, end: Cursor) -> Sequence[InputPartition]:
         state = self.handle.read()
-        changes = changes_between(self.handle, state, start, end, as_of_ms=state.newest_ms)
-        return list(in_tasks(changes.files(self.told.where), self.told.split_bytes))
+        changes = self._changes(state, start, end, between(state, self.handle.keys, start, end))
+        return list(in_tasks(changes, changes.files(self.told.where), self.told.split_bytes))
+
+    def _changes(self, state: LogState, start: Cursor, end: Cursor, markers: Sequence[Marker]) -> Changes:
+        return changes_of(self.handle, state, start, end, markers, as_of_ms=state.newest_ms)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -74,7 +101,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
 
     def __repr__(self) -> str:
-        return f"StreamReader({self._options.get('path')!r})"
+        return "StreamReader()"
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_scan": self._scan}
@@ -88,6 +115,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @cached_property
     def _scan(self) -> PartScan:
         return scan_of(take_snapshot(self._driver.handle), self._schema, self._driver.told)
+
+    def _cursor(self, offset: Offset) -> Cursor:
+        try:
+            return msgspec.convert(offset, Cursor)
+        except msgspec.ValidationError as error:
+            raise InvalidOption(
+                f"{self._driver.handle.table}: the stream's checkpoint is of another source, or of a newer version of "
+                f"this one ({error}). Begin with a new checkpoint."
+            ) from None
 
     @plainly()
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
@@ -104,24 +140,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the batch that begins at `start`. Raises SnapshotExpired and what reading the log raises."""
         told = self._driver.told
         bounded = Limits(told.batch_parts_max, told.batch_bytes_max)
-        return _offset(self._driver.end(_cursor(start), Limits() if isinstance(limit, ReadAllAvailable) else bounded))
+        limits = Limits() if isinstance(limit, ReadAllAvailable) else bounded
+        return _offset(self._driver.end(self._cursor(start), limits, self._schema.fieldNames()))
 
     @plainly()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """All there is now, and then no more."""
         feeding = self._driver
-        feeding.until_ms = max(feeding.handle.clock.now_ms(), feeding.handle.read(fresh=True).newest_ms)
+        now_ms, newest_ms = feeding.handle.clock.now_ms(), feeding.handle.read(fresh=True).newest_ms
+        # A commit may be ahead of this clock, but not of all clocks.
+        feeding.until_ms = max(now_ms, min(newest_ms, now_ms + 2 * feeding.handle.timing.max_skew_ms))
 
     @plainly()
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """The parts of a batch, by tasks. Raises SnapshotExpired and what reading the log raises."""
-        return self._driver.parts(_cursor(start), _cursor(end))
+        return self._driver.parts(self._cursor(start), self._cursor(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task: the rows of its parts. Raises SnapshotExpired, MissingPart, the store's and DuckDB's errors."""
         with plainly():
             try:
-                yield from self._scan.batches(partition.value or ())
+                yield from self._scan.batches(partition)
             except SnapshotExpired as error:
                 raise SnapshotExpired(
                     f"{self._scan.location.uri}: the stream is further behind than the grace period of cleanup: a part "
@@ -134,7 +173,3 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _offset(cursor: Cursor) -> Offset:
     made: Offset = msgspec.to_builtins(cursor)
     return made
-
-
-def _cursor(offset: Offset) -> Cursor:
-    return msgspec.convert(offset, Cursor)

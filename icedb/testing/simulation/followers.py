@@ -33,6 +33,8 @@ class Follower:
     #: When it last had all there was; None: it has not yet.
     caught_up_ms: int | None = None
     busy: bool = False
+    #: Where the last batch began and ended, and the parts that it had.
+    batch: tuple[str, str, frozenset[str]] | None = None
 
 
 @dataclass(slots=True)
@@ -69,6 +71,8 @@ class Followers:
                 raise Violation("a consumer of changes that kept up was told that it is too late") from None
             self.known.remove(follower)
             raise
+        self._again(handle, follower)
+        follower.batch = (changes.since, changes.cursor, frozenset(p.key for p in changes.parts))
         if twice := follower.rows & set(rows) or len(set(rows)) < len(rows):
             raise Violation(f"a consumer of changes got rows twice: {twice} in {sorted(rows)}")
         if follower.cursor is None:
@@ -82,3 +86,15 @@ class Followers:
             }
             if lost := (follower.must | appended) - follower.rows:
                 raise Violation(f"a consumer of changes did not get rows {sorted(lost)}")
+
+    def _again(self, handle: Handle, follower: Follower) -> None:
+        """A batch that is done again has the same parts, as long as it can be told."""
+        if follower.batch is None:
+            return
+        since, until, parts = follower.batch
+        try:
+            again = take_changes(handle, since, until)
+        except SnapshotExpired:
+            return
+        if (found := {p.key for p in again.parts}) != parts:
+            raise Violation(f"a batch of changes done again has {sorted(found)} and had {sorted(parts)}")
