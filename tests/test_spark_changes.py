@@ -131,7 +131,7 @@ def test_a_batch_that_is_done_again_has_the_same_rows(spark: Any, table: Table, 
 def test_a_stream_from_table_to_table_is_exact(spark: Any, table: Table, tmp_path: Path) -> None:
     copy = Table.create(str(tmp_path / "copy"), sort_by=["n"])
     copy.insert([{"k": -1, "n": -1}])
-    for n in range(3):
+    for n in range(2):
         insert(table, n)
         source = spark.readStream.format("icedb").load(table.uri)
         query = (
@@ -142,7 +142,7 @@ def test_a_stream_from_table_to_table_is_exact(spark: Any, table: Table, tmp_pat
         )
         query.awaitTermination()
         table.merge()
-    assert copy.query("SELECT n FROM t WHERE n >= 0 ORDER BY n").fetchall() == [(n,) for n in range(3)]
+    assert copy.query("SELECT n FROM t WHERE n >= 0 ORDER BY n").fetchall() == [(n,) for n in range(2)]
 
 
 def test_a_quiet_stream_keeps_up_with_cleanup() -> None:

@@ -30,7 +30,15 @@ class Cluster:
     executors: int
 
 
-@pytest.fixture(scope="module", params=["local[2,4]", "local-cluster[2,1,1024]", "standalone", "connect"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("local[2,4]", marks=pytest.mark.slow),
+        pytest.param("local-cluster[2,1,1024]", marks=pytest.mark.slow),
+        "standalone",
+        "connect",
+    ],
+)
 def cluster(
     request: pytest.FixtureRequest, spark_home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:

@@ -108,6 +108,7 @@ def messages(instance: Any, result: Any) -> list[str]:
     return [e.user_message for e in instance.all_logs(result.run_id)]
 
 
+@pytest.mark.slow
 def test_executors_that_have_only_the_dependencies_get_our_code_as_a_wheel(spark_home: Path, tmp_path: Path) -> None:
     """A Python that does not see the checkout, with the packages that are binaries and stay in the environment."""
     subprocess.run(

@@ -135,6 +135,7 @@ def done(journal: Path) -> Counter[str]:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900 + 2 * SECONDS)
 def test_a_stream_spark_jobs_and_python_write_at_once_and_every_row_is_accounted_for(
     s3: Any, spark_home: Path, tmp_path: Path

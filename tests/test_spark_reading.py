@@ -494,8 +494,8 @@ def test_a_large_part_comes_in_batches_of_bounded_size(create: Callable[..., ice
     table.insert(rows_of("SELECT i AS n, repeat('x', 10000) || i AS word FROM range(4000) r(i)"))
     table.insert(rows_of("SELECT i AS n FROM range(4000, 204000) r(i)"))
     options = {"path": table.uri}
-    schema, as_of_ms = planned_schema(options)
-    reader = open_reader(schema, options, as_of_ms=as_of_ms)
+    schema, of_time = planned_schema(options)
+    reader = open_reader(schema, {**options, **of_time})
     [task] = reader.partitions()
     batches = list(pickle.loads(pickle.dumps(reader)).read(task))
     assert all(b.schema.equals(to_arrow_schema(schema, timezone="UTC")) for b in batches)
@@ -522,9 +522,9 @@ def test_executors_read_from_s3_without_hadoop_and_nothing_shows_the_secret(
     secret = s3.storage_options["AWS_SECRET_ACCESS_KEY"]
     assert secret not in plan_of(frame.where("n > 1"))
     options = {"path": s3.uri, **s3.storage_options}
-    schema, as_of_ms = planned_schema(options)
-    reader = open_reader(schema, options, as_of_ms=as_of_ms)
-    assert repr(reader) == f"_Reader('{s3.uri}', as_of_ms={as_of_ms})"
+    schema, of_time = planned_schema(options)
+    reader = open_reader(schema, {**options, **of_time})
+    assert repr(reader) == f"_Reader('{s3.uri}', as_of_ms={of_time['as_of']})"
     assert secret not in f"{reader!r} {vars(reader)!r} {reader.partitions()!r}"
     with pytest.raises(InvalidOption, match=r"needs hadoop-aws to read from S3.*engine='python'"):
         icedb_spark.read(spark, s3.uri, storage_options=s3.storage_options, engine="native", columns=["n"])
@@ -591,7 +591,7 @@ def test_wrong_addresses_times_and_predicates_are_told_before_a_job_starts(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"overwrite": "table"}, r"InvalidOption.*unknown options \['overwrite'\]\. Known: path, as_of, where"),
+        ({"overwrite": "table"}, r"InvalidOption.*unknown options \['overwrite'\]\. Known: path, since, where"),
         ({"as_of": "yesterday"}, r"InvalidOption.*as_of is 'yesterday'"),
         ({"as_of": "2026-01-01T00:00:00"}, r"InvalidOption.*as_of is .*offset"),
         ({"columns": "[1]"}, r"InvalidOption.*columns is '\[1\]'"),
