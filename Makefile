@@ -27,7 +27,7 @@ test: $(VENV)/.installed-dev  ## Run the suite, some files at a time
 	@$(BIN)/pytest -n $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)') \
 		--dist loadfile --no-loadscope-reorder -m "not slow"
 
-test-slow: $(VENV)/.installed-dev  ## The tests that the suite leaves out: much data, more clusters, fifty killed drivers
+test-slow: $(VENV)/.installed-dev  ## The tests that the suite leaves out: much data, more clusters, fifty killed drivers (an hour)
 	@$(BIN)/pytest -m slow
 
 SEEDS ?= 2000

@@ -181,6 +181,7 @@ def owner(port: int, to_port: int, pids: list[int]) -> int | None:
     return None
 
 
+@pytest.mark.slow
 def test_of_two_attempts_that_run_at_once_one_is_committed(
     spark_home: Path, tmp_path: Path, table: Table, place: dict[str, str], proxy: CountingProxy
 ) -> None:
