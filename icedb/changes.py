@@ -65,11 +65,12 @@ def take_changes(
     if isinstance(until, str):
         end = decode_cursor(until, table=handle.table)
         check_order(start, end, handle.keys, table=handle.table)
+        markers = between(state, handle.keys, start, end)
     else:
         _check_until(handle, start, until)
-        end, _ = advance(state, handle.keys, start, settled_ms=settled, until_ms=until, limits=limits)
+        end, markers = advance(state, handle.keys, start, settled_ms=settled, until_ms=until, limits=limits)
     as_of_ms = until if isinstance(until, int) else max(now_ms, state.newest_ms)
-    return changes_of(handle, state, start, end, between(state, handle.keys, start, end), as_of_ms=as_of_ms)
+    return changes_of(handle, state, start, end, markers, as_of_ms=as_of_ms)
 
 
 def changes_of(
@@ -96,9 +97,8 @@ def cursor_of(handle: Handle, since: int | str) -> Cursor:
 
 
 def settled_ms(handle: Handle) -> int:
-    """The time (unix milliseconds) up to which no log file can appear any more, as `LogReader` reckons it."""
-    timing = handle.timing
-    return handle.clock.now_ms() - 2 * (timing.commit_timeout_ms + timing.max_skew_ms)
+    """The time (unix milliseconds) up to which no log file can appear any more."""
+    return handle.clock.now_ms() - handle.timing.late_publication_ms
 
 
 def _check_until(handle: Handle, start: Cursor, until_ms: int | None) -> None:

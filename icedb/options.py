@@ -32,6 +32,15 @@ class Timing:
     #: How long the log remembers which transactions were committed: longer than a pipeline may pause.
     txn_retention_ms: int = 30 * DAY_MS
 
+    @property
+    def late_publication_ms(self) -> int:
+        """How long after its time a log file may appear.
+
+        A publication is refused when its time is older than `commit_timeout_ms`, right before a put that takes less
+        than that, and two clocks differ by twice the skew.
+        """
+        return 2 * (self.commit_timeout_ms + self.max_skew_ms)
+
     def __post_init__(self) -> None:
         if min(self.part_timeout_ms, self.late_ms) <= 0:
             raise InvalidOption(

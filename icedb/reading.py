@@ -130,17 +130,15 @@ class LogReader:
     def _unchanged_until(self, now_ms: int) -> str | None:
         """The key before which nothing new can appear; None: list all.
 
-        A publication is refused when its time is older than `commit_timeout_ms`, right before a put that takes less
-        than that, and two clocks differ by twice the skew. What was replaced since the last listing is ignored, for a
-        log tombstone names it; these are kept `late_ms`, so a whole listing is due well before. A log without epochs
-        may be maintained by programs that replace files.
+        What was replaced since the last listing is ignored, for a log tombstone names it; these are kept `late_ms`, so
+        a whole listing is due well before. A log without epochs may be maintained by programs that replace files.
         """
         timing, last = self._timing, self._last
         if last.whole_at_ms is None or not any(f.file.epoch for f in self._seen.values()):
             return None
         if not 0 <= now_ms - last.whole_at_ms <= min(timing.grace_ms, timing.late_ms // 2):
             return None
-        since_ms = min(last.at_ms, now_ms) - 2 * (timing.commit_timeout_ms + timing.max_skew_ms)
+        since_ms = min(last.at_ms, now_ms) - timing.late_publication_ms
         return self._keys.log_prefix + f"{since_ms:013d}"
 
     # ------------------------------------------------------------------------------------ fetching

@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         "a consumer of changes takes the past for over at once",
         "icedb/changes.py",
-        "    return handle.clock.now_ms() - 2 * (timing.commit_timeout_ms + timing.max_skew_ms)",
+        "    return handle.clock.now_ms() - handle.timing.late_publication_ms",
         "    return handle.clock.now_ms()",
         (CHANGES, SIMULATION),
     ),
@@ -192,7 +192,7 @@ MUTANTS = (
     Mutant(
         "a refresh lists from the last listing on",
         "icedb/reading.py",
-        "since_ms = min(last.at_ms, now_ms) - 2 * (timing.commit_timeout_ms + timing.max_skew_ms)",
+        "since_ms = min(last.at_ms, now_ms) - timing.late_publication_ms",
         "since_ms = min(last.at_ms, now_ms)",
         (*READING, SIMULATION),
     ),
