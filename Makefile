@@ -23,12 +23,16 @@ status: $(VENV)/.installed-demo  ## Show what runs
 	@$(BIN)/icedb-dagster status
 
 # Files that wait for Java to start leave a processor idle, so there is one more of them at a time than processors.
-test: $(VENV)/.installed-dev  ## Run the suite, some files at a time
+test: $(VENV)/.installed-dev $(VENV)/.spark-classes.jsa  ## Run the suite, some files at a time
 	@$(BIN)/pytest -n $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)') \
 		--dist loadfile --no-loadscope-reorder -m "not slow"
 
-test-slow: $(VENV)/.installed-dev  ## The tests that the suite leaves out: much data, more clusters, fifty killed drivers (an hour)
+test-slow: $(VENV)/.installed-dev $(VENV)/.spark-classes.jsa  ## The tests that the suite leaves out: much data, more clusters, fifty killed drivers (an hour)
 	@$(BIN)/pytest -m slow
+
+$(VENV)/.spark-classes.jsa: $(VENV)/.installed-dev
+	@echo "Making an archive of Spark's classes, so that the tests' Java processes start quickly"
+	@$(BIN)/python -m tests.quick_java
 
 SEEDS ?= 2000
 simulate: $(VENV)/.installed-dev  ## Simulate SEEDS histories of crashes, delays and races (make simulate SEEDS=10000)

@@ -25,6 +25,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from icedb.testing import ClockedStore, ManualClock
+from tests.quick_java import QUICK_JAVA, use_quick_java
 
 # How long an example takes says nothing on a machine that does something else too.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -33,6 +34,9 @@ settings.load_profile("untimed")
 START_SECONDS_MAX = 60
 BUCKET = "icedb-tests"
 ALLOW_ALL = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}'
+
+
+use_quick_java()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -221,9 +225,7 @@ SPARK_CONFIG = {
     "spark.app.name": "icedb-tests",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # A JVM that starts sooner and is not meant to live long.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": QUICK_JAVA,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "OFF",

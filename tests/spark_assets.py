@@ -22,7 +22,6 @@ SPARK_CONFIG = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # starts sooner, and is short-lived
     "spark.log.level": "OFF",
     "spark.sql.session.timeZone": "UTC",
 }

@@ -20,9 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.quick_java import QUICK_JAVA
+
 START_SECONDS_MAX = 90
-# A JVM that starts sooner and is not meant to live long.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 #: What every session of the tests has.
 SESSION = {
