@@ -186,7 +186,17 @@ class TableMachine(RuleBasedStateMachine):
         return dict(found)
 
 
+class _LongMachine(TableMachine):
+    """The same, given more time."""
+
+
+def _settings(examples: int) -> settings:
+    return settings(
+        max_examples=examples, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+
+
 TestTableMachine = pytest.mark.simulation(TableMachine.TestCase)
-TestTableMachine.settings = settings(
-    max_examples=20, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestTableMachine.settings = _settings(10)
+TestTableMachineForLong = pytest.mark.slow(_LongMachine.TestCase)
+TestTableMachineForLong.settings = _settings(60)
