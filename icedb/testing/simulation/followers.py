@@ -10,16 +10,13 @@ from icedb.errors import SnapshotExpired
 from icedb.format.feed import Limits
 from icedb.handle import Handle
 from icedb.testing.simulation.plain import read_rows
-from icedb.testing.simulation.process import TIMING
+from icedb.testing.simulation.process import LATE_MS, TIMING
 from icedb.testing.simulation.truth import Violation
 
 if TYPE_CHECKING:
     from icedb.testing.simulation.world import World
 
 __all__ = ["Follower", "Followers"]
-
-#: How long a log file may appear after its time.
-_LATE_MS = 2 * (TIMING.commit_timeout_ms + TIMING.max_skew_ms)
 
 
 @dataclass(slots=True)
@@ -66,7 +63,7 @@ class Followers:
             rows = read_rows(handle, [p.key for p in changes.parts])
         except SnapshotExpired:
             kept_up_ms = began_ms if follower.cursor is None else follower.caught_up_ms
-            slow_ms = TIMING.grace_ms - _LATE_MS - 2 * TIMING.max_skew_ms
+            slow_ms = TIMING.grace_ms - LATE_MS - 2 * TIMING.max_skew_ms
             if kept_up_ms is not None and world.clock.now_ms() - kept_up_ms < slow_ms:
                 raise Violation("a consumer of changes that kept up was told that it is too late") from None
             self.known.remove(follower)

@@ -27,7 +27,7 @@ from icedb.maintenance.restore import restore
 from icedb.maintenance.rewrite import rewrite_partition
 from icedb.publishing import publish_append, publish_overwrite
 from icedb.testing.simulation.plain import plain_finder, plain_rewriter, plain_writer, read_rows
-from icedb.testing.simulation.process import PARTITIONS, TIMING, Act
+from icedb.testing.simulation.process import LATE_MS, PARTITIONS, TIMING, Act
 from icedb.testing.simulation.tasks import BASE_SCHEMA, Refusal, Task, Transactions
 from icedb.testing.simulation.truth import Violation
 from icedb.testing.simulation.world import World
@@ -227,7 +227,7 @@ def _read_as_of(task: Task) -> None:
     rows = read_rows(task.handle, [m.key for m in live_markers(state, at_ms)], as_of_ms=at_ms)
     _once(rows, f"the snapshot at {at_ms}")
     # A writer looks at its clock right before a put, which takes less than the commit timeout.
-    settled = at_ms < began_ms - 2 * (TIMING.commit_timeout_ms + TIMING.max_skew_ms)
+    settled = at_ms < began_ms - LATE_MS
     truth = task.world.truth
     if settled and set(rows) != (then := truth.rows_at(at_ms)):
         raise Violation(f"the snapshot at {at_ms} has {sorted(set(rows))} and must have {sorted(then)}")

@@ -15,7 +15,7 @@ from icedb.testing.simulation.store import View
 if TYPE_CHECKING:
     from icedb.testing.simulation.world import World
 
-__all__ = ["PARTITIONS", "TIMING", "Act", "Process"]
+__all__ = ["LATE_MS", "PARTITIONS", "TIMING", "Act", "Process"]
 
 #: As the defaults, but for a thousand times smaller numbers: the order of the times is what counts.
 TIMING = Timing(
@@ -27,6 +27,8 @@ TIMING = Timing(
     min_age_ms=17_000,
     txn_retention_ms=10_000_000,
 )
+#: How long after its time a log file may appear: reckoned here, not taken from the code that is tried.
+LATE_MS = 2 * (TIMING.commit_timeout_ms + TIMING.max_skew_ms)
 PARTITIONS = ("d=1", "d=2")
 #: No operation makes so many requests; one that does runs in circles.
 REQUESTS_MAX = 4_000

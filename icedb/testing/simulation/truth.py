@@ -15,7 +15,7 @@ from icedb.format.codec import decode
 from icedb.format.names import Keys
 from icedb.format.records import LogFile, Marker
 from icedb.testing.simulation.plain import rows_of
-from icedb.testing.simulation.process import TIMING
+from icedb.testing.simulation.process import LATE_MS, TIMING
 
 __all__ = ["Fate", "Landing", "Truth", "Violation"]
 
@@ -121,12 +121,11 @@ class Truth:
 
     def _check_times(self, key: str, file: LogFile, added: Iterable[str], now_ms: int) -> None:
         """The past is over, and a part that is published is younger than any that a sweep takes."""
-        late_ms = 2 * (TIMING.commit_timeout_ms + TIMING.max_skew_ms)
-        if now_ms - file.t_ms > late_ms:
+        if now_ms - file.t_ms > LATE_MS:
             raise Violation(f"'{key}' changes what was {now_ms - file.t_ms} ms ago")
         oldest_ms = min((self.stored_ms[part] for part in added), default=now_ms)
         # The claim of a transaction keeps its parts for as long as it takes.
-        if not file.txn and now_ms - oldest_ms > TIMING.part_timeout_ms + late_ms:
+        if not file.txn and now_ms - oldest_ms > TIMING.part_timeout_ms + LATE_MS:
             raise Violation(f"'{key}' publishes a part that was put {now_ms - oldest_ms} ms ago")
 
     def _merge_schema(self, schema: Mapping[str, str], key: str) -> None:
