@@ -6,19 +6,25 @@ What deletes has `--dry-run`, and on a terminal shows that first and asks, unles
 """
 
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
+from threading import Event
+from types import FrameType
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from icedb.clock import SystemClock
 from icedb.commit import Commit
 from icedb.errors import IceDBError
+from icedb.maintenance.merge import PART_BYTES_MAX, MergeReport, Order
 from icedb.maintenance.pins import Pin
 from icedb.maintenance.verify import VerifyReport
 from icedb.table import AsOf, Table
+from icedb.watch import watch
 
 try:
     import rich.box
@@ -48,7 +54,7 @@ class _Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except (IceDBError, OSError) as error:
-            _tell(Text.assemble(("error: ", "bold red"), " ".join(str(error).split())))
+            _tell(Text.assemble(("error: ", "bold red"), _one_line(error)))
             raise typer.Exit(FAILED) from None
 
 
@@ -65,6 +71,10 @@ app = typer.Typer(
 
 def _tell(text: Text) -> None:
     Console(stderr=True).print(text, soft_wrap=True)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _duration_ms(text: str) -> int:
@@ -142,13 +152,76 @@ def orphans(
 @app.command()
 def merge(
     uri: Uri,
-    order: Annotated[Literal["oldest", "newest"], typer.Option(help="Whose parts come first.")] = "oldest",
+    order: Annotated[
+        Literal["oldest", "newest", "both"], typer.Option(help="Whose parts come first; both: by turns, with --watch.")
+    ] = "oldest",
+    part_bytes_max: Annotated[int, typer.Option(min=1, help="Merge parts below this size.")] = PART_BYTES_MAX,
+    watching: Annotated[
+        bool, typer.Option("--watch", help="Again and again, until SIGINT or SIGTERM; the merge under way is finished.")
+    ] = False,
+    every: Annotated[int | None, _duration("--every", "With --watch: how often; default: 5s.")] = None,
+    dry_run: DryRun = False,
     json: Json = False,
     endpoint_url: Endpoint = None,
     region: Region = None,
 ) -> None:
-    """Merge small parts, partition by partition, in one commit."""
-    _show(_open(uri, endpoint_url, region).merge(order=order), json=json)
+    """Merge small parts, partition by partition, in one commit; with --watch whenever there are any."""
+    if dry_run and watching:
+        raise typer.BadParameter("--watch changes the table; leave --dry-run out, or look once.")
+    if every is not None and not watching:
+        raise typer.BadParameter("--every goes with --watch.")
+    if watching:
+        stop, every_ms = _stopped_by_signals(), 5_000 if every is None else every
+        table = _open(uri, endpoint_url, region)
+        _tell(Text(f"{table.uri}: merging every {every_ms / 1_000:g} s, until SIGINT or SIGTERM"))
+        watch(
+            table,
+            stop=stop,
+            orders=("newest", "oldest") if order == "both" else (order,),
+            every_ms=every_ms,
+            part_bytes_max=part_bytes_max,
+            on_merge=lambda order, report: typer.echo(_merge_line(order, report, json=json)),
+            on_wait=lambda error, wait_ms: _tell(Text(f"{_one_line(error)} Trying again in {wait_ms / 1_000:g} s.")),
+        )
+        return
+    if order == "both":
+        raise typer.BadParameter("--order both goes with --watch; one merge has one order.")
+    table = _open(uri, endpoint_url, region)
+    _show(table.merge(order=order, part_bytes_max=part_bytes_max, dry_run=dry_run), json=json)
+
+
+def _stopped_by_signals() -> Event:
+    """An event that SIGINT or SIGTERM sets; a second one does what it always does."""
+    stop = Event()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        signal.signal(number, usual[number])
+
+    usual = {int(number): signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    return stop
+
+
+def _merge_line(order: Order, report: MergeReport, *, json: bool) -> str:
+    """One merge of a watch, in one line."""
+    told = {
+        "at": datetime.fromtimestamp(SystemClock().now_ms() / 1_000, UTC).isoformat(timespec="seconds"),
+        "order": order,
+        "merged_parts": report.merged_parts,
+        "merged_bytes": report.merged_bytes,
+        "new_parts": report.new_parts,
+        "rows": report.rows,
+        "dropped_groups": report.dropped_groups,
+        "remaining": report.remaining,
+        "log_file": report.commit.key,
+    }
+    if json:
+        return msgspec.json.encode(told).decode()
+    lost = f"; {report.dropped_groups:,} groups went to another commit" if report.dropped_groups else ""
+    return (
+        f"{told['at']} {order}: {report.merged_parts:,} parts ({report.merged_bytes:,} bytes) became "
+        f"{report.new_parts:,}, {report.remaining:,} groups remain{lost}"
+    )
 
 
 @app.command("merge-log")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from functools import lru_cache
 from pathlib import Path
 
@@ -30,6 +31,7 @@ __all__ = [
     "memory_bytes_default",
     "quote_name",
     "quote_text",
+    "renew_access",
 ]
 
 MIB = 1024 * 1024
@@ -47,6 +49,8 @@ MEMORY_BYTES_MAX = 16 * 1024 * MIB
 MEMORY_BYTES_PER_THREAD = 128 * MIB
 # Where Linux says what a container may use: control groups, version 2 and 1.
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+_renewing = threading.Lock()
 
 # Part of the address that no other secret of a shared connection will have.
 _SECRET_NAME_CHARS = re.compile(r"[^A-Za-z0-9]+")
@@ -153,8 +157,19 @@ def connect_reader(
 
 
 def attach_s3(con: duckdb.DuckDBPyConnection, location: Location) -> None:
-    """Let a connection read one table's prefix in S3."""
+    """Let a connection read one table's prefix in S3, with the credentials of now."""
     load_httpfs(con)
+    _set_secret(con, location)
+
+
+def renew_access(con: duckdb.DuckDBPyConnection, location: Location) -> None:
+    """Give a connection the credentials of now, if a provider has them, before it opens more files."""
+    if location.provider is not None:
+        with _renewing:  # DuckDB refuses two that replace a secret at the same moment
+            _set_secret(con, location)
+
+
+def _set_secret(con: duckdb.DuckDBPyConnection, location: Location) -> None:
     options = {"TYPE": "s3", "SCOPE": quote_text(location.uri), "REGION": quote_text(location.region or "us-east-1")}
     credentials = location.credentials()
     if credentials is not None:

@@ -84,18 +84,40 @@ def parse_expression(text: str, *, refuse: Callable[[str], IceDBError], stable: 
 
     With `stable`, it must have the same value whenever it is asked; else it may call `now()`.
     """
-    if not isinstance(text, str) or not text.strip():
+    if not isinstance(text, str):
         raise refuse("is empty")
+    parsed = _parsed(text, stable)
+    if isinstance(parsed, str):
+        raise refuse(parsed)
+    return parsed
+
+
+@lru_cache(maxsize=1024)  # a commit asks for the same ones again and again, and each takes DuckDB some milliseconds
+def _parsed(text: str, stable: bool) -> Expression | str:
+    """The expression, or what is wrong with it."""
+    try:
+        return _parse(text, stable)
+    except _Refused as refused:
+        return str(refused)
+
+
+class _Refused(Exception):
+    """What is wrong with an expression, before whoever asked makes an error of it."""
+
+
+def _parse(text: str, stable: bool) -> Expression:
+    if not text.strip():
+        raise _Refused("is empty")
     tree = syntax_tree(f"SELECT\n{text}\n")
     if tree.get("error"):
-        raise refuse(f"is not valid SQL ({tree.get('error_message')})")
+        raise _Refused(f"is not valid SQL ({tree.get('error_message')})")
     if len(tree["statements"]) != 1:
-        raise refuse("holds more than one statement")
+        raise _Refused("holds more than one statement")
     node = tree["statements"][0]["node"]
     if node["type"] != "SELECT_NODE" or len(node["select_list"]) != 1 or _has_clauses(node):
-        raise refuse("is more than one expression")
+        raise _Refused("is more than one expression")
     expression = node["select_list"][0]
-    _check(expression, refuse, stable=stable)
+    _check(expression, stable)
     parts = expression["children"] if expression.get("type") == "CONJUNCTION_AND" else [expression]
     sql, *conjuncts = select_items_sql([{**expression, "alias": ""}, *parts])
     pieces = tuple(Conjunct(text, _columns(part)) for text, part in zip(conjuncts, parts, strict=True))
@@ -115,15 +137,15 @@ def is_type(text: str) -> bool:
     return cast.get("class") == "CAST" and not cast.get("alias") and child.get("class") == "CONSTANT"
 
 
-def _check(expression: Mapping[str, Any], refuse: Callable[[str], IceDBError], *, stable: bool) -> None:
+def _check(expression: Mapping[str, Any], stable: bool) -> None:
     for inner in walk(expression):
         if inner.get("class") in ("SUBQUERY", "WINDOW", "STAR", "PARAMETER", "LAMBDA_REF", "POSITIONAL_REFERENCE"):
-            raise refuse(f"holds a {inner['class'].lower()}, which has no one value per row")
+            raise _Refused(f"holds a {inner['class'].lower()}, which has no one value per row")
         called = inner["function_name"] if inner.get("class") == "FUNCTION" else _keyword(inner)
         if stable and (called in _unstable_functions() or sees_more(called)):
-            raise refuse(f"calls {called}(), which gives different values for one row")
+            raise _Refused(f"calls {called}(), which gives different values for one row")
         if sees_more(called):
-            raise refuse(f"calls {called}(), which sees or does more than its arguments say")
+            raise _Refused(f"calls {called}(), which sees or does more than its arguments say")
 
 
 def sees_more(function: str) -> bool:

@@ -7,7 +7,10 @@
     memory://name          in this process only, for tests
 
 Options that are not given come from the environment; credentials that are in neither come from boto3's chain
-(profiles, SSO, instance roles). A `Location` can be pickled to a Spark task and never shows a secret.
+(profiles, SSO, instance roles). A `credential_provider` comes before all of these: see `icedb.credentials`.
+
+A `Location` can be pickled to a Spark task and never shows a secret. The task gets the credentials that a provider
+gives at that moment, and does not ask it again.
 
 In a local folder every put is synced to disk before it counts. `"fsync": "false"` leaves that out: faster, and after a
 power failure objects of the last seconds may be empty or gone. It is for tests and for what can be made again.
@@ -19,14 +22,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from icedb.credentials import CredentialProvider, Credentials, Provider, as_provider, usual_chain, usual_region
 from icedb.errors import InvalidOption, InvalidURI
 from icedb.format.names import Keys
 
-__all__ = ["Credentials", "Location", "parse_location", "with_log"]
+__all__ = ["Location", "parse_location", "with_log"]
 
 _OPTIONS = {
     "aws_endpoint_url": "endpoint",
@@ -48,16 +52,8 @@ _OPTIONS = {
     "virtual_hosted_style_request": "virtual_hosted",
     "fsync": "fsync",
 }
+_OF_KEYS = ("access_key_id", "secret_access_key", "session_token")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """An S3 key pair. Its repr says who, never the secret."""
-
-    access_key_id: str
-    secret_access_key: str = field(repr=False)
-    session_token: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +71,14 @@ class Location:
     log: Location | None = None
     #: Whether a local store syncs to disk what is put.
     fsync: bool = True
+    #: Asked for credentials again and again, in the place of explicit ones.
+    provider: Provider | None = field(default=None, repr=False)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        whole = self
+        if self.provider is not None:  # it may hold connections, and the session of somebody's login
+            whole = replace(self, explicit_credentials=self.provider(), provider=None)
+        return Location, tuple(getattr(whole, f.name) for f in fields(Location))
 
     @property
     def uri(self) -> str:
@@ -90,10 +94,11 @@ class Location:
     def storage_options(self) -> dict[str, str]:
         """What `parse_location` would have to be given for this address. Holds secrets."""
         options = {"AWS_ENDPOINT_URL": self.endpoint, "AWS_REGION": self.region}
-        if self.explicit_credentials is not None:
-            options["AWS_ACCESS_KEY_ID"] = self.explicit_credentials.access_key_id
-            options["AWS_SECRET_ACCESS_KEY"] = self.explicit_credentials.secret_access_key
-            options["AWS_SESSION_TOKEN"] = self.explicit_credentials.session_token
+        known = self.explicit_credentials if self.provider is None else self.provider()
+        if known is not None:
+            options["AWS_ACCESS_KEY_ID"] = known.access_key_id
+            options["AWS_SECRET_ACCESS_KEY"] = known.secret_access_key
+            options["AWS_SESSION_TOKEN"] = known.session_token
         if self.virtual_hosted:
             options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = "true"
         if not self.fsync:
@@ -121,22 +126,38 @@ class Location:
         return Keys(self.prefix, log_root=None if self.log is None else self.log.prefix)
 
     def credentials(self) -> Credentials | None:
-        """The given credentials, or what boto3's chain finds now; None for anonymous access."""
+        """The given credentials, or what a provider or boto3's chain gives now; None for anonymous access."""
         if self.explicit_credentials is not None or self.scheme != "s3":
             return self.explicit_credentials
-        import boto3  # half a second that tables with given credentials need not spend
-
-        found = boto3.Session().get_credentials()
-        if found is None:
-            return None
-        frozen = found.get_frozen_credentials()
-        if frozen.access_key is None or frozen.secret_key is None:
-            return None
-        return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+        return (self.provider or usual_chain(self.uri))()
 
 
-def parse_location(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Location:
-    """The location that a URI and storage options name. Raises InvalidURI, InvalidOption."""
+def parse_location(
+    uri: str | os.PathLike[str],
+    storage_options: Mapping[str, str] | None = None,
+    credential_provider: CredentialProvider | None = None,
+) -> Location:
+    """The location that a URI and storage options name. Raises InvalidURI, InvalidOption, AccessDenied.
+
+    Of a table that is not in S3, the provider is as little asked as the options for S3 are.
+    """
+    location = _parse(uri, storage_options)
+    if location.scheme != "s3":
+        return location
+    if credential_provider is None:
+        chain = location.explicit_credentials is None and not (location.region or location.endpoint)
+        return replace(location, region=usual_region(location.uri)) if chain else location
+    if any(_OPTIONS[name.lower()] in _OF_KEYS for name in storage_options or {}):
+        raise InvalidOption(f"{location.uri}: give keys as storage options, or a credential_provider, but not both.")
+    return replace(
+        location,
+        explicit_credentials=None,
+        provider=as_provider(credential_provider, table=location.uri),
+        region=location.region or getattr(credential_provider, "region_name", None),  # a Session may know it
+    )
+
+
+def _parse(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None) -> Location:
     text = os.fspath(uri)
     scheme, separator, rest = text.partition("://")
     if not separator:
@@ -205,7 +226,7 @@ def _s3(text: str, rest: str, storage_options: Mapping[str, str]) -> Location:
     given = _check_options(storage_options, text=text)
     if "access_key_id" in given or "secret_access_key" in given:
         # A key pair is never mixed from two places, and a token belongs to its pair.
-        for name in ("access_key_id", "secret_access_key", "session_token"):
+        for name in _OF_KEYS:
             options.pop(name, None)
     options |= given
     if ("access_key_id" in options) != ("secret_access_key" in options):

@@ -7,13 +7,13 @@ failed, they stay behind as orphans, for nobody may know whether a log file name
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from icedb.commit import Commit, append, nothing_to_commit
 from icedb.errors import EmptyBatch, FixInput
 from icedb.exclusive import exclusive
 from icedb.handle import Handle
-from icedb.maintenance.drop import check_inside, replace_partitions
+from icedb.maintenance.drop import Chosen, check_inside, replace_partitions
 from icedb.maintenance.operations import Append
 from icedb.parts import WrittenParts, discard
 from icedb.schema import check_columns, new_columns
@@ -46,7 +46,7 @@ def publish_append(handle: Handle, written: WrittenParts, *, txn: Txn | None = N
     return append(handle, written.markers, written.schema, born_ms=written.born_ms)
 
 
-def publish_overwrite(handle: Handle, written: WrittenParts, partitions: Sequence[str] | str | None) -> Commit:
+def publish_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> Commit:
     """Make parts visible in the place of the live parts of some partitions (None: of the whole table)."""
     check_overwrite(handle, written, partitions)
     try:
@@ -57,7 +57,7 @@ def publish_overwrite(handle: Handle, written: WrittenParts, partitions: Sequenc
         raise
 
 
-def check_overwrite(handle: Handle, written: WrittenParts, partitions: Sequence[str] | str | None) -> None:
+def check_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> None:
     """Raise EmptyBatch, SchemaConflict or InvalidBatch for an overwrite that can be told to be refused."""
     if not written.markers:
         raise EmptyBatch(

@@ -28,6 +28,7 @@ from icedb.engine import (
     memory_bytes_default,
     quote_name,
     quote_text,
+    renew_access,
 )
 from icedb.errors import InvalidOption, InvariantViolated
 from icedb.format.records import Marker, total_rows
@@ -225,6 +226,8 @@ def _rewrite(
     handle: Handle, engines: _Engines, rewrite: Rewrite, key: str, schema: Mapping[str, str], *, dry_run: bool
 ) -> NewPart:
     path = engines.folder / key.rsplit("/", 1)[1]
+    with engines.reader.cursor() as con:  # all rewrites of a call may take longer than credentials are valid
+        renew_access(con, handle.location)
     if rewrite.query is None or engines.sandbox is None:
         columns, rows = _copy_rows(handle, engines.reader, rewrite, schema, path)
     else:

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import obstore
 from obstore import exceptions as obstore_errors
 from obstore.store import LocalStore, MemoryStore, S3Store
 
+from icedb.credentials import Provider, usual_chain
 from icedb.errors import AccessDenied, BucketNotFound, IceDBError, InvalidURI, StoreUnavailable
 from icedb.local_files import check_folder, create_file
 from icedb.location import Location
@@ -37,8 +38,14 @@ RETRIES_MAX = 5
 CONCURRENT_GETS = 16
 FETCH_BYTES = 8 * 1024 * 1024
 
+# Keeps obstore from keeping credentials: the provider knows better when to renew them.
+EXPIRED = datetime.fromtimestamp(0, tz=UTC)
+
 # S3's names for credentials that are wrong, expired or of another region; some come with status 400.
 _DENIED_CODES = frozenset({"InvalidToken", "ExpiredToken", "TokenRefreshRequired", "AuthorizationHeaderMalformed"})
+
+# What obstore says when its credential provider, which is ours, raised something.
+_NO_CREDENTIALS = "External AWS credential provider"
 
 # One in-memory store per name and process, as one bucket is to all who open it.
 _memory_stores: dict[str, MemoryStore] = {}
@@ -73,7 +80,7 @@ def _open_s3(location: Location) -> S3Store:
         if credentials.session_token:
             options["session_token"] = credentials.session_token
     else:
-        options |= _boto3_chain()
+        options |= _asked_again(location.provider or usual_chain(location.uri))
     plain_http = bool(location.endpoint and location.endpoint.startswith("http://"))
     return S3Store(
         location.root,
@@ -83,14 +90,23 @@ def _open_s3(location: Location) -> S3Store:
     )
 
 
-def _boto3_chain() -> dict[str, object]:
-    import boto3
-    from obstore.auth.boto3 import Boto3CredentialProvider
-
-    session = boto3.Session()
-    if session.get_credentials() is None:
+def _asked_again(provider: Provider) -> dict[str, object]:
+    """The options by which obstore asks for credentials before each request; whether there are any is known now."""
+    if provider() is None:
         return {"skip_signature": True}
-    return {"credential_provider": Boto3CredentialProvider(session)}
+
+    def current() -> dict[str, object]:
+        found = provider()
+        if found is None:
+            raise LookupError  # there were some: to go on without a signature would say less than this
+        return {
+            "access_key_id": found.access_key_id,
+            "secret_access_key": found.secret_access_key,
+            "token": found.session_token,
+            "expires_at": EXPIRED,
+        }
+
+    return {"credential_provider": current}
 
 
 class ObstoreStore:
@@ -271,6 +287,11 @@ def translate(error: Exception, *, verb: str, key: str, location: Location, othe
         return InvalidURI(f"{what}: a part of that path is a file. Move it away, or choose another address.")
     denied = (PermissionError, obstore_errors.PermissionDeniedError, obstore_errors.UnauthenticatedError)
     if isinstance(error, denied) or code in _DENIED_CODES or (status and status[1] in ("401", "403")):
+        if _NO_CREDENTIALS in text:
+            return AccessDenied(
+                f"{what}: there are no credentials any more. Check the session, profile or role that should give them: "
+                "it may need a new login."
+            )
         remedy = (
             "Check the folder's owner and its rights (read, write, search)."
             if location.scheme == "file"

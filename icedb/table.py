@@ -21,6 +21,7 @@ import msgspec
 from icedb.changes import Changes, take_changes
 from icedb.clock import SystemClock
 from icedb.commit import Commit
+from icedb.credentials import CredentialProvider
 from icedb.declared import DeclaredSchema, declared_columns
 from icedb.errors import InvalidOption, TableNotFound
 from icedb.format.feed import Limits
@@ -103,6 +104,7 @@ class Table:
         row_id: bool = False,
         preserve_partition: bool = False,
         storage_options: Mapping[str, str] | None = None,
+        credential_provider: CredentialProvider | None = None,
         log_uri: str | os.PathLike[str] | None = None,
         log_storage_options: Mapping[str, str] | None = None,
         timing: Timing | None = None,
@@ -124,14 +126,17 @@ class Table:
         `_row_id`, unless it brings one.
 
         `storage_options`: as for deltalake and Polars (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, ...); what is not
-        given comes from the environment. `log_uri`: where the log is, if not beside the parts; the table remembers it.
+        given comes from the environment. `credential_provider`: a boto3 Session, or a function that returns a dict with
+        `access_key_id`, `secret_access_key`, `token` and `expires_at`: it is asked again when these expire.
+
+        `log_uri`: where the log is, if not beside the parts; the table remembers it.
         `log_storage_options`: those of the log's store; None means `storage_options` if both are of one kind.
         `fencing`: `"none"` for a store without create-only puts.
 
         Raises TableExists, InvalidPartitionExpression, InvalidOption, InvalidQuery, InvalidURI, UnknownColumn,
         UnsupportedType, UnsupportedStore, BucketNotFound, AccessDenied, StoreUnavailable.
         """
-        location = parse_location(uri, storage_options)
+        location = parse_location(uri, storage_options, credential_provider)
         if log_uri is not None:
             location = with_log(location, log_uri, log_storage_options)
         elif log_storage_options is not None:
@@ -163,15 +168,17 @@ class Table:
         uri: str | os.PathLike[str],
         *,
         storage_options: Mapping[str, str] | None = None,
+        credential_provider: CredentialProvider | None = None,
         log_storage_options: Mapping[str, str] | None = None,
         timing: Timing | None = None,
         fencing: Fencing = "claims",
     ) -> Self:
         """Open a table that exists. Raises TableNotFound, DamagedLog, InvalidURI, InvalidOption, the store's errors.
 
-        `log_storage_options` are for a log in a store of its own, as in `create`; where it is, the table knows.
+        `credential_provider` and `log_storage_options`, for a log in a store of its own, are as in `create`; where the
+        log is, the table knows.
         """
-        store = open_store(parse_location(uri, storage_options))
+        store = open_store(parse_location(uri, storage_options, credential_provider))
         return cls(open_handle(store, log_storage_options=log_storage_options, timing=timing, fencing=fencing))
 
     @classmethod
@@ -180,11 +187,17 @@ class Table:
         uri: str | os.PathLike[str],
         *,
         storage_options: Mapping[str, str] | None = None,
+        credential_provider: CredentialProvider | None = None,
         log_storage_options: Mapping[str, str] | None = None,
     ) -> bool:
         """Whether a table can be opened there. Raises the store's errors."""
         try:
-            cls.open(uri, storage_options=storage_options, log_storage_options=log_storage_options)
+            cls.open(
+                uri,
+                storage_options=storage_options,
+                credential_provider=credential_provider,
+                log_storage_options=log_storage_options,
+            )
         except TableNotFound:
             return False
         return True
@@ -351,6 +364,7 @@ class Table:
         input_bytes_max: int = INPUT_BYTES_MAX,
         memory_bytes: int | None = None,
         engine: Engine | None = None,
+        dry_run: bool = False,
     ) -> MergeReport:
         """Merge parts smaller than `part_bytes_max`, partition by partition, in one exclusive commit.
 
@@ -358,7 +372,8 @@ class Table:
         (`remaining` in the report): `"newest"` for hot partitions, often; `"oldest"` for full optimisation.
         `memory_bytes` is what all groups together may use (default: half of the machine's or container's); what does
         not fit is spilled to disk. `engine`: who writes the new parts, with memory of its own, if not this process:
-        `icedb.spark.SparkMergeEngine`. The commit is one all the same.
+        `icedb.spark.SparkMergeEngine`. The commit is one all the same. `dry_run`: only say what there is to merge. To
+        merge for a limited time, see `icedb.pacing`.
 
         Raises InvalidOption, MissingPart, CommitContended, CommitUncertain, the store's and the engine's errors; with a
         merge query also InvalidQuery, InvalidBatch, SchemaConflict and UnsupportedType.
@@ -374,6 +389,7 @@ class Table:
             part_bytes_max=part_bytes_max,
             input_parts_max=input_parts_max,
             input_bytes_max=input_bytes_max,
+            dry_run=dry_run,
             rewriter=partial(rewrite_parts, engine=engine or InProcess(Means(memory_bytes))),
         )
 

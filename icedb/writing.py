@@ -9,7 +9,7 @@ merged in between: then nobody can tell whether it has these rows. Without a `tx
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import get_args
@@ -20,6 +20,7 @@ from icedb.errors import InvalidOption
 from icedb.handle import Handle
 from icedb.inputs.batches import Batch, OnConflict, Rows
 from icedb.inputs.opening import open_batch
+from icedb.maintenance.drop import Chosen
 from icedb.opening import open_beside, quarantine_name
 from icedb.parts import WrittenParts, discard, put_parts
 from icedb.publishing import check_overwrite, prepare, publish_append, publish_overwrite
@@ -64,7 +65,7 @@ def _append(handle: Handle, stage: Stage, txn: Txn | None, memory_bytes: int) ->
 def overwrite(
     handle: Handle,
     data: Rows,
-    partitions: Sequence[str] | str | None,
+    partitions: Chosen | None,
     *,
     on_conflict: OnConflict = "raise",
     memory_bytes: int | None = None,

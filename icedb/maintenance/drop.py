@@ -7,8 +7,9 @@ append adds to a dropped partition meanwhile survives.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from icedb.commit import Commit, nothing_to_commit
 from icedb.errors import InvalidBatch, InvalidOption
@@ -21,9 +22,13 @@ from icedb.maintenance.operations import Replace
 from icedb.partitions import matching, partition_types
 from icedb.parts import WrittenParts
 
-__all__ = ["DropReport", "PartitionChoice", "check_inside", "drop_partitions", "replace_partitions"]
+__all__ = ["Chosen", "DropReport", "PartitionChoice", "check_inside", "drop_partitions", "replace_partitions"]
 
 logger = logging.getLogger(__name__)
+
+#: Partitions of a table: their paths; a DuckDB predicate over the partition columns; or what makes such a predicate of
+#: these columns' types, which a table that has no rows yet does not know before its first batch.
+Chosen = Sequence[str] | str | Callable[[Mapping[str, str]], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +48,33 @@ class DropReport:
     dry_run: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PartitionChoice:
-    """Some partitions of a table: `chosen` holds their paths, or a DuckDB predicate over the partition columns."""
+    """Some partitions of a table whose rows have this schema."""
 
     handle: Handle
-    chosen: Sequence[str] | str
+    chosen: Chosen
     schema: Mapping[str, str]
+
+    @cached_property
+    def _types(self) -> dict[str, str]:
+        return partition_types(self.handle.expressions, self.schema, table=self.handle.table)
+
+    @property
+    def told(self) -> Sequence[str] | str:
+        """The paths, or the predicate."""
+        return self.chosen(self._types) if callable(self.chosen) else self.chosen
 
     def of(self, partitions: Iterable[str]) -> set[str]:
         """Those of the given partition paths that are chosen. Raises InvalidPartitionExpression."""
         paths = sorted(set(partitions))
-        if isinstance(self.chosen, str):
-            types = partition_types(self.handle.expressions, self.schema, table=self.handle.table)
+        told = self.told
+        if isinstance(told, str):
             # A path of an older partitioning does not say what the predicate asks: it is not chosen.
-            told = [p for p in paths if types.keys() <= decode_partition(p).keys()]
-            return set(matching(told, self.chosen, types, table=self.handle.table))
+            newer = [p for p in paths if self._types.keys() <= decode_partition(p).keys()]
+            return set(matching(newer, told, self._types, table=self.handle.table))
         # A path may be given as it is stored or as a person writes it (`city=New York`).
-        wanted = {stored_path(p.strip("/")) for p in self.chosen}
+        wanted = {stored_path(p.strip("/")) for p in told}
         return {p for p in paths if stored_path(p) in wanted}
 
 
@@ -90,7 +104,7 @@ def drop_partitions(handle: Handle, partitions: Sequence[str] | str, *, dry_run:
     return _report(commit.tombstoned, older, commit, dry_run=False)
 
 
-def replace_partitions(handle: Handle, written: WrittenParts, partitions: Sequence[str] | str | None) -> Commit:
+def replace_partitions(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> Commit:
     """Publish parts in the place of the live parts of the chosen partitions (None: of the whole table).
 
     Raises InvalidBatch when a part lies outside of them, and InvalidOption when parts of an earlier partitioning may
@@ -112,15 +126,16 @@ def replace_partitions(handle: Handle, written: WrittenParts, partitions: Sequen
     return exclusive(handle, Replace(choose, written))
 
 
-def check_inside(handle: Handle, written: WrittenParts, partitions: Sequence[str] | str) -> None:
+def check_inside(handle: Handle, written: WrittenParts, partitions: Chosen) -> None:
     """Raise InvalidBatch when a part lies outside the chosen partitions; the caller still owns the parts."""
     by_partition = {partition_of(handle.keys.data_prefix, m.key): m for m in written.markers}
     schema = {**handle.known_schema, **written.schema}
-    outside = by_partition.keys() - PartitionChoice(handle, partitions, schema).of(by_partition)
+    choice = PartitionChoice(handle, partitions, schema)
+    outside = by_partition.keys() - choice.of(by_partition)
     if outside:
         rows = sum(by_partition[p].rows or 0 for p in outside)
         raise InvalidBatch(
-            f"{handle.table}: {rows} of {written.rows} rows are outside the partitions to overwrite ({partitions!r}), "
+            f"{handle.table}: {rows} of {written.rows} rows are outside the partitions to overwrite ({choice.told!r}), "
             f"for example in '{min(outside)}'. Leave them out, or name their partitions too."
         )
 
@@ -131,7 +146,7 @@ def _older_parts(handle: Handle, state: LogState) -> list[Part]:
     return [p for p in map(handle.part, state.live) if not names <= p.values.keys()]
 
 
-def _live_parts(handle: Handle, state: LogState, partitions: Sequence[str] | str) -> list[str]:
+def _live_parts(handle: Handle, state: LogState, partitions: Chosen) -> list[str]:
     by_key = {m.key: partition_of(handle.keys.data_prefix, m.key) for m in state.live}
     chosen = PartitionChoice(handle, partitions, state.schema).of(by_key.values()) if by_key else set()
     return [key for key, path in by_key.items() if path in chosen]

@@ -49,14 +49,19 @@ class MergePlan:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What a merge did. `dropped_groups` lost an input to another commit meanwhile."""
+    """What a merge did, or would do. `dropped_groups` lost an input to another commit meanwhile.
+
+    `rows` are those of the new parts. A dry run has not asked a merge query: it has those of the parts to be merged.
+    """
 
     commit: Commit
     merged_parts: int
+    merged_bytes: int
     new_parts: int
     rows: int
     dropped_groups: int
     remaining: int
+    dry_run: bool
 
 
 def plan_merge(
@@ -105,15 +110,17 @@ def merge(
     part_bytes_max: int = PART_BYTES_MAX,
     input_parts_max: int = INPUT_PARTS_MAX,
     input_bytes_max: int = INPUT_BYTES_MAX,
+    dry_run: bool = False,
     rewriter: Rewriter = rewrite_parts,
 ) -> MergeReport:
-    """Merge small parts of all partitions, up to the budget, in one exclusive commit.
+    """Merge small parts of all partitions, up to the budget, in one exclusive commit. A dry run only plans.
 
     Raises InvalidOption, MissingPart, CommitContended, CommitUncertain and the store's errors; with a merge query also
     InvalidQuery, InvalidBatch, SchemaConflict and UnsupportedType, for an answer that cannot be stored.
     """
     _check_options(handle, order, part_bytes_max, input_parts_max, input_bytes_max)
-    handle.check_writable()
+    if not dry_run:
+        handle.check_writable()
     state = handle.read()
     plan = plan_merge(
         mergeable(handle, state),
@@ -122,7 +129,20 @@ def merge(
         input_parts_max=input_parts_max,
         input_bytes_max=input_bytes_max,
     )
-    return carry_out(handle, state, plan, rewriter=rewriter)
+    return _foreseen(handle, plan) if dry_run else carry_out(handle, state, plan, rewriter=rewriter)
+
+
+def _foreseen(handle: Handle, plan: MergePlan) -> MergeReport:
+    return MergeReport(
+        commit=nothing_to_commit(handle),
+        merged_parts=sum(len(g.inputs) for g in plan.groups),
+        merged_bytes=sum(g.bytes for g in plan.groups),
+        new_parts=len(plan.groups),
+        rows=sum(g.rows or 0 for g in plan.groups),
+        dropped_groups=0,
+        remaining=plan.remaining,
+        dry_run=True,
+    )
 
 
 def carry_out(
@@ -130,7 +150,7 @@ def carry_out(
 ) -> MergeReport:
     """Do what a plan for this state says, in one exclusive commit. `lenient`: see `RowsQuery`. Raises as `merge`."""
     if not plan.groups:
-        return MergeReport(nothing_to_commit(handle), 0, 0, 0, 0, plan.remaining)
+        return MergeReport(nothing_to_commit(handle), 0, 0, 0, 0, 0, plan.remaining, dry_run=False)
     logger.info(
         "%s: merging %d groups, %d bytes; %d groups are left for the next call",
         handle.table, len(plan.groups), sum(g.bytes for g in plan.groups), plan.remaining,
@@ -148,10 +168,12 @@ def carry_out(
     return MergeReport(
         commit=commit,
         merged_parts=sum(len(g.inputs) for g in operation.kept),
+        merged_bytes=sum(g.bytes for g in operation.kept),
         new_parts=len(operation.markers),
         rows=sum(m.rows or 0 for m in operation.markers),
         dropped_groups=len(plan.groups) - len(operation.kept),
         remaining=plan.remaining,
+        dry_run=False,
     )
 
 

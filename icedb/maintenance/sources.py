@@ -104,7 +104,7 @@ def open_source(
 
 
 def _access(location: Location) -> tuple[object, ...]:
-    return location.scheme, location.root, location.endpoint, location.explicit_credentials
+    return location.scheme, location.root, location.endpoint, location.explicit_credentials, location.provider
 
 
 def _split_glob(address: str) -> tuple[str, str]:
