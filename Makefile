@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo ui down status test test-slow simulate torture mutants bench-spark bench-stream lint format clean
+.PHONY: help demo ui down status logs doctor test test-slow simulate torture mutants bench-spark bench-stream lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is
@@ -21,6 +21,12 @@ down: $(VENV)/.installed-demo  ## Stop everything that `make ui` started
 
 status: $(VENV)/.installed-demo  ## Show what runs
 	@$(BIN)/icedb-dagster status
+
+logs: $(VENV)/.installed-demo  ## Show what Postgres, web server and daemon print
+	@$(BIN)/icedb-dagster logs
+
+doctor: $(VENV)/.installed-demo  ## Look whether the platform is set up well, and say what to change
+	@$(BIN)/icedb-dagster doctor
 
 # Files that wait for Java to start leave a processor idle, so there is one more of them at a time than processors.
 test: $(VENV)/.installed-dev $(VENV)/.spark-classes.jsa  ## Run the suite, some files at a time

@@ -16,8 +16,10 @@ from icedb_dagster.emr import EmrServerlessSpark, EmrSpark
 from icedb_dagster.io_manager import IceDBIOManager
 from icedb_dagster.locks import ensure_pool, icedb_pool
 from icedb_dagster.maintenance import TimeToLive, build_table_definitions
+from icedb_dagster.progress import spark_progress
 from icedb_dagster.resource import IceDBResource
 from icedb_dagster.spark import ConnectSpark, LocalSpark, SparkPlace, StandaloneSpark
+from icedb_dagster.specs import table_spec
 
 __all__ = [
     "ConnectSpark",
@@ -32,4 +34,6 @@ __all__ = [
     "build_table_definitions",
     "ensure_pool",
     "icedb_pool",
+    "spark_progress",
+    "table_spec",
 ]

@@ -1,130 +1,197 @@
-"""Commit what assets return: one asset, one table, one commit per materialization.
+"""Store what assets return, and load what they ask for: one asset, one table, one commit for each materialization.
 
-An output is written as parts first and becomes visible in one commit, or not at all. `overwrite` (the default)
-replaces the table's rows atomically; `append` adds to them. A table that is missing is created from the asset's
-metadata: `partition_by` and `sort_by`.
+An output is written as parts first and becomes visible in one commit, or not at all. `overwrite` (the default) replaces
+the rows of exactly the partitions of the run, atomically; of an asset without partitions, all rows. `append` adds rows,
+exactly once for a run, a step and a partition. A table that is missing is created.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of fields as objects.
-import typing
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import dagster as dg
-import pyarrow as pa
+from pydantic import Field
 
 from icedb import Snapshot, Table
-from icedb.errors import InvalidBatch, InvalidOption
-from icedb_dagster.metadata import table_metadata
+from icedb.commit import Commit
+from icedb.errors import InvalidOption
+from icedb.spec import ROW_GROUP_ROWS
+from icedb.transactions import Txn
+from icedb_dagster.inputs import Rows, load, parse_as_of, type_name
+from icedb_dagster.metadata import materialization_metadata
+from icedb_dagster.options import AssetOptions, has_partition_expr, partition_columns
+from icedb_dagster.outputs import check_output, is_of_table, transaction, write
+from icedb_dagster.partitions import Selection, select_partitions
+from icedb_dagster.progress import frame_progress
 from icedb_dagster.resource import IceDBResource
 
 __all__ = ["IceDBIOManager"]
 
-Mode = Literal["append", "overwrite"]
-
 
 class IceDBIOManager(dg.ConfigurableIOManager):
-    """Stores assets as IceDB tables.
+    """Stores assets as IceDB tables, and loads them.
 
-    Outputs: a pyarrow Table, RecordBatch or RecordBatchReader, a Spark DataFrame, or None when the asset wrote its
-    table by itself (then it must be there). Inputs, by annotation: pyarrow Table (the default), `icedb.Snapshot`,
-    Spark DataFrame.
+    Outputs: pyarrow Table, RecordBatch, RecordBatchReader and Dataset, frames of pandas, Polars (lazy ones too) and
+    Spark, DuckDB relations, lists of dicts, an `icedb.Snapshot`; None, or a snapshot of the asset's own table, when the
+    asset wrote by itself. Inputs, by annotation: the same, a pyarrow Table without one; their metadata may have
+    `columns` and `where`, their run config `as_of`.
 
-    `mode`: what an output does to the rows that are there, `overwrite` or `append`; an asset's metadata
-    `icedb/mode` overrides it.
+    Every field but `icedb` holds for all assets, and `icedb/<field>` in an asset's metadata for that one.
+
+    `mode`: `overwrite` or `append`. `on_conflict`: what becomes of values of another type than their column's; see
+    `Table.insert`. `on_empty`: an overwrite without rows is an error (`raise`), or empties the partitions (`clear`).
+    `preview_rows`: how many rows the event log gets to see. The others are for tables that are made; see
+    `Table.create`. An asset with partitions says in its metadata which partition column of the table tells them apart:
+    `partition_expr`, one text, or one for each dimension.
     """
 
     icedb: dg.ResourceDependency[IceDBResource]
     mode: str = "overwrite"
+    on_conflict: str = "raise"
+    on_empty: str = "raise"
+    preview_rows: int = 5
+    partition_by: list[str] = Field(default=[])
+    sort_by: list[str] = Field(default=[])
+    compression: str = "zstd"
+    row_group_rows: int = ROW_GROUP_ROWS
+    required: list[str] = Field(default=[])
+    schema_policy: str = "open"
+
+    @classmethod
+    def input_config_schema(cls) -> Any:
+        """What the run config may say of an input: `ops: {asset: {inputs: {upstream: {as_of: ...}}}}`."""
+        time = "Read the table as it was: a time with its zone (2026-11-21T12:00:00Z), or unix milliseconds."
+        return {"as_of": dg.Field(dg.Any, is_required=False, description=time)}
+
+    # ------------------------------------------------------------------------------------ outputs
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
         """Commit an asset's output. Raises InvalidBatch, InvalidOption, and as `Table.insert` and `overwrite` do."""
-        table = self.icedb.table(context.asset_key) if obj is None else self._commit(context, obj)
-        context.add_output_metadata(table_metadata(table.snapshot()))
-
-    def _commit(self, context: dg.OutputContext, obj: Any) -> Table:
-        """What is wrong with the asset's definition is said before a table is created for it."""
-        uri = self.icedb.uri(context.asset_key)
-        if context.has_asset_partitions:
+        uri = self._uri(context)
+        metadata = context.definition_metadata or {}
+        partitions = _definition_of(context)
+        wrote_itself = obj is None or is_of_table(obj, uri)
+        if wrote_itself and not (context.has_asset_partitions and has_partition_expr(metadata)):
+            partitions = None  # nothing is written here, and nothing told of partitions
+        if partitions is not None and not context.has_asset_partitions:
             raise InvalidOption(
-                f"{uri}: partitioned assets cannot be stored by this IO manager yet. Write the partition with "
-                "Table.overwrite(rows, partitions=[...]) in the asset and return None."
+                f"{uri}: the asset is partitioned, and the run has no partition: an output would stand for all of "
+                "them. Give the run a partition, or a range of them."
             )
-        _check_output(uri, obj)
-        definition = context.definition_metadata or {}
-        mode = self._mode(uri, definition)
-        table = self.icedb.table_or_create(
-            context.asset_key,
-            partition_by=_texts(uri, definition, "partition_by"),
-            sort_by=_texts(uri, definition, "sort_by"),
-        )
-        write = table.insert if mode == "append" else table.overwrite
-        write(obj)
-        return table
+        options = AssetOptions.of(self._defaults(), metadata, partitions, table=uri)
+        selection = None
+        if partitions is not None:
+            selection = select_partitions(partitions, context.asset_partition_keys, options.columns, table=uri)
+        if wrote_itself:
+            table, commit = self.icedb.table(context.asset_key), None
+        else:
+            check_output(obj, table=uri)
+            table = self.icedb.table_or_create(context.asset_key, **options.create)
+            if selection is not None:
+                _check_columns(table, selection)
+            txn = _transaction(context, selection) if options.mode == "append" else None
+            with frame_progress(context, obj):
+                commit = write(table, obj, options, selection, txn)
+        _report(context, table.snapshot(), commit, options, selection)
 
-    def _mode(self, uri: str, definition: typing.Mapping[str, Any]) -> Mode:
-        mode = _plain(definition.get("icedb/mode", self.mode))
-        if mode not in ("append", "overwrite"):
-            raise InvalidOption(f"{uri}: mode is '{mode}'; give 'append' or 'overwrite'.")
-        return typing.cast("Mode", mode)
+    # ------------------------------------------------------------------------------------ inputs
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """The upstream asset's table, as its type annotation wants it. Raises TableNotFound, InvalidOption."""
-        table = self.icedb.table(context.asset_key)
-        snapshot = table.snapshot()
+        """The upstream asset's rows, as the annotation wants them.
+
+        Raises TableNotFound, InvalidOption, UnknownColumn, SnapshotExpired, and as `Snapshot.query` does.
+        """
+        uri = self._uri(context)
+        as_of = parse_as_of((context.config or {}).get("as_of"), table=uri)
+        snapshot = self.icedb.table(context.asset_key).snapshot(as_of)
         wanted = context.dagster_type.typing_type
-        context.add_input_metadata({"icedb/snapshot_id": snapshot.id, "icedb/snapshot_time_ms": snapshot.as_of_ms})
-        if wanted is Snapshot:
-            return snapshot
-        if context.has_asset_partitions:
+        where = None if type_name(wanted) == "icedb.Snapshot" else _partitions_of(context, snapshot)
+        rows = load(Rows.of(snapshot, where, context.definition_metadata or {}), wanted)
+        # An observation is of one partition or of the whole asset: Dagster has none of several.
+        if not context.has_asset_partitions or len(context.asset_partition_keys) == 1:
+            context.add_input_metadata({"icedb/snapshot_id": snapshot.id, "icedb/snapshot_time_ms": snapshot.as_of_ms})
+        return rows
+
+    def _uri(self, context: dg.OutputContext | dg.InputContext) -> str:
+        if not context.has_asset_key:
             raise InvalidOption(
-                f"{table.uri}: partitions of an asset cannot be loaded by this IO manager yet. Annotate the input as "
-                "icedb.Snapshot and query the partitions that you want."
+                f"{self.icedb.root}: the IO manager stores assets, and '{context.name}' of the op "
+                f"'{context.op_def.name}' is none, so it has no table. Give it another IO manager."
             )
-        if isinstance(wanted, type) and _is_spark(wanted):
-            return _spark_frame(table, snapshot)
-        if wanted in (typing.Any, pa.Table, type(None)):
-            return snapshot.to_arrow()
-        raise InvalidOption(
-            f"{table.uri}: an input cannot be loaded as {wanted}. Annotate it as pyarrow.Table, icedb.Snapshot or a "
-            "Spark DataFrame."
-        )
+        return self.icedb.uri(context.asset_key)
+
+    def _defaults(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in type(self).model_fields if name != "icedb"}
 
 
-def _check_output(uri: str, obj: Any) -> None:
-    if not isinstance(obj, pa.Table | pa.RecordBatch | pa.RecordBatchReader) and not _is_spark(type(obj)):
-        raise InvalidBatch(
-            f"{uri}: the asset returned a {type(obj).__module__}.{type(obj).__qualname__}. Return a pyarrow Table, "
-            "RecordBatch or RecordBatchReader, a Spark DataFrame, or None if it wrote the table itself."
-        )
+def _definition_of(context: dg.OutputContext | dg.InputContext) -> dg.PartitionsDefinition | None:
+    """The partitions of the context's asset, also when the run has none."""
+    try:
+        return context.asset_partitions_def
+    except dg.DagsterInvariantViolationError:
+        return None
 
 
-def _is_spark(type_: type) -> bool:
-    """Without importing pyspark: its DataFrame has subclasses for classic sessions and for Spark Connect."""
-    return any(t.__module__.startswith("pyspark.sql") and t.__name__ == "DataFrame" for t in type_.__mro__)
+def _partitions_of(context: dg.InputContext, snapshot: Snapshot) -> str | None:
+    """The predicate of the upstream partitions that the run depends on; None for all rows."""
+    partitions = _definition_of(context)
+    if partitions is None or not context.has_asset_partitions:
+        return None
+    upstream = context.upstream_output
+    metadata = {**(context.definition_metadata or {}), **((upstream and upstream.definition_metadata) or {})}
+    columns = partition_columns(metadata, partitions, table=snapshot.table)
+    selection = select_partitions(partitions, context.asset_partition_keys, columns, table=snapshot.table)
+    return selection.predicate(snapshot.partition_schema) if snapshot.schema else None
 
 
-def _spark_frame(table: Table, snapshot: Snapshot) -> Any:
-    from pyspark.sql import SparkSession
-
-    from icedb import spark as icedb_spark
-
-    spark = SparkSession.getActiveSession()
-    if spark is None:
-        raise InvalidOption(
-            f"{table.uri}: the input wants a Spark DataFrame, and no Spark session is running in this step. Give the "
-            "asset a PySparkResource."
-        )
-    return icedb_spark.frame(spark, snapshot)
+def _check_columns(table: Table, selection: Selection) -> None:
+    """What is wrong with the partitions is said before a row is read, if the table knows its columns."""
+    snapshot = table.snapshot()
+    if not selection.keys:
+        raise InvalidOption(f"{table.uri}: the run has no partition of the asset, so there is nowhere to put rows.")
+    names = [e.name for e in table.handle.expressions]
+    selection.predicate(snapshot.partition_schema or dict.fromkeys(names, "VARCHAR"))
 
 
-def _texts(uri: str, definition: typing.Mapping[str, Any], name: str) -> Sequence[str]:
-    value = _plain(definition.get(name, ()))
-    if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
-        raise InvalidOption(f"{uri}: the asset's metadata '{name}' must be a list of texts, not {value!r}.")
-    return tuple(value)
+def _transaction(context: dg.OutputContext, selection: Selection | None) -> Txn | None:
+    """None for an output without a run: it is never tried again."""
+    if (step := _step(context)) is None:
+        return None
+    run = step.dagster_run
+    return transaction(run.root_run_id or run.run_id, step.step.key, selection.keys if selection else ())
 
 
-def _plain(value: Any) -> Any:
-    """Metadata as it was given: Dagster wraps some values in MetadataValue."""
-    return value.value if isinstance(value, dg.MetadataValue) else value
+def _step(context: dg.OutputContext) -> Any:
+    """The step of the run, or None for a context of `dagster.build_output_context`."""
+    try:
+        return context.step_context
+    except dg.DagsterInvariantViolationError:
+        return None
+
+
+def _report(
+    context: dg.OutputContext,
+    snapshot: Snapshot,
+    commit: Commit | None,
+    options: AssetOptions,
+    selection: Selection | None,
+) -> None:
+    """What the materialization says of the table, and its data version, unless the asset has given one."""
+    predicate = selection.predicate(snapshot.partition_schema) if selection and snapshot.schema else None
+    metadata = materialization_metadata(snapshot, partitions=predicate, preview_rows=options.preview_rows)
+    if selection is not None and len(selection.keys) > 1:
+        metadata.pop("dagster/partition_row_count", None)  # each of the partitions would get the sum of all
+    context.add_output_metadata({**metadata, **(_figures(commit, options) if commit else {})})
+    step = _step(context)
+    if step is not None and not step.has_data_version(context.asset_key):
+        step.set_data_version(context.asset_key, dg.DataVersion(snapshot.id))
+
+
+def _figures(commit: Commit, options: AssetOptions) -> Mapping[str, Any]:
+    """What the output did: `repeated` is true when an earlier try of the step had added the rows already."""
+    figures: dict[str, Any] = {"icedb/mode": options.mode, "icedb/rows_written": commit.rows}
+    if options.mode == "append":
+        figures["icedb/repeated"] = commit.repeated
+    if options.on_conflict == "quarantine":
+        figures["icedb/rows_quarantined"] = commit.quarantined_rows
+    return figures

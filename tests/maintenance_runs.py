@@ -1,8 +1,8 @@
 """Runs of merge jobs, each in a process of its own, all started at the same moment.
 
-Run as `python maintenance_runs.py '{"root": ..., "tables": [...], "hold_s": 1, "folder": ...}'` by
-tests/test_dagster.py; writes into `all.json` when each run's merge began and ended. Dagster is imported once and the
-processes are forked from there: on two cores, importing it six times would take longer than all the runs.
+Run as `python maintenance_runs.py '{"root": ..., "tables": [...], "verb": ..., "hold_s": 1, "folder": ...}'` by
+tests/test_dagster_locks.py; writes into `all.json` when each run's work began and ended. Dagster is imported once and
+the processes are forked from there: on two cores, importing it ten times would take longer than all the runs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from icedb_dagster import IceDBResource, build_table_definitions
 
 
 def run(job: dg.JobDefinition, table: str, hold_s: float, barrier: Barrier, out: Path) -> None:
-    spans: list[tuple[float, float]] = []
+    moments: list[float] = []
     merge = icedb.Table.merge
 
     def slow_merge(self: icedb.Table, **options: Any) -> Any:
-        began = time.monotonic()
+        moments.append(time.monotonic())
         time.sleep(hold_s)
         report = merge(self, **options)
-        spans.append((began, time.monotonic()))
+        moments.append(time.monotonic())
         return report
 
     icedb.Table.merge = slow_merge  # type: ignore[method-assign]
@@ -37,7 +37,8 @@ def run(job: dg.JobDefinition, table: str, hold_s: float, barrier: Barrier, out:
         barrier.wait(60)
         result = job.execute_in_process(instance=instance, raise_on_error=False)
     errors = [str(event.step_failure_data.error) for event in result.get_step_failure_events()]
-    out.write_text(json.dumps({"table": table, "success": result.success, "errors": errors, "spans": spans}))
+    told = {"table": table, "success": result.success, "errors": errors, "began": moments[0], "ended": moments[-1]}
+    out.write_text(json.dumps(told))
 
 
 def main(task: dict[str, Any]) -> None:
@@ -46,7 +47,7 @@ def main(task: dict[str, Any]) -> None:
     barrier = fork.Barrier(len(tables))
     resources = dg.Definitions(resources={"icedb": IceDBResource(root=task["root"])})
     built = {t: dg.Definitions.merge(build_table_definitions(t), resources) for t in set(tables)}
-    jobs = {t: defs.resolve_job_def(f"{t}_merge") for t, defs in built.items()}
+    jobs = {t: defs.resolve_job_def(f"{t}_{task['verb']}") for t, defs in built.items()}
     with dg.DagsterInstance.get():
         pass  # imports what it needs, once for all; its connections are closed again
     outs = [Path(task["folder"], f"{n}.json") for n in range(len(tables))]

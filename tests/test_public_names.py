@@ -128,6 +128,8 @@ PUBLIC = {
         "build_table_definitions",
         "ensure_pool",
         "icedb_pool",
+        "spark_progress",
+        "table_spec",
     ],
 }
 

@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ import yaml
 dagster = pytest.importorskip("dagster")
 
 # ruff: noqa: E402 - without the extra there is nothing to import
+import icedb
 from icedb.errors import StackError
 from icedb_dagster import stack
 from icedb_dagster.stack import database, layout, placement, ports, processes, services, state
@@ -212,7 +214,8 @@ def test_the_repository_has_the_packaged_configuration() -> None:
 
 
 def test_the_public_names_are_these() -> None:
-    names = "Progress SERVICES ServiceName ServiceStatus Stack down environment release status up"
+    names = "LogLine Progress SERVICES ServiceName ServiceStatus Stack"
+    names += " down environment find log_lines release status up"
     assert stack.__all__ == sorted(stack.__all__) == names.split()
 
 
@@ -244,9 +247,15 @@ def test_up_gives_dagster_a_real_postgres(project: Path, monkeypatch: pytest.Mon
         assert instance.run_monitoring_enabled
         assert instance.get_concurrency_config().pool_config.pool_granularity.value == "op"
         assert Path(instance.storage_directory()).is_relative_to(running.dagster_home)
+        _check_that_the_library_logs_into_the_run(instance, project / "table")
     assert any("Starting Postgres" in line for line in told)
     assert running.webserver_url is None
     assert _by_name(running.processes)["postgres"].started_here
+
+    assert stack.find(project) == replace(running, processes=stack.status(project))
+    seen = _cli("run", "-d", project, sys.executable, "-c", "import os; print(os.getcwd(), os.environ['DAGSTER_HOME'])")
+    assert seen.stdout == f"{project} {running.dagster_home}\n"
+    assert "error: there is no command 'no-such-one'" in _cli("run", "-d", project, "no-such-one").stderr
 
     again = _postgres_only(project)
     assert again.postgres_url == running.postgres_url
@@ -256,6 +265,21 @@ def test_up_gives_dagster_a_real_postgres(project: Path, monkeypatch: pytest.Mon
     assert stack.release(running) == ("postgres",)
     assert stack.down(project) == ()
     assert [row.state for row in stack.status(project)] == ["stopped"] * 3
+    with pytest.raises(StackError, match=r"no stack runs in .*: start it with icedb-dagster up"):
+        stack.find(project)
+
+
+def _check_that_the_library_logs_into_the_run(instance: "dagster.DagsterInstance", folder: Path) -> None:
+    @dagster.op
+    def merge() -> None:
+        table = icedb.Table.create(folder)
+        for n in range(2):
+            table.insert([{"n": n}])
+        assert table.merge().merged_parts == 2
+
+    run = dagster.GraphDefinition("logged", node_defs=[merge]).to_job().execute_in_process(instance=instance)
+    logged = [event.user_message for event in instance.all_logs(run.run_id) if event.dagster_event is None]
+    assert any(line.startswith(f"{folder}: merging 1 groups") for line in logged), logged
 
 
 @needs_dagster
@@ -367,6 +391,51 @@ def test_another_postgres_is_used_and_left_alone(project: Path, other_project: P
     assert "error: no connection to the Postgres of ICEDB_POSTGRES_URL" in wrong.stderr
     assert "topsecret" not in wrong.stderr
     assert "Traceback" not in wrong.stderr
+
+
+# Logs
+
+
+def test_the_ends_of_the_logs_have_their_service_s_name_and_no_password(project: Path) -> None:
+    paths = layout.open_layout(project)
+    paths.create()
+    layout.write_private(paths.password, b"embedded-secret")
+    paths.log("daemon").write_text(
+        "".join(f"line {n}: {'x' * 100}\n" for n in range(5_000)) + "of embedded-secret\nhal"
+    )
+    paths.log("webserver").write_text("url=postgresql://me:own%2Fsecret@host/db own/secret\n")
+    environ = {"ICEDB_POSTGRES_URL": "postgresql://me:own%2Fsecret@host/db"}
+    found = [(line.service, line.text[:12]) for line in stack.log_lines(project, lines=3, environ=environ)]
+    assert found[1:] == [("daemon", "line 4999: x"), ("daemon", "of ***"), ("daemon", "hal")]
+    (web,) = [line.text for line in stack.log_lines(project, environ=environ) if line.service == "webserver"]
+    assert web == "url=postgresql://me:***@host/db ***"
+    long = list(stack.log_lines(project, services=["daemon"], lines=2_000, environ=environ))
+    assert (len(long), long[0].text[:10]) == (2_000, "line 3002:")
+    assert list(stack.log_lines(project, lines=0, environ=environ)) == []
+    with pytest.raises(StackError, match="no such service: nginx; there are postgres, webserver, daemon"):
+        list(stack.log_lines(project, services=["nginx"]))
+
+    shown = _cli("logs", "daemon", "webserver", "-n", "1", "-d", project, **environ)
+    assert shown.stdout == "webserver │ url=postgresql://me:***@host/db ***\ndaemon    │ hal\n"
+
+
+def test_logs_are_followed_also_when_one_is_begun_anew(project: Path) -> None:
+    paths = layout.open_layout(project)
+    paths.create()
+    log = paths.log("daemon")
+    log.write_text("before\n")
+    lines = stack.log_lines(project, lines=1, follow=True, environ={})
+    assert next(lines) == stack.LogLine("daemon", "before")
+    with log.open("a") as file:
+        file.write("whole\nha")
+    assert next(lines) == stack.LogLine("daemon", "whole")
+    with log.open("a") as file:
+        file.write("lf\n")
+    assert next(lines) == stack.LogLine("daemon", "half")
+    log.replace(log.with_name("daemon.log.1"))
+    log.write_text("anew\n")
+    paths.log("postgres").write_text("started\n")
+    assert {next(lines), next(lines)} == {stack.LogLine("postgres", "started"), stack.LogLine("daemon", "anew")}
 
 
 # Root
@@ -561,5 +630,5 @@ def test_a_taken_port_is_refused(project: Path) -> None:
 
 def test_help_names_the_commands() -> None:
     shown = _cli("--help", COLUMNS="120").stdout
-    for word in ("up", "down", "status", "Postgres"):
+    for word in ("up", "down", "status", "logs", "run", "pools", "doctor", "init", "submit", "Postgres"):
         assert word in shown

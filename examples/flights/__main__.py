@@ -72,7 +72,7 @@ def run(instance: dg.DagsterInstance, report: Report) -> None:
     checks.statistics(lake.table(STATISTICS), expected)
 
     with report.step("merge", lambda: table):
-        maintain(instance, "flights_merge", {})
+        maintain(instance, "flights_merge_oldest", {})
     checks.merged(table, expected)
 
     before_drop_ms = table.snapshot().as_of_ms

@@ -9,12 +9,14 @@
 SQLAlchemy.
 """
 
-from icedb_dagster.stack.control import SERVICES, down, release, status, up
+from icedb_dagster.stack.control import SERVICES, down, find, release, status, up
 from icedb_dagster.stack.layout import Progress
+from icedb_dagster.stack.logs import LogLine, log_lines
 from icedb_dagster.stack.report import ServiceStatus, Stack, environment
 from icedb_dagster.stack.state import ServiceName
 
 __all__ = [
+    "LogLine",
     "Progress",
     "SERVICES",
     "ServiceName",
@@ -22,6 +24,8 @@ __all__ = [
     "Stack",
     "down",
     "environment",
+    "find",
+    "log_lines",
     "release",
     "status",
     "up",

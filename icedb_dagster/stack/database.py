@@ -5,7 +5,10 @@ shown or raised is passed through `redacted` or `without_password` first. Errors
 chained, for the same reason.
 """
 
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import quote, quote_plus
 
 from icedb.errors import StackError
 
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
 __all__ = [
+    "Answer",
+    "ask_server",
     "check_connection",
     "dagster_url",
     "ensure_database",
@@ -25,6 +30,14 @@ __all__ = [
 # SQLAlchemy 2.1 understands a bare `postgresql://` as psycopg 3; Dagster brings psycopg2.
 DRIVER = "postgresql+psycopg2"
 CONNECT_TIMEOUT_S = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server says of itself, and how long one question and its answer take."""
+
+    version: str
+    latency_ms: float
 
 
 def dagster_url(url: str) -> str:
@@ -53,15 +66,23 @@ def redacted(url: str) -> str:
 def without_password(text: str, *, url: str) -> str:
     """A text of somebody else's making, such as a log, without this address' password."""
     parsed = _parse(url)
-    secrets = [parsed.password, *(value for key, value in parsed.query.items() if "password" in key)]
-    for secret in secrets:
-        if secret:
-            text = text.replace(str(secret), "***")
+    of_query = (value for key, value in parsed.query.items() if "password" in key)
+    for secret in filter(None, [parsed.password, *of_query]):
+        plain = str(secret)
+        # A log may quote the address itself, in which the password is encoded.
+        for written in (plain, quote(plain, safe=""), quote(plain), quote_plus(plain)):
+            text = text.replace(written, "***")
     return text
 
 
 def try_connection(url: str) -> str | None:
     """Connect once. None when that worked, otherwise what the server or the network said."""
+    answer = ask_server(url)
+    return answer if isinstance(answer, str) else None
+
+
+def ask_server(url: str) -> Answer | str:
+    """Connect once and ask. What the server or the network said, when that did not work."""
     from sqlalchemy import create_engine, text
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.pool import NullPool
@@ -69,11 +90,13 @@ def try_connection(url: str) -> str | None:
     engine = create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": CONNECT_TIMEOUT_S})
     try:
         with engine.connect() as connection:
+            version = str(connection.execute(text("SHOW server_version")).scalar_one())
+            began = time.monotonic()
             connection.execute(text("SELECT 1"))
+            return Answer(version=version, latency_ms=(time.monotonic() - began) * 1000)
     except (SQLAlchemyError, UnicodeError) as error:
         reason = str(getattr(error, "orig", None) or error)
         return " ".join(without_password(reason, url=url).split())
-    return None
 
 
 def check_connection(url: str, *, named: str) -> None:

@@ -5,8 +5,8 @@ made here leave the password out.
 """
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +23,7 @@ __all__ = [
     "ServiceStatus",
     "Stack",
     "describe",
+    "describe_stack",
     "environment",
     "external_url",
     "server_folder",
@@ -75,6 +76,26 @@ def server_folder(layout: Layout, state: State) -> Path:
 def describe(layout: Layout, state: State, *, environ: Mapping[str, str] = os.environ) -> tuple[ServiceStatus, ...]:
     """A row for each service, and a second one for Postgres if an external one is used while our own still runs."""
     return (*_postgres_rows(layout, state, environ), _row(layout, state, "webserver"), _row(layout, state, "daemon"))
+
+
+def describe_stack(
+    layout: Layout,
+    state: State,
+    url: str,
+    *,
+    started: Collection[ServiceName] = (),
+    environ: Mapping[str, str] = os.environ,
+) -> Stack:
+    """The stack of a folder whose Postgres is at `url`; `started` are the services that this call has started."""
+    processes = describe(layout, state, environ=environ)
+    addresses = {row.name: row.address for row in processes if row.state == "running"}
+    return Stack(
+        project_dir=layout.project,
+        dagster_home=layout.dagster_home,
+        postgres_url=url,
+        webserver_url=addresses.get("webserver"),
+        processes=tuple(replace(row, started_here=row.name in started) for row in processes),
+    )
 
 
 def _postgres_rows(layout: Layout, state: State, environ: Mapping[str, str]) -> list[ServiceStatus]:

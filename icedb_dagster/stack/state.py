@@ -4,6 +4,7 @@ A record names a process by pid *and* start: a pid alone may belong to somebody 
 in the file.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -13,9 +14,18 @@ from icedb.errors import StackError
 from icedb_dagster.stack.layout import Layout, write_private
 from icedb_dagster.stack.processes import ProcessId
 
-__all__ = ["Record", "ServiceName", "State", "read_state", "write_state"]
+__all__ = ["SERVICES", "Record", "ServiceName", "State", "checked_services", "read_state", "write_state"]
 
 ServiceName = Literal["postgres", "webserver", "daemon"]
+SERVICES: tuple[ServiceName, ...] = ("postgres", "webserver", "daemon")
+
+
+def checked_services(names: Collection[str]) -> list[ServiceName]:
+    """The services of these names, in the order in which they are started. Raises StackError for any other name."""
+    unknown = set(names) - set(SERVICES)
+    if unknown:
+        raise StackError(f"no such service: {', '.join(sorted(unknown))}; there are {', '.join(SERVICES)}")
+    return [name for name in SERVICES if name in names]
 
 
 @dataclass(frozen=True, slots=True)

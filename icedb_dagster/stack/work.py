@@ -24,6 +24,7 @@ from icedb_dagster.stack.report import (
     ServiceStatus,
     Stack,
     describe,
+    describe_stack,
     external_url,
     server_folder,
 )
@@ -199,18 +200,11 @@ class Work:
         self.state = state
 
     def _stack(self, url: str, *, check_locations: bool) -> Stack:
-        rows = describe(self.layout, self.state, environ=self.environ)
-        processes = tuple(replace(row, started_here=row.name in self.started) for row in rows)
+        stack = describe_stack(self.layout, self.state, url, started=self.started, environ=self.environ)
         webserver = self.state.records.get("webserver")
-        port = webserver.port if webserver and is_running(webserver.process) else None
-        return Stack(
-            project_dir=self.layout.project,
-            dagster_home=self.layout.dagster_home,
-            postgres_url=url,
-            webserver_url=None if port is None else f"http://127.0.0.1:{port}",
-            processes=processes,
-            warnings=location_errors(port) if check_locations and port is not None else (),
-        )
+        if not check_locations or stack.webserver_url is None or webserver is None or webserver.port is None:
+            return stack
+        return replace(stack, warnings=location_errors(webserver.port))
 
 
 def _title(name: ServiceName) -> str:

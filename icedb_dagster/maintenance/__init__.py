@@ -1,0 +1,29 @@
+"""A table's maintenance as Dagster jobs: docs/maintenance.md has what each does, and how to run it."""
+
+from icedb_dagster.maintenance.configs import (
+    CleanupConfig,
+    DeleteConfig,
+    MergeConfig,
+    MergeLogConfig,
+    OrphansConfig,
+    RestoreConfig,
+    RewriteConfig,
+    TtlConfig,
+    VerifyConfig,
+)
+from icedb_dagster.maintenance.definitions import build_table_definitions
+from icedb_dagster.maintenance.time_to_live import TimeToLive
+
+__all__ = [
+    "CleanupConfig",
+    "DeleteConfig",
+    "MergeConfig",
+    "MergeLogConfig",
+    "OrphansConfig",
+    "RestoreConfig",
+    "RewriteConfig",
+    "TimeToLive",
+    "TtlConfig",
+    "VerifyConfig",
+    "build_table_definitions",
+]

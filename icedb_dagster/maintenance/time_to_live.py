@@ -1,0 +1,82 @@
+"""Which partitions are too old: by a date in one of their columns, or by what a function says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+
+import icedb
+from icedb.engine import quote_name
+from icedb.errors import InvalidOption
+
+__all__ = ["Expiry", "TimeToLive", "expired", "reference_time"]
+
+#: Gives the partitions that have expired at a time: their paths, or a DuckDB predicate over the partition columns.
+Expiry = Callable[[icedb.Table, datetime], Sequence[str] | str]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeToLive:
+    """Partitions whose date, in `partition_column`, is more than `keep_days` before the reference date are dropped."""
+
+    partition_column: str
+    keep_days: int
+
+
+def reference_time(table: icedb.Table, text: str) -> datetime:
+    """The beginning of that day (UTC), or now when none is given. Raises InvalidOption."""
+    if not text:
+        return datetime.fromtimestamp(table.handle.clock.now_ms() / 1000, tz=UTC)
+    try:
+        return datetime.combine(date.fromisoformat(text), time(), tzinfo=UTC)
+    except ValueError:
+        raise InvalidOption(f"{table.uri}: reference_date is '{text}'; write it as YYYY-MM-DD.") from None
+
+
+def expired(
+    ttl: TimeToLive | Expiry, table: icedb.Table, reference: datetime, *, keep_days: int
+) -> tuple[Sequence[str] | str, Mapping[str, object]]:
+    """What has expired, and how that was found out. `keep_days`: instead of the definition's, unless 0.
+
+    Raises InvalidOption, InvalidPartitionExpression, and what a function of somebody else's raises.
+    """
+    if isinstance(ttl, TimeToLive):
+        cutoff = _cutoff(table, reference.date(), keep_days or ttl.keep_days)
+        _check_dated(table, ttl.partition_column)
+        where = f"TRY_CAST({quote_name(ttl.partition_column)} AS DATE) < DATE '{cutoff.isoformat()}'"
+        return where, {"older than": cutoff.isoformat()}
+    name = getattr(ttl, "__qualname__", repr(ttl))
+    if keep_days:
+        raise InvalidOption(
+            f"{table.uri}: keep_days is {keep_days}, and the function {name} decides what is too old. Leave it out."
+        )
+    chosen: object = ttl(table, reference)
+    if not isinstance(chosen, str) and not (
+        isinstance(chosen, list | tuple | set | frozenset) and all(isinstance(path, str) for path in chosen)
+    ):
+        raise InvalidOption(
+            f"{table.uri}: the function {name} gave {chosen!r} as what has expired. It must give the paths of "
+            "partitions in a list, or a predicate over the partition columns."
+        )
+    return chosen if isinstance(chosen, str) else sorted(chosen), {"expired by": name}
+
+
+def _cutoff(table: icedb.Table, reference: date, keep_days: int) -> date:
+    if not 0 < keep_days < reference.toordinal():
+        raise InvalidOption(
+            f"{table.uri}: keep_days is {keep_days}; give at least 1, and no more than there are dates."
+        )
+    return reference - timedelta(days=keep_days)
+
+
+def _check_dated(table: icedb.Table, column: str) -> None:
+    """Nothing of a column without dates would ever expire: better refused than kept in silence."""
+    snapshot = table.snapshot()
+    name = quote_name(column)
+    named = snapshot.partitions(f"{name} IS NOT NULL") if snapshot.parts else []
+    if named and not snapshot.partitions(f"TRY_CAST({name} AS DATE) IS NOT NULL"):
+        raise InvalidOption(
+            f"{table.uri}: the time to live looks at '{column}', where no value is a date (one is '{named[0]}'). "
+            "Name a partition column of whole dates, YYYY-MM-DD."
+        )

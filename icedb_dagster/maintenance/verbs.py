@@ -1,0 +1,331 @@
+"""What each kind of maintenance does with an open table, and what it says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache, partial
+from typing import Any, Generic, TypeVar
+
+import dagster as dg
+
+import icedb
+from icedb.commit import Commit
+from icedb.errors import InvalidOption
+from icedb.maintenance.audit import Problem
+from icedb.maintenance.delete import DeleteReport
+from icedb.maintenance.merge import Order
+from icedb.pacing import merge_for
+from icedb.table import as_of_ms
+from icedb.work import Engine
+from icedb_dagster.maintenance.configs import (
+    OF_THE_TABLE,
+    CleanupConfig,
+    DeleteConfig,
+    MergeConfig,
+    MergeLogConfig,
+    OrphansConfig,
+    RestoreConfig,
+    RewriteConfig,
+    TtlConfig,
+    VerifyConfig,
+)
+from icedb_dagster.maintenance.time_to_live import Expiry, TimeToLive, expired, reference_time
+
+__all__ = ["VERBS", "Report", "Task", "Verb", "ttl_verb"]
+
+Config = TypeVar("Config", bound=dg.Config)
+
+
+@dataclass(frozen=True, slots=True)
+class Task(Generic[Config]):
+    """What one run is to do. `engine`: who rewrites parts, if not this process."""
+
+    table: icedb.Table
+    config: Config
+    engine: Engine | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run did, for people. With a `failure` the run fails, and what it says is the reason."""
+
+    figures: Mapping[str, object]
+    problems: Sequence[Problem] = ()
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verb(Generic[Config]):
+    """A kind of maintenance. `exclusive`: it changes the table, so one run at a time does it.
+
+    `priority`: of two runs that wait for a table, the one with the higher goes first. `rewrites`: an engine can do it.
+    """
+
+    name: str
+    config: type[Config]
+    work: Callable[[Task[Config]], Report]
+    description: str
+    exclusive: bool = True
+    priority: int = 0
+    rewrites: bool = False
+
+    @property
+    def config_schema(self) -> Any:
+        """The run config, as Dagster checks it."""
+        return _config_schema(self.config)
+
+
+@cache
+def _config_schema(config: Any) -> Any:
+    """Made once, however many tables there are."""
+    return config.to_config_schema()
+
+
+def _merge(task: Task[MergeConfig], *, order: Order) -> Report:
+    table, config = task.table, task.config
+    if config.dry_run:
+        plan = table.merge(order=order, part_bytes_max=config.part_bytes_max, dry_run=True)
+        return Report(
+            {
+                "parts to merge": plan.merged_parts,
+                "bytes to merge": plan.merged_bytes,
+                "rows": plan.rows,
+                "new parts": plan.new_parts,
+                "groups beyond one commit": plan.remaining,
+                **_dry(dry_run=True),
+            }
+        )
+    report = merge_for(
+        table,
+        seconds_max=config.seconds_max,
+        order=order,
+        part_bytes_max=config.part_bytes_max,
+        engine=task.engine,
+    )
+    return Report(
+        {
+            "parts merged": report.merged_parts,
+            "bytes merged": report.merged_bytes,
+            "new parts": report.new_parts,
+            "rows": report.rows,
+            "groups lost to other commits": report.dropped_groups,
+            "groups remaining": report.remaining,
+            "log files": ", ".join(report.commits) or "none: nothing to merge",
+            **_dry(dry_run=False),
+        }
+    )
+
+
+def _merge_log(task: Task[MergeLogConfig]) -> Report:
+    report = task.table.merge_log(lines_max=task.config.lines_max, dry_run=task.config.dry_run)
+    return Report(
+        {
+            "log files merged": len(report.merged_log_files),
+            "log files that readers open": report.log_files,
+            "remaining": report.remaining,
+            **_written(report.commit, dry_run=report.dry_run),
+        }
+    )
+
+
+def _ttl(task: Task[TtlConfig], *, ttl: TimeToLive | Expiry) -> Report:
+    table, config = task.table, task.config
+    reference = reference_time(table, config.reference_date)
+    chosen, how = expired(ttl, table, reference, keep_days=config.keep_days)
+    figures = {"reference": reference.isoformat(timespec="minutes"), **how}
+    if not chosen and not isinstance(chosen, str):
+        return Report({**figures, "partitions dropped": 0, **_dry(dry_run=config.dry_run)})
+    report = table.drop_partitions(chosen, dry_run=config.dry_run)
+    return Report(
+        {
+            **figures,
+            "partitions dropped": len(report.partitions),
+            "parts dropped": len(report.parts),
+            "rows dropped": _known(report.rows),
+            "bytes to free": report.bytes,
+            "parts of an earlier partitioning, not dropped": len(report.older_parts),
+            **_written(report.commit, dry_run=report.dry_run),
+        }
+    )
+
+
+def _cleanup(task: Task[CleanupConfig]) -> Report:
+    config = task.config
+    report = task.table.cleanup(
+        grace_ms=_or_the_table_s(config.grace_ms),
+        allow_short_grace=config.allow_short_grace,
+        deletes_max=config.deletes_max,
+        dry_run=config.dry_run,
+    )
+    return Report(
+        {
+            "parts deleted": len(report.deleted_parts),
+            "bytes freed": report.deleted_bytes,
+            "log files deleted": len(report.deleted_log_files),
+            "claims deleted": len(report.deleted_claims),
+            "expired pins deleted": len(report.deleted_pins),
+            "parts kept for pins": report.kept_for_pins,
+            "markers forgotten": report.forgotten,
+            "remaining": report.remaining,
+            "oldest snapshot that can be read": _utc(report.horizon_ms) if report.horizon_ms else "the first",
+            **_dry(dry_run=report.dry_run),
+        }
+    )
+
+
+def _orphans(task: Task[OrphansConfig]) -> Report:
+    config = task.config
+    report = task.table.sweep_orphans(
+        min_age_ms=_or_the_table_s(config.min_age_ms), limit=config.limit, dry_run=config.dry_run
+    )
+    return Report(
+        {
+            "orphans deleted": len(report.deleted_parts),
+            "bytes freed": report.deleted_bytes,
+            "remaining": report.remaining,
+            "parts that may be being written": report.young_parts,
+            "objects that are nobody's, never deleted": len(report.foreign),
+            **_dry(dry_run=report.dry_run),
+        }
+    )
+
+
+def _rewrite(task: Task[RewriteConfig]) -> Report:
+    config = task.config
+    report = task.table.rewrite_partition(
+        config.partition, config.query, new_columns=config.new_columns, dry_run=config.dry_run, engine=task.engine
+    )
+    return Report(
+        {
+            "partition": report.partition,
+            "rows before": _known(report.rows_before),
+            "rows": report.rows,
+            "parts replaced": report.replaced_parts,
+            "new parts": report.new_parts,
+            "bytes before": report.bytes_before,
+            "bytes": report.bytes,
+            **_written(report.commit, dry_run=report.dry_run),
+        }
+    )
+
+
+def _delete(task: Task[DeleteConfig]) -> Report:
+    config = task.config
+    if config.passes_max < 1:
+        raise InvalidOption(f"{task.table.uri}: passes_max is {config.passes_max}; give 1 at least.")
+    passes: list[DeleteReport] = []
+    while not passes or (passes[-1].second_pass_needed and not config.dry_run and len(passes) < config.passes_max):
+        passes.append(task.table.delete(config.where, dry_run=config.dry_run, engine=task.engine))
+    complete = not passes[-1].second_pass_needed
+    return Report(
+        {
+            "condition": config.where,
+            "matching rows": passes[0].matching_rows,
+            "rows deleted": sum(p.deleted_rows for p in passes),
+            "parts rewritten": sum(p.rewritten_parts for p in passes),
+            "parts removed": sum(p.removed_parts for p in passes),
+            "bytes of these parts": sum(p.bytes for p in passes),
+            "passes": len(passes),
+            "no such row is left": "yes" if complete else "not sure: run it again",
+            "log files": ", ".join(p.commit.key for p in passes if p.commit.key is not None) or "none",
+            **_dry(dry_run=config.dry_run),
+        }
+    )
+
+
+def _verify(task: Task[VerifyConfig]) -> Report:
+    report = task.table.verify(deep=task.config.deep)
+    figures: dict[str, object] = {
+        "result": "sound" if report.ok else "DAMAGED",
+        "errors": sum(p.severity == "error" for p in report.problems),
+        "warnings": sum(p.severity == "warning" for p in report.problems),
+        "live parts": report.live_parts,
+        "live rows": _known(report.live_rows),
+        "live parts not compared with a digest": report.unchecked_parts,
+        "log files": report.log_files,
+        "orphans": len(report.orphans),
+        "pins": report.pins,
+    }
+    failure = "" if report.ok else f"{report.table} is damaged: {report.problems[0].message}"
+    return Report(figures, report.problems, failure)
+
+
+def _restore(task: Task[RestoreConfig]) -> Report:
+    moment_ms = _moment_ms(task.table, task.config.as_of)
+    report = task.table.restore(moment_ms, dry_run=task.config.dry_run)
+    return Report(
+        {
+            "as of": _utc(report.as_of_ms),
+            "parts restored": len(report.restored),
+            "rows restored": _known(report.rows),
+            "bytes restored": report.bytes,
+            "parts that came later, gone": len(report.tombstoned),
+            **_written(report.commit, dry_run=report.dry_run),
+        }
+    )
+
+
+def _moment_ms(table: icedb.Table, text: str) -> int:
+    if text.strip().isdecimal():
+        return int(text)
+    try:
+        return as_of_ms(datetime.fromisoformat(text.strip()))
+    except ValueError:  # also what as_of_ms raises: InvalidOption is one
+        raise InvalidOption(
+            f"{table.uri}: as_of is '{text}'; write a time with its zone, 2026-11-21T10:00:00Z, or unix milliseconds."
+        ) from None
+
+
+def _or_the_table_s(ms: int) -> int | None:
+    return None if ms == OF_THE_TABLE else ms
+
+
+def _written(commit: Commit, *, dry_run: bool) -> dict[str, object]:
+    return {"log file": commit.key or "none", **_dry(dry_run=dry_run)}
+
+
+def _dry(*, dry_run: bool) -> dict[str, object]:
+    return {"dry run": "yes: nothing was changed" if dry_run else "no"}
+
+
+def _known(rows: int | None) -> object:
+    return "unknown" if rows is None else rows
+
+
+def _utc(unix_ms: int) -> str:
+    return datetime.fromtimestamp(unix_ms / 1000, tz=UTC).isoformat(sep=" ", timespec="milliseconds")
+
+
+def ttl_verb(ttl: TimeToLive | Expiry) -> Verb[TtlConfig]:
+    """Time to live is each table's own."""
+    return Verb("ttl", TtlConfig, partial(_ttl, ttl=ttl), "Drops partitions that are older than their time to live.")
+
+
+#: Those of every table. A hot partition must stay small whatever else waits, so its merge goes first.
+VERBS: tuple[Verb[Any], ...] = (
+    Verb(
+        "merge_newest",
+        MergeConfig,
+        partial(_merge, order="newest"),
+        "Merges small parts, those of the newest rows first.",
+        priority=1,
+        rewrites=True,
+    ),
+    Verb(
+        "merge_oldest",
+        MergeConfig,
+        partial(_merge, order="oldest"),
+        "Merges small parts, those of the oldest rows first.",
+        priority=-1,
+        rewrites=True,
+    ),
+    Verb("merge_log", MergeLogConfig, _merge_log, "Merges small log files, so that opening the table stays cheap."),
+    Verb("cleanup", CleanupConfig, _cleanup, "Deletes what was superseded longer than the grace period ago."),
+    Verb("orphans", OrphansConfig, _orphans, "Deletes parts of crashed writes: nothing names them."),
+    Verb("rewrite", RewriteConfig, _rewrite, "Puts the answer of a query in the place of a partition.", rewrites=True),
+    Verb("delete", DeleteConfig, _delete, "Deletes the rows for which a condition is true.", rewrites=True),
+    Verb("verify", VerifyConfig, _verify, "Looks at every object of the table. Changes nothing.", exclusive=False),
+    Verb("restore", RestoreConfig, _restore, "Makes the table what it was at a time."),
+)

@@ -1,0 +1,318 @@
+"""Which Hive partitions of a table are some Dagster partitions of its asset: a DuckDB predicate.
+
+A partition of the table belongs to a Dagster partition by the value of its partition column, as the column's type says:
+
+    TIMESTAMP WITH TIME ZONE    an instant within the time window
+    DATE, TIMESTAMP             a wall time, of the definition's timezone, within the window
+    VARCHAR                     the partition key itself, or a date or time that lies within the window
+    integers                    the key as a number
+
+Keys that are no times are compared as text. A window is half open. Where the clocks go back, an hour of wall time comes
+twice: a window that has one of the two cannot be told by wall time, and is refused.
+
+Nothing here touches a table or reads a clock. What cannot be mapped is an error: a predicate that is missing would
+stand for the whole table.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+from zoneinfo import ZoneInfo
+
+import dagster as dg
+
+from icedb.engine import quote_name, quote_text
+from icedb.errors import InvalidOption
+
+__all__ = ["Selection", "dimensions", "select_partitions"]
+
+#: The name of the only dimension of a definition that has no others.
+ONLY = ""
+
+_INTEGERS = frozenset((
+    "BIGINT", "HUGEINT", "INTEGER", "SMALLINT", "TINYINT", "UBIGINT", "UHUGEINT", "UINTEGER", "USMALLINT", "UTINYINT",
+))  # fmt: skip
+_WALL_TIMES = frozenset(("TIMESTAMP", "TIMESTAMP_MS", "TIMESTAMP_NS", "TIMESTAMP_S"))
+_INSTANT = "TIMESTAMP WITH TIME ZONE"
+# Directives that Python and DuckDB read alike. Of texts in other formats only the keys themselves are recognised.
+_DIRECTIVES = frozenset("YmdHMS")
+_TIME_FORMATS = ("%Y-%m-%d-%H:%M", "%Y-%m-%d-%H", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S")
+_TICK = timedelta(microseconds=1)
+
+
+class _Values(Protocol):
+    """Values of one partition column."""
+
+    def predicate(self, column: str, type_: str, *, table: str) -> str:
+        """SQL that is true for them. Raises InvalidOption."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Some partitions of an asset. Each box is a product: a set of values for each of its columns."""
+
+    table: str
+    keys: tuple[str, ...]
+    boxes: tuple[tuple[tuple[str, _Values], ...], ...]
+
+    @property
+    def columns(self) -> list[str]:
+        """The partition columns that it is about."""
+        return list(dict.fromkeys(column for box in self.boxes for column, _ in box))
+
+    def predicate(self, types: Mapping[str, str]) -> str:
+        """The DuckDB predicate over partition columns of these types; `false` when nothing is selected.
+
+        Raises InvalidOption when the table has no such column, or its type cannot tell the partitions apart.
+        """
+        known = {name.casefold(): (name, type_) for name, type_ in types.items()}
+        if lacking := [c for c in self.columns if c.casefold() not in known]:
+            raise InvalidOption(
+                f"{self.table}: the asset's partition_expr names the partition column '{lacking[0]}', and the table "
+                f"is partitioned by {list(types) or 'nothing'}. Correct partition_expr, or change the table with "
+                "alter(partition_by=...) and rewrite its rows."
+            )
+        boxes = [
+            _joined(" AND ", [values.predicate(*known[c.casefold()], table=self.table) for c, values in box])
+            for box in self.boxes
+        ]
+        return _joined(" OR ", boxes or ["false"])
+
+
+def dimensions(definition: dg.PartitionsDefinition) -> dict[str, dg.PartitionsDefinition]:
+    """The dimensions of a definition by name; the only one of most is called ''."""
+    if isinstance(definition, dg.MultiPartitionsDefinition):
+        return {d.name: d.partitions_def for d in definition.partitions_defs}
+    return {ONLY: definition}
+
+
+def select_partitions(
+    definition: dg.PartitionsDefinition, keys: Iterable[str], columns: Mapping[str, str], *, table: str
+) -> Selection:
+    """Those partitions of the definition; `columns` says which partition column each dimension is about."""
+    wanted = list(dict.fromkeys(keys))
+    by_name = dimensions(definition)
+    names = list(by_name)
+    if isinstance(definition, dg.MultiPartitionsDefinition):
+        parsed = [definition.get_partition_key_from_str(key).keys_by_dimension for key in wanted]
+        tuples = [tuple(key[name] for name in names) for key in parsed]
+    else:
+        tuples = [(key,) for key in wanted]
+    boxes = tuple(
+        tuple((columns[name], _values(by_name[name], of_one)) for name, of_one in zip(names, box, strict=True))
+        for box in _boxes(tuples)
+    )
+    return Selection(table, tuple(wanted), boxes)
+
+
+def _boxes(keys: Sequence[tuple[str, ...]]) -> list[tuple[tuple[str, ...], ...]]:
+    """A set of keys of several dimensions as few products of sets: what has the same rest goes together."""
+    if not keys:
+        return []
+    rests: dict[str, list[tuple[str, ...]]] = {}
+    for key in keys:
+        rests.setdefault(key[0], []).append(key[1:])
+    if len(keys[0]) == 1:
+        return [(tuple(rests),)]
+    firsts: dict[frozenset[tuple[str, ...]], list[str]] = {}
+    for first, of_first in rests.items():
+        firsts.setdefault(frozenset(of_first), []).append(first)
+    return [(tuple(same), *box) for same in firsts.values() for box in _boxes(rests[same[0]])]
+
+
+def _values(definition: dg.PartitionsDefinition, keys: Sequence[str]) -> _Values:
+    if not isinstance(definition, dg.TimeWindowPartitionsDefinition):
+        return _Keys(tuple(keys))
+    windows = [_Window(key, *definition.time_window_for_partition_key(key)) for key in keys]
+    return _Times(definition.fmt, ZoneInfo(definition.timezone), tuple(_spans(windows)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """Values that are partition keys, as text."""
+
+    keys: tuple[str, ...]
+
+    def predicate(self, column: str, type_: str, *, table: str) -> str:
+        """Nothing is refused: every type has a text."""
+        name = quote_name(column)
+        return _is_one_of(name if type_ == "VARCHAR" else f"CAST({name} AS VARCHAR)", map(quote_text, self.keys))
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The time of one partition."""
+
+    key: str
+    start: datetime
+    end: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Windows one after the other, without a gap."""
+
+    windows: tuple[_Window, ...]
+
+    def __str__(self) -> str:
+        first, last = self.windows[0].key, self.windows[-1].key
+        return f"the partition {first!r}" if first == last else f"the stretch of partitions {first!r} to {last!r}"
+
+    @property
+    def start(self) -> datetime:
+        return self.windows[0].start
+
+    @property
+    def end(self) -> datetime:
+        return self.windows[-1].end
+
+
+def _spans(windows: Sequence[_Window]) -> list[_Span]:
+    found: list[list[_Window]] = []
+    for window in sorted(windows, key=lambda w: w.start.astimezone(UTC)):
+        # As instants: two datetimes of one zone are compared by wall time, which comes twice.
+        if found and found[-1][-1].end.astimezone(UTC) == window.start.astimezone(UTC):
+            found[-1].append(window)
+        else:
+            found.append([window])
+    return [_Span(tuple(of_one)) for of_one in found]
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Values within time windows."""
+
+    fmt: str
+    zone: ZoneInfo
+    spans: tuple[_Span, ...]
+
+    def predicate(self, column: str, type_: str, *, table: str) -> str:
+        """Raises InvalidOption for a type that does not tell these times apart."""
+        name = quote_name(column)
+        if type_ == _INSTANT:
+            found = [_within(name, *(_literal(t.astimezone(UTC), type_) for t in _ends(s))) for s in self.spans]
+        elif type_ in _WALL_TIMES:
+            found = [self._of_wall_times(s, column, type_, table) for s in self.spans]
+        elif type_ == "DATE":
+            found = [self._of_dates(s, column, table) for s in self.spans]
+        elif type_ == "VARCHAR":
+            found = [self._of_texts(s, name) for s in self.spans]
+        elif type_ in _INTEGERS:
+            found = [self._of_numbers(column, type_, table)]
+        else:
+            raise InvalidOption(
+                f"{table}: the partition column '{column}' is {type_}, and the asset's partitions are time windows. "
+                "Give a partition_expr whose value is a TIMESTAMP, with or without time zone, a DATE or a text."
+            )
+        return _joined(" OR ", found)
+
+    def _of_wall_times(self, span: _Span, column: str, type_: str, table: str) -> str:
+        if (split := self._split(span)) is not None:
+            raise InvalidOption(
+                f"{table}: {span} begins or ends at {split}, within an hour that comes twice in {self.zone.key}, and "
+                f"the partition column '{column}' is {type_}, which does not say which of the two. Give a "
+                "partition_expr whose value is a TIMESTAMP WITH TIME ZONE."
+            )
+        return _within(quote_name(column), *(_literal(wall, "TIMESTAMP") for wall in self._wall(span)))
+
+    def _of_dates(self, span: _Span, column: str, table: str) -> str:
+        start, end = self._wall(span)
+        if self._split(span) is not None or not (_is_midnight(start) and _is_midnight(end)):
+            raise InvalidOption(
+                f"{table}: {span} does not begin and end at midnight in {self.zone.key}, and the partition column "
+                f"'{column}' is a DATE. Give a partition_expr whose value is a TIMESTAMP."
+            )
+        return _within(quote_name(column), f"DATE '{start.date()}'", f"DATE '{end.date()}'")
+
+    def _of_texts(self, span: _Span, name: str) -> str:
+        """The keys, and texts that are read as a time where keys read so lie in their own windows."""
+        read = {w.key: time for w in span.windows if (time := self._read(w.key)) is not None}
+        readable = self._split(span) is None and all(
+            start <= read[w.key] < end
+            for w in span.windows
+            if w.key in read
+            for start, end in [self._wall(_Span((w,)))]
+        )
+        if not read or not readable:
+            return _is_one_of(name, (quote_text(w.key) for w in span.windows))
+        walls = self._wall(span)
+        formats = ", ".join(map(quote_text, dict.fromkeys([self.fmt, *_formats(walls)])))
+        within = _within(f"try_strptime({name}, [{formats}])", *(_literal(wall, "TIMESTAMP") for wall in walls))
+        # Dagster gives the second of two equal hours a key with an offset.
+        others = [quote_text(w.key) for w in span.windows if w.key not in read]
+        return f"{within} OR {_is_one_of(name, others)}" if others else within
+
+    def _of_numbers(self, column: str, type_: str, table: str) -> str:
+        keys = [window.key for span in self.spans for window in span.windows]
+        if wrong := [key for key in keys if not (key.isascii() and key.isdigit())]:
+            raise InvalidOption(
+                f"{table}: the partition column '{column}' is {type_}, and the asset's partition key {wrong[0]!r} is "
+                "no whole number. Give a partition_expr whose value is a TIMESTAMP, with or without time zone, a DATE "
+                "or a text."
+            )
+        return _is_one_of(quote_name(column), (str(int(key)) for key in keys))
+
+    def _read(self, key: str) -> datetime | None:
+        """The wall time that a key says, as DuckDB reads it too."""
+        directives = {part[0] for part in self.fmt.split("%")[1:] if part}
+        if not directives <= _DIRECTIVES or "%%" in self.fmt:
+            return None
+        try:
+            return datetime.strptime(key, self.fmt)  # noqa: DTZ007 - wall time has no zone
+        except ValueError:
+            return None
+
+    def _wall(self, span: _Span) -> tuple[datetime, datetime]:
+        start, end = (_wall(t, self.zone) for t in _ends(span))
+        return start, end
+
+    def _split(self, span: _Span) -> datetime | None:
+        """An end of the span that lies within a stretch of time that has the wall time of another."""
+        inside = (t for t in _ends(span) if _is_ambiguous(t, self.zone) and _is_ambiguous(_before(t), self.zone))
+        return next(inside, None)
+
+
+def _ends(span: _Span) -> tuple[datetime, datetime]:
+    return span.start, span.end
+
+
+def _wall(instant: datetime, zone: ZoneInfo) -> datetime:
+    """What a clock shows that reaches an instant: before it is put forward, if it is then."""
+    return _before(instant).astimezone(zone).replace(tzinfo=None) + _TICK
+
+
+def _before(instant: datetime) -> datetime:
+    return instant.astimezone(UTC) - _TICK
+
+
+def _is_ambiguous(instant: datetime, zone: ZoneInfo) -> bool:
+    wall = instant.astimezone(zone)
+    return wall.replace(fold=0).utcoffset() != wall.replace(fold=1).utcoffset()
+
+
+def _is_midnight(wall: datetime) -> bool:
+    return wall == datetime(wall.year, wall.month, wall.day)  # noqa: DTZ001 - wall time has no zone
+
+
+def _formats(walls: Iterable[datetime]) -> list[str]:
+    """How texts may be written that lie within a span as a whole: a day does not lie within an hour."""
+    days = all(map(_is_midnight, walls))
+    months = days and all(wall.day == 1 for wall in walls)
+    return [*_TIME_FORMATS, *(["%Y-%m-%d"] if days else []), *(["%Y-%m"] if months else [])]
+
+
+def _literal(time: datetime, type_: str) -> str:
+    return f"{type_} {quote_text(time.isoformat(' '))}"
+
+
+def _within(value: str, start: str, end: str) -> str:
+    return f"{value} >= {start} AND {value} < {end}"
+
+
+def _is_one_of(value: str, literals: Iterable[str]) -> str:
+    return f"{value} IN ({', '.join(literals)})"
+
+
+def _joined(word: str, conditions: Sequence[str]) -> str:
+    return word.join(f"({one})" for one in conditions) if len(conditions) > 1 else conditions[0]

@@ -1,0 +1,102 @@
+"""A Dagster instance on a Postgres of its own, a lake in a folder, and what makes assets short, for the Dagster tests.
+
+A module takes the fixtures with `pytest_plugins = ["tests.dagster_instance"]`. The instance is the module's, so tables
+(and with them assets and pools) need names of their own: that is the fixture `name`.
+
+PYTEST_DONT_REWRITE: a test module imports this before pytest takes it as a plugin, too late for its asserts.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+dg = pytest.importorskip("dagster")
+
+# ruff: noqa: E402 - without the extra there is nothing to import
+from icedb_dagster import IceDBIOManager, IceDBResource, stack
+
+HERE = Path(__file__).parent
+ONE = pa.table({"n": [1]})
+TWO = pa.table({"n": [2]})
+
+#: Materializes assets; raises what they raise.
+Materialize = Callable[..., dg.ExecuteInProcessResult]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What leads Dagster to the stack of this module: a Postgres server of its own."""
+    project = tmp_path_factory.mktemp("dagster") / "project"
+    project.mkdir()
+    environ = {k: v for k, v in os.environ.items() if k != "ICEDB_POSTGRES_URL"}
+    started = stack.up(project, services=("postgres",), environ=environ)
+    kept = dict(os.environ)
+    os.environ.pop("ICEDB_POSTGRES_URL", None)
+    os.environ.update(stack.environment(started))
+    yield stack.environment(started)
+    os.environ.clear()
+    os.environ.update(kept)
+    stack.down(project)
+
+
+@pytest.fixture(scope="module")
+def instance(environment: dict[str, str]) -> Iterator[dg.DagsterInstance]:
+    """The Dagster instance of this module."""
+    with dg.DagsterInstance.get() as opened:
+        yield opened
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> IceDBResource:
+    """Tables in a folder of the test's own."""
+    return IceDBResource(root=str(tmp_path / "lake"))
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A table that no other test has: all share the instance, and with it the pools."""
+    return "".join(c if c.isalnum() else "_" for c in request.node.name)
+
+
+@pytest.fixture
+def materialize(instance: dg.DagsterInstance, lake: IceDBResource) -> Materialize:
+    """Materializes assets in the lake, on the instance; raises what they raise.
+
+    `io` has the fields of the IO manager; what else is given is for `dagster.materialize`.
+    """
+
+    def run(*assets: Any, io: dict[str, Any] | None = None, **options: Any) -> dg.ExecuteInProcessResult:
+        resources = {"io_manager": IceDBIOManager(icedb=lake, **(io or {})), "icedb": lake}
+        return dg.materialize(list(assets), resources=resources, instance=instance, **options)
+
+    return run
+
+
+def returning(key: Any, value: Any, metadata: dict[str, Any] | None = None, **options: Any) -> dg.AssetsDefinition:
+    """An asset that returns a value, or what a function gives."""
+
+    @dg.asset(key=key, metadata=metadata, **options)
+    def asset() -> Any:
+        return value() if callable(value) else value
+
+    return asset
+
+
+def rows(lake: IceDBResource, key: Any, columns: str = "*") -> list[tuple[Any, ...]]:
+    """The rows of an asset's table, in order."""
+    return lake.table(key).query(f"SELECT {columns} FROM t ORDER BY ALL").fetchall()
+
+
+def run_script(script: str, *arguments: str) -> None:
+    """Run a Python file of this folder in a process of its own; fails with what it said."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / script), *arguments], capture_output=True, check=False, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-5000:]

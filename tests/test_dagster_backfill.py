@@ -1,0 +1,79 @@
+"""A backfill whose runs work side by side, fail, are killed, are executed again from failure: exact in the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+dg = pytest.importorskip("dagster")
+
+# ruff: noqa: E402 - without the extra there is nothing to import
+from icedb_dagster import IceDBResource
+from tests.dagster_code import ROWS
+from tests.dagster_platform import Platform, quick, running, until
+
+pytestmark = pytest.mark.dagster
+
+PARALLEL = 4
+BACKFILL = """mutation($params: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $params) {
+__typename ... on LaunchBackfillSuccess { backfillId launchedRunIds } ... on PythonError { message } } }"""
+AGAIN = """mutation($params: ReexecutionParams!) { launchRunReexecution(reexecutionParams: $params) {
+__typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+
+
+def four_at_a_time(config: dict[str, Any]) -> None:
+    quick(config)
+    config["concurrency"]["runs"] = {"max_concurrent_runs": PARALLEL}
+
+
+@pytest.mark.parametrize("partitions", [6, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+def test_a_backfill_that_fails_in_the_middle_and_is_executed_again_from_failure_is_exact(
+    tmp_path: Path, partitions: int
+) -> None:
+    days = [str(date(2024, 1, 1) + timedelta(days=n)) for n in range(partitions)]
+    fails_first = days[1::3]
+    lake = IceDBResource(root=str(tmp_path / "lake"))
+    with running(
+        tmp_path / "project", (), lake=lake, change=four_at_a_time, days=days, fails_first=fails_first
+    ) as platform:
+        # Killed when its append is committed, and Dagster does not know: to be executed again, and not to be doubled.
+        platform.arm("appended", "after-log")
+        repository = {"repositoryLocationName": "tested", "repositoryName": "__repository__"}
+        selector = {"partitionSetName": "daily_partition_set", "repositorySelector": repository}
+        answer = platform.ask(
+            BACKFILL, params={"selector": selector, "partitionNames": days, "forceSynchronousSubmission": True}
+        )
+        assert answer["__typename"] == "LaunchBackfillSuccess", answer
+        backfill = answer["backfillId"]
+        os.kill(platform.reached("appended", "after-log"), signal.SIGKILL)
+
+        again: dict[str, str] = {}  # the failed run, and the one that went on from there
+
+        def exact() -> bool:
+            runs = platform.instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill}))
+            for run in runs:
+                if run.status is dg.DagsterRunStatus.FAILURE and run.run_id not in again:
+                    again[run.run_id] = _execute_again(platform, run.run_id)
+            ends = platform.statuses([*(run.run_id for run in runs), *again.values()])
+            return len(runs) >= partitions and {"SUCCESS", "FAILURE"}.issuperset(ends)
+
+        until(exact, "end of the backfill", timeout_s=3000)
+        assert len(again) == len(fails_first) + 1
+        assert platform.statuses([*again.values()]) == ["SUCCESS"] * len(again)
+        expected = Counter((n * ROWS + row, day) for n, day in enumerate(days) for row in range(ROWS))
+        for name in ("appended", "overwritten"):
+            platform.rows[name] = expected
+            platform.audit(name, live_parts=partitions)
+
+
+def _execute_again(platform: Platform, run: str) -> str:
+    """As the UI does it; returns the id of the new run."""
+    answer = platform.ask(AGAIN, params={"parentRunId": run, "strategy": "FROM_FAILURE"})
+    assert answer["__typename"] == "LaunchRunSuccess", answer
+    return str(answer["run"]["runId"])

@@ -1,0 +1,222 @@
+"""What is done to runs, the daemon and Postgres while a table is being merged: its rows stay, its lock comes back.
+
+The table is exact after each, and the slot of its pool is free again without a hand. That it takes less than a minute
+with the intervals that we ship is tried by the one test that takes the minute.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+dg = pytest.importorskip("dagster")
+
+# ruff: noqa: E402 - without the extra there is nothing to import
+from icedb_dagster import IceDBResource, stack
+from tests.conftest import BUCKET
+from tests.dagster_jobs import maintain
+from tests.dagster_platform import FORCED_CANCEL, MERGE, Platform, running, shipped, until
+
+pytestmark = [pytest.mark.dagster, pytest.mark.s3]
+
+#: Each table has a run that is stopped at a moment of its merge.
+MOMENTS = {
+    "killed_writing": "first-part",
+    "killed_claimed": "after-claim",
+    "paused": "before-claim",
+    "canceled": "before-claim",
+}
+MORE = ("outlived", "interrupted", "waited", "cut_off", "twins")
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory, storage_options: dict[str, str]) -> Iterator[Platform]:
+    project = tmp_path_factory.mktemp("faults") / "project"
+    root = f"s3://{BUCKET}/{project.parent.name}-{os.getpid()}"
+    lake = IceDBResource(root=root, storage_options={name: dg.EnvVar(name) for name in storage_options})
+    with running(project, (*MOMENTS, *MORE), lake=lake, environ=storage_options) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def aftermath(platform: Platform) -> dict[str, dict[str, str]]:
+    """All of it at once, to tables of their own: how each run ended, and what was live when another one had merged."""
+    platform.fill(*MOMENTS)
+    for table, moment in MOMENTS.items():
+        platform.arm(table, moment)
+    runs = {table: platform.merge(table) for table in MOMENTS}
+    pids = {table: platform.reached(table, moment) for table, moment in MOMENTS.items()}
+    assert {table: platform.holders(table) for table in MOMENTS} == {table: [run] for table, run in runs.items()}
+
+    for table in ("killed_writing", "killed_claimed"):
+        os.kill(pids[table], signal.SIGKILL)
+    os.kill(pids["paused"], signal.SIGSTOP)
+    assert platform.ask(FORCED_CANCEL, run=runs["canceled"])["__typename"] == "TerminateRunSuccess"
+    # What run monitoring does with a run whose worker it takes for dead. The worker is not told.
+    given_up = platform.instance.get_run_by_id(runs["paused"])
+    assert given_up is not None
+    platform.instance.report_run_failed(given_up, "its worker does not answer")
+
+    ends = platform.ended(*runs.values())
+    rival = platform.merge("paused")
+    for table in MOMENTS:
+        until(lambda table=table: runs[table] not in platform.holders(table), f"free slot of {table}", timeout_s=60)
+        if table != "paused":
+            assert maintain(platform.instance, platform.lake, table, MERGE).success
+    assert platform.ended(rival) == ["SUCCESS"], platform.why(rival)
+    live = {table: platform.live_parts(table) for table in MOMENTS}
+    platform.open("paused", MOMENTS["paused"])
+    os.kill(pids["paused"], signal.SIGCONT)
+    until(lambda: not _runs(pids["paused"]), "end of the worker that was paused")
+    return {table: {"end": end, "live": live[table]} for table, end in zip(MOMENTS, ends, strict=True)}
+
+
+@pytest.mark.parametrize("table", ["killed_writing", "killed_claimed"])
+def test_a_killed_worker_s_run_fails_and_the_next_one_merges(
+    platform: Platform, aftermath: dict[str, dict[str, str]], table: str
+) -> None:
+    assert aftermath[table]["end"] == "FAILURE"
+    platform.audit(table, live_parts=1)
+    assert platform.holders(table) == []
+
+
+def test_what_a_paused_worker_commits_when_another_run_has_merged_is_rebased_to_nothing(
+    platform: Platform, aftermath: dict[str, dict[str, str]]
+) -> None:
+    assert aftermath["paused"]["end"] == "FAILURE"
+    late, rival = platform.spans("paused")
+    assert late.began < rival.began < rival.ended < late.ended
+    assert (late.dropped_groups, rival.dropped_groups) == (1, 0)  # it did go on, and lost its only group
+    assert platform.live_parts("paused") == aftermath["paused"]["live"]
+    platform.audit("paused", live_parts=1)
+    assert platform.holders("paused") == []
+
+
+def test_a_forced_cancel_leaves_the_table_to_the_next_run(
+    platform: Platform, aftermath: dict[str, dict[str, str]]
+) -> None:
+    assert aftermath["canceled"]["end"] == "CANCELED"
+    assert platform.live_parts("canceled") == aftermath["canceled"]["live"]
+    platform.audit("canceled", live_parts=1)
+    assert platform.holders("canceled") == []
+
+
+def test_runs_outlive_a_killed_daemon_and_its_successor_ends_those_that_still_work(platform: Platform) -> None:
+    tables = ("outlived", "interrupted")
+    platform.fill(*tables)
+    for table in tables:
+        platform.arm(table, "before-claim")
+    runs = [platform.merge(table) for table in tables]
+    for table in tables:
+        platform.reached(table, "before-claim")
+    os.kill(platform.pid("daemon"), signal.SIGKILL)
+    platform.open("outlived", "before-claim")
+    assert platform.ended(runs[0]) == ["SUCCESS"], platform.why(runs[0])
+    platform.up()
+    assert platform.ended(runs[1]) == ["FAILURE"]
+    platform.open("interrupted", "before-claim")
+    _check_free_and_exact(platform, *tables)
+
+
+def test_two_daemons_on_one_database_leave_the_table_exact(platform: Platform) -> None:
+    platform.fill("twins")
+    with _second_daemon(platform):
+        runs = [platform.merge("twins") for _ in range(2)]
+        assert "SUCCESS" in platform.ended(*runs)
+    _check_free_and_exact(platform, "twins")
+
+
+def test_a_merge_comes_to_its_end_whether_postgres_is_back_before_or_after_its_commit(platform: Platform) -> None:
+    tables = ("waited", "cut_off")
+    platform.fill(*tables)
+    for table in tables:
+        platform.arm(table, "before-claim")
+    runs = [platform.merge(table) for table in tables]
+    pids = [platform.reached(table, "before-claim") for table in tables]
+    stack.down(platform.project, services=("postgres",))
+    platform.open("cut_off", "before-claim")
+    until(lambda: platform.live_parts("cut_off").count("\n") == 0, "commit of the run that has no Postgres")
+    platform.up()
+    platform.open("waited", "before-claim")
+    assert platform.ended(runs[0]) == ["SUCCESS"], platform.why(runs[0])
+    until(lambda: not _runs(pids[1]), "end of the worker that had no Postgres")
+    _check_free_and_exact(platform, *tables)
+
+
+@contextmanager
+def _second_daemon(platform: Platform) -> Iterator[None]:
+    """One that nobody knows of, as on another machine."""
+    command = [sys.executable, "-m", "dagster._daemon", "run", "-w", str(platform.project / "workspace.yaml")]
+    kind = "QUEUED_RUN_COORDINATOR"
+    first = platform.instance.get_daemon_heartbeats()[kind].daemon_id
+    with (platform.project / "second.log").open("w") as out:
+        daemon = subprocess.Popen(command, stdout=out, stderr=out, cwd=platform.project, start_new_session=True)
+    try:
+        heartbeats = platform.instance.get_daemon_heartbeats
+        until(lambda: heartbeats()[kind].daemon_id != first, "work of the second daemon")
+        yield
+    finally:
+        daemon.send_signal(signal.SIGINT)
+        daemon.wait(60)
+
+
+def _runs(pid: int) -> bool:
+    """A worker that was killed stays a zombie until its code server looks."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def _check_free_and_exact(platform: Platform, *tables: str) -> None:
+    for table in tables:
+        until(lambda table=table: platform.holders(table) == [], f"free slot of {table}", timeout_s=60)
+        assert maintain(platform.instance, platform.lake, table, MERGE).success
+        assert platform.pool(table).pending_steps == platform.holders(table) == []
+    platform.audit(*tables, live_parts=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_with_the_shipped_intervals_a_slot_is_free_within_a_minute_of_the_end_of_its_run(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    lake = IceDBResource(root=str(tmp_path / "lake"))
+    tables = ("killed", "frozen")
+    with running(tmp_path / "project", tables, lake=lake, change=shipped) as platform:
+        platform.fill(*tables)
+        for table in tables:
+            platform.arm(table, "before-claim")
+        runs = {table: platform.merge(table) for table in tables}
+        behind = platform.merge("killed")
+        pids = {table: platform.reached(table, "before-claim") for table in tables}
+        assert platform.statuses([behind]) == ["QUEUED"]  # of one pool, one run at a time leaves the queue
+        began = time.monotonic()
+        os.kill(pids["killed"], signal.SIGKILL)
+        until(lambda: runs["killed"] not in platform.holders("killed"), "free slot")
+        took = {"killed": time.monotonic() - began}
+        assert platform.ended(behind) == ["SUCCESS"]
+
+        os.kill(pids["frozen"], signal.SIGSTOP)
+        platform.ask(FORCED_CANCEL, run=runs["frozen"])  # takes a minute: the code server waits for the worker
+        began = time.monotonic()
+        assert platform.statuses([runs["frozen"]]) == ["CANCELED"]
+        until(lambda: platform.holders("frozen") == [], "free slot")
+        took["frozen"] = time.monotonic() - began
+        record_property("seconds_until_free", took)
+        assert max(took.values()) < 60
+        assert maintain(platform.instance, lake, "frozen", MERGE).success
+        live = platform.live_parts("frozen")
+        platform.open("frozen", "before-claim")
+        os.kill(pids["frozen"], signal.SIGCONT)
+        until(lambda: not _runs(pids["frozen"]), "end of the worker that was frozen")
+        assert platform.live_parts("frozen") == live
+        platform.audit(*tables, live_parts=1)

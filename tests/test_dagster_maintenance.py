@@ -1,0 +1,555 @@
+"""A table's maintenance as Dagster jobs, on a real instance: what each does, what it reports, what it leaves alone."""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+
+dg = pytest.importorskip("dagster")
+
+# ruff: noqa: E402 - without the extra there is nothing to import
+from dagster._core.execution.plan.instance_concurrency_context import InstanceConcurrencyContext
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin
+from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import QueuedRunCoordinatorDaemon
+
+import icedb
+from icedb.errors import (
+    GraceTooShort,
+    InvalidOption,
+    InvalidPartitionExpression,
+    PoolNotExclusive,
+    SnapshotExpired,
+    TableNotFound,
+)
+from icedb.testing import ClockedStore, ManualClock, check_sound, create_table, open_table
+from icedb_dagster import IceDBResource, TimeToLive, build_table_definitions, ensure_pool, icedb_pool
+from tests.dagster_instance import ONE, rows, run_script
+from tests.dagster_jobs import dated, definitions, maintain, run_job
+from tests.watch_program import WatchProgram
+
+pytestmark = pytest.mark.dagster
+pytest_plugins = ["tests.dagster_instance"]
+
+SCHEDULED = ["merge_newest", "merge_oldest", "merge_log", "cleanup", "ttl", "orphans", "verify"]
+BY_HAND = ["rewrite", "delete", "restore"]
+TTL = TimeToLive("d", keep_days=30)
+DAY = "2024-01-01"
+
+
+def told(instance: dg.DagsterInstance, table: str) -> dict[str, Any]:
+    """The metadata of the newest observation of a table: name -> value."""
+    event = instance.fetch_observations(dg.AssetKey(table), limit=1).records[0].asset_observation
+    assert event is not None
+    return {name: value.value for name, value in event.metadata.items()}
+
+
+def stored(table: icedb.Table) -> dict[str, int]:
+    """Every object of a table, with its size."""
+    return {i.key: i.bytes for i in table.handle.store.list("")}
+
+
+# ------------------------------------------------------------------------------------------ definitions
+
+
+def test_a_table_gets_ten_jobs_and_stopped_schedules_for_those_that_need_no_words(lake: IceDBResource) -> None:
+    defs = definitions(lake, "events", ttl=TTL)
+    dg.Definitions.validate_loadable(defs)
+    schedules = {schedule.name: schedule for schedule in defs.schedules or ()}
+    assert set(schedules) == {f"events_{verb}_schedule" for verb in SCHEDULED}
+    for name, schedule in schedules.items():
+        assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
+        assert f"{schedule.job_name}_schedule" == name
+    assert len({schedule.cron_schedule for schedule in schedules.values()}) == len(SCHEDULED)
+    assert {job.name for job in defs.jobs or ()} == {f"events_{verb}" for verb in SCHEDULED + BY_HAND}
+    for verb in SCHEDULED + BY_HAND:
+        pool = defs.resolve_job_def(f"events_{verb}").get_node_named(f"events_{verb}_work").definition.pool
+        assert pool == (None if verb == "verify" else icedb_pool("events")), verb
+
+
+def test_what_a_table_does_not_need_is_left_out_and_what_does_not_exist_refused(lake: IceDBResource) -> None:
+    none = {f"{verb}_cron": None for verb in SCHEDULED}
+    quiet = build_table_definitions("events", **{**none, "verify_cron": "0 0 * * 0"})
+    assert [s.name for s in quiet.schedules or ()] == ["events_verify_schedule"]
+    assert not any("ttl" in job.name for job in quiet.jobs or ())
+    for options, message in (({"engine": "ray"}, "engine is 'ray'"), ({"lock": "none"}, "give 'pool' or 'claim'")):
+        with pytest.raises(InvalidOption, match=message):
+            build_table_definitions("events", **options)
+    on_spark = definitions(lake, "events", engine="spark", spark_resource_key="cluster")
+    for verb in [*SCHEDULED, *BY_HAND]:
+        if verb == "ttl":
+            continue
+        needed = next(j for j in on_spark.jobs or () if j.name == f"events_{verb}").graph.node_dict
+        keys = needed[f"events_{verb}_work"].definition.required_resource_keys
+        spark_works = verb in ("merge_newest", "merge_oldest", "rewrite", "delete")
+        assert keys == {"icedb", "cluster"} if spark_works else keys == {"icedb"}, verb
+
+
+LOADING = """
+import socket, sys, time
+
+def refuse(*_):
+    raise AssertionError("definitions must load without asking anybody")
+
+import dagster as dg
+import icedb_dagster
+
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
+began = time.process_time()
+lake = icedb_dagster.IceDBResource(root="s3://lake/events", storage_options={"AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
+tables = [icedb_dagster.build_table_definitions(["team", f"t{n}"], ttl=icedb_dagster.TimeToLive("d", keep_days=30))
+          for n in range(200)]
+defs = dg.Definitions.merge(*tables, dg.Definitions(resources={"icedb": lake}))
+jobs = defs.get_repository_def().get_all_jobs()
+print(len(jobs), time.process_time() - began)
+"""
+
+
+def test_the_definitions_of_two_hundred_tables_load_in_five_seconds_and_ask_nobody() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, check=False, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    jobs, seconds = done.stdout.split()
+    assert int(jobs) == 200 * len(SCHEDULED + BY_HAND)
+    assert float(seconds) < 5, "processor time, so what else runs here does not count"
+
+
+@pytest.mark.parametrize(
+    ("key", "prefix", "pool"),
+    [(["a", "b"], "a__b", "icedb/a/b"), (["my-team", "v1.2"], "my_team__v1_2", "icedb/my-team/v1.2")],
+)
+def test_a_key_of_several_parts_gives_jobs_and_a_pool(
+    instance: dg.DagsterInstance, lake: IceDBResource, key: list[str], prefix: str, pool: str
+) -> None:
+    table = dated(lake, key, DAY, DAY)
+    assert icedb_pool(key) == icedb_pool(dg.AssetKey(key)) == pool
+    assert run_job(instance, definitions(lake, key), f"{prefix}_merge_newest").success
+    assert len(table.snapshot().parts) == 1
+    assert instance.event_log_storage.get_concurrency_info(pool).slot_count == 1
+
+
+# ------------------------------------------------------------------------------------------ all of them
+
+
+def configs(then_ms: int) -> dict[str, dict[str, Any]]:
+    """What each job is told in the tests; none has less than it needs."""
+    return {
+        "merge_newest": {},
+        "merge_oldest": {},
+        "merge_log": {},
+        "ttl": {"reference_date": "2024-03-02"},
+        "cleanup": {"grace_ms": 0, "allow_short_grace": True},
+        "orphans": {},
+        "rewrite": {"partition": "d=2024-03-01", "query": "SELECT * REPLACE (n + 1 AS n) FROM _rows"},
+        "delete": {"where": "n = 1"},
+        "restore": {"as_of": str(then_ms)},
+    }
+
+
+def test_every_job_that_changes_a_table_can_be_tried_dry_and_then_changes_nothing(
+    instance: dg.DagsterInstance, lake: IceDBResource, name: str
+) -> None:
+    table = dated(lake, name, DAY, DAY, "2024-03-01")
+    then_ms = table.snapshot().as_of_ms
+    table.drop_partitions(["d=2024-03-01"])
+    dated(lake, name, "2024-03-01")
+    before = stored(table)
+    for verb, config in configs(then_ms).items():
+        maintain(instance, lake, name, verb, **config, dry_run=True)
+        metadata = told(instance, name)
+        assert "| dry run | yes: nothing was changed |" in metadata[verb], verb
+        assert metadata["icedb/live_parts"] == 3
+    assert stored(table) == before
+    maintain(instance, lake, name, "verify")
+    assert stored(table) == before
+    assert "| result | sound |" in told(instance, name)["verify"]
+
+
+def test_with_the_claim_alone_jobs_run_where_no_pool_can_hold_them(lake: IceDBResource, name: str) -> None:
+    table = dated(lake, name, DAY, DAY)
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        with pytest.raises(PoolNotExclusive, match="icedb-dagster up"):
+            maintain(ephemeral, lake, name, "merge_oldest")
+        assert len(table.snapshot().parts) == 2
+        maintain(ephemeral, lake, name, "verify")  # changes nothing, and holds nothing
+        defs = definitions(lake, name, lock="claim")
+        assert run_job(ephemeral, defs, f"{name}_merge_oldest").success
+    assert len(table.snapshot().parts) == 1
+    job = defs.resolve_job_def(f"{name}_merge_oldest")
+    assert [(node.name, node.definition.pool) for node in job.nodes] == [(f"{name}_merge_oldest_work", None)]
+
+
+def test_an_empty_table_is_left_empty_and_a_missing_one_said_to_be_missing(
+    instance: dg.DagsterInstance, lake: IceDBResource, name: str
+) -> None:
+    with pytest.raises(TableNotFound):
+        maintain(instance, lake, name, "merge_oldest")
+    table = lake.table_or_create(name, partition_by=["d"])
+    for verb in SCHEDULED:
+        assert maintain(instance, lake, name, verb).success
+    assert table.snapshot().log_files == 0
+
+
+@pytest.mark.parametrize(
+    ("verb", "config", "error", "message"),
+    [
+        ("merge_newest", {"odrer": "oldest"}, dg.DagsterInvalidConfigError, "odrer"),
+        ("merge_newest", {"seconds_max": 0}, InvalidOption, "seconds_max is 0"),
+        ("delete", {}, dg.DagsterInvalidConfigError, "where"),
+        ("delete", {"where": "n = 1", "passes_max": 0}, InvalidOption, "passes_max is 0"),
+        ("rewrite", {"partition": "d=2020-01-01", "query": "FROM _rows"}, InvalidOption, "no partition 'd=2020-01-01'"),
+        ("restore", {"as_of": "2024-01-01"}, InvalidOption, "write a time with its zone"),
+        ("restore", {"as_of": "4102444800000"}, InvalidOption, "4102444800000"),
+        ("cleanup", {"grace_ms": 0}, GraceTooShort, "allow_short_grace"),
+        ("orphans", {"min_age_ms": 0}, GraceTooShort, "min_age_ms is 0"),
+        ("ttl", {"reference_date": "yesterday"}, InvalidOption, "reference_date is 'yesterday'"),
+        ("ttl", {"reference_date": "2024-02-30"}, InvalidOption, "write it as YYYY-MM-DD"),
+        ("ttl", {"keep_days": -1000}, InvalidOption, "keep_days is -1000"),
+        ("ttl", {"keep_days": 10_000_000}, InvalidOption, "keep_days is 10000000"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_changes_nothing(
+    instance: dg.DagsterInstance,
+    lake: IceDBResource,
+    name: str,
+    verb: str,
+    config: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    table = dated(lake, name, DAY, date.today().isoformat())
+    before = stored(table)
+    with pytest.raises(error, match=message):
+        maintain(instance, lake, name, verb, **config)
+    assert stored(table) == before
+
+
+# ------------------------------------------------------------------------------------------ merges
+
+
+def test_merge_merges_and_reports_what_the_table_is_like_now(
+    instance: dg.DagsterInstance, lake: IceDBResource, name: str
+) -> None:
+    table = dated(lake, name, DAY, DAY, "2024-01-02")
+    result = maintain(instance, lake, name, "merge_newest")
+    assert table.snapshot().partitions() == ["d=2024-01-01", "d=2024-01-02"]
+    assert (len(table.snapshot().parts), table.snapshot().rows) == (2, 3)
+    event = instance.fetch_observations(dg.AssetKey(name), limit=1).records[0]
+    assert event.run_id == result.run_id
+    metadata = told(instance, name)
+    assert (metadata["icedb/live_parts"], metadata["dagster/row_count"]) == (2, 3)
+    assert "| parts merged | 2 |" in metadata["merge_newest"]
+    assert "| groups remaining | 0 |" in metadata["merge_newest"]
+
+
+class SlowLake(IceDBResource):
+    """A lake in memory, in which a minute passes for every three merged groups."""
+
+    clock: ClassVar[ManualClock] = ManualClock()
+    store: ClassVar[ClockedStore] = ClockedStore(clock)
+
+    def table(self, key: Any) -> icedb.Table:
+        """A table of which the merges take their time."""
+        clock = self.clock
+
+        class SlowTable(icedb.Table):
+            def merge(self, **options: Any) -> icedb.MergeReport:
+                report = super().merge(**options)
+                clock.advance(20_000 * report.new_parts)
+                return report
+
+        return SlowTable(open_table(self.store, clock).handle)
+
+
+def test_a_long_merge_yields_after_a_minute_and_the_next_run_goes_on(instance: dg.DagsterInstance, name: str) -> None:
+    lake = SlowLake(root="memory://")
+    table = create_table(lake.store, lake.clock, partition_by=["k"])
+    for _ in range(2):
+        table.insert([{"k": k} for k in range(8)])
+    two_parts = 2 * max(part.bytes for part in table.snapshot().parts) - 1
+    remaining = []
+    for _ in range(4):
+        began_ms = lake.clock.now_ms()
+        run_job(instance, definitions(lake, name), f"{name}_merge_oldest", part_bytes_max=two_parts)
+        assert lake.clock.now_ms() - began_ms <= 80_000, "a minute, and the group that was begun in it"
+        remaining.append(len([p for p in table.snapshot().parts if p.rows == 1]) // 2)
+    assert remaining[0] > remaining[1] > 0
+    assert remaining[-1] == 0
+    assert table.snapshot().rows == 16
+    check_sound(lake.store)
+
+
+def test_a_merge_of_the_newest_leaves_the_queue_and_gets_the_slot_first_although_it_came_last(
+    instance: dg.DagsterInstance, lake: IceDBResource, name: str
+) -> None:
+    came = ["merge_oldest", "cleanup", "merge_newest"]
+    jobs = {verb: definitions(lake, name).resolve_job_def(f"{name}_{verb}") for verb in came}
+    code = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("code"), "__repository__")
+    runs = {
+        verb: instance.create_run_for_job(
+            job, tags=job.run_tags, status=dg.DagsterRunStatus.QUEUED, remote_job_origin=code.get_job_origin(job.name)
+        )
+        for verb, job in jobs.items()
+    }
+    dequeued = []
+    for _ in came:  # one run of a table at a time, as its tag limits them; then the next
+        [run] = QueuedRunCoordinatorDaemon(1)._get_runs_to_dequeue(instance, instance.get_concurrency_config(), None)
+        dequeued.append(run.tags["icedb/verb"])
+        instance.report_run_canceled(run)
+    assert dequeued == ["merge_newest", "cleanup", "merge_oldest"]
+
+    storage, pool = instance.event_log_storage, icedb_pool(name)
+    ensure_pool(instance, pool)
+    assert storage.claim_concurrency_slot(pool, "a-rival", "a-step").is_claimed
+    steps = {verb: f"{name}_{verb}_work" for verb in came}
+    for (
+        verb,
+        run,
+    ) in runs.items():  # as the executor claims it; a context of its own each time, which has not waited yet
+        assert not InstanceConcurrencyContext(instance, run).claim(pool, steps[verb])
+    storage.free_concurrency_slot_for_step("a-rival", "a-step")
+    got = []
+    for _ in came:
+        [verb] = [v for v, run in runs.items() if InstanceConcurrencyContext(instance, run).claim(pool, steps[v])]
+        got.append(verb)
+        storage.free_concurrency_slot_for_step(runs.pop(verb).run_id, steps[verb])
+    assert got == ["merge_newest", "cleanup", "merge_oldest"]
+
+
+# ------------------------------------------------------------------------------------------ time to live
+
+
+def test_time_to_live_drops_what_is_older_than_the_reference_date_less_the_days(
+    instance: dg.DagsterInstance, lake: IceDBResource, name: str
+) -> None:
+    table = dated(lake, name, DAY, "2024-01-31", "2024-02-01", "2024-03-01", "none", None)
+    before = table.snapshot()
+    maintain(instance, lake, name, "ttl", reference_date="2024-03-02", dry_run=True)
+    assert table.snapshot().id == before.id
+    assert "| partitions dropped | 2 |" in told(instance, name)["ttl"]
+    assert "| older than | 2024-02-01 |" in told(instance, name)["ttl"]
+
+    maintain(instance, lake, name, "ttl", reference_date="2024-03-02")  # 30 days: the first of February stays
+    assert rows(lake, name, "d") == [("2024-02-01",), ("2024-03-01",), ("none",), (None,)]
+    assert before.rows == 6
+    assert table.query("SELECT count(*) FROM t", as_of=before.as_of_ms).fetchall() == [(6,)]
+
+    maintain(instance, lake, name, "ttl", reference_date="2024-03-02", keep_days=1)
+    assert rows(lake, name, "d") == [("2024-03-01",), ("none",), (None,)]
+
+
+def test_time_to_live_counts_from_today(instance: dg.DagsterInstance, lake: IceDBResource, name: str) -> None:
+    today = datetime.now(UTC).date()
+    kept = [(today - timedelta(days=n)).isoformat() for n in (29, 0)]
+    gone = (today - timedelta(days=32)).isoformat()
+    dated(lake, name, gone, *kept)
+    maintain(instance, lake, name, "ttl")
+    assert rows(lake, name, "d") == [(day,) for day in kept]
+
+
+def test_a_time_to_live_on_a_column_without_dates_is_refused(
+    instance: dg.DagsterInstance, lake: IceDBResource, name: str
+) -> None:
+    dated(lake, name, "2024-01", "2024-02")
+    with pytest.raises(InvalidOption, match="'d', where no value is a date"):
+        maintain(instance, lake, name, "ttl")
+    other = f"{name}_other"
+    lake.table_or_create(other, partition_by=["n"]).insert(ONE)
+    with pytest.raises(InvalidPartitionExpression, match="does not fit the partition columns"):
+        maintain(instance, lake, other, "ttl")
+
+
+def test_any_function_may_say_what_has_expired_at_the_reference_date(
+    instance: dg.DagsterInstance, lake: IceDBResource, name: str
+) -> None:
+    dated(lake, name, "2023-12", "2024-01", "2024-02")
+    answers: list[Any] = []
+
+    def months_gone(table: icedb.Table, reference: datetime) -> Sequence[str] | str:
+        answers.append((table.uri, reference))
+        return [p for p in table.snapshot().partitions() if p < f"d={reference:%Y-%m}"]
+
+    def drop(function: Any, **config: Any) -> None:
+        run_job(instance, definitions(lake, name, ttl=function), f"{name}_ttl", **config)
+
+    drop(months_gone, reference_date="2024-01-15", dry_run=True)
+    assert len(rows(lake, name)) == 3
+    drop(months_gone, reference_date="2024-01-15")
+    assert answers == [(lake.uri(name), datetime(2024, 1, 15, tzinfo=UTC))] * 2
+    assert rows(lake, name, "d") == [("2024-01",), ("2024-02",)]
+    assert "months\\_gone" in told(instance, name)["ttl"]
+
+    drop(lambda table, reference: [])
+    drop(lambda table, reference: f"d < '{reference:%Y-%m}'", reference_date="2024-02-01")
+    assert rows(lake, name, "d") == [("2024-02",)]
+    for wrong in (None, [1], b"d=2024-02"):
+        with pytest.raises(InvalidOption, match="as what has expired"):
+            drop(lambda table, reference, wrong=wrong: wrong)
+    with pytest.raises(InvalidOption, match="decides what is too old"):
+        drop(months_gone, keep_days=3)
+    assert rows(lake, name, "d") == [("2024-02",)]
+
+
+# ------------------------------------------------------------------------------------------ the others
+
+
+def test_cleanup_deletes_what_was_superseded_and_orphans_what_nothing_names(
+    instance: dg.DagsterInstance, lake: IceDBResource, name: str
+) -> None:
+    table = dated(lake, name, DAY, DAY)
+    table.merge()
+    parts = lambda: sorted(p.name for p in Path(table.uri).rglob("*.parquet"))  # noqa: E731
+    assert len(parts()) == 3
+    maintain(instance, lake, name, "cleanup")  # the table's grace period is an hour
+    assert len(parts()) == 3
+    maintain(instance, lake, name, "cleanup", grace_ms=0, allow_short_grace=True)
+    assert len(parts()) == len(table.snapshot().parts) == 1
+    assert "| parts deleted | 2 |" in told(instance, name)["cleanup"]
+
+    live = Path(table.snapshot().parts[0].path)
+    old, young = live.with_name(f"{'0' * 32}.parquet"), live.with_name(f"{'1' * 32}.parquet")
+    for orphan in (old, young):
+        orphan.write_bytes(live.read_bytes())
+    os.utime(old, (0, 0))
+    maintain(instance, lake, name, "orphans", dry_run=True)
+    assert "| orphans deleted | 1 |" in told(instance, name)["orphans"]
+    maintain(instance, lake, name, "orphans")
+    assert parts() == sorted([live.name, young.name])
+    assert "| parts that may be being written | 1 |" in told(instance, name)["orphans"]
+
+
+def test_the_log_is_merged_without_a_part(instance: dg.DagsterInstance, lake: IceDBResource, name: str) -> None:
+    table = dated(lake, name, *[DAY] * 6)
+    parts = table.snapshot().parts
+    maintain(instance, lake, name, "merge_log")
+    assert table.snapshot().log_files < 6
+    assert table.snapshot().parts == parts
+    assert "| log files that readers open |" in told(instance, name)["merge_log"]
+
+
+def test_a_person_s_rows_are_deleted_until_none_is_left_and_can_be_restored(
+    instance: dg.DagsterInstance, lake: IceDBResource, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = lake.table_or_create(name, partition_by=["d"])
+    table.insert(pa.table({"d": ["a", "a", "b"], "user": [7, 8, 7]}))
+    then_ms = table.snapshot().as_of_ms
+    delete, passes = icedb.Table.delete, []
+
+    def while_others_insert(self: icedb.Table, where: str, **options: Any) -> Any:
+        report = delete(self, where, **options)
+        if not passes:
+            table.insert(pa.table({"d": ["c"], "user": [7]}))
+        passes.append(report)
+        return report
+
+    monkeypatch.setattr(icedb.Table, "delete", while_others_insert)
+    maintain(instance, lake, name, "delete", where="user = 7 OR user = 7")
+    assert [report.deleted_rows for report in passes] == [2, 1, 0]
+    assert rows(lake, name, "user") == [(8,)]
+    report = told(instance, name)["delete"]
+    assert "| rows deleted | 3 |" in report
+    assert "| no such row is left | yes |" in report
+    monkeypatch.setattr(icedb.Table, "delete", delete)
+    maintain(instance, lake, name, "delete", where="user = 8", passes_max=1)
+    assert "not sure: run it again" in told(instance, name)["delete"]
+
+    maintain(instance, lake, name, "restore", as_of=datetime.fromtimestamp(then_ms / 1000, UTC).isoformat())
+    assert rows(lake, name, "user") == [(7,), (7,), (8,)]
+    assert "| rows restored | 3 |" in told(instance, name)["restore"]
+    table.cleanup(grace_ms=0, allow_short_grace=True)
+    with pytest.raises(SnapshotExpired):
+        maintain(instance, lake, name, "restore", as_of=str(then_ms))
+
+
+def test_a_partition_is_rewritten_by_a_query(instance: dg.DagsterInstance, lake: IceDBResource, name: str) -> None:
+    dated(lake, name, "a", "a", "b")
+    maintain(instance, lake, name, "rewrite", partition="d=a", query="SELECT DISTINCT d, n + 1 AS n FROM _rows")
+    assert rows(lake, name, "d, n") == [("a", 2), ("b", 1)]
+    report = told(instance, name)["rewrite"]
+    assert "| rows before | 2 |" in report
+    assert "| rows | 1 |" in report
+
+
+def test_verify_fails_with_the_problems_of_a_damaged_table(
+    instance: dg.DagsterInstance, lake: IceDBResource, name: str
+) -> None:
+    table = dated(lake, name, DAY, "2024-01-02")
+    (Path(table.uri) / "notes | to myself.txt").write_text("hello")
+    maintain(instance, lake, name, "verify", deep=True)
+    assert "| warning |" in told(instance, name)["problems"]
+
+    part = table.snapshot().parts[0]
+    Path(part.path).unlink()
+    with pytest.raises(dg.Failure, match=r"is damaged: .*is not in the store") as failure:
+        maintain(instance, lake, name, "verify")
+    for metadata in (told(instance, name), {n: v.value for n, v in failure.value.metadata.items()}):
+        assert "| result | DAMAGED |" in metadata["verify"]
+        error, warning = metadata["problems"].splitlines()[2:]
+        assert error.startswith("| error |")
+        assert part.key.rpartition("/")[2] in error
+        assert "restore the object" in error
+        assert warning.count(" | ") == error.count(" | ") == 3
+    assert len(table.snapshot().parts) == 2
+
+
+# ------------------------------------------------------------------------------------------ engines, and both at once
+
+
+@pytest.mark.spark
+def test_spark_does_the_work_of_merges_and_deletions_when_it_is_chosen(
+    environment: dict[str, str], lake: IceDBResource, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyspark")
+    dated(lake, "on_spark", DAY, DAY, "2024-01-02", "2024-01-02")
+    run_script("spark_maintenance.py", lake.root, "on_spark", str(tmp_path / "result.json"))
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["works"] == ["rewriting parts", "searching parts", "rewriting parts", "searching parts"]
+    assert result["parts"] == [4, 2]
+    assert "icedb/on_spark" in result["held"]
+    assert rows(lake, "on_spark", "d, n") == [("2024-01-02", 1), ("2024-01-02", 1)]
+    assert lake.table("on_spark").verify(deep=True).ok
+
+
+def test_watches_in_both_directions_beside_the_jobs_and_inserts_leave_every_row_once(
+    instance: dg.DagsterInstance, lake: IceDBResource, name: str
+) -> None:
+    table = lake.table_or_create(name, partition_by=["k"], sort_by=["n"])
+    # Slow enough to leave the jobs something, now and then.
+    watches = [WatchProgram(table.uri, "--order", order, every="500ms") for order in ("newest", "oldest")]
+    inserted, enough = 0, threading.Event()
+
+    def insert() -> None:
+        nonlocal inserted
+        while not enough.is_set():
+            table.insert(pa.table({"k": [n % 4 for n in range(20)], "n": [inserted + n for n in range(20)]}))
+            inserted += 20
+
+    writer = threading.Thread(target=insert)
+    writer.start()
+    merged = 0
+    try:
+        for verb in itertools.cycle(("merge_newest", "merge_oldest")):
+            assert maintain(instance, lake, name, verb).success
+            merged += "| parts merged | 0 |" not in told(instance, name)[verb]
+            if merged > 1 and all(watch.lines for watch in watches):  # the test's timeout ends what does not get there
+                break
+        enough.set()
+        writer.join()
+        assert [watch.end(signal.SIGTERM) for watch in watches] == [0, 0]
+    finally:
+        enough.set()
+        writer.join()
+        for watch in watches:
+            watch.kill()
+    assert table.query("SELECT n FROM t ORDER BY n").fetchall() == [(n,) for n in range(inserted)]
+    assert table.verify(deep=True).ok
+    check_sound(table.handle.store)
