@@ -19,7 +19,7 @@ from icedb.spec import ROW_GROUP_ROWS
 from icedb.transactions import Txn
 from icedb_dagster.inputs import Rows, load, parse_as_of, type_name
 from icedb_dagster.metadata import materialization_metadata
-from icedb_dagster.options import AssetOptions, has_partition_expr, partition_columns
+from icedb_dagster.options import AssetOptions, Mode, has_partition_expr, partition_columns
 from icedb_dagster.outputs import check_output, is_of_table, transaction, write
 from icedb_dagster.partitions import Selection, select_partitions
 from icedb_dagster.progress import frame_progress
@@ -59,7 +59,10 @@ class IceDBIOManager(dg.ConfigurableIOManager):
 
     @classmethod
     def input_config_schema(cls) -> Any:
-        """What the run config may say of an input: `ops: {asset: {inputs: {upstream: {as_of: ...}}}}`."""
+        """What the run config may say of an input: `ops: {asset: {inputs: {upstream: {as_of: ...}}}}`.
+
+        Dagster takes it of an `AssetIn` that names the IO manager as its `input_manager_key`.
+        """
         time = "Read the table as it was: a time with its zone (2026-11-21T12:00:00Z), or unix milliseconds."
         return {"as_of": dg.Field(dg.Any, is_required=False, description=time)}
 
@@ -68,9 +71,26 @@ class IceDBIOManager(dg.ConfigurableIOManager):
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
         """Commit an asset's output. Raises InvalidBatch, InvalidOption, and as `Table.insert` and `overwrite` do."""
         uri = self._uri(context)
+        wrote_itself = obj is None or is_of_table(obj, uri)
+        options, selection = self._options(context, uri, wrote_itself=wrote_itself)
+        if wrote_itself:
+            table, commit = self.icedb.table(context.asset_key), None
+        else:
+            check_output(obj, table=uri)
+            table = self.icedb.table_or_create(context.asset_key, **options.create)
+            if selection is not None:
+                _check_partitions(table, selection, options.mode)
+            txn = _transaction(context, selection) if options.mode == "append" else None
+            with frame_progress(context, obj):
+                commit = write(table, obj, options, selection, txn)
+        _report(context, table.snapshot(), commit, options, selection)
+
+    def _options(
+        self, context: dg.OutputContext, uri: str, *, wrote_itself: bool
+    ) -> tuple[AssetOptions, Selection | None]:
+        """The asset's options, and the partitions of the run; None for an asset that has none."""
         metadata = context.definition_metadata or {}
         partitions = _definition_of(context)
-        wrote_itself = obj is None or is_of_table(obj, uri)
         if wrote_itself and not (context.has_asset_partitions and has_partition_expr(metadata)):
             partitions = None  # nothing is written here, and nothing told of partitions
         if partitions is not None and not context.has_asset_partitions:
@@ -79,20 +99,9 @@ class IceDBIOManager(dg.ConfigurableIOManager):
                 "them. Give the run a partition, or a range of them."
             )
         options = AssetOptions.of(self._defaults(), metadata, partitions, table=uri)
-        selection = None
-        if partitions is not None:
-            selection = select_partitions(partitions, context.asset_partition_keys, options.columns, table=uri)
-        if wrote_itself:
-            table, commit = self.icedb.table(context.asset_key), None
-        else:
-            check_output(obj, table=uri)
-            table = self.icedb.table_or_create(context.asset_key, **options.create)
-            if selection is not None:
-                _check_columns(table, selection)
-            txn = _transaction(context, selection) if options.mode == "append" else None
-            with frame_progress(context, obj):
-                commit = write(table, obj, options, selection, txn)
-        _report(context, table.snapshot(), commit, options, selection)
+        if partitions is None:
+            return options, None
+        return options, select_partitions(partitions, context.asset_partition_keys, options.columns, table=uri)
 
     # ------------------------------------------------------------------------------------ inputs
 
@@ -144,13 +153,17 @@ def _partitions_of(context: dg.InputContext, snapshot: Snapshot) -> str | None:
     return selection.predicate(snapshot.partition_schema) if snapshot.schema else None
 
 
-def _check_columns(table: Table, selection: Selection) -> None:
-    """What is wrong with the partitions is said before a row is read, if the table knows its columns."""
-    snapshot = table.snapshot()
+def _check_partitions(table: Table, selection: Selection, mode: Mode) -> None:
+    """What is wrong with the partitions is said before a row is read, as far as the table knows its columns.
+
+    Rows are appended to whatever partitions they are of; only what is replaced must be told apart.
+    """
     if not selection.keys:
         raise InvalidOption(f"{table.uri}: the run has no partition of the asset, so there is nowhere to put rows.")
-    names = [e.name for e in table.handle.expressions]
-    selection.predicate(snapshot.partition_schema or dict.fromkeys(names, "VARCHAR"))
+    types = table.snapshot().partition_schema
+    selection.check(e.name for e in table.handle.expressions)
+    if mode == "overwrite" and types:
+        selection.predicate(types)
 
 
 def _transaction(context: dg.OutputContext, selection: Selection | None) -> Txn | None:
@@ -177,7 +190,7 @@ def _report(
     selection: Selection | None,
 ) -> None:
     """What the materialization says of the table, and its data version, unless the asset has given one."""
-    predicate = selection.predicate(snapshot.partition_schema) if selection and snapshot.schema else None
+    predicate = _told_partitions(snapshot, selection)
     metadata = materialization_metadata(snapshot, partitions=predicate, preview_rows=options.preview_rows)
     if selection is not None and len(selection.keys) > 1:
         metadata.pop("dagster/partition_row_count", None)  # each of the partitions would get the sum of all
@@ -185,6 +198,14 @@ def _report(
     step = _step(context)
     if step is not None and not step.has_data_version(context.asset_key):
         step.set_data_version(context.asset_key, dg.DataVersion(snapshot.id))
+
+
+def _told_partitions(snapshot: Snapshot, selection: Selection | None) -> str | None:
+    """The predicate of the run's partitions; None if the table cannot tell them apart: the rows are committed."""
+    try:
+        return selection.predicate(snapshot.partition_schema) if selection and snapshot.schema else None
+    except InvalidOption:
+        return None
 
 
 def _figures(commit: Commit, options: AssetOptions) -> Mapping[str, Any]:

@@ -61,18 +61,24 @@ class Selection:
         """The partition columns that it is about."""
         return list(dict.fromkeys(column for box in self.boxes for column, _ in box))
 
+    def check(self, names: Iterable[str]) -> None:
+        """Raise InvalidOption unless a table that is partitioned by these columns has all that it is about."""
+        known = list(names)
+        folded = {name.casefold() for name in known}
+        if lacking := [c for c in self.columns if c.casefold() not in folded]:
+            raise InvalidOption(
+                f"{self.table}: the asset's partition_expr names the partition column '{lacking[0]}', and the table "
+                f"is partitioned by {known or 'nothing'}. Correct partition_expr, or change the table with "
+                "alter(partition_by=...) and rewrite its rows."
+            )
+
     def predicate(self, types: Mapping[str, str]) -> str:
         """The DuckDB predicate over partition columns of these types; `false` when nothing is selected.
 
         Raises InvalidOption when the table has no such column, or its type cannot tell the partitions apart.
         """
+        self.check(types)
         known = {name.casefold(): (name, type_) for name, type_ in types.items()}
-        if lacking := [c for c in self.columns if c.casefold() not in known]:
-            raise InvalidOption(
-                f"{self.table}: the asset's partition_expr names the partition column '{lacking[0]}', and the table "
-                f"is partitioned by {list(types) or 'nothing'}. Correct partition_expr, or change the table with "
-                "alter(partition_by=...) and rewrite its rows."
-            )
         boxes = [
             _joined(" AND ", [values.predicate(*known[c.casefold()], table=self.table) for c, values in box])
             for box in self.boxes

@@ -555,6 +555,21 @@ def test_a_partitioned_asset_without_a_partition_or_with_a_column_that_is_not_th
     refused("the run has no partition", {"partition_expr": "shop"})
 
 
+def test_an_hour_that_comes_twice_cannot_be_replaced_by_wall_time_and_can_be_appended_to(
+    materialize: Materialize, lake: IceDBResource, name: str
+) -> None:
+    wall = of_keys(hour=lambda key: datetime.fromisoformat("2024-10-27T02:00:00"))
+    asset = stamped(name, HOURS, {"partition_expr": "hour"}, wall)
+    twice = {"partition_key": "2024-10-27-02:00+0100"}
+    for appended in range(2):  # the table does not know the column's type at first
+        with pytest.raises(InvalidOption, match="comes twice in Europe/Berlin"):
+            materialize(asset, **twice)
+        assert len(lake.table(name).snapshot().parts) == appended
+        result = materialize(asset, io={"mode": "append"}, **twice)
+        assert "dagster/partition_row_count" not in told(result, name)
+    assert len(rows(lake, name)) == 2
+
+
 def test_a_table_may_have_finer_partitions_than_its_asset(
     materialize: Materialize, lake: IceDBResource, name: str
 ) -> None:
