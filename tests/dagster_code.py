@@ -105,13 +105,13 @@ def merging_asset(table: str) -> dg.AssetsDefinition:
 def daily(lake: GatedLake, days: list[str], fails_first: list[str]) -> dg.Definitions:
     """A partition appended, then the same rows as an overwrite, which fails the first time for some days."""
     partitions = dg.StaticPartitionsDefinition(days)
-    of_table = {"partition_by": ["day"], "partition_expr": "day"}
+    of_table = {"partition_by": ["d"], "partition_expr": "d"}
 
     @dg.asset(partitions_def=partitions, metadata={**of_table, "icedb/mode": "append"}, io_manager_key="lake")
     def appended(context: dg.AssetExecutionContext) -> pa.Table:
         day = context.partition_key
         first = days.index(day) * ROWS
-        return pa.table({"id": range(first, first + ROWS), "day": [day] * ROWS})
+        return pa.table({"id": range(first, first + ROWS), "d": [day] * ROWS})
 
     @dg.asset(partitions_def=partitions, metadata=of_table, io_manager_key="lake")
     def overwritten(context: dg.AssetExecutionContext, appended: pa.Table) -> pa.Table:

@@ -26,6 +26,7 @@ import yaml
 from icedb.testing import check_sound
 from icedb_dagster import IceDBResource, icedb_pool, stack
 from icedb_dagster.stack.home import PACKAGED_CONFIG
+from icedb_dagster.stack.ports import free_port
 from tests.dagster_code import SETTINGS
 
 CODE = Path(__file__).with_name("dagster_code.py")
@@ -239,7 +240,8 @@ def running(
     os.environ.pop("ICEDB_POSTGRES_URL", None)
     os.environ |= {**(environ or {}), SETTINGS: json.dumps(settings)}
     try:
-        started = stack.up(project, services=services)
+        # A port of its own: of two modules that start at the same moment, both would find the usual one free.
+        started = stack.up(project, services=services, port=free_port() if "webserver" in services else None)
         assert started.warnings == (), started.warnings
         os.environ.update(stack.environment(started))
         port = int((started.webserver_url or ":0").rpartition(":")[2])
