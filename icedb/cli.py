@@ -19,11 +19,11 @@ import msgspec
 
 from icedb.clock import SystemClock
 from icedb.commit import Commit
-from icedb.errors import IceDBError
+from icedb.errors import IceDBError, InvalidOption
 from icedb.maintenance.merge import PART_BYTES_MAX, MergeReport, Order
 from icedb.maintenance.pins import Pin
 from icedb.maintenance.verify import VerifyReport
-from icedb.table import AsOf, Table
+from icedb.table import AsOf, Table, parse_as_of
 from icedb.watch import watch
 
 try:
@@ -85,15 +85,12 @@ def _duration_ms(text: str) -> int:
 
 
 def _time(text: str) -> AsOf:
-    if text.strip().isdecimal():
-        return int(text)
     try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise typer.BadParameter(f"{text!r} is no time with a zone; write 2026-11-21T10:00:00Z or unix milliseconds.")
-    return moment
+        return parse_as_of(text, table="TIME")
+    except InvalidOption:
+        raise typer.BadParameter(
+            f"{text!r} is no time with a zone; write 2026-11-21T10:00:00Z or unix milliseconds."
+        ) from None
 
 
 Uri = Annotated[str, typer.Argument(help="The table: s3://bucket/prefix or a folder.", show_default=False)]

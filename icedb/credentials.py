@@ -41,8 +41,8 @@ class Session(Protocol):
 
 
 #: What a caller may give: a boto3 Session, or a function that gives the keys `access_key_id`, `secret_access_key` and,
-#: where there are any, `token` and `expires_at` (an aware datetime: shortly before it is asked again), or None for
-#: requests without a signature.
+#: where there are any, `token` (or `session_token`) and `expires_at` (an aware datetime: shortly before it is asked
+#: again), or None for requests without a signature.
 CredentialProvider = Session | Callable[[], Mapping[str, Any] | None]
 #: What a location has: None stands for requests without a signature.
 Provider = Callable[[], Credentials | None]
@@ -101,30 +101,56 @@ class _OfSession:
 
 
 class _OfFunction:
-    """A function is asked again shortly before that what it gave expires; each time, if it does not say when."""
+    """A function is asked again shortly before that what it gave expires; each time, if it does not say when.
+
+    If it fails then, what it gave before is used while it is valid, and the next request asks again.
+    """
 
     def __init__(self, function: Callable[[], Mapping[str, Any] | None], table: str) -> None:
         self._function, self._table = function, table
         self._lock = threading.Lock()
         self._kept: Credentials | None = None
-        self._until_ms = 0.0
+        self._expires_ms = 0.0
 
     def __call__(self) -> Credentials | None:
         with self._lock:
-            if self._until_ms <= SystemClock().now_ms():
-                self._kept, self._until_ms = self._ask()
+            if self._expires_ms - RENEW_MS <= SystemClock().now_ms():
+                try:
+                    self._kept, self._expires_ms = self._ask()
+                except AccessDenied:
+                    if self._expires_ms <= SystemClock().now_ms():
+                        raise
             return self._kept
 
     def _ask(self) -> tuple[Credentials | None, float]:
         try:
             given = self._function()
-            if given is None:
-                return None, math.inf
-            credentials = Credentials(given["access_key_id"], given["secret_access_key"], given.get("token"))
-            expires_at: datetime | None = given.get("expires_at")
-            return credentials, 0.0 if expires_at is None else expires_at.timestamp() * 1000 - RENEW_MS
-        except Exception as error:  # the function is the caller's: whatever it raises, there are no credentials
-            raise _refused(self._table, error) from error
+        except Exception as error:  # noqa: BLE001  the caller's own: whatever it raises, there are no credentials
+            raise _refused(self._table, error) from None
+        return (None, math.inf) if given is None else _read(given, self._table)
+
+
+def _read(given: Mapping[str, Any], table: str) -> tuple[Credentials, float]:
+    """What a function gave, and when it expires (unix milliseconds; 0: it does not say). Raises AccessDenied.
+
+    No value is quoted: any may be a secret.
+    """
+    answer = f"{table}: the credential_provider gave"
+    if not isinstance(given, Mapping):
+        raise AccessDenied(f"{answer} a {type(given).__name__}; give a dict, or None for requests without a signature.")
+    for name in ("access_key_id", "secret_access_key"):
+        if not given.get(name) or not isinstance(given[name], str):
+            raise AccessDenied(
+                f"{answer} no {name}. Give a dict with access_key_id and secret_access_key as text, or None in its "
+                "place for requests without a signature."
+            )
+    expires_at = given.get("expires_at")
+    if expires_at is not None and (not isinstance(expires_at, datetime) or expires_at.utcoffset() is None):
+        found = "datetime without a timezone" if isinstance(expires_at, datetime) else type(expires_at).__name__
+        raise AccessDenied(f"{answer} an expires_at that is a {found}. Give a datetime in UTC, or leave it out.")
+    token = given.get("token") or given.get("session_token") or None
+    credentials = Credentials(given["access_key_id"], given["secret_access_key"], token)
+    return credentials, 0.0 if expires_at is None else expires_at.timestamp() * 1000
 
 
 def _refused(table: str, error: Exception) -> AccessDenied:

@@ -165,7 +165,11 @@ class InvalidBatch(FixInput, ValueError):
 
 
 class EmptyBatch(InvalidBatch):
-    """There are no rows to put in the place of what is there."""
+    """There are no rows to put in the place of what is there; `table`, if it is known, names whose."""
+
+    def __init__(self, message: str, *, table: str | None = None) -> None:
+        super().__init__(message)
+        self.table = table
 
 
 class InvalidQuery(FixInput, ValueError):

@@ -168,14 +168,12 @@ def _parse(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | Non
         case "file":
             address = urlsplit(text)
             if address.netloc not in ("", "localhost"):
-                raise InvalidURI(
-                    f"'{text}' names the host '{address.netloc}'; write file:///a/folder, or just the folder."
-                )
+                raise InvalidURI(f"'{_shown(text)}' names a host; write file:///a/folder, or just the folder.")
             return _local(unquote(address.path), storage_options)
         case "memory":
             return Location("memory", *_root_and_prefix(text, rest))
     raise InvalidURI(
-        f"'{text}' has the scheme '{scheme}'; a table can be at s3://bucket/prefix, in a local folder, or, for "
+        f"'{_shown(text)}' has the scheme '{scheme}'; a table can be at s3://bucket/prefix, in a local folder, or, for "
         "tests, at memory://name."
     )
 
@@ -258,9 +256,19 @@ def _root_and_prefix(text: str, rest: str) -> tuple[str, str]:
             "a table's address has no credentials in it; give them as storage options or by the environment."
         )
     if not root or any(c in text for c in "?*[]\\\0\n\r"):
-        raise InvalidURI(f"'{text}' is no table's address: it needs a bucket or name, and none of ?, *, [, ], \\.")
+        raise InvalidURI(
+            f"'{_shown(text)}' is no table's address: it needs a bucket or name, and none of ?, *, [, ], \\."
+        )
     keys = Keys(prefix.strip("/"))  # refuses empty and '..' segments
     return root, keys.prefix
+
+
+def _shown(text: str) -> str:
+    """An address without what may be a secret in it: who asks, and what comes after a question mark."""
+    scheme, separator, rest = text.partition("://")
+    address, query, _ = rest.partition("?")
+    _who, at, address = address.rpartition("@")
+    return f"{scheme}{separator}{'...@' if at else ''}{address}{'?...' if query else ''}" if separator else text
 
 
 def _check_options(options: Mapping[str, str], *, text: str, strict: bool = True) -> dict[str, str]:

@@ -61,7 +61,8 @@ def check_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | 
     """Raise EmptyBatch, SchemaConflict or InvalidBatch for an overwrite that can be told to be refused."""
     if not written.markers:
         raise EmptyBatch(
-            f"{handle.table}: the batch has no rows, so an overwrite would only delete. Use drop_partitions for that."
+            f"{handle.table}: the batch has no rows, so an overwrite would only delete. Use drop_partitions for that.",
+            table=handle.table,
         )
     handle.read()
     _check(handle, written, handle.columns)

@@ -103,7 +103,8 @@ def shape_of(incoming: Incoming, context: WriteContext, on_conflict: OnConflict)
     if on_conflict == "quarantine":
         misfits |= {f"({select[c]}) IS NULL": quote_text(_lacking(c)) for c in context.spec.required if c in select}
     sort_by = _sort_columns(context, columns)
-    partition_types(context.expressions, {**context.known_schema, **columns}, table=context.table)
+    if columns:  # a batch without any has no rows, and says nothing of a table that has none either
+        partition_types(context.expressions, {**context.known_schema, **columns}, table=context.table)
     values = {n: told[n].sql if n in told else incoming.select[c] for n, c in path_values.items()}
     return Shape(columns, select, sort_by, checked, misfits, values)
 

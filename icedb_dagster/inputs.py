@@ -7,22 +7,22 @@ Dataset, a LazyFrame, a RecordBatchReader, a relation and a Spark frame read no 
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.dataset as ds
 
 from icedb import Snapshot
 from icedb.engine import ROWS_PER_BATCH, quote_name
-from icedb.errors import IceDBError, InvalidOption, UnknownColumn
+from icedb.errors import IceDBError, InvalidOption, TableNotFound, UnknownColumn
 from icedb.expressions import Expression, parse_expression
 from icedb.readers.arrow import dataset
 from icedb.scan import visible_partitions
 from icedb_dagster.options import plain
 
-__all__ = ["Rows", "load", "parse_as_of", "type_name"]
+__all__ = ["Rows", "load", "nothing", "type_name"]
 
 # A path of DuckDB's own is private, and so is Arrow's.
 _SHOWN = (
@@ -124,6 +124,17 @@ def load(rows: Rows, wanted: Any) -> Any:
     return _LOADERS[name](rows)
 
 
+def nothing(wanted: Any, *, table: str) -> Any:
+    """What there is in a table that is not there yet, as `wanted`: no rows, and no columns. Raises TableNotFound."""
+    name = type_name(wanted)
+    if name not in _OF_TABLES:
+        raise TableNotFound(
+            f"{table}: there is no table yet, and no {name} of one. Create it with Table.create, and begin; or "
+            f"annotate the input as one of {', '.join(_OF_TABLES)}, which are empty then."
+        )
+    return _OF_TABLES[name](pa.table({}))
+
+
 def type_name(wanted: Any) -> str:
     """A type that inputs may have, as `package.Name`; its own name if it is none. What is not annotated is a Table."""
     if wanted in (Any, type(None), None):
@@ -139,23 +150,6 @@ def _short_name(type_: type) -> str:
     package, _, rest = type_.__module__.partition(".")
     of_sql = f"{package}.sql" if package == "pyspark" and rest.startswith("sql") else package.lstrip("_")
     return f"{of_sql}.{type_.__name__}"
-
-
-def parse_as_of(as_of: Any, *, table: str) -> datetime | int | None:
-    """The time of a run config: ISO 8601 with a timezone, or unix milliseconds. Raises InvalidOption."""
-    if as_of is None or (isinstance(as_of, int) and not isinstance(as_of, bool)):
-        return as_of
-    try:
-        text = str(as_of)
-        time = int(text) if text.isdigit() else datetime.fromisoformat(text)
-    except ValueError:
-        time = None
-    if time is None or (isinstance(time, datetime) and time.tzinfo is None):
-        raise InvalidOption(
-            f"{table}: the input's as_of is {as_of!r}; give a time with its zone (2026-11-21T12:00:00Z), or unix "
-            "milliseconds."
-        )
-    return time
 
 
 def _reader(rows: Rows) -> pa.RecordBatchReader:
@@ -175,10 +169,10 @@ def _dataset(rows: Rows) -> Any:
     return found.replace_schema(pa.schema([found.schema.field(c) for c in rows.columns]))
 
 
-def _polars_frame(rows: Rows) -> Any:
+def _polars_frame(table: pa.Table) -> Any:
     import polars as pl
 
-    return pl.from_arrow(rows.table())
+    return pl.from_arrow(table)
 
 
 def _lazy_frame(rows: Rows) -> Any:
@@ -203,12 +197,21 @@ def _spark_frame(rows: Rows) -> Any:
     return icedb_spark.frame(spark, rows.snapshot, where=rows.predicate, columns=rows.columns)
 
 
+_OF_TABLES: Mapping[str, Callable[[pa.Table], Any]] = {
+    "pyarrow.Table": lambda table: table,
+    "pyarrow.RecordBatchReader": pa.Table.to_reader,
+    "pyarrow.Dataset": ds.dataset,
+    "pandas.DataFrame": pa.Table.to_pandas,
+    "polars.DataFrame": _polars_frame,
+    "polars.LazyFrame": lambda table: _polars_frame(table).lazy(),
+    "list": pa.Table.to_pylist,
+}
 _LOADERS: Mapping[str, Callable[[Rows], Any]] = {
     "pyarrow.Table": Rows.table,
     "pyarrow.RecordBatchReader": _reader,
     "pyarrow.Dataset": _dataset,
     "pandas.DataFrame": lambda rows: rows.table().to_pandas(),
-    "polars.DataFrame": _polars_frame,
+    "polars.DataFrame": lambda rows: _polars_frame(rows.table()),
     "polars.LazyFrame": _lazy_frame,
     "duckdb.DuckDBPyRelation": Rows.relation,
     "pyspark.sql.DataFrame": _spark_frame,

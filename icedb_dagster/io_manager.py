@@ -14,10 +14,12 @@ from pydantic import Field
 
 from icedb import Snapshot, Table
 from icedb.commit import Commit
-from icedb.errors import InvalidOption
+from icedb.errors import InvalidOption, TableNotFound
 from icedb.spec import ROW_GROUP_ROWS
+from icedb.table import parse_as_of
 from icedb.transactions import Txn
-from icedb_dagster.inputs import Rows, load, parse_as_of, type_name
+from icedb_dagster.alignment import check_alignment
+from icedb_dagster.inputs import Rows, load, nothing, type_name
 from icedb_dagster.metadata import materialization_metadata
 from icedb_dagster.options import AssetOptions, Mode, has_partition_expr, partition_columns
 from icedb_dagster.outputs import check_output, is_of_table, transaction, write
@@ -108,12 +110,21 @@ class IceDBIOManager(dg.ConfigurableIOManager):
     def load_input(self, context: dg.InputContext) -> Any:
         """The upstream asset's rows, as the annotation wants them.
 
+        A table need not be there yet for a run that depends on none of its partitions: it is how one begins that
+        depends on its own last.
+
         Raises TableNotFound, InvalidOption, UnknownColumn, SnapshotExpired, and as `Snapshot.query` does.
         """
         uri = self._uri(context)
-        as_of = parse_as_of((context.config or {}).get("as_of"), table=uri)
-        snapshot = self.icedb.table(context.asset_key).snapshot(as_of)
+        as_of = (context.config or {}).get("as_of")
+        then_ms = None if as_of is None else parse_as_of(str(as_of), table=uri)
         wanted = context.dagster_type.typing_type
+        try:
+            snapshot = self.icedb.table(context.asset_key).snapshot(then_ms)
+        except TableNotFound:
+            if not _is_about_none(context):
+                raise
+            return nothing(wanted, table=uri)
         where = None if type_name(wanted) == "icedb.Snapshot" else _partitions_of(context, snapshot)
         rows = load(Rows.of(snapshot, where, context.definition_metadata or {}), wanted)
         # An observation is of one partition or of the whole asset: Dagster has none of several.
@@ -144,13 +155,37 @@ def _definition_of(context: dg.OutputContext | dg.InputContext) -> dg.Partitions
 def _partitions_of(context: dg.InputContext, snapshot: Snapshot) -> str | None:
     """The predicate of the upstream partitions that the run depends on; None for all rows."""
     partitions = _definition_of(context)
-    if partitions is None or not context.has_asset_partitions:
+    if partitions is None or not context.has_asset_partitions or _is_about_all(context):
         return None
     upstream = context.upstream_output
     metadata = {**(context.definition_metadata or {}), **((upstream and upstream.definition_metadata) or {})}
     columns = partition_columns(metadata, partitions, table=snapshot.table)
     selection = select_partitions(partitions, context.asset_partition_keys, columns, table=snapshot.table)
-    return selection.predicate(snapshot.partition_schema) if snapshot.schema else None
+    return _predicate(selection, snapshot) if snapshot.schema else None
+
+
+def _is_about_all(context: dg.InputContext) -> bool:
+    """Whether an asset without partitions depends on one that has some, as a whole: no mapping chooses among them.
+
+    Then it is about all rows of the table, also those of no partition that there is now: late ones, and today's.
+    """
+    step = _step(context)
+    if step is None or step.entity_partitions_def is not None:
+        return False
+    mapping = step.assets_def and step.assets_def.get_partition_mapping_for_dep(context.asset_key)
+    return mapping is None or isinstance(mapping, dg.AllPartitionMapping)
+
+
+def _is_about_none(context: dg.InputContext) -> bool:
+    """Whether the run is mapped to no partition of the upstream asset."""
+    return context.has_asset_partitions and not context.asset_partition_keys and not _is_about_all(context)
+
+
+def _predicate(selection: Selection, snapshot: Snapshot) -> str:
+    """Raises InvalidOption when the table's partitions do not tell those of the asset apart."""
+    predicate = selection.predicate(snapshot.partition_schema)
+    check_alignment(selection, snapshot.handle.expressions, snapshot.schema)
+    return predicate
 
 
 def _check_partitions(table: Table, selection: Selection, mode: Mode) -> None:
@@ -160,10 +195,10 @@ def _check_partitions(table: Table, selection: Selection, mode: Mode) -> None:
     """
     if not selection.keys:
         raise InvalidOption(f"{table.uri}: the run has no partition of the asset, so there is nowhere to put rows.")
-    types = table.snapshot().partition_schema
+    snapshot = table.snapshot()
     selection.check(e.name for e in table.handle.expressions)
-    if mode == "overwrite" and types:
-        selection.predicate(types)
+    if mode == "overwrite" and snapshot.partition_schema:
+        _predicate(selection, snapshot)
 
 
 def _transaction(context: dg.OutputContext, selection: Selection | None) -> Txn | None:
@@ -174,8 +209,8 @@ def _transaction(context: dg.OutputContext, selection: Selection | None) -> Txn 
     return transaction(run.root_run_id or run.run_id, step.step.key, selection.keys if selection else ())
 
 
-def _step(context: dg.OutputContext) -> Any:
-    """The step of the run, or None for a context of `dagster.build_output_context`."""
+def _step(context: dg.OutputContext | dg.InputContext) -> Any:
+    """The step of the run, or None for a context that a test has built."""
     try:
         return context.step_context
     except dg.DagsterInvariantViolationError:
@@ -203,7 +238,7 @@ def _report(
 def _told_partitions(snapshot: Snapshot, selection: Selection | None) -> str | None:
     """The predicate of the run's partitions; None if the table cannot tell them apart: the rows are committed."""
     try:
-        return selection.predicate(snapshot.partition_schema) if selection and snapshot.schema else None
+        return _predicate(selection, snapshot) if selection and snapshot.schema else None
     except InvalidOption:
         return None
 

@@ -73,12 +73,15 @@ def write(table: Table, obj: Any, options: AssetOptions, selection: Selection | 
         return table.insert(data, txn=txn, on_conflict=options.on_conflict)
     try:
         return _overwrite(table, data, options, selection)
-    except EmptyBatch:
+    except EmptyBatch as error:
+        if error.table != table.uri and not is_spark_frame(obj):
+            raise  # it is of another table, from the code that gives the rows
         if options.on_empty == "clear":
             return _clear(table, selection)
         raise EmptyBatch(
             f"{table.uri}: the asset returned no rows that can be stored, and an overwrite would only delete. Return "
-            'rows; or say in the asset\'s metadata that it may empty its partitions: "icedb/on_empty": "clear".'
+            'rows; or say in the asset\'s metadata that it may empty its partitions: "icedb/on_empty": "clear".',
+            table=table.uri,
         ) from None
 
 

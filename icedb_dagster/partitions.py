@@ -8,7 +8,7 @@ A partition of the table belongs to a Dagster partition by the value of its part
     integers                    the key as a number
 
 Keys that are no times are compared as text. A window is half open. Where the clocks go back, an hour of wall time comes
-twice: a window that has one of the two cannot be told by wall time, and is refused.
+twice: a window that has one of the two cannot be told by wall time, nor by a text of it, and is refused.
 
 Nothing here touches a table or reads a clock. What cannot be mapped is an error: a predicate that is missing would
 stand for the whole table.
@@ -25,7 +25,7 @@ import dagster as dg
 from icedb.engine import quote_name, quote_text
 from icedb.errors import InvalidOption
 
-__all__ = ["Selection", "dimensions", "select_partitions"]
+__all__ = ["Edge", "Selection", "dimensions", "select_partitions", "time_literal"]
 
 #: The name of the only dimension of a definition that has no others.
 ONLY = ""
@@ -37,8 +37,17 @@ _WALL_TIMES = frozenset(("TIMESTAMP", "TIMESTAMP_MS", "TIMESTAMP_NS", "TIMESTAMP
 _INSTANT = "TIMESTAMP WITH TIME ZONE"
 # Directives that Python and DuckDB read alike. Of texts in other formats only the keys themselves are recognised.
 _DIRECTIVES = frozenset("YmdHMS")
-_TIME_FORMATS = ("%Y-%m-%d-%H:%M", "%Y-%m-%d-%H", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S")
+_TIME_FORMATS = ("%Y-%m-%d-%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S")
 _TICK = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Where some partitions without a gap begin or end in time: the instant, and what a clock of their zone shows."""
+
+    partitions: str
+    instant: datetime
+    wall: datetime
 
 
 class _Values(Protocol):
@@ -46,6 +55,9 @@ class _Values(Protocol):
 
     def predicate(self, column: str, type_: str, *, table: str) -> str:
         """SQL that is true for them. Raises InvalidOption."""
+
+    def edges(self) -> tuple[Edge, ...]:
+        """Where they begin and end, if they are times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,14 @@ class Selection:
     def columns(self) -> list[str]:
         """The partition columns that it is about."""
         return list(dict.fromkeys(column for box in self.boxes for column, _ in box))
+
+    @property
+    def edges(self) -> dict[str, tuple[Edge, ...]]:
+        """Where they begin and end, for each column that is about time."""
+        found: dict[str, dict[Edge, None]] = {}
+        for column, values in (pair for box in self.boxes for pair in box):
+            found.setdefault(column, {}).update(dict.fromkeys(values.edges()))
+        return {column: tuple(edges) for column, edges in found.items() if edges}
 
     def check(self, names: Iterable[str]) -> None:
         """Raise InvalidOption unless a table that is partitioned by these columns has all that it is about."""
@@ -145,6 +165,10 @@ class _Keys:
         name = quote_name(column)
         return _is_one_of(name if type_ == "VARCHAR" else f"CAST({name} AS VARCHAR)", map(quote_text, self.keys))
 
+    def edges(self) -> tuple[Edge, ...]:
+        """None: what these keys stand for is not known."""
+        return ()
+
 
 @dataclass(frozen=True, slots=True)
 class _Window:
@@ -197,13 +221,13 @@ class _Times:
         """Raises InvalidOption for a type that does not tell these times apart."""
         name = quote_name(column)
         if type_ == _INSTANT:
-            found = [_within(name, *(_literal(t.astimezone(UTC), type_) for t in _ends(s))) for s in self.spans]
+            found = [_within(name, *(time_literal(t.astimezone(UTC), type_) for t in _ends(s))) for s in self.spans]
         elif type_ in _WALL_TIMES:
             found = [self._of_wall_times(s, column, type_, table) for s in self.spans]
         elif type_ == "DATE":
             found = [self._of_dates(s, column, table) for s in self.spans]
         elif type_ == "VARCHAR":
-            found = [self._of_texts(s, name) for s in self.spans]
+            found = [self._of_texts(s, column, table) for s in self.spans]
         elif type_ in _INTEGERS:
             found = [self._of_numbers(column, type_, table)]
         else:
@@ -213,14 +237,13 @@ class _Times:
             )
         return _joined(" OR ", found)
 
+    def edges(self) -> tuple[Edge, ...]:
+        """Both ends of each span."""
+        return tuple(Edge(str(s), t.astimezone(UTC), _wall(t, self.zone)) for s in self.spans for t in _ends(s))
+
     def _of_wall_times(self, span: _Span, column: str, type_: str, table: str) -> str:
-        if (split := self._split(span)) is not None:
-            raise InvalidOption(
-                f"{table}: {span} begins or ends at {split}, within an hour that comes twice in {self.zone.key}, and "
-                f"the partition column '{column}' is {type_}, which does not say which of the two. Give a "
-                "partition_expr whose value is a TIMESTAMP WITH TIME ZONE."
-            )
-        return _within(quote_name(column), *(_literal(wall, "TIMESTAMP") for wall in self._wall(span)))
+        self._check_not_split(span, column, type_, table)
+        return _within(quote_name(column), *(time_literal(wall, "TIMESTAMP") for wall in self._wall(span)))
 
     def _of_dates(self, span: _Span, column: str, table: str) -> str:
         start, end = self._wall(span)
@@ -231,10 +254,13 @@ class _Times:
             )
         return _within(quote_name(column), f"DATE '{start.date()}'", f"DATE '{end.date()}'")
 
-    def _of_texts(self, span: _Span, name: str) -> str:
+    def _of_texts(self, span: _Span, column: str, table: str) -> str:
         """The keys, and texts that are read as a time where keys read so lie in their own windows."""
+        # Not even by the keys: rows of the second of two equal hours may have the text that is the key of the first.
+        self._check_not_split(span, column, "VARCHAR", table)
+        name = quote_name(column)
         read = {w.key: time for w in span.windows if (time := self._read(w.key)) is not None}
-        readable = self._split(span) is None and all(
+        readable = all(
             start <= read[w.key] < end
             for w in span.windows
             if w.key in read
@@ -244,7 +270,7 @@ class _Times:
             return _is_one_of(name, (quote_text(w.key) for w in span.windows))
         walls = self._wall(span)
         formats = ", ".join(map(quote_text, dict.fromkeys([self.fmt, *_formats(walls)])))
-        within = _within(f"try_strptime({name}, [{formats}])", *(_literal(wall, "TIMESTAMP") for wall in walls))
+        within = _within(f"try_strptime({name}, [{formats}])", *(time_literal(wall, "TIMESTAMP") for wall in walls))
         # Dagster gives the second of two equal hours a key with an offset.
         others = [quote_text(w.key) for w in span.windows if w.key not in read]
         return f"{within} OR {_is_one_of(name, others)}" if others else within
@@ -272,6 +298,14 @@ class _Times:
     def _wall(self, span: _Span) -> tuple[datetime, datetime]:
         start, end = (_wall(t, self.zone) for t in _ends(span))
         return start, end
+
+    def _check_not_split(self, span: _Span, column: str, type_: str, table: str) -> None:
+        if (split := self._split(span)) is not None:
+            raise InvalidOption(
+                f"{table}: {span} begins or ends at {split}, within an hour that comes twice in {self.zone.key}, and "
+                f"the partition column '{column}' is {type_}, which does not say which of the two. Give a "
+                "partition_expr whose value is a TIMESTAMP WITH TIME ZONE."
+            )
 
     def _split(self, span: _Span) -> datetime | None:
         """An end of the span that lies within a stretch of time that has the wall time of another."""
@@ -301,14 +335,17 @@ def _is_midnight(wall: datetime) -> bool:
     return wall == datetime(wall.year, wall.month, wall.day)  # noqa: DTZ001 - wall time has no zone
 
 
-def _formats(walls: Iterable[datetime]) -> list[str]:
+def _formats(walls: Sequence[datetime]) -> list[str]:
     """How texts may be written that lie within a span as a whole: a day does not lie within an hour."""
+    hours = all(wall.minute == 0 for wall in walls)
     days = all(map(_is_midnight, walls))
     months = days and all(wall.day == 1 for wall in walls)
-    return [*_TIME_FORMATS, *(["%Y-%m-%d"] if days else []), *(["%Y-%m"] if months else [])]
+    coarser = {"%Y-%m-%d-%H": hours, "%Y-%m-%d": days, "%Y-%m": months}
+    return [*_TIME_FORMATS, *(fmt for fmt, fits in coarser.items() if fits)]
 
 
-def _literal(time: datetime, type_: str) -> str:
+def time_literal(time: datetime, type_: str) -> str:
+    """A time in DuckDB's SQL, as a value of that type."""
     return f"{type_} {quote_text(time.isoformat(' '))}"
 
 

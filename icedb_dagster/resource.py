@@ -22,6 +22,10 @@ _SECRETS = frozenset({"aws_secret_access_key", "secret_access_key", "aws_session
 _OF_SESSION = ("profile_name", "region_name", "aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 
 
+# Parts of a key that name no folder of their own, or one inside of another asset's table.
+_NO_FOLDERS = frozenset({"", ".", "..", "_data", "_log", "_claims"})
+
+
 class IceDBResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """The tables below one root; an asset's table is `<root>/<asset key, joined by />`.
 
@@ -57,8 +61,14 @@ class IceDBResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return super().get_resource_definition()
 
     def uri(self, key: dg.AssetKey | Sequence[str] | str) -> str:
-        """The address of an asset's table."""
-        return "/".join([_value(self.root).rstrip("/"), *dg.AssetKey.from_coercible(key).path])
+        """The address of an asset's table. Raises InvalidOption for a key that would lead elsewhere."""
+        root, path = _value(self.root).rstrip("/"), dg.AssetKey.from_coercible(key).path
+        if wrong := [part for part in path if part in _NO_FOLDERS or "/" in part]:
+            raise InvalidOption(
+                f"{root}: the asset key {list(path)} has no table: {wrong[0]!r} is no name of a folder, or one that "
+                "tables use themselves. Rename the asset."
+            )
+        return "/".join([root, *path])
 
     def table(self, key: dg.AssetKey | Sequence[str] | str) -> icedb.Table:
         """The table of an asset. Raises TableNotFound, InvalidOption and the store's errors."""

@@ -78,7 +78,7 @@ def arguments() -> argparse.ArgumentParser:
     """The program's arguments."""
     made = parser(__doc__)
     made.add_argument("--output", required=True, metavar="FOLDER", help="where the files go; nothing may be there")
-    made.add_argument("--as-of", metavar="TIME", help="unix milliseconds, or a time with its offset; else the latest")
+    made.add_argument("--as-of", metavar="TIME", help="a time with its zone, or unix milliseconds; else the latest")
     made.add_argument("--where", metavar="SQL", help="which partitions: a DuckDB condition over the partition columns")
     made.add_argument("--columns", metavar="NAMES", help="which columns, with commas between them; else all")
     made.add_argument("--files", type=positive, metavar="N", help="how many files, about")

@@ -28,6 +28,7 @@ from icedb.format.names import Keys
 from icedb.format.records import LogFile, LogTombstone, Marker
 from icedb.format.snapshot import LogState, StoredLogFile, replay
 from icedb.options import HOUR_MS, MINUTE_MS
+from icedb.table import UNIX_MS_MIN
 from icedb.testing import ClockedStore, ManualClock, create_table
 
 KEYS = Keys("table")
@@ -183,7 +184,7 @@ def v3_merge(table: Table, clocked: ClockedStore) -> None:
 def test_of_merges_by_a_v3_program_nobody_knows_what_is_new(table: Table, clocked: ClockedStore) -> None:
     v3_merge(table, clocked)
     with pytest.raises(ForeignMaintenance, match="a program of IceDB v3 merged"):
-        table.changes(1)
+        table.changes(UNIX_MS_MIN)
 
 
 def test_that_a_v3_program_merged_is_not_forgotten_when_its_log_files_are(
@@ -196,7 +197,7 @@ def test_that_a_v3_program_merged_is_not_forgotten_when_its_log_files_are(
     table.merge()
     assert all(f.file.epoch is not None for f in table.handle.read(fresh=True).effective.values())
     with pytest.raises(ForeignMaintenance, match="begin anew"):
-        table.changes(1)
+        table.changes(UNIX_MS_MIN)
     clock.advance(HOUR_MS)
     assert numbers(table.changes()) == [0, 1]
 
@@ -207,7 +208,7 @@ def test_a_cursor_that_does_not_come_after_is_no_end(table: Table) -> None:
     first = table.changes()
     insert(table, 3)
     second = table.changes(first.cursor)
-    for since, until in ((1_900_000_000_000, first.cursor), (1, piece.cursor), (first.cursor, piece.cursor)):
+    for since, until in ((1_900_000_000_000, first.cursor), (UNIX_MS_MIN, piece.cursor), (first.cursor, piece.cursor)):
         with pytest.raises(InvalidOption, match="does not come after since"):
             table.changes(since, until)
     assert numbers(table.changes(piece.since, piece.cursor)) == numbers(piece)
@@ -234,8 +235,9 @@ def test_limits_count_only_what_is_wanted(table: Table) -> None:
         (lambda t: t.changes("{}"), "is no cursor"),
         (lambda t: t.changes('{"t":1,"extra":2}'), "is no cursor"),
         (lambda t: t.changes("yesterday"), "is no cursor"),
-        (lambda t: t.changes(until=4), "until goes with since"),
-        (lambda t: t.changes(5, 4), "until .4. is before since .5."),
+        (lambda t: t.changes(until=UNIX_MS_MIN), "until goes with since"),
+        (lambda t: t.changes(UNIX_MS_MIN + 1, UNIX_MS_MIN), "until .100000000000. is before since .100000000001."),
+        (lambda t: t.changes(1_795_313_126), "since is 1795313126, .* Are these seconds"),
         (lambda t: t.changes(parts_max=0), "parts_max is 0"),
         (lambda t: t.changes(bytes_max=-1), "bytes_max is -1"),
         (lambda t: t.changes(True), "since is True"),

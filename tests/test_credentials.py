@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 import uuid
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import boto3
 import pytest
 
 from icedb import Table, rewriting
-from icedb.credentials import Credentials
+from icedb.credentials import Credentials, as_provider
 from icedb.engine import MEMORY_BYTES_MIN
-from icedb.errors import AccessDenied, InvalidOption
+from icedb.errors import AccessDenied, InvalidOption, InvalidURI
 from icedb.location import Location, parse_location
 from icedb.parts import put_part
 from tests.conftest import ALLOW_ALL, Place, S3Server
@@ -140,9 +141,69 @@ def test_a_provider_that_fails_says_so_and_not_more() -> None:
         Table.open("s3://b/t", storage_options=options, credential_provider=provider)
     with pytest.raises(AccessDenied, match=r"there are no credentials \(RuntimeError\)\. .* new login") as at_once:
         Table.open("s3://b/t", storage_options=options, credential_provider=provider)
-    with pytest.raises(AccessDenied, match=r"there are no credentials \(KeyError\)") as wrong:
+    with pytest.raises(AccessDenied, match=r"the credential_provider gave no access_key_id\. Give a dict") as wrong:
         Table.open("s3://b/t", storage_options=options, credential_provider=lambda: {"key": SECRET})
-    assert not any(SECRET in str(error.value) for error in (later, at_once, wrong))
+    for error in (later, at_once, wrong):
+        assert SECRET not in "".join(traceback.format_exception(error.value))
+
+
+def test_credentials_are_used_while_they_are_valid_when_their_renewal_fails() -> None:
+    def valid(name: str, minutes: int) -> dict[str, Any]:
+        expires_at = datetime.now(UTC) + timedelta(minutes=minutes)
+        return {"access_key_id": name, "secret_access_key": SECRET, "expires_at": expires_at}
+
+    broken, incomplete = RuntimeError("the service is away"), {"access_key_id": "incomplete"}
+    answers: list[Any] = [valid("first", 4), broken, incomplete, valid("second", 4), valid("late", -1), broken]
+
+    def provider() -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    current = as_provider(provider, table="t")
+    found = [current() for _ in range(5)]
+    assert [c.access_key_id for c in found if c] == ["first", "first", "first", "second", "late"]
+    with pytest.raises(AccessDenied, match=r"t: there are no credentials \(RuntimeError\)"):
+        current()
+    assert not answers
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ({"access_key_id": "A"}, "gave no secret_access_key"),
+        ({"access_key_id": None, "secret_access_key": SECRET}, "gave no access_key_id.* or None in its place"),
+        ({"access_key_id": "A", "secret_access_key": SECRET.encode()}, "gave no secret_access_key.* as text"),
+        ((SECRET,), "gave a tuple; give a dict, or None"),
+        ({"expires_at": datetime(2099, 1, 1)}, "expires_at that is a datetime without a timezone.* in UTC"),
+        ({"expires_at": "2099-01-01T00:00:00Z"}, "expires_at that is a str\\. Give a datetime in UTC"),
+    ],
+)
+def test_an_answer_of_a_provider_that_cannot_be_used_is_told_clearly(answer: Any, told: str) -> None:
+    if "expires_at" in answer:
+        answer = {"access_key_id": "A", "secret_access_key": SECRET, **answer}
+    with pytest.raises(AccessDenied, match=f"^s3://b/t: the credential_provider .*{told}") as error:
+        as_provider(lambda: answer, table="s3://b/t")()
+    assert SECRET not in "".join(traceback.format_exception(error.value))
+
+
+def test_a_token_has_either_of_its_two_names() -> None:
+    pair = {"access_key_id": "A", "secret_access_key": SECRET}
+    for tokens, expected in [
+        ({"session_token": "T"}, "T"),
+        ({"token": "T", "session_token": None}, "T"),
+        ({"token": None, "session_token": "T"}, "T"),
+        ({"token": ""}, None),
+    ]:
+        assert as_provider(lambda given=pair | tokens: given, table="t")() == Credentials("A", SECRET, expected)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "memory"])
+def test_a_secret_behind_the_address_is_not_told(scheme: str) -> None:
+    with pytest.raises(InvalidURI, match=rf"^'{scheme}://b/p\?\.\.\.' is no table's address") as error:
+        parse_location(f"{scheme}://b/p?secret={SECRET}")
+    assert SECRET not in "".join(traceback.format_exception(error.value))
 
 
 def test_a_task_gets_the_credentials_of_the_moment_and_no_provider(keys: Keys) -> None:

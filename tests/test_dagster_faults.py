@@ -126,6 +126,7 @@ def test_runs_outlive_a_killed_daemon_and_its_successor_ends_those_that_still_wo
     _check_free_and_exact(platform, *tables)
 
 
+@pytest.mark.slow
 def test_two_daemons_on_one_database_leave_the_table_exact(platform: Platform) -> None:
     platform.fill("twins")
     with _second_daemon(platform):

@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from icedb.errors import (
     TableNotFound,
     UnknownColumn,
 )
-from icedb_dagster import IceDBIOManager, IceDBResource, outputs
+from icedb_dagster import IceDBIOManager, IceDBResource, inputs, outputs
 from tests.dagster_instance import ONE, TWO, Materialize, returning, rows, run_script
 
 pytestmark = pytest.mark.dagster
@@ -181,7 +181,7 @@ def test_an_input_is_read_as_it_was_at_a_time(materialize: Materialize, lake: Ic
         assert materialize(numbers, reader, run_config=config).success
     assert seen == [[{"n": 1}], [{"n": 1}], [{"n": 1}], [{"n": 2}]]
     config = {"ops": {"reader": {"inputs": {"given": {"as_of": "2026-11-21T12:00:00"}}}}}
-    with pytest.raises(InvalidOption, match=r"as_of is '2026-11-21T12:00:00'; give a time with its zone"):
+    with pytest.raises(InvalidOption, match=r"as_of is '2026-11-21T12:00:00'; write a time with its zone"):
         materialize(numbers, reader, run_config=config, selection=[reader])
 
 
@@ -490,6 +490,71 @@ def test_a_downstream_partition_reads_those_that_it_is_mapped_to(materialize: Ma
     }
 
 
+def test_an_asset_without_partitions_reads_all_rows_of_one_that_has_some(materialize: Materialize, name: str) -> None:
+    """Late rows, those without a partition and those of a window that has not ended are nobody's, and there."""
+    found = ["2024-02-29", "2024-03-02", "2024-04-10", None]
+    asset = stamped(name, DAYS, {"partition_expr": "day", "icedb/mode": "append"}, lambda _: pa.table({"day": found}))
+    materialize(asset, partition_key="2024-03-02")
+    seen: list[list[dict[str, Any]]] = []
+    mappings = [None, dg.AllPartitionMapping(), dg.SpecificPartitionsPartitionMapping(["2024-03-02"])]
+    takers = [taking(f"all_{n}", list, name, seen.append, partition_mapping=m) for n, m in enumerate(mappings)]
+    for taker in takers:
+        materialize(asset, taker, selection=[taker])
+    assert [[row["day"] for row in sorted(rows, key=str)] for rows in seen] == [
+        sorted(found, key=str), sorted(found, key=str), ["2024-03-02"],
+    ]  # fmt: skip
+
+
+def test_a_table_with_coarser_partitions_than_its_asset_is_only_appended_to(
+    materialize: Materialize, lake: IceDBResource, name: str
+) -> None:
+    table = lake.table_or_create(name, partition_by=["CAST(date_trunc('month', ts) AS DATE) AS month"])
+    days = [datetime.fromisoformat(f"{key}T12:00:00") for key in DAYS.get_partition_keys()]
+    table.insert(pa.table({"ts": days}))
+    before = table.snapshot().id
+    one = of_keys(ts=lambda key: datetime.fromisoformat(f"{key}T13:00:00"))
+    asset = stamped(name, DAYS, {"partition_expr": "month"}, one)
+
+    @dg.asset(partitions_def=DAYS, ins={"upstream": dg.AssetIn(name)})
+    def reader(upstream: pa.Table) -> None:
+        raise AssertionError
+
+    for key in ("2024-03-01", "2024-03-02", "2024-03-31"):
+        for selected in (asset, reader):
+            with pytest.raises(InvalidOption, match=rf"'{key}' .* midst of a partition .*'month' is '.*date_trunc"):
+                materialize(asset, reader, selection=[selected], partition_key=key)
+    assert table.snapshot().id == before
+    result = materialize(asset, partition_key="2024-03-01", io={"mode": "append"})
+    assert "dagster/partition_row_count" not in told(result, name)
+    assert len(rows(lake, name)) == len(days) + 1
+
+
+def test_an_asset_that_depends_on_its_own_last_partition_begins_with_nothing(
+    materialize: Materialize, lake: IceDBResource, name: str
+) -> None:
+    last = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+    ins = {"given": dg.AssetIn(name, partition_mapping=last)}
+
+    @dg.asset(key=name, partitions_def=DAYS, metadata={"partition_expr": "day"}, ins=ins)
+    def total(context: dg.AssetExecutionContext, given: list) -> Any:  # type: ignore[type-arg]
+        return [{"day": context.partition_key, "n": sum(row["n"] for row in given) + 1}]
+
+    with pytest.raises(TableNotFound, match=r"_table\.json"):  # the day before is not there, and should be
+        materialize(total, partition_key="2024-03-02")
+    for key in ("2024-03-01", "2024-03-02", "2024-03-03"):
+        materialize(total, partition_key=key)
+    assert rows(lake, name, "n") == [(1,), (2,), (3,)]
+
+    with_a_table = (duckdb.DuckDBPyRelation, icedb.Snapshot)
+    for kind in [kind for kind in READ if kind not in with_a_table]:
+        given = inputs.nothing(kind, table=name)
+        assert isinstance(given, kind)
+        assert READ[kind](given).to_pylist() == []
+    for kind in with_a_table:
+        with pytest.raises(TableNotFound, match=rf"no table yet, and no .*{kind.__name__} of one.*Table\.create"):
+            inputs.nothing(kind, table=name)
+
+
 def test_rows_outside_the_partition_are_refused_and_nothing_changes(
     materialize: Materialize, lake: IceDBResource, name: str
 ) -> None:
@@ -736,3 +801,29 @@ def test_spark_frames_go_in_and_out(environment: dict[str, str], lake: IceDBReso
     assert rows(lake, "spark_daily", "strftime(day, '%d'), version") == [("01", 3), ("02", 2)]
     assert rows(lake, "spark_copies", "strftime(day, '%d'), version") == [("01", 1), ("01", 3), ("02", 2)]
     assert lake.table("spark_copies").schema() == {"day": "DATE", "version": "INTEGER"}
+
+
+@pytest.mark.parametrize("nothing", [[], pa.table({}), pd.DataFrame()], ids=["list", "Table", "DataFrame"])
+def test_the_first_partition_of_an_asset_may_be_empty(
+    materialize: Materialize, lake: IceDBResource, name: str, nothing: Any
+) -> None:
+    metadata = {"partition_expr": "day", "sort_by": ["n"], "icedb/on_empty": "clear"}
+    daily = dg.StaticPartitionsDefinition(["monday", "tuesday"])
+    assert materialize(returning(name, lambda: nothing, metadata, partitions_def=daily), partition_key="monday").success
+    assert lake.table(name).snapshot().parts == ()
+
+
+def test_a_batch_without_rows_of_another_table_does_not_empty_this_one(
+    materialize: Materialize, lake: IceDBResource, name: str
+) -> None:
+    materialize(returning(name, ONE))
+    other = lake.table_or_create(f"{name}_other")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        other.overwrite([])
+        yield from ONE.to_batches()
+
+    reader = pa.RecordBatchReader.from_batches(ONE.schema, batches())
+    with pytest.raises(Exception, match="the batch has no rows"):
+        materialize(returning(name, lambda: reader, {"icedb/on_empty": "clear"}))
+    assert rows(lake, name) == [(1,)]

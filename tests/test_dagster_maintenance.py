@@ -213,6 +213,10 @@ def test_an_empty_table_is_left_empty_and_a_missing_one_said_to_be_missing(
         ("orphans", {"min_age_ms": 0}, GraceTooShort, "min_age_ms is 0"),
         ("ttl", {"reference_date": "yesterday"}, InvalidOption, "reference_date is 'yesterday'"),
         ("ttl", {"reference_date": "2024-02-30"}, InvalidOption, "write it as YYYY-MM-DD"),
+        ("ttl", {"reference_date": "20240301"}, InvalidOption, "write it as YYYY-MM-DD"),
+        ("ttl", {"reference_date": "9999-12-31"}, InvalidOption, "which is to come"),
+        ("restore", {"as_of": "20261121"}, InvalidOption, "write a time with its zone"),
+        ("restore", {"as_of": "1795313126"}, InvalidOption, "write a time with its zone"),
         ("ttl", {"keep_days": -1000}, InvalidOption, "keep_days is -1000"),
         ("ttl", {"keep_days": 10_000_000}, InvalidOption, "keep_days is 10000000"),
     ],
@@ -345,6 +349,25 @@ def test_time_to_live_drops_what_is_older_than_the_reference_date_less_the_days(
 
     maintain(instance, lake, name, "ttl", reference_date="2024-03-02", keep_days=1)
     assert rows(lake, name, "d") == [("2024-03-01",), ("none",), (None,)]
+
+
+def test_a_partition_that_holds_a_month_expires_with_its_last_day(
+    instance: dg.DagsterInstance, lake: IceDBResource, name: str
+) -> None:
+    dated(lake, name, "2023-12-01", "2024-01-01", "2024-02-01")
+    monthly = build_table_definitions(name, ttl=TimeToLive("d", keep_days=30, period="month"), lock="claim")
+    job = dg.Definitions.merge(monthly, dg.Definitions(resources={"icedb": lake})).resolve_job_def(f"{name}_ttl")
+
+    def run(reference: str) -> None:
+        config = {"ops": {f"{name}_ttl_work": {"config": {"reference_date": reference}}}}
+        assert job.execute_in_process(instance=instance, run_config=config).success
+
+    run("2024-03-01")  # the last day of January is 30 days before
+    assert rows(lake, name, "d") == [("2024-01-01",), ("2024-02-01",)]
+    run("2024-03-02")
+    assert rows(lake, name, "d") == [("2024-02-01",)]
+    with pytest.raises(InvalidOption, match="'fortnight'"):
+        TimeToLive("d", keep_days=30, period="fortnight")  # type: ignore[arg-type]
 
 
 def test_time_to_live_counts_from_today(instance: dg.DagsterInstance, lake: IceDBResource, name: str) -> None:

@@ -33,6 +33,14 @@ def test_the_table_of_an_asset_is_the_root_and_the_parts_of_its_key(root: str) -
     assert lake.uri(["a", "b"]) == lake.uri(dg.AssetKey(["a", "b"])) == "s3://lake/events/a/b"
 
 
+@pytest.mark.parametrize(
+    "key", [["x", ".."], ["..", "x"], ["x", "."], ["x", ""], ["x/y"], ["x", "_data"], ["_log", "x"]]
+)
+def test_a_key_that_would_lead_elsewhere_or_into_another_table_is_refused(key: list[str]) -> None:
+    with pytest.raises(InvalidOption, match="is no name of a folder"):
+        IceDBResource(root="s3://lake").uri(dg.AssetKey(key))
+
+
 def test_assets_whose_keys_have_several_parts_are_folders_in_folders(
     materialize: Materialize, lake: IceDBResource, tmp_path: Path
 ) -> None:

@@ -188,6 +188,7 @@ def test_a_new_project_passes_its_test_and_runs_in_dg_dev_on_a_real_postgres(pro
     assert (project / ".icedb-dagster" / "postgres.password").read_text() not in arguments
 
 
+@pytest.mark.slow
 @pytest.mark.dagster
 def test_dagster_dev_loads_the_repository(server: Any, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()

@@ -20,7 +20,9 @@ EVERY_TYPE = """
     SELECT n, DATE '2026-11-21' + n::INT AS day, uuid() AS id, '{"a": 1}'::JSON AS json, 'a'::BLOB AS bytes,
         TIMESTAMPTZ '2026-11-21 00:00:00+00' AS instant, TIMESTAMP '2026-11-21 01:02:03.000004' AS wall,
         TIMESTAMP_NS '2026-11-21 00:00:00.000000001' AS nanos, TIME '01:02:03' AS time, 1.25::DECIMAL(10, 2) AS price,
-        {'a': n, 'b': [n, NULL]} AS nested, MAP {'k': n} AS map, 'é' || n AS text, n::UTINYINT AS small, true AS yes
+        {'a': n, 'b': [n, NULL]} AS nested, MAP {'k': n} AS map, 'é' || n AS text, n::UTINYINT AS small, true AS yes,
+        [{'deep': MAP {true: [false, NULL]}, 'json': ['[]'::JSON]}] AS booleans, 'b'::ENUM ('a', 'b') AS choice,
+        ARRAY [1, 2]::FLOAT[2] AS pair
     FROM range(4) AS r(n)
 """
 
@@ -28,7 +30,7 @@ EVERY_TYPE = """
 def test_a_dataset_has_the_rows_and_types_of_a_query(place: Place) -> None:
     table = Table.create(
         place.uri,
-        partition_by=["day", "n % 2 AS parity", "'a/b ' || (n % 2) AS odd"],
+        partition_by=["day", "n % 2 AS parity", "'a/b ' || (n % 2) AS odd", "n > 1 AS late"],
         storage_options=place.storage_options,
     )
     table.insert(duckdb.connect().sql(EVERY_TYPE))
@@ -36,13 +38,14 @@ def test_a_dataset_has_the_rows_and_types_of_a_query(place: Place) -> None:
     snapshot = table.snapshot()
     found = dataset(snapshot)
     rows = found.to_table()
-    con = duckdb.connect()
-    con.execute("SET TimeZone = 'UTC'; SET arrow_lossless_conversion = true")
-    expected = snapshot.query("SELECT * FROM t")
-    assert rows.column_names == expected.columns
-    described = con.from_arrow(rows)
-    assert described.types == expected.types
-    assert sorted(map(repr, described.fetchall())) == sorted(map(repr, expected.fetchall()))
+    expected = snapshot.to_arrow()
+    assert rows.column_names == expected.column_names
+    types = {field.name: field.type for field in expected.schema}
+    assert {field.name: field.type for field in found.schema} == types | {"id": pa.uuid()}
+    assert rows.schema.equals(found.schema)
+    with_text = [{**row, "id": row["id"] and str(row["id"])} for row in rows.to_pylist()]
+    assert sorted(with_text, key=lambda row: row["n"]) == sorted(expected.to_pylist(), key=lambda row: row["n"])
+    assert duckdb.connect().from_arrow(rows).select("id").types == ["UUID"]
     assert found.count_rows() == 5
 
 
@@ -63,6 +66,29 @@ def test_filters_on_partition_columns_and_predicates_skip_parts(place: Place) ->
     thirds = dataset(computed.snapshot())
     assert len(list(thirds.get_fragments(filter=pc.field("third") == 2))) == 1
     assert sorted(thirds.to_table(filter=pc.field("third") == 2)["n"].to_pylist()) == [2, 5, 8]
+
+
+def test_booleans_and_json_are_filtered_by_as_what_they_are(local: Place) -> None:
+    import polars as pl
+
+    table = Table.create(local.uri, partition_by=["n > 1 AS late"])
+    rows = "SELECT n, [true, false, NULL][n % 3 + 1] AS yes, {'ok': n = 2} AS nested, ('[' || n || ']')::JSON AS json"
+    table.insert(duckdb.connect().sql(f"{rows} FROM range(4) AS r(n)"))
+    found = dataset(table.snapshot())
+    assert len(list(found.get_fragments(filter=pc.field("late")))) == 1
+    for arrow, polars, expected in [
+        (pc.field("yes"), pl.col("yes"), [0, 3]),
+        (~pc.field("yes"), ~pl.col("yes"), [1]),
+        (pc.field("yes") == pa.scalar(False), pl.col("yes") == False, [1]),  # noqa: E712
+        (pc.field("late"), pl.col("late"), [2, 3]),
+        (pc.field("late") & pc.field("yes"), pl.col("late") & pl.col("yes"), [3]),
+        (pc.field("nested", "ok"), pl.col("nested").struct.field("ok"), [2]),
+        (pc.field("json") == "[1]", pl.col("json") == "[1]", [1]),
+    ]:
+        assert sorted(found.to_table(filter=arrow)["n"].to_pylist()) == expected
+        assert sorted(pl.scan_pyarrow_dataset(found).filter(polars).collect()["n"].to_list()) == expected
+    lazy = pl.scan_pyarrow_dataset(found).collect_schema()
+    assert (lazy["yes"], lazy["late"], lazy["json"]) == (pl.Boolean, pl.Boolean, pl.String)
 
 
 def test_a_dataset_stays_as_it_is_and_goes_to_other_processes(local: Place) -> None:

@@ -32,6 +32,7 @@ from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS
 from icedb.schema import _canonical_type
 from icedb.spec import TableSpec, encode_spec
 from icedb.store import ObjectExists, ObjectStore
+from icedb.table import UNIX_MS_MIN
 from icedb.testing import (
     ClockedStore,
     Crash,
@@ -111,7 +112,7 @@ REFUSED: dict[str, Callable[[Table], object]] = {
     "delete": lambda t: t.delete("n = 1"),
     "cleanup": lambda t: t.cleanup(),
     "overwrite": lambda t: t.overwrite([{"k": 0, "n": 5}]),
-    "restore": lambda t: t.restore(1),
+    "restore": lambda t: t.restore(UNIX_MS_MIN),
     "alter": lambda t: t.alter(sort_by=["k"]),
 }
 

@@ -20,6 +20,7 @@ from icedb.format.feed import Cursor, Limits
 from icedb.spark.read_options import batch_read_options, stream_read_options
 from icedb.spark.stream_reader import StreamReader, _Feeding
 from icedb.spark.types import spark_schema
+from icedb.table import UNIX_MS_MIN
 from icedb.testing import ClockedStore, ManualClock, create_table
 
 pytestmark = pytest.mark.spark
@@ -206,14 +207,14 @@ def test_the_changes_since_a_time_as_a_frame(spark: Any, table: Table) -> None:
 
 
 BATCH: dict[str, tuple[dict[str, str], str]] = {
-    "a time that is none": ({"since": "yesterday"}, "since is 'yesterday'; give unix milliseconds"),
-    "two ends": ({"since": "1", "as_of": "2"}, "as_of is for a snapshot"),
-    "no beginning": ({"until": "1"}, "give 'since', or 'as_of'"),
+    "a time that is none": ({"since": "yesterday"}, "since is 'yesterday'; write a time with its zone"),
+    "two ends": ({"since": "1700000000000", "as_of": "1700000000001"}, "as_of is for a snapshot"),
+    "no beginning": ({"until": "1700000000001"}, "give 'since', or 'as_of'"),
     "of streams": ({"batch_parts_max": "1"}, r"\['batch_parts_max'\] is for streams"),
 }
 STREAM: dict[str, tuple[dict[str, str], str]] = {
-    "of batches": ({"as_of": "1"}, r"\['as_of'\] is not for streams"),
-    "an end": ({"since": "1", "until": "2"}, r"\['until'\] is not for streams"),
+    "of batches": ({"as_of": "1700000000000"}, r"\['as_of'\] is not for streams"),
+    "an end": ({"since": "1700000000000", "until": "1700000000001"}, r"\['until'\] is not for streams"),
     "no number": ({"batch_parts_max": "some"}, "batch_parts_max is 'some'; give a whole number, at least 1"),
     "nothing at a time": ({"batch_bytes_max": "0"}, "batch_bytes_max is '0'"),
     "unknown": ({"colour": "red"}, r"unknown options \['colour'\]"),
@@ -243,12 +244,12 @@ def test_what_is_wrong_with_a_stream_is_told_in_our_words(spark: Any, table: Tab
 
 def test_a_stream_that_is_behind_cleanup_says_what_to_do(spark: Any, table: Table, tmp_path: Path) -> None:
     insert(table, 0)
-    stream = Stream(spark, table, tmp_path, since="1")
+    stream = Stream(spark, table, tmp_path, since=str(UNIX_MS_MIN))
     stream.run()
     insert(table, 2)
     insert(table, 4)
     table.merge()
-    gone = [p.key for p in table.changes(1).parts if p.tombstoned_ms is not None]
+    gone = [p.key for p in table.changes(UNIX_MS_MIN).parts if p.tombstoned_ms is not None]
     table.handle.store.delete(gone)  # as cleanup does, before it notes so in the log
     with pytest.raises(Exception, match="is further behind than the grace period of cleanup"):
         stream.run()

@@ -593,7 +593,7 @@ def test_wrong_addresses_times_and_predicates_are_told_before_a_job_starts(
     [
         ({"overwrite": "table"}, r"InvalidOption.*unknown options \['overwrite'\]\. Known: path, since, where"),
         ({"as_of": "yesterday"}, r"InvalidOption.*as_of is 'yesterday'"),
-        ({"as_of": "2026-01-01T00:00:00"}, r"InvalidOption.*as_of is .*offset"),
+        ({"as_of": "2026-01-01T00:00:00"}, r"InvalidOption.*as_of is .*with its zone"),
         ({"columns": "[1]"}, r"InvalidOption.*columns is '\[1\]'"),
         ({"columns": "n,,m"}, r"InvalidOption.*columns is 'n,,m'"),
         ({"columns": "m"}, r"UnknownColumn.*columns names 'm'"),

@@ -4,8 +4,8 @@
 
 Nothing is read until somebody asks. Columns that a part lacks are null in its rows, types that have widened are cast,
 and partition columns come from the paths, with the types of their expressions: a filter on them skips parts. A data
-column of the same name wins; by such a column, `where` skips parts. A UUID is Arrow's extension type of that name, and
-so is JSON.
+column of the same name wins; by such a column, `where` skips parts. The types are those of `Snapshot.to_arrow` but for
+one: a UUID, there text, is 16 bytes with Arrow's type for it, which Arrow's own filters cannot compare.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from icedb.schema import typed_nothing
 from icedb.snapshot import Snapshot
 
 __all__ = ["arrow_schema", "dataset"]
-
-# Without it, a UUID is 16 bytes.
-_SCAN_OPTIONS = {"arrow_extensions_enabled": True}
 
 
 def dataset(snapshot: Snapshot, where: str | None = None) -> ds.FileSystemDataset:
@@ -49,7 +46,7 @@ def dataset(snapshot: Snapshot, where: str | None = None) -> ds.FileSystemDatase
     guarantees = _guarantees({p.partition: p.values for p in parts}, visible, types)
     in_memory = snapshot.handle.location.scheme == "memory"
     filesystem = fs.LocalFileSystem() if in_memory else _filesystem(snapshot.handle.location)
-    format_ = ds.ParquetFileFormat(default_fragment_scan_options=ds.ParquetFragmentScanOptions(**_SCAN_OPTIONS))
+    format_ = ds.ParquetFileFormat()
     fragments = [
         format_.make_fragment(
             snapshot.handle.readable_path(p) if in_memory else _path(p),
@@ -62,11 +59,30 @@ def dataset(snapshot: Snapshot, where: str | None = None) -> ds.FileSystemDatase
 
 
 def arrow_schema(types: Mapping[str, str]) -> pa.Schema:
-    """The Arrow schema of columns with these DuckDB types, as Parquet gives them."""
+    """The Arrow schema of columns with these DuckDB types, as the dataset gives them."""
     if not types:
         return pa.schema([])
     with connect_sandbox() as con:
-        return con.execute(typed_nothing(types)).to_arrow_table().schema
+        lossless = con.execute(typed_nothing(types)).to_arrow_table().schema
+    return pa.schema([_stored(field) for field in lossless])
+
+
+def _stored(field: pa.Field) -> pa.Field:
+    """A field as Arrow can filter by it: DuckDB's lossless one has extension types for booleans and JSON."""
+    type_ = field.type
+    if isinstance(type_, pa.Bool8Type):
+        stored = pa.bool_()
+    elif isinstance(type_, pa.JsonType):
+        stored = type_.storage_type
+    elif pa.types.is_struct(type_):
+        stored = pa.struct([_stored(child) for child in type_])
+    elif pa.types.is_list(type_):
+        stored = pa.list_(_stored(type_.value_field))
+    elif pa.types.is_map(type_):
+        stored = pa.map_(_stored(type_.key_field), _stored(type_.item_field))
+    else:
+        return field
+    return field.with_type(stored)
 
 
 def _guarantees(

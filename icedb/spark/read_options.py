@@ -1,7 +1,7 @@
 """What the data source `icedb` is told for a read, checked on the driver. Names are case-insensitive.
 
     path            the table's address; also what `load(...)` is given
-    as_of           unix milliseconds, or a time with its offset
+    as_of           a time with its zone, or unix milliseconds
     since           such a time, or the cursor of earlier changes: only rows that came later (see `Table.changes`)
     until           with since, in a batch: such a time, or a cursor
     where           a DuckDB predicate over the partition columns; it leaves out whole partitions
@@ -18,11 +18,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from icedb.errors import InvalidOption
 from icedb.spark.options import MEMORY_BYTES, MEMORY_BYTES_MIN, number_of, storage_options_of
-from icedb.table import as_of_ms
+from icedb.table import parse_as_of
 
 __all__ = ["ReadOptions", "batch_read_options", "read_options", "stream_read_options"]
 
@@ -108,17 +107,7 @@ def _time_or_cursor(path: str, name: str, text: str | None) -> int | str | None:
 
 
 def _time(path: str, name: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    if text.isascii() and text.isdigit():
-        return int(text)
-    try:
-        return as_of_ms(datetime.fromisoformat(text))
-    except ValueError:  # also what as_of_ms raises: InvalidOption is one
-        raise InvalidOption(
-            f"{path}: {name} is '{text}'; give unix milliseconds, or a time with its offset such as "
-            "2026-11-21T12:00:00+00:00."
-        ) from None
+    return None if text is None else parse_as_of(text, table=path, name=name)
 
 
 def _columns(path: str, text: str | None) -> tuple[str, ...] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from typing import Literal, get_args
 
 import icedb
 from icedb.engine import quote_name
@@ -16,22 +17,40 @@ __all__ = ["Expiry", "TimeToLive", "expired", "reference_time"]
 Expiry = Callable[[icedb.Table, datetime], Sequence[str] | str]
 
 
+Period = Literal["day", "week", "month", "year"]
+
+
 @dataclass(frozen=True, slots=True)
 class TimeToLive:
-    """Partitions whose date, in `partition_column`, is more than `keep_days` before the reference date are dropped."""
+    """Partitions whose last day is more than `keep_days` before the reference date are dropped.
+
+    `partition_column` has the date on which a partition begins, and `period` says how long it is: a partition that
+    holds a month goes when the last day of that month is old enough. Raises InvalidOption.
+    """
 
     partition_column: str
     keep_days: int
+    period: Period = "day"
+
+    def __post_init__(self) -> None:
+        if self.period not in get_args(Period):
+            raise InvalidOption(
+                f"the period of a time to live is {self.period!r}; give 'day', 'week', 'month' or 'year'."
+            )
 
 
 def reference_time(table: icedb.Table, text: str) -> datetime:
     """The beginning of that day (UTC), or now when none is given. Raises InvalidOption."""
+    now = datetime.fromtimestamp(table.handle.clock.now_ms() / 1000, tz=UTC)
     if not text:
-        return datetime.fromtimestamp(table.handle.clock.now_ms() / 1000, tz=UTC)
+        return now
     try:
-        return datetime.combine(date.fromisoformat(text), time(), tzinfo=UTC)
+        reference = datetime.combine(datetime.strptime(text, "%Y-%m-%d"), time(), tzinfo=UTC)  # noqa: DTZ007 - a date
     except ValueError:
         raise InvalidOption(f"{table.uri}: reference_date is '{text}'; write it as YYYY-MM-DD.") from None
+    if reference > now + timedelta(days=1):  # tomorrow it is already, somewhere
+        raise InvalidOption(f"{table.uri}: reference_date is '{text}', which is to come: nothing would be young then.")
+    return reference
 
 
 def expired(
@@ -44,7 +63,8 @@ def expired(
     if isinstance(ttl, TimeToLive):
         cutoff = _cutoff(table, reference.date(), keep_days or ttl.keep_days)
         _check_dated(table, ttl.partition_column)
-        where = f"TRY_CAST({quote_name(ttl.partition_column)} AS DATE) < DATE '{cutoff.isoformat()}'"
+        begins = f"TRY_CAST({quote_name(ttl.partition_column)} AS DATE)"
+        where = f"{begins} + INTERVAL 1 {ttl.period} <= DATE '{cutoff.isoformat()}'"
         return where, {"older than": cutoff.isoformat()}
     name = getattr(ttl, "__qualname__", repr(ttl))
     if keep_days:

@@ -17,7 +17,7 @@ from icedb.maintenance.audit import Problem
 from icedb.maintenance.delete import DeleteReport
 from icedb.maintenance.merge import Order
 from icedb.pacing import merge_for
-from icedb.table import as_of_ms
+from icedb.table import parse_as_of
 from icedb.work import Engine
 from icedb_dagster.maintenance.configs import (
     OF_THE_TABLE,
@@ -253,7 +253,7 @@ def _verify(task: Task[VerifyConfig]) -> Report:
 
 
 def _restore(task: Task[RestoreConfig]) -> Report:
-    moment_ms = _moment_ms(task.table, task.config.as_of)
+    moment_ms = parse_as_of(task.config.as_of, table=task.table.uri)
     report = task.table.restore(moment_ms, dry_run=task.config.dry_run)
     return Report(
         {
@@ -265,17 +265,6 @@ def _restore(task: Task[RestoreConfig]) -> Report:
             **_written(report.commit, dry_run=report.dry_run),
         }
     )
-
-
-def _moment_ms(table: icedb.Table, text: str) -> int:
-    if text.strip().isdecimal():
-        return int(text)
-    try:
-        return as_of_ms(datetime.fromisoformat(text.strip()))
-    except ValueError:  # also what as_of_ms raises: InvalidOption is one
-        raise InvalidOption(
-            f"{table.uri}: as_of is '{text}'; write a time with its zone, 2026-11-21T10:00:00Z, or unix milliseconds."
-        ) from None
 
 
 def _or_the_table_s(ms: int) -> int | None:
