@@ -97,6 +97,6 @@ def rows(lake: IceDBResource, key: Any, columns: str = "*") -> list[tuple[Any, .
 def run_script(script: str, *arguments: str) -> None:
     """Run a Python file of this folder in a process of its own; fails with what it said."""
     done = subprocess.run(
-        [sys.executable, str(HERE / script), *arguments], capture_output=True, check=False, text=True, timeout=240
+        [sys.executable, str(HERE / script), *arguments], capture_output=True, check=False, text=True, timeout=540
     )
     assert done.returncode == 0, done.stderr[-5000:]

@@ -109,6 +109,7 @@ def test_a_forced_cancel_leaves_the_table_to_the_next_run(
     assert platform.holders("canceled") == []
 
 
+@pytest.mark.slow
 def test_runs_outlive_a_killed_daemon_and_its_successor_ends_those_that_still_work(platform: Platform) -> None:
     tables = ("outlived", "interrupted")
     platform.fill(*tables)

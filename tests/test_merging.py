@@ -401,6 +401,6 @@ class AggregatingMachine(MergingMachine):
 def test_any_batches_and_any_merges(machine: type[MergingMachine]) -> None:
     case = machine.TestCase
     case.settings = settings(
-        max_examples=12, stateful_step_count=8, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=6, stateful_step_count=8, deadline=None, suppress_health_check=list(HealthCheck)
     )
     case().runTest()

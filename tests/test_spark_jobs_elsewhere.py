@@ -166,6 +166,7 @@ def in_own_mounts(folder: Path) -> list[str]:
     return ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="no mount namespaces here")
 def test_a_full_disk_is_said_in_a_line(spark_home: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"

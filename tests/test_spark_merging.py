@@ -647,6 +647,7 @@ def test_our_own_errors_stay_what_they_are() -> None:
 # ------------------------------------------------------------------------------------------ Spark Connect
 
 
+@pytest.mark.slow
 def test_all_of_it_works_over_spark_connect(s3: Place, spark_home: Path, tmp_path: Path) -> None:
     """In programs of their own: this one has a classic session."""
     table = fill(create(s3))
