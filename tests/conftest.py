@@ -6,6 +6,7 @@ verified, so the tests sign with the key of a user that is created first: a wron
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import socket
@@ -55,6 +56,15 @@ def _no_aws_of_the_developer() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(kept)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _level_of_our_logger() -> Iterator[None]:
+    """A Dagster instance sets the level of the loggers that its configuration names, and leaves it so."""
+    logger = logging.getLogger("icedb")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @dataclass(frozen=True)
