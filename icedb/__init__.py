@@ -14,6 +14,7 @@ from icedb.handle import Part
 from icedb.maintenance.adopt import ImportReport
 from icedb.maintenance.audit import Problem
 from icedb.maintenance.cleanup import CleanupReport
+from icedb.maintenance.condition import Condition, Recommendation, Thresholds
 from icedb.maintenance.delete import DeleteReport
 from icedb.maintenance.drop import DropReport
 from icedb.maintenance.merge import MergeReport
@@ -51,6 +52,7 @@ __all__ = [
     "CleanupReport",
     "Commit",
     "CompressionCodec",
+    "Condition",
     "Dedup",
     "DeleteReport",
     "DropReport",
@@ -69,6 +71,7 @@ __all__ = [
     "Part",
     "Pin",
     "Problem",
+    "Recommendation",
     "RepairReport",
     "Replacing",
     "RestoreReport",
@@ -79,6 +82,7 @@ __all__ = [
     "Snapshot",
     "SweepReport",
     "Table",
+    "Thresholds",
     "Timing",
     "VerifyReport",
     "get_log_file_info",

@@ -177,12 +177,20 @@ class Handle:
         return Part(
             key=marker.key,
             path=f"{self.location.root_uri}/{marker.key}",
-            partition=partition_of(self.keys.data_prefix, marker.key),
+            partition=self.partition(marker),
             bytes=marker.bytes,
             rows=marker.rows,
             created_ms=marker.created_ms,
             tombstoned_ms=marker.tombstoned_ms,
         )
+
+    def partition(self, marker: Marker) -> str:
+        """The path of the partition that a marker's part lies in."""
+        return partition_of(self.keys.data_prefix, marker.key)
+
+    def far_ahead_ms(self, now_ms: int) -> int:
+        """The time from which on a log file is from a clock far ahead: no commit of `now_ms` can replace it."""
+        return now_ms + 2 * self.timing.max_skew_ms + 1
 
     def readable_path(self, part: Part) -> str:
         """What DuckDB can open: the part itself, or a copy of what it cannot reach.

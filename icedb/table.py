@@ -32,6 +32,7 @@ from icedb.location import parse_location, with_log
 from icedb.maintenance.adopt import ImportReport, create_by_import, import_files
 from icedb.maintenance.alter import alter
 from icedb.maintenance.cleanup import DELETES_MAX, CleanupReport, cleanup
+from icedb.maintenance.condition import Condition, Thresholds, examine
 from icedb.maintenance.delete import DeleteReport, delete, find_rows
 from icedb.maintenance.drop import DropReport, drop_partitions
 from icedb.maintenance.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES_MAX, MergeReport, Order, merge
@@ -356,6 +357,14 @@ class Table:
         return self._handle.columns
 
     # ------------------------------------------------------------------------------------ maintain
+
+    def condition(self, thresholds: Thresholds | None = None) -> Condition:
+        """What the table is like now, and which maintenance is due: small parts, log files, what has expired.
+
+        `thresholds`: what its figures should stay below. Only the log is read: one LIST when nothing is new. Raises
+        DamagedLog, SchemaConflict and the store's errors.
+        """
+        return examine(self._handle, thresholds)
 
     def merge(
         self,

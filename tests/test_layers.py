@@ -89,6 +89,7 @@ LAYERS = [
     "icedb.maintenance.alter",
     "icedb.maintenance.pins",
     "icedb.maintenance.cleanup",
+    "icedb.maintenance.condition",
     "icedb.maintenance.restore",
     "icedb.maintenance.claims",
     "icedb.maintenance.orphans",

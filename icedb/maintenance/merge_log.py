@@ -18,7 +18,7 @@ from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
 
-__all__ = ["MergeLogReport", "merge_log", "plan_merge_log"]
+__all__ = ["MergeLogReport", "merge_log", "mergeable_log_files", "plan_merge_log"]
 
 GROWTH = 2
 # One log file of so many lines is some 30 MB, and is decoded in half a second.
@@ -60,8 +60,7 @@ def merge_log(handle: Handle, *, lines_max: int = LINES_MAX, dry_run: bool = Fal
         raise InvalidOption(f"{handle.table}: lines_max is {lines_max}; give 2 at least.")
     operation = _MergeLog(lines_max)
     if dry_run:
-        now_ms = handle.clock.now_ms() + 2 * handle.timing.max_skew_ms
-        operation.build(handle.read(fresh=True), now_ms + 1)
+        operation.build(handle.read(fresh=True), handle.far_ahead_ms(handle.clock.now_ms()))
         commit = nothing_to_commit(handle)
     else:
         commit = exclusive(handle, operation)
@@ -82,7 +81,7 @@ class _MergeLog:
     reads_everything: bool = False
 
     def build(self, state: LogState, t_ms: int) -> Draft | None:
-        lines = _lines(state, t_ms)
+        lines = mergeable_log_files(state, t_ms)
         self.merged = plan_merge_log(lines, lines_max=self.lines_max)
         left = {k: n for k, n in lines.items() if k not in self.merged}
         if self.merged:
@@ -92,8 +91,8 @@ class _MergeLog:
         return draft(state, t_ms=t_ms, replaces=self.merged) if self.merged else None
 
 
-def _lines(state: LogState, t_ms: int) -> dict[str, int]:
-    """How many lines each log file has; those from a clock that is far ahead are left alone."""
+def mergeable_log_files(state: LogState, t_ms: int) -> dict[str, int]:
+    """The log files that a commit of `t_ms` may replace, with their lines: none from a clock that is far ahead."""
     far_ahead = state.far_ahead(t_ms)
     return {
         key: 1 + len(stored.file.markers) + len(stored.file.tombstones)

@@ -58,7 +58,7 @@ def repair(handle: Handle, types: Mapping[str, str] | None = None, *, dry_run: b
     operation = _Repair(tolerant, given)
     if dry_run:
         state = tolerant.read(fresh=True)
-        rewritten = operation.plan(state, handle.clock.now_ms() + 2 * handle.timing.max_skew_ms + 1)
+        rewritten = operation.plan(state, handle.far_ahead_ms(handle.clock.now_ms()))
         return _report(operation, rewritten, nothing_to_commit(handle), (), dry_run=True)
     commit = exclusive(tolerant, operation)
     # By what was committed, not by the last plan: another may have completed an earlier one for us.
