@@ -32,7 +32,7 @@ from icedb.shaping import WriteContext
 from icedb.spec import TableSpec, all_columns, decode_spec
 from icedb.store import ObjectExists, ObjectStore
 
-__all__ = ["Fencing", "Handle", "Part"]
+__all__ = ["Fencing", "Handle", "Part", "clock_ahead_ms"]
 
 Fencing = Literal["claims", "none"]
 
@@ -265,15 +265,24 @@ class Handle:
 
     def _compare(self, key: str, put_after_ms: int) -> None:
         stored_ms = self.store.head(key).stored_ms
-        early_ms = put_after_ms - STORED_MS_PRECISION - stored_ms
-        late_ms = stored_ms - self.clock.now_ms()
-        if max(early_ms, late_ms) > self.timing.max_skew_ms:
+        ahead_ms = clock_ahead_ms(put_after_ms=put_after_ms, stored_ms=stored_ms, now_ms=self.clock.now_ms())
+        if abs(ahead_ms) > self.timing.max_skew_ms:
             raise ClockSkew(
-                f"{self.table}: this machine's clock is {max(early_ms, late_ms) / 1000:.0f} s "
-                f"{'ahead of' if early_ms > late_ms else 'behind'} the store's; {self.timing.max_skew_ms / 1000:.0f} s "
+                f"{self.table}: this machine's clock is {abs(ahead_ms) / 1000:.0f} s "
+                f"{'ahead of' if ahead_ms > 0 else 'behind'} the store's; {self.timing.max_skew_ms / 1000:.0f} s "
                 "are allowed. Nothing was published. Synchronise it (NTP)."
             )
         self._clock_checked = True
+
+
+def clock_ahead_ms(*, put_after_ms: int, stored_ms: int, now_ms: int) -> int:
+    """How far this machine's clock is ahead of the store's, at least; below 0: behind it.
+
+    `stored_ms` is the store's time for an object that was put between the other two, which are this machine's.
+    """
+    ahead_ms = put_after_ms - STORED_MS_PRECISION - stored_ms
+    behind_ms = stored_ms - now_ms
+    return max(ahead_ms, 0) or -max(behind_ms, 0)
 
 
 def _with_checked_types(spec: TableSpec, table: str) -> TableSpec:

@@ -27,6 +27,7 @@ from icedb_dagster.places import PlaceName, configured_place
 from icedb_dagster.pools import ensure_pools
 from icedb_dagster.project import create_project
 from icedb_dagster.stack import SERVICES, ServiceName, ServiceStatus
+from icedb_dagster.stack.processes import path_with_programs
 from icedb_dagster.workspace import load_code, project_environment, use_instance
 
 __all__ = ["app", "main"]
@@ -131,7 +132,7 @@ def run(
     It takes the place of this one. The way to Postgres is in its environment, and shown nowhere.
     """
     stack = local_stack.find(project_dir)
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    path = path_with_programs(os.environ)
     environ = {**os.environ, **local_stack.environment(stack), "PATH": path}
     if shutil.which(command[0], path=path) is None:
         raise StackError(f"there is no command {command[0]!r} in {path}")

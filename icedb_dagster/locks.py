@@ -11,19 +11,21 @@ has the slot. docs/lock.md tells when a slot is freed, and what was tried.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import dagster as dg
 
 from icedb.errors import PoolNotExclusive
 
-__all__ = ["POOL_TAG", "await_pool", "check_pool_held", "ensure_pool", "icedb_pool"]
+__all__ = ["POOL_TAG", "await_pool", "check_pool_held", "ensure_pool", "icedb_pool", "table_pools"]
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 
 # On each run that will hold a pool, with the pool's name: dagster.yaml lets one of them at a time out of the queue, so
 # that those that would only wait do not take the places of runs of other tables.
 POOL_TAG = "icedb/pool"
+# A project may have pools of other kinds.
+_POOL_PREFIX = "icedb/"
 # How often a run that waits looks whether the pool is free.
 ASK_S = 1
 # Dagster lets a run ask for the slot while another has it only if both asked at the same moment. Between its look and
@@ -35,7 +37,12 @@ LOST_SLOTS_MAX = 20
 
 def icedb_pool(table: dg.AssetKey | Sequence[str] | str) -> str:
     """The name of a table's pool. `table` is the asset key of the table, in any form that Dagster takes."""
-    return "icedb/" + "/".join(dg.AssetKey.from_coercible(table).path)
+    return _POOL_PREFIX + "/".join(dg.AssetKey.from_coercible(table).path)
+
+
+def table_pools(pools: Iterable[str]) -> tuple[str, ...]:
+    """Those of some pools that are locks of tables, each once, by name."""
+    return tuple(sorted({pool for pool in pools if pool.startswith(_POOL_PREFIX)}))
 
 
 def ensure_pool(instance: dg.DagsterInstance, pool: str) -> None:

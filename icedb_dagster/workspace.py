@@ -23,6 +23,7 @@ import dagster as dg
 
 from icedb.errors import StackError
 from icedb_dagster import stack as local_stack
+from icedb_dagster.locks import table_pools
 from icedb_dagster.resource import IceDBResource
 from icedb_dagster.stack.home import open_instance
 from icedb_dagster.stack.layout import open_layout
@@ -140,7 +141,7 @@ def _load_here(origin: InProcessCodeLocationOrigin) -> Code:
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
         return Code(problems=(_unloaded(origin.location_name, reason_of(error)),))
     lakes, problems = _lakes(repositories)
-    return Code(_table_pools(pool for job in jobs for pool in job.graph.pools), lakes, problems)
+    return Code(table_pools(pool for job in jobs for pool in job.graph.pools), lakes, problems)
 
 
 def _load_by_servers(target: WorkspaceLoadTarget) -> Code:
@@ -162,11 +163,7 @@ def _load_by_servers(target: WorkspaceLoadTarget) -> Code:
             for repository in entry.code_location.get_repositories().values():
                 snaps = [job.job_snapshot.node_defs_snapshot for job in repository.get_all_jobs()]
                 pools += [op.pool for snap in snaps for op in snap.op_def_snaps if op.pool]
-    return Code(_table_pools(pools), problems=tuple(problems))
-
-
-def _table_pools(pools: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted({pool for pool in pools if pool.startswith("icedb/")}))
+    return Code(table_pools(pools), problems=tuple(problems))
 
 
 def _unloaded(location: str, reason: str) -> str:

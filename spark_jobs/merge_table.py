@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import icedb
-from icedb.maintenance.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES_MAX, Order, mergeable, plan_merge
+from icedb.maintenance.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES_MAX, Order
 from icedb.spark import SparkMergeEngine
 from icedb.work import Engine
 from spark_jobs.job import Job, Result, parser, positive, run
@@ -72,14 +72,10 @@ def merge_all(
 
 def plan(table: icedb.Table, *, part_bytes_max: int = PART_BYTES_MAX) -> tuple[int, int, int]:
     """What there is to merge: groups, parts and bytes."""
-    handle = table.handle
-    groups = plan_merge(
-        mergeable(handle, handle.read()),
-        part_bytes_max=part_bytes_max,
-        input_parts_max=sys.maxsize,
-        input_bytes_max=sys.maxsize,
-    ).groups
-    return len(groups), sum(len(g.inputs) for g in groups), sum(g.bytes for g in groups)
+    foreseen = table.merge(
+        part_bytes_max=part_bytes_max, input_parts_max=sys.maxsize, input_bytes_max=sys.maxsize, dry_run=True
+    )
+    return foreseen.new_parts, foreseen.merged_parts, foreseen.merged_bytes
 
 
 # ------------------------------------------------------------------------------------------ the program

@@ -9,6 +9,7 @@ import dagster as dg
 
 from icedb.clock import Clock
 from icedb_dagster.doctor.finding import Finding, ok, problem, warning
+from icedb_dagster.locks import table_pools
 from icedb_dagster.pools import PoolLimit
 
 __all__ = ["Holder", "judge_holders", "judge_limits", "read_holders", "table_pools_of"]
@@ -31,9 +32,9 @@ class Holder:
         return self.status is None or self.ended_s is not None
 
 
-def table_pools_of(instance: dg.DagsterInstance) -> set[str]:
+def table_pools_of(instance: dg.DagsterInstance) -> tuple[str, ...]:
     """The locks of tables that the instance knows, from this code or from what ran here before."""
-    return {key for key in instance.event_log_storage.get_concurrency_keys() if key.startswith("icedb/")}
+    return table_pools(instance.event_log_storage.get_concurrency_keys())
 
 
 def read_holders(instance: dg.DagsterInstance, pools: Sequence[str], clock: Clock) -> list[Holder]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from icedb.clock import Clock
 from icedb.errors import AccessDenied, BucketNotFound, IceDBError, StoreUnavailable, TableNotFound, UnsupportedStore
 from icedb.foreign import claims_beyond, foreign_maintenance
-from icedb.handle import STORED_MS_PRECISION, Handle
+from icedb.handle import Handle, clock_ahead_ms
 from icedb.opening import open_handle
 from icedb.options import Timing
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore
@@ -131,10 +131,9 @@ class _Probe:
 
 def judge_clock(*, put_after_ms: int, stored_ms: int, now_ms: int, max_skew_ms: int) -> Finding:
     """Compare this machine's clock with the time that the store gave an object, put between the other two."""
-    ahead_ms = put_after_ms - STORED_MS_PRECISION - stored_ms
-    behind_ms = stored_ms - now_ms
-    skew_ms = max(ahead_ms, behind_ms, 0)
-    which = "ahead of" if ahead_ms > behind_ms else "behind"
+    ahead_ms = clock_ahead_ms(put_after_ms=put_after_ms, stored_ms=stored_ms, now_ms=now_ms)
+    skew_ms = abs(ahead_ms)
+    which = "ahead of" if ahead_ms > 0 else "behind"
     found = f"this machine's is {skew_ms / 1000:.1f} s {which} the store's; {max_skew_ms / 1000:.0f} s are allowed"
     if skew_ms > max_skew_ms:
         return problem("clock", found, "synchronise this machine's clock (NTP): nothing is published with this one")

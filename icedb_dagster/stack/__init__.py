@@ -5,8 +5,7 @@
     release(stack)                              # stops what this `up` started; `down` stops everything
 
 `up` is idempotent and waits until things work; `down` stops exactly what was started. Everything is kept in
-`.icedb-dagster` inside the project, see `icedb_dagster.stack.layout`. Importing this loads neither Dagster nor
-SQLAlchemy.
+`.icedb-dagster` inside the project, see `icedb_dagster.stack.layout`.
 """
 
 from icedb_dagster.stack.control import SERVICES, down, find, release, status, up

@@ -4,7 +4,7 @@ import http.client
 import json
 from typing import Any
 
-__all__ = ["location_errors", "request", "table_pools"]
+__all__ = ["location_errors", "pools", "request"]
 
 _LOCATIONS_QUERY = """{ workspaceOrError { ... on PythonError { message } ... on Workspace { locationEntries {
 name locationOrLoadError { __typename ... on PythonError { message } } } } } }"""
@@ -29,12 +29,12 @@ def _first_line(message: str) -> str:
     return next((line.strip() for line in message.splitlines() if line.strip()), "no reason given")
 
 
-def table_pools(port: int) -> tuple[str, ...]:
-    """The locks of tables (pools named `icedb/...`) that the jobs of the loaded code locations use."""
+def pools(port: int) -> tuple[str, ...]:
+    """The pools that the jobs of the loaded code locations use."""
     answer: Any = request(port, "POST", "/graphql", {"query": _POOLS_QUERY})
     repositories = ((answer or {}).get("data") or {}).get("repositoriesOrError") or {}
     used = [solid["definition"] for node in repositories.get("nodes", ()) for solid in node["usedSolids"]]
-    return tuple(sorted({d["pool"] for d in used if (d.get("pool") or "").startswith("icedb/")}))
+    return tuple(sorted({d["pool"] for d in used if d.get("pool")}))
 
 
 def request(port: int, method: str, path: str, body: object = None) -> object:

@@ -28,6 +28,7 @@ __all__ = [
     "is_running",
     "log_bytes",
     "log_tail",
+    "path_with_programs",
     "run",
     "spawn",
     "stop",
@@ -48,6 +49,11 @@ class ProcessId:
 
     pid: int
     started: str
+
+
+def path_with_programs(environ: Mapping[str, str]) -> str:
+    """A PATH on which the programs of this virtual environment are found, also when nobody activated it."""
+    return os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ sent a heartbeat of *this* process and reports no error: heartbeats of an earlie
 
 import hashlib
 import json
-import os
 import signal
 import sys
 import time
@@ -20,7 +19,7 @@ from icedb_dagster.stack.graphql import request
 from icedb_dagster.stack.home import variables
 from icedb_dagster.stack.layout import Layout
 from icedb_dagster.stack.ports import free_port, port_is_free
-from icedb_dagster.stack.processes import ProcessId, is_running, spawn, stop
+from icedb_dagster.stack.processes import ProcessId, is_running, path_with_programs, spawn, stop
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -79,9 +78,12 @@ def choose_port(*, wanted: int | None, last: int | None) -> int:
 
 def start_service(plan: ServicePlan, *, layout: Layout, url: str, environ: Mapping[str, str]) -> ProcessId:
     """Start the web server or the daemon, and do not wait."""
-    # Programs of the virtual environment are found by the runs, also when nobody activated it.
-    path = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
-    merged = {**environ, **variables(layout.dagster_home, url), "PATH": path, "PYTHONUNBUFFERED": "1"}
+    merged = {
+        **environ,
+        **variables(layout.dagster_home, url),
+        "PATH": path_with_programs(environ),
+        "PYTHONUNBUFFERED": "1",
+    }
     return spawn(plan.command, log=layout.log(plan.name), environ=merged, cwd=layout.project)
 
 

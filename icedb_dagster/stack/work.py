@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from icedb.errors import StackError
 from icedb_dagster.stack.database import check_connection, ensure_database, local_url, redacted, without_password
-from icedb_dagster.stack.graphql import location_errors, table_pools
+from icedb_dagster.stack.graphql import location_errors, pools
 from icedb_dagster.stack.home import install_config, open_instance
 from icedb_dagster.stack.layout import Layout, Progress
 from icedb_dagster.stack.placement import place
@@ -159,9 +159,9 @@ class Work:
 
     def _ensure_pools(self, instance: "DagsterInstance", port: int) -> None:
         """Dagster lets everybody into a pool that nobody configured: each table's lock gets its limit beforehand."""
-        from icedb_dagster.locks import ensure_pool
+        from icedb_dagster.locks import ensure_pool, table_pools
 
-        for pool in table_pools(port):
+        for pool in table_pools(pools(port)):
             self.progress(f"The pool {pool} lets one run at a time in")
             ensure_pool(instance, pool)
 
