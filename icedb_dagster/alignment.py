@@ -17,7 +17,8 @@ import duckdb
 from icedb.engine import connect_sandbox, quote_name
 from icedb.errors import InvalidOption
 from icedb.partitions import PartitionExpression
-from icedb_dagster.partitions import Edge, Selection, time_literal
+from icedb_dagster.partitions import Selection
+from icedb_dagster.windows import Edge, time_literal
 
 __all__ = ["check_alignment"]
 
