@@ -26,6 +26,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from icedb.testing import ClockedStore, ManualClock
+from tests.bytecode import keep_bytecode
 from tests.quick_java import QUICK_JAVA, use_quick_java
 
 # How long an example takes says nothing on a machine that does something else too.
@@ -34,15 +35,24 @@ settings.load_profile("untimed")
 
 START_SECONDS_MAX = 60
 BUCKET = "icedb-tests"
+LONGEST_FIRST = ("spark", "dagster", "simulation")
 ALLOW_ALL = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}'
 
 
+keep_bytecode()
 use_quick_java()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with Spark first: they take longest, and at the end one worker would be left with one of them."""
-    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+    """Files that start processes first: they take longest, and at the end one worker would be left with one of them.
+
+    The tests of a file stay together, in their order: what they share is made once.
+    """
+    ranks: dict[Path, int] = {}
+    for item in items:
+        rank = next((n for n, mark in enumerate(LONGEST_FIRST) if item.get_closest_marker(mark)), len(LONGEST_FIRST))
+        ranks[item.path] = min(rank, ranks.get(item.path, rank))
+    items.sort(key=lambda item: ranks[item.path])
 
 
 @pytest.fixture(autouse=True, scope="session")

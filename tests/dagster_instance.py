@@ -48,8 +48,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 @pytest.fixture(scope="module")
 def instance(environment: dict[str, str]) -> Iterator[dg.DagsterInstance]:
-    """The Dagster instance of this module."""
+    """The Dagster instance of this module. It keeps a connection, as that of the web server does: making one for each
+    event would take as long as all the rest of a run.
+    """
     with dg.DagsterInstance.get() as opened:
+        opened.optimize_for_webserver(statement_timeout=60_000, pool_recycle=3600, max_overflow=20)
         yield opened
 
 

@@ -26,6 +26,7 @@ SPARK_CONFIG = {
     "spark.ui.enabled": "false",
     "spark.log.level": "OFF",
     "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
 }
 
 

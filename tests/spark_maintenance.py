@@ -25,6 +25,7 @@ SPARK_CONFIG = {
     "spark.ui.enabled": "false",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # starts sooner, and is short-lived
     "spark.log.level": "OFF",
+    "spark.sql.shuffle.partitions": "2",
 }
 
 

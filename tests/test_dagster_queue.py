@@ -22,23 +22,29 @@ pytestmark = pytest.mark.dagster
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     folder = tmp_path_factory.mktemp("queue")
     lake = IceDBResource(root=str(folder / "lake"))
-    with running(folder / "project", ("busy", "other", "asked"), lake=lake, by_hand=["asked", "alone"]) as started:
+    tables = ("busy", "other", "busier", "another", "asked")
+    with running(folder / "project", tables, lake=lake, by_hand=["asked", "alone"]) as started:
         yield started
 
 
 def test_the_pools_of_all_that_is_loaded_are_there_before_anything_ran(platform: Platform) -> None:
-    for table in ("busy", "other", "asked", "alone"):
+    for table in ("busy", "other", "busier", "another", "asked", "alone"):
         info = platform.pool(table)
         assert (info.slot_count, info.limit, info.using_default_limit) == (1, 1, False)
 
 
-def test_eight_queued_runs_of_one_table_never_overlap_and_those_of_another_do(platform: Platform) -> None:
-    platform.fill("busy", "other")
-    for table in ("busy", "other"):  # `up` has made sure of the pools; here they are fresh
+@pytest.mark.parametrize(
+    ("busy", "other", "queued"), [("busy", "other", 4), pytest.param("busier", "another", 8, marks=pytest.mark.slow)]
+)
+def test_queued_runs_of_one_table_never_overlap_and_those_of_another_do(
+    platform: Platform, busy: str, other: str, queued: int
+) -> None:
+    platform.fill(busy, other)
+    for table in (busy, other):  # `up` has made sure of the pools; here they are fresh
         platform.instance.event_log_storage.delete_concurrency_limit(icedb_pool(table))
         platform.arm(table, "before-claim")
-    runs = {table: [platform.merge(table) for _ in range(count)] for table, count in (("busy", 8), ("other", 2))}
-    platform.started(*runs["busy"], *runs["other"])
+    runs = {table: [platform.merge(table) for _ in range(count)] for table, count in ((busy, queued), (other, 2))}
+    platform.started(*runs[busy], *runs[other])
     for table in runs:
         platform.reached(table, "before-claim")  # both at once: each is in the middle of its work
     for table in runs:
@@ -48,7 +54,7 @@ def test_eight_queued_runs_of_one_table_never_overlap_and_those_of_another_do(pl
     for table, of_table in runs.items():
         assert platform.ended(*of_table) == ["SUCCESS"] * len(of_table), platform.why(of_table[0])
         _check_one_after_the_other(platform, table, len(of_table))
-    platform.audit("busy", "other", live_parts=1)
+    platform.audit(busy, other, live_parts=1)
 
 
 def test_the_ui_a_command_and_a_script_with_an_asset_wait_for_each_other(platform: Platform) -> None:

@@ -558,8 +558,18 @@ WHOLE = {SOURCE: [1, 2, 3, 100], DATA: [4, 5, 100]}
 FAULTS = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE, Fault.REPEAT]
 
 
-@pytest.mark.parametrize("source", [SOURCE, DATA, "folder"])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("fault", "source"),
+    [
+        *((fault, SOURCE) for fault in FAULTS),
+        *((fault, source) for source in (DATA, "folder") for fault in (Fault.CRASH_BEFORE, Fault.LOSE_RESPONSE)),
+        *(
+            pytest.param(fault, source, marks=pytest.mark.slow)
+            for source in (DATA, "folder")
+            for fault in (Fault.CRASH_AFTER, Fault.FAIL, Fault.REPEAT)
+        ),
+    ],
+)
 def test_an_import_that_stops_at_any_request_is_whole_or_not_there(fault: Fault, source: str, tmp_path: Path) -> None:
     clock = ManualClock()
     base = ClockedStore(clock)
@@ -657,13 +667,15 @@ OTHERS: dict[str, tuple[Callable[[Table, str], object], list[int]]] = {
 
 
 @pytest.mark.parametrize(
-    ("other", "source"),
+    ("other", "source", "sleeps"),
     [
-        *((other, SOURCE) for other in OTHERS),
-        *(pytest.param(o, DATA, marks=pytest.mark.slow) for o in ("insert", "merge", "import", "import and merge")),
+        *((other, SOURCE, 1) for other in OTHERS),
+        *(pytest.param(other, SOURCE, 2, marks=pytest.mark.slow) for other in OTHERS),
+        *(pytest.param(o, DATA, 2, marks=pytest.mark.slow) for o in ("insert", "merge", "import", "import and merge")),
     ],
 )
-def test_whatever_others_do_between_two_requests_each_row_is_there_once(other: str, source: str) -> None:
+def test_whatever_others_do_between_two_requests_each_row_is_there_once(other: str, source: str, sleeps: int) -> None:
+    """Before every request, with and without hours until the next; or, when there is one, by turns."""
     act, added = OTHERS[other]
     clock = ManualClock()
     base = ClockedStore(clock)
@@ -672,7 +684,7 @@ def test_whatever_others_do_between_two_requests_each_row_is_there_once(other: s
     counting = FaultyStore(base)
     open_table(counting, clock).import_files(source)
     for number in range(1, len(counting.requests) + 1):
-        for sleep_ms in (0, 3 * HOUR_MS):
+        for sleep_ms in (0, 3 * HOUR_MS) if sleeps == 2 else ((number % 2) * 3 * HOUR_MS,):
             clock.set(start_ms)
             base.objects = dict(saved)
             store = FaultyStore(base)

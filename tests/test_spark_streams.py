@@ -297,7 +297,7 @@ def killed_when_noted(driver: Driver, folder: Path, skip: int) -> Iterator[None]
 @pytest.mark.parametrize(
     ("kills", "moments", "files"),
     [
-        pytest.param(2, MOMENTS[2:4], 1, id="two"),
+        pytest.param(1, MOMENTS[2:3], 1, id="one"),
         pytest.param(50, MOMENTS, 2, id="fifty", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )
