@@ -5,12 +5,10 @@ JSON document; an error is one line on standard error. Exit status: 0 done, 1 `v
 What deletes has `--dry-run`, and on a terminal shows that first and asks, unless `--yes`.
 """
 
-import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from datetime import timedelta
 from threading import Event
 from types import FrameType
 from typing import Annotated, Any, Literal
@@ -18,21 +16,21 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from icedb.clock import SystemClock
-from icedb.commit import Commit
+from icedb.durations import parse_duration
 from icedb.errors import IceDBError, InvalidOption
+from icedb.maintenance.condition import Thresholds
 from icedb.maintenance.merge import PART_BYTES_MAX, MergeReport, Order
-from icedb.maintenance.pins import Pin
-from icedb.maintenance.verify import VerifyReport
 from icedb.table import AsOf, Table, parse_as_of
 from icedb.watch import watch
 
 try:
-    import rich.box
     import typer
     from rich.console import Console
-    from rich.table import Table as Rows
     from rich.text import Text
     from typer.core import TyperGroup
+
+    from icedb.cli_info import info_document, print_info
+    from icedb.cli_output import one_line, output, report_rows, show, tell, time_text, write_json
 except ImportError:
     raise SystemExit("icedb: the command needs typer and rich: pip install 'icedb-dagster[cli]'") from None
 
@@ -41,9 +39,7 @@ __all__ = ["app", "main"]
 PROBLEMS = 1
 FAILED = 2
 
-# Later than any duration that somebody would write as a number.
-_A_TIME_MS = 10**12
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_LIMITS = Thresholds()
 
 
 class _Verbs(TyperGroup):
@@ -54,7 +50,7 @@ class _Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except (IceDBError, OSError) as error:
-            _tell(Text.assemble(("error: ", "bold red"), _one_line(error)))
+            tell(Text.assemble(("error: ", "bold red"), one_line(error)))
             raise typer.Exit(FAILED) from None
 
 
@@ -69,19 +65,11 @@ app = typer.Typer(
 )
 
 
-def _tell(text: Text) -> None:
-    Console(stderr=True).print(text, soft_wrap=True)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
 def _duration_ms(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", text.strip())
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is no duration; write 90s, 5m, 24h or 7d.")
-    return round(float(found[1]) * _UNIT_MS[found[2]])
+    try:
+        return round(parse_duration(text) / timedelta(milliseconds=1))
+    except InvalidOption as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _time(text: str) -> AsOf:
@@ -106,6 +94,10 @@ def _duration(flag: str, text: str) -> Any:
     return typer.Option(flag, parser=_duration_ms, metavar="DURATION", help=text)
 
 
+def _limit(text: str) -> Any:
+    return typer.Option(metavar="NUMBER", help=text)
+
+
 def _time_option(flag: str, text: str) -> Any:
     return typer.Option(flag, parser=_time, metavar="TIME", help=f"{text} ISO with zone, or unix milliseconds.")
 
@@ -114,16 +106,54 @@ def _time_option(flag: str, text: str) -> Any:
 
 
 @app.command()
+def info(
+    uri: Uri,
+    hot_parts: Annotated[int, _limit("Small parts of a partition that rows arrive in.")] = _LIMITS.hot_parts,
+    cold_parts: Annotated[int, _limit("Small parts of a partition that none arrive in.")] = _LIMITS.cold_parts,
+    hot: Annotated[
+        int | None, _duration("--hot", "How long after its last rows a partition is hot; default: 1h.")
+    ] = None,
+    part_bytes_max: Annotated[int, _limit("A part below this size is small.")] = _LIMITS.part_bytes_max,
+    log_files: Annotated[int, _limit("Log files that whoever opens the table reads.")] = _LIMITS.log_files,
+    expired_bytes: Annotated[int, _limit("Bytes that a cleanup would delete.")] = _LIMITS.expired_bytes,
+    expired_objects: Annotated[int, _limit("Objects that a cleanup would delete.")] = _LIMITS.expired_objects,
+    json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+) -> None:
+    """What the table is like and which maintenance is due: from half of each threshold on. Changes nothing."""
+    thresholds = Thresholds(
+        hot_parts=hot_parts,
+        cold_parts=cold_parts,
+        hot_ms=_LIMITS.hot_ms if hot is None else hot,
+        part_bytes_max=part_bytes_max,
+        log_files=log_files,
+        expired_bytes=expired_bytes,
+        expired_objects=expired_objects,
+    )
+    condition = _open(uri, endpoint_url, region).condition(thresholds)
+    if json:
+        write_json(info_document(condition, thresholds))
+        return
+    given = {"--endpoint-url": endpoint_url, "--region": region}
+    connection = [word for flag, value in given.items() if value is not None for word in (flag, value)]
+    print_info(output(), condition, thresholds, uri=uri, connection=connection)
+
+
+@app.command()
 def verify(
     uri: Uri,
     deep: Annotated[bool, typer.Option("--deep", help="Fetch every part and compare digests and all rows.")] = False,
+    footers: Annotated[
+        bool, typer.Option("--footers/--no-footers", help="Compare the parts' row counts, or open no part at all.")
+    ] = True,
     json: Json = False,
     endpoint_url: Endpoint = None,
     region: Region = None,
 ) -> None:
     """Look at every object of a table, change nothing, list every problem. Exit status 1 if there is an error."""
-    report = _open(uri, endpoint_url, region).verify(deep=deep)
-    _show(report, json=json)
+    report = _open(uri, endpoint_url, region).verify(deep=deep, footers=footers)
+    show(report, json=json)
     if not report.ok:
         raise typer.Exit(PROBLEMS)
 
@@ -170,7 +200,7 @@ def merge(
     if watching:
         stop, every_ms = _stopped_by_signals(), 5_000 if every is None else every
         table = _open(uri, endpoint_url, region)
-        _tell(Text(f"{table.uri}: merging every {every_ms / 1_000:g} s, until SIGINT or SIGTERM"))
+        tell(Text(f"{table.uri}: merging every {every_ms / 1_000:g} s, until SIGINT or SIGTERM"))
         watch(
             table,
             stop=stop,
@@ -178,13 +208,13 @@ def merge(
             every_ms=every_ms,
             part_bytes_max=part_bytes_max,
             on_merge=lambda order, report: typer.echo(_merge_line(order, report, json=json)),
-            on_wait=lambda error, wait_ms: _tell(Text(f"{_one_line(error)} Trying again in {wait_ms / 1_000:g} s.")),
+            on_wait=lambda error, wait_ms: tell(Text(f"{one_line(error)} Trying again in {wait_ms / 1_000:g} s.")),
         )
         return
     if order == "both":
         raise typer.BadParameter("--order both goes with --watch; one merge has one order.")
     table = _open(uri, endpoint_url, region)
-    _show(table.merge(order=order, part_bytes_max=part_bytes_max, dry_run=dry_run), json=json)
+    show(table.merge(order=order, part_bytes_max=part_bytes_max, dry_run=dry_run), json=json)
 
 
 def _stopped_by_signals() -> Event:
@@ -202,7 +232,7 @@ def _stopped_by_signals() -> Event:
 def _merge_line(order: Order, report: MergeReport, *, json: bool) -> str:
     """One merge of a watch, in one line."""
     told = {
-        "at": datetime.fromtimestamp(SystemClock().now_ms() / 1_000, UTC).isoformat(timespec="seconds"),
+        "at": time_text(SystemClock().now_ms(), timespec="seconds"),
         "order": order,
         "merged_parts": report.merged_parts,
         "merged_bytes": report.merged_bytes,
@@ -226,7 +256,7 @@ def merge_log(
     uri: Uri, dry_run: DryRun = False, json: Json = False, endpoint_url: Endpoint = None, region: Region = None
 ) -> None:
     """Merge small log files, so that opening the table stays cheap."""
-    _show(_open(uri, endpoint_url, region).merge_log(dry_run=dry_run), json=json)
+    show(_open(uri, endpoint_url, region).merge_log(dry_run=dry_run), json=json)
 
 
 @app.command()
@@ -381,21 +411,21 @@ def pin(
 ) -> None:
     """Keep the snapshot at a time readable, whatever cleanup does."""
     until = None if expires is None else timedelta(milliseconds=expires)
-    _show(_open(uri, endpoint_url, region).pin(name, as_of, expires=until), json=json)
+    show(_open(uri, endpoint_url, region).pin(name, as_of, expires=until), json=json)
 
 
 @app.command()
 def unpin(uri: Uri, name: PinName, endpoint_url: Endpoint = None, region: Region = None) -> None:
     """Remove a pin. The next cleanup deletes what only this pin needed."""
     if not _open(uri, endpoint_url, region).unpin(name):
-        _tell(Text(f"{uri}: there is no pin '{name}'."))
+        tell(Text(f"{uri}: there is no pin '{name}'."))
         raise typer.Exit(FAILED)
 
 
 @app.command()
 def pins(uri: Uri, json: Json = False, endpoint_url: Endpoint = None, region: Region = None) -> None:
     """List the pins."""
-    _show(_open(uri, endpoint_url, region).pins(), json=json)
+    show(_open(uri, endpoint_url, region).pins(), json=json)
 
 
 # ------------------------------------------------------------------------------------------------ shared
@@ -418,69 +448,11 @@ def _storage_options(endpoint_url: str | None, region: str | None) -> dict[str, 
 def _run(operation: Callable[[bool], object], *, dry_run: bool, yes: bool, json: bool) -> None:
     """Do it; on a terminal only after a dry run was shown and a person agreed."""
     if not dry_run and not yes and sys.stdin.isatty():
-        Console(stderr=True).print(_table(operation(True)))
+        Console(stderr=True).print(report_rows(operation(True)))
         if not typer.confirm("Do this?", err=True):
-            _tell(Text("Nothing was changed."))
+            tell(Text("Nothing was changed."))
             raise typer.Exit(FAILED)
-    _show(operation(dry_run), json=json)
-
-
-def _show(result: object, *, json: bool) -> None:
-    if json:
-        sys.stdout.buffer.write(msgspec.json.encode(_plain(result)) + b"\n")
-        sys.stdout.flush()
-        return
-    # Where there is no terminal, a script should find each row of a table whole and in one line.
-    console = Console(width=None if sys.stdout.isatty() else 1_000)
-    console.print(_table(result))
-    for problem in result.problems if isinstance(result, VerifyReport) else ():
-        style = "bold red" if problem.severity == "error" else "yellow"
-        console.print(Text.assemble((f"{problem.severity}: ", style), problem.message), soft_wrap=True)
-
-
-def _plain(result: object) -> object:
-    plain = msgspec.to_builtins(result)
-    return {"ok": result.ok, **plain} if isinstance(result, VerifyReport) else plain
-
-
-def _table(result: object) -> Rows:
-    """A report: a row for each of its fields. Pins: a row for each of them."""
-    if isinstance(result, list):
-        return _list(result)
-    if not is_dataclass(result):
-        raise TypeError(f"{result!r} is no report")
-    rows = Rows(show_header=False, box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    for name in (f.name for f in fields(result)):
-        rows.add_row(Text(name.replace("_", " "), style="bold"), Text(_text(name, getattr(result, name))))
-    if isinstance(result, VerifyReport):
-        rows.add_row(Text("result", style="bold"), Text("sound" if result.ok else "DAMAGED"))
-    return rows
-
-
-def _list(pins: Sequence[Pin]) -> Rows:
-    names = [f.name for f in fields(Pin)]
-    rows = Rows(*(name.replace("_", " ") for name in names), box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    for one in pins:
-        rows.add_row(*(Text(_text(name, getattr(one, name))) for name in names))
-    return rows
-
-
-def _text(name: str, value: object) -> str:
-    match value:
-        case None:
-            return "unknown" if name.endswith(("rows", "bytes")) else "none"
-        case bool():
-            return "yes" if value else "no"
-        case int() if name.endswith("_ms") and value >= _A_TIME_MS:
-            return datetime.fromtimestamp(value / 1_000, UTC).isoformat(timespec="milliseconds")
-        case int():
-            return f"{value:,}"
-        case Commit():
-            return value.key or "nothing to commit"
-        case tuple() | list():
-            some = ", ".join(str(getattr(v, "key", v)) for v in value[:3])
-            return f"{len(value):,}{f' ({some}' if value else ''}{', ...)' if len(value) > 3 else ')' if value else ''}"
-    return str(value)
+    show(operation(dry_run), json=json)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,8 @@ class Handle:
         if fencing not in get_args(Fencing):
             raise InvalidOption(f"{store.location.uri}: fencing is {fencing!r}; give 'claims' or 'none'.")
         self.store = store
+        #: The names of the table's objects. Made once: a look at a table asks for each of its parts.
+        self.keys: Keys = store.location.keys
         self._spec = _with_checked_types(spec, store.location.uri)
         self._fixed_spec = fixed_spec
         self._expressions: tuple[PartitionExpression, ...] | None = None
@@ -113,11 +115,6 @@ class Handle:
     def table(self) -> str:
         """The table's address, as messages name it."""
         return self.location.uri
-
-    @property
-    def keys(self) -> Keys:
-        """The names of the table's objects."""
-        return self.location.keys
 
     @property
     def spec(self) -> TableSpec:

@@ -1,9 +1,10 @@
 """Read the log: list it, fetch what is needed, replay it, and list again when the listing was torn.
 
 Log files never change, so what was fetched once is kept. A refresh lists from safely before the last listing on
-and fetches what is new: one LIST when nothing is. The head, the log file of the newest epoch, is fetched first: it
-says which other epochs count; then those, which say what else need not be fetched; then the rest. A listing is torn
-when it lacks an epoch that the head lists, or names a file that is gone though nothing replaced it.
+and fetches what is new. When nothing is, that is one LIST, and the state that was replayed last is the answer again.
+The head, the log file of the newest epoch, is fetched first: it says which other epochs count; then those, which say
+what else need not be fetched; then the rest. A listing is torn when it lacks an epoch that the head lists, or names a
+file that is gone though nothing replaced it.
 """
 
 from __future__ import annotations
@@ -61,37 +62,31 @@ class LogReader:
         self._seen: dict[str, StoredLogFile] = {}
         #: The last listing that fitted, without what was ignored then.
         self._last = _Listing()
+        #: What was replayed last, and whether of everything.
+        self._replayed: tuple[bool, LogState] | None = None
         self._lock = threading.Lock()
 
     def read(self, *, everything: bool = False, fresh: bool = False) -> LogState:
         """The table's state now. `everything` fetches ignored log files too, as long as they are there.
 
         `fresh` lists the whole log. Without it, a log file that a paused writer put at a time long past shows up
-        within the grace period; exclusive commits always read afresh.
+        within the grace period; exclusive commits always read afresh. A listing like the last one gives the same state,
+        which nobody may change.
 
         Raises TornListing, DamagedLog, SchemaConflict, ForeignMaintenance and the store's errors.
         """
-        table = self._store.location.uri
         torn = ""
         for attempt in range(READ_ATTEMPTS_MAX):
             listing = self._list(whole=everything or fresh or attempt > 0)
-            listed_ms = listing.stored_ms
-            names = {key: self._keys.parse_log_file(key) for key in listed_ms}
-            found = self._find(names, listed_ms, everything=everything)
-            torn = self._torn(found, names, everything=everything)
-            if not torn:
-                state = replay(
-                    found.values(),
-                    table=table,
-                    listed_ms=listed_ms,
-                    type_name=self._type_name,
-                    tolerant=self._tolerant,
-                )
-                self._remember(listing, state.ignored)
+            state = self._replayed_of(listing, everything=everything) or self._replay(listing, everything=everything)
+            if isinstance(state, LogState):
+                self._remember(listing, state, everything=everything)
                 return state
+            torn = state
         raise TornListing(
-            f"{table}: {READ_ATTEMPTS_MAX} listings in a row did not fit what the newest log file says ({torn}). Try "
-            "again; if it stays so, another program deletes log files that it did not write: verify tells more."
+            f"{self._store.location.uri}: {READ_ATTEMPTS_MAX} listings in a row did not fit what the newest log file "
+            f"says ({torn}). Try again; if it stays so, another program deletes log files that it did not write: "
+            "verify tells more."
         )
 
     def list_after(self, key: str | None) -> list[str]:
@@ -115,16 +110,17 @@ class LogReader:
         listed = known | {i.key: i.stored_ms for i in self._store.list(self._keys.log_prefix, after=after)}
         return _Listing(listed, now_ms, now_ms if after is None else last.whole_at_ms)
 
-    def _remember(self, listing: _Listing, ignored: frozenset[str]) -> None:
+    def _remember(self, listing: _Listing, state: LogState, *, everything: bool) -> None:
         """Keep what later refreshes may rely on.
 
-        Not what is ignored: it may be deleted any time, and when its tombstone is older than `late_ms`, be forgotten by
-        the log at once. A refresh that remembered it would take it for something that nothing replaced.
+        Of the listing not what is ignored: it may be deleted any time, and when its tombstone is older than `late_ms`,
+        be forgotten by the log at once. A refresh that remembered it would take it for something that nothing replaced.
         """
         with self._lock:
+            self._replayed = everything, state
             self._seen = {k: f for k, f in self._seen.items() if k in listing.stored_ms}
             if self._last.whole_at_ms is None or listing.at_ms >= self._last.at_ms:
-                kept = {k: t for k, t in listing.stored_ms.items() if k not in ignored}
+                kept = {k: t for k, t in listing.stored_ms.items() if k not in state.ignored}
                 self._last = _Listing(kept, listing.at_ms, listing.whole_at_ms)
 
     def _unchanged_until(self, now_ms: int) -> str | None:
@@ -140,6 +136,32 @@ class LogReader:
             return None
         since_ms = min(last.at_ms, now_ms) - timing.late_publication_ms
         return self._keys.log_prefix + f"{since_ms:013d}"
+
+    # ------------------------------------------------------------------------------------ replaying
+
+    def _replayed_of(self, listing: _Listing, *, everything: bool) -> LogState | None:
+        """The last state, if it is of these very log files. If not it is let go: it may be large, as the next will."""
+        with self._lock:
+            if self._replayed is not None:
+                of_everything, state = self._replayed
+                if of_everything == everything and state.listed_ms == listing.stored_ms:
+                    return state
+            self._replayed = None
+        return None
+
+    def _replay(self, listing: _Listing, *, everything: bool) -> LogState | str:
+        """The state; or, when the listing is torn, what it lacks."""
+        listed_ms = listing.stored_ms
+        names = {key: self._keys.parse_log_file(key) for key in listed_ms}
+        found = self._find(names, listed_ms, everything=everything)
+        torn = self._torn(found, names, everything=everything)
+        return torn or replay(
+            found.values(),
+            table=self._store.location.uri,
+            listed_ms=listed_ms,
+            type_name=self._type_name,
+            tolerant=self._tolerant,
+        )
 
     # ------------------------------------------------------------------------------------ fetching
 

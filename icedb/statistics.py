@@ -14,7 +14,7 @@ import msgspec
 from icedb.engine import connect_sandbox, quote_name
 from icedb.format.records import Marker, Stats
 
-__all__ = ["encode_statistics", "figures_sql", "may_hold", "statistics_columns"]
+__all__ = ["bounds", "encode_statistics", "figures_sql", "may_hold", "statistics_columns"]
 
 # A longer text would bloat the log for little.
 TEXT_MAX = 64
@@ -41,8 +41,8 @@ def encode_statistics(columns: Mapping[str, str], figures: Sequence[str | None],
     for n, (column, type_) in enumerate(columns.items()):
         low, high, present = figures[3 * n : 3 * n + 3]
         if max(len(low or ""), len(high or "")) <= TEXT_MAX:
-            bounds = [low, high] if type_ in _TEXT_TYPES else [v if v is None else json.loads(v) for v in (low, high)]
-            stats[column] = [*bounds, rows - int(present or 0)]
+            pair = [low, high] if type_ in _TEXT_TYPES else [v if v is None else json.loads(v) for v in (low, high)]
+            stats[column] = [*pair, rows - int(present or 0)]
     return msgspec.Raw(msgspec.json.encode(stats)) if stats else msgspec.UNSET
 
 
@@ -53,7 +53,7 @@ def may_hold(markers: Sequence[Marker], column: str, type_: str, condition: str)
     null where there is no such row. A part that says nothing of the column stays, and so does one whose figures cannot
     be read: another program may have written them.
     """
-    figures = [_figures(marker, column) for marker in markers]
+    figures = [bounds(marker, column) for marker in markers]
     columns = zip(*(f or (None, None, None) for f in figures), strict=True)
     lo, hi, nulls = (list(c) for c in columns) if markers else ([], [], [])
     with connect_sandbox() as con:
@@ -79,8 +79,8 @@ def may_hold(markers: Sequence[Marker], column: str, type_: str, condition: str)
     return [marker for marker, (stays,) in zip(markers, found, strict=True) if stays]
 
 
-def _figures(marker: Marker, column: str) -> tuple[str | None, str | None, int] | None:
-    """Bounds, as text, and nulls; None when the marker does not tell, or not in our way."""
+def bounds(marker: Marker, column: str) -> tuple[str | None, str | None, int] | None:
+    """Least and greatest value, as text, and nulls; None when the marker does not tell, or not in our way."""
     if isinstance(marker.stats, msgspec.UnsetType):
         return None
     try:

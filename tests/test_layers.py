@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     "icedb.errors",
     "icedb.clock",
+    "icedb.durations",
     "icedb.options",
     "icedb.spec",
     "icedb.format",
@@ -124,6 +125,8 @@ LAYERS = [
     "icedb.testing.",
     "icedb",
     "icedb.readers.",
+    "icedb.cli_output",
+    "icedb.cli_info",
     "icedb.cli",
     "icedb.spark.",
     "pyspark_icedb.",
@@ -144,7 +147,7 @@ CONFINED = {
     "obstore": ("icedb.store",),
     "typer": ("icedb.cli", "icedb_dagster."),
     "yaml": ("icedb_dagster.places",),
-    "rich": ("icedb.cli", "icedb_dagster."),
+    "rich": ("icedb.cli", "icedb.cli_info", "icedb.cli_output", "icedb_dagster."),
 }
 #: What the programs of `spark_jobs` may import beside Python's own: a cluster has nothing else. `boto3` only to reach
 #: Dagster through a bucket.

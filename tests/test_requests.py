@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from icedb import Table
+from icedb import Table, Thresholds
 from icedb.errors import AccessDenied, StoreUnavailable
 from icedb.exclusive import exclusive
 from icedb.location import parse_location
@@ -49,8 +49,8 @@ def store(uri: str, options: dict[str, str]) -> ObjectStore:
 
 
 def folders(proxy: CountingProxy) -> list[tuple[str, str]]:
-    """Kind and folder (`_log`, `_data`, ...) of each request."""
-    return [(r.kind, next(s for s in r.path.split("/") if s.startswith("_"))) for r in proxy.requests]
+    """Kind and folder (`_log`, `_data`, ...) of each request; a listing of the whole table has none."""
+    return [(r.kind, next((s for s in r.path.split("/") if s.startswith("_")), "")) for r in proxy.requests]
 
 
 # ------------------------------------------------------------------------------------------ the store
@@ -210,3 +210,33 @@ def test_a_first_append_to_a_merged_table_reads_three_objects_at_most(
         ("HEAD", "_data"),  # the clocks, once
         ("PUT", "_log"),
     ]
+
+
+# ------------------------------------------------------------------------------------------ looking
+
+
+def test_a_look_at_the_condition_of_a_quiet_table_is_one_listing(table: Table, proxy: CountingProxy) -> None:
+    for n in range(4):
+        table.insert([{"n": n}, {"n": 4}])
+    early = Thresholds(hot_parts=4, log_files=4)
+    table.condition()
+    for thresholds in (None, early):
+        proxy.reset()
+        condition = table.condition(thresholds)
+        assert len(condition.recommendations) == (2 if thresholds else 0)
+        assert folders(proxy) == [("LIST", "_log")]
+
+
+@pytest.mark.parametrize("commits", [1, 40])
+def test_a_look_at_listings_costs_the_same_however_many_parts_there_are(
+    uri: str, options: dict[str, str], proxy: CountingProxy, commits: int
+) -> None:
+    table = Table.create(uri, partition_by=["n % 4 AS p"], storage_options=options)
+    for n in range(commits):
+        table.insert([{"n": 4 * n + k} for k in range(4)])
+    table.merge_log()
+    table.cleanup(grace_ms=0, allow_short_grace=True)
+    proxy.reset()
+    assert table.verify(footers=False).ok
+    assert proxy.counts == {"LIST": 3, "GET": 1}  # the table, its claims, its log; the one log file that is left
+    assert [r for r in folders(proxy) if r[0] == "GET"] == [("GET", "_log")]

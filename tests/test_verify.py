@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from icedb import Table, VerifyReport
-from icedb.errors import StoreUnavailable
+from icedb.errors import InvalidOption, StoreUnavailable
 from icedb.format.codec import decode, encode
 from icedb.format.records import LogFile, Marker
 from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS
@@ -217,6 +217,41 @@ def test_only_a_deep_look_finds_a_changed_byte(table: Table, clocked: ClockedSto
     report = table.verify(deep=True)
     assert not report.ok
     assert "part_digest" in kinds(report)
+
+
+@pytest.mark.parametrize("damage", [missing_part, part_size])
+def test_a_look_at_listings_finds_what_is_gone_and_what_has_another_size(
+    table: Table, clocked: ClockedStore, damage: Callable[[ClockedStore], str]
+) -> None:
+    key = damage(clocked)
+    report = table.verify(footers=False)
+    assert [(p.kind, p.severity, p.key) for p in report.problems] == [(damage.__name__, "error", key)]
+    assert not report.ok
+
+
+def test_a_look_at_listings_opens_no_part_and_says_so(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    damaged_part(clocked)
+    clocked.create("table/notes.txt", b"hello")
+    store = FaultyStore(clocked)
+    report = open_table(store, clock).verify(footers=False)
+    assert (report.ok, report.footers, report.unchecked_parts) == (True, False, report.live_parts)
+    assert kinds(report) == {"foreign_objects"}
+    assert {r.kind for r in store.requests if any("/_data/" in key for key in r.keys)} <= {"list"}
+    assert "no part opened" in str(report)
+    full = table.verify()
+    assert (full.ok, full.footers) == (False, True)
+    assert "footers read" in str(full)
+
+
+def test_deep_without_footers_is_refused_before_a_request(
+    table: Table, clock: ManualClock, clocked: ClockedStore
+) -> None:
+    store = FaultyStore(clocked)
+    watched = open_table(store, clock)
+    before = len(store.requests)
+    with pytest.raises(InvalidOption, match="deep"):
+        watched.verify(deep=True, footers=False)
+    assert len(store.requests) == before
 
 
 def test_a_part_without_digest_is_counted_as_unchecked(table: Table, clocked: ClockedStore) -> None:

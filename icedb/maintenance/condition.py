@@ -3,7 +3,7 @@
     condition       figures that the log alone tells: no part is opened, nothing is changed
     threshold       what a figure should stay below
     recommendation  a kind of maintenance that is due, because a figure has reached half of its threshold: what is
-                    recommended then is done before the threshold is passed
+                    recommended then is done before the threshold is passed. Never one that would find nothing to do
     heat            a partition is hot while rows arrive in it. Merging it often writes the same rows again and again,
                     so it may gather more small parts than a cold one, which is merged once and for all
 
@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from icedb.errors import InvalidOption
+from icedb.format.names import partition_of
 from icedb.format.records import Marker, total_rows
 from icedb.format.snapshot import LogState
-from icedb.handle import Handle
-from icedb.maintenance.merge import PART_BYTES_MAX, mergeable, plan_merge
+from icedb.handle import Handle, Part
+from icedb.maintenance.merge import PART_BYTES_MAX, plan_merge
 from icedb.maintenance.merge_log import mergeable_log_files, plan_merge_log
 from icedb.maintenance.pins import Pin, is_needed, pins_in_force
 
@@ -33,19 +33,26 @@ __all__ = ["Condition", "Due", "PartitionCondition", "Recommendation", "Threshol
 #: What can be due.
 Due = Literal["merge_newest", "merge_oldest", "merge_log", "cleanup"]
 
-# A reason names the worst partition; `Condition.partitions` has all.
+# Half of 4 is what can be merged at all; half of 2 is something.
+_LEAST = {"hot_parts": 4, "cold_parts": 4, "log_files": 4, "hot_ms": 0}
+_LEAST_OF_OTHERS = 2
+
 _MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What a table should stay below. Maintenance is recommended from half of each on. Raises InvalidOption."""
+    """What a table should stay below. Maintenance is recommended from half of each on, rounded down.
+
+    Raises InvalidOption for what is no whole number, or too small to be kept.
+    """
 
     #: Small parts of a partition that rows arrive in. Each query of that partition opens them all.
     hot_parts: int = 64
     #: Small parts of a partition in which no rows arrived for `hot_ms`.
     cold_parts: int = 8
-    #: How long after its last rows (milliseconds) a partition is hot.
+    #: How long after its last rows (milliseconds) a partition is hot. Beyond the table's grace period that may be
+    #: forgotten: then it is cold.
     hot_ms: int = 3_600_000
     #: A part below this size (bytes) is small.
     part_bytes_max: int = PART_BYTES_MAX
@@ -57,20 +64,18 @@ class Thresholds:
     expired_objects: int = 2_000
 
     def __post_init__(self) -> None:
-        least = {"hot_parts": 4, "cold_parts": 4, "log_files": 4, "hot_ms": 0}  # half of 4 is what can be merged at all
         for name in self.__slots__:
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least.get(name, 2):
-                raise InvalidOption(
-                    f"the threshold {name} is {value!r}; give a whole number, {least.get(name, 2)} at least."
-                )
+            value, least = getattr(self, name), _LEAST.get(name, _LEAST_OF_OTHERS)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise InvalidOption(f"the threshold {name} is {value!r}; give a whole number, {least} at least.")
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionCondition:
     """The live parts of one partition. `small_parts` are those that a merge would take; times are unix milliseconds.
 
-    `newest_rows_ms` is when rows came last, as far as the log remembers: cleanup forgets what was merged.
+    `newest_rows_ms` is when rows came last, as far as the log remembers: cleanup forgets what was merged. `basis` is
+    the same as long as the small parts are.
     """
 
     path: str
@@ -80,6 +85,7 @@ class PartitionCondition:
     small_bytes: int
     newest_rows_ms: int | None
     hot: bool
+    basis: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,7 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A table at one time, as its log tells it. Times are unix milliseconds."""
+    """A table at one time, as its log tells it. Times are unix milliseconds; a `basis` tells which objects it is of."""
 
     table: str
     at_ms: int
@@ -106,23 +112,23 @@ class Condition:
     #: Log files that whoever opens the table has to read, and those of them that a merge of log files would take.
     log_files: int
     small_log_files: int
-    #: Superseded, and still stored.
+    small_log_files_basis: str
+    #: Superseded, and still remembered: most are still stored.
     dead_parts: int
     dead_bytes: int
     #: When the oldest of those was superseded.
     oldest_dead_ms: int | None
-    #: Superseded longer than the grace period ago, and needed by no pin.
+    #: Superseded longer than the grace period ago. Less what pins need, once it is enough for a cleanup: to look at the
+    #: pins takes requests.
     expired_parts: int
     expired_bytes: int
-    #: Those that the last listings showed; a listing of the whole log, hourly at least, shows all.
     expired_log_files: int
+    expired_basis: str
     #: Snapshots before this time can no longer be read; 0: all can.
     horizon_ms: int
     #: When rows came last, as far as the log remembers: cleanup forgets what was merged.
     newest_rows_ms: int | None
     recommendations: tuple[Recommendation, ...] = ()
-    #: Of the objects that each kind of maintenance would take.
-    _bases: dict[Due, str] = field(default_factory=dict, repr=False)
 
     @property
     def small_parts(self) -> int:
@@ -138,136 +144,173 @@ class Condition:
     def no_rows_after_ms(self) -> int | None:
         """No rows came after this time; None when none ever came.
 
-        It is the very time at which rows came last, unless these were merged and forgotten since: then it is later.
+        It is the very time at which rows came last, unless these were superseded and forgotten since: then it is later.
         """
         return max(self.newest_rows_ms or 0, self.horizon_ms) or None
 
 
 def examine(handle: Handle, thresholds: Thresholds | None = None) -> Condition:
-    """The condition of a table now, with recommendations. One LIST when nothing has changed since the last look.
+    """The condition of a table now, with recommendations. See `Table.condition`.
 
-    Raises DamagedLog, SchemaConflict, TornListing and the store's errors.
+    One LIST (for each thousand log files that are stored) when nothing has changed since the last look. Raises
+    DamagedLog, SchemaConflict, ForeignMaintenance, TornListing and the store's errors.
     """
     thresholds = thresholds or Thresholds()
-    state, now_ms = handle.read(), handle.clock.now_ms()
+    # Afresh: a refresh does not list log files that were superseded a while ago, and these are counted here.
+    state, now_ms = handle.read(fresh=True), handle.clock.now_ms()
     condition = condition_of(handle, state, thresholds, now_ms=now_ms)
     recommended = recommend(condition, thresholds)
     if any(r.due == "cleanup" for r in recommended):
         # Only now: to look at the pins takes requests, and pins only ever keep something from being deleted.
         pins = pins_in_force(handle, cutoff_ms=now_ms - handle.timing.grace_ms)
-        condition = condition_of(handle, state, thresholds, now_ms=now_ms, pins=pins)
-        recommended = recommend(condition, thresholds)
+        if pins:
+            condition = condition_of(handle, state, thresholds, now_ms=now_ms, pins=pins)
+            recommended = recommend(condition, thresholds)
     return replace(condition, recommendations=recommended)
+
+
+# ------------------------------------------------------------------------------------------------ the decision
 
 
 def recommend(condition: Condition, thresholds: Thresholds) -> tuple[Recommendation, ...]:
     """What is due, the most urgent first. Pure."""
-    hot = [p for p in condition.partitions if p.hot and p.small_parts >= thresholds.hot_parts // 2]
-    cold = [p for p in condition.partitions if not p.hot and p.small_parts >= thresholds.cold_parts // 2]
-    due: dict[Due, str] = {}
-    if hot:
-        due["merge_newest"] = _crowded(hot, "in which rows arrive", thresholds.hot_parts)
-    if condition.log_files >= thresholds.log_files // 2 and condition.small_log_files:
-        due["merge_log"] = (
-            f"whoever opens the table reads {condition.log_files:,} log files, and should have to read less than "
-            f"{thresholds.log_files:,}; {condition.small_log_files:,} of them can become one"
-        )
-    if cold:
-        due["merge_oldest"] = _crowded(cold, "in which no more rows arrive", thresholds.cold_parts)
-    expired_objects = condition.expired_parts + condition.expired_log_files
-    if condition.expired_bytes >= thresholds.expired_bytes // 2 or expired_objects >= thresholds.expired_objects // 2:
-        due["cleanup"] = (
-            f"{condition.expired_parts:,} parts of {condition.expired_bytes / _MEGABYTE:,.1f} MB and "
-            f"{condition.expired_log_files:,} log files were superseded longer than the grace period ago; it should be "
-            f"less than {thresholds.expired_bytes / _MEGABYTE:,.1f} MB and {thresholds.expired_objects:,} objects"
-        )
-    return tuple(Recommendation(name, reason, condition._bases[name]) for name, reason in due.items())
+    hot = [p for p in condition.partitions if p.hot]
+    cold = [p for p in condition.partitions if not p.hot]
+    found = (
+        _merge("merge_newest", hot, "in which rows arrive", thresholds.hot_parts),
+        _merge_log(condition, thresholds.log_files),
+        _merge("merge_oldest", cold, "in which no more rows arrive", thresholds.cold_parts),
+        _cleanup(condition, thresholds),
+    )
+    return tuple(r for r in found if r is not None)
 
 
-def _crowded(partitions: Sequence[PartitionCondition], which: str, threshold: int) -> str:
-    worst = max(partitions, key=lambda p: (p.small_parts, p.path))
+def _merge(due: Due, partitions: Iterable[PartitionCondition], which: str, threshold: int) -> Recommendation | None:
+    crowded = [p for p in partitions if p.small_parts >= threshold // 2]
+    if not crowded:
+        return None
+    worst = max(crowded, key=lambda p: (p.small_parts, p.path))
     where = f"the partition '{worst.path}'" if worst.path else "the table"
-    others = f"; {len(partitions) - 1:,} more have {threshold // 2:,} at least" if len(partitions) > 1 else ""
-    return f"{where}, {which}, has {worst.small_parts:,} small parts and should have less than {threshold:,}{others}"
+    more = len(crowded) - 1
+    others = f"; {more:,} more {'has' if more == 1 else 'have'} {threshold // 2:,} at least" if more else ""
+    reason = f"{where}, {which}, has {worst.small_parts:,} small parts and should have fewer than {threshold:,}{others}"
+    return Recommendation(due, reason, _digest(p.basis for p in crowded))
+
+
+def _merge_log(condition: Condition, threshold: int) -> Recommendation | None:
+    if condition.log_files < threshold // 2 or not condition.small_log_files:
+        return None
+    reason = (
+        f"whoever opens the table reads {condition.log_files:,} log files, and should have to read fewer than "
+        f"{threshold:,}; {condition.small_log_files:,} of them can become one"
+    )
+    return Recommendation("merge_log", reason, condition.small_log_files_basis)
+
+
+def _cleanup(condition: Condition, thresholds: Thresholds) -> Recommendation | None:
+    objects = condition.expired_parts + condition.expired_log_files
+    if condition.expired_bytes < thresholds.expired_bytes // 2 and objects < thresholds.expired_objects // 2:
+        return None
+    megabytes, megabytes_max = condition.expired_bytes / _MEGABYTE, thresholds.expired_bytes / _MEGABYTE
+    reason = (
+        f"{condition.expired_parts:,} parts of {megabytes:,.1f} MB and {condition.expired_log_files:,} log files were "
+        f"superseded longer than the grace period ago; it should be less than {megabytes_max:,.1f} MB and fewer than "
+        f"{thresholds.expired_objects:,} objects"
+    )
+    return Recommendation("cleanup", reason, condition.expired_basis)
+
+
+# ------------------------------------------------------------------------------------------------ the figures
 
 
 def condition_of(
     handle: Handle, state: LogState, thresholds: Thresholds, *, now_ms: int, pins: Collection[Pin] = ()
 ) -> Condition:
-    """The figures of a state of the log. Without a request. What a pin needs does not count as expired."""
-    cutoff_ms = now_ms - handle.timing.grace_ms
-    live = state.live
-    partitions, small = _partitions(handle, state, thresholds, now_ms=now_ms)
-    dead = [m for m in state.parts.values() if m.tombstoned_ms is not None]
-    expired = [m for m in dead if (m.tombstoned_ms or 0) <= cutoff_ms and not is_needed(m, pins)]
-    expired_log_files = [k for k in state.ignored if _superseded_ms(state, k, cutoff_ms) <= cutoff_ms]
-    small_log_files = plan_merge_log(mergeable_log_files(state, handle.far_ahead_ms(now_ms)))
+    """The figures of a state of the log that was read afresh. Without a request. What a pin needs is not expired."""
+    markers = state.parts.values()
+    live = [m for m in markers if m.tombstoned_ms is None]
+    dead = [m for m in markers if m.tombstoned_ms is not None]
+    ahead_ms, cutoff_ms = handle.far_ahead_ms(now_ms), now_ms - handle.timing.grace_ms
+    held = _held(state, ahead_ms)
+    expired = [m for m in _expired_parts(dead, cutoff_ms, pins) if m.key not in held]
+    expired_log_files = _expired_log_files(state, cutoff_ms)
+    small_log_files = plan_merge_log(mergeable_log_files(state, ahead_ms))
     return Condition(
         table=handle.table,
         at_ms=now_ms,
         live_parts=len(live),
         live_rows=total_rows(live),
         live_bytes=sum(m.bytes for m in live),
-        partitions=partitions,
+        partitions=_partitions(handle, state, [m for m in live if m.key not in held], thresholds, now_ms=now_ms),
         log_files=len(state.effective),
         small_log_files=len(small_log_files),
+        small_log_files_basis=_digest(small_log_files),
         dead_parts=len(dead),
         dead_bytes=sum(m.bytes for m in dead),
         oldest_dead_ms=min((m.tombstoned_ms for m in dead if m.tombstoned_ms is not None), default=None),
         expired_parts=len(expired),
         expired_bytes=sum(m.bytes for m in expired),
         expired_log_files=len(expired_log_files),
+        expired_basis=_digest([*(m.key for m in expired), *expired_log_files]),
         horizon_ms=state.horizon_ms,
-        newest_rows_ms=_newest_rows_ms(state.parts.values()),
-        _bases={
-            "merge_newest": _digest(small),
-            "merge_oldest": _digest(small),
-            "merge_log": _digest(small_log_files),
-            "cleanup": _digest([*(m.key for m in expired), *expired_log_files]),
-        },
+        newest_rows_ms=_newest_rows_ms(markers),
     )
 
 
-def _superseded_ms(state: LogState, log_file: str, cutoff_ms: int) -> int:
-    """When a log file that is ignored was superseded; one that was not listed is gone, or was looked at before."""
-    if log_file not in state.listed_ms:
-        return cutoff_ms + 1
-    return state.log_tombstones.get(log_file, state.listed_ms[log_file])
+def _held(state: LogState, ahead_ms: int) -> set[str]:
+    """The parts that a log file from a clock far ahead names: no commit of now can tombstone or forget them."""
+    return {m.key for k in state.far_ahead(ahead_ms) - state.ignored for m in state.files[k].file.markers}
+
+
+def _expired_parts(dead: Iterable[Marker], cutoff_ms: int, pins: Collection[Pin]) -> list[Marker]:
+    return [m for m in dead if (m.tombstoned_ms or 0) <= cutoff_ms and not is_needed(m, pins)]
+
+
+def _expired_log_files(state: LogState, cutoff_ms: int) -> list[str]:
+    """The log files that are still stored, and were superseded by `cutoff_ms`; without a tombstone, when stored."""
+    superseded = {k: state.listed_ms[k] for k in state.ignored if k in state.listed_ms}
+    superseded |= {k: t for k, t in state.log_tombstones.items() if k in state.listed_ms}
+    return [k for k, t in superseded.items() if t <= cutoff_ms]
 
 
 def _partitions(
-    handle: Handle, state: LogState, thresholds: Thresholds, *, now_ms: int
-) -> tuple[tuple[PartitionCondition, ...], list[str]]:
-    """Each partition with live parts, by path, and the keys of all parts that a merge would take."""
-    plan = plan_merge(
-        mergeable(handle, state),
-        part_bytes_max=thresholds.part_bytes_max,
-        input_parts_max=sys.maxsize,
-        input_bytes_max=sys.maxsize,
-    )
-    small: dict[str, list[int]] = {}
-    for group in plan.groups:
-        small.setdefault(group.partition, []).extend(p.bytes for p in group.inputs)
+    handle: Handle, state: LogState, free: Iterable[Marker], thresholds: Thresholds, *, now_ms: int
+) -> tuple[PartitionCondition, ...]:
+    """Each partition with live parts, by path. `free`: the live parts that a merge may take."""
+    sizes: dict[str, list[int]] = {}
     came: dict[str, int] = {}
+    prefix = handle.keys.data_prefix
     for marker in state.parts.values():
+        path = partition_of(prefix, marker.key)
+        if marker.tombstoned_ms is None:
+            sizes.setdefault(path, []).append(marker.bytes)
         if not marker.moved:
-            path = handle.partition(marker)
             came[path] = max(marker.created_ms, came.get(path, 0))
-    by_path = groupby(sorted((handle.partition(m), m.bytes) for m in state.live), key=lambda found: found[0])
-    sizes = {path: [size for _, size in found] for path, found in by_path}
-    conditions = tuple(
+    small = _small_parts((handle.part(m) for m in free if m.bytes < thresholds.part_bytes_max), thresholds)
+    return tuple(
         PartitionCondition(
             path=path,
             parts=len(of_path),
             bytes=sum(of_path),
             small_parts=len(small.get(path, ())),
-            small_bytes=sum(small.get(path, ())),
+            small_bytes=sum(p.bytes for p in small.get(path, ())),
             newest_rows_ms=came.get(path),
             hot=came.get(path, 0) > now_ms - thresholds.hot_ms,
+            basis=_digest(p.key for p in small.get(path, ())),
         )
-        for path, of_path in sizes.items()
+        for path, of_path in sorted(sizes.items())
     )
-    return conditions, sorted(p.key for group in plan.groups for p in group.inputs)
+
+
+def _small_parts(parts: Iterable[Part], thresholds: Thresholds) -> dict[str, list[Part]]:
+    """By partition, what a merge without a budget would take."""
+    plan = plan_merge(
+        parts, part_bytes_max=thresholds.part_bytes_max, input_parts_max=sys.maxsize, input_bytes_max=sys.maxsize
+    )
+    small: dict[str, list[Part]] = {}
+    for group in plan.groups:
+        small.setdefault(group.partition, []).extend(group.inputs)
+    return small
 
 
 def _newest_rows_ms(markers: Iterable[Marker]) -> int | None:
@@ -275,4 +318,5 @@ def _newest_rows_ms(markers: Iterable[Marker]) -> int | None:
 
 
 def _digest(keys: Iterable[str]) -> str:
+    """The same for the same keys, in whatever order."""
     return hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()[:16]

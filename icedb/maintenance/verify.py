@@ -1,8 +1,9 @@
 """Look at everything a table is made of, change nothing, and list every problem.
 
-Log, claims, parts and the rest of the table's prefix are listed and compared, and so are the row counts in the parts'
-footers; `deep` reads every byte. A table may be in use meanwhile, and a merge or a cleanup between two listings looks
-like damage: an error is only reported when a second look finds it again.
+Log, claims, parts and the rest of the table's prefix are listed and compared, log files and claims are read. Then the
+row counts in the parts' footers are compared, or nothing of the parts is opened, or `deep` reads every byte. A table
+may be in use meanwhile, and a merge or a cleanup between two listings looks like damage: an error is only reported when
+a second look finds it again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from icedb.errors import DamagedLog
+from icedb.errors import DamagedLog, InvalidOption
 from icedb.format.names import Keys
 from icedb.format.records import Marker, total_rows
 from icedb.handle import Handle
@@ -34,6 +35,8 @@ class VerifyReport:
 
     table: str
     deep: bool
+    #: Whether parts were opened at all; without, the sizes that the store lists were compared.
+    footers: bool
     log_files: int
     superseded_log_files: int
     epoch: int
@@ -65,9 +68,8 @@ class VerifyReport:
 
     def __str__(self) -> str:
         rows = "unknown number of" if self.live_rows is None else f"{self.live_rows:,}"
-        checked = (
-            f"{self.live_parts - self.unchecked_parts:,} compared with their digest" if self.deep else "footers read"
-        )
+        compared = f"{self.live_parts - self.unchecked_parts:,} compared with their digest"
+        checked = compared if self.deep else "footers read" if self.footers else "sizes compared, no part opened"
         lines = [
             ("table", self.table),
             ("log", f"{self.log_files:,} log files, {self.superseded_log_files:,} of them superseded"),
@@ -102,16 +104,21 @@ class _Look:
         return [m for m in self.log.state.live if m.key in self.stored]
 
 
-def verify(handle: Handle, *, deep: bool = False) -> VerifyReport:
-    """Read everything and compare; see `Table.verify`. Raises the store's errors only."""
+def verify(handle: Handle, *, deep: bool = False, footers: bool = True) -> VerifyReport:
+    """Read everything and compare; see `Table.verify`. Raises InvalidOption and the store's errors only."""
+    if deep and not footers:
+        raise InvalidOption(f"{handle.table}: deep opens every part, and footers=False none. Leave one of the two out.")
     look = _look(handle)
-    parts = look.present
-    contents = check_contents(handle, parts, deep=True) if deep else check_footers(handle, parts)
+    contents = _contents(handle, look.present, deep=deep) if footers else []
     problems = [*look.problems, *contents]
     if any(p.severity == "error" for p in problems):
         look = _look(handle)
         problems = _confirmed(problems, contents, look)
-    return _report(look, problems, table=handle.table, deep=deep)
+    return _report(look, problems, table=handle.table, deep=deep, footers=footers)
+
+
+def _contents(handle: Handle, parts: list[Marker], *, deep: bool) -> list[Problem]:
+    return check_contents(handle, parts, deep=True) if deep else check_footers(handle, parts)
 
 
 def _confirmed(problems: Iterable[Problem], contents: Iterable[Problem], again: _Look) -> list[Problem]:
@@ -242,13 +249,14 @@ def _examples(keys: Iterable[str]) -> str:
 # ------------------------------------------------------------------------------------------------ the report
 
 
-def _report(look: _Look, problems: Iterable[Problem], *, table: str, deep: bool) -> VerifyReport:
+def _report(look: _Look, problems: Iterable[Problem], *, table: str, deep: bool, footers: bool) -> VerifyReport:
     state = look.log.state
     live = state.live
     dead = [m for m in state.parts.values() if m.tombstoned_ms is not None]
     return VerifyReport(
         table=table,
         deep=deep,
+        footers=footers,
         log_files=len(state.files) + len(look.log.unread),
         superseded_log_files=len(state.ignored & state.files.keys()),
         epoch=state.epoch,

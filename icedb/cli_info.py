@@ -1,0 +1,196 @@
+"""The page that `icedb info` draws: a table's figures, the partitions that need a merge most, and what is due."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+import msgspec
+import rich.box
+from rich.bar import Bar
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as Rows
+from rich.text import Text
+
+from icedb.durations import duration_text
+from icedb.maintenance.condition import Condition, Due, PartitionCondition, Thresholds
+from icedb.maintenance.merge import PART_BYTES_MAX
+
+__all__ = ["info_document", "print_info"]
+
+# What fits on a screen with the rest; `--json` has all.
+PARTITIONS_SHOWN = 10
+
+_UNITS = ("kB", "MB", "GB", "TB")
+
+_INDENT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Verb:
+    """What is due, in words, and the command that does it."""
+
+    name: str
+    words: tuple[str, ...]
+
+
+_VERBS: Mapping[Due, _Verb] = {
+    "merge_newest": _Verb("merge, newest first", ("merge", "--order", "newest")),
+    "merge_oldest": _Verb("merge, oldest first", ("merge", "--order", "oldest")),
+    "merge_log": _Verb("merge of log files", ("merge-log",)),
+    "cleanup": _Verb("cleanup", ("cleanup",)),
+}
+
+
+def info_document(condition: Condition, thresholds: Thresholds) -> dict[str, object]:
+    """The condition for programs: all fields, what follows from them, and the thresholds."""
+    return {
+        **msgspec.to_builtins(condition),
+        "small_parts": condition.small_parts,
+        "small_part_ratio": condition.small_part_ratio,
+        "no_rows_after_ms": condition.no_rows_after_ms,
+        "thresholds": asdict(thresholds),
+    }
+
+
+def print_info(
+    console: Console, condition: Condition, thresholds: Thresholds, *, uri: str, connection: Sequence[str] = ()
+) -> None:
+    """The condition for people. `uri` and `connection` (flags) are those of the commands that it recommends."""
+    console.print(Text(condition.table, style="bold"), soft_wrap=True)
+    console.print()
+    console.print(_figures(condition, thresholds))
+    crowded = sorted(
+        (p for p in condition.partitions if p.small_parts),
+        key=lambda p: (-p.small_parts / _threshold(p, thresholds), -p.small_parts, p.path),
+    )
+    if crowded:
+        console.print(_partitions(crowded, thresholds))
+    console.print()
+    for recommendation in condition.recommendations:
+        verb = _VERBS[recommendation.due]
+        console.print(Text(f"due: {verb.name}", style="bold yellow"))
+        console.print(Padding(Text(recommendation.reason), (0, 0, 0, _INDENT), expand=False))
+        command = shlex.join(["icedb", *verb.words, uri, *connection, *_flags(recommendation.due, thresholds)])
+        # Whole, however narrow the terminal is: it is to be copied.
+        console.print(Text(" " * _INDENT + command, style="bold"), soft_wrap=True)
+    if not condition.recommendations:
+        console.print(Text("nothing is due", style="bold green"))
+
+
+def _flags(due: Due, thresholds: Thresholds) -> list[str]:
+    """What the verb must be told to take the parts that were counted."""
+    if due not in ("merge_newest", "merge_oldest") or thresholds.part_bytes_max == PART_BYTES_MAX:
+        return []
+    return ["--part-bytes-max", str(thresholds.part_bytes_max)]
+
+
+# ------------------------------------------------------------------------------------------------ figures
+
+
+def _figures(condition: Condition, thresholds: Thresholds) -> Rows:
+    c, t = condition, thresholds
+    rows = Rows.grid(padding=(0, 2))
+    expired_objects = c.expired_parts + c.expired_log_files
+    for name, text, style in (
+        ("rows", "unknown: some parts do not say" if c.live_rows is None else f"{c.live_rows:,}", ""),
+        ("parts", f"{_count(c.live_parts, 'part')}, {_size(c.live_bytes)}, {_in_partitions(c)}", ""),
+        ("small parts", f"{c.small_parts:,} ({c.small_part_ratio:.0%}) that a merge would take", ""),
+        ("log files", f"{c.log_files:,} to read; {c.small_log_files:,} of them can become one",
+         _style(c.log_files, t.log_files) if c.small_log_files else ""),
+        ("superseded", f"{_count(c.dead_parts, 'part')}, {_size(c.dead_bytes)}{_oldest(c)}", ""),
+        ("expired", f"{_count(c.expired_parts, 'part')}, {_size(c.expired_bytes)}, "
+         f"{_count(c.expired_log_files, 'log file')} past the grace period",
+         max(_style(c.expired_bytes, t.expired_bytes), _style(expired_objects, t.expired_objects), key=_STYLES.index)),
+        ("horizon", _horizon(c), ""),
+        ("newest rows", _newest(c), ""),
+    ):  # fmt: skip
+        rows.add_row(Text(name, style="bold"), Text(text, style=style))
+    return rows
+
+
+def _in_partitions(condition: Condition) -> str:
+    return f"in {_count(len(condition.partitions), 'partition')}"
+
+
+def _oldest(condition: Condition) -> str:
+    return "" if condition.oldest_dead_ms is None else f"; the oldest {_ago(condition, condition.oldest_dead_ms)}"
+
+
+def _horizon(condition: Condition) -> str:
+    if not condition.horizon_ms:
+        return "none: every snapshot can be read"
+    return f"{_ago(condition, condition.horizon_ms)}: older snapshots cannot be read"
+
+
+def _newest(condition: Condition) -> str:
+    last_ms = condition.no_rows_after_ms
+    if last_ms is None:
+        return "none yet"
+    exact = last_ms == condition.newest_rows_ms
+    return _ago(condition, last_ms) if exact else f"{_ago(condition, last_ms)}, or earlier: cleanup has forgotten when"
+
+
+def _ago(condition: Condition, unix_ms: int) -> str:
+    age_ms = condition.at_ms - unix_ms
+    text = f"{duration_text(age_ms)} ago" if age_ms >= 0 else f"in {duration_text(-age_ms)}"
+    return f"{text} ({datetime.fromtimestamp(unix_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC)"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _size(number: float) -> str:
+    """Bytes, in a unit that leaves few digits: 512 B, 12.3 MB."""
+    if number < 1_000:
+        return f"{number:.0f} B"
+    exponent = 0
+    while number >= 999.95 and exponent < len(_UNITS):  # 999.95 would be shown as 1000.0
+        number, exponent = number / 1_000, exponent + 1
+    return f"{number:,.1f} {_UNITS[exponent - 1]}"
+
+
+# ------------------------------------------------------------------------------------------------ partitions
+
+
+def _partitions(crowded: Sequence[PartitionCondition], thresholds: Thresholds) -> RenderableType:
+    """Those that are nearest to their threshold, or beyond it; and how many more have small parts."""
+    rows = Rows(box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    rows.add_column("partition", overflow="fold")
+    rows.add_column("heat")
+    rows.add_column("parts", justify="right", no_wrap=True)
+    rows.add_column("small/limit", justify="right", no_wrap=True)
+    rows.add_column("", no_wrap=True)
+    rows.add_column("to merge", justify="right", no_wrap=True)
+    for partition in crowded[:PARTITIONS_SHOWN]:
+        threshold = _threshold(partition, thresholds)
+        style = _style(partition.small_parts, threshold)
+        rows.add_row(
+            Text(partition.path or "(all)"),
+            Text("hot", style="red") if partition.hot else Text("cold", style="blue"),
+            f"{partition.parts:,}",
+            Text(f"{partition.small_parts:,}/{threshold:,}", style=style),
+            Bar(threshold, 0, min(partition.small_parts, threshold), width=8, color=style or "default"),
+            _size(partition.small_bytes),
+        )
+    more = len(crowded) - PARTITIONS_SHOWN
+    if more <= 0:
+        return rows
+    return Group(rows, Text(f"and {_count(more, 'more partition')} with small parts", style="dim"))
+
+
+def _threshold(partition: PartitionCondition, thresholds: Thresholds) -> int:
+    return thresholds.hot_parts if partition.hot else thresholds.cold_parts
+
+
+# From what needs nobody to what is too much.
+_STYLES = ["", "yellow", "red"]
+
+
+def _style(figure: int, threshold: int) -> str:
+    """Yellow from where maintenance is recommended on, red from the threshold on."""
+    return _STYLES[(figure >= threshold // 2) + (figure >= threshold)]
