@@ -20,7 +20,7 @@ from icedb.table import parse_as_of
 from icedb.transactions import Txn
 from icedb_dagster.alignment import check_alignment
 from icedb_dagster.inputs import Rows, load, nothing, type_name
-from icedb_dagster.metadata import materialization_metadata
+from icedb_dagster.metadata import commit_metadata, materialization_metadata
 from icedb_dagster.options import AssetOptions, Mode, has_partition_expr, partition_columns
 from icedb_dagster.outputs import check_output, is_of_table, transaction, write
 from icedb_dagster.partitions import Selection, select_partitions
@@ -76,7 +76,7 @@ class IceDBIOManager(dg.ConfigurableIOManager):
         wrote_itself = obj is None or is_of_table(obj, uri)
         options, selection = self._options(context, uri, wrote_itself=wrote_itself)
         if wrote_itself:
-            table, commit = self.icedb.table(context.asset_key), None
+            table, commit, txn = self.icedb.table(context.asset_key), None, None
         else:
             check_output(obj, table=uri)
             table = self.icedb.table_or_create(context.asset_key, **options.create)
@@ -85,7 +85,8 @@ class IceDBIOManager(dg.ConfigurableIOManager):
             txn = _transaction(context, selection) if options.mode == "append" else None
             with frame_progress(context, obj):
                 commit = write(table, obj, options, selection, txn)
-        _report(context, table.snapshot(), commit, options, selection)
+        told = {} if commit is None else {**_figures(commit, options), **_told_commit(table, commit, txn)}
+        _report(context, table.snapshot(), told, options, selection)
 
     def _options(
         self, context: dg.OutputContext, uri: str, *, wrote_itself: bool
@@ -220,16 +221,19 @@ def _step(context: dg.OutputContext | dg.InputContext) -> Any:
 def _report(
     context: dg.OutputContext,
     snapshot: Snapshot,
-    commit: Commit | None,
+    told: Mapping[str, Any],
     options: AssetOptions,
     selection: Selection | None,
 ) -> None:
-    """What the materialization says of the table, and its data version, unless the asset has given one."""
+    """What the materialization says of the table, and its data version, unless the asset has given one.
+
+    `told`: what it says of the commit.
+    """
     predicate = _told_partitions(snapshot, selection)
     metadata = materialization_metadata(snapshot, partitions=predicate, preview_rows=options.preview_rows)
     if selection is not None and len(selection.keys) > 1:
         metadata.pop("dagster/partition_row_count", None)  # each of the partitions would get the sum of all
-    context.add_output_metadata({**metadata, **(_figures(commit, options) if commit else {})})
+    context.add_output_metadata({**metadata, **told})
     step = _step(context)
     if step is not None and not step.has_data_version(context.asset_key):
         step.set_data_version(context.asset_key, dg.DataVersion(snapshot.id))
@@ -241,6 +245,16 @@ def _told_partitions(snapshot: Snapshot, selection: Selection | None) -> str | N
         return _predicate(selection, snapshot) if selection and snapshot.schema else None
     except InvalidOption:
         return None
+
+
+def _told_commit(table: Table, commit: Commit, txn: Txn | None) -> Mapping[str, Any]:
+    """Which commit it was, so that no sensor tells of it again. An earlier try's is told by its time alone."""
+    if commit.key is not None and commit.created_ms is not None:
+        return commit_metadata(commit.created_ms, commit.key, [part.key for part in commit.parts])
+    if commit.repeated and txn is not None:
+        _, created_ms = table.handle.read().txn.get(txn[0], (0, None))
+        return {} if created_ms is None else commit_metadata(created_ms)
+    return {}
 
 
 def _figures(commit: Commit, options: AssetOptions) -> Mapping[str, Any]:

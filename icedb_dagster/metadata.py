@@ -7,7 +7,7 @@ commit that has happened: where it cannot be had, a line says so, and the materi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import dagster as dg
@@ -19,12 +19,27 @@ from icedb.scan import visible_partitions
 from icedb_dagster.markdown import table
 from icedb_dagster.pictures import PartSizes, markdown_picture
 
-__all__ = ["KINDS", "markdown_table", "materialization_metadata", "table_metadata"]
+__all__ = [
+    "COMMIT_TIME",
+    "FIRST_PART",
+    "KINDS",
+    "LOG_FILE",
+    "commit_metadata",
+    "markdown_table",
+    "materialization_metadata",
+    "table_metadata",
+]
 
 logger = logging.getLogger(__name__)
 
 #: The kinds of an asset that is a table of ours. The UI has a picture for the second.
 KINDS = frozenset({"icedb", "parquet"})
+
+#: In the metadata of an event that tells of a commit: when it was made (unix milliseconds), as which log file, and the
+#: first of its parts: two programs may commit in the same millisecond, and log files are merged.
+COMMIT_TIME = "icedb/commit_time_ms"
+LOG_FILE = "icedb/log_file"
+FIRST_PART = "icedb/first_part"
 
 # A preview is stored with each event, and read on a screen.
 PREVIEW_COLUMNS_MAX = 20
@@ -70,6 +85,20 @@ def materialization_metadata(
         lambda: dg.MetadataValue.md(markdown_picture(PartSizes.of(snapshot.parts)))
     )
     return metadata
+
+
+def commit_metadata(
+    created_ms: int, log_file: str | None = None, parts: Iterable[str] = ()
+) -> dict[str, dg.MetadataValue]:
+    """Metadata of an event that tells of a commit: a sensor that finds it does not tell of that commit again.
+
+    `created_ms`: its time (unix milliseconds). `log_file`: its log file's key, if it is known; `parts`: the keys of its
+    parts.
+    """
+    metadata: dict[str, dg.MetadataValue] = {COMMIT_TIME: dg.MetadataValue.int(created_ms)}
+    first = min(parts, default=None)
+    texts = {LOG_FILE: log_file, FIRST_PART: first}
+    return metadata | {name: dg.MetadataValue.text(text) for name, text in texts.items() if text is not None}
 
 
 def markdown_table(figures: Mapping[str, object]) -> dg.MarkdownMetadataValue:

@@ -95,7 +95,7 @@ def test_the_demo_runs_again_where_it_ran(tmp_path: Path) -> None:
 KILLED_WHILE_IT_HOLDS_THE_LOCK = """
 import os, signal
 import dagster as dg
-from examples.flights.recovery import process_tags
+from examples.shared.recovery import process_tags
 from icedb_dagster import ensure_pool
 
 @dg.op(pool="icedb/flights")
@@ -118,7 +118,7 @@ def test_the_lock_of_a_demo_that_was_killed_is_free_for_the_next(
 ) -> None:
     import dagster as dg
 
-    from examples.flights.recovery import fail_dead_runs
+    from examples.shared.recovery import fail_dead_runs
 
     running = stack.up(project, services=("postgres",))
     try:

@@ -39,6 +39,8 @@ FILES = {
     "workspace.yaml",
     "web_shop/__init__.py",
     "web_shop/definitions.py",
+    "web_shop/defs/__init__.py",
+    "web_shop/defs/events/defs.yaml",
     "tests/test_web_shop.py",
 }
 LOCATIONS = "{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError { __typename } } } } }"
@@ -155,7 +157,7 @@ def server(tmp_path: Path) -> Iterator[Any]:
 
     yield start
     for process in started:
-        processes.stop(process, signals=((2, 30), (9, 5)))  # type: ignore[arg-type]
+        processes.stop(process, signals=((2, 10), (9, 5)))  # type: ignore[arg-type]
 
 
 @pytest.mark.dagster

@@ -8,20 +8,19 @@ as Dagster jobs, and checks every number against counts made from the raw file b
 from __future__ import annotations
 
 import csv
-import logging
-import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import dagster as dg
+from rich.table import Table as Grid
 
 import icedb
 from examples.flights import checks
 from examples.flights.definitions import FLIGHTS, PROJECT, STATISTICS, defs, lake
 from examples.flights.expected import count_raw
-from examples.flights.recovery import fail_dead_runs, process_tags
-from examples.flights.report import ProgressHandler, Report
-from icedb_dagster import stack
+from examples.shared.numbers import NumbersDisagree
+from examples.shared.report import Report
+from examples.shared.running import maintain, materialize, on_postgres, show_progress
 from spark_jobs.ingest_flights import packaged_file, raw_flights
 
 # January and February of 2013 are older than 306 days on the first of January 2014.
@@ -29,29 +28,18 @@ TTL = {"keep_days": 306, "reference_date": "2014-01-01"}
 FIRST_MONTH_KEPT = 3
 # Nothing else uses the demo's table, so cleanup need not wait for readers.
 CLEANUP = {"grace_ms": 0, "allow_short_grace": True}
-POSTGRES: tuple[stack.ServiceName, ...] = ("postgres",)
-QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
 def main() -> int:
     """Run the demo; its exit status."""
     report = Report()
-    report.say("[bold]start Dagster's Postgres[/bold]")
-    started = stack.up(PROJECT, services=POSTGRES, progress=lambda line: report.say(f"  {line}"))
+    show_progress("spark_jobs", report)
     try:
-        os.environ.update(stack.environment(started))
-        jobs = logging.getLogger("spark_jobs")
-        jobs.setLevel(logging.INFO)
-        jobs.addHandler(ProgressHandler(report))
-        with dg.DagsterInstance.get() as instance:
-            for run_id in fail_dead_runs(instance):
-                report.say(f"  run {run_id[:8]} of a demo that was killed is marked as failed, its lock is free")
+        with on_postgres(PROJECT, report) as instance:
             run(instance, report)
-    except checks.NumbersDisagree as error:
+    except NumbersDisagree as error:
         report.console.print(f"[red]{error}[/red]")
         return 1
-    finally:
-        stack.release(started)
     report.console.print("demo: ok")
     return 0
 
@@ -63,21 +51,21 @@ def run(instance: dg.DagsterInstance, report: Report) -> None:
 
     with report.step("ingest with Spark", lambda: lake.table(FLIGHTS)):
         report.say("  starting Spark (the Dagster asset 'flights')")
-        materialize(instance, FLIGHTS)
+        materialize(instance, defs, FLIGHTS)
     table = lake.table(FLIGHTS)
     checks.ingested(table, expected)
 
     with report.step("delay statistics"):
-        materialize(instance, STATISTICS)
+        materialize(instance, defs, STATISTICS)
     checks.statistics(lake.table(STATISTICS), expected)
 
     with report.step("merge", lambda: table):
-        maintain(instance, "flights_merge_oldest", {})
+        maintain(instance, defs, "flights_merge_oldest")
     checks.merged(table, expected)
 
     before_drop_ms = table.snapshot().as_of_ms
     with report.step("TTL drop", lambda: table):
-        maintain(instance, "flights_ttl", TTL)
+        maintain(instance, defs, "flights_ttl", TTL)
     checks.dropped(table, expected, first_month=FIRST_MONTH_KEPT)
 
     with report.step("time travel"):
@@ -85,24 +73,13 @@ def run(instance: dg.DagsterInstance, report: Report) -> None:
         report.say(f"  January and February: {then:,} flights as of before the drop, {now:,} now")
 
     with report.step("cleanup", lambda: table):
-        maintain(instance, "flights_cleanup", CLEANUP)
+        maintain(instance, defs, "flights_cleanup", CLEANUP)
     checks.cleaned(table, before_drop_ms, expected, first_month=FIRST_MONTH_KEPT)
 
     ranks = busiest(table)
     checks.busiest([(code, count) for code, _, count, _ in ranks], expected, first_month=FIRST_MONTH_KEPT)
-    report.summary(ranks)
-
-
-def materialize(instance: dg.DagsterInstance, key: dg.AssetKey) -> None:
-    """Materialize one asset, as a Dagster run."""
-    job = defs.resolve_implicit_global_asset_job_def()
-    job.execute_in_process(instance=instance, asset_selection=[key], run_config=QUIET, tags=process_tags())
-
-
-def maintain(instance: dg.DagsterInstance, job: str, config: Mapping[str, object]) -> None:
-    """Run one maintenance job, which holds the table's pool."""
-    run_config = {**QUIET, "ops": {f"{job}_work": {"config": dict(config)}}}
-    defs.resolve_job_def(job).execute_in_process(instance=instance, run_config=run_config, tags=process_tags())
+    report.summary("The flights' table, step by step")
+    report.console.print(_ranks(ranks))
 
 
 def busiest(table: icedb.Table) -> list[tuple[str, str, int, float]]:
@@ -113,6 +90,17 @@ def busiest(table: icedb.Table) -> list[tuple[str, str, int, float]]:
         "SELECT carrier, count(*) AS n, avg(dep_delay) FROM t GROUP BY carrier ORDER BY n DESC, carrier LIMIT 10"
     ).fetchall()
     return [(code, names[code], flights, delay) for code, flights, delay in ranks]
+
+
+def _ranks(carriers: Sequence[tuple[str, str, int, float]]) -> Grid:
+    """The answer, as the README shows it."""
+    grid = Grid(title="The ten busiest carriers, March to December 2013", title_justify="left")
+    grid.add_column("carrier", no_wrap=True)
+    for heading in ("flights", "mean departure delay"):
+        grid.add_column(heading, justify="right", no_wrap=True)
+    for code, name, flights, delay in carriers:
+        grid.add_row(f"{code}  {name}", f"{flights:,}", f"{delay:.1f} min")
+    return grid
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import icedb
 from examples.flights.expected import Expected
+from examples.shared.numbers import NumbersDisagree, agree
 from icedb.errors import SnapshotExpired
 from spark_jobs.ingest_flights import BATCHES
 
@@ -16,13 +17,8 @@ __all__ = ["NumbersDisagree", "busiest", "cleaned", "dropped", "ingested", "merg
 PARTS_PER_DAY_MIN = 3
 
 
-class NumbersDisagree(Exception):
-    """The platform holds something else than what was counted from the raw file."""
-
-
 def _agree(what: str, found: object, expected: object) -> None:
-    if found != expected:
-        raise NumbersDisagree(f"{what}: found {found}, counted {expected} in the raw file")
+    agree(what, found, expected, source="the raw file")
 
 
 def _by_month(table: icedb.Table, *, as_of: int | None = None) -> dict[int, int]:

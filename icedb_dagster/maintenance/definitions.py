@@ -1,4 +1,4 @@
-"""A table's jobs and schedules.
+"""A table's jobs, schedules, sensors and checks.
 
 A job is two steps: one makes sure that the table's pool lets one run at a time in, the other does all the work while
 it holds the pool. So runs of one table queue up behind each other however they were started. Definitions are made
@@ -8,22 +8,41 @@ without a look at the store or the instance, and cheaply: a platform has hundred
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import dagster as dg
 
 from icedb.errors import InvalidOption
+from icedb.maintenance.condition import Due
 from icedb.work import Engine
+from icedb_dagster.checks import TableChecks, build_table_checks
 from icedb_dagster.locks import POOL_TAG, await_pool, check_pool_held, icedb_pool
 from icedb_dagster.maintenance.reports import log_report
 from icedb_dagster.maintenance.time_to_live import Expiry, TimeToLive
 from icedb_dagster.maintenance.verbs import VERBS, Task, Verb, ttl_verb
 from icedb_dagster.resource import IceDBResource
+from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
+from icedb_dagster.sensors import commits_sensor as build_commits_sensor
+from icedb_dagster.sensors import maintenance_sensor as build_maintenance_sensor
 
-__all__ = ["EngineName", "Lock", "build_table_definitions"]
+__all__ = ["CRONS", "EngineName", "Lock", "build_table_definitions"]
 
 EngineName = Literal["in_process", "spark"]
 Lock = Literal["pool", "claim"]
+# A job, or what becomes one when all assets are known.
+Job = Any
+
+#: When the schedules of a table start its jobs, by the jobs' names: of one table, no two in the same minute.
+CRONS: Mapping[str, str] = {
+    "merge_newest": "*/5 * * * *",
+    "merge_oldest": "7-59/15 * * * *",
+    "merge_log": "13 * * * *",
+    "checks": "23 * * * *",
+    "cleanup": "33 * * * *",
+    "ttl": "18 3 * * *",
+    "orphans": "43 4 * * *",
+    "verify": "53 5 * * *",
+}
 
 # Of the runs in the queue, the daemon starts the one with the highest number first; a pool goes by the same.
 PRIORITY_TAG = "dagster/priority"
@@ -47,22 +66,28 @@ def build_table_definitions(
     ttl: TimeToLive | Expiry | None = None,
     engine: EngineName = "in_process",
     lock: Lock = "pool",
-    merge_newest_cron: str | None = "*/5 * * * *",
-    merge_oldest_cron: str | None = "7-59/15 * * * *",
-    merge_log_cron: str | None = "13 * * * *",
-    cleanup_cron: str | None = "33 * * * *",
-    ttl_cron: str | None = "18 3 * * *",
-    orphans_cron: str | None = "43 4 * * *",
-    verify_cron: str | None = "53 5 * * *",
+    merge_newest_cron: str | None = CRONS["merge_newest"],
+    merge_oldest_cron: str | None = CRONS["merge_oldest"],
+    merge_log_cron: str | None = CRONS["merge_log"],
+    cleanup_cron: str | None = CRONS["cleanup"],
+    ttl_cron: str | None = CRONS["ttl"],
+    orphans_cron: str | None = CRONS["orphans"],
+    verify_cron: str | None = CRONS["verify"],
+    schedules_running: bool = False,
+    maintenance_sensor: MaintenanceSensor | None = None,
+    commits_sensor: CommitsSensor | None = None,
+    checks: TableChecks | None = None,
+    checks_cron: str | None = CRONS["checks"],
     resource_key: str = "icedb",
     spark_resource_key: str = "pyspark",
 ) -> dg.Definitions:
-    """Jobs that maintain a table, and schedules for them, stopped until somebody starts them.
+    """Jobs that maintain a table, with schedules, and if you ask for them sensors and checks.
 
     Jobs: `<table>_merge_newest`, `_merge_oldest`, `_merge_log`, `_cleanup`, `_orphans`, `_verify`, and `_ttl` with
     `ttl`, each with a schedule `<job>_schedule` (None leaves it out); `_rewrite`, `_delete` and `_restore` are started
-    by hand. The config of a run is that of its step: `{"ops": {"<job>_work": {"config": {...}}}}`. They need an
-    `IceDBResource` under `resource_key`; the table need not be an asset of these definitions.
+    by hand. Schedules are stopped until somebody starts them, unless `schedules_running`. The config of a run is that
+    of its step: `{"ops": {"<job>_work": {"config": {...}}}}`. They need an `IceDBResource` under `resource_key`; the
+    table need not be an asset of these definitions.
 
     `ttl`: a `TimeToLive`, or a function of the open table and the reference time that gives the partitions to drop:
     paths, or a predicate over the partition columns. `engine="spark"`: merges, rewrites and deletions are done by the
@@ -70,7 +95,11 @@ def build_table_definitions(
 
     `lock`: with `"pool"`, what changes the table holds the pool `icedb_pool(table)`, and refuses an instance whose
     pools cannot hold it. `"claim"`: no pool is used, and the claims in the store alone keep the table right; two runs
-    may then do the same work, of which one's is thrown away. Raises InvalidOption.
+    may then do the same work, of which one's is thrown away.
+
+    `maintenance_sensor`: the sensor `<table>_maintenance_sensor` starts jobs when they are due. `commits_sensor`:
+    `<table>_commits_sensor` tells Dagster of commits that others make. `checks`: asset checks of the table, as
+    `build_table_checks` makes them, and a job `<table>_checks` with a schedule. Raises InvalidOption.
     """
     key = dg.AssetKey.from_coercible(table)
     _check(key, "engine", engine, ("in_process", "spark"))
@@ -86,6 +115,7 @@ def build_table_definitions(
         "merge_newest": merge_newest_cron,
         "merge_oldest": merge_oldest_cron,
         "merge_log": merge_log_cron,
+        "checks": checks_cron,
         "cleanup": cleanup_cron,
         "ttl": ttl_cron,
         "orphans": orphans_cron,
@@ -94,8 +124,15 @@ def build_table_definitions(
     lock_op = _lock_op(plan.name, plan.pool) if plan.pool is not None else None
     verbs = [*VERBS, *([ttl_verb(ttl)] if ttl is not None else [])]
     jobs = {verb.name: _job(plan, verb, lock_op if verb.exclusive else None) for verb in verbs}
-    schedules = [_schedule(jobs[verb], cron) for verb, cron in crons.items() if verb in jobs and cron is not None]
-    return dg.Definitions(jobs=list(jobs.values()), schedules=schedules)
+    asset_checks = None if checks is None else build_table_checks(key, checks, resource_key=resource_key)
+    started: dict[str, Job] = {**jobs, **({} if asset_checks is None else {"checks": _checks_job(plan, asset_checks)})}
+    scheduled = [(started[verb], cron) for verb, cron in crons.items() if verb in started and cron is not None]
+    return dg.Definitions(
+        jobs=[*started.values()],
+        schedules=[_schedule(job, cron, running=schedules_running) for job, cron in scheduled],
+        sensors=_sensors(plan, jobs, maintenance_sensor, commits_sensor),
+        asset_checks=[] if asset_checks is None else [asset_checks],
+    )
 
 
 def _check(key: dg.AssetKey, name: str, value: str, choices: Sequence[str]) -> None:
@@ -103,13 +140,39 @@ def _check(key: dg.AssetKey, name: str, value: str, choices: Sequence[str]) -> N
         raise InvalidOption(f"{key.to_user_string()}: {name} is {value!r}; give '{choices[0]}' or '{choices[1]}'.")
 
 
-def _schedule(job: dg.JobDefinition, cron: str) -> dg.ScheduleDefinition:
+def _schedule(job: Job, cron: str, *, running: bool) -> dg.ScheduleDefinition:
     return dg.ScheduleDefinition(
         name=f"{job.name}_schedule",
         job=job,
         cron_schedule=cron,
-        default_status=dg.DefaultScheduleStatus.STOPPED,
-        description=f"Starts {job.name}. Stopped until you start it.",
+        default_status=dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED,
+        description=f"Starts {job.name}. {'Runs until you stop it.' if running else 'Stopped until you start it.'}",
+    )
+
+
+def _sensors(
+    plan: _Plan,
+    jobs: Mapping[str, dg.JobDefinition],
+    maintenance: MaintenanceSensor | None,
+    commits: CommitsSensor | None,
+) -> list[dg.SensorDefinition]:
+    sensors = []
+    if maintenance is not None:
+        due = {name: jobs[name] for name in get_args(Due)}
+        sensors.append(build_maintenance_sensor(plan.key, maintenance, jobs=due, resource_key=plan.resource_key))
+    if commits is not None:
+        sensors.append(build_commits_sensor(plan.key, commits, resource_key=plan.resource_key))
+    return sensors
+
+
+def _checks_job(plan: _Plan, checks: dg.AssetChecksDefinition) -> Any:
+    """Of all checks of the table. It changes nothing, so it needs no pool."""
+    return dg.define_asset_job(
+        f"{plan.name}_checks",
+        selection=dg.AssetSelection.checks(*checks.check_keys),
+        description="Runs the checks of the table. Changes nothing.",
+        executor_def=dg.in_process_executor,
+        tags={"icedb/table": plan.name, "icedb/verb": "checks"},
     )
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import dagster as dg
 
 import icedb
 from icedb_dagster import markdown
 from icedb_dagster.maintenance.verbs import Report
 from icedb_dagster.metadata import markdown_table, table_metadata
+from icedb_dagster.problems import problems_table
 
 __all__ = ["log_report"]
-
-# An event is read on a screen; `icedb verify` lists them all.
-PROBLEMS_MAX = 100
 
 
 def log_report(context: dg.OpExecutionContext, key: dg.AssetKey, verb: str, table: icedb.Table, report: Report) -> None:
@@ -23,17 +19,9 @@ def log_report(context: dg.OpExecutionContext, key: dg.AssetKey, verb: str, tabl
     figures = {n: markdown.escaped(v) if isinstance(v, str) else v for n, v in report.figures.items()}
     metadata: dict[str, dg.MetadataValue] = {verb: markdown_table(figures)}
     if report.problems:
-        metadata["problems"] = _problems_table(report.problems)
+        metadata["problems"] = problems_table(report.problems)
     # A damaged table may not even give a snapshot.
     of_table = {} if report.failure else table_metadata(table.snapshot())
     context.log_event(dg.AssetObservation(key, metadata={**metadata, **of_table}))
     if report.failure:
         raise dg.Failure(report.failure, metadata=metadata, allow_retries=False)
-
-
-def _problems_table(problems: Sequence[icedb.Problem]) -> dg.MarkdownMetadataValue:
-    rows = [(p.severity, p.key, p.kind, p.message) for p in problems[:PROBLEMS_MAX]]
-    text = markdown.table(("severity", "object", "what", "what it means, and the remedy"), rows)
-    if len(problems) > PROBLEMS_MAX:
-        text += f"\n\nand {len(problems) - PROBLEMS_MAX:,} more: `icedb verify` lists all"
-    return dg.MetadataValue.md(text)

@@ -16,6 +16,8 @@ from string import Template
 
 from icedb.errors import InvalidOption
 from icedb.location import parse_location
+from icedb_dagster.component.scaffolding import TEMPLATE as TABLE
+from icedb_dagster.component.scaffolding import yaml_values
 
 __all__ = ["create_project"]
 
@@ -30,6 +32,8 @@ FILES = {
     ".gitignore": "gitignore.txt",
     "{package}/__init__.py": "package.py.txt",
     "{package}/definitions.py": "definitions.py.txt",
+    "{package}/defs/__init__.py": "defs.py.txt",
+    "{package}/defs/events/defs.yaml": str(TABLE),
     "tests/test_{package}.py": "test.py.txt",
 }
 
@@ -93,7 +97,7 @@ def _rendered(target: Path, package: str, root: str) -> dict[str, str]:
         "title": package.replace("_", " ").capitalize(),
         "version": importlib.metadata.version("dagster"),
         "root": f"str(Path(__file__).parents[1] / {literal})" if inside else literal,
-        "path_import": "\nfrom pathlib import Path" if inside else "",
+        **yaml_values("events", ttl_column="day"),
         "options": _OPTIONS if on_s3 else "",
         "secrets": _SECRETS if on_s3 else "",
     }

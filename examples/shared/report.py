@@ -1,10 +1,10 @@
-"""What the demo prints: lines while it works, one summary at the end."""
+"""What an example prints: lines while it works, a table of its steps at the end."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -38,7 +38,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the demo, and the table after it."""
+    """One step, and the table that it was about after it."""
 
     name: str
     seconds: float
@@ -79,9 +79,9 @@ class Report:
         seconds = time.monotonic() - begun
         self.steps.append(Step(name, seconds, None if table is None else look_at(table())))
 
-    def summary(self, carriers: Sequence[tuple[str, str, int, float]]) -> None:
-        """The tables that the README shows."""
-        grid = Grid(title="The flights' table, step by step", title_justify="left")
+    def summary(self, title: str) -> None:
+        """All steps, one below the other, and how long they took together."""
+        grid = Grid(title=title, title_justify="left")
         for heading in ("step", "seconds", "rows", "live parts", "live MB", "log files", "stored MB"):
             grid.add_column(heading, justify="left" if heading == "step" else "right", no_wrap=True)
         for step in self.steps:
@@ -90,13 +90,6 @@ class Report:
         grid.add_row("in all", f"{time.monotonic() - self.started:.1f}", *[""] * 5)
         self.console.print()
         self.console.print(grid)
-        ranks = Grid(title="The ten busiest carriers, March to December 2013", title_justify="left")
-        ranks.add_column("carrier", no_wrap=True)
-        for heading in ("flights", "mean departure delay"):
-            ranks.add_column(heading, justify="right", no_wrap=True)
-        for code, name, flights, delay in carriers:
-            ranks.add_row(f"{code}  {name}", f"{flights:,}", f"{delay:.1f} min")
-        self.console.print(ranks)
 
 
 def _cells(after: Footprint | None) -> list[str]:

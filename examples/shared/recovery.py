@@ -1,7 +1,7 @@
-"""Runs of a demo that was killed: they still look started, and hold the table's lock.
+"""Runs of an example that was killed: they still look started, and hold the tables' locks.
 
-The demo runs its jobs in its own process, so nobody else can tell Dagster that they died. Each run says in a tag
-which process it is in; the next demo marks those whose process is gone as failed, and frees their slots.
+An example runs its jobs in its own process, so nobody else can tell Dagster that they died. Each run says in a tag
+which process it is in; the next time, those whose process is gone are marked as failed, and their slots are freed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dagster as dg
 
 __all__ = ["fail_dead_runs", "process_tags"]
 
-_TAG = "icedb/demo-process"
+_TAG = "icedb/example-process"
 
 
 def process_tags() -> dict[str, str]:
@@ -22,7 +22,7 @@ def process_tags() -> dict[str, str]:
 
 
 def fail_dead_runs(instance: dg.DagsterInstance) -> list[str]:
-    """Mark the unfinished runs of demos that are gone as failed, and free their slots; the ids of those runs."""
+    """Mark the unfinished runs of processes that are gone as failed, and free their slots; the ids of those runs."""
     unfinished = instance.get_runs(
         dg.RunsFilter(
             statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.NOT_STARTED]
@@ -30,7 +30,7 @@ def fail_dead_runs(instance: dg.DagsterInstance) -> list[str]:
     )
     dead = [run for run in unfinished if _TAG in run.tags and not _is_alive(run.tags[_TAG])]
     for run in dead:
-        instance.report_run_failed(run, "the demo that ran this was killed")
+        instance.report_run_failed(run, "the process that ran this was killed")
         instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
     return [run.run_id for run in dead]
 

@@ -1,0 +1,1 @@
+"""Web analytics for several tenants: events as they come, sessions by Spark, metrics by DuckDB, one dashboard."""

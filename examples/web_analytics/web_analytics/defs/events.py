@@ -1,0 +1,86 @@
+"""The events as they come: the files of a day, each row once, what does not fit set aside."""
+
+import dagster as dg
+
+from icedb import Aggregating, Table
+from icedb_dagster import IceDBResource
+from web_analytics.settings import INBOX, PARTITIONS, TENANTS
+
+DAY = "strftime(ts, '%Y-%m-%d')"
+SCHEMA = {
+    "event_id": "VARCHAR",
+    "ts": "TIMESTAMP WITH TIME ZONE",
+    "tenant": "VARCHAR",
+    "user_id": "BIGINT",
+    "country": "VARCHAR",
+    "device": "VARCHAR",
+    "referrer": "VARCHAR",
+    "kind": "VARCHAR",
+    "page": "VARCHAR",
+    "target": "VARCHAR",
+    "cents": "BIGINT",
+}
+REQUIRED = ["event_id", "ts", "tenant", "user_id", "kind"]
+
+#: How often each page was looked at, hour by hour: every insert into the events adds to it.
+VIEW = "page_views"
+VIEW_QUERY = f"""
+    SELECT tenant, {DAY} AS day, date_trunc('hour', ts) AS hour, page,
+           count(*) FILTER (kind = 'page_view') AS views, count(*) FILTER (kind = 'click') AS clicks
+    FROM _rows WHERE page IS NOT NULL GROUP BY ALL
+"""
+
+
+@dg.asset(
+    partitions_def=PARTITIONS,
+    backfill_policy=dg.BackfillPolicy.single_run(),
+    kinds={"icedb", "parquet", "json"},
+    group_name="web",
+    # A preview shows rows of people, and stays in Dagster's history when their data is deleted.
+    metadata={"partition_expr": "day", "partition_by": ["tenant", "day"], "icedb/preview_rows": 0},
+)
+def events(context: dg.AssetExecutionContext, icedb: IceDBResource) -> None:
+    """What arrived on a day, of all tenants, late events among it.
+
+    A day's files are one transaction: to run a day again adds nothing, in whatever run. Views are fed in the same call,
+    so rows are added and not replaced.
+    """
+    table = open_events(icedb)
+    rows = quarantined = repeated = 0
+    for day in context.partition_keys:
+        commit = table.insert(files_of(day), txn=(f"inbox/{day}", 1), on_conflict="quarantine")
+        rows += commit.rows
+        quarantined += commit.quarantined_rows
+        repeated += commit.repeated
+        context.log.info("%s: %d rows, %d set aside", day, commit.rows, commit.quarantined_rows)
+    context.add_output_metadata({"rows added": rows, "rows set aside": quarantined, "days that were there": repeated})
+
+
+def files_of(day: str) -> list[str]:
+    """The files that arrived on a day. Raises dagster.Failure when there is none."""
+    files = [INBOX / tenant / f"{day}.jsonl" for tenant in TENANTS]
+    if found := [str(file) for file in files if file.is_file()]:
+        return found
+    raise dg.Failure(f"{INBOX}: no file of {day}. To generate events: python -m web_analytics.generate")
+
+
+def open_events(lake: IceDBResource) -> Table:
+    """The table of the events with its view, made when they are missing."""
+    table = lake.table_or_create(
+        "events",
+        partition_by=["tenant", f"{DAY} AS day"],
+        sort_by=["user_id", "ts"],
+        schema=SCHEMA,
+        required=REQUIRED,
+        schema_policy="declared",
+    )
+    table.snapshot()  # reads the log, where it is said which views a table has
+    if VIEW not in {view.name for view in table.handle.spec.views}:
+        table.create_view(
+            VIEW,
+            VIEW_QUERY,
+            partition_by=["tenant", "day"],
+            sort_by=["hour", "page"],
+            merging=Aggregating(by=("tenant", "day", "hour", "page"), sum=("views", "clicks")),
+        )
+    return table

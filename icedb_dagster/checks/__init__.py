@@ -1,0 +1,25 @@
+"""What can be checked of a table, and the asset checks that do it: docs/checks.md has what each expects."""
+
+from icedb_dagster.checks.definitions import build_table_checks
+from icedb_dagster.checks.settings import (
+    FreshnessCheck,
+    HorizonCheck,
+    LogDepthCheck,
+    ObjectsCheck,
+    QuarantineCheck,
+    SchemaCheck,
+    SmallPartsCheck,
+    TableChecks,
+)
+
+__all__ = [
+    "FreshnessCheck",
+    "HorizonCheck",
+    "LogDepthCheck",
+    "ObjectsCheck",
+    "QuarantineCheck",
+    "SchemaCheck",
+    "SmallPartsCheck",
+    "TableChecks",
+    "build_table_checks",
+]

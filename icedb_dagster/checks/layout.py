@@ -1,0 +1,164 @@
+"""Checks of how a table is stored: its objects, small parts, log depth, horizon."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import dagster as dg
+
+import icedb
+from icedb.durations import duration_text
+from icedb.maintenance.condition import PartitionCondition
+from icedb.maintenance.verify import VerifyReport
+from icedb_dagster import markdown
+from icedb_dagster.checks.look import Look, Verdict, counted
+from icedb_dagster.checks.settings import HorizonCheck, LogDepthCheck, ObjectsCheck, SmallPartsCheck
+from icedb_dagster.pictures import PartSizes, markdown_picture
+from icedb_dagster.problems import problems_table
+
+__all__ = ["check_horizon", "check_log_depth", "check_objects", "check_small_parts"]
+
+# An event is read on a screen; `icedb info` lists them all.
+PARTITIONS_MAX = 20
+
+
+def check_objects(look: Look, settings: ObjectsCheck) -> Verdict:
+    """Nothing is missing, damaged or, unless that is allowed, foreign."""
+    report = look.objects
+    errors = [p for p in report.problems if p.severity == "error"]
+    foreign = [p for p in report.problems if p.kind == "foreign_objects"] if settings.foreign == "fail" else []
+    metadata = _objects_metadata(report, errors)
+    if failing := [*errors, *foreign]:
+        more = f" And {counted(len(failing) - 1, 'problem')} more." if len(failing) > 1 else ""
+        return Verdict(False, f"{failing[0].message}{more} `icedb verify {report.table}` lists all.", metadata)
+    notes = "".join(f" {p.message}" for p in report.problems)
+    return Verdict(
+        True,
+        f"Nothing is missing: {counted(report.live_parts, 'live part')} in the sizes that the log tells.{notes}",
+        metadata,
+    )
+
+
+def _objects_metadata(report: VerifyReport, errors: Sequence[icedb.Problem]) -> dict[str, dg.MetadataValue]:
+    metadata: dict[str, dg.MetadataValue] = {
+        "errors": dg.MetadataValue.int(len(errors)),
+        "warnings": dg.MetadataValue.int(len(report.problems) - len(errors)),
+        "live parts": dg.MetadataValue.int(report.live_parts),
+        "foreign objects": dg.MetadataValue.int(len(report.foreign)),
+        "orphans": dg.MetadataValue.int(len(report.orphans)),
+    }
+    if report.problems:
+        metadata["problems"] = problems_table(report.problems)
+    return metadata
+
+
+def check_small_parts(look: Look, settings: SmallPartsCheck) -> Verdict:
+    """The small parts are few, of the table's and of each partition's."""
+    condition, ratio = look.condition, look.condition.small_part_ratio
+    crowded = [p for p in condition.partitions if p.small_parts >= _threshold(look, p)]
+    reasons = []
+    if condition.live_parts >= settings.parts_min and ratio >= settings.ratio_max:
+        reasons.append(
+            f"{condition.small_parts:,} of {condition.live_parts:,} live parts ({ratio:.0%}) are small enough to be "
+            f"merged; it should be less than {settings.ratio_max:.0%}."
+        )
+    if crowded:
+        worst = max(crowded, key=lambda p: (p.small_parts / _threshold(look, p), p.path))
+        reasons.append(
+            f"{_partition(worst)} has {counted(worst.small_parts, 'small part')} and should have less than "
+            f"{_threshold(look, worst):,}" + (f", and {len(crowded) - 1:,} more have too many." if crowded[1:] else ".")
+        )
+    metadata = _small_parts_metadata(look)
+    if reasons:
+        remedy = f"Start {look.job('merge_newest')} or {look.job('merge_oldest')}, or their schedules."
+        return Verdict(False, " ".join([*reasons, remedy]), metadata)
+    told = f"Of {counted(condition.live_parts, 'live part')}, a merge would take {condition.small_parts:,}"
+    return Verdict(True, f"{told}, and no partition has too many of them.", metadata)
+
+
+def _threshold(look: Look, partition: PartitionCondition) -> int:
+    return look.thresholds.hot_parts if partition.hot else look.thresholds.cold_parts
+
+
+def _partition(partition: PartitionCondition) -> str:
+    return f"the partition '{partition.path}'" if partition.path else "the table"
+
+
+def _small_parts_metadata(look: Look) -> dict[str, dg.MetadataValue]:
+    condition = look.condition
+    metadata: dict[str, dg.MetadataValue] = {
+        "small-part ratio": dg.MetadataValue.float(round(condition.small_part_ratio, 4)),
+        "small parts": dg.MetadataValue.int(condition.small_parts),
+        "live parts": dg.MetadataValue.int(condition.live_parts),
+        "partitions": dg.MetadataValue.int(len(condition.partitions)),
+    }
+    worst = sorted((p for p in condition.partitions if p.small_parts), key=lambda p: (-p.small_parts, p.path))
+    if worst:
+        shown = [
+            (p.path or "(the table)", f"{p.small_parts:,}", f"{_threshold(look, p):,}", "hot" if p.hot else "cold")
+            for p in worst[:PARTITIONS_MAX]
+        ]
+        more = f"\n\nand {len(worst) - PARTITIONS_MAX:,} more" if worst[PARTITIONS_MAX:] else ""
+        names = ("partition", "small parts", "less than", "heat")
+        metadata["worst partitions"] = dg.MetadataValue.md(markdown.table(names, shown) + more)
+        parts = [look.table.handle.part(marker) for marker in look.state.live]
+        sizes = PartSizes.of(parts, part_bytes_max=look.thresholds.part_bytes_max)
+        metadata["part sizes"] = dg.MetadataValue.md(markdown_picture(sizes))
+    return metadata
+
+
+def check_log_depth(look: Look, settings: LogDepthCheck) -> Verdict:
+    """Opening the table is cheap."""
+    condition, threshold = look.condition, look.thresholds.log_files
+    metadata = {
+        "log files": dg.MetadataValue.int(condition.log_files),
+        "that a merge would take": dg.MetadataValue.int(condition.small_log_files),
+    }
+    told = f"Whoever opens the table reads {counted(condition.log_files, 'log file')}"
+    if condition.log_files < threshold:
+        return Verdict(True, f"{told}.", metadata)
+    remedy = f"Start {look.job('merge_log')}, or its schedule."
+    if not condition.small_log_files:
+        remedy = "None of them can be merged now: they are long, or from a clock that is ahead."
+    return Verdict(False, f"{told}; it should be less than {threshold:,}. {remedy}", metadata)
+
+
+def check_horizon(look: Look, settings: HorizonCheck) -> Verdict:
+    """Snapshots can be read as far back as was promised, and what was superseded is not stored for ever."""
+    condition = look.condition
+    metadata: dict[str, dg.MetadataValue] = {"superseded parts": dg.MetadataValue.int(condition.dead_parts)}
+    if condition.horizon_ms:
+        metadata["oldest snapshot"] = dg.MetadataValue.timestamp(condition.horizon_ms / 1000)
+    if condition.oldest_dead_ms is not None:
+        metadata["oldest superseded"] = dg.MetadataValue.timestamp(condition.oldest_dead_ms / 1000)
+    reasons = [*_too_short(look, settings.min_age), *_too_long(look, settings.max_age)]
+    if reasons:
+        return Verdict(False, " ".join(reasons), metadata)
+    told = f"Snapshots of the last {look.age(condition.horizon_ms)} can be read"
+    return Verdict(True, f"{told if condition.horizon_ms else 'Every snapshot can be read'}.", metadata)
+
+
+def _too_short(look: Look, min_age: timedelta | None) -> list[str]:
+    horizon_ms = look.condition.horizon_ms
+    if min_age is None or not horizon_ms or look.now_ms - horizon_ms >= _ms(min_age):
+        return []
+    return [
+        f"Snapshots can be read of the last {look.age(horizon_ms)} only, and {duration_text(_ms(min_age))} were "
+        f"promised. Give {look.job('cleanup')} a longer grace_ms, or pin what must stay."
+    ]
+
+
+def _too_long(look: Look, max_age: timedelta | None) -> list[str]:
+    oldest_ms = look.condition.oldest_dead_ms
+    if max_age is None or oldest_ms is None or look.now_ms - oldest_ms <= _ms(max_age):
+        return []
+    return [
+        f"Parts that were superseded {look.age(oldest_ms)} ago are still stored, with the rows that were deleted; "
+        f"they should be gone after {duration_text(_ms(max_age))}. Start {look.job('cleanup')}, or its schedule; "
+        f"`icedb pins {look.table.uri}` tells which pins keep them."
+    ]
+
+
+def _ms(age: timedelta) -> int:
+    return age // timedelta(milliseconds=1)

@@ -1,0 +1,69 @@
+"""What `dg scaffold defs icedb_dagster.IceDBTable <name>` writes: a table that can be used as it is, with comments."""
+
+# No `from __future__ import annotations` here: pydantic reads the annotations of fields as objects.
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import dagster as dg
+from dagster.components.component_scaffolding import scaffold_component
+from pydantic import BaseModel, Field
+
+__all__ = ["TEMPLATE", "TableScaffolder", "yaml_values"]
+
+TYPE = "icedb_dagster.IceDBTable"
+
+TEMPLATE = Path(__file__).with_name("defs.yaml.txt")
+
+
+class _Parameters(BaseModel):
+    """What may be given on the command line."""
+
+    table: str | None = Field(default=None, description="The table's key, with /. Default: the path below defs.")
+    ttl_column: str | None = Field(default=None, description="The partition column that has the date, for a TTL.")
+    keep_days: int = Field(default=365, ge=1, description="How many days are kept; with --ttl-column.")
+
+
+class TableScaffolder(dg.Scaffolder[_Parameters]):
+    """Writes the YAML of a table."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[_Parameters]:
+        """What may be given on the command line."""
+        return _Parameters
+
+    def scaffold(self, request: dg.ScaffoldRequest[_Parameters]) -> None:
+        """Write or append to `defs.yaml`; for Python, the stub that Dagster writes for all components."""
+        if request.scaffold_format == "python":
+            scaffold_component(request, {})
+            return
+        path = request.target_path if request.append else request.target_path / "defs.yaml"
+        text = _rendered(request)
+        with path.open("a" if request.append else "w", encoding="utf-8") as file:
+            file.write(f"---\n{text}" if request.append else text)
+
+
+def _rendered(request: dg.ScaffoldRequest[Any]) -> str:
+    given: _Parameters = request.params
+    values = yaml_values(
+        given.table or _key_of(request),
+        type_name=request.type_name,
+        ttl_column=given.ttl_column,
+        keep_days=given.keep_days,
+    )
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(values)
+
+
+def _key_of(request: dg.ScaffoldRequest[Any]) -> str:
+    """Where the table is declared: `sales/orders` in `defs/sales/orders/defs.yaml`."""
+    folder = request.target_path.parent if request.append else request.target_path
+    above, _, below = folder.as_posix().rpartition("/defs/")
+    return below if above else folder.name
+
+
+def yaml_values(
+    table: str, *, type_name: str = TYPE, ttl_column: str | None = None, keep_days: int = 365
+) -> dict[str, str]:
+    """What is put into the template. Without a `ttl_column`, the time to live is a comment."""
+    ttl = f"ttl: {{partition_column: {ttl_column or 'day'}, keep_days: {keep_days}}}"
+    return {"type": type_name, "table": table, "ttl": ttl if ttl_column else f"# {ttl}"}

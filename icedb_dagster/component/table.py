@@ -1,0 +1,118 @@
+"""The component `IceDBTable`: a table's asset, maintenance, sensors and checks, declared in YAML.
+
+It is a thin layer: it calls `build_table_definitions`, `table_spec` and `observable_table` with what YAML says, so
+that all of it can be said in Python too, and comes out the same. Nothing is asked of store or instance.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of fields as objects.
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
+
+import dagster as dg
+from pydantic import BaseModel
+
+from icedb.errors import InvalidOption
+from icedb.maintenance.condition import Thresholds
+from icedb_dagster.checks import TableChecks
+from icedb_dagster.component.attributes import TableAttributes
+from icedb_dagster.component.resolving import resolved
+from icedb_dagster.component.scaffolding import TableScaffolder
+from icedb_dagster.maintenance.definitions import CRONS, EngineName, Lock, build_table_definitions
+from icedb_dagster.maintenance.time_to_live import Expiry, TimeToLive
+from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
+from icedb_dagster.specs import build_observation, observable_table, table_spec
+
+__all__ = ["IceDBTable"]
+
+
+@dg.scaffold_with(TableScaffolder)
+@dataclass(frozen=True, kw_only=True)
+class IceDBTable(dg.Component, dg.Resolvable):
+    """A table of IceDB: its asset, maintenance jobs, schedules, sensors and checks.
+
+    The table is `<root>/<key>` of the `IceDBResource` under `resource_key`, which the project defines beside it. With
+    nothing but `table`, it has the jobs of `build_table_definitions` with their usual schedules, stopped.
+    """
+
+    table: dg.AssetKey
+    asset: Literal["none", "external", "observable"] = "none"
+    #: Arguments of `table_spec`, for an asset that is defined here.
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    observe_cron: str | None = None
+    ttl: TimeToLive | Expiry | None = None
+    engine: EngineName = "in_process"
+    lock: Lock = "pool"
+    #: Cron expressions over the usual ones, by job; None leaves a schedule out.
+    schedules: Mapping[str, str | None] = field(default_factory=dict)
+    #: Of the maintenance sensor and the checks, in place of those that they have.
+    thresholds: Thresholds | None = None
+    maintenance_sensor: MaintenanceSensor | None = None
+    commits_sensor: CommitsSensor | None = None
+    checks: TableChecks | None = None
+    #: Whether schedules and sensors are switched on from the beginning.
+    running: bool = False
+    resource_key: str = "icedb"
+    spark_resource_key: str = "pyspark"
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(self.schedules.keys() - CRONS.keys()):
+            raise InvalidOption(f"the table {self.table}: schedules has {unknown[0]!r}; there are {', '.join(CRONS)}.")
+        if self.asset not in ("none", "external", "observable"):
+            raise InvalidOption(f"the table {self.table}: asset is {self.asset!r}; give none, external or observable.")
+
+    @classmethod
+    def model(cls) -> type[BaseModel]:
+        """The attributes in YAML."""
+        return TableAttributes
+
+    @classmethod
+    def get_spec(cls) -> dg.ComponentTypeSpec:
+        """What `dg list components` and the UI tell of it."""
+        return dg.ComponentTypeSpec(
+            tags=["icedb", "lakehouse"], produces=["asset", "asset_check", "job", "schedule", "sensor"]
+        )
+
+    @classmethod
+    def resolve_from_model(cls, context: dg.ResolutionContext, model: BaseModel) -> Self:
+        """The component that some attributes describe. Raises InvalidOption, and what Dagster raises for templates."""
+        return cls(**resolved(context, model))
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """All that Dagster knows of the table. Raises InvalidOption."""
+        return dg.Definitions.merge(self._asset(), self._maintenance())
+
+    def _maintenance(self) -> dg.Definitions:
+        maintenance, commits, checks = self.maintenance_sensor, self.commits_sensor, self.checks
+        if self.thresholds is not None:
+            maintenance = maintenance and replace(maintenance, thresholds=self.thresholds)
+            checks = checks and replace(checks, thresholds=self.thresholds)
+        if self.running:
+            maintenance = maintenance and replace(maintenance, running=True)
+            commits = commits and replace(commits, running=True)
+        crons: dict[str, Any] = {f"{job}_cron": cron for job, cron in self.schedules.items()}
+        return build_table_definitions(
+            self.table,
+            ttl=self.ttl,
+            engine=self.engine,
+            lock=self.lock,
+            schedules_running=self.running,
+            maintenance_sensor=maintenance,
+            commits_sensor=commits,
+            checks=checks,
+            resource_key=self.resource_key,
+            spark_resource_key=self.spark_resource_key,
+            **crons,
+        )
+
+    def _asset(self) -> dg.Definitions:
+        if self.asset == "none":
+            return dg.Definitions()
+        if self.asset == "external":
+            return dg.Definitions(assets=[table_spec(self.table, **self.spec)])
+        observed = observable_table(self.table, resource_key=self.resource_key, **self.spec)
+        if self.observe_cron is None:
+            return dg.Definitions(assets=[observed])
+        return dg.Definitions.merge(
+            dg.Definitions(assets=[observed]), build_observation(self.table, self.observe_cron, running=self.running)
+        )

@@ -1,0 +1,100 @@
+"""Attributes of a component that may be templates (`{{ env.KEEP_DAYS }}`), and the JSON schema of them.
+
+Dagster's own way gives every attribute the type "or any text", so that a wrong word is found when definitions load, and
+an object with a wrong field is "not valid under any of the given schemas". Here only a text with `{{` in it is taken
+for a template, and the schema has no alternatives but types: so `dg check yaml` finds more, and names the field.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+import dagster as dg
+from pydantic import BaseModel, Discriminator, Tag, WithJsonSchema
+
+__all__ = ["Attributes", "Choice", "Template", "Templated", "is_template"]
+
+_T = TypeVar("_T")
+_M = TypeVar("_M")
+
+_TEMPLATE = r"\{\{.*\}\}"
+_SCHEMA = {"type": "string", "pattern": _TEMPLATE}
+
+
+def is_template(value: object) -> bool:
+    """Whether it is a text that Dagster renders."""
+    return isinstance(value, str) and re.search(_TEMPLATE, value, flags=re.DOTALL) is not None
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, dict | BaseModel):
+        return "object"
+    plain = value is None or isinstance(value, str | int | float | list | tuple | timedelta)
+    return "value" if plain and not is_template(value) else "template"
+
+
+#: A template, or what became of it: then any object that the code gave it.
+Template = Annotated[Any, WithJsonSchema(_SCHEMA)]
+#: A plain value of type T, or a template.
+Templated: TypeAlias = Annotated[
+    Annotated[_T, Tag("value")] | Annotated[_T, Tag("object")] | Annotated[Template, Tag("template")],
+    Discriminator(_kind),
+]
+#: A plain value of type T, an object M, or a template.
+Choice: TypeAlias = Annotated[
+    Annotated[_T, Tag("value")] | Annotated[_M, Tag("object")] | Annotated[Template, Tag("template")],
+    Discriminator(_kind),
+]
+
+
+class Attributes(dg.Model):
+    """Of a component, or of an object in it. Others than those named are refused."""
+
+    @classmethod
+    def model_json_schema(cls, *args: Any, **options: Any) -> dict[str, Any]:
+        """The JSON schema that `dg check yaml` and editors use."""
+        schema = super().model_json_schema(*args, **options)
+        united: dict[str, Any] = _united(schema, schema.pop("$defs", {}))
+        return united
+
+
+def _united(schema: Any, definitions: dict[str, Any]) -> Any:
+    """The schema without references and alternatives: one schema whose `type` lists the types."""
+    if isinstance(schema, list):
+        return [_united(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        schema = {**definitions[name], **{k: v for k, v in schema.items() if k != "$ref"}}
+    found = {k: _united(v, definitions) for k, v in schema.items() if k not in ("anyOf", "oneOf")}
+    alternatives = [_united(a, definitions) for a in (*schema.get("anyOf", ()), *schema.get("oneOf", ()))]
+    return {**_merged(alternatives), **found} if alternatives else found
+
+
+def _merged(alternatives: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of alternatives that differ in their type; texts are united into one pattern."""
+    if not all("type" in a for a in alternatives):
+        return {}  # one of them is anything
+    types = _types(alternatives)
+    rest: dict[str, Any] = {}
+    for alternative in alternatives:
+        rest |= {k: v for k, v in alternative.items() if k not in ("type", "const", "enum", "pattern")}
+    plain = _types([a for a in alternatives if a != _SCHEMA])
+    if "string" not in plain:  # so that a text is told to be none of these, not to lack a pair of braces
+        return {**rest, "type": types, "if": _SCHEMA, "else": {"type": plain}}
+    texts = [_pattern(a) for a in alternatives if "string" in a["type"]]
+    return {**rest, "type": types, **({"pattern": "|".join(filter(None, texts))} if all(texts) else {})}
+
+
+def _types(alternatives: list[dict[str, Any]]) -> list[str]:
+    found = (t for a in alternatives for t in (a["type"] if isinstance(a["type"], list) else [a["type"]]))
+    return [*dict.fromkeys(found)]
+
+
+def _pattern(schema: dict[str, Any]) -> str | None:
+    """What a text must look like; None: anyhow."""
+    choices = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+    return "|".join(f"^{re.escape(choice)}$" for choice in choices) or schema.get("pattern")

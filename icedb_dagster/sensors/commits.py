@@ -1,0 +1,148 @@
+"""The sensor that tells Dagster of commits that others made: Spark streams, other programs, a shell.
+
+A tick reads the table's change feed from where the last one ended (one LIST when nothing is new), and gives an event
+for each commit that brought rows: once, in order. Merges, drops and deletions bring none. A commit is told when it is
+`settle_s` old: a step of Dagster's that made it has stored its own materialization by then, which says so, and the
+commit is not told again. The same look at the events of the asset, made only when there are new commits, keeps a tick
+that is evaluated again from repeating what it had told.
+
+What is relied on in Dagster's sensor daemon: it evaluates one tick of a sensor at a time; it stores the events of an
+answer one by one, in their order, and then the cursor. Killed in between, it evaluates the tick again with the old
+cursor. The cursor of a tick that failed is not stored.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
+import dagster as dg
+
+from icedb.clock import SystemClock
+from icedb.errors import ForeignMaintenance, SnapshotExpired, TableNotFound
+from icedb.format.feed import at_time
+from icedb.handle import Handle
+from icedb.options import Timing
+from icedb_dagster.sensors.events import Event, commit_events, gap_event
+from icedb_dagster.sensors.new_commits import Batch, take
+from icedb_dagster.sensors.open_tables import open_tables
+from icedb_dagster.sensors.partition_keys import PartitionKeys
+from icedb_dagster.sensors.position import Position, decode, encode
+from icedb_dagster.sensors.settings import CommitsSensor
+from icedb_dagster.sensors.told import Told, gap_is_told, read_told
+
+__all__ = ["commits_sensor"]
+
+
+def commits_sensor(key: dg.AssetKey, settings: CommitsSensor, *, resource_key: str) -> dg.SensorDefinition:
+    """The sensor `<table>_commits_sensor`: each commit that brought rows, once, as an event of the asset `key`.
+
+    `resource_key`: of the `IceDBResource`. Of an asset with partitions and a `partition_expr`, the event is of the
+    partition that the rows are in. Nothing is opened or asked until the first tick.
+    """
+
+    def tick(context: dg.SensorEvaluationContext, **_: object) -> dg.SensorResult:
+        lake = getattr(context.resources, resource_key)
+        position = _stored(context)
+        try:
+            with open_tables.use(lake, key) as table:
+                look = _Tick(context, key, settings, table.handle)
+                answer = look.answer(position)
+        except TableNotFound as error:
+            # Whatever it will have is new. Its first commit may be by a clock that is behind this one.
+            since = at_time(SystemClock().now_ms() - Timing().max_skew_ms)
+            return dg.SensorResult(
+                skip_reason=f"there are no commits yet. {error}", cursor=encode(position or Position(since))
+            )
+        if look.log_is_empty:
+            open_tables.forget(lake, key)
+        return answer
+
+    return dg.SensorDefinition(
+        name=f"{key.to_python_identifier()}_commits_sensor",
+        evaluation_fn=tick,
+        minimum_interval_seconds=settings.interval_s,
+        description=f"Tells of the commits to {key.to_user_string()} that Dagster did not make.",
+        default_status=dg.DefaultSensorStatus.RUNNING if settings.running else dg.DefaultSensorStatus.STOPPED,
+        required_resource_keys={resource_key},
+    )
+
+
+def _stored(context: dg.SensorEvaluationContext) -> Position | None:
+    """Where the last tick ended; None when there was none, or when the cursor is of no use."""
+    if not context.cursor:
+        return None
+    position = decode(context.cursor)
+    if position is None:
+        context.log.warning("the cursor %r is of no use here, and is begun anew", context.cursor[:80])
+    return position
+
+
+class _Tick:
+    """One look at a table, and what it tells."""
+
+    def __init__(
+        self, context: dg.SensorEvaluationContext, key: dg.AssetKey, settings: CommitsSensor, handle: Handle
+    ) -> None:
+        self._context = context
+        self._key = key
+        self._settings = settings
+        self._handle = handle
+        self.log_is_empty = False
+
+    def answer(self, position: Position | None) -> dg.SensorResult:
+        """Events of what is new, and where the next tick goes on."""
+        if position is None:
+            if not self._settings.from_beginning:
+                now_ms = self._handle.clock.now_ms()
+                told = f"{self._handle.table}: the sensor begins now; earlier commits are not told"
+                return dg.SensorResult(skip_reason=told, cursor=encode(Position(at_time(now_ms))))
+            position = Position(at_time(self._handle.read().horizon_ms))
+        try:
+            batch = take(
+                self._handle,
+                position.changes,
+                settle_ms=self._settings.settle_s * 1000,
+                commits_max=self._settings.events_max,
+            )
+        except SnapshotExpired as error:
+            # What came since the horizon is known commit by commit.
+            return self._gap(position, Position(at_time(error.horizon_ms or self._handle.clock.now_ms())), error)
+        except ForeignMaintenance as error:
+            return self._gap(position, Position(at_time(self._handle.clock.now_ms()), foreign=True), error)
+        self.log_is_empty = not batch.table.log_files
+        events = self._events(batch)
+        return dg.SensorResult(
+            asset_events=events, skip_reason=self._message(batch, len(events)), cursor=encode(Position(batch.end))
+        )
+
+    def _events(self, batch: Batch) -> list[Event]:
+        if not batch.commits:
+            return []
+        told = self._told(batch)
+        keys = PartitionKeys.of(self._context, self._key, table=self._handle.table)
+        return commit_events(self._key, batch, told, keys, self._handle, kind=self._settings.events)
+
+    def _told(self, batch: Batch) -> Told:
+        """By events from a while before the first commit on: the clocks may differ."""
+        since_ms = batch.commits[0].created_ms - 2 * self._handle.timing.max_skew_ms
+        return read_told(
+            self._context.instance,
+            self._key,
+            since_ms=since_ms,
+            observations=self._settings.events == "observation",
+        )
+
+    def _message(self, batch: Batch, events: int) -> str:
+        known = "" if events or not batch.commits else "; Dagster knew them"
+        more = "; the next look goes on" if batch.more else ""
+        new = f"{len(batch.commits):,} new commits{known}{more}" if batch.commits else "no new commits"
+        rows = "an unknown number of" if batch.table.rows is None else f"{batch.table.rows:,}"
+        return f"{new}. {self._handle.table}: {rows} rows in {len(batch.table.parts):,} parts"
+
+    def _gap(self, before: Position, after: Position, error: SnapshotExpired | ForeignMaintenance) -> dg.SensorResult:
+        """Some commits are not known one by one: that is told once, and the telling goes on."""
+        since_ms = before.changes.t_ms
+        repeated = (before.foreign and after.foreign) or gap_is_told(
+            self._context.instance, self._key, after_ms=since_ms
+        )
+        events = [] if repeated else [gap_event(self._key, since_ms, str(error))]
+        return dg.SensorResult(
+            asset_events=events, skip_reason=f"some commits are unknown. {error}", cursor=encode(after)
+        )

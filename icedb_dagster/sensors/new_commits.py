@@ -1,0 +1,82 @@
+"""Which commits brought rows since the last tick: the change feed, commit by commit.
+
+Parts that share their time came in one commit, and the log file that has that time and names them is its own, as long
+as log files are not merged: then two commits of the same millisecond look like one. What is still too young is left for
+later, see `CommitsSensor.settle_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+
+from icedb.changes import Changes, changes_of, settled_ms
+from icedb.format.feed import Cursor, advance
+from icedb.format.records import Marker
+from icedb.format.snapshot import LogState
+from icedb.handle import Handle
+
+__all__ = ["Batch", "NewCommit", "take"]
+
+
+@dataclass(frozen=True, slots=True)
+class NewCommit:
+    """A commit that brought rows. `created_ms` is its time (unix milliseconds).
+
+    `log_file`: the key of its own log file; None when that was merged into another.
+    """
+
+    created_ms: int
+    log_file: str | None
+    markers: tuple[Marker, ...]
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """The keys of its parts."""
+        return frozenset(m.key for m in self.markers)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The commits of one tick, in order; where the next tick begins; and the table as it was at this one."""
+
+    commits: tuple[NewCommit, ...]
+    end: Cursor
+    #: Whether more of them are old enough to be told.
+    more: bool
+    table: Changes
+
+
+def take(handle: Handle, start: Cursor, *, settle_ms: int, commits_max: int) -> Batch:
+    """The commits after `start` that are at least `settle_ms` old, the oldest first.
+
+    Raises SnapshotExpired, ForeignMaintenance, and what `LogReader.read` raises.
+    """
+    settled, now_ms = settled_ms(handle), handle.clock.now_ms()  # before the log is read
+    state = handle.read()
+    until_ms = max(start.t_ms, now_ms - settle_ms)
+    end, markers = advance(state, handle.keys, start, settled_ms=settled, until_ms=until_ms)
+    commits = _commits(state, markers)
+    more = len(commits) > commits_max
+    if more:
+        # Two programs may have committed in the same millisecond: what shares a time is taken, or left, together.
+        until_ms = commits[commits_max - 1].created_ms
+        end, markers = advance(state, handle.keys, start, settled_ms=settled, until_ms=until_ms)
+        commits = _commits(state, markers)
+    table = changes_of(handle, state, start, end, state.live, as_of_ms=max(now_ms - 1, state.newest_ms))
+    return Batch(tuple(commits), end, more, table)
+
+
+def _commits(state: LogState, markers: Iterable[Marker]) -> list[NewCommit]:
+    def identity(marker: Marker) -> tuple[int, str]:
+        return marker.created_ms, _log_file(state, marker) or ""
+
+    by_commit = groupby(sorted(markers, key=lambda m: (*identity(m), m.key)), key=identity)
+    return [NewCommit(t_ms, log_file or None, tuple(found)) for (t_ms, log_file), found in by_commit]
+
+
+def _log_file(state: LogState, marker: Marker) -> str | None:
+    """The log file that published a part."""
+    naming = state.parts_named[marker.key].by
+    return next((k for k in naming if state.files[k].file.t_ms == marker.created_ms), None)

@@ -1,0 +1,45 @@
+"""Which partition of an asset the rows of a part are of: as the part's path says it, when that is one of its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Self
+
+import dagster as dg
+
+from icedb.handle import Part
+from icedb_dagster.options import has_partition_expr, partition_columns
+
+__all__ = ["PartitionKeys"]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionKeys:
+    """The partition column that tells the partitions of an asset apart, folded, and the asset's partition keys."""
+
+    column: str
+    keys: Collection[str]
+
+    @classmethod
+    def of(cls, context: dg.SensorEvaluationContext, key: dg.AssetKey, *, table: str) -> Self | None:
+        """Those of an asset of the code location; None for one without, or with several dimensions.
+
+        Raises InvalidOption for a `partition_expr` that is none.
+        """
+        if context.repository_def is None or not (graph := context.repository_def.asset_graph).has(key):
+            return None
+        partitions, metadata = graph.get(key).partitions_def, graph.get(key).metadata
+        if partitions is None or isinstance(partitions, dg.MultiPartitionsDefinition):
+            return None
+        if not has_partition_expr(metadata):
+            return None
+        (column,) = partition_columns(metadata, partitions, table=table).values()
+        keys = partitions.get_partition_keys(dynamic_partitions_store=context.instance)
+        return cls(column.casefold(), frozenset(keys))
+
+    def of_part(self, part: Part) -> str | None:
+        """The key of the partition that a part's rows are of; None when its path does not say one."""
+        values = {name.casefold(): value for name, value in part.values.items()}
+        value = values.get(self.column)
+        return value if value in self.keys else None

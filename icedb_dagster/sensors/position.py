@@ -1,0 +1,43 @@
+"""How far the telling of commits is: the cursor of `icedb_dagster.sensors.commits`."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from typing import Literal
+
+import msgspec
+
+from icedb.format.feed import Cursor
+
+__all__ = ["Position", "decode", "encode"]
+
+# The change feed's cursor names each part of the last minutes. Dagster stores it with each tick, so it is made small.
+_PLAIN_LENGTH_MAX = 1_000
+_PACKED = "zlib:"
+
+
+class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`changes`: where the change feed goes on. `foreign`: it was told that a program of v3 maintains the table."""
+
+    changes: Cursor
+    foreign: bool = False
+    version: Literal[1] = 1
+
+
+def encode(position: Position) -> str:
+    """As JSON, packed when it is long."""
+    plain = msgspec.json.encode(position)
+    if len(plain) <= _PLAIN_LENGTH_MAX:
+        return plain.decode()
+    return _PACKED + base64.b64encode(zlib.compress(plain, 9)).decode()
+
+
+def decode(text: str) -> Position | None:
+    """A cursor that was stored; None for what is none of this version."""
+    try:
+        packed = text.startswith(_PACKED)
+        plain = zlib.decompress(base64.b64decode(text.removeprefix(_PACKED))) if packed else text.encode()
+        return msgspec.json.decode(plain, type=Position)
+    except (msgspec.MsgspecError, zlib.error, ValueError):
+        return None

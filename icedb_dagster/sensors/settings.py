@@ -1,0 +1,60 @@
+"""What can be said of a table's sensors. Making one touches nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from icedb.errors import InvalidOption
+from icedb.maintenance.condition import Thresholds
+
+__all__ = ["CommitsSensor", "MaintenanceSensor"]
+
+#: What a commit becomes in Dagster.
+Events = Literal["materialization", "observation"]
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceSensor:
+    """When maintenance is asked for. Raises InvalidOption.
+
+    `thresholds`: what the table should stay below; runs are asked for from half of each on. `interval_s`: seconds
+    between two looks, at least. `running`: switched on from the beginning, not only when somebody does it.
+    """
+
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    interval_s: int = 30
+    running: bool = False
+
+    def __post_init__(self) -> None:
+        _check_whole("interval_s", self.interval_s, least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitsSensor:
+    """What becomes of commits that others made. Raises InvalidOption.
+
+    `events`: what a commit is told as. `interval_s` and `running` are as for `MaintenanceSensor`. `from_beginning`:
+    the first look tells all commits whose rows the log still knows one by one; otherwise none that were before it.
+    `settle_s`: a commit is told when it is so many seconds old, so that a step of Dagster's that made it has told it
+    first. `events_max`: of one look; the next look goes on.
+    """
+
+    events: Events = "materialization"
+    interval_s: int = 30
+    running: bool = False
+    from_beginning: bool = False
+    settle_s: int = 30
+    events_max: int = 100
+
+    def __post_init__(self) -> None:
+        if self.events not in ("materialization", "observation"):
+            raise InvalidOption(f"events is {self.events!r}; give 'materialization' or 'observation'.")
+        _check_whole("interval_s", self.interval_s, least=1)
+        _check_whole("settle_s", self.settle_s, least=0)
+        _check_whole("events_max", self.events_max, least=1)
+
+
+def _check_whole(name: str, value: int, *, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidOption(f"the sensor's {name} is {value!r}; give a whole number, {least} at least.")
