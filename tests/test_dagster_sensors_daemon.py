@@ -1,0 +1,146 @@
+"""A real daemon, killed again and again: a table that a program fills stays small, each commit is told once."""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+dg = pytest.importorskip("dagster")
+
+# ruff: noqa: E402 - without the extra there is nothing to import
+from dagster._core.scheduler.instigation import SensorInstigatorData
+from dagster._core.storage.tags import RUN_KEY_TAG
+
+import icedb
+from icedb_dagster import stack
+from icedb_dagster.stack.home import PACKAGED_CONFIG
+from tests.dagster_platform import quick, until
+from tests.sensor_code import ROOT, TABLE
+from tests.sensor_worlds import told_commits
+
+pytestmark = [pytest.mark.dagster, pytest.mark.timeout(900)]
+
+CODE = Path(__file__).with_name("sensor_code.py")
+WORKSPACE = f"load_from: [{{python_file: {{relative_path: {CODE}, location_name: tested}}}}]\n"
+KEY = dg.AssetKey(TABLE)
+SERVICES: tuple[stack.ServiceName, ...] = ("postgres", "daemon")
+ENDED = {"SUCCESS", "FAILURE", "CANCELED"}
+
+
+@dataclass
+class Story:
+    """A stack whose daemon evaluates the sensors, and the table that they are about."""
+
+    project: Path
+    instance: dg.DagsterInstance
+    table: icedb.Table
+
+    @contextmanager
+    def filled(self) -> Iterator[None]:
+        """A program of its own fills the table meanwhile."""
+        program = [sys.executable, "-m", "tests.sensor_code", self.table.uri, str(self.stop), str(self.written)]
+        process = subprocess.Popen(program, cwd=CODE.parent.parent)
+        try:
+            yield
+        finally:
+            self.stop.touch()
+            assert process.wait(60) == 0
+
+    @property
+    def stop(self) -> Path:
+        return self.project / "stop"
+
+    @property
+    def written(self) -> Path:
+        return self.project / "written"
+
+    def commits(self) -> list[int]:
+        """The times of all commits, as the program wrote them down."""
+        return [int(line.split()[0]) for line in self.written.read_text().splitlines()]
+
+    def told(self) -> list[int]:
+        """The times of the commits that Dagster was told of, in the order in which it was."""
+        return [told["icedb/commit_time_ms"] for told in told_commits(self.instance, KEY)]
+
+    def runs(self) -> list[dg.DagsterRun]:
+        return list(self.instance.get_runs())
+
+    def sensors_have_begun(self) -> bool:
+        found = [state.instigator_data for state in self.instance.all_instigator_state()]
+        cursors = [data.cursor for data in found if isinstance(data, SensorInstigatorData)]
+        return len(cursors) == 2 and all(cursors)
+
+    def started_ticks(self) -> int:
+        """How many ticks of all sensors there were."""
+        states = self.instance.all_instigator_state()
+        ticks = [self.instance.get_ticks(s.instigator_origin_id, s.selector_id, limit=1) for s in states]
+        return max((int(tick.tick_id) for found in ticks for tick in found), default=0)
+
+    def kill_daemon_around_a_tick(self, after_s: float) -> None:
+        """Right when one has begun, or a moment later; and start it again."""
+        seen = self.started_ticks()
+        until(lambda: self.started_ticks() > seen, "tick", every_s=0.02)
+        time.sleep(after_s)
+        [pid] = [row.pid for row in stack.status(self.project) if row.name == "daemon"]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        stack.up(self.project, services=SERVICES)
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Iterator[Story]:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "workspace.yaml").write_text(WORKSPACE)
+    config = yaml.safe_load(PACKAGED_CONFIG.read_text())
+    quick(config)
+    (project / "dagster.yaml").write_text(yaml.safe_dump(config))
+    table = icedb.Table.create(tmp_path / "lake" / TABLE, partition_by=["d"])
+    kept = dict(os.environ)
+    os.environ.pop("ICEDB_POSTGRES_URL", None)
+    os.environ |= {ROOT: str(tmp_path / "lake"), "FRESHNESS_DAEMON_INTERVAL_SECONDS": "2"}
+    try:
+        started = stack.up(project, services=SERVICES)
+        os.environ.update(stack.environment(started))
+        with dg.DagsterInstance.get() as instance:
+            yield Story(project, instance, table)
+    finally:
+        stack.down(project)
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_daemon_that_is_killed_repeats_no_run_and_no_event(story: Story, kills: int) -> None:
+    chance = random.Random(kills)
+    until(story.sensors_have_begun, "first tick of each sensor")
+    with story.filled():
+        until(story.told, "event")
+        for _ in range(kills):
+            story.kill_daemon_around_a_tick(chance.choice([0, chance.uniform(0, 0.3), chance.uniform(0, 3)]))
+        until(lambda: any(run.is_success for run in story.runs()), "merge that a sensor asked for")
+    until(lambda: len(story.told()) >= len(story.commits()), "event of each commit")
+    until(lambda: {run.status.value for run in story.runs()} <= ENDED, "end of all runs")
+    time.sleep(6)  # two more ticks of each sensor: Dagster's daemon looks every 5 seconds
+    assert story.told() == story.commits(), "each once, and in order"
+    runs = story.runs()
+    assert max(Counter(run.tags[RUN_KEY_TAG] for run in runs).values()) == 1
+    assert all("icedb/reason" in run.tags for run in runs)
+    assert len(story.table.snapshot().parts) < len(story.commits())
+    rows = story.table.query("SELECT n FROM t ORDER BY n").fetchall()
+    assert rows == [(n,) for n in range(len(story.commits()))]
+    assert story.table.verify(deep=True).ok
+    # Dagster's own freshness policies look at events, so they work for a table that others fill.
+    records = story.instance.get_freshness_state_records([KEY])
+    assert records[KEY].freshness_state.value == "PASS"
