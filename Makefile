@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo ui down status logs doctor test test-slow simulate torture mutants bench-spark bench-stream lint format clean
+.PHONY: help demo example ui down status logs doctor test test-slow ui-test simulate torture mutants bench-spark bench-stream lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is
@@ -12,6 +12,9 @@ help:  ## Show what there is
 
 demo: $(VENV)/.installed-demo  ## Run the whole platform on a year of flights, and check every number
 	@$(BIN)/python -m examples.flights
+
+example: $(VENV)/.installed-demo  ## Run the example project, web analytics of three tenants, and draw its dashboard
+	@$(BIN)/python -m examples.run_web_analytics
 
 ui: $(VENV)/.installed-demo  ## Open the demo's platform in Dagster's UI, daemon included
 	@$(BIN)/icedb-dagster up
@@ -35,6 +38,11 @@ test: $(VENV)/.installed-dev $(VENV)/.spark-classes.jsa  ## Run the suite, some 
 
 test-slow: $(VENV)/.installed-dev $(VENV)/.spark-classes.jsa  ## The tests that the suite leaves out: much data, more clusters, fifty killed drivers (an hour)
 	@$(BIN)/pytest -m slow
+
+CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+ui-test: $(VENV)/.installed-ui  ## Click through Dagster's UI in headless Chromium, and take the pictures of docs/images
+	@test -x "$(CHROMIUM)" || { echo "There is no Chromium here: apt-get install chromium, or say where it is: CHROMIUM=..."; exit 1; }
+	@CHROMIUM="$(CHROMIUM)" $(BIN)/pytest tests/ui
 
 $(VENV)/.spark-classes.jsa: $(VENV)/.installed-dev
 	@echo "Making an archive of Spark's classes, so that the tests' Java processes start quickly"
@@ -75,6 +83,9 @@ $(VENV)/.installed-demo: pyproject.toml
 
 $(VENV)/.installed-dev: pyproject.toml
 	@$(MAKE) --no-print-directory install EXTRA=dev
+
+$(VENV)/.installed-ui: pyproject.toml
+	@$(MAKE) --no-print-directory install EXTRA=ui
 
 .PHONY: install
 install:

@@ -8,7 +8,7 @@ the key back, refuse to publish parts that are too old, and report the same `Com
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import msgspec
@@ -46,8 +46,9 @@ class Commit:
     key: str | None
     created_ms: int | None = None
     epoch: int | None = None
-    parts: tuple[Part, ...] = ()
-    tombstoned: tuple[Part, ...] = ()
+    #: Left out of its text: there may be thousands.
+    parts: tuple[Part, ...] = field(default=(), repr=False)
+    tombstoned: tuple[Part, ...] = field(default=(), repr=False)
     #: The transaction had been committed before: nothing was added now.
     repeated: bool = False
     #: Rows that did not fit, and the address of the table that they went to (`on_conflict="quarantine"`).

@@ -302,6 +302,11 @@ class Table:
         """
         return refresh_view(self._handle, name, memory_bytes=memory_bytes)
 
+    def views(self) -> list[str]:
+        """The names of the views that inserts here feed, by the log. Raises DamagedLog and the store's errors."""
+        self._handle.read()
+        return [view.name for view in self.spec.views]
+
     def drop_view(self, name: str) -> None:
         """Feed a view no longer. Its table stays. Raises InvalidOption when there is no such view."""
         drop_view(self._handle, name)

@@ -735,6 +735,7 @@ def test_the_spec_in_the_log_and_what_older_programs_see_of_it(world: Siblings) 
     assert isinstance(next(iter(state.effective.values())).file, LogFile)
     assert not isinstance(state.spec, msgspec.UnsetType)
     assert [v.name for v in open_table(world.store, world.clock).spec.views] == []  # until it reads the log
+    assert open_table(world.store, world.clock).views() == ["copy"]
     opened = open_table(world.store, world.clock)
     opened.schema()
     assert [v.name for v in opened.spec.views] == ["copy"]

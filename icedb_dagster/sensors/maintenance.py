@@ -42,6 +42,7 @@ _UNDER_WAY = [
     dg.DagsterRunStatus.CANCELING,
 ]
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+_MERGES: tuple[Due, ...] = ("merge_newest", "merge_oldest")
 _MEGABYTE = 1_000_000
 
 
@@ -64,7 +65,7 @@ def maintenance_sensor(
             return dg.SkipReason(f"there is nothing to maintain yet. {error}")
         if not condition.log_files:
             open_tables.forget(lake, key)
-        return _Tick(context, name, names, condition).answer()
+        return _Tick(context, name, names, condition, part_bytes_max=settings.thresholds.part_bytes_max).answer()
 
     return dg.SensorDefinition(
         name=name,
@@ -81,11 +82,20 @@ class _Tick:
     """One look at a table, and what follows from it."""
 
     def __init__(
-        self, context: dg.SensorEvaluationContext, name: str, jobs: Mapping[Due, str], condition: Condition
+        self,
+        context: dg.SensorEvaluationContext,
+        name: str,
+        jobs: Mapping[Due, str],
+        condition: Condition,
+        *,
+        part_bytes_max: int,
     ) -> None:
         self._context = context
         self._name = name
         self._jobs = jobs
+        # A merge that took parts of another size for small could find nothing to do.
+        self._merge_config = {"part_bytes_max": part_bytes_max}
+        self._merges = [jobs[due] for due in _MERGES if due in jobs]
         self._condition = condition
         #: Why something that is due is not asked for.
         self._notes: list[str] = []
@@ -113,9 +123,11 @@ class _Tick:
         return dg.SensorResult(skip_reason=told, cursor=encode(begin(self._condition.at_ms)))
 
     def _request(self, memory: Memory, recommended: Recommendation) -> dg.RunRequest:
+        job = self._jobs[recommended.due]
         return dg.RunRequest(
             run_key=run_key(self._name, memory, recommended.due),
-            job_name=self._jobs[recommended.due],
+            job_name=job,
+            run_config={"ops": {f"{job}_work": {"config": self._merge_config}}} if job in self._merges else None,
             tags={REASON_TAG: recommended.reason},
         )
 

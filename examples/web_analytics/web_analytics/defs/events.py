@@ -74,8 +74,7 @@ def open_events(lake: IceDBResource) -> Table:
         required=REQUIRED,
         schema_policy="declared",
     )
-    table.snapshot()  # reads the log, where it is said which views a table has
-    if VIEW not in {view.name for view in table.handle.spec.views}:
+    if VIEW not in table.views():
         table.create_view(
             VIEW,
             VIEW_QUERY,

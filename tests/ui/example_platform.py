@@ -1,0 +1,99 @@
+"""The example project on a platform of its own, with its tables in a bucket, as the tests of the UI find it.
+
+A copy of `examples/web_analytics` with generated events of `DAYS` days, few a day. Events and sessions are there;
+what the tests start by a click is not: the daily metrics, a merge, a check that fails, a sensor.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import dagster as dg
+from dagster._core.scheduler.instigation import InstigatorStatus
+
+import icedb
+from icedb_dagster import stack
+from icedb_dagster.stack.ports import free_port
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "web_analytics"
+#: Of September 2026, from its first.
+DAYS = 21
+LAKE = "s3://lake/web-analytics"
+GENERATE = """
+from web_analytics import generate, settings
+generate.generate(settings.INBOX, settings.DAYS, scale=0.1)
+"""
+
+
+@dataclass(frozen=True)
+class ExamplePlatform:
+    """The running platform: where its UI is, its instance, its tables."""
+
+    url: str
+    instance: dg.DagsterInstance
+    project: Path
+
+    def table(self, name: str) -> icedb.Table:
+        """A table of the project's."""
+        return icedb.Table.open(f"{LAKE}/{name}")
+
+    def put(self, key: str, content: bytes) -> None:
+        """An object below the tables that somebody else has put there."""
+        bucket, _, prefix = LAKE.removeprefix("s3://").partition("/")
+        boto3.client("s3").put_object(Bucket=bucket, Key=f"{prefix}/{key}", Body=content)
+
+    def switched_on(self) -> set[str]:
+        """The schedules and sensors that run."""
+        states = self.instance.all_instigator_state()
+        return {state.instigator_name for state in states if state.status is InstigatorStatus.RUNNING}
+
+
+@contextmanager
+def example_platform(folder: Path, *, storage_options: Mapping[str, str]) -> Iterator[ExamplePlatform]:
+    """Start the platform in a folder, fill its first tables, and stop it at the end."""
+    project = folder / "web_analytics"
+    shutil.copytree(EXAMPLE, project, ignore=shutil.ignore_patterns("data", ".icedb-dagster", "__pycache__"))
+    kept = dict(os.environ)
+    for name in ("ICEDB_POSTGRES_URL", "DAGSTER_HOME"):
+        os.environ.pop(name, None)
+    os.environ |= {
+        **storage_options,
+        "LAKE_ROOT": LAKE,
+        "WEB_ANALYTICS_DATA": str(folder / "data"),
+        "WEB_ANALYTICS_DAYS": str(DAYS),
+    }
+    try:
+        started = stack.up(project, port=free_port())
+        assert started.warnings == (), started.warnings
+        os.environ.update(stack.environment(started))
+        _python(project, "-c", GENERATE)
+        _materialize(project, "events", "sessions")
+        with dg.DagsterInstance.get() as instance:
+            yield ExamplePlatform(str(started.webserver_url), instance, project)
+    finally:
+        stack.down(project)
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+def _materialize(project: Path, *assets: str) -> None:
+    days = f"2026-09-01...2026-09-{DAYS:02}"
+    select = ",".join(assets)
+    command = ["dagster", "asset", "materialize", "-m", "web_analytics.definitions", "--select", select]
+    _python(project, "-m", *command, "--partition-range", days)
+
+
+def _python(project: Path, *arguments: Any) -> None:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=project, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
