@@ -307,6 +307,11 @@ def test_a_duration_is_told_in_its_two_largest_units() -> None:
 # ------------------------------------------------------------------------------------------ in a project
 
 
+def test_the_tables_in_the_readme_are_tables() -> None:
+    made = [component(yaml.safe_load(block)["attributes"]) for block in blocks(ROOT / "README.md", "yaml")]
+    assert [table.table.to_user_string() for table in made] == ["events"]
+
+
 def test_the_page_s_tables_are_tables_and_it_names_every_attribute_and_job() -> None:
     page = ROOT / "docs" / "component.md"
     documents = [found for block in blocks(page, "yaml") for found in yaml.safe_load_all(block)]

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(900)
 
 TABLES = {"events", "events_quarantine", "page_views", "sessions", "daily_metrics"}
 SENSOR = "events_maintenance_sensor"
+SCHEDULE = "events_verify_schedule"
 
 
 @pytest.fixture(autouse=True)
@@ -118,12 +119,15 @@ def test_a_check_that_fails_is_red_and_says_what_to_do(
     pictures.take("check", page)
 
 
+def test_a_schedule_is_switched_on_by_a_click(page: Page, platform: ExamplePlatform) -> None:
+    page.goto(f"/locations/web_analytics/schedules/{SCHEDULE}")
+    switch_on(page)
+    until(lambda: SCHEDULE in platform.switched_on(), "schedule that is on", timeout_s=20)
+
+
 def test_a_sensor_is_switched_on_by_a_click_and_runs(page: Page, platform: ExamplePlatform, pictures: Pictures) -> None:
     page.goto(f"/locations/web_analytics/sensors/{SENSOR}")
-    switch = page.get_by_role("checkbox")
-    expect(switch).not_to_be_checked()
-    page.locator("label").filter(has=switch).click()
-    expect(switch).to_be_checked()
+    switch_on(page)
     until(lambda: SENSOR in platform.switched_on(), "sensor that is on", timeout_s=20)
     expect(page.get_by_text(re.compile(r"\d+ runs? requested")).first).to_be_visible()  # of its first tick
     pictures.take("sensor", page)
@@ -147,6 +151,14 @@ def test_the_graph_has_each_table_with_its_kinds_and_lineage(page: Page, picture
 def shown(page: Page, title: str) -> Locator:
     """A table below a heading of an asset's page."""
     return page.locator("table").filter(has_text=f"{title[:-1]} name")
+
+
+def switch_on(page: Page) -> None:
+    """The switch of a schedule's or a sensor's page."""
+    switch = page.get_by_role("checkbox")
+    expect(switch).not_to_be_checked()
+    page.locator("label").filter(has=switch).click()
+    expect(switch).to_be_checked()
 
 
 def row(page: Page, key: str) -> Locator:
