@@ -16,7 +16,7 @@ import icedb
 from icedb.credentials import CredentialProvider
 from icedb.errors import InvalidOption, TableExists, TableNotFound
 
-__all__ = ["IceDBResource"]
+__all__ = ["IceDBResource", "folders_of"]
 
 _SECRETS = frozenset({"aws_secret_access_key", "secret_access_key", "aws_session_token", "session_token"})
 _OF_SESSION = ("profile_name", "region_name", "aws_access_key_id", "aws_secret_access_key", "aws_session_token")
@@ -24,6 +24,17 @@ _OF_SESSION = ("profile_name", "region_name", "aws_access_key_id", "aws_secret_a
 
 # Parts of a key that name no folder of their own, or one inside of another asset's table.
 _NO_FOLDERS = frozenset({"", ".", "..", "_data", "_log", "_claims"})
+
+
+def folders_of(key: dg.AssetKey) -> Sequence[str]:
+    """The folders, below a root, of an asset's table. Raises InvalidOption for a key that would lead elsewhere."""
+    wrong = [part for part in key.path if part in _NO_FOLDERS or "/" in part] if key.path else [""]
+    if wrong:
+        raise InvalidOption(
+            f"the asset key {[*key.path]} has no table: {wrong[0]!r} is no name of a folder, or one that tables use "
+            "themselves. Rename the asset."
+        )
+    return key.path
 
 
 class IceDBResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -62,13 +73,7 @@ class IceDBResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def uri(self, key: dg.AssetKey | Sequence[str] | str) -> str:
         """The address of an asset's table. Raises InvalidOption for a key that would lead elsewhere."""
-        root, path = _value(self.root).rstrip("/"), dg.AssetKey.from_coercible(key).path
-        if wrong := [part for part in path if part in _NO_FOLDERS or "/" in part]:
-            raise InvalidOption(
-                f"{root}: the asset key {list(path)} has no table: {wrong[0]!r} is no name of a folder, or one that "
-                "tables use themselves. Rename the asset."
-            )
-        return "/".join([root, *path])
+        return "/".join([_value(self.root).rstrip("/"), *folders_of(dg.AssetKey.from_coercible(key))])
 
     def table(self, key: dg.AssetKey | Sequence[str] | str) -> icedb.Table:
         """The table of an asset. Raises TableNotFound, InvalidOption and the store's errors."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ from icedb_dagster import (
     table_spec,
 )
 from icedb_dagster.component.attributes import OF_ASSETS, TableAttributes
+from icedb_dagster.component.scaffolding import TEMPLATE, yaml_values
 from icedb_dagster.maintenance.definitions import CRONS
 from tests.pages import blocks
 
@@ -59,7 +61,7 @@ description: What was ordered.
 owners: [team:sales]
 group_name: sales
 kinds: [spark]
-tags: {tier: 1}
+tags: {tier: 1, hot: true}
 deps: [raw/orders]
 metadata: {partition_expr: day}
 partition_by: [day]
@@ -100,7 +102,7 @@ SPEC: dict[str, Any] = {
     "owners": ["team:sales"],
     "group_name": "sales",
     "kinds": ["spark"],
-    "tags": {"tier": "1"},
+    "tags": {"tier": "1", "hot": "true"},
     "deps": [dg.AssetKey(["raw", "orders"])],
     "metadata": {"partition_expr": "day"},
     "partition_by": ["day"],
@@ -195,9 +197,16 @@ def test_a_table_alone_has_the_usual_jobs_and_an_external_one_an_asset(recwarn: 
     for wrong, told in (
         ({"schedules": {"merge": None}}, "schedules has 'merge'"),
         ({"asset": "mine"}, "asset is 'mine'"),
+        ({"schedules": {"ttl": "1 1 * * *"}}, "schedules has ttl, and there is no such job"),
+        ({"schedules": {"checks": "@daily"}}, "schedules has checks, and there is no such job"),
+        ({"table": dg.AssetKey(["a", "_log"])}, "'_log' is no name of a folder"),
     ):
         with pytest.raises(InvalidOption, match=told):
-            IceDBTable(table=dg.AssetKey("a"), **wrong)  # type: ignore[arg-type]
+            IceDBTable(**{"table": dg.AssetKey("a"), **wrong})  # type: ignore[arg-type]
+    for key in ("''", "[]", "a//b", "../up"):
+        with pytest.raises(InvalidOption, match="is no name of a folder"):
+            component(f"table: {key}")
+    assert not defs_of(component("{table: a, schedules: {ttl: null, checks: null, cleanup: null}}")).asset_checks
 
 
 def test_templates_give_values_and_objects(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +245,52 @@ def test_templates_give_values_and_objects(monkeypatch: pytest.MonkeyPatch) -> N
         component('{table: a, thresholds: {hot_parts: "{{ one }}"}}', one=1)
 
 
+@pytest.mark.parametrize(
+    ("attributes", "at"),
+    [
+        ('{table: a, checks: "{{ env.NOT_SET }}"}', "checks"),
+        ('{table: a, ttl: "{{ nothing }}"}', "ttl"),
+        ('{table: a, schedules: {cleanup: "{{ env.NOT_SET }}"}}', "schedules.cleanup"),
+        ('{table: a, sensors: {maintenance: "{{ env.NOT_SET }}"}}', "sensors.maintenance"),
+        ('{table: a, checks: {freshness: {max_age: 1h, column: "{{ env.NOT_SET }}"}}}', "checks.freshness.column"),
+        ('{table: a, asset: external, owners: ["team:{{ env.NOT_SET }}"]}', "owners.0"),
+    ],
+)
+def test_a_template_that_gives_nothing_leaves_nothing_out(attributes: str, at: str) -> None:
+    with pytest.raises(InvalidOption, match=rf"the table 'a': {at}: .*\}}\}} gives nothing\. Set the variable"):
+        component(attributes, nothing=None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "events",
+        "sales/orders",
+        "2024",
+        "no",
+        "null",
+        "a: b",
+        "a, b",
+        "a #b",
+        "1e3",
+        "Off",
+        "😀",
+        "2026-01-01",
+        '"',
+        "ü",
+        "{x",
+    ],
+)
+def test_what_is_scaffolded_is_read_as_it_was_given(text: str) -> None:
+    written = Template(TEMPLATE.read_text()).substitute(yaml_values(text, ttl_column=text))
+    read = yaml.safe_load(written)["attributes"]
+    assert (read["table"], read["ttl"]["partition_column"]) == (text, text)
+    for commented in re.findall(r"^ *# (\w+: \{.*\})$", written, flags=re.MULTILINE):
+        given = yaml.safe_load(commented)
+        attributes = {"table": "a", **({"checks": given} if {*given} & {"freshness", "schema"} else given)}
+        component(attributes)
+
+
 # ------------------------------------------------------------------------------------------ what is wrong
 
 
@@ -248,12 +303,15 @@ def test_templates_give_values_and_objects(monkeypatch: pytest.MonkeyPatch) -> N
         ("{table: a, ttl: {partition_column: d, keep_days: x}}", "ttl.keep_days", "valid integer", True),
         ("{table: a, ttl: {partition_column: d, keep_days: 1, period: hour}}", "ttl.period", "'day', 'week'", True),
         ("{table: a, checks: {freshness: {max_age: 26hh}}}", "checks.freshness.max_age", "no duration", True),
+        ("{table: a, checks: {freshness: {max_age: 0h}}}", "checks.freshness.max_age", "over 0, such as 26h", False),
         ("{table: a, checks: {freshness: {max_age: 26}}}", "checks.freshness.max_age", "no duration", True),
         ("{table: a, checks: {freshness: {}}}", "checks.freshness.max_age", "required", True),
         ("{table: a, checks: {freshnes: {}}}", "checks.freshnes", "not permitted", True),
         ("{table: a, checks: all}", "checks", "'default'", True),
         ("{table: a, checks: {objects: {severity: error}}}", "checks.objects.severity", "'ERROR' or 'WARN'", True),
         ("{table: a, checks: {schema: {columns: {c: INTT}}}}", "checks.schema", "'INTT'", False),
+        ("{table: a, checks: {schema: {columns: {c: INT, C: INT}}}}", "checks.schema", "which are one", False),
+        ("{table: a, ttl: {partition_column: '', keep_days: 1}}", "ttl", "partition_column of a time to live", False),
         ("{table: a, checks: {horizon: {}}}", "checks.horizon", "neither min_age nor max_age", False),
         ("{table: a, schedules: {merge: '* * * * *'}}", "schedules.merge", "not permitted", True),
         ("{table: a, schedules: {verify: '1 2 3'}}", "schedules.verify", "no cron expression", True),

@@ -121,7 +121,9 @@ def test_a_log_that_cannot_be_read_fails_each_check_and_a_store_that_does_not_an
     clocked.delete([key])
     clocked.create(key, body[:-7])
     again = open_table(clocked, clock)
-    for name, settings in (("objects", {}), ("small_parts", {}), ("freshness", {"max_age": timedelta(days=1)})):
+    needed = {"freshness": {"max_age": timedelta(days=1)}, "horizon": {"max_age": timedelta(days=1)}}
+    for name in KINDS:
+        settings = needed.get(name, {})
         broken = verdict(again, name, **settings)
         assert not broken.passed, name
         assert key in broken.description, name
@@ -221,6 +223,8 @@ def test_without_columns_those_that_the_table_declares_are_compared(
     assert "Table.alter" in nothing.description
     table.alter(schema={"n": "BIGINT", "later": "DATE"})
     assert verdict(table, "schema").passed, "a declared column that no batch has brought yet is there"
+    again = open_table(clocked, clock)  # it knows the spec that the table was created with
+    assert verdict(again, "schema").description == "All 2 declared columns are as declared."
     assert "'d' is additional" in verdict(table, "schema", additional="fail").description
 
 
@@ -275,6 +279,30 @@ def test_rows_that_went_to_the_quarantine_lately_are_counted_merged_or_not(
         "window": "1 h",
         "quarantine": aside.uri,
     }
+
+
+def test_rows_of_a_quarantine_that_is_merged_during_the_look_are_counted_all_the_same(
+    table: icedb.Table, clock: ManualClock, clocked: ClockedStore
+) -> None:
+    insert(table, clock)
+    misfits(table, clock, "x", "y")
+    misfits(table, clock, "z")
+    aside = icedb.Table(open_beside(table.handle, quarantine_name(table.handle)))
+    looks = []
+
+    def merge_before_the_second_look(request: Request) -> None:
+        if request.kind == "list" and "quarantine/_log" in request.keys[0]:
+            looks.append(request)
+            if len(looks) == 2:
+                aside.merge()
+
+    store = FaultyStore(clocked)
+    looking = open_table(store, clock)
+    store.before = merge_before_the_second_look
+    found = verdict(looking, "quarantine")
+    assert len(aside.snapshot().parts) == 1, "the merge came in between"
+    assert not found.passed
+    assert told(found)["rows lately"] == 3
 
 
 # ------------------------------------------------------------------------------------------ freshness
@@ -369,6 +397,24 @@ def test_a_value_that_lies_ahead_does_not_keep_a_table_fresh_and_what_is_no_time
     assert "no such column" in verdict(table, "freshness", column="no", max_age=timedelta(hours=1)).description
 
 
+@pytest.mark.parametrize("sorted_by_it", [True, False], ids=["in-the-log", "in-the-parts"])
+def test_a_value_that_lies_ahead_is_as_new_as_its_own_part_however_many_old_rows_come_later(
+    clocked: ClockedStore, clock: ManualClock, sorted_by_it: bool
+) -> None:
+    table = create_table(clocked, clock, sort_by=["ts"] if sorted_by_it else [])
+    table.insert([{"ts": datetime(9999, 12, 31)}, {"ts": None}])
+    came_ms = table.snapshot().parts[0].created_ms
+    clock.advance(30 * 60_000)
+    table.insert([{"ts": datetime(2026, 1, 1)}])
+    clock.advance(15 * 60_000)
+    fresh = verdict(table, "freshness", column="ts", max_age=timedelta(hours=1))
+    assert fresh.passed
+    assert told(fresh)["newest rows"] == came_ms / 1000
+    clock.advance(20 * 60_000)
+    stale = verdict(table, "freshness", column="ts", max_age=timedelta(hours=1))
+    assert not stale.passed, "rows came 35 minutes ago, and these are old"
+
+
 # ------------------------------------------------------------------------------------------ horizon
 
 
@@ -414,6 +460,7 @@ def test_the_horizon_is_as_far_back_as_promised_and_deleted_rows_are_gone_in_tim
         (lambda: SmallPartsCheck(parts_min=-1), "parts_min of the check small_parts is -1"),
         (lambda: SchemaCheck(columns={"a": "INTT"}), "the type of column 'a' is 'INTT'"),
         (lambda: SchemaCheck(columns={}), "names no column"),
+        (lambda: SchemaCheck(columns={"id": "INT", "ID": "BIGINT"}), "'id' and 'ID', which are one"),
         (lambda: SchemaCheck(columns=["a"]), "must be a dict of column"),
         (lambda: QuarantineCheck(window=24), "window of the check quarantine is 24; give a timedelta"),
         (lambda: QuarantineCheck(rows_max=1.5), "rows_max of the check quarantine is 1.5"),

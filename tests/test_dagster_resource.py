@@ -18,7 +18,7 @@ from dagster_aws.s3 import S3Resource
 
 import icedb
 from icedb.errors import InvalidOption, TableNotFound
-from icedb_dagster import IceDBIOManager, IceDBResource
+from icedb_dagster import IceDBIOManager, IceDBResource, build_table_definitions
 from tests.dagster_instance import ONE, TWO, Materialize, returning, rows
 from tests.rotating_keys import Keys
 
@@ -34,11 +34,13 @@ def test_the_table_of_an_asset_is_the_root_and_the_parts_of_its_key(root: str) -
 
 
 @pytest.mark.parametrize(
-    "key", [["x", ".."], ["..", "x"], ["x", "."], ["x", ""], ["x/y"], ["x", "_data"], ["_log", "x"]]
+    "key", [["x", ".."], ["..", "x"], ["x", "."], ["x", ""], ["x/y"], ["x", "_data"], ["_log", "x"], []]
 )
 def test_a_key_that_would_lead_elsewhere_or_into_another_table_is_refused(key: list[str]) -> None:
     with pytest.raises(InvalidOption, match="is no name of a folder"):
         IceDBResource(root="s3://lake").uri(dg.AssetKey(key))
+    with pytest.raises(InvalidOption, match="is no name of a folder"):
+        build_table_definitions(dg.AssetKey(key))  # not only when a run opens it
 
 
 def test_assets_whose_keys_have_several_parts_are_folders_in_folders(

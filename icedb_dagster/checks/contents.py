@@ -13,6 +13,7 @@ from icedb.durations import duration_text
 from icedb.engine import quote_name
 from icedb.errors import InvalidOption, InvalidURI, TableNotFound
 from icedb.format.records import Marker
+from icedb.handle import Handle
 from icedb.opening import open_beside, quarantine_name
 from icedb.scan import visible_partitions
 from icedb.staging import QUARANTINE_COLUMNS
@@ -32,11 +33,11 @@ _TIME = "quarantined_at"
 
 def check_schema(look: Look, settings: SchemaCheck) -> Verdict:
     """The columns that were declared are there, with their types."""
+    snapshot = look.table.snapshot()  # before the spec: what was declared later than at creation, the log tells
     declared: Mapping[str, str] = settings.columns or look.table.spec.columns
     if not declared:
         told = f"{look.table.uri} declares no columns, so there is nothing to compare with. "
         return Verdict(False, f"{told}Give the check columns, or declare them with Table.alter(schema=...).")
-    snapshot = look.table.snapshot()
     partitions = visible_partitions(snapshot.schema, snapshot.partition_schema)
     differences = _differences(declared, snapshot.schema, partitions, additional=settings.additional == "fail")
     metadata: dict[str, dg.MetadataValue] = {"columns": dg.MetadataValue.int(len(snapshot.schema))}
@@ -74,6 +75,7 @@ def _differences(
 
 def check_quarantine(look: Look, settings: QuarantineCheck) -> Verdict:
     """Few rows did not fit lately."""
+    _ = look.state  # whose log cannot be read, nothing is told of
     try:
         handle = open_beside(look.table.handle, quarantine_name(look.table.handle))
     except (TableNotFound, InvalidURI):
@@ -83,9 +85,7 @@ def check_quarantine(look: Look, settings: QuarantineCheck) -> Verdict:
     if not QUARANTINE_COLUMNS.items() <= handle.columns.items():
         return Verdict(False, f"{table.uri} is no quarantine of this library's. Move that table elsewhere.")
     since_ms = look.now_ms - settings.window // timedelta(milliseconds=1)
-    shown = {part.key for part in snapshot.parts}
-    live = [marker for marker in handle.read().live if marker.key in shown]
-    recent = may_hold(live, _TIME, QUARANTINE_COLUMNS[_TIME], f"hi >= {_moment(since_ms)}")
+    recent = may_hold(_markers(handle, snapshot), _TIME, QUARANTINE_COLUMNS[_TIME], f"hi >= {_moment(since_ms)}")
     rows = _rows_since(snapshot, recent, since_ms)
     window = duration_text(settings.window // timedelta(milliseconds=1))
     metadata: dict[str, dg.MetadataValue] = {
@@ -101,6 +101,15 @@ def check_quarantine(look: Look, settings: QuarantineCheck) -> Verdict:
         return Verdict(True, f"{told}.", metadata)
     remedy = "Look at the column reason there; mend what sends them, insert the rows again, and drop them there."
     return Verdict(False, f"{told}; it should be at most {settings.rows_max:,}. {remedy}", metadata)
+
+
+def _markers(handle: Handle, snapshot: icedb.Snapshot) -> list[Marker]:
+    """What the log says of the snapshot's parts, superseded meanwhile or not; of one that it forgot, nothing."""
+    known = handle.read().parts
+    return [
+        known.get(part.key) or Marker(key=part.key, bytes=part.bytes, created_ms=part.created_ms)
+        for part in snapshot.parts
+    ]
 
 
 def _moment(time_ms: int) -> str:

@@ -2,21 +2,24 @@
 
 The log has the greatest value of each sort column in each part. Of other columns parts have to be opened, and only
 those can matter that were written since the time that is asked about: a row is written after what it tells of. They
-are opened in the order of their age, and no more of them than it takes.
+are opened in the order of their age, and no more of them than it takes. So a value that lies ahead of the part that
+has it counts as that part's own time, wherever it was found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
+import duckdb
+
 import icedb
-from icedb.engine import connect_sandbox, quote_name
+from icedb.engine import connect_reader, connect_sandbox, quote_name
 from icedb.errors import InvalidOption
-from icedb.scan import visible_partitions
+from icedb.scan import FILE_COLUMN, explain, relation, visible_partitions
 from icedb.statistics import bounds
+from icedb.store import ObjectNotFound
 from icedb_dagster.checks.look import Look
 
 __all__ = ["newest_value_ms"]
@@ -32,22 +35,19 @@ _FAR_MS = 253_370_764_800_000
 def newest_value_ms(look: Look, column: str, timezone: str, *, cutoff_ms: int) -> int | None:
     """The greatest value of a column as unix milliseconds, if one is as new as `cutoff_ms`; else one that is older.
 
-    None when no value is known, or was written since. Raises InvalidOption for a column that is no time, and what a
-    snapshot's query raises.
+    No value is newer than the part that has it. None when no value is known, or was written since. Raises InvalidOption
+    for a column that is no time, and what a snapshot's query raises.
     """
     snapshot = look.table.snapshot()
     column, type_ = _found(snapshot, column)
     in_log = {marker.key: found for marker in look.state.live if (found := bounds(marker, column)) is not None}
-    told = [high for _, high, _ in in_log.values() if high is not None]
-    newest_ms = _greatest_ms(told, type_, timezone)
+    told = [(in_log[m.key][1], m.created_ms) for m in look.state.live if m.key in in_log]
+    newest_ms = _newest_ms(_of_texts(told, type_), type_, timezone)
     unknown = [part for part in snapshot.parts if part.key not in in_log and part.created_ms >= cutoff_ms]
     for parts in _batches(unknown):
         if newest_ms is not None and newest_ms >= cutoff_ms:
             break
-        answer = (
-            replace(snapshot, parts=parts).query(f"SELECT {_greatest(quote_name(column), type_)} FROM t").fetchone()
-        )
-        found_ms = _in_zone(answer[0] if answer else None, type_, timezone)
+        found_ms = _newest_ms(_of_parts(snapshot, parts, column, type_), type_, timezone)
         newest_ms = max((ms for ms in (newest_ms, found_ms) if ms is not None), default=None)
     return newest_ms
 
@@ -71,26 +71,47 @@ def _batches(parts: Collection[icedb.Part]) -> Iterator[tuple[icedb.Part, ...]]:
         yield tuple(newest_first[start : start + PARTS_AT_ONCE])
 
 
-def _greatest(value: str, type_: str) -> str:
-    """An aggregate: milliseconds since 1970, of a local time as if it were UTC. A day counts as its end."""
+def _time_ms(value: str, type_: str) -> str:
+    """SQL: milliseconds since 1970, of a local time as if it were UTC. A day counts as its end."""
     time = f"CAST({value} AS {_ZONED if type_ == _ZONED else 'TIMESTAMP'})"
     if type_ == "DATE":
         time = f"({time} + INTERVAL 1 DAY)"
-    return f"max(CASE WHEN isfinite({time}) THEN least(greatest(epoch_ms({time}), 0), {_FAR_MS}) END)"
+    return f"CASE WHEN isfinite({time}) THEN least(greatest(epoch_ms({time}), 0), {_FAR_MS}) END"
 
 
-def _greatest_ms(texts: Sequence[str], type_: str, timezone: str) -> int | None:
-    """Of values as the log has them; another program may have written what is none."""
+def _of_texts(told: Sequence[tuple[str | None, int]], type_: str) -> list[tuple[int | None, int]]:
+    """Values as the log has them, each with its part's `created_ms`. What another program wrote may be none."""
     with connect_sandbox() as con:
-        asked = (
-            f"SELECT {_greatest(f'TRY_CAST(text AS {type_})', type_)} FROM (SELECT unnest($texts::VARCHAR[]) AS text)"
+        return con.execute(
+            f"SELECT {_time_ms(f'TRY_CAST(text AS {type_})', type_)}, created_ms FROM (SELECT "
+            "unnest($texts::VARCHAR[]) AS text, unnest($created::BIGINT[]) AS created_ms)",
+            {"texts": [text for text, _ in told], "created": [created_ms for _, created_ms in told]},
+        ).fetchall()
+
+
+def _of_parts(
+    snapshot: icedb.Snapshot, parts: Sequence[icedb.Part], column: str, type_: str
+) -> list[tuple[int | None, int]]:
+    """The greatest value of each part, which is opened for it, with its `created_ms`."""
+    handle = snapshot.handle
+    created_ms = {handle.readable_path(part): part.created_ms for part in parts}
+    rows = relation(handle, parts, snapshot.schema, snapshot.partition_schema, with_file=True)
+    try:
+        found = connect_reader(handle.location).execute(
+            f"SELECT max({_time_ms(quote_name(column), type_)}), {FILE_COLUMN} FROM ({rows}) AS t GROUP BY ALL"
         )
-        answer = con.execute(asked, {"texts": list(texts)}).fetchone()
-    return _in_zone(answer[0] if answer else None, type_, timezone)
+        return [(time_ms, created_ms[path]) for time_ms, path in found.fetchall()]
+    except (duckdb.Error, ObjectNotFound) as error:
+        raise explain(handle, parts, error, as_of_ms=snapshot.as_of_ms) from None
 
 
-def _in_zone(time_ms: int | None, type_: str, timezone: str) -> int | None:
-    if time_ms is None or type_ == _ZONED:
+def _newest_ms(found: Iterable[tuple[int | None, int]], type_: str, timezone: str) -> int | None:
+    """The newest of some values, each with the `created_ms` of its part."""
+    return max((min(_in_zone(ms, type_, timezone), limit) for ms, limit in found if ms is not None), default=None)
+
+
+def _in_zone(time_ms: int, type_: str, timezone: str) -> int:
+    if type_ == _ZONED:
         return time_ms
     local = datetime.fromtimestamp(time_ms / 1000, tz=UTC).replace(tzinfo=ZoneInfo(timezone))
     return int(local.timestamp() * 1000)

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from icedb.declared import declared_columns
+from icedb.durations import duration_text
 from icedb.errors import InvalidOption
 from icedb.maintenance.condition import Thresholds
 from icedb.schema import checked_type, storage_type
@@ -166,8 +167,8 @@ class HorizonCheck:
             raise InvalidOption("the check horizon has neither min_age nor max_age; give one of them, or leave it out.")
         if self.min_age is not None and self.max_age is not None and self.max_age <= self.min_age:
             raise InvalidOption(
-                f"max_age of the check horizon ({self.max_age}) must be over its min_age ({self.min_age}): what can be "
-                "read that far back is stored that long."
+                f"max_age of the check horizon ({_text(self.max_age)}) must be over its min_age "
+                f"({_text(self.min_age)}): what can be read that far back is stored that long."
             )
 
 
@@ -219,7 +220,7 @@ class TableChecks:
         if not isinstance(self.thresholds, Thresholds):
             raise InvalidOption(f"thresholds is {self.thresholds!r}; give icedb.Thresholds(...).")
         if not self.chosen:
-            raise InvalidOption("every check is None; give checks=None where no check is wanted.")
+            raise InvalidOption("every check is None; where no check is wanted, leave `checks` out.")
 
     @property
     def chosen(self) -> Mapping[str, Check]:
@@ -233,6 +234,12 @@ def _checked_columns(columns: Any) -> dict[str, str]:
     declared = declared_columns(columns, table="the check schema")
     if not declared:
         raise InvalidOption("columns of the check schema names no column; give column: type, or leave it out.")
+    named: dict[str, str] = {}
+    for column in declared:
+        if (same := named.setdefault(column.casefold(), column)) != column:
+            raise InvalidOption(
+                f"columns of the check schema has '{same}' and '{column}', which are one. Name it once."
+            )
     return {c: _stored_type(c, t) for c, t in declared.items()}
 
 
@@ -260,6 +267,10 @@ def _check_whole(check: str, name: str, value: object) -> None:
 def _check_duration(check: str, name: str, value: object) -> None:
     if not isinstance(value, timedelta) or value <= timedelta(0):
         raise InvalidOption(f"{name} of the check {check} is {value!r}; give a timedelta over 0.")
+
+
+def _text(age: timedelta) -> str:
+    return duration_text(age // timedelta(milliseconds=1))
 
 
 def _is_number(value: object) -> bool:

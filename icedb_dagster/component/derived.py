@@ -28,7 +28,10 @@ _CRON = r"^\s*(@[a-z]+|\S+(\s+\S+){4})\s*$"
 
 
 def _duration(value: Any) -> Any:
-    return value if isinstance(value, timedelta) else parse_duration(str(value))  # what it raises is a ValueError
+    found = value if isinstance(value, timedelta) else parse_duration(str(value))  # what it raises is a ValueError
+    if found <= timedelta(0):
+        raise ValueError("give a duration over 0, such as 26h")
+    return found
 
 
 def _cron(value: Any) -> Any:

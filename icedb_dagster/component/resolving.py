@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
 
 __all__ = ["resolved"]
 
+# A variable of the environment, in a template.
+_VARIABLE = re.compile(r"\{\{-?\s*env\.\w+\s*-?\}\}")
 _PLAIN = ("asset", "observe_cron", "engine", "lock", "running", "resource_key", "spark_resource_key")
 
 
@@ -28,7 +31,8 @@ class _Spec(dg.Resolvable, dg.Model):
 def resolved(context: dg.ResolutionContext, model: BaseModel) -> dict[str, Any]:
     """The fields of an `IceDBTable`. Raises InvalidOption, and what Dagster raises for a template."""
     given = model.model_dump(exclude_unset=True)
-    rendered = {name: _rendered(context.at_path(name), value) for name, value in given.items()}
+    told = f"the table {given.get('table')!r}"
+    rendered = {name: _rendered(context.at_path(name), value, f"{told}: {name}") for name, value in given.items()}
     try:
         attributes = TableAttributes.model_validate(rendered)
     except ValidationError as error:
@@ -42,13 +46,25 @@ def resolved(context: dg.ResolutionContext, model: BaseModel) -> dict[str, Any]:
     return {**fields, **_sensors(found.get("sensors")), "checks": _checks(found.get("checks"))}
 
 
-def _rendered(context: dg.ResolutionContext, value: Any) -> Any:
-    """A value with what its templates give. All other texts stay: Dagster would make a number of `"3"`."""
+def _rendered(context: dg.ResolutionContext, value: Any, at: str) -> Any:
+    """A value with what its templates give. All other texts stay: Dagster would make a number of `"3"`.
+
+    `at`: where it is, for messages. Raises InvalidOption for a template that gives None: in YAML that leaves something
+    out, and a variable that nobody has set would do so in silence.
+    """
     if isinstance(value, dict):
-        return {name: _rendered(context.at_path(name), inner) for name, inner in value.items()}
+        return {name: _rendered(context.at_path(name), inner, f"{at}.{name}") for name, inner in value.items()}
     if isinstance(value, list):
-        return [_rendered(context.at_path(number), inner) for number, inner in enumerate(value)]
-    return context.resolve_value(value) if is_template(value) else value
+        return [_rendered(context.at_path(number), inner, f"{at}.{number}") for number, inner in enumerate(value)]
+    return _given_by(context, value, at) if is_template(value) else value
+
+
+def _given_by(context: dg.ResolutionContext, template: str, at: str) -> Any:
+    found = context.resolve_value(template)
+    # Within a longer text, what is not set would become the word None.
+    if found is None or any(context.resolve_value(name) is None for name in _VARIABLE.findall(template)):
+        raise InvalidOption(f"{at}: {template} gives nothing. Set the variable, or leave the attribute out.")
+    return found
 
 
 def _told(rendered: Mapping[str, Any], error: ValidationError) -> str:
@@ -84,11 +100,16 @@ def _spec(context: dg.ResolutionContext, found: Mapping[str, Any]) -> dict[str, 
     if "deps" in spec:
         spec["deps"] = [_key(dep) for dep in spec["deps"]]
     if "tags" in spec:
-        spec["tags"] = {name: str(value) for name, value in spec["tags"].items()}
+        spec["tags"] = {name: _tag(value) for name, value in spec["tags"].items()}
     if isinstance(spec.get("partitions_def"), dict):
         asset = _Spec.model()(spec={"key": "table", "partitions_def": spec["partitions_def"]})
         spec["partitions_def"] = _Spec.resolve_from_model(context, asset).spec.partitions_def
     return spec
+
+
+def _tag(value: object) -> str:
+    """As YAML writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _sensors(sensors: Any) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """What `dg scaffold defs icedb_dagster.IceDBTable <name>` writes: a table that can be used as it is, with comments."""
 
 # No `from __future__ import annotations` here: pydantic reads the annotations of fields as objects.
+import json
+import re
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -12,6 +14,10 @@ from pydantic import BaseModel, Field
 __all__ = ["TEMPLATE", "TableScaffolder", "yaml_values"]
 
 TYPE = "icedb_dagster.IceDBTable"
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+# YAML reads these as truth values, or as nothing.
+_NO_TEXTS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 
 TEMPLATE = Path(__file__).with_name("defs.yaml.txt")
 
@@ -65,5 +71,11 @@ def yaml_values(
     table: str, *, type_name: str = TYPE, ttl_column: str | None = None, keep_days: int = 365
 ) -> dict[str, str]:
     """What is put into the template. Without a `ttl_column`, the time to live is a comment."""
-    ttl = f"ttl: {{partition_column: {ttl_column or 'day'}, keep_days: {keep_days}}}"
-    return {"type": type_name, "table": table, "ttl": ttl if ttl_column else f"# {ttl}"}
+    ttl = f"ttl: {{partition_column: {_in_yaml(ttl_column or 'day')}, keep_days: {keep_days}}}"
+    return {"type": type_name, "table": _in_yaml(table), "ttl": ttl if ttl_column else f"# {ttl}"}
+
+
+def _in_yaml(text: str) -> str:
+    """A text as it is, or in quotes where YAML could read it otherwise: `2024`, `no`, `a, b`."""
+    plain = _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXTS
+    return text if plain else json.dumps(text, ensure_ascii=False)

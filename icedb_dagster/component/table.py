@@ -20,6 +20,7 @@ from icedb_dagster.component.resolving import resolved
 from icedb_dagster.component.scaffolding import TableScaffolder
 from icedb_dagster.maintenance.definitions import CRONS, EngineName, Lock, build_table_definitions
 from icedb_dagster.maintenance.time_to_live import Expiry, TimeToLive
+from icedb_dagster.resource import folders_of
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
 from icedb_dagster.specs import build_observation, observable_table, table_spec
 
@@ -56,10 +57,17 @@ class IceDBTable(dg.Component, dg.Resolvable):
     spark_resource_key: str = "pyspark"
 
     def __post_init__(self) -> None:
+        folders_of(self.table)
         if unknown := sorted(self.schedules.keys() - CRONS.keys()):
             raise InvalidOption(f"the table {self.table}: schedules has {unknown[0]!r}; there are {', '.join(CRONS)}.")
         if self.asset not in ("none", "external", "observable"):
             raise InvalidOption(f"the table {self.table}: asset is {self.asset!r}; give none, external or observable.")
+        for job, wanted in (("ttl", self.ttl), ("checks", self.checks)):
+            if self.schedules.get(job) is not None and wanted is None:
+                raise InvalidOption(
+                    f"the table {self.table.to_user_string()}: schedules has {job}, and there is no such job. Say what "
+                    f"it does in the attribute {job}, or leave the schedule out."
+                )
 
     @classmethod
     def model(cls) -> type[BaseModel]:

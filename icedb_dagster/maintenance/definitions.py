@@ -20,7 +20,7 @@ from icedb_dagster.locks import POOL_TAG, await_pool, check_pool_held, icedb_poo
 from icedb_dagster.maintenance.reports import log_report
 from icedb_dagster.maintenance.time_to_live import Expiry, TimeToLive
 from icedb_dagster.maintenance.verbs import VERBS, Task, Verb, ttl_verb
-from icedb_dagster.resource import IceDBResource
+from icedb_dagster.resource import IceDBResource, folders_of
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
 from icedb_dagster.sensors import commits_sensor as build_commits_sensor
 from icedb_dagster.sensors import maintenance_sensor as build_maintenance_sensor
@@ -102,6 +102,7 @@ def build_table_definitions(
     `build_table_checks` makes them, and a job `<table>_checks` with a schedule. Raises InvalidOption.
     """
     key = dg.AssetKey.from_coercible(table)
+    folders_of(key)  # better now than when a run opens the table
     _check(key, "engine", engine, ("in_process", "spark"))
     _check(key, "lock", lock, ("pool", "claim"))
     plan = _Plan(

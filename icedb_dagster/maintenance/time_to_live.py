@@ -33,6 +33,10 @@ class TimeToLive:
     period: Period = "day"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.partition_column, str) or not self.partition_column:
+            raise InvalidOption(
+                f"the partition_column of a time to live is {self.partition_column!r}; give the name of a column."
+            )
         if self.period not in get_args(Period):
             raise InvalidOption(
                 f"the period of a time to live is {self.period!r}; give 'day', 'week', 'month' or 'year'."

@@ -42,13 +42,15 @@ VIEW_QUERY = f"""
 def events(context: dg.AssetExecutionContext, icedb: IceDBResource) -> None:
     """What arrived on a day, of all tenants, late events among it.
 
-    A day's files are one transaction: to run a day again adds nothing, in whatever run. Views are fed in the same call,
-    so rows are added and not replaced.
+    A day's files are one transaction: to run a day again adds nothing, in whatever run. So it waits for all of them: a
+    file that came after its day would never be read. Views are fed in the same call, so rows are added and not
+    replaced. Raises dagster.Failure, before anything is added, when a file of a day is not there.
     """
+    files = {day: files_of(day) for day in context.partition_keys}
     table = open_events(icedb)
     rows = quarantined = repeated = 0
-    for day in context.partition_keys:
-        commit = table.insert(files_of(day), txn=(f"inbox/{day}", 1), on_conflict="quarantine")
+    for day, paths in files.items():
+        commit = table.insert(paths, txn=(f"inbox/{day}", 1), on_conflict="quarantine")
         rows += commit.rows
         quarantined += commit.quarantined_rows
         repeated += commit.repeated
@@ -57,11 +59,15 @@ def events(context: dg.AssetExecutionContext, icedb: IceDBResource) -> None:
 
 
 def files_of(day: str) -> list[str]:
-    """The files that arrived on a day. Raises dagster.Failure when there is none."""
+    """The files that arrived on a day, one of each tenant. Raises dagster.Failure when one is missing."""
     files = [INBOX / tenant / f"{day}.jsonl" for tenant in TENANTS]
-    if found := [str(file) for file in files if file.is_file()]:
-        return found
-    raise dg.Failure(f"{INBOX}: no file of {day}. To generate events: python -m web_analytics.generate")
+    if missing := [str(file.relative_to(INBOX)) for file in files if not file.is_file()]:
+        raise dg.Failure(
+            f"{INBOX}: of {day} there is no {', '.join(missing)} yet, and nothing was added. When a file comes late, "
+            "run the day again then; when it never will, put an empty one there. To generate events: "
+            "python -m web_analytics.generate"
+        )
+    return [str(file) for file in files]
 
 
 def open_events(lake: IceDBResource) -> Table:
