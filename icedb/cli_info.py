@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 
 import msgspec
 import rich.box
@@ -15,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table as Rows
 from rich.text import Text
 
+from icedb.cli_output import moment
 from icedb.durations import duration_text
 from icedb.maintenance.condition import Condition, Due, PartitionCondition, Thresholds
 from icedb.maintenance.merge import PART_BYTES_MAX
@@ -137,7 +137,8 @@ def _newest(condition: Condition) -> str:
 def _ago(condition: Condition, unix_ms: int) -> str:
     age_ms = condition.at_ms - unix_ms
     text = f"{duration_text(age_ms)} ago" if age_ms >= 0 else f"in {duration_text(-age_ms)}"
-    return f"{text} ({datetime.fromtimestamp(unix_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC)"
+    at = moment(unix_ms)
+    return f"{text} ({unix_ms} unix ms)" if at is None else f"{text} ({at:%Y-%m-%d %H:%M:%S} UTC)"
 
 
 def _count(number: int, noun: str) -> str:

@@ -20,7 +20,7 @@ from icedb.commit import Commit
 from icedb.maintenance.pins import Pin
 from icedb.maintenance.verify import VerifyReport
 
-__all__ = ["one_line", "output", "report_rows", "show", "tell", "time_text", "write_json"]
+__all__ = ["moment", "one_line", "output", "report_rows", "show", "tell", "time_text", "write_json"]
 
 # Later than any duration that somebody would write as a number.
 _A_TIME_MS = 10**12
@@ -83,9 +83,18 @@ def _pins(pins: Sequence[Pin]) -> Rows:
     return rows
 
 
+def moment(unix_ms: int) -> datetime | None:
+    """A time in UTC; None for a number that is none, as a log may have by a clock that was wrong."""
+    try:
+        return datetime.fromtimestamp(unix_ms / 1_000, UTC)
+    except (ValueError, OverflowError, OSError):  # beyond the year 9999, or what the system can tell
+        return None
+
+
 def time_text(unix_ms: int, *, timespec: str = "milliseconds") -> str:
-    """A time as ISO 8601, in UTC."""
-    return datetime.fromtimestamp(unix_ms / 1_000, UTC).isoformat(timespec=timespec)
+    """A time as ISO 8601, in UTC; the number, if it is no time."""
+    at = moment(unix_ms)
+    return f"{unix_ms} (unix ms)" if at is None else at.isoformat(timespec=timespec)
 
 
 def _text(name: str, value: object) -> str:

@@ -276,7 +276,15 @@ class MissingPart(Damaged, FileNotFoundError):
 
 
 class ForeignMaintenance(Damaged, RuntimeError):
-    """Another program, which takes no claims, wrote or removed log files of exclusive commits."""
+    """Another program, which takes no claims, wrote or removed log files of exclusive commits.
+
+    `foreign_ms` is set when that only hides what is new, as merges by a program of IceDB v3 do: the time (unix
+    milliseconds) of the last one, after which it is known again.
+    """
+
+    def __init__(self, message: str, *, foreign_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.foreign_ms = foreign_ms
 
 
 class InvariantViolated(Damaged, AssertionError):

@@ -58,7 +58,7 @@ def main() -> None:
     good = EVENTS.read_text()
     for path in (PROJECT / "web_shop" / "defs").glob("*/**/defs.yaml"):
         if path != EVENTS:
-            path.unlink()  # `dg check yaml` looks at one document of each type, the last
+            path.unlink()  # `dg check yaml` looks at one document of each type
     bad = good.replace("keep_days: 365", "keep_days: a year").replace("{severity: WARN}", "{sevrity: WARN}")
     EVENTS.write_text(bad)
     dg("check yaml")

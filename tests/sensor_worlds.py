@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
 from dagster._core.events import AssetObservationData, StepMaterializationData
 from dagster._core.instance.utils import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
@@ -80,6 +81,8 @@ class Daemon:
     lake: IceDBResource
     resource_key: str = "icedb"
     definitions: dg.Definitions | None = None
+    #: Of the code; None: it is in none, as in a test of somebody's own.
+    location: str | None = None
     cursor: str | None = None
     #: The message of the last tick, and the keys of all runs that it created, in order.
     said: str = ""
@@ -100,7 +103,10 @@ class Daemon:
             definitions=self.definitions,
             resources={self.resource_key: self.lake},
             sensor_name=self.sensor.name,
+            repository_name=SINGLETON_REPOSITORY_NAME,
         ) as context:
+            if self.location is not None:
+                context._code_location_origin = RegisteredCodeLocationOrigin(self.location)
             answer = self.sensor(context)
         if isinstance(answer, dg.SkipReason):
             return dg.SensorResult(skip_reason=answer, cursor=self.cursor)
@@ -160,16 +166,18 @@ def report_event(
     instance.report_dagster_event(told, run_id=RUNLESS_RUN_ID, timestamp=at_ms / 1000)
 
 
-def add_run(instance: dg.DagsterInstance, job: str, status: dg.DagsterRunStatus, **tags: str) -> dg.DagsterRun:
-    """A run of a job, as somebody might have launched it."""
-    origin = RemoteJobOrigin(RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("tested"), "__repository__"), job)
+def add_run(
+    instance: dg.DagsterInstance, job: str, status: dg.DagsterRunStatus, *, location: str = "tested", **tags: str
+) -> dg.DagsterRun:
+    """A run of a job of a code location, as somebody might have launched it."""
+    of_code = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(location), SINGLETON_REPOSITORY_NAME)
     return instance.add_run(
         dg.DagsterRun(
             job_name=job,
             run_id=make_new_run_id(),
             status=status,
             tags=tags,
-            remote_job_origin=origin,  # what is in the queue must have one
+            remote_job_origin=RemoteJobOrigin(of_code, job),  # what is in the queue must have one
         )
     )
 

@@ -15,7 +15,7 @@ dg = pytest.importorskip("dagster")
 # ruff: noqa: E402 - without the extra there is nothing to import
 import icedb
 from icedb import Thresholds
-from icedb.errors import InvalidOption, StoreUnavailable
+from icedb.errors import ForeignMaintenance, InvalidOption, StoreUnavailable
 from icedb.format.codec import encode
 from icedb.format.feed import Cursor
 from icedb.format.records import LogFile, Marker
@@ -129,6 +129,25 @@ def test_the_jobs_that_are_asked_for_leave_nothing_due(instance: Any, lake: IceD
     assert "0 small parts of 1 in 1 partitions, 1 log files" in daemon.said
 
 
+def test_a_merge_that_is_asked_for_takes_for_small_what_the_thresholds_do(
+    quick: Any, world: World, simulated: Any, name: str
+) -> None:
+    fill(world.create(name, partition_by=["p"]), 5)
+    low = Thresholds(hot_parts=4, cold_parts=4, log_files=4, part_bytes_max=123_456)
+    daemon = Daemon(quick, sensor(name, MaintenanceSensor(low)), simulated)
+    daemon.tick()
+    hot = daemon.tick().run_requests
+    world.clock.advance(2 * HOUR_MS)  # the partition is cold now
+    asked = {str(request.job_name): request.run_config for request in [*hot, *daemon.tick().run_requests]}
+    jobs = build_table_definitions(name)
+    loaded = dg.Definitions.merge(jobs, dg.Definitions(resources={"icedb": simulated})).get_repository_def()
+    sizes = {}
+    for job, given in asked.items():
+        config = dg.validate_run_config(loaded.get_job(job), given)
+        sizes[job] = config["ops"][f"{job}_work"]["config"].get("part_bytes_max")
+    assert sizes == {f"{name}_merge_newest": 123_456, f"{name}_merge_log": None, f"{name}_merge_oldest": 123_456}
+
+
 def test_nothing_is_asked_for_below_half_of_the_thresholds(quick: Any, world: World, simulated: Any, name: str) -> None:
     fill(world.create(name, partition_by=["p"]), 31)
     daemon = Daemon(quick, sensor(name, MaintenanceSensor()), simulated)
@@ -224,6 +243,30 @@ def test_no_run_is_asked_for_while_one_is_queued_or_under_way(
         assert "is queued or under way" in daemon.said
         end_run(quick, run, dg.DagsterRunStatus.SUCCESS)
         assert requested(daemon.evaluate()) == [f"{name}_merge_newest"]
+
+
+def test_runs_of_another_code_location_s_job_of_that_name_do_not_count(
+    quick: Any, world: World, simulated: Any, name: str
+) -> None:
+    table = world.create(name, partition_by=["p"])
+    fill(table, 5)
+    daemon, job = Daemon(quick, sensor(name), simulated, location="tested"), f"{name}_merge_newest"
+    daemon.tick()
+    other = add_run(quick, job, dg.DagsterRunStatus.STARTED, location="elsewhere")
+    assert requested(daemon.tick()) == [job]
+    assert requested(daemon.tick()) == []
+    assert "is queued or under way" in daemon.said, "its own does count"
+    end_all(quick)
+    table.merge()
+    end_run(quick, other, dg.DagsterRunStatus.FAILURE)
+    fill(table, 5)
+    assert requested(daemon.tick()) == [job], "its own had worked"
+    end_all(quick)
+    table.merge()
+    fill(table, 5)
+    quick.add_run(dg.DagsterRun(job_name=job, run_id=f"{name}-in-a-process", status=dg.DagsterRunStatus.STARTED))
+    assert requested(daemon.tick()) == []
+    assert "is queued or under way" in daemon.said, "nobody knows whose that is"
 
 
 def test_a_tick_that_is_evaluated_again_asks_for_the_very_same_runs(
@@ -399,6 +442,57 @@ def test_a_table_that_was_deleted_or_made_anew_is_noticed(quick: Any, world: Wor
     assert len(told_commits(quick, name)) == 5
 
 
+def test_the_commits_sensor_alone_notices_that_a_table_was_deleted_or_made_anew(
+    quick: Any, world: World, simulated: Any, name: str
+) -> None:
+    daemon, store = Daemon(quick, teller(name), simulated), world.stores
+    for told in (2, 4):
+        table = world.create(name, partition_by=["n % 2 AS q"])
+        world.clock.advance(MINUTE_MS)
+        daemon.tick()
+        fill(table, 2)
+        table.merge()
+        world.clock.advance(20 * MINUTE_MS)  # a refresh would not list the log files of before any more
+        daemon.tick()
+        daemon.tick()
+        assert len(told_commits(quick, name)) == told
+        store[name].objects.clear()
+    fill(world.create(name, partition_by=["p"]), 3)
+    world.clock.advance(MINUTE_MS)
+    daemon.tick()
+    assert told_commits(quick, name)[-1]["dagster/row_count"] == 3, "nothing of the old one is left"
+    store[name].objects.clear()
+    daemon.tick()
+    daemon.tick()
+    assert "there is no table" in daemon.said
+
+
+def test_a_damaged_log_fails_the_tick_and_what_came_meanwhile_is_told_when_it_is_mended(
+    quick: Any, world: World, simulated: Any, name: str
+) -> None:
+    table = world.create(name)
+    daemon, objects = Daemon(quick, teller(name), simulated), world.stores[name].objects
+    fill(table, 2)
+    table.merge()
+    daemon.tick()
+    [head] = [key for key in objects if key.endswith(".e2.jsonl")]
+    second = head.replace(".e2.jsonl", "0.e2.jsonl")
+    objects[second] = objects[head]
+    kept = daemon.cursor
+    for _ in range(2):
+        world.clock.advance(10 * MINUTE_MS)
+        fill(table, 1)
+        world.clock.advance(MINUTE_MS)
+        with pytest.raises(ForeignMaintenance, match="both say they are epoch 2"):
+            daemon.tick()
+        assert daemon.cursor == kept
+    del objects[second]
+    daemon.tick()
+    daemon.tick()
+    assert len(told_commits(quick, name)) == 2
+    assert quick.fetch_observations(dg.AssetKey(name), limit=10).records == []
+
+
 @pytest.mark.parametrize("make", [sensor, teller])
 def test_a_store_that_does_not_answer_fails_the_tick_and_the_next_one_works(
     quick: Any, world: World, simulated: Any, name: str, make: Any
@@ -522,6 +616,13 @@ def test_a_young_commit_waits(quick: Any, world: World, simulated: Any, name: st
     world.clock.advance(1)
     daemon.tick()
     assert len(told_commits(quick, name)) == 1
+
+
+def test_to_wait_until_cleanup_may_forget_is_refused(quick: Any, world: World, simulated: Any, name: str) -> None:
+    world.create(name)
+    Daemon(quick, teller(name, settle_s=1_800), simulated).tick()
+    with pytest.raises(InvalidOption, match=r"settle_s is 1801 s, .* \(grace_ms\) of 3600 s; give at most .* 1800"):
+        Daemon(quick, teller(name, settle_s=1_801), simulated).tick()
 
 
 def test_what_brings_no_rows_is_not_told(quick: Any, world: World, simulated: Any, name: str) -> None:
@@ -809,6 +910,51 @@ def test_what_cleanup_forgot_is_told_as_one_gap_and_the_telling_goes_on(
     assert [t["icedb/commit_time_ms"] for t in told_commits(quick, name)] == [after.created_ms]
 
 
+def test_a_short_grace_period_leaves_no_gap_where_the_sensor_had_looked(
+    quick: Any, world: World, simulated: Any, name: str
+) -> None:
+    table = world.create(name)
+    slow = icedb.Table(type(table.handle)(table.handle.store, table.spec, clock=world.clock.skewed(-50 * SECOND_MS)))
+    daemon, made = Daemon(quick, teller(name), simulated), []
+    daemon.tick()
+    for minute in range(1, 17):
+        world.clock.advance(MINUTE_MS)
+        writer = slow if minute % 7 == 5 else table
+        made.append(writer.insert([{"n": minute}]).created_ms)
+        table.merge()
+        table.cleanup(grace_ms=10 * MINUTE_MS)
+        daemon.tick()
+    world.clock.advance(MINUTE_MS)
+    daemon.tick()
+    assert sorted(t["icedb/commit_time_ms"] for t in told_commits(quick, name)) == sorted(made)
+    assert quick.fetch_observations(dg.AssetKey(name), limit=10).records == []
+    fill(table, 3)
+    table.merge()
+    world.clock.advance(11 * MINUTE_MS)
+    table.cleanup(grace_ms=10 * MINUTE_MS)
+    daemon.tick()
+    assert "cleanup has forgotten" in daemon.said, "these it had not seen"
+
+
+def test_what_came_after_the_last_merge_by_a_v3_program_is_told(
+    quick: Any, world: World, simulated: Any, name: str
+) -> None:
+    table = world.create(name, partition_by=["k"])
+    daemon = Daemon(quick, teller(name), simulated)
+    daemon.tick()
+    world.clock.advance(MINUTE_MS)
+    v3_merge(table, world.stores[name])
+    world.clock.advance(20 * MINUTE_MS)
+    made = [table.insert([{"k": 0, "n": n}]).created_ms for n in range(3)]
+    world.clock.advance(MINUTE_MS)
+    daemon.tick()
+    assert "a program of IceDB v3 merged" in daemon.said
+    daemon.tick()
+    daemon.tick()
+    assert [t["icedb/commit_time_ms"] for t in told_commits(quick, name)] == made
+    assert len(quick.fetch_observations(dg.AssetKey(name), limit=10).records) == 1
+
+
 def test_maintenance_by_a_v3_program_is_told_once_however_long_it_goes_on(
     quick: Any, world: World, simulated: Any, name: str
 ) -> None:
@@ -867,6 +1013,9 @@ def test_cursors_keep_what_they_were_given(clock: ManualClock) -> None:
     for seen in ((), names):
         kept = position.Position(Cursor(5, seen=seen))
         assert position.decode(position.encode(kept)) == kept
+    assert position.decode('{"changes":{"t":5},"foreign":true,"version":1}') == position.Position(
+        Cursor(5), foreign=True
+    )
     assert len(position.encode(position.Position(Cursor(5, seen=names)))) < 0.5 * len(msgspec.json.encode(names))
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from icedb import Condition, Table, Thresholds
 from icedb.cli_info import print_info
+from icedb.cli_output import time_text
 from icedb.maintenance.condition import PartitionCondition, recommend
 from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS
 from tests.test_cli import command, run, run_json
@@ -191,6 +192,8 @@ def test_a_command_is_whole_on_a_narrow_terminal() -> None:
         ({"newest_rows_ms": None}, "none yet"),
         ({"newest_rows_ms": NOW_MS + HOUR_MS}, "in 1 h ("),
         ({"newest_rows_ms": NOW_MS - DAY_MS, "horizon_ms": NOW_MS - HOUR_MS}, "or earlier: cleanup has forgotten when"),
+        ({"newest_rows_ms": 10**15}, " (1000000000000000 unix ms)"),  # by a clock that was wrong
+        ({"horizon_ms": 10**25}, " (10000000000000000000000000 unix ms): older snapshots"),
         ({"horizon_ms": NOW_MS - 3 * DAY_MS}, "older snapshots cannot be read"),
         ({"dead_parts": 1, "dead_bytes": 999, "oldest_dead_ms": NOW_MS - 5 * MINUTE_MS}, "999 B; the oldest 5 min ago"),
         ({"expired_parts": 1_000, "expired_bytes": 10**15}, "1,000.0 TB"),
@@ -200,3 +203,9 @@ def test_a_command_is_whole_on_a_narrow_terminal() -> None:
 )  # fmt: skip
 def test_figures_are_told_in_words(figures: dict[str, Any], told: str) -> None:
     assert told in page(condition(**figures))
+
+
+def test_a_number_that_is_no_time_is_shown_as_it_is() -> None:
+    assert time_text(NOW_MS) == "2027-01-15T08:00:00.000+00:00"
+    for unix_ms in (10**15, 10**25, -(10**15)):
+        assert time_text(unix_ms) == f"{unix_ms} (unix ms)"

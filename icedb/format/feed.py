@@ -122,16 +122,19 @@ def advance(
     until_ms: int | None = None,
     limits: Limits | None = None,
     counted: Counted | None = None,
+    known_ms: int = 0,
 ) -> tuple[Cursor, list[Marker]]:
     """The end of the batch that begins at `start`, and its parts: all of commits up to `until_ms`, up to the limits.
 
     `settled_ms`: no log file of that time or before can appear any more. `counted` says which parts count for the
-    limits; the consumer will leave out the others. Raises as `between`.
+    limits; the consumer will leave out the others. `known_ms`: the consumer has consumed all that was superseded by
+    that time (unix milliseconds), though `start` may be before it; so cleanup may have forgotten it. Raises as
+    `between`.
     """
     begins = start == BEGINNING
     if begins:
         start = _as_it_is(state, keys, settled_ms)
-    feed = _Feed(state, keys, start)
+    feed = _Feed(state, keys, start, known_ms)
     appended = [m for m in feed.appended if until_ms is None or m.created_ms <= until_ms]
     taken = _within(limits or Limits(), [*feed.snapshot, *appended], counted)
     if len(taken) < len(feed.snapshot):
@@ -172,8 +175,8 @@ class _Reach:
 class _Feed:
     """What there is after a cursor: the rest of its snapshot, and the appended parts, in order."""
 
-    def __init__(self, state: LogState, keys: Keys, start: Cursor) -> None:
-        _check_known(state, start)
+    def __init__(self, state: LogState, keys: Keys, start: Cursor, known_ms: int = 0) -> None:
+        _check_known(state, start, known_ms)
         self.start = _Reach(start, keys)
         self.name = self.start.name
         self.snapshot: list[Marker] = []
@@ -221,8 +224,8 @@ def check_order(start: Cursor, end: Cursor, keys: Keys, *, table: str) -> None:
     )
 
 
-def _check_known(state: LogState, start: Cursor) -> None:
-    if start.t_ms < state.horizon_ms:
+def _check_known(state: LogState, start: Cursor, known_ms: int) -> None:
+    if max(start.t_ms, known_ms) < state.horizon_ms:
         remedy = (
             "The table was still being read as it was at the beginning: begin anew, with larger batches, or with a "
             "longer grace_ms until that is over."
@@ -240,5 +243,6 @@ def _check_known(state: LogState, start: Cursor) -> None:
         raise ForeignMaintenance(
             f"{state.table}: a program of IceDB v3 merged or dropped parts at {foreign_ms} (unix ms) and did not say "
             "which of its parts brought new rows. Let merge and cleanup of this program maintain the table, and a "
-            "quarter of an hour later begin anew with the table as it is (no 'since', or a new checkpoint)."
+            "quarter of an hour later begin anew with the table as it is (no 'since', or a new checkpoint).",
+            foreign_ms=foreign_ms,
         )

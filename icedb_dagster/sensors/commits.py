@@ -1,21 +1,22 @@
 """The sensor that tells Dagster of commits that others made: Spark streams, other programs, a shell.
 
-A tick reads the table's change feed from where the last one ended (one LIST when nothing is new), and gives an event
-for each commit that brought rows: once, in order. Merges, drops and deletions bring none. A commit is told when it is
-`settle_s` old: a step of Dagster's that made it has stored its own materialization by then, which says so, and the
-commit is not told again. The same look at the events of the asset, made only when there are new commits, keeps a tick
-that is evaluated again from repeating what it had told.
+A tick reads the table's change feed from where the last one ended, and gives an event for each commit that brought
+rows: once, in order. Merges, drops and deletions bring none. When nothing is new that is one LIST, for each thousand
+log files that are stored. A commit is told when it is `settle_s` old: a step of Dagster's that made it has stored its
+own materialization by then, which says so, and the commit is not told again. The same look at the events of the asset,
+made only when there are new commits, keeps a tick that is evaluated again from repeating what it had told.
 
 What is relied on in Dagster's sensor daemon: it evaluates one tick of a sensor at a time; it stores the events of an
 answer one by one, in their order, and then the cursor. Killed in between, it evaluates the tick again with the old
-cursor. The cursor of a tick that failed is not stored.
+cursor. The cursor of a tick that failed is not stored. Two sensors of one asset in one instance would be evaluated at
+the same time, and both tell: there must be one only.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import dagster as dg
 
 from icedb.clock import SystemClock
-from icedb.errors import ForeignMaintenance, SnapshotExpired, TableNotFound
+from icedb.errors import ForeignMaintenance, InvalidOption, SnapshotExpired, TableNotFound
 from icedb.format.feed import at_time
 from icedb.handle import Handle
 from icedb.options import Timing
@@ -34,7 +35,8 @@ def commits_sensor(key: dg.AssetKey, settings: CommitsSensor, *, resource_key: s
     """The sensor `<table>_commits_sensor`: each commit that brought rows, once, as an event of the asset `key`.
 
     `resource_key`: of the `IceDBResource`. Of an asset with partitions and a `partition_expr`, the event is of the
-    partition that the rows are in. Nothing is opened or asked until the first tick.
+    partition that the rows are in. Nothing is opened or asked until the first tick. An asset has one such sensor in
+    an instance. A tick raises InvalidOption when `settle_s` is not well below the table's grace period.
     """
 
     def tick(context: dg.SensorEvaluationContext, **_: object) -> dg.SensorResult:
@@ -74,6 +76,17 @@ def _stored(context: dg.SensorEvaluationContext) -> Position | None:
     return position
 
 
+def _check_settle_s(settings: CommitsSensor, handle: Handle) -> None:
+    """Cleanup must not forget commits while they wait; half of the grace period is left for looks that come late."""
+    grace_ms = handle.timing.grace_ms
+    if settings.settle_s * 1000 > grace_ms // 2:
+        raise InvalidOption(
+            f"{handle.table}: the commits sensor's settle_s is {settings.settle_s} s, and what is superseded may be "
+            f"forgotten after the table's grace period (grace_ms) of {grace_ms // 1000} s; give at most half of it, "
+            f"{grace_ms // 2000}."
+        )
+
+
 class _Tick:
     """One look at a table, and what it tells."""
 
@@ -87,17 +100,18 @@ class _Tick:
         self.log_is_empty = False
 
     def answer(self, position: Position | None) -> dg.SensorResult:
-        """Events of what is new, and where the next tick goes on."""
+        """Events of what is new, and where the next tick goes on. Raises InvalidOption and the errors of the log."""
+        _check_settle_s(self._settings, self._handle)
         if position is None:
             if not self._settings.from_beginning:
                 now_ms = self._handle.clock.now_ms()
                 told = f"{self._handle.table}: the sensor begins now; earlier commits are not told"
                 return dg.SensorResult(skip_reason=told, cursor=encode(Position(at_time(now_ms))))
-            position = Position(at_time(self._handle.read().horizon_ms))
+            position = Position(at_time(self._handle.read(fresh=True).horizon_ms))
         try:
             batch = take(
                 self._handle,
-                position.changes,
+                position,
                 settle_ms=self._settings.settle_s * 1000,
                 commits_max=self._settings.events_max,
             )
@@ -105,11 +119,15 @@ class _Tick:
             # What came since the horizon is known commit by commit.
             return self._gap(position, Position(at_time(error.horizon_ms or self._handle.clock.now_ms())), error)
         except ForeignMaintenance as error:
-            return self._gap(position, Position(at_time(self._handle.clock.now_ms()), foreign=True), error)
+            if error.foreign_ms is None:  # not what is new is unknown, but the log is damaged
+                raise
+            # Later than now only by a clock that is ahead: then it is not known yet what comes after.
+            known_ms = min(error.foreign_ms, self._handle.clock.now_ms())
+            return self._gap(position, Position(at_time(known_ms), foreign=True), error)
         self.log_is_empty = not batch.table.log_files
         events = self._events(batch)
         return dg.SensorResult(
-            asset_events=events, skip_reason=self._message(batch, len(events)), cursor=encode(Position(batch.end))
+            asset_events=events, skip_reason=self._message(batch, len(events)), cursor=encode(batch.end)
         )
 
     def _events(self, batch: Batch) -> list[Event]:

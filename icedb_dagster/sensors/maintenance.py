@@ -1,9 +1,9 @@
 """The sensor that asks for the maintenance of a table that is due.
 
-A tick looks at the table once (`Table.condition`, one LIST when nothing is new) and asks for the jobs of what is
-recommended: at half of each threshold, so that the threshold itself is not reached. While a run of a job is queued or
-under way, whoever started it, no other is asked for. What was asked for is in the cursor, see
-`icedb_dagster.sensors.asking`.
+A tick looks at the table once (`Table.condition`, one LIST for each thousand log files that are stored, when nothing
+is new) and asks for the jobs of what is recommended: at half of each threshold, so that the threshold itself is not
+reached. While a run of a job is queued or under way, whoever started it in this code location, no other is asked for.
+What was asked for is in the cursor, see `icedb_dagster.sensors.asking`.
 
 What is relied on in Dagster's sensor daemon:
 
@@ -17,7 +17,7 @@ What is relied on in Dagster's sensor daemon:
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import dagster as dg
@@ -42,6 +42,8 @@ _UNDER_WAY = [
     dg.DagsterRunStatus.CANCELING,
 ]
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+# Among them may be some of another code location's job of the same name, but hardly so many.
+_RUNS_MAX = 100
 _MERGES: tuple[Due, ...] = ("merge_newest", "merge_oldest")
 _MEGABYTE = 1_000_000
 
@@ -153,11 +155,25 @@ class _Tick:
         return msgspec.structs.replace(memory, asked={**memory.asked, due: asked}), wanted
 
     def _is_under_way(self, job: str) -> bool:
-        return bool(self._context.instance.get_run_ids(dg.RunsFilter(job_name=job, statuses=_UNDER_WAY), limit=1))
+        return next(self._runs(job, _UNDER_WAY), None) is not None
 
     def _failed(self, job: str) -> bool:
-        ended = self._context.instance.get_runs(dg.RunsFilter(job_name=job, statuses=_ENDED), limit=1)
-        return any(run.status != dg.DagsterRunStatus.SUCCESS for run in ended)
+        last = next(self._runs(job, _ENDED), None)
+        return last is not None and last.status != dg.DagsterRunStatus.SUCCESS
+
+    def _runs(self, job: str, statuses: Sequence[dg.DagsterRunStatus]) -> Iterator[dg.DagsterRun]:
+        """The newest runs of a job first, without those of another code location's job of that name."""
+        wanted = dg.RunsFilter(job_name=job, statuses=statuses)
+        return filter(self._is_of_here, self._context.instance.get_runs(wanted, limit=_RUNS_MAX))
+
+    def _is_of_here(self, run: dg.DagsterRun) -> bool:
+        """As Dagster tells the runs of equal run keys apart; a run that was started in a process has no origin."""
+        location, origin = self._context.code_location_origin, run.remote_job_origin
+        if location is None or origin is None:
+            return True
+        of_run = origin.repository_origin
+        here = location.location_name, self._context.repository_name
+        return (of_run.code_location_origin.location_name, of_run.repository_name) == here
 
 
 def _figures(condition: Condition) -> str:

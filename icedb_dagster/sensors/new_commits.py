@@ -16,6 +16,7 @@ from icedb.format.feed import Cursor, advance
 from icedb.format.records import Marker
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
+from icedb_dagster.sensors.position import Position
 
 __all__ = ["Batch", "NewCommit", "take"]
 
@@ -42,30 +43,45 @@ class Batch:
     """The commits of one tick, in order; where the next tick begins; and the table as it was at this one."""
 
     commits: tuple[NewCommit, ...]
-    end: Cursor
+    end: Position
     #: Whether more of them are old enough to be told.
     more: bool
     table: Changes
 
 
-def take(handle: Handle, start: Cursor, *, settle_ms: int, commits_max: int) -> Batch:
-    """The commits after `start` that are at least `settle_ms` old, the oldest first.
+def take(handle: Handle, begin: Position, *, settle_ms: int, commits_max: int) -> Batch:
+    """The commits after `begin` that are at least `settle_ms` old, the oldest first.
 
-    Raises SnapshotExpired, ForeignMaintenance, and what `LogReader.read` raises.
+    The log is read afresh, one LIST for each thousand log files that are stored: that a table was deleted and made
+    anew is noticed. Raises SnapshotExpired; ForeignMaintenance, with a time when a program of v3 hides what is new; and
+    what `LogReader.read` raises.
     """
     settled, now_ms = settled_ms(handle), handle.clock.now_ms()  # before the log is read
-    state = handle.read()
+    state, start = handle.read(fresh=True), begin.changes
     until_ms = max(start.t_ms, now_ms - settle_ms)
-    end, markers = advance(state, handle.keys, start, settled_ms=settled, until_ms=until_ms)
-    commits = _commits(state, markers)
+
+    def up_to(until_ms: int) -> tuple[Cursor, list[NewCommit]]:
+        end, markers = advance(
+            state, handle.keys, start, settled_ms=settled, until_ms=until_ms, known_ms=begin.known_ms
+        )
+        return end, _commits(state, markers)
+
+    end, commits = up_to(until_ms)
     more = len(commits) > commits_max
     if more:
         # Two programs may have committed in the same millisecond: what shares a time is taken, or left, together.
         until_ms = commits[commits_max - 1].created_ms
-        end, markers = advance(state, handle.keys, start, settled_ms=settled, until_ms=until_ms)
-        commits = _commits(state, markers)
+        end, commits = up_to(until_ms)
     table = changes_of(handle, state, start, end, state.live, as_of_ms=max(now_ms - 1, state.newest_ms))
-    return Batch(tuple(commits), end, more, table)
+    return Batch(tuple(commits), Position(end, known_ms=_known_ms(handle, now_ms, until_ms)), more, table)
+
+
+def _known_ms(handle: Handle, now_ms: int, until_ms: int) -> int:
+    """The time by which all that was superseded is told, after a look at `now_ms` that told commits up to `until_ms`.
+
+    What appears after the look is superseded after it: by a clock that may be behind this one, twice the skew.
+    """
+    return min(until_ms, now_ms - 2 * handle.timing.max_skew_ms - 1)
 
 
 def _commits(state: LogState, markers: Iterable[Marker]) -> list[NewCommit]:

@@ -18,10 +18,15 @@ _PACKED = "zlib:"
 
 
 class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`changes`: where the change feed goes on. `foreign`: it was told that a program of v3 maintains the table."""
+    """`changes`: where the change feed goes on. `foreign`: it was told that a program of v3 maintains the table.
+
+    `known_ms` (unix milliseconds): of what was superseded by then, nothing is left to be told. It is later than the
+    cursor's time, which is before all that may still appear: cleanup with a short grace period forgets in between.
+    """
 
     changes: Cursor
     foreign: bool = False
+    known_ms: int = 0
     version: Literal[1] = 1
 
 

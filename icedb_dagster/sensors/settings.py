@@ -35,9 +35,11 @@ class CommitsSensor:
     """What becomes of commits that others made. Raises InvalidOption.
 
     `events`: what a commit is told as. `interval_s` and `running` are as for `MaintenanceSensor`. `from_beginning`:
-    the first look tells all commits whose rows the log still knows one by one; otherwise none that were before it.
-    `settle_s`: a commit is told when it is so many seconds old, so that a step of Dagster's that made it has told it
-    first. `events_max`: of one look; the next look goes on.
+    the first look tells all commits whose rows the log still knows one by one; otherwise none that were before it. A
+    look with a cursor that cannot be read is a first one; what Dagster knows is not told again. `settle_s`: a commit is
+    told when it is so many seconds old, so that a step of Dagster's that made it has told it first; at most half of the
+    table's grace period. `events_max`: commits of one look, each with an event for each of its partitions; the next
+    look goes on. So `events_max / interval_s` commits a second can be told for long.
     """
 
     events: Events = "materialization"
