@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant(
         "a consumer of changes does not ask for the horizon",
         "icedb/format/feed.py",
-        "    if start.t_ms < state.horizon_ms:",
+        "    if max(start.t_ms, known_ms) < state.horizon_ms:",
         "    if start.t_ms < 0:",
         (CHANGES, SIMULATION),
     ),
