@@ -32,6 +32,7 @@
     │   ├── CheckpointBehind         the table is ahead of a stream's checkpoint           (RuntimeError)
     │   ├── GraceTooShort            cleanup could delete what a reader still needs        (ValueError)
     │   ├── JavaNotFound             Spark has no Java to run on                           (RuntimeError)
+    │   ├── MissingExtra             a package that is an extra of ours is not installed   (ImportError)
     │   ├── StackError               the local Postgres, daemon or web server              (RuntimeError)
     │   └── PoolNotExclusive         the Dagster pool does not hold one run at a time      (RuntimeError)
     └── Damaged                  the store holds something that must not be there, or lacks something
@@ -69,6 +70,7 @@ __all__ = [
     "InvariantViolated",
     "JavaNotFound",
     "LookFirst",
+    "MissingExtra",
     "MissingPart",
     "PinExists",
     "PoolNotExclusive",
@@ -253,6 +255,10 @@ class GraceTooShort(FixInput, ValueError):
 
 class JavaNotFound(FixInput, RuntimeError):
     """Spark has no Java to run on."""
+
+
+class MissingExtra(FixInput, ImportError):
+    """A package that is needed here, and that one of our extras brings, is not installed."""
 
 
 class StackError(FixInput, RuntimeError):

@@ -142,6 +142,8 @@ CONFINED = {
     "dagster_pipes": ("icedb_dagster.", "spark_jobs."),
     "polars": ("icedb_dagster.inputs",),
     "pandas": (),
+    "datafusion": (),
+    "chdb": (),
     "starlette": (),
     "matplotlib": ("icedb_dagster.pictures",),
     "obstore": ("icedb.store",),

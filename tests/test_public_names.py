@@ -74,6 +74,7 @@ PUBLIC = {
         "InvariantViolated",
         "JavaNotFound",
         "LookFirst",
+        "MissingExtra",
         "MissingPart",
         "PinExists",
         "PoolNotExclusive",
