@@ -7,7 +7,7 @@ age go together, and partition predicates skip files by their paths.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 import duckdb
@@ -15,18 +15,22 @@ import duckdb
 from icedb.engine import quote_name, quote_text
 from icedb.errors import AccessDenied, InvalidOption, MissingPart, SnapshotExpired, StoreUnavailable
 from icedb.format.names import NULL_VALUE, encode_value
+from icedb.format.records import total_rows
 from icedb.handle import Handle, Part
 from icedb.partitions import PartitionExpression
 from icedb.schema import typed_nothing
 
-__all__ = ["FILE_COLUMN", "explain", "read_parquet", "relation", "scan", "visible_partitions"]
+__all__ = ["FILE_COLUMN", "explain", "partition_value", "read_as", "read_parquet", "read_paths_as", "relation", "scan",
+           "visible_partitions"]  # fmt: skip
 
 ACCESS_REFUSED = frozenset((401, 403))
 TOO_MANY_REQUESTS = 429
 SERVER_ERROR = 500
 # What DuckDB says, in an error without a status.
 _UNREACHABLE = re.compile("could not (?:connect|establish)|connection error|timeout was reached", re.IGNORECASE)
-_ODD = re.compile(r"[?\\\n\r]|=[^/]*=")
+
+_FILENAME = "filename"
+_NAMED_SO = "__icedb_filename"
 
 #: The column, on demand, that says which file a row came from.
 FILE_COLUMN = "__icedb_file"
@@ -47,95 +51,112 @@ def relation(
     expressions: Sequence[PartitionExpression] | None = None,
     with_file: bool = False,
 ) -> str:
-    """A query whose rows are those of the parts; `with_file` adds FILE_COLUMN.
+    """A query whose rows are those of the parts, with the columns of `t`; `with_file` adds FILE_COLUMN.
 
+    No part is opened before the query runs, and then only those that its conditions on partition columns leave.
     `expressions` are those of `partition_schema` (None: the handle's); they compute what older paths do not say.
     """
-    # The empty side gives names, order and types; the other side's columns are matched to it by name.
-    columns = {**schema, **visible_partitions(schema, partition_schema)}
-    columns |= {FILE_COLUMN: "VARCHAR"} if with_file else {}
+    visible = visible_partitions(schema, partition_schema)
     if not parts:
-        return typed_nothing(columns)
-    # Only what the schema names: a part of another program may hold more.
-    ours = ", ".join(quote_text(c) for c in columns)
-    rows = scan(handle, parts, schema, partition_schema, expressions=expressions, with_file=with_file)
-    return f"{typed_nothing(columns)} UNION ALL BY NAME SELECT COLUMNS(lambda c: c IN ({ours})) FROM ({rows})"
+        return typed_nothing({**schema, **visible, **({FILE_COLUMN: "VARCHAR"} if with_file else {})})
+    columns = [*map(quote_name, [*schema, *visible]), *([FILE_COLUMN] if with_file else ())]
+    files = bool(visible) or with_file
+    return " UNION ALL ".join(
+        f"SELECT {', '.join(columns)} FROM ("
+        + _with_partitions(read_as(handle, of_layout, schema, files=files), in_path, lacking)
+        + ")"
+        for of_layout, in_path, lacking in _layouts(handle, parts, visible, expressions)
+    )
 
 
-def scan(
+def scan(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], partition_schema: Mapping[str, str]) -> str:
+    """A query whose rows are those of the parts, with all columns that the parts have and the visible partitions.
+
+    Every part is opened to look what it has.
+    """
+    visible = visible_partitions(schema, partition_schema)
+    return " UNION ALL BY NAME ".join(
+        f"SELECT * EXCLUDE ({FILE_COLUMN}) FROM ("
+        + _with_partitions(_read_all(handle, of_layout, schema, lacking), in_path, lacking)
+        + ")"
+        for of_layout, in_path, lacking in _layouts(handle, parts, visible, None)
+    )
+
+
+def read_as(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], *, files: bool) -> str:
+    """A query of the parts' rows with the columns of the schema, by name: null, or cast, where a part has it otherwise.
+
+    `files` adds FILE_COLUMN. To say the schema spares DuckDB a look into every part before it knows what to read.
+    """
+    paths = ", ".join(quote_text(handle.readable_path(p)) for p in parts)
+    return read_paths_as(f"[{paths}]", schema, files=files, rows=total_rows(parts))
+
+
+def read_paths_as(paths: str, schema: Mapping[str, str], *, files: bool, rows: int | None = None) -> str:
+    """As `read_as`; `paths` is SQL for a list of paths. `rows` is how many there are, for DuckDB's plans."""
+    # By its own name, for only a condition on that column lets DuckDB skip files; then no other can have the name.
+    names = {c: _NAMED_SO if c.casefold() == _FILENAME and files else c for c in schema}
+    typed = ", ".join(
+        f"{quote_text(c)}: {{name: {quote_text(names[c])}, type: {quote_text(t)}, default_value: NULL}}"
+        for c, t in schema.items()
+    )
+    options = f"schema = MAP {{{typed}}}, hive_partitioning = false"
+    options += f", {_FILENAME} = true" if files else ""
+    options += f", explicit_cardinality = {rows}" if rows else ""
+    columns = ", ".join(
+        quote_name(c) if names[c] == c else f"{quote_name(names[c])} AS {quote_name(c)}" for c in schema
+    )
+    return f"SELECT {columns}{f', {_FILENAME} AS {FILE_COLUMN}' if files else ''} FROM read_parquet({paths}, {options})"
+
+
+def partition_value(name: str, type_: str) -> str:
+    """SQL for the value of a partition column, from FILE_COLUMN."""
+    escaped = "".join(c if c.isalnum() else f"\\{c}" for c in encode_value(name))
+    segment = f"regexp_extract({FILE_COLUMN}, {quote_text(f'^.*/_data/(?:[^/]+/)*?{escaped}=([^/]*)/')}, 1)"
+    text = f"url_decode(nullif({segment}, {quote_text(NULL_VALUE)}))"
+    # As a field, for DuckDB does not choose files by a plain cast of a text, which might raise.
+    return text if type_ == "VARCHAR" else f"CAST({{'v': {text}}} AS STRUCT(v {type_})).v"
+
+
+def _layouts(
     handle: Handle,
     parts: Sequence[Part],
-    schema: Mapping[str, str],
-    partition_schema: Mapping[str, str],
-    *,
-    expressions: Sequence[PartitionExpression] | None = None,
-    with_file: bool = False,
-) -> str:
-    """A query whose rows are those of the parts, with the columns that the parts have and the visible partitions."""
-    visible = visible_partitions(schema, partition_schema)
-    shadowed = len(visible) < len(partition_schema)
+    visible: Mapping[str, str],
+    expressions: Sequence[PartitionExpression] | None,
+) -> Iterator[tuple[list[Part], dict[str, str], dict[str, str]]]:
+    """Parts whose paths have the same names; the partition columns in them; and SQL of those that they lack.
+
+    Those are parts of an older partitioning: what their paths do not say follows from their rows.
+    """
     layouts: dict[tuple[str, ...], list[Part]] = {}
     for part in parts:
         layouts.setdefault(tuple(part.values), []).append(part)
-    scans = []
     for names, of_layout in layouts.items():
-        in_path = {n: t for n, t in visible.items() if n in names}
-        plain = not shadowed and len(in_path) == len(names)
-        rows = _scan_layout(handle, of_layout, in_path, plain=plain, with_file=with_file)
-        lacking = {n: t for n, t in visible.items() if n not in names}
-        scans.append(_compute(expressions or handle.expressions, rows, schema, lacking) if lacking else rows)
-    return " UNION ALL BY NAME ".join(scans)
+        lacking = {
+            e.name: f"CAST((\n{e.sql}\n) AS {visible[e.name]})"
+            for e in expressions or handle.expressions
+            if e.name in visible and e.name not in names
+        }
+        yield of_layout, {n: t for n, t in visible.items() if n in names}, lacking
 
 
-def _compute(
-    expressions: Sequence[PartitionExpression], rows: str, schema: Mapping[str, str], lacking: Mapping[str, str]
-) -> str:
-    """Parts of an older partitioning: what their paths do not say follows from their rows."""
-    computed = "".join(
-        f", CAST((\n{e.sql}\n) AS {lacking[e.name]}) AS {quote_name(e.name)}" for e in expressions if e.name in lacking
-    )
-    return f"SELECT *{computed} FROM ({typed_nothing(schema)} UNION ALL BY NAME {rows})"
+def _with_partitions(rows: str, in_path: Mapping[str, str], lacking: Mapping[str, str]) -> str:
+    """The rows with their partition columns: by their files' names, then what must be computed."""
+    told = "".join(f", {partition_value(n, t)} AS {quote_name(n)}" for n, t in in_path.items())
+    computed = "".join(f", {sql} AS {quote_name(n)}" for n, sql in lacking.items())
+    query = f"SELECT *{told} FROM ({rows})" if told else rows
+    return f"SELECT *{computed} FROM ({query})" if computed else query
 
 
-def _scan_layout(
-    handle: Handle, parts: Sequence[Part], visible: Mapping[str, str], *, plain: bool, with_file: bool
-) -> str:
-    """Parts whose paths have the same names; `plain`: these are the visible ones, and no data column is."""
-    above = any("=" in segment for segment in handle.table.split("/"))  # DuckDB would take that for ours, or data
-    encoded = any(encode_value(n) != n for n in visible)  # DuckDB decodes the values in a path, but not the names
-    # Paths of v3 programs may hold what DuckDB takes for no partition at all.
-    odd = any(_ODD.search(p.partition) for p in parts)
-    if not plain or encoded or above or odd:
-        return _scan_by_names(handle, parts, visible, with_file=with_file)
-    return _scan_hive(handle, parts, visible, with_file=with_file)
-
-
-def _scan_hive(handle: Handle, parts: Sequence[Part], types: Mapping[str, str], *, with_file: bool) -> str:
-    """DuckDB takes the partition columns from the paths, and skips files by them."""
-    hive = ", ".join(f"{quote_name(n)}: {quote_text(t)}" for n, t in types.items())
-    options = f"hive_partitioning = true, hive_types = {{{hive}}}" if types else "hive_partitioning = false"
-    options += f", filename = {quote_text(FILE_COLUMN)}" if with_file else ""
-    return f"SELECT * FROM {read_parquet(handle, parts, options)}"
-
-
-def _scan_by_names(handle: Handle, parts: Sequence[Part], types: Mapping[str, str], *, with_file: bool) -> str:
-    """Partition columns from the files' names: where a data column of the same name must win, or DuckDB cannot."""
-    computed = "".join(
-        f", CAST(url_decode(nullif({_segment(name)}, {quote_text(NULL_VALUE)})) AS {type_}) AS {quote_name(name)}"
-        for name, type_ in types.items()
-    )
+def _read_all(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], lacking: Mapping[str, str]) -> str:
     options = f"hive_partitioning = false, filename = {quote_text(FILE_COLUMN)}"
-    excluded = "" if with_file else f" EXCLUDE ({FILE_COLUMN})"
-    return f"SELECT *{excluded}{computed} FROM {read_parquet(handle, parts, options)}"
-
-
-def _segment(name: str) -> str:
-    escaped = "".join(c if c.isalnum() else f"\\{c}" for c in encode_value(name))
-    return f"regexp_extract({FILE_COLUMN}, {quote_text(f'^.*/_data/(?:[^/]+/)*?{escaped}=([^/]*)/')}, 1)"
+    rows = f"SELECT * FROM {read_parquet(handle, parts, options)}"
+    # What computes a lacking column may name any column of the schema.
+    return f"{typed_nothing(schema)} UNION ALL BY NAME {rows}" if lacking else rows
 
 
 def read_parquet(handle: Handle, parts: Sequence[Part], options: str = "hive_partitioning = false") -> str:
-    """A `read_parquet(...)` over these parts, matching columns by name."""
+    """A `read_parquet(...)` over these parts, with all columns that they have, matched by name."""
     paths = ", ".join(quote_text(handle.readable_path(p)) for p in parts)
     return f"read_parquet([{paths}], union_by_name = true, {options})"
 

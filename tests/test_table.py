@@ -356,11 +356,8 @@ def test_files_are_chosen_by_a_predicate_over_the_partition_columns(place: Any) 
 def test_a_filter_on_a_partition_column_skips_files(local: Any) -> None:
     table = make(local, partition_by=["n % 10 AS k"])
     table.insert([{"n": n} for n in range(100)])
-    con = duckdb.connect()
-    snapshot = table.snapshot()
-    plan = snapshot.query("EXPLAIN ANALYZE SELECT * FROM t WHERE k = 3").fetchall()[0][1]
-    assert "Total Files Read: 1\n" in "\n".join(line.strip("│ ").strip() + "\n" for line in plan.splitlines())
-    con.close()
+    plan = table.query("EXPLAIN ANALYZE SELECT * FROM t WHERE k = 3").fetchall()[0][1]
+    assert "Scanning Files: 1/10" in plan
 
 
 def test_a_filter_on_a_data_column_that_is_also_the_partition_finds_its_rows(local: Any) -> None:
