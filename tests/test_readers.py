@@ -12,30 +12,14 @@ import pyarrow.dataset as ds
 import pytest
 
 from icedb import Table
-from icedb.errors import InvalidOption
-from icedb.readers.arrow import dataset
+from icedb.errors import InvalidOption, UnknownColumn, UnsupportedType
+from icedb.readers.arrow import dataset, record_batches
 from tests.conftest import Place
-
-EVERY_TYPE = """
-    SELECT n, DATE '2026-11-21' + n::INT AS day, uuid() AS id, '{"a": 1}'::JSON AS json, 'a'::BLOB AS bytes,
-        TIMESTAMPTZ '2026-11-21 00:00:00+00' AS instant, TIMESTAMP '2026-11-21 01:02:03.000004' AS wall,
-        TIMESTAMP_NS '2026-11-21 00:00:00.000000001' AS nanos, TIME '01:02:03' AS time, 1.25::DECIMAL(10, 2) AS price,
-        {'a': n, 'b': [n, NULL]} AS nested, MAP {'k': n} AS map, 'é' || n AS text, n::UTINYINT AS small, true AS yes,
-        [{'deep': MAP {true: [false, NULL]}, 'json': ['[]'::JSON]}] AS booleans, 'b'::ENUM ('a', 'b') AS choice,
-        ARRAY [1, 2]::FLOAT[2] AS pair
-    FROM range(4) AS r(n)
-"""
+from tests.reader_tables import WIDENED, by_hour, every_type, forget, rows_by, widened
 
 
 def test_a_dataset_has_the_rows_and_types_of_a_query(place: Place) -> None:
-    table = Table.create(
-        place.uri,
-        partition_by=["day", "n % 2 AS parity", "'a/b ' || (n % 2) AS odd", "n > 1 AS late"],
-        storage_options=place.storage_options,
-    )
-    table.insert(duckdb.connect().sql(EVERY_TYPE))
-    table.insert([{"n": 9, "day": None, "later": "column"}])
-    snapshot = table.snapshot()
+    snapshot = every_type(place).snapshot()
     found = dataset(snapshot)
     rows = found.to_table()
     expected = snapshot.to_arrow()
@@ -58,7 +42,7 @@ def test_filters_on_partition_columns_and_predicates_skip_parts(place: Place) ->
     wanted = (pc.field("day") == days[1]) & (pc.field("shop") == "b")
     assert found.to_table(filter=wanted, columns=["n"]).to_pylist() == [{"n": 4}]
     assert found.to_table(filter=pc.field("shop").is_null())["n"].to_pylist() == [5]
-    chosen = dataset(snapshot, "shop = 'b' AND day < '2026-11-21'")
+    chosen = dataset(snapshot, parts_where="shop = 'b' AND day < '2026-11-21'")
     assert len(list(chosen.get_fragments())) == 1
     assert chosen.to_table()["n"].to_pylist() == [3]
     computed = Table.create(f"{place.uri}-2", partition_by=["n % 3 AS third"], storage_options=place.storage_options)
@@ -143,3 +127,130 @@ def test_other_engines_scan_a_dataset_lazily_and_push_filters_down(s3: Place) ->
     con = duckdb.connect()
     con.register("events", found)
     assert con.sql("SELECT sum(n) FROM events WHERE third = 0").fetchall() == [(9,)]
+
+
+def test_a_dataset_at_a_time_of_changes_and_with_later_columns(shared_place: Place) -> None:
+    table, before = by_hour(shared_place)
+    for snapshot in (before, table.snapshot(before.as_of_ms), table.snapshot(), table.changes()):
+        expected = snapshot.to_arrow()
+        found = dataset(snapshot).to_table()
+        assert found.schema == expected.schema
+        assert rows_by("n", found) == rows_by("n", expected)
+    assert [row["n"] for row in rows_by("n", dataset(table.snapshot()).to_table())] == [1, 1, 2, 2, 3, 3, 4, 5]
+
+
+def test_narrower_types_in_parts_are_widened(local: Place) -> None:
+    snapshot = widened(local).snapshot()
+    expected = snapshot.to_arrow()
+    found = dataset(snapshot).to_table()
+    assert found.schema == expected.schema
+    assert rows_by("n", found) == rows_by("n", expected)
+    assert all(value is not None for value in rows_by("n", found)[1].values())
+    assert set(found.column_names) == {"n", *WIDENED}
+    assert rows_by("n", record_batches(snapshot).read_all()) == rows_by("n", expected)
+
+
+def test_parts_that_a_predicate_leaves_out_are_not_opened_and_others_are_not_filtered(shared_place: Place) -> None:
+    table = Table.create(
+        shared_place.uri, partition_by=["n // 10 AS tens"], storage_options=shared_place.storage_options
+    )
+    table.insert([{"n": n} for n in range(30)])
+    snapshot = table.snapshot()
+    chosen = dataset(snapshot, "tens = 1")
+    assert forget(snapshot, "tens = 1") == 2
+    assert chosen.count_rows() == 10
+    assert record_batches(snapshot, where="tens = 1").read_all().num_rows == 10
+    assert dataset(snapshot).to_table(filter=pc.field("tens") == 1).num_rows == 10
+    with pytest.raises(FileNotFoundError):
+        dataset(snapshot).to_table()
+
+
+def test_a_uuid_can_be_bytes_that_arrow_filters_by(local: Place) -> None:
+    table = Table.create(local.uri, partition_by=["id AS who"])
+    table.insert(duckdb.connect().sql("SELECT n, uuid() AS id, [uuid()] AS others FROM range(3) AS r(n)"))
+    snapshot = table.snapshot()
+    [(wanted,)] = snapshot.query("SELECT id FROM t WHERE n = 1").fetchall()
+    found = dataset(snapshot, uuid=pa.binary(16))
+    assert found.schema.field("others").type.value_type == pa.binary(16)
+    for column in ("id", "who"):
+        assert found.to_table(filter=pc.field(column) == wanted.bytes)["n"].to_pylist() == [1]
+    assert len(list(found.get_fragments(filter=pc.field("who") == wanted.bytes))) == 1
+
+
+def test_wide_numbers_in_paths_are_decimals_and_what_arrow_lacks_is_refused(local: Place) -> None:
+    table = Table.create(local.uri, partition_by=["n::HUGEINT * 10000000000000000000000 AS wide"])
+    table.insert([{"n": 1}, {"n": -2}])
+    assert rows_by("n", dataset(table.snapshot()).to_table()) == rows_by("n", table.snapshot().to_arrow())
+    for n, (expression, message) in enumerate(
+        [("n::VARCHAR::BIT AS p", "'p' is BIT"), ("md5_number(n::VARCHAR)::UHUGEINT AS p", "no UHUGEINT of Arrow")]
+    ):
+        other = Table.create(f"{local.uri}-{n}", partition_by=[expression])
+        other.insert([{"n": 1}])
+        with pytest.raises(UnsupportedType, match=rf"{message}.*Query the snapshot"):
+            dataset(other.snapshot())
+
+
+# ------------------------------------------------------------------------------------------------ record batches
+
+
+def test_record_batches_are_the_rows_and_types_of_a_query(place: Place) -> None:
+    table = every_type(place)
+    snapshot = table.snapshot()
+    batches = list(record_batches(snapshot, rows_max=2))
+    expected = snapshot.to_arrow()
+    assert batches[0].schema == expected.schema
+    assert rows_by("n", pa.Table.from_batches(batches)) == rows_by("n", expected)
+    assert max(batch.num_rows for batch in batches) == 2
+    late = record_batches(snapshot, ["n", "odd"], where="late AND parity = 1").read_all()
+    assert rows_by("n", late) == [{"n": 3, "odd": "a/b 1"}, {"n": 9, "odd": "a/b 1"}]
+
+
+def test_any_column_chooses_rows_of_record_batches_and_parts_of_a_dataset(local: Place) -> None:
+    table = Table.create(local.uri, sort_by=["n"])
+    for start in (0, 10, 20):
+        table.insert([{"n": n} for n in range(start, start + 10)])
+    snapshot = table.snapshot()
+    assert sorted(record_batches(snapshot, where="n BETWEEN 8 AND 12").read_all()["n"].to_pylist()) == [
+        8,
+        9,
+        10,
+        11,
+        12,
+    ]
+    found = dataset(snapshot, "n BETWEEN 8 AND 12")
+    assert len(list(found.get_fragments())) == 2, "by the statistics in the log"
+    assert found.count_rows() == 20, "rows are not filtered"
+
+
+def test_record_batches_of_a_partitioning_before_an_alter(local: Place) -> None:
+    table = Table.create(local.uri)
+    table.insert([{"n": n} for n in range(4)])
+    table.alter(partition_by=["n % 2 AS parity"])
+    table.insert([{"n": 5}])
+    assert sorted(record_batches(table.snapshot(), where="parity = 1").read_all()["n"].to_pylist()) == [1, 3, 5]
+
+
+def test_record_batches_come_before_all_is_read(local: Place) -> None:
+    table = Table.create(local.uri, partition_by=["n // 200000 AS p"], storage_options={"fsync": "false"})
+    table.insert(duckdb.connect().sql("SELECT n, hash(n) AS h FROM range(2000000) AS r(n)"))
+    snapshot = table.snapshot()
+    reader = record_batches(snapshot, rows_max=1_000)
+    assert reader.read_next_batch().num_rows == 1_000
+    assert forget(snapshot, "p = 0") == 9
+    with pytest.raises(Exception, match="No such file"):
+        reader.read_all()
+
+
+def test_bad_columns_and_sizes_are_told(local: Place) -> None:
+    table = Table.create(local.uri)
+    assert record_batches(table.snapshot()).read_all().num_columns == 0
+    table.insert([{"n": 1}])
+    snapshot = table.snapshot()
+    with pytest.raises(UnknownColumn, match=r"no column 'm'; the snapshot has \['n'\]"):
+        record_batches(snapshot, ["m"])
+    for columns in ("n", []):
+        with pytest.raises(InvalidOption, match="give a list of names"):
+            record_batches(snapshot, columns)
+    for rows_max in (0, 1.5, True):
+        with pytest.raises(InvalidOption, match="rows_max"):
+            record_batches(snapshot, rows_max=rows_max)  # type: ignore[arg-type]

@@ -1,49 +1,52 @@
-"""A snapshot as a `pyarrow.dataset.Dataset`: its live parts, with the columns that the table has today.
+"""A snapshot for Arrow: as a lazy dataset, which Arrow reads itself, and as record batches, which DuckDB reads.
 
     dataset(table.snapshot()).to_table(columns=["user_id"], filter=pc.field("day") == date(2026, 11, 21))
+    for batch in record_batches(table.snapshot(), where="user_id = 7"): ...
 
-Nothing is read until somebody asks. Columns that a part lacks are null in its rows, types that have widened are cast,
-and partition columns come from the paths, with the types of their expressions: a filter on them skips parts. A data
-column of the same name wins; by such a column, `where` skips parts. The types are those of `Snapshot.to_arrow` but for
-one: a UUID, there text, is 16 bytes with Arrow's type for it, which Arrow's own filters cannot compare.
+Of a dataset nothing is read until somebody asks. Columns that a part lacks are null in its rows, types that have
+widened are cast, and partition columns come from the paths, with the types of their expressions: a filter on them skips
+parts. A data column of the same name wins. The types are those of `Snapshot.to_arrow` but for one: a UUID, there text,
+is 16 bytes with Arrow's type for it, which Arrow's own filters cannot compare.
+
+Record batches go through DuckDB, and so give exactly what a query gives: every row filter, parts of any partitioning,
+and one batch at a time in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow import fs
 
-from icedb.engine import connect_sandbox, quote_name, quote_text
+from icedb.engine import ROWS_PER_BATCH
 from icedb.errors import InvalidOption
 from icedb.handle import Part
 from icedb.location import Location
+from icedb.readers.parts import arrow_schema, chosen_parts, path_values, selection
 from icedb.scan import visible_partitions
-from icedb.schema import typed_nothing
 from icedb.snapshot import Snapshot
 
-__all__ = ["arrow_schema", "dataset"]
+__all__ = ["arrow_schema", "dataset", "record_batches"]
 
 
-def dataset(snapshot: Snapshot, where: str | None = None) -> ds.FileSystemDataset:
-    """The rows of a snapshot, or those of the partitions for which `where` is true; as for `Snapshot.query`.
+def dataset(
+    snapshot: Snapshot, parts_where: str | None = None, *, uuid: pa.DataType | None = None
+) -> ds.FileSystemDataset:
+    """The rows of a snapshot, or of those of its parts that may hold rows for which `parts_where` is true.
+
+    `parts_where` is a DuckDB predicate that only leaves parts out; filter the dataset as well. `uuid` is the type of
+    UUIDs: Arrow's own, or `pa.binary(16)`, by which Arrow can filter. In a bucket, the dataset keeps the credentials of
+    now for as long as it lives.
 
     Raises InvalidOption for a part of a partitioning before the last `alter`, whose path does not say what the
-    partition columns are, and InvalidPartitionExpression.
+    partition columns are, UnsupportedType, and what `Snapshot.files` raises.
     """
     visible = visible_partitions(snapshot.schema, snapshot.partition_schema)
-    parts = snapshot.files(where)
-    if older := next((p for p in parts if not visible.keys() <= p.values.keys()), None):
-        lacking = sorted(visible.keys() - older.values.keys())
-        raise InvalidOption(
-            f"{snapshot.table}: the part '{older.key}' was written before the table was partitioned by {lacking}, "
-            "which Arrow cannot compute of its rows. Query the snapshot, which does, or rewrite the partition."
-        )
-    schema = arrow_schema({**snapshot.schema, **visible})
-    types = {name: schema.field(name).type for name in visible}
-    guarantees = _guarantees({p.partition: p.values for p in parts}, visible, types)
+    parts = chosen_parts(snapshot, parts_where)
+    schema = arrow_schema({**snapshot.schema, **visible}, uuid=uuid)
+    guarantees = _guarantees({p.partition: p.values for p in parts}, visible, schema)
     in_memory = snapshot.handle.location.scheme == "memory"
     filesystem = fs.LocalFileSystem() if in_memory else _filesystem(snapshot.handle.location)
     format_ = ds.ParquetFileFormat()
@@ -58,56 +61,37 @@ def dataset(snapshot: Snapshot, where: str | None = None) -> ds.FileSystemDatase
     return ds.FileSystemDataset(fragments, schema, format_, filesystem)
 
 
-def arrow_schema(types: Mapping[str, str]) -> pa.Schema:
-    """The Arrow schema of columns with these DuckDB types, as the dataset gives them."""
-    if not types:
-        return pa.schema([])
-    with connect_sandbox() as con:
-        lossless = con.execute(typed_nothing(types)).to_arrow_table().schema
-    return pa.schema([_stored(field) for field in lossless])
+def record_batches(
+    snapshot: Snapshot,
+    columns: Sequence[str] | None = None,
+    *,
+    where: str | None = None,
+    rows_max: int = ROWS_PER_BATCH,
+) -> pa.RecordBatchReader:
+    """The rows for which `where` (as for `Snapshot.query`) is true, in batches of up to `rows_max` rows.
 
-
-def _stored(field: pa.Field) -> pa.Field:
-    """A field as Arrow can filter by it: DuckDB's lossless one has extension types for booleans and JSON."""
-    type_ = field.type
-    if isinstance(type_, pa.Bool8Type):
-        stored = pa.bool_()
-    elif isinstance(type_, pa.JsonType):
-        stored = type_.storage_type
-    elif pa.types.is_struct(type_):
-        stored = pa.struct([_stored(child) for child in type_])
-    elif pa.types.is_list(type_):
-        stored = pa.list_(_stored(type_.value_field))
-    elif pa.types.is_map(type_):
-        stored = pa.map_(_stored(type_.key_field), _stored(type_.item_field))
-    else:
-        return field
-    return field.with_type(stored)
+    DuckDB reads ahead only what fits its buffers, so that a table may be larger than memory. A part that cleanup took
+    before it was reached is DuckDB's IOException then. Raises UnknownColumn, InvalidOption, and as `Snapshot.query`.
+    """
+    if isinstance(rows_max, bool) or not isinstance(rows_max, int) or rows_max < 1:
+        raise InvalidOption(f"{snapshot.table}: rows_max is {rows_max!r}; give a number of rows over 0.")
+    selected = selection(snapshot, columns)
+    if not snapshot.schema:
+        return pa.table({}).to_reader()  # SQL has no table without columns
+    return snapshot.query(f"SELECT {selected} FROM t", where=where).to_arrow_reader(rows_max)
 
 
 def _guarantees(
-    partitions: Mapping[str, Mapping[str, str | None]], visible: Mapping[str, str], types: Mapping[str, pa.DataType]
+    partitions: Mapping[str, Mapping[str, str | None]], visible: Mapping[str, str], schema: pa.Schema
 ) -> dict[str, ds.Expression]:
     """What is true of every row in a partition, by its path. Arrow fills the columns from it."""
+    typed = path_values(partitions.values(), visible, schema)
     found = {path: ds.scalar(True) for path in partitions}
-    for name, type_ in visible.items():
-        values = {values[name] for values in partitions.values()}
-        cast = _cast({value for value in values if value is not None}, type_, types[name])
-        for path, of_path in partitions.items():
-            value = of_path[name]
-            field = ds.field(name)
-            found[path] &= field.is_null() if value is None else field == cast[value]
+    for path, values in partitions.items():
+        for name in visible:
+            field, text = ds.field(name), values[name]
+            found[path] &= field.is_null() if text is None else field == typed[name][text]
     return found
-
-
-def _cast(texts: set[str], type_: str, arrow: pa.DataType) -> dict[str, pa.Scalar]:
-    """Values as the paths have them -> as DuckDB reads them."""
-    with connect_sandbox() as con:
-        rows = ", ".join(f"({quote_text(text)})" for text in texts) or "(NULL)"
-        query = f"SELECT v AS text, CAST(v AS {type_}) AS {quote_name('value')} FROM (VALUES {rows}) AS t(v)"
-        table = con.execute(query).to_arrow_table()
-    values = table["value"].cast(arrow)
-    return dict(zip(table["text"].to_pylist(), values, strict=True))
 
 
 def _filesystem(location: Location) -> fs.FileSystem:

@@ -1,0 +1,184 @@
+"""All engines give one answer: of a table that has grown, at all times, and while it is merged and cleaned up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date
+
+import pyarrow as pa
+import pytest
+
+from icedb import Snapshot, Table
+from tests.conftest import Place
+from tests.engines import ENGINES, Engine, Row, without_us
+from tests.reader_tables import widened
+
+COLUMNS = ["id", "d", "tenant", "price", "later"]
+# So short that parts are deleted during the test, and longer than a query takes on a machine that is not busy.
+GRACE_MS = 3_000
+ROWS_PER_BATCH = 40
+ROUNDS = 4
+
+
+def batch(number: int) -> pa.Table:
+    """Rows whose ids follow those of the batch before: so many rows are one certain set of them."""
+    ids = range(number * ROWS_PER_BATCH, (number + 1) * ROWS_PER_BATCH)
+    columns = {
+        "id": pa.array(ids, pa.int64()),
+        "day": pa.array([date(2026, 11, 20 + i % 3) for i in ids]),
+        "tenant": pa.array([None if i % 7 == 0 else f"tenant {i % 4}/é" for i in ids]),
+        "price": pa.array([None if i % 5 == 0 else i / 4 for i in ids], pa.float64()),
+    }
+    if number >= 2:  # a column that came later
+        columns["later"] = pa.array([f"x{i}" for i in ids])
+    return pa.table(columns)
+
+
+def row(i: int) -> Row:
+    """What a query gives of the row with this id."""
+    tenant = None if i % 7 == 0 else f"tenant {i % 4}/é"
+    price = None if i % 5 == 0 else i / 4
+    return (i, date(2026, 11, 20 + i % 3), tenant, price, f"x{i}" if i >= 2 * ROWS_PER_BATCH else None)
+
+
+def rows_of(ids: range, days: tuple[int, ...] = (20, 21, 22)) -> list[Row]:
+    return sorted((row(i) for i in ids if 20 + i % 3 in days), key=repr)
+
+
+def create(place: Place) -> Table:
+    return Table.create(
+        place.uri,
+        partition_by=["day AS d", "tenant"],
+        sort_by=["id"],
+        storage_options=place.storage_options,
+    )
+
+
+@pytest.fixture
+def history(shared_place: Place) -> tuple[Place, list[tuple[Snapshot, list[Row]]]]:
+    """A table, and its snapshots after each of the things that are done to tables."""
+    table = create(shared_place)
+    told: list[tuple[Snapshot, list[Row]]] = []
+
+    def note(expected: list[Row]) -> None:
+        told.append((table.snapshot(), expected))
+        time.sleep(0.002)  # the next commit is of another millisecond
+
+    for number in range(3):
+        table.insert(batch(number))
+        if number != 1:
+            note(rows_of(range((number + 1) * ROWS_PER_BATCH)))
+    table.merge()
+    note(rows_of(range(3 * ROWS_PER_BATCH)))
+    table.drop_partitions("d = '2026-11-20'")
+    note(rows_of(range(3 * ROWS_PER_BATCH), (21, 22)))
+    table.delete(where="id < 10")
+    table.merge_log()
+    note(rows_of(range(10, 3 * ROWS_PER_BATCH), (21, 22)))
+    return shared_place, told
+
+
+def test_every_engine_gives_the_same_rows_at_every_time(
+    history: tuple[Place, list[tuple[Snapshot, list[Row]]]],
+) -> None:
+    place, told = history
+    columns = ["id", "d", "tenant", "price"]
+    by_sql, by_node = without_us(place)
+    latest = Table.open(place.uri, storage_options=place.storage_options)
+    with by_node:
+        for snapshot, expected in told:
+            then = latest.snapshot(snapshot.as_of_ms)
+            assert then.parts == snapshot.parts or then.rows == snapshot.rows
+            paths = sorted(p.path for p in then.parts)
+            assert sorted(by_sql.live(place.uri, snapshot.as_of_ms)) == paths
+            assert sorted(by_node.live(place.uri, snapshot.as_of_ms)) == paths
+            for engine in ENGINES:
+                # The schema is not versioned: a time before a column came has it, all null.
+                assert engine.answer(then, COLUMNS) == expected, (engine.name, snapshot)
+                if "later" not in snapshot.schema:
+                    assert engine.answer(snapshot, columns) == [r[:4] for r in expected], (engine.name, snapshot)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
+def test_narrower_types_come_as_the_table_has_them(engine: Engine, shared_place: Place) -> None:
+    snapshot = widened(shared_place).snapshot()
+    columns = ["n", "whole", "small", "double", "count"]
+    assert engine.answer(snapshot, columns) == [(1, None, None, None, None), (2, 7, 200, 0.5, 3.0)]
+
+
+# ------------------------------------------------------------------------------------------ while it is maintained
+
+
+@contextmanager
+def maintained(place: Place) -> Iterator[threading.Event]:
+    """Somebody else inserts, merges and cleans up all the time, until the block ends; the event says that it failed."""
+    table = Table.open(place.uri, storage_options=place.storage_options)
+    stop, failed = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+    done: dict[str, int] = {"merged": 0, "deleted": 0}
+
+    def work() -> None:
+        number = 2
+        try:
+            while not stop.is_set():
+                table.insert(batch(number))
+                number += 1
+                if number % 2:
+                    done["merged"] += table.merge().merged_parts
+                if number % 3 == 0:
+                    table.merge_log()
+                    done["deleted"] += len(table.cleanup(grace_ms=GRACE_MS, allow_short_grace=True).deleted_parts)
+                stop.wait(0.05)
+        except BaseException as error:  # told to the test
+            errors.append(error)
+            failed.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield failed
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not errors, errors
+    assert done["merged"], "nothing was merged meanwhile"
+    assert done["deleted"], "nothing was cleaned up meanwhile"
+
+
+def test_every_query_is_exact_while_the_table_is_merged_and_cleaned_up(shared_place: Place) -> None:
+    table = create(shared_place)
+    for number in range(2):
+        table.insert(batch(number))
+    for engine in ENGINES:
+        engine.answer(table.snapshot(), COLUMNS[:4])  # what is slow the first time is not the query
+    asked_of = set()
+    by_sql, by_node = without_us(shared_place)
+    with by_node, maintained(shared_place) as failed:
+        for _ in range(ROUNDS):
+            for engine in ENGINES:
+                assert not failed.is_set()
+                snapshot, rows = exact_answer(engine, table)
+                asked_of.add(snapshot.id)
+                assert rows == [r[:4] for r in rows_of(range(len(rows)))], engine.name
+                # An insert whose time came before may land after: who asks for a time once more may see it, too.
+                assert len(rows) == snapshot.rows or (engine.name == "attached" and len(rows) > (snapshot.rows or 0))
+            for reader in (by_sql, by_node):
+                parts = reader.live(shared_place.uri).values()
+                assert sum(rows or 0 for _, _, rows in parts) % ROWS_PER_BATCH == 0
+    assert len(asked_of) > ROUNDS, "the table stood still"
+
+
+def exact_answer(engine: Engine, table: Table) -> tuple[Snapshot, list[Row]]:
+    """Asked of a new snapshot, and again if cleanup was faster: never is that a wrong answer."""
+    for _ in range(5):
+        started = time.monotonic()
+        snapshot = table.snapshot()
+        try:
+            return snapshot, engine.answer(snapshot, COLUMNS[:4])
+        except Exception:
+            if (time.monotonic() - started) * 1000 < GRACE_MS:
+                raise
+    raise AssertionError(f"{engine.name} takes longer than {GRACE_MS} ms for {table.snapshot()!r}")

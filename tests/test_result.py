@@ -1,0 +1,119 @@
+"""What a query gives: rows, frames and a table to look at, and errors that say what became of a part."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from icedb import Table
+from icedb.errors import MissingExtra, MissingPart, SnapshotExpired
+from icedb.result import QueryResult
+from tests.conftest import Place
+
+ROWS = [{"n": n, "text": f"é{n}"} for n in range(3)]
+
+
+@pytest.fixture
+def table(local: Place) -> Table:
+    made = Table.create(local.uri, sort_by=["n"])
+    made.insert(ROWS)
+    return made
+
+
+@pytest.fixture
+def result(table: Table) -> QueryResult:
+    return table.query("SELECT * FROM t ORDER BY n")
+
+
+def test_rows_come_as_tuples_all_at_once_or_one_by_one(result: QueryResult) -> None:
+    assert (result.columns, result.types) == (["n", "text"], ["BIGINT", "VARCHAR"])
+    assert result.fetchone() == (0, "é0")
+    assert result.fetchmany(1) == [(1, "é1")]
+    assert result.fetchall() == [(2, "é2")]
+    assert list(result.relation.limit(2).fetchall()) == [(0, "é0"), (1, "é1")]
+
+
+def test_it_can_be_iterated(table: Table) -> None:
+    assert [n for n, _ in table.query("SELECT * FROM t ORDER BY n")] == [0, 1, 2]
+
+
+def test_it_prints_as_a_table(result: QueryResult, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "│ é1" in repr(result)
+    assert "varchar" in str(result)
+    result.show()
+    assert "é2" in capsys.readouterr().out
+
+
+def test_it_becomes_a_frame_of_every_kind(result: QueryResult) -> None:
+    assert result.to_arrow().to_pylist() == ROWS
+    assert result.to_polars().to_dicts() == ROWS
+    assert result.to_pandas().to_dict("records") == ROWS
+    assert result.to_arrow_table().equals(result.to_arrow())
+    assert result.pl().equals(result.to_polars())
+    assert result.df().equals(result.to_pandas())
+    assert result.to_arrow_reader(2).read_all().to_pylist() == ROWS
+
+
+def test_it_is_an_arrow_stream_for_whoever_takes_one(table: Table, result: QueryResult, local: Place) -> None:
+    assert pa.table(result).to_pylist() == ROWS
+    assert pl.DataFrame(result).to_dicts() == ROWS
+    assert duckdb.sql("SELECT sum(n) FROM result").fetchall() == [(3,)]
+    other = Table.create(local.below("other").uri)
+    other.insert(result)
+    assert other.query("SELECT * FROM t ORDER BY n").fetchall() == [(r["n"], r["text"]) for r in ROWS]
+
+
+def test_types_that_arrow_lacks_arrive_in_another_table(local: Place) -> None:
+    table = Table.create(local.uri)
+    table.insert(duckdb.sql("SELECT uuid() AS id, 1::HUGEINT AS big"))
+    other = Table.create(local.below("other").uri)
+    other.insert(table.query("FROM t"))
+    assert other.schema() == table.schema()
+
+
+def test_what_duckdb_makes_of_it_is_such_a_result_again(result: QueryResult) -> None:
+    again = result.filter("n > 0").order("n DESC")
+    assert isinstance(again, QueryResult)
+    assert again.fetchall() == [(2, "é2"), (1, "é1")]
+    assert result.shape == (3, 2)
+    with pytest.raises(AttributeError, match="no_such"):
+        _ = result.no_such
+    assert copy.copy(result).fetchone() == (0, "é0")
+
+
+def test_a_part_that_is_gone_when_rows_are_read_is_told(place: Place) -> None:
+    table = Table.create(place.uri, storage_options=place.storage_options)
+    table.insert(ROWS)
+    [part] = table.snapshot().parts
+    if place.kind == "memory":
+        pytest.skip("what is in this process's memory was copied for the query")
+    result = table.query("FROM t")
+    table.handle.store.delete([part.key])
+    for ask in (result.fetchall, result.to_arrow, result.to_polars, lambda: repr(result), lambda: pa.table(result)):
+        with pytest.raises(MissingPart, match=part.key.rpartition("/")[2]) as told:
+            ask()
+        assert told.value.__cause__ is None
+
+
+def test_a_part_that_cleanup_took_is_told_as_that(shared_place: Place) -> None:
+    table = Table.create(shared_place.uri, storage_options=shared_place.storage_options)
+    table.insert(ROWS)
+    result = table.query("FROM t")
+    table.overwrite(ROWS)
+    table.cleanup(grace_ms=0, allow_short_grace=True)
+    with pytest.raises(SnapshotExpired, match="was cleaned up"):
+        result.fetchall()
+
+
+@pytest.mark.parametrize("package", ["polars", "pandas"])
+def test_a_frame_whose_package_is_not_there_names_the_extra(
+    result: QueryResult, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtra, match=rf"pip install 'icedb-dagster\[{package}\]'"):
+        getattr(result, f"to_{package}")()
