@@ -21,7 +21,9 @@ from icedb.errors import IceDBError
 __all__ = [
     "Conjunct",
     "Expression",
+    "is_stable",
     "is_type",
+    "items_sql",
     "parse_expression",
     "query_sql",
     "sees_more",
@@ -148,6 +150,15 @@ def _check(expression: Mapping[str, Any], stable: bool) -> None:
             raise _Refused(f"calls {called}(), which sees or does more than its arguments say")
 
 
+def is_stable(expression: Mapping[str, Any]) -> bool:
+    """Whether an expression, by its syntax tree, has the same value for a row whenever and wherever it is asked."""
+    try:
+        _check(expression, stable=True)
+    except _Refused:
+        return False
+    return True
+
+
 def sees_more(function: str) -> bool:
     """Whether a function, by its name in small letters, sees or changes more than the arguments that it is given."""
     beyond = function in _BEYOND_ARGUMENTS or function.startswith(_BEYOND_ARGUMENTS_PREFIXES)
@@ -156,12 +167,17 @@ def sees_more(function: str) -> bool:
 
 def select_items_sql(expressions: Sequence[Mapping[str, Any]]) -> list[str]:
     """The SQL of expressions again, without their aliases, from their trees: what was checked is what will run."""
-    tree = syntax_tree("SELECT 1")
-    texts = []
     with connect_sandbox() as con:
-        for expression in expressions:
-            tree["statements"][0]["node"]["select_list"] = [{**expression, "alias": ""}]
-            texts.append(_to_sql(con, tree).removeprefix("SELECT "))
+        return items_sql(con, expressions)
+
+
+def items_sql(con: duckdb.DuckDBPyConnection, expressions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """`select_items_sql` by a connection that is there already. Raises DuckDB's errors for what is no expression."""
+    tree = _serialized(con, "SELECT 1")
+    texts = []
+    for expression in expressions:
+        tree["statements"][0]["node"]["select_list"] = [{**expression, "alias": ""}]
+        texts.append(_to_sql(con, tree).removeprefix("SELECT "))
     return texts
 
 
@@ -186,8 +202,7 @@ def syntax_tree(sql: str) -> dict[str, Any]:
     try:
         sql.encode()
         with connect_sandbox() as con:
-            [(text,)] = con.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
-        tree: dict[str, Any] = json.loads(text)
+            tree = _serialized(con, sql)
     except UnicodeEncodeError:
         return {"error": True, "error_message": "it holds half of a surrogate pair"}
     except RecursionError:
@@ -196,6 +211,12 @@ def syntax_tree(sql: str) -> dict[str, Any]:
         return _TOO_DEEP
     for node in walk(tree):
         _keep_double(node)
+    return tree
+
+
+def _serialized(con: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
+    [(text,)] = con.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+    tree: dict[str, Any] = json.loads(text)
     return tree
 
 

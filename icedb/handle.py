@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
@@ -21,7 +21,7 @@ import msgspec
 from icedb.clock import Clock, SystemClock, writer_name
 from icedb.errors import ClockSkew, InvalidOption, UnsupportedStore
 from icedb.format.names import Keys, decode_partition, partition_of
-from icedb.format.records import Marker
+from icedb.format.records import Marker, Stats
 from icedb.format.snapshot import LogState
 from icedb.location import Location
 from icedb.options import Timing
@@ -53,6 +53,8 @@ class Part:
     rows: int | None
     created_ms: int
     tombstoned_ms: int | None = None
+    #: What the log says of its columns, still encoded; see `icedb.statistics`.
+    stats: Stats = field(default=msgspec.UNSET, repr=False, compare=False)
 
     @property
     def values(self) -> dict[str, str | None]:
@@ -179,6 +181,7 @@ class Handle:
             rows=marker.rows,
             created_ms=marker.created_ms,
             tombstoned_ms=marker.tombstoned_ms,
+            stats=marker.stats,
         )
 
     def partition(self, marker: Marker) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import duckdb
+import pyarrow as pa
 
 from icedb.engine import connect_sandbox, quote_name, quote_text
 from icedb.errors import InvalidPartitionExpression
@@ -180,12 +181,10 @@ def matching(partitions: Sequence[str], where: str, types: Mapping[str, str], *,
 
     condition = parse_expression(where, refuse=refuse, stable=False).sql
     typed = ", ".join(f"CAST(v.{quote_name(n)} AS {t}) AS {quote_name(n)}" for n, t in types.items())
-    texts = "".join(f", {quote_name(n)} VARCHAR" for n in types)
+    values = [decode_partition(path) for path in partitions]
+    texts = {n: pa.array([v.get(n) for v in values], pa.string()) for n in types}
     with connect_sandbox() as con:
-        con.execute(f"CREATE TABLE v ({_PATH} VARCHAR{texts})")
-        rows = [[p, *(decode_partition(p).get(n) for n in types)] for p in partitions]
-        if rows:
-            con.executemany(f"INSERT INTO v VALUES ({', '.join('?' * (len(types) + 1))})", rows)
+        con.register("v", pa.table({_PATH: pa.array(partitions, pa.string()), **texts}))
         try:
             rows_of_t = f"SELECT {_PATH}{', ' if typed else ''}{typed} FROM v"
             found = con.execute(f"SELECT {_PATH} FROM ({rows_of_t}) AS t WHERE (\n{condition}\n)")

@@ -1,4 +1,4 @@
-"""Predicates over a table's rows: which rows a deletion means.
+"""Predicates over a table's rows: which rows a deletion means, or a query with `where`.
 
 A predicate is one checked DuckDB expression over the columns of `t`, data and partition columns, whose value is a
 truth value. What is FALSE or NULL for a row leaves the row alone. An AND of several conditions is kept in pieces,
@@ -8,19 +8,28 @@ for those that speak of partition columns only decide without opening a part.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import duckdb
 
 from icedb.engine import connect_sandbox, quote_text
 from icedb.errors import IceDBError, InvalidOption, UnknownColumn
-from icedb.expressions import parse_expression
+from icedb.expressions import items_sql, parse_expression, syntax_tree, walk
 from icedb.schema import describe, typed_nothing
 
-__all__ = ["Predicate", "check_predicate"]
+__all__ = ["Predicate", "check_predicate", "predicate_tree"]
 
 _VALUE = "__icedb_value"
+# What a predicate may ask for the time.
+_TIMES = frozenset((
+    "ago", "current_date", "current_localtime", "current_localtimestamp", "current_time", "current_timestamp",
+    "get_current_time", "get_current_timestamp", "localtime", "localtimestamp", "now", "today",
+    "transaction_timestamp",
+))  # fmt: skip
+_ASKS_TIME = re.compile(rf"\b({'|'.join(sorted(_TIMES))})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +44,17 @@ class Predicate:
 
 
 def check_predicate(
-    text: str, schema: Mapping[str, str], partition_schema: Mapping[str, str], *, table: str
+    text: str,
+    schema: Mapping[str, str],
+    partition_schema: Mapping[str, str],
+    *,
+    table: str,
+    at_once: bool = False,
 ) -> Predicate:
-    """The predicate in `text`, over rows with these columns. Raises InvalidOption, UnknownColumn."""
+    """The predicate in `text`, over rows with these columns. Raises InvalidOption, UnknownColumn.
+
+    With `at_once` it may ask for the time, which is asked for now, once: the predicate holds the answer.
+    """
 
     def refuse(why: str) -> InvalidOption:
         return InvalidOption(
@@ -45,10 +62,14 @@ def check_predicate(
             "such as \"user_id = 7 AND d < '2026-01-01'\"."
         )
 
-    parsed = parse_expression(text, refuse=refuse)
+    columns = {**schema, **partition_schema}
+    if at_once and isinstance(text, str) and _ASKS_TIME.search(text):
+        given = parse_expression(text, refuse=refuse, stable=False)
+        parsed = parse_expression(_answered(given.sql, columns), refuse=refuse)
+    else:
+        parsed = parse_expression(text, refuse=refuse)
     if parsed.alias:
         raise refuse(f"has a name ('{parsed.alias}')")
-    columns = {**schema, **partition_schema}
     named = frozenset[str]().union(*(c.columns for c in parsed.conjuncts))
     if "user" in named - {c.casefold() for c in columns}:
         raise _unknown("user", text, columns, table)  # DuckDB would take it for its function of that name
@@ -64,6 +85,47 @@ def check_predicate(
         c.sql for c in parsed.conjuncts if c.columns and c.columns <= in_paths and _binds(c.sql, partition_schema)
     )
     return Predicate(parsed.sql, needs_no_part, is_of_partitions=len(needs_no_part) == len(parsed.conjuncts))
+
+
+def predicate_tree(sql: str) -> Mapping[str, Any]:
+    """The syntax tree of a checked predicate's SQL."""
+    return _tree(sql)
+
+
+@lru_cache(maxsize=256)  # DuckDB takes some milliseconds; nobody changes a tree
+def _tree(sql: str) -> Mapping[str, Any]:
+    tree: Mapping[str, Any] = syntax_tree(f"SELECT\n{sql}\n")["statements"][0]["node"]["select_list"][0]
+    return tree
+
+
+def _answered(sql: str, columns: Mapping[str, str]) -> str:
+    """The expression with the time of now in the place of what asks for it."""
+    names = {c.casefold() for c in columns}
+    with connect_sandbox() as con:
+        con.execute("BEGIN")  # the time of one transaction is one time
+        [answered] = items_sql(con, [_with_answers(con, _tree(sql), names)])
+    return answered
+
+
+def _with_answers(con: duckdb.DuckDBPyConnection, node: Any, columns: Collection[str]) -> Any:
+    if isinstance(node, list):
+        return [_with_answers(con, child, columns) for child in node]
+    if not isinstance(node, dict):
+        return node
+    if not _asks_time(node, columns):
+        return {key: _with_answers(con, child, columns) for key, child in node.items()}
+    [sql] = items_sql(con, [node])
+    [(text, type_)] = con.execute(f"SELECT CAST(({sql}) AS VARCHAR), typeof({sql})").fetchall()
+    return _tree(f"CAST({quote_text(text)} AS {type_})")
+
+
+def _asks_time(node: Mapping[str, Any], columns: Collection[str]) -> bool:
+    if node.get("class") == "COLUMN_REF":  # to the parser, `current_date` is a column's name
+        name = str(node["column_names"][0]).casefold()
+        return len(node["column_names"]) == 1 and name in _TIMES and name not in columns
+    if node.get("class") != "FUNCTION" or node["function_name"] not in _TIMES:
+        return False
+    return not any(inner.get("class") == "COLUMN_REF" for inner in walk(node["children"]))
 
 
 def _bind(sql: str, columns: Mapping[str, str]) -> str:

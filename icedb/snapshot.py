@@ -24,13 +24,21 @@ from icedb.format.records import Marker, total_rows
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import Handle, Part
 from icedb.maintenance.pins import is_pinned
+from icedb.narrowing import asked_of_table
 from icedb.partitions import PartitionExpression, matching, partition_expressions, partition_types
-from icedb.scan import explain, relation
+from icedb.predicates import Predicate, check_predicate, predicate_tree
+from icedb.pruning import may_match
+from icedb.scan import explain, relation, visible_partitions
 from icedb.spec import TableSpec, all_columns
 from icedb.store import ObjectNotFound
 
-__all__ = ["Snapshot", "take_snapshot"]
+__all__ = ["Snapshot", "Where", "take_snapshot"]
 
+#: A predicate: SQL, or DuckDB's own.
+Where = str | duckdb.Expression
+
+# For fewer, to think takes longer than to open them.
+_PARTS_MIN = 16
 _NO_FINAL = re.compile(r'Table with name "?final"? does not exist', re.IGNORECASE)
 
 
@@ -98,10 +106,20 @@ class Snapshot:
         paths = sorted({p.partition for p in self.parts})
         return paths if where is None else matching(paths, where, self.partition_schema, table=self.table)
 
-    def files(self, where: str | None = None) -> list[Part]:
-        """The live parts, or those of the partitions for which the predicate is true.
+    def files(self, where: Where | None = None) -> list[Part]:
+        """The live parts, or those that may hold a row for which a predicate over any columns of `t` is true.
 
-        Parts of an older partitioning, whose paths do not say, are among them: they may hold such rows.
+        They are chosen by their partitions and by what the log says of their columns; none is opened. A part that is
+        left out holds no such row. `where` is SQL, or a `duckdb.Expression`; it may ask for the time, which is asked
+        once. Raises InvalidOption, UnknownColumn.
+        """
+        return list(self.parts) if where is None else self._that_may_match(self._predicate(where))
+
+    def in_partitions(self, where: str | None = None) -> list[Part]:
+        """The live parts, or those of the partitions for which a predicate over the partition columns is true.
+
+        A data column of the same name counts for nothing here. Parts of an older partitioning, whose paths do not say,
+        are among them: they may hold such rows. Raises InvalidPartitionExpression.
         """
         if where is None:
             return list(self.parts)
@@ -109,60 +127,89 @@ class Snapshot:
         return [p for p in self.parts if p.partition in chosen or self.is_older(p)]
 
     def is_older(self, part: Part) -> bool:
-        """Whether its path does not say the values of all partition columns: `files(where)` could not tell."""
+        """Whether its path does not say the values of all partition columns: `in_partitions` could not tell."""
         return not self.partition_schema.keys() <= part.values.keys()
 
-    def query(self, sql: str, *, where: str | None = None) -> duckdb.DuckDBPyRelation:
+    def query(self, sql: str, *, where: Where | None = None) -> duckdb.DuckDBPyRelation:
         """The answer to a DuckDB query over the table `t`, as a lazy relation.
 
+        With `where`, a predicate as for `files`, `t` holds the rows for which it is true; no part is opened that
+        certainly has none. What the query itself says of `t` in its WHERE leaves out parts as well.
+
         The table `final` holds what `t` will when every partition is merged into one part: the exact result of a
-        table with `merging`, however much of it is merged yet. Of other tables it is `t`.
-        `where` prunes partitions before any part is opened. Raises MissingPart and DuckDB's own errors; since
-        rows are read when they are fetched, a part that cleanup took meanwhile is DuckDB's IOException then.
+        table with `merging`, however much of it is merged yet. Of other tables it is `t`. `where` is asked of its rows,
+        so after the merging.
+
+        Raises InvalidOption, UnknownColumn, MissingPart and DuckDB's own errors; since rows are read when they are
+        fetched, a part that cleanup took meanwhile is DuckDB's IOException then.
         """
+        predicate = None if where is None else self._predicate(where)
+        parts = self._that_it_asks_for(sql, self.parts if predicate is None else self._that_may_match(predicate))
         con = connect_reader(self._handle.location)
-        parts = self.files(where)
         try:
             rows = relation(self._handle, parts, self.schema, self.partition_schema, expressions=self._expressions)
-            con.execute(f"CREATE TEMP VIEW t AS {self._within(rows, parts, where)}")
-            answer = self._ask(con, sql, parts, where)
+            con.execute(f"CREATE TEMP VIEW t AS {_within(rows, predicate)}")
+            answer = self._ask(con, sql, predicate)
         except (duckdb.Error, ObjectNotFound) as error:
-            raise explain(self._handle, parts, error, as_of_ms=self.as_of_ms) from None
+            raise explain(self._handle, self.parts, error, as_of_ms=self.as_of_ms) from None
         if answer is None:
             raise InvalidOption(
                 f"{self.table}: the query has no answer: {sql.strip()[:80]!r}. Write one SELECT over t."
             )
         return answer
 
-    def _within(self, rows: str, parts: Sequence[Part], where: str | None) -> str:
-        """Parts of an older partitioning may hold rows for which `where` is not true."""
-        if where is None or not any(map(self.is_older, parts)):
-            return rows
-        return f"SELECT * FROM ({rows}) AS t WHERE (\n{where}\n)"
-
-    def _ask(
-        self, con: duckdb.DuckDBPyConnection, sql: str, parts: Sequence[Part], where: str | None
-    ) -> duckdb.DuckDBPyRelation | None:
+    def _ask(self, con: duckdb.DuckDBPyConnection, sql: str, predicate: Predicate | None) -> duckdb.DuckDBPyRelation:
         """The answer over `t`, and `final` if somebody asks for it: to make a view opens the parts."""
         try:
             return con.sql(sql)
         except duckdb.CatalogException as error:
             if not _NO_FINAL.search(str(error)):
                 raise
+        parts = self.parts if predicate is None else self._that_may_match(predicate, merged=True)
         rows = final_relation(
             self._handle, self._spec, parts, self.schema, self.partition_schema, expressions=self._expressions
         )
-        con.execute(f"CREATE TEMP VIEW final AS {self._within(rows, parts, where)}")
+        con.execute(f"CREATE TEMP VIEW final AS {_within(rows, predicate)}")
         return con.sql(sql)
 
+    # -------------------------------------------------------------------------------------------- pruning
+
+    @cached_property
+    def _visible(self) -> Mapping[str, str]:
+        """The partition columns of `t`."""
+        return visible_partitions(self.schema, self.partition_schema)
+
+    def _predicate(self, where: Where) -> Predicate:
+        text = str(where) if isinstance(where, duckdb.Expression) else where
+        return check_predicate(text, self.schema, self._visible, table=self.table, at_once=True)
+
+    def _that_may_match(self, predicate: Predicate, *, merged: bool = False) -> list[Part]:
+        """`merged`: those whose rows may become such when they are merged."""
+        columns = self.schema
+        if merged and (merging := self._spec.merging) is not None:
+            # Rows are merged that are equal in these; what the others will be, no single part tells.
+            columns = {c: t for c, t in columns.items() if c in merging.by}
+        return may_match(self.parts, predicate_tree(predicate.sql), columns, self._visible)
+
+    def _that_it_asks_for(self, sql: str, parts: Sequence[Part]) -> Sequence[Part]:
+        """Without the parts of which a query can use no row, as its own conditions say."""
+        if len(parts) < _PARTS_MIN:
+            return parts
+        predicate = asked_of_table(sql, "t", frozenset(c.casefold() for c in (*self.schema, *self._visible)))
+        return parts if predicate is None else may_match(parts, predicate, self.schema, self._visible)
+
     def to_arrow(
-        self, columns: Sequence[str] | None = None, *, where: str | None = None, final: bool = False
+        self, columns: Sequence[str] | None = None, *, where: Where | None = None, final: bool = False
     ) -> pa.Table:
-        """All rows as a pyarrow Table; `columns` selects, `where` prunes partitions, `final`: those of `final`."""
+        """All rows as a pyarrow Table, or those for which `where` is true; `columns` selects, `final`: of `final`."""
         if not self.schema:
             return pa.table({})  # SQL has no table without columns
         selected = "*" if columns is None else ", ".join(map(quote_name, columns))
         return self.query(f"SELECT {selected} FROM {'final' if final else 't'}", where=where).to_arrow_table()
+
+
+def _within(rows: str, predicate: Predicate | None) -> str:
+    return rows if predicate is None else f"SELECT * FROM ({rows}) AS t WHERE (\n{predicate.sql}\n)"
 
 
 def take_snapshot(handle: Handle, as_of_ms: int | None = None) -> Snapshot:

@@ -1,32 +1,58 @@
 """What a marker says of its part's sort columns: `{column: [min, max, null count]}`, for skipping whole parts.
 
-Integers and booleans are JSON's own; all else is DuckDB's text of the value. A column whose values have no such
-order, or whose bounds are long, is left out: a reader must take a missing column for "anything".
+Integers and booleans are JSON's own; all else is DuckDB's text of the value. A long text is cut, so that the two are
+bounds, and need not be values of the column. A column whose values have no such order is left out: a reader must take a
+missing column for "anything".
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated, Any
 
 import msgspec
 
 from icedb.engine import connect_sandbox, quote_name
 from icedb.format.records import Marker, Stats
 
-__all__ = ["bounds", "encode_statistics", "figures_sql", "may_hold", "statistics_columns"]
+__all__ = [
+    "TEXT_TYPES",
+    "Bounds",
+    "bounds",
+    "bounds_of",
+    "encode_statistics",
+    "figures_sql",
+    "may_hold",
+    "statistics_columns",
+]
 
-# A longer text would bloat the log for little.
+# A longer text would bloat the log for little. In characters.
 TEXT_MAX = 64
+# What follows the last character before the surrogates, which no text can hold.
+_AFTER_SURROGATES = 0xE000
+
+#: Least and greatest value, as text, and the number of nulls.
+Bounds = tuple[str | None, str | None, int]
 
 _JSON_TYPES = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "BOOLEAN")
-_TEXT_TYPES = ("VARCHAR", "DATE", "TIME", "TIMESTAMP", "TIMESTAMP_NS", "TIMESTAMP WITH TIME ZONE", "UUID", "FLOAT",
+#: Types whose bounds are DuckDB's texts.
+TEXT_TYPES = ("VARCHAR", "DATE", "TIME", "TIMESTAMP", "TIMESTAMP_NS", "TIMESTAMP WITH TIME ZONE", "UUID", "FLOAT",
                "DOUBLE")  # fmt: skip
 
 
-def statistics_columns(sort_by: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
-    """The sort columns that get statistics, with their types."""
-    return {c: columns[c] for c in sort_by if columns.get(c) in (*_JSON_TYPES, *_TEXT_TYPES)}
+def statistics_columns(
+    sort_by: Sequence[str], columns: Mapping[str, str], partition_by: Iterable[str] = ()
+) -> dict[str, str]:
+    """The columns that get statistics, with their types: those that sort the table, and those by which it is divided.
+
+    `partition_by` is the SQL of partition expressions. What is simply a column has one value in most parts; but a row
+    may be in another partition than its values say, so that its path tells nothing of the column.
+    """
+    names = {sql.strip('"').replace('""', '"').casefold() for sql in partition_by}
+    wanted = [*sort_by, *(c for c in columns if c.casefold() in names)]
+    return {c: columns[c] for c in wanted if columns.get(c) in (*_JSON_TYPES, *TEXT_TYPES)}
 
 
 def figures_sql(columns: Mapping[str, str]) -> str:
@@ -40,10 +66,30 @@ def encode_statistics(columns: Mapping[str, str], figures: Sequence[str | None],
     stats = {}
     for n, (column, type_) in enumerate(columns.items()):
         low, high, present = figures[3 * n : 3 * n + 3]
-        if max(len(low or ""), len(high or "")) <= TEXT_MAX:
-            pair = [low, high] if type_ in _TEXT_TYPES else [v if v is None else json.loads(v) for v in (low, high)]
-            stats[column] = [*pair, rows - int(present or 0)]
+        pair: list[Any] = [low, high]
+        if type_ in _JSON_TYPES:
+            pair = [v if v is None else json.loads(v) for v in pair]
+        if max(len(low or ""), len(high or "")) > TEXT_MAX:
+            above = _above(high or "")
+            if type_ != "VARCHAR" or above is None:
+                continue
+            pair = [(low or "")[:TEXT_MAX], above]
+        stats[column] = [*pair, rows - int(present or 0)]
     return msgspec.Raw(msgspec.json.encode(stats)) if stats else msgspec.UNSET
+
+
+def _above(text: str) -> str | None:
+    """The text itself, or when it is long, a short one that is greater; None when there is none.
+
+    The order is that of the characters' numbers, which is that of the UTF-8 bytes.
+    """
+    if len(text) <= TEXT_MAX:
+        return text
+    kept = text[:TEXT_MAX].rstrip(chr(0x10FFFF))  # nothing comes after that character
+    if not kept:
+        return None
+    after = ord(kept[-1]) + 1
+    return kept[:-1] + chr(_AFTER_SURROGATES if after == 0xD800 else after)
 
 
 def may_hold(markers: Sequence[Marker], column: str, type_: str, condition: str) -> list[Marker]:
@@ -79,18 +125,46 @@ def may_hold(markers: Sequence[Marker], column: str, type_: str, condition: str)
     return [marker for marker, (stays,) in zip(markers, found, strict=True) if stays]
 
 
-def bounds(marker: Marker, column: str) -> tuple[str | None, str | None, int] | None:
+def bounds(marker: Marker, column: str) -> Bounds | None:
     """Least and greatest value, as text, and nulls; None when the marker does not tell, or not in our way."""
-    if isinstance(marker.stats, msgspec.UnsetType):
-        return None
-    try:
-        low, high, nulls = msgspec.json.decode(marker.stats, type=dict[str, tuple[_Bound, _Bound, int]])[column]
-    except (msgspec.DecodeError, KeyError):
-        return None
-    return _text(low), _text(high), nulls
+    [[found]] = bounds_of([marker.stats], {column: ""})
+    return found
+
+
+def bounds_of(stats: Sequence[Stats], columns: Mapping[str, str]) -> list[list[Bounds | None]]:
+    """What each marker tells of some columns of these DuckDB types ("": of any), in their order.
+
+    None where it does not tell, or not in our way: another program may have written it.
+    """
+    decoder = _decoder(tuple(columns.items()))
+    nothing: list[Bounds | None] = [None] * len(columns)
+    found = []
+    for one in stats:
+        try:
+            told = nothing if isinstance(one, msgspec.UnsetType) else msgspec.structs.astuple(decoder.decode(one))
+        except msgspec.DecodeError:
+            told = nothing
+        found.append([t and (_text(t[0]), _text(t[1]), t[2]) for t in told])
+    return found
 
 
 _Bound = bool | int | str | None
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+@lru_cache(maxsize=64)
+def _decoder(columns: tuple[tuple[str, str], ...]) -> msgspec.json.Decoder[msgspec.Struct]:
+    """Of those columns alone: it skips the others."""
+    fields = [(f"c{n}", tuple[_of_type(t), _of_type(t), _Count] | None, None) for n, (_, t) in enumerate(columns)]  # type: ignore[misc]
+    names = {f"c{n}": column for n, (column, _) in enumerate(columns)}
+    return msgspec.json.Decoder(msgspec.defstruct("Told", fields, rename=names))
+
+
+def _of_type(type_: str) -> Any:
+    """What JSON has for the bounds of a type."""
+    if type_ in TEXT_TYPES:
+        return str | None
+    return (bool if type_ == "BOOLEAN" else int) | None if type_ in _JSON_TYPES else _Bound
 
 
 def _text(bound: _Bound) -> str | None:

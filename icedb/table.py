@@ -46,7 +46,7 @@ from icedb.maintenance.verify import VerifyReport, verify
 from icedb.opening import create_handle, open_handle
 from icedb.options import Timing
 from icedb.rewriting import rewrite_parts
-from icedb.snapshot import Snapshot, take_snapshot
+from icedb.snapshot import Snapshot, Where, take_snapshot
 from icedb.spec import ROW_GROUP_ROWS, Compression, Merging, SchemaPolicy, TableSpec
 from icedb.store import open_store
 from icedb.transactions import Txn, check_txn
@@ -317,11 +317,12 @@ class Table:
         """The live parts and the schema, now or at a time. Raises SnapshotExpired, DamagedLog, the store's errors."""
         return take_snapshot(self._handle, None if as_of is None else as_of_ms(as_of))
 
-    def query(self, sql: str, *, as_of: AsOf | None = None, where: str | None = None) -> duckdb.DuckDBPyRelation:
+    def query(self, sql: str, *, as_of: AsOf | None = None, where: Where | None = None) -> duckdb.DuckDBPyRelation:
         """The answer to a DuckDB query over the table `t`, as a lazy relation (`.show()`, `.fetchall()`, `.pl()`).
 
         `final` is, beside `t`, what that will be when all is merged: the exact rows of a table with `merging`.
-        `where`: a predicate over the partition columns that prunes before any part is opened.
+        `where`: a predicate over any columns. `t` holds the rows for which it is true, and no part is opened that
+        certainly has none; so it is with what the query's own WHERE says of `t`.
         """
         return self.snapshot(as_of).query(sql, where=where)
 

@@ -130,7 +130,7 @@ def _or_why_not(make: Callable[[], dg.MetadataValue]) -> dg.MetadataValue:
 
 
 def _partition_rows(snapshot: icedb.Snapshot, partitions: str) -> dg.MetadataValue:
-    parts = snapshot.files(partitions) if snapshot.parts else []  # an empty table may not know its columns
+    parts = snapshot.in_partitions(partitions) if snapshot.parts else []  # an empty table may not know its columns
     if any(part.rows is None or snapshot.is_older(part) for part in parts):
         return dg.MetadataValue.text("unknown without reading: parts of another program or partitioning are among them")
     return dg.MetadataValue.int(sum(part.rows or 0 for part in parts))
@@ -141,7 +141,7 @@ def _preview(snapshot: icedb.Snapshot, partitions: str | None, rows: int) -> dg.
     if not snapshot.parts:
         return dg.MetadataValue.md("no rows")
     # Of an older partitioning, a part may hold rows of other partitions.
-    parts = [part for part in snapshot.files(partitions) if partitions is None or not snapshot.is_older(part)]
+    parts = [part for part in snapshot.in_partitions(partitions) if partitions is None or not snapshot.is_older(part)]
     if not parts:
         return dg.MetadataValue.md("no rows")
     newest = min(parts, key=lambda part: (-part.created_ms, part.bytes, part.key))

@@ -336,7 +336,8 @@ MISTAKES: list[tuple[str, Callable[[Table], object], type[FixInput], str]] = [
     ("a drop by no predicate", lambda t: t.drop_partitions(""), InvalidOption, "no partitions are named"),
     ("a broken predicate", lambda t: t.drop_partitions("a <"), InvalidPartitionExpression, "does not fit"),
     ("an unknown column", lambda t: t.drop_partitions("z = 1"), InvalidPartitionExpression, r"\(a BIGINT\)"),
-    ("a broken filter", lambda t: t.snapshot().files("nope"), InvalidPartitionExpression, "does not fit"),
+    ("an unknown filter", lambda t: t.snapshot().files("nope = 1"), UnknownColumn, "no such column"),
+    ("a broken filter", lambda t: t.snapshot().files("a <"), InvalidOption, "not valid SQL"),
     ("an unknown order", lambda t: t.merge(order="random"), InvalidOption, "'newest' or 'oldest'"),  # type: ignore[arg-type]
     ("no grace", lambda t: t.cleanup(grace_ms=0), GraceTooShort, "allow_short_grace"),
     ("negative grace", lambda t: t.cleanup(grace_ms=-1, allow_short_grace=True), GraceTooShort, "at least"),

@@ -233,7 +233,7 @@ def overwrite_predicate(world: World, text: str) -> None:
     world.table.overwrite([{"a": 3, "p": "x"}], partitions=text)
 
 
-@position("predicate of a snapshot", EXPRESSIONS, all_but(InvalidPartitionExpression, "newline", "glob", "internal"))
+@position("predicate of a snapshot", EXPRESSIONS, all_but(InvalidOption, "newline", "glob", "internal"))
 def snapshot_predicate(world: World, text: str) -> None:
     assert world.table.query("SELECT * FROM t", where=text).fetchall() == []
 

@@ -470,8 +470,15 @@ def test_a_date_macro_of_another_table_is_not_taken_away(local: Place, con: duck
     attach(con, table, "one").detach()
     with pytest.raises(duckdb.CatalogException):
         con.execute("FROM icedb()")
-    attach(con, table, "two", date_macro="icedb")
-    assert numbers(con, "icedb()") == [*range(4)]
+    attached = attach(con, table, "two", date_macro="icedb")
+    with pytest.raises(UnknownColumn):
+        attach(con, table, "two", date_macro="icedb", date_columns=["m"])
+    assert numbers(con, "icedb()") == numbers(con, "two") == [*range(4)], "as it was"
+    attach(con, table, "two")
+    with pytest.raises(duckdb.CatalogException):
+        con.execute("FROM icedb()")
+    with pytest.raises(InvalidOption, match="it was detached or replaced"):
+        attached.refresh()
 
 
 def test_odd_columns_and_parameters(local: Place, con: duckdb.DuckDBPyConnection) -> None:

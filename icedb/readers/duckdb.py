@@ -29,7 +29,7 @@ from icedb.handle import Handle
 from icedb.readers.duckdb_access import Access
 from icedb.readers.duckdb_answers import MACRO, NOTHING, RANGE, VIEW, Answers, columns_of
 from icedb.readers.duckdb_arguments import date_columns as found_date_columns
-from icedb.readers.duckdb_catalog import FUNCTION, Names, drop, functions_behind
+from icedb.readers.duckdb_catalog import FUNCTION, Names, drop, drop_macros, functions_behind
 from icedb.extras import imported
 from icedb.snapshot import take_snapshot
 from icedb.table import Table
@@ -67,14 +67,15 @@ class Attached:
     def refresh(self) -> None:
         """Make view and macros anew, with the columns and partition columns that the table has now.
 
-        Raises InvalidOption when the connection is closed, and the errors of reading the log.
+        Raises InvalidOption when the connection is gone or something else has the name now, DuckDB's ConnectionException
+        when it is closed, and the errors of reading the log.
         """
         self._source.define(self._source.connection())
 
     def detach(self) -> None:
-        """Take it away again; what is gone already does not matter."""
+        """Take it away again; what is gone already, or has been replaced, does not matter."""
         con = self._source.con()
-        if con is not None:
+        if con is not None and self._source.function in _sources:
             with suppress(duckdb.ConnectionException):  # closed: with the connection, all is gone
                 drop(con, self._source.names)
         self._source.close()
@@ -124,13 +125,12 @@ def attach(
     replaced = _replaced(con, names)
     source = _Source(con, table.handle, names, date_columns)
     try:
-        for other in replaced:
-            drop(con, other.names)
         source.define(con)
     except BaseException:
         source.close()
         raise
     for other in replaced:
+        drop_macros(con, other.names, but=names)
         other.close()
     return Attached(source)
 
@@ -183,10 +183,11 @@ class _Source:
         return self._answers.answer(transaction, given)
 
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """The connection. Raises InvalidOption when there is none any more."""
+        """The connection. Raises InvalidOption when there is none any more, or nothing is attached any more."""
         con = self.con()
-        if con is None:
-            raise InvalidOption(f"{self.handle.table}: the connection it was attached to is gone. Attach it anew.")
+        if con is None or self.function not in _sources:
+            gone = "the connection it was attached to is gone" if con is None else "it was detached or replaced"
+            raise InvalidOption(f"{self.handle.table}: {gone}. Attach the table anew.")
         return con
 
     def define(self, con: duckdb.DuckDBPyConnection) -> None:
@@ -253,7 +254,6 @@ class _Source:
         others = [s for s in _sources.values() if s is not self and s.handle.table == self.handle.table]
         self._access.close(drop=not others)
         con = self.con()
-        _sources.pop(self.function, None)
-        if con is not None:
+        if _sources.pop(self.function, None) is not None and con is not None:
             with suppress(duckdb.Error):  # closed, and with it the function is gone
                 con.remove_function(self.function)

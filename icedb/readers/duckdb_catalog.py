@@ -11,7 +11,7 @@ import duckdb
 from icedb.engine import quote_name
 from icedb.errors import InvalidOption
 
-__all__ = ["FUNCTION", "Names", "drop", "functions_behind"]
+__all__ = ["FUNCTION", "Names", "drop", "drop_macros", "functions_behind"]
 
 #: What the names of our functions begin with; 32 hexadecimal digits follow.
 FUNCTION = "__icedb_"
@@ -71,5 +71,12 @@ def functions_behind(con: duckdb.DuckDBPyConnection, name: str) -> Iterator[str]
 def drop(con: duckdb.DuckDBPyConnection, names: Names) -> None:
     """Take away the view and the macros of these names."""
     con.execute(f"DROP VIEW IF EXISTS {quote_name(names.name)}")
+    drop_macros(con, names)
+
+
+def drop_macros(con: duckdb.DuckDBPyConnection, names: Names, *, but: Names | None = None) -> None:
+    """Take away the macros of these names, but for those whose names others have now."""
+    kept = {name.casefold() for name in (() if but is None else but.all)}
     for name in names.all:
-        con.execute(f"DROP MACRO TABLE IF EXISTS {quote_name(name)}")
+        if name.casefold() not in kept:
+            con.execute(f"DROP MACRO TABLE IF EXISTS {quote_name(name)}")

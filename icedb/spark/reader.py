@@ -88,9 +88,9 @@ class _Planning:
         visible = visible_partitions(self.snapshot.schema, self.snapshot.partition_schema)
         of_partitions = [c.sql for c in conditions if c.column in visible]
         of_rows = [c for c in conditions if c.column not in visible and c.bounds]
-        parts = self.snapshot.files(where)
+        parts = self.snapshot.in_partitions(where)
         if of_partitions:
-            chosen = {p.key for p in self.snapshot.files(" AND ".join(of_partitions))}
+            chosen = {p.key for p in self.snapshot.in_partitions(" AND ".join(of_partitions))}
             parts = [p for p in parts if p.key in chosen]
         return self._within_bounds(parts, of_rows) if of_rows else parts
 

@@ -83,7 +83,7 @@ def frame(
             "spark.createDataFrame(snapshot.to_arrow())."
         )
     chosen = chosen_columns(snapshot, columns)
-    parts = snapshot.files(where)
+    parts = snapshot.in_partitions(where)
     if not parts:
         return spark.createDataFrame([], spark_schema(chosen))
     if engine == "python":

@@ -55,7 +55,7 @@ class _Feeding:
         where = self.told.where
 
         def chosen(markers: Sequence[Marker]) -> set[str]:
-            return {p.key for p in self._changes(state, start, start, markers).files(where)}
+            return {p.key for p in self._changes(state, start, start, markers).in_partitions(where)}
 
         end, markers = advance(
             state,
@@ -84,7 +84,7 @@ class _Feeding:
     def parts(self, start: Cursor, end: Cursor) -> Sequence[InputPartition]:
         state = self.handle.read()
         changes = self._changes(state, start, end, between(state, self.handle.keys, start, end))
-        return list(in_tasks(changes, changes.files(self.told.where), self.told.split_bytes))
+        return list(in_tasks(changes, changes.in_partitions(self.told.where), self.told.split_bytes))
 
     def _changes(self, state: LogState, start: Cursor, end: Cursor, markers: Sequence[Marker]) -> Changes:
         return changes_of(self.handle, state, start, end, markers, as_of_ms=state.newest_ms)
