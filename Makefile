@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo example ui down status logs doctor test test-slow ui-test simulate torture mutants bench-spark bench-stream lint format clean
+.PHONY: help demo example ui down status logs doctor test test-slow ui-test simulate torture mutants bench-query bench-spark bench-stream lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is
@@ -57,6 +57,9 @@ torture: $(VENV)/.installed-dev  ## Kill processes that use one table, two minut
 
 mutants: $(VENV)/.installed-dev  ## Seed faults of the protocol one by one: the suite must catch each
 	@$(BIN)/python -m tests.mutants
+
+bench-query: $(VENV)/.installed-dev  ## Measure queries of DuckDB beside the bare files, and pruning, and draw it
+	@$(BIN)/python -m benchmarks.query --plot docs/images/query-pruning.png
 
 BENCH ?= --rows 10000000 --rounds 3
 bench-spark: $(VENV)/.installed-dev  ## Measure writing, reading and merging on Spark, beside Spark and DuckDB alone

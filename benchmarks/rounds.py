@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -44,10 +44,11 @@ class Case:
 
 @dataclass(slots=True)
 class Result:
-    """What a case took in each measured round."""
+    """What a case took in each measured round; `processor_seconds` are of this process alone."""
 
     case: Case
     seconds: list[float] = field(default_factory=list)
+    processor_seconds: list[float] = field(default_factory=list)
     footprint: Footprint | None = None
     worker_bytes: int = 0
 
@@ -57,25 +58,32 @@ class Result:
         return median(self.seconds)
 
 
-def run_rounds(cases: Sequence[Case], rounds: int, *, on_step: Callable[[str], None]) -> list[Result]:
-    """A round that is not measured and warms everything up, then `rounds` that are; within each, case after case."""
+def run_rounds(
+    cases: Sequence[Case], rounds: int, *, on_step: Callable[[str], None], only_reads: bool = False
+) -> list[Result]:
+    """A round that is not measured and warms everything up, then `rounds` that are; within each, case after case.
+
+    `only_reads`: nothing is written and no worker is started, so neither is looked after: cases may be short.
+    """
     results = [Result(case) for case in cases]
     for number in range(rounds + 1):
         for result in results:
             on_step(f"{result.case.group}, {result.case.name}: " + (f"round {number}" if number else "warm-up"))
-            seconds = _measure(result)
+            seconds, processor_seconds = _measure(result, only_reads)
             if number:
                 result.seconds.append(seconds)
+                result.processor_seconds.append(processor_seconds)
     return results
 
 
-def _measure(result: Result) -> float:
+def _measure(result: Result, only_reads: bool) -> tuple[float, float]:
     with result.case.ready() as work:
-        os.sync()  # what others left to be written must not be written at our expense
-        with peak_worker_bytes(os.getpid()) as peak:
-            started = time.perf_counter()
+        if not only_reads:
+            os.sync()  # what others left to be written must not be written at our expense
+        with nullcontext([0]) if only_reads else peak_worker_bytes(os.getpid()) as peak:
+            started, processor_started = time.perf_counter(), time.process_time()
             look = work()
-            seconds = time.perf_counter() - started
+            seconds = time.perf_counter() - started, time.process_time() - processor_started
         result.footprint = look()
     result.worker_bytes = max(result.worker_bytes, peak[0])
     return seconds

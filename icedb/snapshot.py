@@ -28,6 +28,7 @@ from icedb.narrowing import asked_of_table
 from icedb.partitions import PartitionExpression, matching, partition_expressions, partition_types
 from icedb.predicates import Predicate, check_predicate, predicate_tree
 from icedb.pruning import may_match
+from icedb.result import QueryResult
 from icedb.scan import explain, relation, visible_partitions
 from icedb.spec import TableSpec, all_columns
 from icedb.store import ObjectNotFound
@@ -130,8 +131,8 @@ class Snapshot:
         """Whether its path does not say the values of all partition columns: `in_partitions` could not tell."""
         return not self.partition_schema.keys() <= part.values.keys()
 
-    def query(self, sql: str, *, where: Where | None = None) -> duckdb.DuckDBPyRelation:
-        """The answer to a DuckDB query over the table `t`, as a lazy relation.
+    def query(self, sql: str, *, where: Where | None = None) -> QueryResult:
+        """The answer to a DuckDB query over the table `t`: lazy, and as rows, Arrow, pandas or Polars.
 
         With `where`, a predicate as for `files`, `t` holds the rows for which it is true; no part is opened that
         certainly has none. What the query itself says of `t` in its WHERE leaves out parts as well.
@@ -140,8 +141,8 @@ class Snapshot:
         table with `merging`, however much of it is merged yet. Of other tables it is `t`. `where` is asked of its rows,
         so after the merging.
 
-        Raises InvalidOption, UnknownColumn, MissingPart and DuckDB's own errors; since rows are read when they are
-        fetched, a part that cleanup took meanwhile is DuckDB's IOException then.
+        Raises InvalidOption, UnknownColumn and DuckDB's own errors. Rows are read when they are fetched, so that a part
+        that is gone is told then: SnapshotExpired, MissingPart.
         """
         predicate = None if where is None else self._predicate(where)
         parts = self._that_it_asks_for(sql, self.parts if predicate is None else self._that_may_match(predicate))
@@ -151,12 +152,15 @@ class Snapshot:
             con.execute(f"CREATE TEMP VIEW t AS {_within(rows, predicate)}")
             answer = self._ask(con, sql, predicate)
         except (duckdb.Error, ObjectNotFound) as error:
-            raise explain(self._handle, self.parts, error, as_of_ms=self.as_of_ms) from None
+            raise self._explained(error) from None
         if answer is None:
             raise InvalidOption(
                 f"{self.table}: the query has no answer: {sql.strip()[:80]!r}. Write one SELECT over t."
             )
-        return answer
+        return QueryResult(answer, self._explained)
+
+    def _explained(self, error: Exception) -> Exception:
+        return explain(self._handle, self.parts, error, as_of_ms=self.as_of_ms)
 
     def _ask(self, con: duckdb.DuckDBPyConnection, sql: str, predicate: Predicate | None) -> duckdb.DuckDBPyRelation:
         """The answer over `t`, and `final` if somebody asks for it: to make a view opens the parts."""
@@ -205,7 +209,7 @@ class Snapshot:
         if not self.schema:
             return pa.table({})  # SQL has no table without columns
         selected = "*" if columns is None else ", ".join(map(quote_name, columns))
-        return self.query(f"SELECT {selected} FROM {'final' if final else 't'}", where=where).to_arrow_table()
+        return self.query(f"SELECT {selected} FROM {'final' if final else 't'}", where=where).to_arrow()
 
 
 def _within(rows: str, predicate: Predicate | None) -> str:

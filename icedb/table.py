@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Literal, Self
 
-import duckdb
 import msgspec
 
 from icedb.changes import Changes, take_changes
@@ -45,6 +44,7 @@ from icedb.maintenance.rewrite import RewriteReport, rewrite_partition
 from icedb.maintenance.verify import VerifyReport, verify
 from icedb.opening import create_handle, open_handle
 from icedb.options import Timing
+from icedb.result import QueryResult
 from icedb.rewriting import rewrite_parts
 from icedb.snapshot import Snapshot, Where, take_snapshot
 from icedb.spec import ROW_GROUP_ROWS, Compression, Merging, SchemaPolicy, TableSpec
@@ -317,8 +317,8 @@ class Table:
         """The live parts and the schema, now or at a time. Raises SnapshotExpired, DamagedLog, the store's errors."""
         return take_snapshot(self._handle, None if as_of is None else as_of_ms(as_of))
 
-    def query(self, sql: str, *, as_of: AsOf | None = None, where: Where | None = None) -> duckdb.DuckDBPyRelation:
-        """The answer to a DuckDB query over the table `t`, as a lazy relation (`.show()`, `.fetchall()`, `.pl()`).
+    def query(self, sql: str, *, as_of: AsOf | None = None, where: Where | None = None) -> QueryResult:
+        """The answer to a DuckDB query over the table `t`: `print` it, `.fetchall()`, `.to_arrow()`, `.to_polars()`.
 
         `final` is, beside `t`, what that will be when all is merged: the exact rows of a table with `merging`.
         `where`: a predicate over any columns. `t` holds the rows for which it is true, and no part is opened that

@@ -6,7 +6,7 @@ Dataset, a LazyFrame, a RecordBatchReader, a relation and a Spark frame read no 
 
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from icedb import Snapshot
 from icedb.engine import ROWS_PER_BATCH, quote_name
 from icedb.errors import IceDBError, InvalidOption, TableNotFound, UnknownColumn
 from icedb.expressions import Expression, parse_expression
+from icedb.readers import polars
 from icedb.readers.arrow import dataset
 from icedb.scan import visible_partitions
 from icedb_dagster.options import plain
@@ -80,8 +81,16 @@ class Rows:
     def relation(self) -> duckdb.DuckDBPyRelation:
         """The rows as a lazy DuckDB relation. DuckDB has none without columns: it gets one of a table that has none."""
         selected = "*" if self.columns is None else ", ".join(map(quote_name, self.columns))
-        condition = "" if self.condition is None else f" WHERE (\n{self.condition.sql}\n)"
-        return self.snapshot.query(f"SELECT {selected} FROM t{condition}", where=self.predicate)
+        conditions = [] if self.condition is None else [self.condition.sql]
+        if self.predicate is not None and any(map(self.chosen.is_older, self.chosen.parts)):
+            conditions.append(self.predicate)  # their paths do not say whether it is true
+        where = " AND ".join(f"(\n{one}\n)" for one in conditions)
+        return self.chosen.query(f"SELECT {selected} FROM t{' WHERE ' + where if where else ''}").relation
+
+    @cached_property
+    def chosen(self) -> Snapshot:
+        """The snapshot with the parts of the partitions that are meant."""
+        return replace(self.snapshot, parts=tuple(self.snapshot.in_partitions(self.predicate)))
 
     @cached_property
     def predicate(self) -> str | None:
@@ -163,7 +172,7 @@ def _reader(rows: Rows) -> pa.RecordBatchReader:
 
 def _dataset(rows: Rows) -> Any:
     rows.check_of_partitions("Dataset")
-    found = dataset(rows.snapshot, rows.predicate)
+    found = dataset(rows.chosen)
     if rows.columns is None:
         return found
     return found.replace_schema(pa.schema([found.schema.field(c) for c in rows.columns]))
@@ -176,10 +185,9 @@ def _polars_frame(table: pa.Table) -> Any:
 
 
 def _lazy_frame(rows: Rows) -> Any:
-    import polars as pl
-
     rows.check_of_partitions("LazyFrame")
-    return pl.scan_pyarrow_dataset(_dataset(rows))
+    frame = polars.scan(rows.chosen)
+    return frame if rows.columns is None else frame.select(rows.columns)
 
 
 def _spark_frame(rows: Rows) -> Any:

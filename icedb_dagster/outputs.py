@@ -19,6 +19,7 @@ from icedb.errors import EmptyBatch, InvalidBatch, InvalidOption
 from icedb.frames import is_spark_frame
 from icedb.location import parse_location
 from icedb.partitions import partition_types
+from icedb.result import QueryResult
 from icedb.schema import describe
 from icedb.transactions import Txn
 from icedb.writing import overwrite
@@ -28,7 +29,7 @@ from icedb_dagster.partitions import Selection
 
 __all__ = ["check_output", "is_of_table", "transaction", "write"]
 
-_ROWS = (pa.Table, pa.RecordBatch, pa.RecordBatchReader, ds.Dataset, duckdb.DuckDBPyRelation, Snapshot)
+_ROWS = (pa.Table, pa.RecordBatch, pa.RecordBatchReader, ds.Dataset, duckdb.DuckDBPyRelation, QueryResult, Snapshot)
 _FRAMES = ("pandas.DataFrame", "polars.DataFrame", "polars.LazyFrame", "pyspark.sql.DataFrame")
 # Of keys that are longer, the transaction has a digest.
 _KEY_LENGTH_MAX = 100

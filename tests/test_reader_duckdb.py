@@ -330,6 +330,20 @@ def test_new_columns_are_in_the_macro_at_once_and_in_the_view_at_the_query_after
     assert rows(con.cursor(), "SELECT * FROM events ORDER BY n") == [(1, None), (2, "x")]
 
 
+def test_a_view_of_the_caller_s_own_is_not_replaced(local: Place, con: duckdb.DuckDBPyConnection) -> None:
+    table = created(local)
+    table.insert([{"n": 1}])
+    attached = attach(con, table, "events")
+    con.execute("ALTER VIEW events RENAME TO renamed; CREATE VIEW events AS SELECT 'mine' AS n")
+    table.insert([{"n": 2, "new": "x"}])
+    assert numbers(con, "renamed") == [1, 2]
+    assert numbers(con, "events") == ["mine"]
+    with pytest.raises(InvalidOption, match="events: there is a view of this name"):
+        attached.refresh()
+    attached.detach()
+    assert numbers(con, "events") == ["mine"]
+
+
 def test_parts_of_an_older_partitioning_have_right_rows(place: Place, con: duckdb.DuckDBPyConnection) -> None:
     table = created(place)
     table.insert([{"n": n, "shop": "x"} for n in range(4)])

@@ -28,6 +28,7 @@ from icedb.inputs.paths import Format, is_paths
 from icedb.inputs.precision import microseconds
 from icedb.inputs.rows import open_rows
 from icedb.location import Location
+from icedb.result import QueryResult
 
 __all__ = ["open_batch"]
 
@@ -90,8 +91,9 @@ def _from_rows(
         return Batch(data)
     if isinstance(data, pa.RecordBatch):
         return Batch(pa.RecordBatchReader.from_batches(data.schema, [data]))
-    if isinstance(data, duckdb.DuckDBPyRelation):
-        return open_relation(data, table=table, failed=failed)
+    if isinstance(data, duckdb.DuckDBPyRelation | QueryResult):
+        relation = data.relation if isinstance(data, QueryResult) else data
+        return open_relation(relation, table=table, failed=failed)
     if is_frame(data, "pandas", "DataFrame"):
         return open_pandas(data, table=table, known=known, on_conflict=on_conflict, failed=failed)
     if is_frame(data, "polars", "DataFrame") or is_frame(data, "polars", "LazyFrame"):

@@ -21,9 +21,9 @@ from typing import Any
 import pyarrow as pa
 
 from icedb.errors import InvalidOption
+from icedb.extras import imported
 from icedb.readers.clickhouse_files import LOST, Session, rows_of
 from icedb.readers.clickhouse_types import clickhouse_types, partition_value, quote_name, quote_text
-from icedb.extras import imported
 from icedb.readers.parts import chosen_parts
 from icedb.scan import explain, visible_partitions
 from icedb.snapshot import Snapshot

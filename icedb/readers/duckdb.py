@@ -25,12 +25,12 @@ from icedb.clock import SystemClock
 from icedb.credentials import CredentialProvider
 from icedb.engine import quote_name, quote_text
 from icedb.errors import InvalidOption
+from icedb.extras import imported
 from icedb.handle import Handle
 from icedb.readers.duckdb_access import Access
 from icedb.readers.duckdb_answers import MACRO, NOTHING, RANGE, VIEW, Answers, columns_of
 from icedb.readers.duckdb_arguments import date_columns as found_date_columns
 from icedb.readers.duckdb_catalog import FUNCTION, Names, drop, drop_macros, functions_behind
-from icedb.extras import imported
 from icedb.snapshot import take_snapshot
 from icedb.table import Table
 
@@ -67,16 +67,17 @@ class Attached:
     def refresh(self) -> None:
         """Make view and macros anew, with the columns and partition columns that the table has now.
 
-        Raises InvalidOption when the connection is gone or something else has the name now, DuckDB's ConnectionException
-        when it is closed, and the errors of reading the log.
+        Raises InvalidOption when the connection is gone, or something else has the name now; DuckDB's
+        ConnectionException when it is closed, and the errors of reading the log.
         """
-        self._source.define(self._source.connection())
+        self._source.define_again(self._source.connection())
 
     def detach(self) -> None:
-        """Take it away again; what is gone already, or has been replaced, does not matter."""
+        """Take it away again; what is gone already, or is something else by now, does not matter."""
         con = self._source.con()
         if con is not None and self._source.function in _sources:
-            with suppress(duckdb.ConnectionException):  # closed: with the connection, all is gone
+            with suppress(duckdb.ConnectionException, InvalidOption):  # closed, or not ours any more
+                self._source.check_names(con)
                 drop(con, self._source.names)
         self._source.close()
 
@@ -171,7 +172,7 @@ class _Source:
         self._date_columns = dates
         self._access = Access(con, handle.location)
         self._answers = Answers(handle, self._access)
-        self._answers.when_columns_change = self._define_again
+        self._answers.when_columns_change = self._columns_changed
         self.function = FUNCTION + SystemClock().new_id()
         con.create_function(
             self.function, self.answer, ["UBIGINT", "VARCHAR[]"], "VARCHAR", null_handling=FunctionNullHandling.SPECIAL
@@ -238,15 +239,26 @@ class _Source:
         arguments = ", ".join([quote_text(who), "current_setting('TimeZone')", *given])
         return f"query({self.function}(current_transaction_id(), [{arguments}]))"
 
-    def _define_again(self) -> None:
-        """For the statements after the one that is being bound; a cursor does not see what is temporary."""
+    def define_again(self, con: duckdb.DuckDBPyConnection) -> None:
+        """As `define`, if the names are still this table's. Raises InvalidOption."""
+        self.check_names(con)
+        self.define(con)
+
+    def check_names(self, con: duckdb.DuckDBPyConnection) -> None:
+        """Raise InvalidOption if something else has one of the names."""
+        for name in self.names.all:
+            if any(function != self.function for function in functions_behind(con, name)):
+                raise InvalidOption(f"{name}: another table is attached under this name now. Choose another name.")
+
+    def _columns_changed(self) -> None:
+        """View and macros anew, for the statements after the one that is being bound."""
         con = self.con()
-        if con is None or self.names.temporary:
+        if con is None or self.names.temporary:  # a cursor does not see what is temporary
             return
         try:
             with con.cursor() as cursor:
-                self.define(cursor)
-        except duckdb.Error as error:  # closed, or somebody is changing the view just now: the next query tries again
+                self.define_again(cursor)
+        except (duckdb.Error, InvalidOption) as error:  # somebody is changing the view: the next query tries again
             _log.info("the view '%s' was not made anew: %s", self.names.name, str(error).splitlines()[0])
 
     def close(self) -> None:
