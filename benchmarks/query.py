@@ -1,0 +1,276 @@
+"""What a query over a table costs, beside the same query over its bare Parquet files in the same run.
+
+    python -m benchmarks.query --scale 0.1 --parts 10000 --plot docs/images/query-pruning.png
+
+Three things, all read by DuckDB with as many threads as it takes. TPC-H: all 22 queries as they are, over tables and
+over views of the same files, the answers compared with the known ones. A selective question over a table of many parts:
+how many of them are opened with pruning and without, counted by the kernel in a folder, and by a proxy on an S3 server
+that lets each request wait. A small query of a table where nothing happens: what it costs to look whether that is so.
+
+The ways take turns; results are medians. It ends with an error only when an answer is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import duckdb
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as Grid
+
+from benchmarks import selective, tpch
+from benchmarks.rounds import run_rounds
+from benchmarks.selective import Asked, Look
+from benchmarks.tpch import Ratios
+
+__all__ = ["Measured", "Plan", "as_grids", "as_json", "draw", "measure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured. `parts` are those of a table in a folder, `store_parts` of one in S3."""
+
+    scale: float
+    rounds: int
+    parts: int
+    store_parts: int
+    latency_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All results."""
+
+    plan: Plan
+    tpch: list[Ratios]
+    local: list[Asked]
+    store: list[Asked]
+    looks: list[Look]
+
+
+def measure(plan: Plan, folder: Path, *, on_step: Callable[[str], None] = lambda _: None) -> Measured:
+    """Make tables in a folder, which is empty, and ask them. Raises AssertionError for a wrong answer."""
+    on_step(f"TPC-H: making tables of scale {plan.scale:g}")
+    with tpch.make_layouts(folder / "tpch", plan.scale) as layouts:
+        results = run_rounds(tpch.cases(layouts), plan.rounds, on_step=on_step, only_reads=True)
+        ratios = tpch.ratios(layouts, results)
+    return Measured(
+        plan,
+        ratios,
+        selective.measure_local(folder / "local", plan.parts, on_step=on_step),
+        selective.measure_store(folder / "store", plan.store_parts, plan.latency_ms, on_step=on_step),
+        selective.measure_looks(folder / "looks", plan.latency_ms, on_step=on_step),
+    )
+
+
+# ------------------------------------------------------------------------------------------ what is told
+
+
+def fewer(asked: Asked, all_asked: Sequence[Asked]) -> float:
+    """So many times fewer parts were opened than without pruning."""
+    return _bare(asked, all_asked).files / max(asked.files, 1)
+
+
+def _bare(asked: Asked, all_asked: Sequence[Asked]) -> Asked:
+    return next(a for a in all_asked if a.question == asked.question and a.way == selective.BARE)
+
+
+def as_grids(measured: Measured, versions: str) -> list[Grid]:
+    """The results for people."""
+    plan = measured.plan
+    return [
+        _tpch_grid(measured.tpch, f"TPC-H {plan.scale:g}, ratio to bare files, median of {plan.rounds}; {versions}"),
+        _selective_grid(measured.local, "Parts opened, in a folder"),
+        _selective_grid(
+            measured.store, f"Parts opened, in S3 with {plan.latency_ms:g} ms a request, from the opening on"
+        ),
+        _look_grid(measured.looks, "A small query of a quiet table"),
+    ]
+
+
+def _grid(title: str, left: Sequence[str], right: Sequence[str]) -> Grid:
+    grid = Grid(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for name in left:
+        grid.add_column(name, no_wrap=True)
+    for name in right:
+        grid.add_column(name, justify="right", no_wrap=True)
+    return grid
+
+
+def _verdict(goal: float, met: bool) -> str:
+    return f"{goal:.4g} {'met' if met else 'missed'}"
+
+
+def _tpch_grid(ratios: Sequence[Ratios], title: str) -> Grid:
+    grid = _grid(title, [""], [f"{r.way}\n{r.layout}, {r.parts} parts" for r in ratios])
+    for number in ratios[0].queries:
+        grid.add_row(f"query {number}", *(f"{r.queries[number]:.2f}" for r in ratios))
+    grid.add_section()
+    grid.add_row("seconds, bare files", *(f"{sum(b for b, _ in r.seconds.values()):.3f}" for r in ratios))
+    grid.add_row("seconds", *(f"{sum(o for _, o in r.seconds.values()):.3f}" for r in ratios))
+    grid.add_row("all", *(f"{r.total:.3f}" for r in ratios))
+    grid.add_row("  least, greatest of a round", *(f"{min(r.rounds):.2f}, {max(r.rounds):.2f}" for r in ratios))
+    grid.add_row("  of processor time", *(f"{r.processor:.3f}" for r in ratios))
+    grid.add_row("median of the queries", *(f"{r.median:.3f}" for r in ratios))
+    grid.add_row("geometric mean", *(f"{r.geometric_mean:.3f}" for r in ratios))
+    grid.add_row("goal, for all and the median", *(_verdict(tpch.GOAL, _meets(r)) for r in ratios))
+    return grid
+
+
+def _meets(ratios: Ratios) -> bool:
+    return max(ratios.total, ratios.median) <= tpch.GOAL
+
+
+def _selective_grid(asked: Sequence[Asked], title: str) -> Grid:
+    grid = _grid(title, ["question", "way"], ["parts", "opened", "times fewer", "requests", "seconds", "ratio"])
+    question = ""
+    for one in asked:
+        if one.question != question:
+            grid.add_section()
+        grid.add_row(
+            "" if one.question == question else one.question,
+            one.way,
+            f"{one.parts:,}",
+            f"{one.files:,}",
+            f"{fewer(one, asked):,.0f}",
+            "" if one.requests is None else f"{one.requests:,}",
+            f"{one.median_seconds:.3f}",
+            f"{one.median_seconds / _bare(one, asked).median_seconds:.3f}",
+        )
+        question = one.question
+    grid.add_section()
+    for way in dict.fromkeys(a.way for a in asked):
+        least = min(fewer(a, asked) for a in asked if a.way == way)
+        if way != selective.BARE:
+            grid.add_row("goal", way, "", "", _verdict(selective.GOAL, least >= selective.GOAL))
+    return grid
+
+
+def _look_grid(looks: Sequence[Look], title: str) -> Grid:
+    grid = _grid(title, ["place", "way"], ["ms, median", "ms, least", "requests"])
+    for look in looks:
+        told = ", ".join(f"{number:g} {kind}" for kind, number in sorted((look.requests or {}).items()))
+        grid.add_row(
+            look.place, look.way, f"{median(look.seconds) * 1000:.1f}", f"{min(look.seconds) * 1000:.1f}", told
+        )
+    return grid
+
+
+def as_json(measured: Measured) -> dict[str, Any]:
+    """The results for programs."""
+    return {
+        "plan": asdict(measured.plan),
+        "tpch": [
+            asdict(r)
+            | {"ratios": r.queries, "total": r.total, "median": r.median, "geometric_mean": r.geometric_mean}
+            | {"goal": tpch.GOAL}
+            for r in measured.tpch
+        ],
+        **{
+            name: [asdict(a) | {"times_fewer": fewer(a, asked), "goal": selective.GOAL} for a in asked]
+            for name, asked in (("local", measured.local), ("store", measured.store))
+        },
+        "looks": [asdict(look) for look in measured.looks],
+    }
+
+
+def draw(measured: Measured, target: Path) -> None:
+    """The ratios of the queries, and below them what is opened for a question, and how long that takes."""
+    from matplotlib.figure import Figure  # here, so that measuring alone does not need it
+
+    colours = ["#8a8f98", "#2b6ca3", "#d9822b", "#5c8a4d"]
+    plan = measured.plan
+    figure = Figure(figsize=(11, 7.4), layout="constrained")
+    (above,), (below,) = figure.subfigures(2, 1, squeeze=False)
+    queries = above.subplots()
+    numbers = list(measured.tpch[0].queries)
+    width = 0.8 / len(measured.tpch)
+    for n, ratios in enumerate(measured.tpch):
+        at = [x + (n - (len(measured.tpch) - 1) / 2) * width for x in range(len(numbers))]
+        label = f"{ratios.way}, {ratios.layout}: {ratios.total:.2f}"
+        queries.bar(at, ratios.queries.values(), width, color=colours[n % len(colours)], label=label)
+    queries.axhline(1, color="black", linewidth=0.8)
+    queries.axhline(tpch.GOAL, color="#b03a48", linewidth=0.8, linestyle="--")
+    queries.set_xticks(range(len(numbers)), [str(n) for n in numbers])
+    queries.set_title(f"TPC-H {plan.scale:g}: time beside the bare files' (all 22 queries in the legend)", fontsize=10)
+    queries.set_ylabel("ratio")
+    left, right = below.subplots(1, 2)
+    for panel, asked, value, title, unit in (
+        (left, measured.local, _files, f"a folder, {measured.local[0].parts:,} parts", "parts opened"),
+        (
+            right,
+            measured.store,
+            _seconds,
+            f"S3 with {plan.latency_ms:g} ms a request, {measured.store[0].parts:,} parts",
+            "seconds, opening the table included",
+        ),
+    ):
+        names = list(dict.fromkeys(a.question for a in asked))
+        ways = list(dict.fromkeys(a.way for a in asked))
+        width = 0.8 / len(ways)
+        for n, way in enumerate(ways):
+            values = [value(a) for a in asked if a.way == way]
+            at = [x + (n - (len(ways) - 1) / 2) * width for x in range(len(names))]
+            bars = panel.bar(at, values, width, color=colours[n % len(colours)], label=way)
+            panel.bar_label(bars, [f"{v:,.2g}" if v < 10 else f"{v:,.0f}" for v in values], fontsize=7)
+        panel.set_yscale("log")
+        panel.set_xticks(range(len(names)), names)
+        panel.set_title(title, fontsize=10)
+        panel.set_ylabel(unit)
+    for panel in (queries, left, right):
+        panel.grid(axis="y", color="#e3e5e8", linewidth=0.8)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
+    queries.legend(frameon=False, fontsize=8, ncols=2)
+    below.legend(*right.get_legend_handles_labels(), loc="outside lower center", frameon=False, fontsize=8, ncols=4)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=130)
+
+
+def _files(asked: Asked) -> float:
+    return asked.files
+
+
+def _seconds(asked: Asked) -> float:
+    return asked.median_seconds
+
+
+def main(
+    scale: Annotated[float, typer.Option(help="TPC-H's scale factor: 0.01, 0.1 or 1.")] = 0.1,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of TPC-H; one more comes first.")] = 15,
+    parts: Annotated[int, typer.Option(min=9, help="Of the table in a folder.")] = 10_000,
+    store_parts: Annotated[int, typer.Option(min=9, help="Of the table in S3, all of which are opened.")] = 1_024,
+    latency_ms: Annotated[float, typer.Option(min=0, help="What each request to S3 waits.")] = 20,
+    folder: Annotated[Path | None, typer.Option(help="For everything that is made: a fast local disk.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Where to draw the results; takes matplotlib.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the results, too.")] = None,
+) -> None:
+    """Measure what queries over tables cost."""
+    if scale not in tpch.SCALES:
+        raise typer.BadParameter(f"scale is {scale:g}: answers are known for {', '.join(map(str, tpch.SCALES))}")
+    plan = Plan(scale, rounds, parts, store_parts, latency_ms)
+    console = Console()
+    with (
+        tempfile.TemporaryDirectory(prefix="icedb-query-", dir=folder) as name,
+        console.status("starting") as status,
+    ):
+        measured = measure(plan, Path(name), on_step=status.update)
+    for grid in as_grids(measured, f"DuckDB {duckdb.__version__}, {os.cpu_count()} processors"):
+        console.print(grid)
+    if plot is not None:
+        draw(measured, plot)
+    if json_file is not None:
+        json_file.write_text(json.dumps(as_json(measured), indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(main)
