@@ -133,7 +133,7 @@ def test_lazy_inputs_read_no_rows_before_they_are_asked(
     lazy = {
         pa.RecordBatchReader: "IOException",
         ds.Dataset: "FileNotFoundError",
-        pl.LazyFrame: "ComputeError",
+        pl.LazyFrame: "FileNotFoundError",
         duckdb.DuckDBPyRelation: "IOException",
     }
     takers = [taking(f"lazy_{n}", annotation, name, without_parts) for n, annotation in enumerate(lazy)]

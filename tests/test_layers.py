@@ -146,7 +146,10 @@ CONFINED = {
     "dagster_pyspark": ("icedb_dagster.",),
     "dagster_pipes": ("icedb_dagster.", "spark_jobs."),
     "polars": ("icedb.result", "icedb_dagster.inputs", "icedb.readers.polars"),
-    "pandas": ("icedb.result", "icedb.readers.pandas",),
+    "pandas": (
+        "icedb.result",
+        "icedb.readers.pandas",
+    ),
     "datafusion": ("icedb.readers.datafusion",),
     "chdb": (),
     "starlette": (),

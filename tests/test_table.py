@@ -363,6 +363,20 @@ def test_a_filter_on_a_partition_column_skips_files(local: Any) -> None:
     assert "Scanning Files: 1/10" in plan
 
 
+def test_columns_of_every_name_are_read_from_one_part_and_from_several(local: Any) -> None:
+    # fmt: off
+    names = ['a"b', "a'b", "a\\b", 'a\\"b', "{x}", "[y]", "a,b", "a=b", "a: b", " before", "after ", "NULL",
+             "\n new\tline", "é日", "(p)", "filename", "Filename2", "%s", "\\", '"', "''", "x;y", "$1", "file_row_number", "t"]
+    # fmt: on
+    table = make(local, partition_by=['"a=b" % 2 AS p'])
+    rows = [{name: 100 * n + k for k, name in enumerate(names)} for n in range(4)]
+    for n, row in enumerate(rows):
+        table.insert([row])
+        found = table.query("FROM t ORDER BY 1")
+        assert found.columns == [*names, "p"]
+        assert [values[:-1] for values in found] == [tuple(row.values()) for row in rows[: n + 1]]
+
+
 def test_a_filter_on_a_data_column_that_is_also_the_partition_finds_its_rows(local: Any) -> None:
     table = make(local, partition_by=["k"])
     table.insert([{"k": n % 10, "n": n} for n in range(100)])
