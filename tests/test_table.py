@@ -366,7 +366,8 @@ def test_a_filter_on_a_partition_column_skips_files(local: Any) -> None:
 def test_columns_of_every_name_are_read_from_one_part_and_from_several(local: Any) -> None:
     # fmt: off
     names = ['a"b', "a'b", "a\\b", 'a\\"b', "{x}", "[y]", "a,b", "a=b", "a: b", " before", "after ", "NULL",
-             "\n new\tline", "é日", "(p)", "filename", "Filename2", "%s", "\\", '"', "''", "x;y", "$1", "file_row_number", "t"]
+             "\n new\tline", "é日", "(p)", "filename", "Filename2", "%s", "\\", '"', "''", "x;y", "$1",
+             "file_row_number", "t"]
     # fmt: on
     table = make(local, partition_by=['"a=b" % 2 AS p'])
     rows = [{name: 100 * n + k for k, name in enumerate(names)} for n in range(4)]
