@@ -25,6 +25,7 @@ from icedb.maintenance.restore import RestoreReport
 from icedb.maintenance.rewrite import RewriteReport
 from icedb.maintenance.verify import VerifyReport
 from icedb.options import Timing
+from icedb.result import QueryResult
 from icedb.snapshot import Snapshot
 from icedb.spec import Aggregating, Dedup, Replacing
 from icedb.table import Table
@@ -71,6 +72,7 @@ __all__ = [
     "Part",
     "Pin",
     "Problem",
+    "QueryResult",
     "Recommendation",
     "RepairReport",
     "Replacing",

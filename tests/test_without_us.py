@@ -568,7 +568,7 @@ def test_the_page_about_reading_shows_what_comes_out() -> None:
                 words = line.split()
                 assert words[:2] == ["node", "examples/readers/live_parts.mjs"]
                 done = command(*words[2:])
-                assert done.stdout.replace(f"{ROOT}/", "/work/") == output, done.stderr
+                assert done.stdout.replace(f"{ROOT}/", "/checkout/") == output, done.stderr
                 ran += 1
         elif "s3://" not in text:
             reader.con.execute(text.replace("'docs/", f"'{ROOT}/docs/"))

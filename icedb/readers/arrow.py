@@ -28,7 +28,7 @@ from icedb.readers.parts import arrow_schema, chosen_parts, path_values, selecti
 from icedb.scan import visible_partitions
 from icedb.snapshot import Snapshot
 
-__all__ = ["arrow_schema", "dataset", "record_batches"]
+__all__ = ["dataset", "record_batches"]
 
 
 def dataset(

@@ -20,7 +20,7 @@ from icedb.snapshot import Snapshot
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DtypeBackend", "read"]
+__all__ = ["read"]
 
 DtypeBackend = Literal["pyarrow", "numpy"]
 
