@@ -91,7 +91,8 @@ def read_as(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], *,
     # Of a file that it has not looked into, DuckDB does not know how many threads can share it: one alone is opened.
     if len(parts) == 1:
         options = "hive_partitioning = false" + (f", filename = {quote_text(FILE_COLUMN)}" if files else "")
-        columns = [*map(quote_name, schema), *([FILE_COLUMN] if files else ())]
+        columns = [f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in schema.items()]
+        columns += [FILE_COLUMN] if files else []
         path = quote_text(handle.readable_path(parts[0]))
         rows = f"{typed_nothing(schema)} UNION ALL BY NAME SELECT * FROM read_parquet([{path}], {options})"
         return f"SELECT {', '.join(columns)} FROM ({rows})"

@@ -38,8 +38,9 @@ __all__ = ["Snapshot", "Where", "take_snapshot"]
 #: A predicate: SQL, or DuckDB's own.
 Where = str | duckdb.Expression
 
-# For fewer, to think takes longer than to open them.
-_PARTS_MIN = 16
+# For fewer, to think takes longer than to open them: in a bucket, and where opening costs no request.
+_PARTS_MIN, _PARTS_MIN_HERE = 16, 128
+_QUERIES = frozenset((duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.CALL))
 _NO_FINAL = re.compile(r'Table with name "?final"? does not exist', re.IGNORECASE)
 
 
@@ -148,16 +149,23 @@ class Snapshot:
         parts = self._that_it_asks_for(sql, self.parts if predicate is None else self._that_may_match(predicate))
         con = connect_reader(self._handle.location)
         try:
+            self._check_query(con, sql)
             rows = relation(self._handle, parts, self.schema, self.partition_schema, expressions=self._expressions)
-            con.execute(f"CREATE TEMP VIEW t AS {_within(rows, predicate)}")
+            con.execute(f"CREATE VIEW t AS {_within(rows, predicate)}")
             answer = self._ask(con, sql, predicate)
         except (duckdb.Error, ObjectNotFound) as error:
             raise self._explained(error) from None
-        if answer is None:
+        return QueryResult(answer, self._explained, again=lambda: con.cursor().sql(sql))
+
+    def _check_query(self, con: duckdb.DuckDBPyConnection, sql: str) -> None:
+        """Raise InvalidOption unless it is one statement that gives rows and does nothing else."""
+        statements = con.extract_statements(sql)
+        # PIVOT is two: DuckDB makes a type first.
+        kinds = [s.type for s in statements if s.type != duckdb.StatementType.CREATE]
+        if len(kinds) != 1 or kinds[0] not in _QUERIES:
             raise InvalidOption(
                 f"{self.table}: the query has no answer: {sql.strip()[:80]!r}. Write one SELECT over t."
             )
-        return QueryResult(answer, self._explained)
 
     def _explained(self, error: Exception) -> Exception:
         return explain(self._handle, self.parts, error, as_of_ms=self.as_of_ms)
@@ -173,7 +181,7 @@ class Snapshot:
         rows = final_relation(
             self._handle, self._spec, parts, self.schema, self.partition_schema, expressions=self._expressions
         )
-        con.execute(f"CREATE TEMP VIEW final AS {_within(rows, predicate)}")
+        con.execute(f"CREATE VIEW final AS {_within(rows, predicate)}")
         return con.sql(sql)
 
     # -------------------------------------------------------------------------------------------- pruning
@@ -197,7 +205,7 @@ class Snapshot:
 
     def _that_it_asks_for(self, sql: str, parts: Sequence[Part]) -> Sequence[Part]:
         """Without the parts of which a query can use no row, as its own conditions say."""
-        if len(parts) < _PARTS_MIN:
+        if len(parts) < (_PARTS_MIN if self._handle.location.scheme == "s3" else _PARTS_MIN_HERE):
             return parts
         predicate = asked_of_table(sql, "t", frozenset(c.casefold() for c in (*self.schema, *self._visible)))
         return parts if predicate is None else may_match(parts, predicate, self.schema, self._visible)

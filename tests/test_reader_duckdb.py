@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import subprocess
 import sys
 import threading
 import weakref
@@ -608,15 +609,16 @@ def test_keys_that_ended_unseen_fail_one_statement_and_are_renewed_by_it(
     s3: Place, keys: Keys, con: duckdb.DuckDBPyConnection
 ) -> None:
     table = Table.create(s3.uri, storage_options=without_keys(s3), credential_provider=keys)
-    table.insert([{"n": 1}])
+    for n in (1, 2):  # one part alone would be opened when a statement is bound
+        table.insert([{"n": n}])
     attach(con, table, "events")
     keys.rotate()
-    assert con.sql("SELECT n FROM events").fetchall() == [(1,)], "a lazy relation is bound twice"
+    assert sorted(con.sql("SELECT n FROM events").fetchall()) == [(1,), (2,)], "a lazy relation is bound twice"
     keys.rotate()
     with pytest.raises(duckdb.HTTPException) as error:
         con.execute("SELECT n FROM events").fetchall()
     assert keys.now["secret_access_key"] not in str(error.value)
-    assert numbers(con, "events") == [1]
+    assert numbers(con, "events") == [1, 2]
 
 
 @pytest.mark.s3
@@ -646,3 +648,62 @@ def test_a_store_that_refuses_is_told_when_the_query_is_bound(
     message = failing(con, "SELECT n FROM events")
     assert "AccessDenied: " in message
     assert keys.now["secret_access_key"] not in message
+
+
+AFTER_THE_END = {
+    "an open transaction sees what was replaced": """
+cur.begin(); cur.execute("FROM rr").fetchall(); attached = attach(con, table, "rr"); told(cur)
+""",
+    "a detachment is rolled back": """
+con.begin(); detach(con, "rr"); con.rollback(); told(con)
+""",
+    "a cursor outlives the connection": """
+del con; gc.collect(); told(cur)
+""",
+    "a cursor attaches and is gone": """
+detach(con, "rr"); attach(con.cursor(), table, "rr"); gc.collect(); told(con)
+""",
+    "many ask while it is replaced": """
+def ask():
+    mine = con.cursor()
+    for _ in range(40):
+        try:
+            assert mine.execute("SELECT count(*) FROM rr").fetchall() == [(3,)]
+        except duckdb.Error:
+            pass
+threads = [threading.Thread(target=ask) for _ in range(3)]
+for t in threads: t.start()
+for _ in range(20): attach(con, table, "rr")
+for t in threads: t.join()
+""",
+}
+
+
+@pytest.mark.parametrize("story", AFTER_THE_END)
+def test_what_is_asked_after_its_end_is_an_error_and_not_the_end_of_the_process(local: Place, story: str) -> None:
+    table = Table.create(local.uri)
+    table.insert([{"n": n} for n in range(3)])
+    code = f"""
+import gc, threading, duckdb
+from icedb import Table
+from icedb.readers.duckdb import attach, detach
+
+table = Table.open({local.uri!r})
+con = duckdb.connect()
+cur = con.cursor()
+attach(con, table, "rr")
+
+def told(who):
+    try:
+        found = who.execute("FROM rr").fetchall()
+    except duckdb.Error as error:
+        assert "detached or replaced" in str(error), error
+    else:
+        assert len(found) == 3
+
+{AFTER_THE_END[story]}
+print("alive")
+"""
+    for _ in range(2):  # what was freed may still be there
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import duckdb
 import polars as pl
@@ -11,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from icedb import Table
-from icedb.errors import MissingExtra, MissingPart, SnapshotExpired
+from icedb.errors import InvalidOption, MissingExtra, MissingPart, SnapshotExpired
 from icedb.result import QueryResult
 from tests.conftest import Place
 
@@ -86,10 +88,73 @@ def test_what_duckdb_makes_of_it_is_such_a_result_again(result: QueryResult) -> 
     assert copy.copy(result).fetchone() == (0, "é0")
 
 
+def test_what_is_read_bit_by_bit_is_whole_whatever_else_is_asked_meanwhile(local: Place) -> None:
+    table = Table.create(local.uri)
+    table.insert(duckdb.sql("SELECT n FROM range(60_000) AS r(n)"))
+    table.insert(duckdb.sql("SELECT n FROM range(60_000, 100_000) AS r(n)"))
+    for result in (table.query("FROM t"), table.query("FROM t").filter("n >= 0")):
+        reader = result.to_arrow_reader(1_000)
+        read = reader.read_next_batch().num_rows
+        seen = 0
+        for _ in result:
+            seen += 1
+            if seen % 30_000 == 1:
+                assert repr(result).count("int64") == 1
+                assert len(result.filter("n < 3").fetchall()) == 3
+        assert seen == 100_000
+        assert result.fetchone() is not None
+        assert result.to_arrow().num_rows == 100_000
+        assert len(result.fetchall()) == 99_999
+        assert len(result.fetchall()) == 100_000
+        assert read + sum(batch.num_rows for batch in reader) == 100_000
+
+
+def test_arguments_go_to_duckdb(result: QueryResult) -> None:
+    assert result.pl(lazy=True).collect().height == 3
+    assert result.df(date_as_object=True).shape == (3, 2)
+    assert result.fetchmany(size=2) == [(0, "é0"), (1, "é1")]
+    assert {"to_polars", "aggregate"} <= set(dir(result))
+
+
+@pytest.mark.parametrize("sql", ["", "SET threads = 1", "SELECT 1; SELECT 2", "COPY t TO '/tmp/icedb-not-there.csv'"])
+def test_what_is_not_one_query_is_refused_before_it_runs(table: Table, sql: str) -> None:
+    with pytest.raises(InvalidOption, match="has no answer"):
+        table.query(sql)
+    assert not Path("/tmp/icedb-not-there.csv").exists()
+
+
+@pytest.mark.parametrize(
+    "sql", ["EXPLAIN FROM t", "DESCRIBE t", "SUMMARIZE t", "PIVOT t ON n USING count(*)", "VALUES (1)"]
+)
+def test_whatever_gives_rows_is_a_query(table: Table, sql: str) -> None:
+    assert table.query(sql).fetchall()
+    assert list(table.query(sql))
+
+
+def test_a_column_is_of_its_type_whether_one_part_is_read_or_several(local: Place) -> None:
+    """Of parts whose type is another than the table's, which other programs may leave."""
+    stories = [
+        ("2.5::DOUBLE", "BIGINT"),
+        ("'7'", "BIGINT"),
+        ("7::BIGINT", "INTEGER"),
+        ("{'a': 1, 'b': 2}", "STRUCT(a BIGINT)"),
+    ]
+    for n, (stored, type_) in enumerate(stories):
+        table = Table.create(local.below(f"stored{n}").uri)
+        for _ in range(2):
+            table.insert(duckdb.sql(f"SELECT CAST({stored} AS {type_}) AS v"))
+        snapshot = table.snapshot()
+        for part in snapshot.parts:
+            duckdb.sql(f"COPY (SELECT {stored} AS v) TO '{part.path}' (FORMAT parquet)")
+        one = replace(snapshot, parts=snapshot.parts[:1]).query("SELECT typeof(v), v FROM t").fetchall()
+        assert snapshot.query("SELECT typeof(v), v FROM t").fetchall() == one * 2
+
+
 def test_a_part_that_is_gone_when_rows_are_read_is_told(shared_place: Place) -> None:
     table = Table.create(shared_place.uri, storage_options=shared_place.storage_options)
-    table.insert(ROWS)
-    [part] = table.snapshot().parts
+    for _ in range(2):  # of two, none is opened before somebody asks
+        table.insert(ROWS)
+    part, _ = table.snapshot().parts
     result = table.query("FROM t")
     table.handle.store.delete([part.key])
     for ask in (result.fetchall, result.to_arrow, result.to_polars, lambda: repr(result), lambda: pa.table(result)):
@@ -100,7 +165,8 @@ def test_a_part_that_is_gone_when_rows_are_read_is_told(shared_place: Place) -> 
 
 def test_a_part_that_cleanup_took_is_told_as_that(shared_place: Place) -> None:
     table = Table.create(shared_place.uri, storage_options=shared_place.storage_options)
-    table.insert(ROWS)
+    for _ in range(2):
+        table.insert(ROWS)
     result = table.query("FROM t")
     table.overwrite(ROWS)
     table.cleanup(grace_ms=0, allow_short_grace=True)

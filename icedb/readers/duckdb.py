@@ -41,8 +41,23 @@ _RANGE = ("start_year", "start_month", "start_day", "end_year", "end_month", "en
 
 _log = logging.getLogger(__name__)
 
-#: What is attached in this process, by the name of its function; DuckDB keeps the function, and so what it belongs to.
-_sources: weakref.WeakValueDictionary[str, _Source] = weakref.WeakValueDictionary()
+#: What is attached in this process, by the name of its function, until it is detached or its connection is gone.
+_sources: dict[str, _Source] = {}
+
+
+def _answer(function: str, transaction: int, given: list[str | None]) -> str:
+    """What DuckDB calls, for every table that is attached.
+
+    A transaction that has begun, and a cursor, may call it when the table was detached, or its connection is gone. So
+    it is a function of this module, which is never collected: DuckDB calls it by its place in memory.
+    """
+    source = _sources.get(function)
+    if source is None:
+        raise InvalidOption(
+            "The table was detached or replaced, or the connection that it was attached to is gone. Begin a new "
+            "transaction; or attach it again, to a connection that you keep."
+        )
+    return source.answers.answer(transaction, given)
 
 
 class Attached:
@@ -113,6 +128,8 @@ def attach(
     errors, and DuckDB's.
     """
     imported("numpy", extra="duckdb")
+    if not isinstance(con, duckdb.DuckDBPyConnection):
+        raise InvalidOption(f"{name}: {type(con).__name__} is no connection of DuckDB. Give one: duckdb.connect().")
     if not isinstance(table, Table):
         table = Table.open(
             table,
@@ -168,20 +185,20 @@ class _Source:
         self, con: duckdb.DuckDBPyConnection, handle: Handle, names: Names, dates: Sequence[str] | None
     ) -> None:
         self.handle, self.names = handle, names
-        self.con = weakref.ref(con)
+        self.con = weakref.ref(con, self._connection_is_gone)
         self._date_columns = dates
         self._access = Access(con, handle.location)
-        self._answers = Answers(handle, self._access)
-        self._answers.when_columns_change = self._columns_changed
+        self.answers = Answers(handle, self._access)
+        self.answers.when_columns_change = self._columns_changed
         self.function = FUNCTION + SystemClock().new_id()
         con.create_function(
-            self.function, self.answer, ["UBIGINT", "VARCHAR[]"], "VARCHAR", null_handling=FunctionNullHandling.SPECIAL
+            self.function,
+            _answer,
+            ["VARCHAR", "UBIGINT", "VARCHAR[]"],
+            "VARCHAR",
+            null_handling=FunctionNullHandling.SPECIAL,
         )
         _sources[self.function] = self
-
-    def answer(self, transaction: int, given: list[str | None]) -> str:
-        """What DuckDB calls."""
-        return self._answers.answer(transaction, given)
 
     def connection(self) -> duckdb.DuckDBPyConnection:
         """The connection. Raises InvalidOption when there is none any more, or nothing is attached any more."""
@@ -197,11 +214,11 @@ class _Source:
         columns = columns_of(snapshot)
         macros = {self.names.name: self._macro()}
         if self.names.date_macro is not None:
-            self._answers.dates = found_date_columns(
+            self.answers.dates = found_date_columns(
                 snapshot.partition_schema, self._date_columns, table=self.handle.table
             )
             macros[self.names.date_macro] = self._date_macro()
-        answers, before = self._answers, self._answers.view
+        answers, before = self.answers, self.answers.view
         answers.views.append(columns)
         answers.view = len(answers.views) - 1  # first, for DuckDB binds what it is told to make
         try:
@@ -214,7 +231,7 @@ class _Source:
         self, con: duckdb.DuckDBPyConnection, columns: Mapping[str, str], macros: Mapping[str, tuple[list[str], str]]
     ) -> None:
         selected = ", ".join(map(quote_name, columns)) or NOTHING
-        asked = self._asked(VIEW, quote_text(str(self._answers.view)))
+        asked = self._asked(VIEW, quote_text(str(self.answers.view)))
         con.execute(f"{self.names.create} VIEW {quote_name(self.names.name)} AS SELECT {selected} FROM {asked}")
         for name, (parameters, asked) in macros.items():
             defaults = ", ".join(f"{quote_name(p)} := NULL" for p in parameters)
@@ -237,7 +254,7 @@ class _Source:
     def _asked(self, who: str, *given: str) -> str:
         """The rows, to select from. By its transaction's id DuckDB asks anew, and the same in all of a transaction."""
         arguments = ", ".join([quote_text(who), "current_setting('TimeZone')", *given])
-        return f"query({self.function}(current_transaction_id(), [{arguments}]))"
+        return f"query({self.function}({quote_text(self.function)}, current_transaction_id(), [{arguments}]))"
 
     def define_again(self, con: duckdb.DuckDBPyConnection) -> None:
         """As `define`, if the names are still this table's. Raises InvalidOption."""
@@ -263,9 +280,24 @@ class _Source:
 
     def close(self) -> None:
         """Answer no more."""
-        others = [s for s in _sources.values() if s is not self and s.handle.table == self.handle.table]
-        self._access.close(drop=not others)
         con = self.con()
+        self._access.close(drop=con is not None and not self._is_attached_otherwise(con))
         if _sources.pop(self.function, None) is not None and con is not None:
             with suppress(duckdb.Error):  # closed, and with it the function is gone
                 con.remove_function(self.function)
+
+    def _is_attached_otherwise(self, con: duckdb.DuckDBPyConnection) -> bool:
+        """Whether the table is attached to this DuckDB once more, under another name, so that its secret is needed."""
+        others = {s.function for s in _sources.values() if s is not self and s.handle.table == self.handle.table}
+        if not others:
+            return False
+        try:
+            with con.cursor() as cursor:
+                ours = "SELECT function_name FROM duckdb_functions() WHERE starts_with(function_name, $1)"
+                return not others.isdisjoint(name for (name,) in cursor.execute(ours, [FUNCTION]).fetchall())
+        except duckdb.ConnectionException:  # closed
+            return False
+
+    def _connection_is_gone(self, _: object) -> None:
+        _sources.pop(self.function, None)
+        self._access.close(drop=False)

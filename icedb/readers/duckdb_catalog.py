@@ -40,8 +40,8 @@ class Names:
     @classmethod
     def of(cls, con: duckdb.DuckDBPyConnection, name: str, date_macro: str | None, *, table: str) -> Names:
         """The names, for the database that the connection uses now. Raises InvalidOption."""
-        for given in (name, date_macro):
-            if given is not None and (not isinstance(given, str) or not given or "\0" in given):
+        for given in (name,) if date_macro is None else (name, date_macro):
+            if not isinstance(given, str) or not given or "\0" in given:
                 raise InvalidOption(f"{table}: {given!r} cannot be the name of a view or macro. Give it another.")
         if date_macro is not None and date_macro.casefold() == name.casefold():
             raise InvalidOption(f"{table}: '{name}' cannot be the name of both macros. Give date_macro another.")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +23,7 @@ import pyarrow as pa
 from icedb.engine import connect_sandbox, quote_text
 from icedb.errors import UnsupportedType
 from icedb.extras import imported
-from icedb.format.names import encode_partition, encode_value
+from icedb.format.names import NULL_VALUE, encode_partition, encode_value
 from icedb.handle import Handle, Part
 from icedb.readers.parts import arrow_schema, chosen_parts, lossless_schema, path_values
 from icedb.readers.polars_access import access
@@ -138,6 +138,13 @@ def _converted(polars: Any, value: Any, type_: pa.DataType) -> Any:
     return value
 
 
+def _grouped(parts: Sequence[Part], key: Callable[[Part], Any]) -> dict[Any, list[Part]]:
+    groups: dict[Any, list[Part]] = {}
+    for part in parts:
+        groups.setdefault(key(part), []).append(part)
+    return groups
+
+
 @dataclass(frozen=True)
 class _Scan:
     """Parts as one LazyFrame of the stored types."""
@@ -154,13 +161,28 @@ class _Scan:
             types = {c: self.columns.stored.get(c, type_) for c, type_ in self.columns.wanted.items()}
             return self.polars.LazyFrame(schema=types)
         if self.columns.visible and self._hive(parts):
-            return self._parquet(parts, hive_schema={c: self.columns.wanted[c] for c in self.columns.visible})
-        groups: dict[tuple[str | None, ...], list[Part]] = {}
-        for part in parts:
-            groups.setdefault(tuple(part.values[c] for c in self.columns.visible), []).append(part)
-        constants = self._constants(list(groups))
-        frames = [self._parquet(group).with_columns(constants[values]) for values, group in groups.items()]
+            frames = self._of_paths(parts)
+        else:
+            groups = _grouped(parts, lambda part: tuple(part.values[c] for c in self.columns.visible))
+            constants = self._constants(list(groups))
+            frames = [self._parquet(group).with_columns(constants[values]) for values, group in groups.items()]
         return self.polars.concat(frames) if len(frames) > 1 else frames[0]
+
+    def _of_paths(self, parts: Sequence[Part]) -> list[Any]:
+        """Polars reads the paths, but for nulls, which to a filter it takes for 0 or an empty text, and texts that are
+        written like the null, which it takes for that. These are constants.
+        """
+        wanted = {c: self.columns.wanted[c] for c in self.columns.visible}
+
+        def odd(part: Part) -> tuple[tuple[str, str | None], ...]:
+            return tuple((c, v) for c in wanted if (v := part.values[c]) in (None, NULL_VALUE))
+
+        frames = []
+        for values, group in _grouped(parts, odd).items():
+            frame = self._parquet(group, hive_schema=wanted)
+            constants = [self.polars.lit(v, dtype=wanted[c]).alias(c) for c, v in values]
+            frames.append(frame.with_columns(constants) if constants else frame)
+        return frames
 
     def _parquet(self, parts: Sequence[Part], *, hive_schema: Mapping[str, Any] | None = None) -> Any:
         polars = self.polars
