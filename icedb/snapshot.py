@@ -38,8 +38,8 @@ __all__ = ["Snapshot", "Where", "take_snapshot"]
 #: A predicate: SQL, or DuckDB's own.
 Where = str | duckdb.Expression
 
-# For fewer, to think takes longer than to open them: in a bucket, and where opening costs no request.
-_PARTS_MIN, _PARTS_MIN_HERE = 16, 128
+# For fewer, to think takes longer than to open them.
+_PARTS_MIN = 16
 _QUERIES = frozenset((duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.CALL))
 _NO_FINAL = re.compile(r'Table with name "?final"? does not exist', re.IGNORECASE)
 
@@ -205,7 +205,7 @@ class Snapshot:
 
     def _that_it_asks_for(self, sql: str, parts: Sequence[Part]) -> Sequence[Part]:
         """Without the parts of which a query can use no row, as its own conditions say."""
-        if len(parts) < (_PARTS_MIN if self._handle.location.scheme == "s3" else _PARTS_MIN_HERE):
+        if len(parts) < _PARTS_MIN:
             return parts
         predicate = asked_of_table(sql, "t", frozenset(c.casefold() for c in (*self.schema, *self._visible)))
         return parts if predicate is None else may_match(parts, predicate, self.schema, self._visible)

@@ -236,6 +236,7 @@ def test_a_day_waits_for_the_files_of_all_tenants_and_is_whole_then(
     assert sum(rows or 0 for rows in stored.values()) == lines
 
 
+@pytest.mark.slow  # `make example` is the same, and larger
 @pytest.mark.spark
 @pytest.mark.dagster
 @pytest.mark.timeout(600)
