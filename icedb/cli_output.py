@@ -51,8 +51,7 @@ def write_json(document: object) -> None:
 def show(result: object, *, json: bool) -> None:
     """Print a report, or a list of pins. A verification's problems stand below its figures."""
     if json:
-        plain = msgspec.to_builtins(result)
-        write_json({"ok": result.ok, **plain} if isinstance(result, VerifyReport) else plain)
+        write_json({"ok": result.ok, **msgspec.to_builtins(result)} if isinstance(result, VerifyReport) else result)
         return
     console = output()
     console.print(report_rows(result))
