@@ -32,6 +32,7 @@ def four_at_a_time(config: dict[str, Any]) -> None:
     config["concurrency"]["runs"] = {"max_concurrent_runs": PARALLEL}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partitions", [4, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 def test_a_backfill_that_fails_in_the_middle_and_is_executed_again_from_failure_is_exact(
     tmp_path: Path, partitions: int

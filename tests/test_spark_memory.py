@@ -36,6 +36,7 @@ def peak_of_one_task(events: Events, spark_home: Path, tmp_path: Path, **options
     return peak[0]
 
 
+@pytest.mark.slow
 def test_a_task_spills_what_is_beyond_the_memory_that_it_is_given(spark_home: Path, tmp_path: Path) -> None:
     events = make_events(tmp_path, 1_000_000)
     peak = peak_of_one_task(events, spark_home, tmp_path, memory_bytes=str(64 * MIB))
