@@ -20,7 +20,8 @@ from icedb.durations import parse_duration
 from icedb.errors import IceDBError, InvalidOption
 from icedb.maintenance.condition import Thresholds
 from icedb.maintenance.merge import PART_BYTES_MAX, MergeReport, Order
-from icedb.table import AsOf, Table, parse_as_of
+from icedb.table import Table
+from icedb.times import AsOf, parse_as_of
 from icedb.watch import watch
 
 try:

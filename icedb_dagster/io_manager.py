@@ -16,7 +16,7 @@ from icedb import Snapshot, Table
 from icedb.commit import Commit
 from icedb.errors import InvalidOption, TableNotFound
 from icedb.spec import ROW_GROUP_ROWS
-from icedb.table import parse_as_of
+from icedb.times import parse_as_of
 from icedb.transactions import Txn
 from icedb_dagster.alignment import check_alignment
 from icedb_dagster.inputs import Rows, load, nothing, type_name

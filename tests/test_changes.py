@@ -28,8 +28,8 @@ from icedb.format.names import Keys
 from icedb.format.records import LogFile, LogTombstone, Marker
 from icedb.format.snapshot import LogState, StoredLogFile, replay
 from icedb.options import HOUR_MS, MINUTE_MS
-from icedb.table import UNIX_MS_MIN
 from icedb.testing import ClockedStore, ManualClock, create_table
+from icedb.times import UNIX_MS_MIN
 
 KEYS = Keys("table")
 

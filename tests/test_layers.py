@@ -19,6 +19,7 @@ LAYERS = [
     "icedb.extras",
     "icedb.clock",
     "icedb.durations",
+    "icedb.times",
     "icedb.options",
     "icedb.spec",
     "icedb.format",
@@ -130,6 +131,7 @@ LAYERS = [
     "icedb.testing.",
     "icedb",
     "icedb.readers.",
+    "icedb.proxy.",
     "icedb.cli_output",
     "icedb.cli_info",
     "icedb.cli",
@@ -152,7 +154,10 @@ CONFINED = {
     ),
     "datafusion": ("icedb.readers.datafusion",),
     "chdb": (),
-    "starlette": (),
+    "httpx": ("icedb.proxy.control_plane",),
+    "prometheus_client": ("icedb.proxy.metrics",),
+    "starlette": ("icedb.proxy.",),
+    "uvicorn": ("icedb.proxy.server",),
     "matplotlib": ("icedb_dagster.pictures",),
     "obstore": ("icedb.store",),
     "typer": ("icedb.cli", "icedb_dagster."),
@@ -227,7 +232,19 @@ def test_every_layer_exists() -> None:
 
 
 def test_importing_icedb_imports_nothing_optional() -> None:
-    optional = ["pyspark", "dagster", "pandas", "polars", "boto3", "starlette", "typer", "rich", "numpy"]
+    optional = [
+        "pyspark",
+        "dagster",
+        "pandas",
+        "polars",
+        "boto3",
+        "starlette",
+        "uvicorn",
+        "httpx",
+        "typer",
+        "rich",
+        "numpy",
+    ]
     optional += ["icedb.cli", "icedb.spark", "icedb.testing", "icedb.icedb", "icedb.log"]
     code = f"import icedb, sys; print([m for m in {optional} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

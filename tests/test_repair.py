@@ -32,7 +32,6 @@ from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS
 from icedb.schema import _canonical_type
 from icedb.spec import TableSpec, encode_spec
 from icedb.store import ObjectExists, ObjectStore
-from icedb.table import UNIX_MS_MIN
 from icedb.testing import (
     ClockedStore,
     Crash,
@@ -44,6 +43,7 @@ from icedb.testing import (
     create_table,
     open_table,
 )
+from icedb.times import UNIX_MS_MIN
 from tests.test_cli import run, run_json
 
 INT, DOUBLE, TEXT = ("BIGINT", pa.int64()), ("DOUBLE", pa.float64()), ("VARCHAR", pa.string())

@@ -20,8 +20,8 @@ from icedb.format.feed import Cursor, Limits
 from icedb.spark.read_options import batch_read_options, stream_read_options
 from icedb.spark.stream_reader import StreamReader, _Feeding
 from icedb.spark.types import spark_schema
-from icedb.table import UNIX_MS_MIN
 from icedb.testing import ClockedStore, ManualClock, create_table
+from icedb.times import UNIX_MS_MIN
 
 pytestmark = pytest.mark.spark
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from icedb.engine import connect_sandbox, quote_text
 from icedb.errors import InvalidOption, UnknownColumn
-from icedb.table import as_of_ms, parse_as_of
+from icedb.times import as_of_ms, parse_as_of
 
 __all__ = ["UTC_NAMES", "Condition", "DateColumns", "date_columns", "depends_on_zone", "equality", "given_ms"]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from icedb.spark.options import Overwrite
     from icedb.spark.reading import ReadEngine
     from icedb.spark.writing import Distribution
-    from icedb.table import AsOf
+    from icedb.times import AsOf
     from icedb.transactions import Txn
 
 __all__ = ["SparkMergeEngine", "frame", "read", "register", "write"]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from icedb.errors import InvalidOption
 from icedb.spark.options import MEMORY_BYTES, MEMORY_BYTES_MIN, number_of, storage_options_of
-from icedb.table import parse_as_of
+from icedb.times import parse_as_of
 
 __all__ = ["ReadOptions", "batch_read_options", "read_options", "stream_read_options"]
 

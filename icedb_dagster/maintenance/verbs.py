@@ -17,7 +17,7 @@ from icedb.maintenance.audit import Problem
 from icedb.maintenance.delete import DeleteReport
 from icedb.maintenance.merge import Order
 from icedb.pacing import merge_for
-from icedb.table import parse_as_of
+from icedb.times import parse_as_of
 from icedb.work import Engine
 from icedb_dagster.maintenance.configs import (
     OF_THE_TABLE,

@@ -1,0 +1,41 @@
+"""Points in time, as people give them: an aware datetime, unix milliseconds, or text that says either."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from icedb.errors import InvalidOption
+
+__all__ = ["UNIX_MS_MIN", "AsOf", "as_of_ms", "parse_as_of"]
+
+#: A point in time: an aware datetime, or unix milliseconds.
+AsOf = datetime | int
+#: No table is so old, and seconds are far below: taken for milliseconds, a restore to them would empty a table.
+UNIX_MS_MIN = 100_000_000_000
+
+
+def as_of_ms(as_of: AsOf, *, name: str = "as_of") -> int:
+    """A point in time as unix milliseconds. Raises InvalidOption for a datetime without a timezone, and for seconds."""
+    if isinstance(as_of, datetime):
+        if as_of.tzinfo is None:
+            raise InvalidOption(f"{name} {as_of} has no timezone; give datetime(..., tzinfo=UTC) or unix milliseconds.")
+        return int(as_of.astimezone(UTC).timestamp() * 1000)
+    if not isinstance(as_of, int) or isinstance(as_of, bool):
+        raise InvalidOption(f"{name} is {as_of!r}; give datetime(..., tzinfo=UTC) or unix milliseconds.")
+    if as_of < UNIX_MS_MIN:
+        raise InvalidOption(
+            f"{name} is {as_of}, which is before 1974 in unix milliseconds: a table of then is empty. Are these "
+            "seconds, or a date? Give datetime(..., tzinfo=UTC) or unix milliseconds."
+        )
+    return as_of
+
+
+def parse_as_of(text: str, *, table: str, name: str = "as_of") -> int:
+    """A point in time as people write it: ISO 8601 with a zone, or unix milliseconds. Raises InvalidOption."""
+    text = text.strip()
+    try:
+        return as_of_ms(int(text) if text.isascii() and text.isdigit() else datetime.fromisoformat(text), name=name)
+    except ValueError:  # also what as_of_ms raises: InvalidOption is one
+        raise InvalidOption(
+            f"{table}: {name} is '{text}'; write a time with its zone (2026-11-21T10:00:00Z), or unix milliseconds."
+        ) from None
