@@ -2,20 +2,22 @@
 
 The only module that speaks to a store. It adds to obstore (Rust's `object_store`) what a table needs: one error
 tree that never quotes a response (S3 servers send key ids and signatures back), listings sorted by key, deletes
-that take "not there" for done, and many gets at a time; and, in a local folder, puts that survive a power failure
-(`icedb.local_files`). Nothing is ever replaced: `create` refuses an existing key.
+that take "not there" for done, many gets at a time, and ranges as asynchronous streams; and, in a local folder, puts
+that survive a power failure (`icedb.local_files`). Nothing is ever replaced: `create` refuses an existing key.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import obstore
 from obstore import exceptions as obstore_errors
@@ -28,7 +30,20 @@ from icedb.location import Location
 from icedb.objects import ObjectExists, ObjectInfo, ObjectNotFound, ObjectStore, StoredObject, chunks
 from icedb.two_stores import TwoStores
 
-__all__ = ["ObjectExists", "ObjectInfo", "ObjectNotFound", "ObjectStore", "StoredObject", "fetch", "open_store"]
+if TYPE_CHECKING:
+    from obstore import GetResult  # a name for type checkers only
+
+__all__ = [
+    "ObjectExists",
+    "ObjectInfo",
+    "ObjectNotFound",
+    "ObjectStore",
+    "StoredObject",
+    "fetch",
+    "open_store",
+    "open_stream",
+    "presign",
+]
 
 # A request and its retries end well before a commit's deadline (5 minutes), so that a put which nobody waits
 # for any more cannot land as a surprise.
@@ -37,6 +52,9 @@ RETRY_TIMEOUT = timedelta(seconds=60)
 RETRIES_MAX = 5
 CONCURRENT_GETS = 16
 FETCH_BYTES = 8 * 1024 * 1024
+# Of a stream, which holds two of them. Smaller pieces cost more processor time; larger ones are no faster beyond what
+# varies from run to run (256 MB from SeaweedFS on the same machine).
+PIECE_BYTES = 1024 * 1024
 
 # Keeps obstore from keeping credentials: the provider knows better when to renew them.
 EXPIRED = datetime.fromtimestamp(0, tz=UTC)
@@ -156,6 +174,65 @@ class ObstoreStore:
             for piece in obstore.get(self._existing(key), key).stream(min_chunk_size=FETCH_BYTES):
                 file.write(piece)
 
+    async def open_stream(self, key: str, start: int, stop: int) -> AsyncIterator[bytes]:
+        """A range of an object, in pieces; see the function of this name."""
+        found = await self._ask(key, start, stop)
+        if isinstance(self._backend, S3Store):
+            return self._streamed(found, key, start, stop)
+        return self._piece_by_piece(key, start, stop)
+
+    async def _ask(self, key: str, start: int, stop: int) -> GetResult:
+        with self._errors("read", key):
+            found = await obstore.get_async(self._existing(key), key, options={"range": (start, stop)})
+        if found.range != (start, stop):
+            raise _too_short(self.location, key, start, stop)
+        return found
+
+    async def _streamed(self, found: GetResult, key: str, start: int, stop: int) -> AsyncIterator[bytes]:
+        """What one answer gives, and the rest from another when it breaks off.
+
+        The client's time limits count from the request on, also while whoever reads here takes a pause: without a new
+        request, nobody could read for longer than `RETRY_TIMEOUT`.
+        """
+        while True:
+            asked_from = start
+            stream = aiter(found.stream(min_chunk_size=PIECE_BYTES))
+            try:
+                while piece := await self._next(stream, key):
+                    start += len(piece)
+                    yield piece
+            except StoreUnavailable:
+                if start == asked_from:  # not even one piece more: the store is at fault
+                    raise
+            if start == stop:
+                return
+            if start == asked_from:
+                raise _too_short(self.location, key, start, stop)
+            found = await self._ask(key, start, stop)
+
+    async def _next(self, stream: AsyncIterator[bytes], key: str) -> bytes:
+        with self._errors("read", key):
+            return await anext(stream, b"")
+
+    async def _piece_by_piece(self, key: str, start: int, stop: int) -> AsyncIterator[bytes]:
+        """For a folder, of which obstore's stream reads 8 KB at a time, and memory, where it is one piece."""
+        for at in range(start, stop, PIECE_BYTES):
+            end = min(at + PIECE_BYTES, stop)
+            with self._errors("read", key):
+                piece = await obstore.get_range_async(self._existing(key), key, start=at, end=end)
+            if len(piece) < end - at:
+                raise _too_short(self.location, key, at, end)
+            yield piece.to_bytes()
+
+    def presign(self, key: str, *, expires: timedelta) -> str | None:
+        """An address from which an object can be read without credentials; see the function of this name."""
+        backend = self._open()
+        # Without a signature obstore would look for credentials on its own, at the metadata service of a machine.
+        if not isinstance(backend, S3Store) or "skip_signature" in backend.config:
+            return None
+        with self._errors("sign an address of", key):
+            return obstore.sign(backend, "GET", key, expires)
+
     def head(self, key: str) -> ObjectInfo:
         """Size and time of an object."""
         with self._errors("look at", key):
@@ -266,6 +343,51 @@ def fetch(store: ObjectStore, key: str, path: Path) -> None:
         store.fetch(key, path)
     else:
         path.write_bytes(store.get(key).body)
+
+
+async def open_stream(store: ObjectStore, key: str, start: int, stop: int) -> AsyncIterator[bytes]:
+    """Bytes `start` to `stop - 1` of an object, in pieces of about 1 MiB; `start` is less than `stop`.
+
+    Returns once the store has answered, so errors come before the first piece; later ones come with a piece. Few pieces
+    are in memory at a time. However long the reader takes, a request that has ended meanwhile is continued by another;
+    dropping the iterator, or its `aclose`, ends the request. Can be called from any event loop.
+
+    Raises ObjectNotFound, AccessDenied; StoreUnavailable, also when the object has fewer bytes.
+    """
+    store = _store_of(store, key)
+    if isinstance(store, ObstoreStore):
+        return await store.open_stream(key, start, stop)
+    body = (await asyncio.to_thread(store.get, key)).body
+    if len(body) < stop:
+        raise _too_short(store.location, key, start, stop)
+    return _in_pieces(memoryview(body)[start:stop])
+
+
+async def _in_pieces(body: memoryview) -> AsyncIterator[bytes]:
+    for at in range(0, len(body), PIECE_BYTES):
+        yield bytes(body[at : at + PIECE_BYTES])
+
+
+def presign(store: ObjectStore, key: str, *, expires: timedelta) -> str | None:
+    """An address from which an object can be read (GET) without credentials, until it expires.
+
+    None: the store has no such addresses: it is a folder or memory, or is asked without a signature. It makes no
+    request to the store, so the object may not be there; a provider of credentials may make one of its own, and the
+    address is valid no longer than what that gives. Raises AccessDenied when it gives nothing.
+    """
+    store = _store_of(store, key)
+    return store.presign(key, expires=expires) if isinstance(store, ObstoreStore) else None
+
+
+def _store_of(store: ObjectStore, key: str) -> ObjectStore:
+    return store.store_of(key) if isinstance(store, TwoStores) else store
+
+
+def _too_short(location: Location, key: str, start: int, stop: int) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{location.uri}: cannot read '{key}': it lacks some of its bytes {start} to {stop - 1}, or the store does not "
+        "give them. Check it with `icedb verify --deep`."
+    )
 
 
 def translate(error: Exception, *, verb: str, key: str, location: Location, others: int = 0) -> IceDBError:

@@ -34,17 +34,18 @@ class TwoStores:
         """See ObjectStore. Where another table's log is, its own location says."""
         return self.data.beside(location)
 
-    def _store_of(self, key: str) -> ObjectStore:
+    def store_of(self, key: str) -> ObjectStore:
+        """The one of the two that a key belongs to."""
         return self.log if key.startswith(self._of_log) else self.data
 
     def create(self, key: str, body: bytes | Path) -> None:
         """See ObjectStore."""
-        self._store_of(key).create(key, body)
+        self.store_of(key).create(key, body)
 
     def copy(self, source: str, target: str) -> None:
         """See ObjectStore."""
-        store = self._store_of(source)
-        if store is not self._store_of(target):
+        store = self.store_of(source)
+        if store is not self.store_of(target):
             raise InvariantViolated(
                 f"{self.location.uri}: '{source}' and '{target}' are in two stores; no store copies between them."
             )
@@ -52,11 +53,11 @@ class TwoStores:
 
     def get(self, key: str) -> StoredObject:
         """See ObjectStore."""
-        return self._store_of(key).get(key)
+        return self.store_of(key).get(key)
 
     def head(self, key: str) -> ObjectInfo:
         """See ObjectStore."""
-        return self._store_of(key).head(key)
+        return self.store_of(key).head(key)
 
     def get_many(self, keys: Sequence[str]) -> dict[str, StoredObject]:
         """See ObjectStore."""
@@ -65,7 +66,7 @@ class TwoStores:
 
     def list(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         """See ObjectStore."""
-        return self._store_of(prefix).list(prefix, after=after)
+        return self.store_of(prefix).list(prefix, after=after)
 
     def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore. Log files first: nothing may name a part that is gone."""

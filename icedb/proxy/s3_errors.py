@@ -30,6 +30,7 @@ _CODES = {
     "MethodNotAllowed": (405, "The specified method is not allowed against this resource."),
     "NoSuchBucket": (404, "The specified bucket does not exist."),
     "NoSuchKey": (404, "The specified key does not exist."),
+    "NoSuchVersion": (404, "The specified version does not exist."),
     "NotImplemented": (501, "What the request asks for is not implemented here."),
     "PreconditionFailed": (412, "At least one of the preconditions that you specified did not hold."),
     "RequestTimeTooSkewed": (403, "The difference between the request time and the server's time is too large."),

@@ -1,0 +1,99 @@
+"""One line of JSON for each request: who asked for what, and what became of it.
+
+What would let a reader of the log ask in a tenant's place is not in it: signatures and credentials of presigned
+addresses are taken out, and the header Authorization is no field.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import UTC, datetime
+from io import FileIO
+from typing import BinaryIO
+from urllib.parse import unquote
+
+import msgspec
+
+__all__ = ["AccessLog", "AccessRecord", "without_secrets"]
+
+#: Characters of any one text; a request's head may have 32 thousand bytes.
+_TEXT_MAX = 2_000
+#: Lower case. Parameters of presigned addresses, of signature version 4 and of the one before.
+_SECRET_PARAMETERS = frozenset(
+    {"x-amz-signature", "x-amz-credential", "x-amz-security-token", "awsaccesskeyid", "signature"}
+)
+
+_log = logging.getLogger(__name__)
+
+
+class AccessRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a request when its answer is over; texts as the client sent them."""
+
+    #: Unix milliseconds, when the request came.
+    time_ms: int
+    request_id: str
+    #: The client's address.
+    client: str
+    #: Of whoever proved it, else None.
+    tenant: str | None
+    access_key_id: str | None
+    method: str
+    host: str
+    path: str
+    query: str
+    #: The header Range.
+    range: str | None
+    status: int
+    #: Of S3's error, or nothing.
+    code: str
+    #: Of the answer's body, as far as it was sent.
+    bytes: int
+    milliseconds: float
+    user_agent: str
+
+
+class AccessLog:
+    """Writes lines to a binary stream, standard output if none is given; each is one write, and flushed."""
+
+    def __init__(self, stream: BinaryIO | None = None) -> None:
+        # Without a buffer: of a pipe that broke, nothing is left that the interpreter would fail to flush at its end.
+        self._stream = FileIO(sys.stdout.fileno(), "wb", closefd=False) if stream is None else stream
+        self._encoder = msgspec.json.Encoder()
+        #: Lines that could not be written.
+        self.lost = 0
+
+    def write(self, record: AccessRecord) -> None:
+        """Never raises OSError: what cannot be written is counted, and the first time said in the process's log."""
+        try:
+            self._stream.write(self._encoder.encode(_line(record)) + b"\n")
+            self._stream.flush()
+        except OSError as error:
+            self.lost += 1
+            if self.lost == 1:
+                _log.error("The access log cannot be written: %s. Requests are served all the same.", error.strerror)
+
+
+def without_secrets(query: str) -> str:
+    """A percent-encoded query with `...` for what would let somebody else ask in the client's place."""
+    return "&".join(map(_without_secret, query.split("&")))
+
+
+def _without_secret(piece: str) -> str:
+    name = unquote(piece).partition("=")[0]
+    return f"{name}=..." if name.strip().lower() in _SECRET_PARAMETERS else piece
+
+
+def _line(record: AccessRecord) -> dict[str, object]:
+    said = msgspec.structs.asdict(record)
+    at = datetime.fromtimestamp(said.pop("time_ms") / 1000, UTC)
+    said["query"] = without_secrets(record.query)
+    said["milliseconds"] = round(record.milliseconds, 1)
+    texts = {name: _text(value) if isinstance(value, str) else value for name, value in said.items()}
+    return {"time": at.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z", **texts}
+
+
+def _text(text: str) -> str:
+    """Cut, and without what a terminal or a reader of the log could take for more than text."""
+    text = text[:_TEXT_MAX]
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -1,0 +1,314 @@
+"""The tables behind the proxy: open ones, what is known of their logs, and the views of them.
+
+Who lists a bucket, or fetches from it, gets what the log said at most `refresh_ms` ago: to look again is one LIST of
+the log as long as nothing changed, whoever waits shares it, and a state that is known is kept. Every answer is of one
+snapshot, and a listing of many pages finds its own again.
+
+A part that was replaced can still be fetched for `hold_ms`: who has listed it, a moment before a merge, is still
+reading. That is asked of the log's own times, so that it is the same behind every proxy and after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
+
+from icedb.clock import Clock, SystemClock
+from icedb.errors import IceDBError, SnapshotExpired, TryAgain
+from icedb.format.names import partition_of
+from icedb.format.records import Marker
+from icedb.format.snapshot import LogState, live_markers
+from icedb.handle import Handle
+from icedb.maintenance.pins import is_pinned
+from icedb.proxy.s3_errors import S3Error
+from icedb.proxy.tenants import Scope, VirtualBucket
+from icedb.proxy.views import View, VirtualObject
+from icedb.store import ObjectStore
+from icedb.table import Table
+
+__all__ = ["Observer", "Tables"]
+
+logger = logging.getLogger("icedb.proxy")
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+# Clients whose clocks are ahead may ask for their own now.
+AHEAD_MS_MAX = 60_000
+# A known part is given out without another look at the log, if that is not older.
+KNOWN_SECONDS = 10
+# Of one table.
+VIEWS_MAX = 32
+TIMES_MAX = 8
+# For looks at logs; a store that does not answer holds one thread for each of its tables.
+THREADS = 32
+
+
+class Observer(Protocol):
+    """Who is told of looks at logs."""
+
+    def refreshed(self, ok: bool, seconds: float) -> None:
+        """The log of a table was looked at."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a look at a table's log told."""
+
+    handle: Handle
+    state: LogState
+    latest: View
+    #: By the loop's clock, when the look began.
+    read_at: float
+
+    def find(self, key: str) -> Marker | None:
+        """A part that the log has, live or not, by its virtual key."""
+        return self.state.parts.get(self.latest.data_prefix + key)
+
+
+@dataclass
+class _OpenTable:
+    """A table, and what is known of it. Its event loop's alone: threads only read logs for it."""
+
+    address: str
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    known: _Known | None = None
+    #: What was told last, by snapshot and partitions of the scope: a listing of many pages comes back for it.
+    views: OrderedDict[tuple[str, tuple[str, ...]], View] = field(default_factory=OrderedDict)
+    #: Whole views by the times that somebody asked for, with when that was by the loop's clock.
+    at_time: OrderedDict[int, tuple[float, View]] = field(default_factory=OrderedDict)
+
+
+class Tables:
+    """Opens tables when somebody asks for them. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        refresh_ms: int = 1_000,
+        hold_ms: int = 15 * 60_000,
+        tables_open: int = 256,
+        clock: Clock | None = None,
+        observer: Observer | None = None,
+        open_table: Callable[[str, Mapping[str, str] | None], Handle] | None = None,
+    ) -> None:
+        """`storage_options`: those of all tables, as for `Table.open`. `open_table` is for tests.
+
+        `tables_open`: so many are kept; the one that nobody asked for longest is let go.
+        """
+        self._storage_options = storage_options or None
+        self._refresh = refresh_ms / 1000
+        self._hold_ms = hold_ms
+        self._tables_open = tables_open
+        self._clock = clock or SystemClock()
+        self._observer = observer
+        self._open_table = open_table or _open
+        self._tables: OrderedDict[str, _OpenTable] = OrderedDict()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="icedb-proxy")
+
+    def close(self) -> None:
+        """Let go of the threads; looks that are under way end by themselves."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def open_count(self) -> int:
+        """How many tables are held open."""
+        return len(self._tables)
+
+    # ------------------------------------------------------------------------------------ views
+
+    async def view(self, bucket: VirtualBucket, as_of_ms: int | None) -> View:
+        """What a bucket shows, now or as of a time. Raises S3Error."""
+        at_ms = self._checked_time(bucket.scope, as_of_ms)
+        table = self._table(bucket)
+        whole = (await self._latest(table)).latest if at_ms is None else await self._at(table, at_ms)
+        return await self._within(table, whole, bucket.scope)
+
+    async def view_again(
+        self, bucket: VirtualBucket, as_of_ms: int | None, *, began_ms: int, snapshot_id: str
+    ) -> View | None:
+        """The view that a listing began with, by its time and `snapshot_id`; None: it is no more.
+
+        Of a bucket that shows the latest, what began longer ago than replaced parts are held is no more.
+        """
+        at_ms = self._checked_time(bucket.scope, as_of_ms)
+        table = self._table(bucket)
+        if at_ms is None and not -AHEAD_MS_MAX <= self._clock.now_ms() - began_ms <= self._hold_ms:
+            return None
+        view = table.views.get((snapshot_id, bucket.scope.partitions))
+        if view is not None and (at_ms is None or at_ms == view.as_of_ms):
+            return view
+        try:
+            whole = await self._at(table, began_ms if at_ms is None else at_ms)
+        except S3Error as error:
+            if error.status == 404:
+                return None
+            raise
+        return await self._within(table, whole, bucket.scope) if whole.snapshot_id == snapshot_id else None
+
+    # ------------------------------------------------------------------------------------ objects
+
+    async def find(self, bucket: VirtualBucket, as_of_ms: int | None, key: str) -> tuple[VirtualObject, ObjectStore]:
+        """An object of a bucket, and the store that has it. Raises S3Error: NoSuchKey."""
+        at_ms = self._checked_time(bucket.scope, as_of_ms)
+        table = self._table(bucket)
+        known = table.known
+        if at_ms is not None:
+            view = await self._at(table, at_ms)
+            found, known = view.find(key), table.known
+        else:
+            loop = asyncio.get_running_loop()
+            found = None
+            if known is not None and loop.time() - known.read_at <= KNOWN_SECONDS:
+                found = self._find(known, key)
+            if found is None:
+                known = await self._latest(table)
+                found = self._find(known, key)
+        if found is None or known is None:
+            raise S3Error("NoSuchKey")
+        if not bucket.scope.shows(partition_of(known.latest.data_prefix, found.stored_key)):
+            raise S3Error("NoSuchKey")
+        return found, known.handle.store
+
+    def _find(self, known: _Known, key: str) -> VirtualObject | None:
+        marker = known.find(key)
+        if marker is None or not (marker.tombstoned_ms is None or self._is_held(known, marker)):
+            return None
+        return known.latest.object(marker)
+
+    def _is_held(self, known: _Known, marker: Marker) -> bool:
+        """Whether a replaced part was live for somebody who may still be reading.
+
+        It was until the store got the log file that says so. That file may have been merged since; then its time counts
+        and how late it can have come.
+        """
+        if marker.tombstoned_ms is None:
+            return False
+        gone_ms = marker.tombstoned_ms + known.handle.timing.late_publication_ms
+        named = known.state.parts_named.get(marker.key)
+        told_ms: int = min((gone_ms, *(named.tombstoned_by_ms if named else ())))
+        return self._clock.now_ms() - told_ms <= self._hold_ms
+
+    # ------------------------------------------------------------------------------------ times
+
+    def _checked_time(self, scope: Scope, as_of_ms: int | None) -> int | None:
+        """The time that an answer is of; None: the latest. Raises S3Error."""
+        if as_of_ms is None or as_of_ms == scope.as_of_ms:
+            return scope.as_of_ms
+        if scope.as_of_ms is not None or not scope.time_travel:
+            raise S3Error("AccessDenied", "This bucket cannot be read as of another time.")
+        if scope.earliest_ms is not None and as_of_ms < scope.earliest_ms:
+            raise S3Error("AccessDenied", "This bucket cannot be read as of a time so long ago.")
+        if as_of_ms > self._clock.now_ms() + AHEAD_MS_MAX:
+            raise S3Error("InvalidArgument", "The time after the bucket's name is in the future.")
+        return as_of_ms
+
+    # ------------------------------------------------------------------------------------ looking at logs
+
+    def _table(self, bucket: VirtualBucket) -> _OpenTable:
+        table = self._tables.get(bucket.table)
+        if table is None:
+            table = self._tables[bucket.table] = _OpenTable(bucket.table)
+            while len(self._tables) > self._tables_open:
+                self._tables.popitem(last=False)
+        self._tables.move_to_end(bucket.table)
+        return table
+
+    async def _latest(self, table: _OpenTable, *, fresh: bool = False) -> _Known:
+        """What a look at the log told that began at most `refresh_ms` ago, or, `fresh`, now. Raises S3Error."""
+        oldest = asyncio.get_running_loop().time() - (0 if fresh else self._refresh)
+        async with table.lock:  # whoever waited meanwhile has the answer too
+            known = table.known
+            if known is None or known.read_at < oldest:
+                known = table.known = await self._look(table, known)
+        return known
+
+    async def _look(self, table: _OpenTable, known: _Known | None) -> _Known:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            found = await loop.run_in_executor(self._threads, self._read, table.address, known, began)
+        except (IceDBError, OSError) as error:
+            self._tell(ok=False, seconds=loop.time() - began)
+            if not isinstance(error, TryAgain | OSError):
+                table.known = None  # it may be another table by now: open it anew
+            raise _answer_for(error, table.address) from None
+        self._tell(ok=True, seconds=loop.time() - began)
+        return found
+
+    def _tell(self, *, ok: bool, seconds: float) -> None:
+        if self._observer is not None:
+            self._observer.refreshed(ok, seconds)
+
+    def _read(self, address: str, known: _Known | None, began: float) -> _Known:
+        """In a thread: the state now, and its view, which is the known one when nothing changed."""
+        handle = known.handle if known else self._open_table(address, self._storage_options)
+        now_ms = self._clock.now_ms() - 1  # as for a snapshot: what this millisecond still brings is later
+        state = handle.read()
+        as_of_ms = max(now_ms, state.newest_ms)
+        if known is not None and state is known.state:
+            return replace(known, latest=replace(known.latest, as_of_ms=as_of_ms), read_at=began)
+        view = View.of(state.live, data_prefix=handle.keys.data_prefix, as_of_ms=as_of_ms)
+        return _Known(handle, state, view, began)
+
+    async def _at(self, table: _OpenTable, at_ms: int) -> View:
+        """The view as of a time. Once told it stays as it is, while it is remembered. Raises S3Error."""
+        loop = asyncio.get_running_loop()
+        told_at, view = table.at_time.get(at_ms, (0.0, None))
+        if view is not None and loop.time() - told_at <= self._hold_ms / 1000:
+            table.at_time.move_to_end(at_ms)
+            return view
+        known = await self._latest(table)
+        if known.latest.as_of_ms < at_ms:  # what was committed until then is asked for
+            known = await self._latest(table, fresh=True)
+        try:
+            view = await loop.run_in_executor(self._threads, _view_at, known.handle, known.state, at_ms)
+        except SnapshotExpired:
+            raise S3Error("NoSuchBucket", "The table can no longer be read as of that time.") from None
+        except (IceDBError, OSError) as error:
+            raise _answer_for(error, table.address) from None
+        _keep(table.at_time, at_ms, (loop.time(), view), TIMES_MAX)
+        return view
+
+    async def _within(self, table: _OpenTable, whole: View, scope: Scope) -> View:
+        name = whole.snapshot_id, scope.partitions
+        view = table.views.get(name)
+        if view is None:
+            view = whole
+            if scope.partitions:
+                view = await asyncio.get_running_loop().run_in_executor(self._threads, whole.within, scope)
+        elif view.as_of_ms != whole.as_of_ms:
+            view = replace(view, as_of_ms=whole.as_of_ms)
+        _keep(table.views, name, view, VIEWS_MAX)
+        return view
+
+
+def _keep(kept: OrderedDict[_K, _V], name: _K, value: _V, at_most: int) -> None:
+    kept[name] = value
+    kept.move_to_end(name)
+    while len(kept) > at_most:
+        kept.popitem(last=False)
+
+
+def _open(address: str, storage_options: Mapping[str, str] | None) -> Handle:
+    return Table.open(address, storage_options=storage_options).handle
+
+
+def _view_at(handle: Handle, state: LogState, at_ms: int) -> View:
+    pinned = at_ms < state.horizon_ms and is_pinned(handle, at_ms)
+    markers = live_markers(state, at_ms, pinned=pinned)
+    return View.of(markers, data_prefix=handle.keys.data_prefix, as_of_ms=at_ms)
+
+
+def _answer_for(error: Exception, address: str) -> S3Error:
+    """What a client is told of a table that cannot be read; the log says what it is."""
+    logger.error("the table %s cannot be shown: %s", address, error)
+    if isinstance(error, TryAgain | OSError):
+        return S3Error("ServiceUnavailable", headers=(("retry-after", "1"),))
+    return S3Error("InternalError")

@@ -1,0 +1,182 @@
+"""Tenants that a service of yours knows: asked by the access key's id, believed for a limited time.
+
+    GET <url>?access_key_id=<id>        Authorization: Bearer <token>
+    200  {"name": "acme", "keys": [{"id": "<id>", "secret": "..."}], "buckets": [{"name": ..., "table": ...}]}
+    404  nobody has that key
+
+It fails closed: when the service does not answer, answers otherwise, or with a document that is not of that very key,
+the client is told ServiceUnavailable. Nothing is then remembered, and what was remembered too long ago is not used.
+Whoever asks at the same time for the same key shares one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+import msgspec
+
+from icedb.errors import InvalidOption
+from icedb.proxy.config import KEY_ID, ControlPlaneSettings, Source, tenant_of
+from icedb.proxy.s3_errors import S3Error
+from icedb.proxy.tenants import Found
+
+__all__ = ["ControlPlane"]
+
+BODY_BYTES_MAX = 1024 * 1024
+# Keys that are looked for at the same time; more wait for their turn, within the timeout.
+CONNECTIONS_MAX = 32
+# A document can be a megabyte, and so can a message about what is wrong with it.
+_REASON_CHARS_MAX = 500
+
+_log = logging.getLogger("icedb.proxy")
+
+
+class _NoAnswer(Exception):
+    """It cannot be told who has a key; the message holds no secret."""
+
+
+class ControlPlane:
+    """A directory behind HTTP. For one event loop; `close` it there.
+
+    `monotonic_ms` is a clock that never goes back, from any beginning.
+    """
+
+    def __init__(
+        self, settings: ControlPlaneSettings, *, monotonic_ms: Callable[[], float] = lambda: time.monotonic() * 1000
+    ) -> None:
+        self._settings = settings
+        self._monotonic_ms = monotonic_ms
+        self._source = Source(f"control plane {settings.url}", tables=settings.tables)
+        # Apart: ids that somebody makes up must not push tenants out.
+        self._known = _Cache(settings.entries)
+        self._unknown = _Cache(settings.entries)
+        self._asking: dict[str, asyncio.Task[Found | None]] = {}
+        self._closed = False
+        headers = {"accept": "application/json", "accept-encoding": "identity"}
+        if settings.token is not None:
+            headers["authorization"] = f"Bearer {settings.token}"
+        self._client = httpx.AsyncClient(
+            headers=headers,
+            follow_redirects=False,
+            timeout=settings.timeout_ms / 1000,
+            limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX),
+        )
+
+    async def find(self, access_key_id: str) -> Found | None:
+        """The owner of a key, as of `cache_ms` ago at most; None: nobody.
+
+        Raises S3Error (ServiceUnavailable) when that cannot be told.
+        """
+        if not KEY_ID.fullmatch(access_key_id):
+            return None
+        now_ms = self._monotonic_ms()
+        for cache in (self._known, self._unknown):
+            entry = cache.get(access_key_id, now_ms)
+            if entry is not None:
+                return entry.found
+        if self._closed:
+            raise S3Error("ServiceUnavailable")
+        task = self._asking.get(access_key_id)
+        if task is None:
+            task = asyncio.create_task(self._ask(access_key_id))
+            self._asking[access_key_id] = task
+            task.add_done_callback(lambda done: self._answered(access_key_id, done))
+        try:
+            return await asyncio.shield(task)  # a client that goes away does not end the request of the others
+        except _NoAnswer:
+            raise S3Error("ServiceUnavailable") from None
+
+    async def close(self) -> None:
+        """End all connections, after the requests that are under way; those take `timeout_ms` at most."""
+        self._closed = True
+        await asyncio.gather(*self._asking.values(), return_exceptions=True)
+        await self._client.aclose()
+
+    def _answered(self, access_key_id: str, task: asyncio.Task[Found | None]) -> None:
+        del self._asking[access_key_id]
+        if not task.cancelled():
+            task.exception()  # looked at, even when all who waited are gone
+
+    async def _ask(self, access_key_id: str) -> Found | None:
+        # What the answer says may be no newer than the question.
+        asked_ms = self._monotonic_ms()
+        try:
+            async with asyncio.timeout(self._settings.timeout_ms / 1000):  # of the whole, however slowly it drips
+                body = await self._get(access_key_id)
+            found = None if body is None else self._found(access_key_id, body)
+        except (TimeoutError, httpx.TimeoutException):
+            raise self._no_answer(f"no answer within {self._settings.timeout_ms} ms") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._no_answer(type(error).__name__) from None
+        except (InvalidOption, _NoAnswer) as error:
+            raise self._no_answer(str(error)) from None
+        if found is None:
+            self._unknown.put(access_key_id, _Entry(None, asked_ms + self._settings.unknown_cache_ms))
+        else:
+            self._known.put(access_key_id, _Entry(found, asked_ms + self._settings.cache_ms))
+        return found
+
+    async def _get(self, access_key_id: str) -> bytes | None:
+        """The document as it came; None: nobody has that key."""
+        params = {"access_key_id": access_key_id}
+        async with self._client.stream("GET", self._settings.url, params=params) as response:
+            if response.status_code not in (200, 404):
+                raise _NoAnswer(f"it answered with status {response.status_code}")
+            body = bytearray()
+            async for piece in response.aiter_raw():  # not unpacked: it was not asked to pack, and a bomb is small
+                body += piece
+                if len(body) > BODY_BYTES_MAX:
+                    raise _NoAnswer(f"its answer has more than {BODY_BYTES_MAX} bytes")
+        return bytes(body) if response.status_code == 200 else None
+
+    def _found(self, access_key_id: str, body: bytes) -> Found:
+        try:
+            document = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise _NoAnswer("its answer is no JSON") from None
+        tenant = tenant_of(document, self._source)
+        key = next((k for k in tenant.keys if k.id == access_key_id), None)
+        if key is None:
+            raise _NoAnswer(f"it answered with tenant '{tenant.name}', who does not have the key that was asked for")
+        return Found(tenant, key)
+
+    def _no_answer(self, reason: str) -> _NoAnswer:
+        shown = "".join(c if c.isprintable() else " " for c in reason[:_REASON_CHARS_MAX])
+        _log.warning("the control plane %s cannot be used: %s", self._settings.url, shown)
+        return _NoAnswer(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    found: Found | None
+    until_ms: float
+
+
+class _Cache:
+    """What was answered, by the key that was asked for; of too many, those go that were not used for longest."""
+
+    def __init__(self, entries: int) -> None:
+        self._entries = entries
+        self._by_key: OrderedDict[str, _Entry] = OrderedDict()
+
+    def get(self, access_key_id: str, now_ms: float) -> _Entry | None:
+        entry = self._by_key.get(access_key_id)
+        if entry is None:
+            return None
+        if now_ms >= entry.until_ms:
+            del self._by_key[access_key_id]
+            return None
+        self._by_key.move_to_end(access_key_id)
+        return entry
+
+    def put(self, access_key_id: str, entry: _Entry) -> None:
+        self._by_key[access_key_id] = entry
+        self._by_key.move_to_end(access_key_id)
+        while len(self._by_key) > self._entries:
+            self._by_key.popitem(last=False)

@@ -1,0 +1,93 @@
+"""The tenants of the configuration file, read anew without a restart; and several directories as one.
+
+Keys are rotated by editing the file, or the files of the secrets: `changed` tells when, `reload` takes over. What
+cannot be read takes nothing away: the tenants stay as they were, and the log says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from icedb.errors import InvalidOption
+from icedb.proxy.config import FileStamp, ProxyConfig, load_config
+from icedb.proxy.tenants import Directory, Found, Tenant
+
+__all__ = ["FileDirectory", "FirstOf"]
+
+_log = logging.getLogger("icedb.proxy")
+
+
+class FileDirectory:
+    """The tenants that `proxy.toml` lists.
+
+    `config` is what was read of it when the proxy started, by which its server still works; `environ` is where the
+    secrets are that the file does not hold.
+    """
+
+    def __init__(self, path: Path, config: ProxyConfig, environ: Mapping[str, str] = os.environ) -> None:
+        self._path = path
+        self._environ = environ
+        self._running = config
+        self._seen = dict(config.files)
+        self._found = _by_key(config.tenants)
+
+    async def find(self, access_key_id: str) -> Found | None:
+        """The owner of a key, as of the last load; None: nobody."""
+        return self._found.get(access_key_id)
+
+    def changed(self) -> bool:
+        """Whether the file, or one that it names, is another than at the last load, be it that this one failed."""
+        return any(FileStamp.of(path) != stamp for path, stamp in self._seen.items())
+
+    def reload(self) -> bool:
+        """Read the file anew; the next `find` knows its tenants. False: it is wrong, and nothing has changed."""
+        seen: dict[Path, FileStamp | None] = {}
+        try:
+            config = load_config(self._path, self._environ, seen=seen)
+        except InvalidOption as error:
+            _log.error("the configuration was not taken over, the tenants stay as they were: %s", error)
+            return False
+        finally:
+            self._seen = seen
+        self._found = _by_key(config.tenants)  # at once: a request sees the old tenants or the new ones
+        _log.info("%s was read anew: %d tenants, %d keys", self._path, len(config.tenants), len(self._found))
+        if names := _differing(self._running, config):
+            _log.warning("%s: changes of %s take a restart", self._path, ", ".join(names))
+        return True
+
+
+class FirstOf:
+    """Several directories, asked in their order until one knows the key.
+
+    One that cannot tell ends the search: those behind it might know somebody else by that key.
+    """
+
+    def __init__(self, directories: Sequence[Directory]) -> None:
+        self._directories = tuple(directories)
+
+    async def find(self, access_key_id: str) -> Found | None:
+        """The owner of a key, now; None: nobody. Raises S3Error (ServiceUnavailable) when that cannot be told."""
+        for directory in self._directories:
+            found = await directory.find(access_key_id)
+            if found is not None:
+                return found
+        return None
+
+
+def _by_key(tenants: Sequence[Tenant]) -> dict[str, Found]:
+    return {key.id: Found(tenant, key) for tenant in tenants for key in tenant.keys}
+
+
+def _differing(running: ProxyConfig, config: ProxyConfig) -> list[str]:
+    """The names of what only a restart changes; the values may be secret."""
+    server = [
+        f"server.{f.name}"
+        for f in fields(running.server)
+        if getattr(running.server, f.name) != getattr(config.server, f.name)
+    ]
+    others = [n for n in ("storage_options", "control_plane") if getattr(running, n) != getattr(config, n)]
+    return server + others
