@@ -1,0 +1,83 @@
+"""What docs/proxy.md shows is true: its configuration is served, its programs and commands run against that."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pages import ROOT, blocks, execute, whole_program
+from tests.proxy_process import ProxyProcess
+
+PAGE = ROOT / "docs" / "proxy.md"
+ADDRESS = "127.0.0.1:8080"
+INSTALL = "INSTALL httpfs; LOAD httpfs"
+SERVE = "icedb proxy --config proxy.toml"
+
+
+def program_of(page: Path, *, until: str = "", since: str = "") -> str:
+    """The lines of the page's program before or after the one that has a text."""
+    lines = whole_program(page).splitlines()
+    number = next(n for n, line in enumerate(lines) if (until or since) in line)
+    return "\n".join(lines[:number] if until else [""] * number + lines[number:])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    execute(program_of(PAGE, until="import duckdb"), str(PAGE))
+    config = blocks(PAGE, "toml")[0]
+    assert ADDRESS in config
+    (tmp_path / "proxy.toml").write_text(config.replace(ADDRESS, "127.0.0.1:0"))
+    return tmp_path
+
+
+def test_what_the_page_shows_runs_and_gives_what_it_says(folder: Path) -> None:
+    """The tenant's programs run in a process of their own, as ClickHouse and pyarrow like it."""
+    extension = subprocess.run(
+        [sys.executable, "-c", "from duckdb_extension_httpfs import __file__; print(__file__)"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    found = next(Path(extension).parent.rglob("httpfs.duckdb_extension"))
+    with ProxyProcess(folder / "proxy.toml") as proxy:
+        code = program_of(PAGE, since="import duckdb").replace(INSTALL, f"LOAD '{found}'")
+        code = "import icedb\ntable = icedb.Table.open('lake/events')\nfrom datetime import UTC, datetime\n" + code
+        code = code.replace(ADDRESS, proxy.endpoint.removeprefix("http://"))
+        assert INSTALL not in code
+        (folder / "tenant.py").write_text(code)
+        runner = "import sys; from pathlib import Path; from tests.pages import execute; "
+        runner += "execute(Path('tenant.py').read_text(), 'docs/proxy.md')"
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
+        done = subprocess.run(
+            [sys.executable, "-c", runner], cwd=folder, env=clean | {"PYTHONPATH": str(ROOT)}, capture_output=True,
+            text=True, timeout=180,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_commands_of_the_page_run(folder: Path) -> None:
+    check, serve = (line.partition("#")[0].split() for line in blocks(PAGE, "sh")[1].splitlines())
+    assert " ".join(serve) == SERVE
+    assert check[:1] == ["icedb"]
+    done = subprocess.run(
+        [sys.executable, "-m", "icedb.cli", *check[1:]], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"acme +events +.*3 +72", done.stdout), done.stdout
+    aws = Path(sys.executable).with_name("aws")
+    with ProxyProcess(folder / "proxy.toml") as proxy:
+        script = next(b for b in blocks(PAGE, "sh") if "aws s3" in b).replace(f"http://{ADDRESS}", proxy.endpoint)
+        path = f"{aws.parent}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            [shutil.which("bash") or "sh", "-euc", script], cwd=folder, env=dict(os.environ) | {"PATH": path},
+            capture_output=True, text=True, timeout=180,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert len(re.findall(r"u=42/d=2026-11-\d\d/\w+\.parquet", done.stdout)) >= 3
+        assert "u=41" not in done.stdout
+        assert len(list((folder / "today").glob("*.parquet"))) == 1
