@@ -537,7 +537,7 @@ def _converted(document: object, shape: type[_Shape], place: str) -> _Shape:
         return msgspec.convert(document, shape)
     except msgspec.ValidationError as error:  # it shows names and types, no values
         what, _, at = str(error).partition(" - at `$")
-        at = at.strip(".`")
+        what, at = what.replace(" | null", ""), at.strip(".`")  # TOML has no null
         known = ", ".join(f.encode_name for f in msgspec.structs.fields(shape))
         hint = " In TOML each of an array's tables begins with [[name]]." if what.startswith("Expected `array`") else ""
         raise InvalidOption(f"{place}: {f'{at}: ' if at else ''}{what}.{hint} Known names: {known}.") from None
