@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from icedb.errors import InvalidOption
-from icedb.proxy.config import FileStamp, ServerSettings, Source, load_config, tenant_of
+from icedb.proxy.config import load_config
+from icedb.proxy.settings import FileStamp, ServerSettings
+from icedb.proxy.tenant_documents import Source, tenant_of
 from icedb.proxy.tenants import AccessKey, Scope, TenantLimits
 
 SECRET = "sEcReT/that-must+not-be-shown"

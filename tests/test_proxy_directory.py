@@ -21,10 +21,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from icedb.proxy.config import ControlPlaneSettings, load_config
+from icedb.proxy.config import load_config
 from icedb.proxy.control_plane import BODY_BYTES_MAX, ControlPlane
 from icedb.proxy.directory import FileDirectory, FirstOf
 from icedb.proxy.s3_errors import S3Error
+from icedb.proxy.settings import ControlPlaneSettings
 from icedb.proxy.tenants import AccessKey, Directory, Found, Tenant
 
 SECRET = "sEcReT/that-must+not-be-shown"

@@ -25,12 +25,12 @@ from icedb.proxy.addresses import address_of
 from icedb.proxy.answers import Answer, Content
 from icedb.proxy.buckets import Listings
 from icedb.proxy.catalog import Tables
-from icedb.proxy.config import ServerSettings
 from icedb.proxy.limits import Gate
 from icedb.proxy.metrics import Metrics
 from icedb.proxy.operations import NO_OPERATION, Operations, operation_of
 from icedb.proxy.requests import HttpRequest
 from icedb.proxy.s3_errors import S3Error, error_document
+from icedb.proxy.settings import ServerSettings
 from icedb.proxy.signing import Caller, authenticate
 from icedb.proxy.tenants import Directory
 from icedb.store import ObjectNotFound, open_stream

@@ -28,6 +28,8 @@ from icedb.proxy.views import View, VirtualObject
 __all__ = ["Listings", "bucket_location", "bucket_there", "list_buckets"]
 
 KEYS_MAX = 1_000
+# A client may ask for as many, and gets KEYS_MAX; what is more is no number for S3.
+ASKED_MAX = 2_147_483_647
 # Version 1: so many listings can be in progress.
 ENDED_MAX = 10_000
 # Virtual buckets are lines of a configuration, and nobody made them at a time.
@@ -170,8 +172,8 @@ def _iso(unix_ms: int) -> str:
 def _number(text: str | None) -> int:
     if text is None or text == "":
         return KEYS_MAX
-    if not (text.isascii() and text.isdigit() and len(text) <= 10):
-        raise S3Error("InvalidArgument", "Argument maxKeys must be an integer between 0 and 2147483647.")
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= ASKED_MAX):
+        raise S3Error("InvalidArgument", f"Argument maxKeys must be an integer between 0 and {ASKED_MAX}.")
     return int(text)
 
 

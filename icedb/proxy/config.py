@@ -1,212 +1,43 @@
-"""What `proxy.toml` says, and what a control plane says of a tenant: checked whole before any of it is used.
-
-Names that are not known are refused, as is what contradicts itself, by InvalidOption, which names the file, the place
-in it and the remedy. It never quotes a secret, nor what stands where one might have been written by mistake: an id that
-is none, the name of an environment variable, the path of a secret's file, an address with a user in it.
-
-Relative paths, of tables too, are relative to the file that says them. No request is made: whether a table is there,
-its first request tells.
-"""
+"""What `proxy.toml` says: checked whole before any of it is used."""
 
 from __future__ import annotations
 
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from ipaddress import IPv6Address
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from icedb.durations import parse_duration
 from icedb.errors import InvalidOption
-from icedb.format.names import has_unsafe_segment, stored_path
 from icedb.location import parse_location
-from icedb.proxy.addresses import has_time
-from icedb.proxy.tenants import AccessKey, Scope, Tenant, TenantLimits, VirtualBucket
-from icedb.times import parse_as_of
+from icedb.proxy.documents import Machine, Strict, check_positive, check_unique, checked_uri, converted
+from icedb.proxy.settings import ControlPlaneSettings, FileStamp, ProxyConfig, ServerSettings
+from icedb.proxy.tenant_documents import Source, tenant_of
 
-__all__ = [
-    "KEY_ID",
-    "ControlPlaneSettings",
-    "FileStamp",
-    "ProxyConfig",
-    "ServerSettings",
-    "Source",
-    "load_config",
-    "tenant_of",
-]
+__all__ = ["load_config"]
 
-#: What an access key's id looks like.
-KEY_ID = re.compile(r"[A-Za-z0-9_-]{3,128}")
-
-# Whoever sees one signed request can try secrets at home, as fast as a machine can; what is shorter is found at once.
-# S3's own have 40. Neither spaces nor letters beyond ASCII: the files in which clients keep secrets would change them.
-_SECRET = re.compile(r"[!-~]{8,256}")
-_SECRET_FILE_BYTES_MAX = 4_096
-_TENANT_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_BUCKET_NAME = re.compile(r"(?!.*\.\.)(?!\d+\.\d+\.\d+\.\d+$)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _DOMAIN = re.compile(r"(?!-)[a-z0-9-]+(\.[a-z0-9-]+)*")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 # As long as S3 lets a presigned address live; none of the other times is sensibly longer.
 _DURATION_MS_MAX = 7 * 24 * 3_600_000
-# The last year that a datetime can say.
-_TIME_MS_MAX = 253_402_300_799_999
-# With these neither the environment nor a client library's files decide whether an address is one.
-_ANY_OPTIONS = {
-    "AWS_ENDPOINT_URL": "http://any",
-    "AWS_REGION": "any",
-    "AWS_ACCESS_KEY_ID": "any",
-    "AWS_SECRET_ACCESS_KEY": "any",
-}
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSettings:
-    """How the proxy listens, and what it allows itself. To change them takes a restart."""
-
-    host: str = "127.0.0.1"
-    #: 0: any free one.
-    port: int = 8080
-    #: Where metrics are shown; None: nowhere.
-    admin_host: str | None = None
-    admin_port: int | None = None
-    #: In lower case. A request to `events.s3.example.com` is about the bucket `events` with `s3.example.com` here.
-    domains: tuple[str, ...] = ()
-    #: What clients sign their requests for.
-    region: str = "us-east-1"
-    #: Whether a part is fetched from the store itself, by a presigned address that the proxy redirects to.
-    redirect: bool = False
-    redirect_expires_ms: int = 300_000
-    #: How old the newest known state of a table may be.
-    refresh_ms: int = 1_000
-    #: How long a part that was replaced can still be fetched by who has listed it.
-    hold_ms: int = 900_000
-    #: At a time.
-    connections: int = 2_000
-    #: How long a client may take to say what it wants.
-    header_timeout_ms: int = 10_000
-    #: A client that takes nothing of its answer for so long is cut off.
-    send_timeout_ms: int = 60_000
-    #: How long answers that are under way may take when the proxy is told to stop.
-    stop_timeout_ms: int = 30_000
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
-    #: How many tables are held open at a time.
-    tables_open: int = 256
-
-
-@dataclass(frozen=True, slots=True)
-class ControlPlaneSettings:
-    """Whom to ask for tenants that the file does not have, and how long an answer is believed."""
-
-    #: Without user, query and fragment: messages may show it.
-    url: str
-    #: Its tables are these or lie below them; addresses as `Location.uri` has them.
-    tables: tuple[str, ...]
-    token: str | None = field(default=None, repr=False)
-    timeout_ms: int = 2_000
-    cache_ms: int = 60_000
-    #: How long it is believed that nobody has a key.
-    unknown_cache_ms: int = 5_000
-    #: How many keys are remembered.
-    entries: int = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class FileStamp:
-    """By what it is told that a file is no longer what was read."""
-
-    mtime_ns: int
-    bytes: int
-    inode: int
-
-    @classmethod
-    def of(cls, path: Path) -> FileStamp | None:
-        """The stamp of a file now; None: it cannot be looked at."""
-        try:
-            found = path.stat()
-        except (OSError, ValueError):  # ValueError: a zero byte in the path
-            return None
-        return cls(found.st_mtime_ns, found.st_size, found.st_ino)
-
-
-@dataclass(frozen=True, slots=True)
-class ProxyConfig:
-    """All that the file says."""
-
-    server: ServerSettings
-    tenants: tuple[Tenant, ...]
-    control_plane: ControlPlaneSettings | None
-    #: How the store is reached, see `icedb.location`; what is not there, the environment decides. Holds secrets.
-    storage_options: Mapping[str, str] = field(repr=False)
-    #: The files that this was read of, as they were right before.
-    files: Mapping[Path, FileStamp | None] = field(repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _Machine:
-    """What a file of this machine may refer to. Each file that is looked at leaves its stamp in `seen`."""
-
-    environ: Mapping[str, str]
-    folder: Path
-    seen: dict[Path, FileStamp | None]
-
-    def variable(self, name: str, what: str, *, place: str) -> str:
-        value = self.environ.get(name)
-        if value is None:
-            raise InvalidOption(f"{place}: the environment variable that {what} names is not set. Set it.")
-        return value
-
-    def read(self, path: Path, what: str, *, place: str, bytes_max: int = -1) -> str:
-        self.seen[path] = FileStamp.of(path)  # before it is read: a change in between is then one since
-        try:
-            with path.open("rb") as file:
-                return file.read(bytes_max).decode()
-        except UnicodeDecodeError:
-            raise InvalidOption(f"{place}: {what} is no UTF-8 text. Write it anew.") from None
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or "this is no path"
-            raise InvalidOption(f"{place}: {what} cannot be read ({why}). Put it there, readable.") from None
-
-    def existing(self, name: str, what: str, *, place: str) -> Path:
-        path = self.folder / name
-        self.seen[path] = FileStamp.of(path)
-        if not path.is_file():
-            raise InvalidOption(f"{place}: the file that {what} names is not there. Put it there.")
-        return path
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where tenants' documents come from, and what they may therefore say."""
-
-    #: As messages call it.
-    name: str
-    #: The tables that it may name are these or lie below them. None: all.
-    tables: tuple[str, ...] | None = None
-    #: None: it says nothing of this machine's files and environment, and spells its list of buckets `buckets`.
-    machine: _Machine | None = None
-
-
-class _Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A shape that has no other names than its own."""
-
-
-class _File(_Strict):
-    server: dict[str, Any] = {}
-    storage_options: dict[str, str] = {}
-    storage_options_env: dict[str, str] = {}
-    tenant: list[dict[str, Any]] = []
+class _File(Strict):
+    server: dict[str, Any] = msgspec.field(default_factory=dict)
+    storage_options: dict[str, str] = msgspec.field(default_factory=dict)
+    storage_options_env: dict[str, str] = msgspec.field(default_factory=dict)
+    tenant: list[dict[str, Any]] = msgspec.field(default_factory=list)
     control_plane: dict[str, Any] | None = None
 
 
-class _Server(_Strict):
+class _Server(Strict):
     listen: str | None = None
     admin_listen: str | None = None
     domains: list[str] | None = None
@@ -224,7 +55,7 @@ class _Server(_Strict):
     tables_open: int | None = None
 
 
-class _ControlPlane(_Strict):
+class _ControlPlane(Strict):
     url: str
     tables: list[str]
     token_env: str | None = None
@@ -233,41 +64,6 @@ class _ControlPlane(_Strict):
     unknown_cache: Any = None
     entries: int | None = None
 
-
-class _Tenant(_Strict):
-    name: str
-    keys: list[dict[str, Any]]
-    requests: int | None = None
-    bytes_per_second: int | None = None
-    buckets: list[dict[str, Any]] = []
-
-
-class _FileTenant(_Tenant, rename={"buckets": "bucket"}):
-    buckets: list[dict[str, Any]] = []  # said again: only a class's own fields are renamed
-
-
-class _Key(_Strict):
-    id: str
-    secret: str
-
-
-class _FileKey(_Strict):
-    id: str
-    secret: str | None = None
-    secret_env: str | None = None
-    secret_file: str | None = None
-
-
-class _Bucket(_Strict):
-    name: str
-    table: str
-    partitions: list[str] | None = None
-    as_of: Any = None
-    time_travel: bool | None = None
-    earliest: Any = None
-
-
-_Shape = TypeVar("_Shape", bound=msgspec.Struct)
 
 # The least that each may be, in milliseconds. A table may be looked at anew for each request, and nothing held.
 _SERVER_DURATIONS = {
@@ -288,7 +84,7 @@ def load_config(
 
     `seen` gets the stamp of each file that was looked at, also when that ends in an error.
     """
-    machine = _Machine(environ, path.absolute().parent, {} if seen is None else seen)
+    machine = Machine(environ, path.absolute().parent, {} if seen is None else seen)
     place = str(path)
     try:
         document = tomllib.loads(machine.read(path.absolute(), "the file", place=place))
@@ -296,11 +92,11 @@ def load_config(
         raise
     except (ValueError, RecursionError) as error:  # tomllib's own, and what huge numbers and depths raise
         raise InvalidOption(f"{place}: this is no TOML: {error}. Correct it there.") from None
-    file = _converted(document, _File, place)
+    file = converted(document, _File, place)
     source = Source(place, machine=machine)
     tenants = tuple(tenant_of(d, source, number=n) for n, d in enumerate(file.tenant, 1))
-    _check_unique((t.name for t in tenants), "tenants have the name", place)
-    _check_unique((k.id for t in tenants for k in t.keys), "access keys have the id", place)
+    check_unique((t.name for t in tenants), "tenants have the name", place)
+    check_unique((k.id for t in tenants for k in t.keys), "access keys have the id", place)
     if not tenants and file.control_plane is None:
         raise InvalidOption(f"{place}: nobody could ask for anything. Add a [[tenant]], or a [control_plane].")
     return ProxyConfig(
@@ -312,140 +108,9 @@ def load_config(
     )
 
 
-def tenant_of(document: object, source: Source, *, number: int | None = None) -> Tenant:
-    """The tenant that a document describes. Raises InvalidOption.
-
-    `number` says which of several it is, should it have no name that can be shown.
-    """
-    name = document.get("name") if isinstance(document, dict) else None
-    shown = f" '{name}'" if isinstance(name, str) and _TENANT_NAME.fullmatch(name) else f" {number}" if number else ""
-    place = f"{source.name}: tenant{shown}"
-    read = _converted(document, _Tenant if source.machine is None else _FileTenant, place)
-    if not _TENANT_NAME.fullmatch(read.name):
-        raise InvalidOption(f"{place}: its name is to be 1 to 100 letters, digits, '.', '_' or '-'.")
-    keys = tuple(_key(d, source, f"{place}, key {n}") for n, d in enumerate(read.keys, 1))
-    if not keys:
-        raise InvalidOption(f"{place}: it has no keys. Give it one, or take the tenant out.")
-    _check_unique((k.id for k in keys), "access keys have the id", place)
-    buckets = [_bucket(d, source, place, number=n) for n, d in enumerate(read.buckets, 1)]
-    _check_unique((b.name for b in buckets), "buckets have the name", place)
-    limits = TenantLimits(read.requests, read.bytes_per_second)
-    _check_positive({"requests": limits.requests, "bytes_per_second": limits.bytes_per_second}, place)
-    return Tenant(read.name, keys, MappingProxyType({b.name: b for b in buckets}), limits)
-
-
-def _key(document: object, source: Source, place: str) -> AccessKey:
-    if source.machine is None:
-        of_service = _converted(document, _Key, place)
-        key_id, secret = of_service.id, of_service.secret
-    else:
-        of_file = _converted(document, _FileKey, place)
-        key_id, secret = of_file.id, _file_secret(of_file, source.machine, place)
-    if not KEY_ID.fullmatch(key_id):  # not shown: perhaps it is the secret
-        raise InvalidOption(f"{place}: its id is to be 3 to 128 letters, digits, '_' or '-'.")
-    if not _SECRET.fullmatch(secret):
-        raise InvalidOption(
-            f"{place}, '{key_id}': its secret is to be 8 to 256 characters of ASCII without spaces; 40 at random are "
-            "good. A short one is found by trial, from one signed request."
-        )
-    return AccessKey(key_id, secret)
-
-
-def _file_secret(key: _FileKey, machine: _Machine, place: str) -> str:
-    given = [n for n in ("secret", "secret_env", "secret_file") if getattr(key, n) is not None]
-    if len(given) != 1:
-        raise InvalidOption(
-            f"{place}: it has {' and '.join(given) or 'no secret'}. Give one of secret, secret_env, secret_file."
-        )
-    if key.secret_env is not None:
-        return machine.variable(key.secret_env, "secret_env", place=place)
-    if key.secret_file is not None:
-        what = "the file that secret_file names"
-        path = machine.folder / key.secret_file
-        # Editors end a file with a newline.
-        return machine.read(path, what, place=place, bytes_max=_SECRET_FILE_BYTES_MAX).strip()
-    return key.secret or ""
-
-
-def _bucket(document: object, source: Source, tenant: str, *, number: int) -> VirtualBucket:
-    name = document.get("name") if isinstance(document, dict) else None
-    place = f"{tenant}, bucket {repr(name[:80]) if isinstance(name, str) else number}"
-    read = _converted(document, _Bucket, place)
-    if not _BUCKET_NAME.fullmatch(read.name):
-        raise InvalidOption(
-            f"{place}: a bucket's name is to be 3 to 63 of a-z, 0-9, '.' and '-', with a letter or digit at either "
-            "end; no '..', and no IP address."
-        )
-    if has_time(read.name):
-        raise InvalidOption(
-            f"{place}: a name with such an end asks for another bucket as of a time. Give it another name."
-        )
-    return VirtualBucket(read.name, _table(read.table, source, place), _scope(read, place))
-
-
-def _table(text: str, source: Source, place: str) -> str:
-    uri = _uri(text, "table", place, source.machine)
-    if source.tables is not None and not any(uri == t or uri.startswith(f"{t}/") for t in source.tables):
-        raise InvalidOption(f"{place}: the table '{uri}' is not below one of tables of [control_plane]. Add its place.")
-    return uri
-
-
-def _uri(text: str, name: str, place: str, machine: _Machine | None) -> str:
-    """An address in the one way in which it is compared."""
-    if machine is not None and text and "://" not in text and not text.startswith("~"):
-        text = str(machine.folder / text)
-    try:
-        return parse_location(text, _ANY_OPTIONS).uri
-    except (ValueError, OSError, RuntimeError) as error:  # ours; of a path: no home of such a user, a loop of links
-        raise InvalidOption(f"{place}: {name} is no table's address: {error}") from None
-
-
-def _scope(read: _Bucket, place: str) -> Scope:
-    if read.partitions == []:
-        raise InvalidOption(f"{place}: partitions is empty. Name some, or leave it out to show the whole table.")
-    as_of_ms, earliest_ms = _time_ms(read.as_of, "as_of", place), _time_ms(read.earliest, "earliest", place)
-    if as_of_ms is not None and (read.time_travel or earliest_ms is not None):
-        raise InvalidOption(
-            f"{place}: with as_of it shows one time alone. Leave out time_travel and earliest, or as_of."
-        )
-    if read.time_travel is False and earliest_ms is not None:
-        raise InvalidOption(f"{place}: without time_travel no time is before earliest. Leave out one of them.")
-    return Scope(
-        partitions=tuple(_partition(p, place) for p in read.partitions or ()),
-        as_of_ms=as_of_ms,
-        time_travel=as_of_ms is None and read.time_travel is not False,
-        earliest_ms=earliest_ms,
-    )
-
-
-def _partition(text: str, place: str) -> str:
-    """A partition, or several by their first columns, as the library spells its path."""
-    steps = text.removesuffix("/").split("/")
-    names = [name for name, equals, _ in (s.partition("=") for s in steps) if name and equals]
-    if has_unsafe_segment(steps) or len(names) != len(steps) or len(set(names)) != len(names):
-        raise InvalidOption(
-            f"{place}: '{text[:200]}' is no partition. Write column=value, of several columns with a slash between "
-            "them, each column once: d=2026-11-21/u=42."
-        )
-    return stored_path("/".join(steps))
-
-
-def _time_ms(value: object, name: str, place: str) -> int | None:
-    """Unix milliseconds, of a text, of a number of them or of what TOML takes for a time."""
-    if value is None:
-        return None
-    try:
-        found = parse_as_of(str(value)[:200], table=place, name=name)
-    except OverflowError:  # of a zone that leaves the calendar
-        found = _TIME_MS_MAX + 1
-    if found > _TIME_MS_MAX:
-        raise InvalidOption(f"{place}: {name} is after the year 9999. Write an earlier time.")
-    return found
-
-
-def _server(document: dict[str, Any], machine: _Machine, place: str) -> ServerSettings:
-    given = _given(_converted(document, _Server, place), _SERVER_DURATIONS, place)
-    _check_positive({n: given.get(n) for n in ("connections", "tables_open")}, place)
+def _server(document: dict[str, Any], machine: Machine, place: str) -> ServerSettings:
+    given = _given(converted(document, _Server, place), _SERVER_DURATIONS, place)
+    check_positive({n: given.get(n) for n in ("connections", "tables_open")}, place)
     for name, prefix in (("listen", ""), ("admin_listen", "admin_")):
         if name in given:
             address = _host_and_port(given.pop(name), f"{place}: {name}")
@@ -482,17 +147,17 @@ def _domain(text: str, place: str) -> str:
     return text.lower()
 
 
-def _control_plane(document: dict[str, Any] | None, machine: _Machine, place: str) -> ControlPlaneSettings | None:
+def _control_plane(document: dict[str, Any] | None, machine: Machine, place: str) -> ControlPlaneSettings | None:
     if document is None:
         return None
-    given = _given(_converted(document, _ControlPlane, place), _CONTROL_PLANE_DURATIONS, place)
-    _check_positive({"entries": given.get("entries")}, place)
+    given = _given(converted(document, _ControlPlane, place), _CONTROL_PLANE_DURATIONS, place)
+    check_positive({"entries": given.get("entries")}, place)
     if not _is_plain_url(given["url"]):  # not shown: it may hold a password
         raise InvalidOption(
             f"{place}: url is to start with http:// or https://, and to have no user, query or fragment; a token comes "
             "from token_env."
         )
-    given["tables"] = tuple(_uri(t, "one of tables", place, machine) for t in given["tables"])
+    given["tables"] = tuple(checked_uri(t, "one of tables", place, machine) for t in given["tables"])
     if not given["tables"] or "/" in given["tables"]:
         raise InvalidOption(f'{place}: tables says where all tables are that it may show: tables = ["s3://lake/"].')
     if "token_env" in given:
@@ -512,7 +177,7 @@ def _is_plain_url(text: str) -> bool:
     return bare and printable and url.scheme in ("http", "https") and bool(url.hostname) and not set("@?#") & set(text)
 
 
-def _storage_options(file: _File, machine: _Machine, place: str) -> Mapping[str, str]:
+def _storage_options(file: _File, machine: Machine, place: str) -> Mapping[str, str]:
     both = sorted({n.lower() for n in file.storage_options} & {n.lower() for n in file.storage_options_env})
     if both:
         raise InvalidOption(
@@ -532,17 +197,6 @@ def _storage_options(file: _File, machine: _Machine, place: str) -> Mapping[str,
     return MappingProxyType(options)
 
 
-def _converted(document: object, shape: type[_Shape], place: str) -> _Shape:
-    try:
-        return msgspec.convert(document, shape)
-    except msgspec.ValidationError as error:  # it shows names and types, no values
-        what, _, at = str(error).partition(" - at `$")
-        what, at = what.replace(" | null", ""), at.strip(".`")  # TOML has no null
-        known = ", ".join(f.encode_name for f in msgspec.structs.fields(shape))
-        hint = " In TOML each of an array's tables begins with [[name]]." if what.startswith("Expected `array`") else ""
-        raise InvalidOption(f"{place}: {f'{at}: ' if at else ''}{what}.{hint} Known names: {known}.") from None
-
-
 def _given(read: msgspec.Struct, durations: Mapping[str, int], place: str) -> dict[str, Any]:
     """What was said, by the names of the settings; durations in milliseconds."""
     given = {name: value for name, value in msgspec.structs.asdict(read).items() if value is not None}
@@ -560,17 +214,3 @@ def _duration_ms(value: object, least_ms: int, place: str) -> int:
     if not least_ms <= found <= _DURATION_MS_MAX:
         raise InvalidOption(f"{place}: it is to be {least_ms}ms to 7d.")
     return found
-
-
-def _check_positive(values: Mapping[str, int | None], place: str) -> None:
-    for name, value in values.items():
-        if value is not None and value < 1:
-            raise InvalidOption(f"{place}: {name} is {value}; give 1 at least.")
-
-
-def _check_unique(names: Iterable[str], what: str, place: str) -> None:
-    known: set[str] = set()
-    for name in names:
-        if name in known:
-            raise InvalidOption(f"{place}: two {what} '{name}'. Give each its own.")
-        known.add(name)

@@ -22,8 +22,9 @@ import httpx
 import msgspec
 
 from icedb.errors import InvalidOption
-from icedb.proxy.config import KEY_ID, ControlPlaneSettings, Source, tenant_of
 from icedb.proxy.s3_errors import S3Error
+from icedb.proxy.settings import ControlPlaneSettings
+from icedb.proxy.tenant_documents import KEY_ID, Source, tenant_of
 from icedb.proxy.tenants import Found
 
 __all__ = ["ControlPlane"]

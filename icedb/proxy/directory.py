@@ -13,7 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from icedb.errors import InvalidOption
-from icedb.proxy.config import FileStamp, ProxyConfig, load_config
+from icedb.proxy.config import load_config
+from icedb.proxy.settings import FileStamp, ProxyConfig
 from icedb.proxy.tenants import Directory, Found, Tenant
 
 __all__ = ["FileDirectory", "FirstOf"]

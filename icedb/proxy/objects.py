@@ -17,7 +17,8 @@ from icedb.store import ObjectStore, presign
 
 __all__ = ["get_object"]
 
-_RANGE = re.compile(r"bytes=(?P<first>\d{0,18})-(?P<last>\d{0,18})", re.ASCII)
+# Numbers of 64 bits among them: some clients write the largest for "to the end".
+_RANGE = re.compile(r"bytes=(?P<first>\d{0,30})-(?P<last>\d{0,30})", re.ASCII)
 PART_NUMBER_MAX = 10_000
 
 

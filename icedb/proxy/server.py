@@ -35,12 +35,13 @@ from icedb.errors import InvalidOption
 from icedb.proxy.access_log import AccessLog
 from icedb.proxy.app import ProxyApp
 from icedb.proxy.catalog import Tables
-from icedb.proxy.config import ProxyConfig, ServerSettings, load_config
+from icedb.proxy.config import load_config
 from icedb.proxy.control_plane import ControlPlane
 from icedb.proxy.directory import FileDirectory, FirstOf
 from icedb.proxy.limits import Gate
 from icedb.proxy.metrics import CONTENT_TYPE, Metrics
 from icedb.proxy.s3_errors import S3Error
+from icedb.proxy.settings import ProxyConfig, ServerSettings
 from icedb.proxy.tenants import Directory, Found
 
 __all__ = ["serve"]
@@ -338,6 +339,8 @@ class _Connection(H11Protocol):
         self._server.unused[self] = None
         super().on_response_complete()
         self._note_use()
+        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:  # the beginning of one
+            self._arriving.start()
         if self.transport.is_closing():
             self._close()
 

@@ -133,7 +133,7 @@ def _claim_in_header(request: HttpRequest, authorization: str, now_ms: int, max_
     if algorithm != _ALGORITHM:
         raise _another_kind()
     malformed = "AuthorizationHeaderMalformed"
-    fields = _AUTHORIZATION.fullmatch(rest.strip(" "))
+    fields = _AUTHORIZATION.fullmatch(rest)
     if not fields:
         raise S3Error(malformed)
     credential, signed_headers, signature = fields.groups()
