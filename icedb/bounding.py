@@ -16,7 +16,7 @@ from typing import Any
 import duckdb
 
 from icedb.engine import quote_text
-from icedb.expressions import items_sql, walk
+from icedb.expressions import items_sql, renamed, walk
 from icedb.schema import describe, typed_nothing
 
 __all__ = ["Asked", "Condition", "condition_of"]
@@ -50,6 +50,8 @@ _OPAQUE = frozenset((
 ))  # fmt: skip
 # Of LIKE, whose patterns have no escape of their own.
 _WILDCARD = re.compile("[%_]")
+# Of any part.
+_TRUE = "true"
 # A longer list is taken for the range from its least to its greatest value.
 _IN_LIST_MAX = 32
 
@@ -73,7 +75,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """SQL that is true of a part unless it certainly holds no such row, and the columns that it asks for."""
+    """SQL that is true of a part unless it certainly holds no such row, and the columns that it asks for.
+
+    It is `true` when nothing needs to be known of a part.
+    """
 
     sql: str
     columns: tuple[Asked, ...]
@@ -90,7 +95,7 @@ class _May:
         return _May(self.false, self.true)
 
 
-_ANYTHING = _May("true", "true")
+_ANYTHING = _May(_TRUE, _TRUE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +224,7 @@ class _Conditions:
         texts = self._sql(values)
         if len(texts) > _IN_LIST_MAX:
             least, greatest = (f"{function}({', '.join(texts)})" for function in ("least", "greatest"))
-            return self._unless_unknown(column, f"{column.lo} <= {greatest} AND {column.hi} >= {least}", "true")
+            return self._unless_unknown(column, f"{column.lo} <= {greatest} AND {column.hi} >= {least}", _TRUE)
         return self._unless_unknown(
             column, _any(_equal(column, k) for k in texts), _all(f"({_other(column, k)})" for k in texts)
         )
@@ -240,7 +245,12 @@ class _Conditions:
 
     def _unless_unknown(self, column: _Bounds, true: str, false: str) -> _May:
         """A piece of which whatever is unknown, or has no answer, may be anything."""
-        return _May(*(f"({column.unknown} OR coalesce(TRY(({sql}) IS TRUE), true))" for sql in (true, false)))
+        return _May(
+            *(
+                _TRUE if sql == _TRUE else f"({column.unknown} OR coalesce(TRY(({sql}) IS TRUE), true))"
+                for sql in (true, false)
+            )
+        )
 
     # ------------------------------------------------------------------------------------------- operands
 
@@ -269,7 +279,7 @@ class _Conditions:
         if column is None or (constants and not self._fit(operand, constants)):
             return None
         n = column.number
-        lo, hi = items_sql(self._con, [_renamed(operand, {column.name.casefold(): f"{b}{n}"}) for b in ("lo", "hi")])
+        lo, hi = items_sql(self._con, [renamed(operand, {column.name.casefold(): f"{b}{n}"}) for b in ("lo", "hi")])
         of_paths = {c.number for k in constants for c in self._columns_of(k) or ()}
         unknown = " OR ".join((f"NOT known{n}", *(f"NOT told{k}" for k in sorted(of_paths))))
         return _Bounds(column, lo, hi, f"nulls{n}", unknown)
@@ -323,19 +333,7 @@ class _Conditions:
     def _sql(self, nodes: Sequence[Node]) -> list[str]:
         """The SQL of expressions over path columns, or over what these were replaced by."""
         names = {c.name.casefold(): f"value{c.number}" for c in self.asked.values() if c.in_path}
-        return items_sql(self._con, [_renamed(node, names) for node in nodes])
-
-
-def _renamed(node: Any, names: Mapping[str, str]) -> Any:
-    """A copy of a tree in which columns have other names."""
-    if isinstance(node, list):
-        return [_renamed(child, names) for child in node]
-    if not isinstance(node, dict):
-        return node
-    if node.get("class") == "COLUMN_REF":
-        name = str(node["column_names"][-1])
-        return {**node, "column_names": [names.get(name.casefold(), name)]}
-    return {key: _renamed(child, names) for key, child in node.items()}
+        return items_sql(self._con, [renamed(node, names) for node in nodes])
 
 
 def _literal(node: Node) -> str | None:
@@ -362,8 +360,10 @@ def _other(column: _Bounds, k: str) -> str:
 
 
 def _all(pieces: Iterable[str]) -> str:
-    return f"({' AND '.join(pieces)})"
+    asking = [piece for piece in pieces if piece != _TRUE]
+    return f"({' AND '.join(asking)})" if asking else _TRUE
 
 
 def _any(pieces: Iterable[str]) -> str:
-    return f"({' OR '.join(pieces)})"
+    alternatives = list(pieces)
+    return _TRUE if _TRUE in alternatives else f"({' OR '.join(alternatives)})"

@@ -26,9 +26,12 @@ __all__ = [
     "items_sql",
     "parse_expression",
     "query_sql",
+    "renamed",
+    "replaced",
     "sees_more",
     "select_items_sql",
     "syntax_tree",
+    "tree_of",
     "walk",
 ]
 
@@ -110,18 +113,19 @@ class _Refused(Exception):
 def _parse(text: str, stable: bool) -> Expression:
     if not text.strip():
         raise _Refused("is empty")
-    tree = syntax_tree(f"SELECT\n{text}\n")
-    if tree.get("error"):
-        raise _Refused(f"is not valid SQL ({tree.get('error_message')})")
-    if len(tree["statements"]) != 1:
-        raise _Refused("holds more than one statement")
-    node = tree["statements"][0]["node"]
-    if node["type"] != "SELECT_NODE" or len(node["select_list"]) != 1 or _has_clauses(node):
-        raise _Refused("is more than one expression")
-    expression = node["select_list"][0]
-    _check(expression, stable)
-    parts = expression["children"] if expression.get("type") == "CONJUNCTION_AND" else [expression]
-    sql, *conjuncts = select_items_sql([{**expression, "alias": ""}, *parts])
+    with connect_sandbox() as con:
+        tree = tree_of(con, f"SELECT\n{text}\n")
+        if tree.get("error"):
+            raise _Refused(f"is not valid SQL ({tree.get('error_message')})")
+        if len(tree["statements"]) != 1:
+            raise _Refused("holds more than one statement")
+        node = tree["statements"][0]["node"]
+        if node["type"] != "SELECT_NODE" or len(node["select_list"]) != 1 or _has_clauses(node):
+            raise _Refused("is more than one expression")
+        expression = node["select_list"][0]
+        _check(expression, stable)
+        parts = expression["children"] if expression.get("type") == "CONJUNCTION_AND" else [expression]
+        sql, *conjuncts = items_sql(con, [expression, *parts])
     pieces = tuple(Conjunct(text, _columns(part)) for text, part in zip(conjuncts, parts, strict=True))
     return Expression(sql, expression.get("alias") or "", _column_name(expression), pieces)
 
@@ -197,21 +201,24 @@ def syntax_tree(sql: str) -> dict[str, Any]:
 
     Nothing is bound or run, and no name is looked up.
     """
+    with connect_sandbox() as con:
+        return tree_of(con, sql)
+
+
+def tree_of(con: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
+    """`syntax_tree` by a connection that is there already."""
     if "\0" in sql:
         return {"error": True, "error_message": "it holds a zero character"}  # where DuckDB's parser would stop
     try:
         sql.encode()
-        with connect_sandbox() as con:
-            tree = _serialized(con, sql)
+        tree = _serialized(con, sql)
     except UnicodeEncodeError:
         return {"error": True, "error_message": "it holds half of a surrogate pair"}
     except RecursionError:
         return _TOO_DEEP
-    if _levels(tree) > _LEVELS_MAX:
-        return _TOO_DEEP
     for node in walk(tree):
         _keep_double(node)
-    return tree
+    return _TOO_DEEP if _levels(tree) > _LEVELS_MAX else tree  # as it will be when its SQL is parsed again
 
 
 def _serialized(con: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
@@ -245,6 +252,40 @@ def walk(tree: object) -> Iterator[dict[str, Any]]:
             waiting.extend(reversed(node.values()))
         elif isinstance(node, list):
             waiting.extend(reversed(node))
+
+
+def replaced(tree: Any, replacement: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]) -> Any:
+    """A copy of a syntax tree in which each object has its replacement's place, and is as it was where that is None.
+
+    What a replacement holds is not looked at.
+    """
+    whole: Any = [tree]
+    waiting: list[tuple[Any, Any]] = [(whole, 0)]  # not by recursion, which ends before the deepest tree does
+    while waiting:
+        copy, place = waiting.pop()
+        node = copy[place]
+        if isinstance(node, list):
+            copy[place] = [*node]
+            waiting.extend((copy[place], n) for n in range(len(node)))
+        elif isinstance(node, dict) and (found := replacement(node)) is not None:
+            copy[place] = found
+        elif isinstance(node, dict):
+            copy[place] = {**node}
+            waiting.extend((copy[place], key) for key in node)
+    return whole[0]
+
+
+def renamed(tree: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Mapping[str, Any]:
+    """A copy of a syntax tree in which columns have no qualifiers, and the other `names`, by the folded ones."""
+
+    def column(node: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        if node.get("class") != "COLUMN_REF":
+            return None
+        name = str(node["column_names"][-1])
+        return {**node, "column_names": [(names or {}).get(name.casefold(), name)]}
+
+    copy: Mapping[str, Any] = replaced(tree, column)
+    return copy
 
 
 def _levels(tree: object) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from icedb.expressions import is_stable, syntax_tree, walk
+from icedb.expressions import is_stable, renamed, syntax_tree, walk
 from icedb.queries import TABLE_FUNCTIONS
 
 __all__ = ["asked_of_table"]
@@ -112,7 +112,7 @@ def _asked_by(select: Node, table: str, columns: Collection[str]) -> Iterator[No
         # With another relation of that name, DuckDB takes it for ambiguous; then nobody gets an answer.
         own = "" if place.name in columns else place.name
         conditions = [_bare(c, own, columns, bare) for c in _conjuncts(select["where_clause"])]
-        yield _all([c for c in conditions if c is not None])
+        yield _conjunction([c for c in conditions if c is not None])
 
 
 def _places(source: Node, *, filtered: bool) -> Iterator[_Place]:
@@ -141,7 +141,7 @@ def _conjuncts(condition: Node) -> Iterator[Node]:
         yield from _conjuncts(child)
 
 
-def _all(conditions: Sequence[Node]) -> Node | None:
+def _conjunction(conditions: Sequence[Node]) -> Node | None:
     if len(conditions) < 2:
         return conditions[0] if conditions else None
     return {"class": "CONJUNCTION", "type": "CONJUNCTION_AND", "alias": "", "children": [*conditions]}
@@ -155,8 +155,7 @@ def _bare(condition: Node, own: str, columns: Collection[str], bare: Collection[
     for node in inner:
         if node["class"] == "COLUMN_REF" and not _is_own(node["column_names"], own, columns, bare):
             return None
-    bare_condition: Node = _without_qualifiers(condition)
-    return bare_condition
+    return renamed(condition)
 
 
 def _is_own(names: Sequence[str], own: str, columns: Collection[str], bare: Collection[str]) -> bool:
@@ -164,13 +163,3 @@ def _is_own(names: Sequence[str], own: str, columns: Collection[str], bare: Coll
     if len(folded) == 1:
         return folded[0] in bare
     return len(folded) == 2 and bool(own) and folded[0] == own and folded[1] in columns
-
-
-def _without_qualifiers(node: Any) -> Any:
-    if isinstance(node, list):
-        return [_without_qualifiers(child) for child in node]
-    if not isinstance(node, dict):
-        return node
-    if node.get("class") == "COLUMN_REF":
-        return {**node, "column_names": node["column_names"][-1:]}
-    return {key: _without_qualifiers(child) for key, child in node.items()}

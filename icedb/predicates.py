@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import Any
 
 import duckdb
 
 from icedb.engine import connect_sandbox, quote_text
 from icedb.errors import IceDBError, InvalidOption, UnknownColumn
-from icedb.expressions import items_sql, parse_expression, syntax_tree, walk
+from icedb.expressions import items_sql, parse_expression, replaced, tree_of, walk
 from icedb.schema import describe, typed_nothing
 
-__all__ = ["Predicate", "check_predicate", "predicate_tree"]
+__all__ = ["Predicate", "check_predicate"]
 
 _VALUE = "__icedb_value"
 # What a predicate may ask for the time.
@@ -41,6 +40,8 @@ class Predicate:
     of_partitions: tuple[str, ...]
     #: Whether that is all of them.
     is_of_partitions: bool
+    #: The syntax tree of `sql`, which nobody changes.
+    tree: Mapping[str, Any] = field(repr=False, compare=False)
 
 
 def check_predicate(
@@ -73,28 +74,27 @@ def check_predicate(
     named = frozenset[str]().union(*(c.columns for c in parsed.conjuncts))
     if "user" in named - {c.casefold() for c in columns}:
         raise _unknown("user", text, columns, table)  # DuckDB would take it for its function of that name
-    try:
-        type_ = _bind(parsed.sql, columns)
-    except duckdb.Error as error:
-        raise _unfit(error, text, columns, table) from None
-    if type_ != "BOOLEAN":
-        raise refuse(f"is {type_}, and neither true nor false")
-    # By name, for DuckDB finds a meaning for some columns that are not there.
     in_paths = {c.casefold() for c in partition_schema}
-    needs_no_part = tuple(
-        c.sql for c in parsed.conjuncts if c.columns and c.columns <= in_paths and _binds(c.sql, partition_schema)
-    )
-    return Predicate(parsed.sql, needs_no_part, is_of_partitions=len(needs_no_part) == len(parsed.conjuncts))
+    with connect_sandbox() as con:  # one, for it takes longer than what it is asked
+        try:
+            type_ = _bind(con, parsed.sql, columns)
+        except duckdb.Error as error:
+            raise _unfit(error, text, columns, table) from None
+        if type_ != "BOOLEAN":
+            raise refuse(f"is {type_}, and neither true nor false")
+        # By name, for DuckDB finds a meaning for some columns that are not there.
+        needs_no_part = tuple(
+            c.sql
+            for c in parsed.conjuncts
+            if c.columns and c.columns <= in_paths and _binds(con, c.sql, partition_schema)
+        )
+        tree = _tree(con, parsed.sql)
+    return Predicate(parsed.sql, needs_no_part, len(needs_no_part) == len(parsed.conjuncts), tree)
 
 
-def predicate_tree(sql: str) -> Mapping[str, Any]:
-    """The syntax tree of a checked predicate's SQL."""
-    return _tree(sql)
-
-
-@lru_cache(maxsize=256)  # DuckDB takes some milliseconds; nobody changes a tree
-def _tree(sql: str) -> Mapping[str, Any]:
-    tree: Mapping[str, Any] = syntax_tree(f"SELECT\n{sql}\n")["statements"][0]["node"]["select_list"][0]
+def _tree(con: duckdb.DuckDBPyConnection, sql: str) -> Mapping[str, Any]:
+    """The syntax tree of SQL that was checked: which parts are read is decided by what is asked of their rows."""
+    tree: Mapping[str, Any] = tree_of(con, f"SELECT\n{sql}\n")["statements"][0]["node"]["select_list"][0]
     return tree
 
 
@@ -102,21 +102,17 @@ def _answered(sql: str, columns: Mapping[str, str]) -> str:
     """The expression with the time of now in the place of what asks for it."""
     names = {c.casefold() for c in columns}
     with connect_sandbox() as con:
+
+        def answer(node: Mapping[str, Any]) -> Mapping[str, Any] | None:
+            if not _asks_time(node, names):
+                return None
+            [asked] = items_sql(con, [node])
+            [(text, type_)] = con.execute(f"SELECT CAST(({asked}) AS VARCHAR), typeof({asked})").fetchall()
+            return _tree(con, f"CAST({quote_text(text)} AS {type_})")
+
         con.execute("BEGIN")  # the time of one transaction is one time
-        [answered] = items_sql(con, [_with_answers(con, _tree(sql), names)])
+        [answered] = items_sql(con, [replaced(_tree(con, sql), answer)])
     return answered
-
-
-def _with_answers(con: duckdb.DuckDBPyConnection, node: Any, columns: Collection[str]) -> Any:
-    if isinstance(node, list):
-        return [_with_answers(con, child, columns) for child in node]
-    if not isinstance(node, dict):
-        return node
-    if not _asks_time(node, columns):
-        return {key: _with_answers(con, child, columns) for key, child in node.items()}
-    [sql] = items_sql(con, [node])
-    [(text, type_)] = con.execute(f"SELECT CAST(({sql}) AS VARCHAR), typeof({sql})").fetchall()
-    return _tree(f"CAST({quote_text(text)} AS {type_})")
 
 
 def _asks_time(node: Mapping[str, Any], columns: Collection[str]) -> bool:
@@ -128,17 +124,16 @@ def _asks_time(node: Mapping[str, Any], columns: Collection[str]) -> bool:
     return not any(inner.get("class") == "COLUMN_REF" for inner in walk(node["children"]))
 
 
-def _bind(sql: str, columns: Mapping[str, str]) -> str:
+def _bind(con: duckdb.DuckDBPyConnection, sql: str, columns: Mapping[str, str]) -> str:
     """The type of an expression over rows with these columns; as a condition, so that it has one value per row."""
     source = f"({typed_nothing(columns)}) AS t"
-    with connect_sandbox() as con:
-        con.execute(f"SELECT 1 FROM {source} WHERE (\n{sql}\n)")
-        return describe(con, f"SELECT (\n{sql}\n) AS {_VALUE} FROM {source}")[_VALUE]
+    con.execute(f"SELECT 1 FROM {source} WHERE (\n{sql}\n)")
+    return describe(con, f"SELECT (\n{sql}\n) AS {_VALUE} FROM {source}")[_VALUE]
 
 
-def _binds(sql: str, columns: Mapping[str, str]) -> bool:
+def _binds(con: duckdb.DuckDBPyConnection, sql: str, columns: Mapping[str, str]) -> bool:
     try:
-        return _bind(sql, columns) == "BOOLEAN"
+        return _bind(con, sql, columns) == "BOOLEAN"
     except duckdb.Error:
         return False
 

@@ -53,7 +53,9 @@ def relation(
 ) -> str:
     """A query whose rows are those of the parts, with the columns of `t`; `with_file` adds FILE_COLUMN.
 
-    No part is opened before the query runs, and then only those that its conditions on partition columns leave.
+    To make the text opens no part. A query opens those that its conditions on partition columns leave, when it runs; a
+    part that is the only one of its partitioning already when DuckDB binds it.
+
     `expressions` are those of `partition_schema` (None: the handle's); they compute what older paths do not say.
     """
     visible = visible_partitions(schema, partition_schema)
@@ -93,8 +95,8 @@ def read_as(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], *,
         options = "hive_partitioning = false" + (f", filename = {quote_text(FILE_COLUMN)}" if files else "")
         columns = [f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in schema.items()]
         columns += [FILE_COLUMN] if files else []
-        path = quote_text(handle.readable_path(parts[0]))
-        rows = f"{typed_nothing(schema)} UNION ALL BY NAME SELECT * FROM read_parquet([{path}], {options})"
+        stored = f"SELECT * FROM read_parquet({_paths(handle, parts)}, {options})"
+        rows = f"{typed_nothing(schema)} UNION ALL BY NAME {stored}"
         return f"SELECT {', '.join(columns)} FROM ({rows})"
     # By its own name, for only a condition on that column lets DuckDB skip files; then no other can have the name.
     names = {c: _NAMED_SO if c.casefold() == _FILENAME and files else c for c in schema}
@@ -103,9 +105,8 @@ def read_as(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], *,
     options += f", {_FILENAME} = true" if files else ""
     if rows_known := total_rows(parts):
         options += f", explicit_cardinality = {rows_known}"  # else it expects few rows, and joins in a bad order
-    paths = ", ".join(quote_text(handle.readable_path(p)) for p in parts)
     selected = ", ".join([*columns, *([f"{_FILENAME} AS {FILE_COLUMN}"] if files else ())])
-    return f"SELECT {selected} FROM read_parquet([{paths}], {options})"
+    return f"SELECT {selected} FROM read_parquet({_paths(handle, parts)}, {options})"
 
 
 def _file_schema(names: Mapping[str, str], schema: Mapping[str, str]) -> str:
@@ -170,8 +171,12 @@ def _read_all(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], 
 
 def read_parquet(handle: Handle, parts: Sequence[Part], options: str = "hive_partitioning = false") -> str:
     """A `read_parquet(...)` over these parts, with all columns that they have, matched by name."""
-    paths = ", ".join(quote_text(handle.readable_path(p)) for p in parts)
-    return f"read_parquet([{paths}], union_by_name = true, {options})"
+    return f"read_parquet({_paths(handle, parts)}, union_by_name = true, {options})"
+
+
+def _paths(handle: Handle, parts: Sequence[Part]) -> str:
+    """What of these parts DuckDB opens, as a list."""
+    return f"[{', '.join(quote_text(handle.readable_path(p)) for p in parts)}]"
 
 
 def explain(

@@ -26,7 +26,7 @@ from icedb.handle import Handle, Part
 from icedb.maintenance.pins import is_pinned
 from icedb.narrowing import asked_of_table
 from icedb.partitions import PartitionExpression, matching, partition_expressions, partition_types
-from icedb.predicates import Predicate, check_predicate, predicate_tree
+from icedb.predicates import Predicate, check_predicate
 from icedb.pruning import may_match
 from icedb.result import QueryResult
 from icedb.scan import explain, relation, visible_partitions
@@ -81,11 +81,11 @@ class Snapshot:
     @cached_property
     def partition_schema(self) -> Mapping[str, str]:
         """Partition column -> DuckDB type, in the order of `partition_by`. DuckDB is asked when somebody looks."""
-        return partition_types(self._expressions, self.schema, table=self.table) if self.schema else {}
+        return partition_types(self.expressions, self.schema, table=self.table) if self.schema else {}
 
     @cached_property
-    def _expressions(self) -> tuple[PartitionExpression, ...]:
-        """Those of the snapshot's time: the handle may have learned of others since."""
+    def expressions(self) -> tuple[PartitionExpression, ...]:
+        """The partition expressions of the snapshot's time: the handle may have learned of others since."""
         if self._handle.spec is self._spec:
             return self._handle.expressions
         return partition_expressions(self._spec, table=self.table)
@@ -108,12 +108,12 @@ class Snapshot:
         paths = sorted({p.partition for p in self.parts})
         return paths if where is None else matching(paths, where, self.partition_schema, table=self.table)
 
-    def files(self, where: Where | None = None) -> list[Part]:
+    def files(self, where: Where | Predicate | None = None) -> list[Part]:
         """The live parts, or those that may hold a row for which a predicate over any columns of `t` is true.
 
         They are chosen by their partitions and by what the log says of their columns; none is opened. A part that is
         left out holds no such row. `where` is SQL, or a `duckdb.Expression`; it may ask for the time, which is asked
-        once. Raises InvalidOption, UnknownColumn.
+        once. One that was checked, over the columns of `t`, is not checked again. Raises InvalidOption, UnknownColumn.
         """
         return list(self.parts) if where is None else self._that_may_match(self._predicate(where))
 
@@ -150,7 +150,7 @@ class Snapshot:
         con = connect_reader(self._handle.location)
         try:
             self._check_query(con, sql)
-            rows = relation(self._handle, parts, self.schema, self.partition_schema, expressions=self._expressions)
+            rows = relation(self._handle, parts, self.schema, self.partition_schema, expressions=self.expressions)
             con.execute(f"CREATE VIEW t AS {_within(rows, predicate)}")
             answer = self._ask(con, sql, predicate)
         except (duckdb.Error, ObjectNotFound) as error:
@@ -171,7 +171,7 @@ class Snapshot:
         return explain(self._handle, self.parts, error, as_of_ms=self.as_of_ms)
 
     def _ask(self, con: duckdb.DuckDBPyConnection, sql: str, predicate: Predicate | None) -> duckdb.DuckDBPyRelation:
-        """The answer over `t`, and `final` if somebody asks for it: to make a view opens the parts."""
+        """The answer over `t`, and `final` if somebody asks for it, which not every table has."""
         try:
             return con.sql(sql)
         except duckdb.CatalogException as error:
@@ -179,7 +179,7 @@ class Snapshot:
                 raise
         parts = self.parts if predicate is None else self._that_may_match(predicate, merged=True)
         rows = final_relation(
-            self._handle, self._spec, parts, self.schema, self.partition_schema, expressions=self._expressions
+            self._handle, self._spec, parts, self.schema, self.partition_schema, expressions=self.expressions
         )
         con.execute(f"CREATE VIEW final AS {_within(rows, predicate)}")
         return con.sql(sql)
@@ -191,7 +191,9 @@ class Snapshot:
         """The partition columns of `t`."""
         return visible_partitions(self.schema, self.partition_schema)
 
-    def _predicate(self, where: Where) -> Predicate:
+    def _predicate(self, where: Where | Predicate) -> Predicate:
+        if isinstance(where, Predicate):
+            return where
         text = str(where) if isinstance(where, duckdb.Expression) else where
         return check_predicate(text, self.schema, self._visible, table=self.table, at_once=True)
 
@@ -201,7 +203,7 @@ class Snapshot:
         if merged and (merging := self._spec.merging) is not None:
             # Rows are merged that are equal in these; what the others will be, no single part tells.
             columns = {c: t for c, t in columns.items() if c in merging.by}
-        return may_match(self.parts, predicate_tree(predicate.sql), columns, self._visible)
+        return may_match(self.parts, predicate.tree, columns, self._visible)
 
     def _that_it_asks_for(self, sql: str, parts: Sequence[Part]) -> Sequence[Part]:
         """Without the parts of which a query can use no row, as its own conditions say."""

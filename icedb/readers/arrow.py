@@ -70,8 +70,9 @@ def record_batches(
 ) -> pa.RecordBatchReader:
     """The rows for which `where` (as for `Snapshot.query`) is true, in batches of up to `rows_max` rows.
 
-    DuckDB reads ahead only what fits its buffers, so that a table may be larger than memory. A part that cleanup took
-    before it was reached is DuckDB's IOException then. Raises UnknownColumn, InvalidOption, and as `Snapshot.query`.
+    DuckDB reads ahead only what fits its buffers, so that a table may be larger than memory. A part that is gone when
+    it is reached is told then: SnapshotExpired, MissingPart. Raises UnknownColumn, InvalidOption, and as
+    `Snapshot.query`.
     """
     if isinstance(rows_max, bool) or not isinstance(rows_max, int) or rows_max < 1:
         raise InvalidOption(f"{snapshot.table}: rows_max is {rows_max!r}; give a number of rows over 0.")

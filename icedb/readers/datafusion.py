@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from icedb.engine import quote_name
 from icedb.errors import InvalidOption
 from icedb.extras import imported
 from icedb.readers.arrow import dataset
@@ -42,6 +43,5 @@ def register(ctx: SessionContext, name: str, snapshot: Snapshot, parts_where: st
     if not isinstance(name, str) or not name:
         raise InvalidOption(f"{snapshot.table}: {name!r} cannot be a table's name; give a text.")
     rows = dataset(snapshot, parts_where, uuid=pa.binary(16))
-    quoted = '"' + name.replace('"', '""') + '"'
-    ctx.deregister_table(quoted)
-    ctx.register_dataset(quoted, rows)
+    ctx.deregister_table(quote_name(name))
+    ctx.register_dataset(quote_name(name), rows)

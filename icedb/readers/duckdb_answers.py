@@ -12,13 +12,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from icedb.engine import quote_name, quote_text
 from icedb.errors import IceDBError, InvalidOption, SnapshotExpired
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle, Part
-from icedb.partitions import PartitionExpression
-from icedb.predicates import check_predicate
+from icedb.predicates import Predicate, check_predicate
 from icedb.readers.duckdb_access import Access
 from icedb.readers.duckdb_arguments import UTC_NAMES, Condition, DateColumns, depends_on_zone, equality, given_ms
 from icedb.scan import relation, visible_partitions
@@ -32,6 +32,9 @@ NOTHING = "nothing"
 
 #: Who asks.
 VIEW, MACRO, RANGE = "view", "macro", "range"
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 # Transactions whose snapshot is kept: more than a connection pool has open at a time.
 TRANSACTIONS_MAX = 64
@@ -48,13 +51,12 @@ def columns_of(snapshot: Snapshot) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A snapshot, the partition expressions of its time, and the SQL that was made of it."""
+    """A snapshot, and the SQL that was made of it."""
 
     snapshot: Snapshot
-    expressions: tuple[PartitionExpression, ...]
     texts: OrderedDict[object, str] = field(default_factory=OrderedDict)
     #: As they were given -> checked.
-    predicates: OrderedDict[object, str] = field(default_factory=OrderedDict)
+    predicates: OrderedDict[str, Predicate] = field(default_factory=OrderedDict)
 
 
 class Answers:
@@ -159,8 +161,7 @@ class Answers:
         return kept
 
     def _at(self, as_of_ms: int | None) -> _Kept:
-        snapshot = take_snapshot(self._handle, as_of_ms)
-        return _Kept(snapshot, self._handle.expressions)
+        return _Kept(take_snapshot(self._handle, as_of_ms))
 
     # ------------------------------------------------------------------------------------ rows
 
@@ -171,7 +172,7 @@ class Answers:
             return typed_nothing({})
         predicate, zoned = self._predicate(kept, where, zone)
         of_paths = " AND ".join(f"({condition(quote_name)})" for condition in conditions)
-        key = predicate, of_paths, zone.casefold() in UTC_NAMES
+        key = None if predicate is None else predicate.sql, of_paths, zone.casefold() in UTC_NAMES
         with self._lock:
             if (text := kept.texts.get(key)) is not None:
                 kept.texts.move_to_end(key)
@@ -182,18 +183,18 @@ class Answers:
             parts = [p for p in parts if p.key in chosen]
         text = self._union(kept, parts, conditions, zone)
         if predicate is not None:
-            text = f"SELECT * FROM ({text}) AS t WHERE (\n{predicate}\n)"
+            text = f"SELECT * FROM ({text}) AS t WHERE (\n{predicate.sql}\n)"
         self._keep(kept.texts, key, text)
         return text
 
-    def _keep(self, texts: OrderedDict[object, str], key: object, text: str) -> None:
+    def _keep(self, found: OrderedDict[K, V], key: K, value: V) -> None:
         with self._lock:
-            texts[key] = text
-            if len(texts) > TEXTS_MAX:
-                texts.popitem(last=False)
+            found[key] = value
+            if len(found) > TEXTS_MAX:
+                found.popitem(last=False)
 
-    def _predicate(self, kept: _Kept, where: str | None, zone: str) -> tuple[str | None, bool]:
-        """The checked SQL, and whether its value may be another in this connection's time zone than in UTC."""
+    def _predicate(self, kept: _Kept, where: str | None, zone: str) -> tuple[Predicate | None, bool]:
+        """It checked, and whether its value may be another in this connection's time zone than in UTC."""
         snapshot = kept.snapshot
         if where is None:
             return None, False
@@ -203,11 +204,11 @@ class Answers:
             visible = visible_partitions(snapshot.schema, snapshot.partition_schema)
             check = partial(check_predicate, where, snapshot.schema, visible, table=snapshot.table)
             try:
-                checked = check().sql
+                checked = check()
                 self._keep(kept.predicates, where, checked)
             except InvalidOption:  # or it asks for the time, and will have another answer the next time
-                checked = check(at_once=True).sql
-        zoned = zone.casefold() not in UTC_NAMES and depends_on_zone(checked, columns_of(snapshot))
+                checked = check(at_once=True)
+        zoned = zone.casefold() not in UTC_NAMES and depends_on_zone(checked.sql, columns_of(snapshot))
         return checked, zoned
 
     def _union(self, kept: _Kept, parts: Sequence[Part], conditions: Sequence[Condition], zone: str) -> str:
@@ -222,7 +223,7 @@ class Answers:
             return self._relation(kept, parts)
         newer = [p for p in parts if not snapshot.is_older(p)]
         shadowed = snapshot.partition_schema.keys() - visible_partitions(snapshot.schema, snapshot.partition_schema)
-        computed = {e.name: f"(\n{e.sql}\n)" for e in kept.expressions if e.name in shadowed}
+        computed = {e.name: f"(\n{e.sql}\n)" for e in snapshot.expressions if e.name in shadowed}
         wanted = " AND ".join(
             f"({condition(lambda column: computed.get(column, quote_name(column)))})" for condition in conditions
         )
@@ -231,12 +232,14 @@ class Answers:
 
     def _relation(self, kept: _Kept, parts: Sequence[Part]) -> str:
         snapshot = kept.snapshot
-        return relation(self._handle, parts, snapshot.schema, snapshot.partition_schema, expressions=kept.expressions)
+        return relation(
+            self._handle, parts, snapshot.schema, snapshot.partition_schema, expressions=snapshot.expressions
+        )
 
     def _check_zone(self, kept: _Kept, older: Sequence[Part], zone: str) -> None:
         if not older or zone.casefold() in UTC_NAMES:
             return
-        for expression in kept.expressions:
+        for expression in kept.snapshot.expressions:
             lacking = any(expression.name not in p.values for p in older)
             if lacking and depends_on_zone(expression.sql, kept.snapshot.schema):
                 raise InvalidOption(
