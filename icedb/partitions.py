@@ -40,6 +40,8 @@ class PartitionExpression:
     path_only: bool = False
     #: The columns that it names, case folded. A parameter of a lambda looks like a column.
     columns: frozenset[str] = frozenset()
+    #: The column that it is, and nothing else, as it was written; empty when it is more.
+    column: str = ""
 
 
 def partition_expressions(spec: TableSpec, *, table: str) -> tuple[PartitionExpression, ...]:
@@ -82,7 +84,9 @@ def _parse(text: str, table: str) -> PartitionExpression:
     if not name:
         raise refuse("has no name; add 'AS name'")
     columns = frozenset[str]().union(*(c.columns for c in parsed.conjuncts))
-    return PartitionExpression(name, parsed.sql, columns=columns)
+    # Of a field of a STRUCT, `column` is its name.
+    column = parsed.column if parsed.sql in (parsed.column, quote_name(parsed.column)) else ""
+    return PartitionExpression(name, parsed.sql, columns=columns, column=column)
 
 
 def partition_types(

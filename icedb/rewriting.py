@@ -237,7 +237,7 @@ def _rewrite(
         columns, rows = answer.columns, answer.rows
     if not rows:
         return NewPart(columns, None)
-    stats = statistics_columns(handle.spec.sort_by, columns, (e.sql for e in handle.expressions))
+    stats = statistics_columns(handle.spec.sort_by, columns, handle.expressions)
     with engines.reader.cursor() as con:
         encoded = encode_statistics(stats, _figures(con, stats, path), rows)
     stored = StoredPart(path.stat().st_size, digest(path)) if dry_run else put_part(handle.store, key, path)

@@ -88,7 +88,7 @@ class Stage:
     def piece(self, whole: Range, first: int, last: int) -> Range:
         """Some neighbouring rows of a range."""
         staged = _staged_names(self.columns)
-        stats = statistics_columns(self.context.spec.sort_by, self.columns, (e.sql for e in self.context.expressions))
+        stats = statistics_columns(self.context.spec.sort_by, self.columns, self.context.expressions)
         figures = figures_sql({staged[c]: t for c, t in stats.items()})
         [(rows, found)] = self.con.execute(
             f"SELECT count(*), {figures} FROM staged WHERE rowid BETWEEN {first} AND {last}"
@@ -273,7 +273,7 @@ def _ranges(
     """Where each partition lies in the staged table, and what its marker will say of it."""
     staged = _staged_names(shape.columns)
     texts = ", ".join(f"CAST({v} AS VARCHAR)" for v in values)
-    stats = statistics_columns(shape.sort_by, shape.columns, (e.sql for e in context.expressions))
+    stats = statistics_columns(shape.sort_by, shape.columns, context.expressions)
     figures = figures_sql({staged[c]: t for c, t in stats.items()})
     found = incoming.con.execute(
         f"SELECT min(rowid), max(rowid), count(*), {CHOSEN if incoming.chosen else 'NULL'}, [{texts}]::VARCHAR[], "

@@ -16,6 +16,7 @@ import msgspec
 
 from icedb.engine import connect_sandbox, quote_name
 from icedb.format.records import Marker, Stats
+from icedb.partitions import PartitionExpression
 
 __all__ = [
     "TEXT_TYPES",
@@ -43,14 +44,14 @@ TEXT_TYPES = ("VARCHAR", "DATE", "TIME", "TIMESTAMP", "TIMESTAMP_NS", "TIMESTAMP
 
 
 def statistics_columns(
-    sort_by: Sequence[str], columns: Mapping[str, str], partition_by: Iterable[str] = ()
+    sort_by: Sequence[str], columns: Mapping[str, str], expressions: Iterable[PartitionExpression] = ()
 ) -> dict[str, str]:
     """The columns that get statistics, with their types: those that sort the table, and those by which it is divided.
 
-    `partition_by` is the SQL of partition expressions. What is simply a column has one value in most parts; but a row
-    may be in another partition than its values say, so that its path tells nothing of the column.
+    A partition expression that is simply a column has one value in most parts; but a row may be in another partition
+    than its values say, so that its path tells nothing of the column.
     """
-    names = {sql.strip('"').replace('""', '"').casefold() for sql in partition_by}
+    names = {e.column.casefold() for e in expressions}
     wanted = [*sort_by, *(c for c in columns if c.casefold() in names)]
     return {c: columns[c] for c in wanted if columns.get(c) in (*_JSON_TYPES, *TEXT_TYPES)}
 

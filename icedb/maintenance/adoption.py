@@ -136,7 +136,7 @@ def plan_takeovers(
     check_file_columns(handle, full, known, columns)
     partitions = partition_values(handle, [f for f, _ in full], schema)
     checked = () if trust_paths else [e for e in handle.expressions if not e.path_only]
-    told = statistics_columns(handle.spec.sort_by, columns, (e.sql for e in handle.expressions))
+    told = statistics_columns(handle.spec.sort_by, columns, handle.expressions)
     demand = Demand(schema, checked, told, handle.spec.required, verify)
     examined = engine.run(handle, Examining(source.origin, demand), full)
     takeovers = []

@@ -156,7 +156,7 @@ def _recast(handle: Handle, con: duckdb.DuckDBPyConnection, miscast: Miscast, ke
                 f"{handle.table}: writing '{part.key}' again gave {rows} rows; it has {expected}, and its marker says "
                 f"{part.rows}. Nothing was published."
             )
-        sorted_by = statistics_columns(handle.spec.sort_by, miscast.columns, (e.sql for e in handle.expressions))
+        sorted_by = statistics_columns(handle.spec.sort_by, miscast.columns, handle.expressions)
         figures = f"SELECT {figures_sql(sorted_by)} FROM read_parquet({quote_text(str(path))})"
         stats = encode_statistics(sorted_by, own.execute(figures).fetchall()[0][0] if sorted_by else [], rows)
     stored = put_part(handle.store, key, path)
