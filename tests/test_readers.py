@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from icedb import Table
-from icedb.errors import InvalidOption, UnknownColumn, UnsupportedType
+from icedb.errors import InvalidOption, MissingPart, SnapshotExpired, UnknownColumn, UnsupportedType
 from icedb.readers.arrow import dataset, record_batches
 from tests.conftest import Place
 from tests.reader_tables import WIDENED, by_hour, every_type, forget, rows_by, widened
@@ -230,15 +230,19 @@ def test_record_batches_of_a_partitioning_before_an_alter(local: Place) -> None:
     assert sorted(record_batches(table.snapshot(), where="parity = 1").read_all()["n"].to_pylist()) == [1, 3, 5]
 
 
-def test_record_batches_come_before_all_is_read(local: Place) -> None:
+def test_record_batches_come_before_all_is_read_and_tell_what_became_of_a_part(local: Place) -> None:
     table = Table.create(local.uri, partition_by=["n // 200000 AS p"], storage_options={"fsync": "false"})
     table.insert(duckdb.connect().sql("SELECT n, hash(n) AS h FROM range(2000000) AS r(n)"))
     snapshot = table.snapshot()
-    reader = record_batches(snapshot, rows_max=1_000)
-    assert reader.read_next_batch().num_rows == 1_000
+    first, second = (record_batches(snapshot, rows_max=1_000) for _ in range(2))
+    assert first.read_next_batch().num_rows == second.read_next_batch().num_rows == 1_000
     assert forget(snapshot, "p = 0") == 9
-    with pytest.raises(Exception, match="No such file"):
-        reader.read_all()
+    with pytest.raises(MissingPart, match="the live part"):
+        first.read_all()
+    table.drop_partitions("p <> 0")
+    table.cleanup(grace_ms=0, allow_short_grace=True)
+    with pytest.raises(SnapshotExpired, match="was cleaned up"):
+        second.read_all()
 
 
 def test_bad_columns_and_sizes_are_told(local: Place) -> None:
