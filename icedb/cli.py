@@ -7,8 +7,9 @@ What deletes has `--dry-run`, and on a terminal shows that first and asks, unles
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from threading import Event
 from types import FrameType
 from typing import Annotated, Any, Literal
@@ -18,15 +19,19 @@ import msgspec
 from icedb.clock import SystemClock
 from icedb.durations import parse_duration
 from icedb.errors import IceDBError, InvalidOption
+from icedb.extras import imported
 from icedb.maintenance.condition import Thresholds
 from icedb.maintenance.merge import PART_BYTES_MAX, MergeReport, Order
+from icedb.proxy.check import CheckedBucket, check_config
 from icedb.table import Table
 from icedb.times import AsOf, parse_as_of
 from icedb.watch import watch
 
 try:
     import typer
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.table import Table as Rows
     from rich.text import Text
     from typer.core import TyperGroup
 
@@ -427,6 +432,48 @@ def unpin(uri: Uri, name: PinName, endpoint_url: Endpoint = None, region: Region
 def pins(uri: Uri, json: Json = False, endpoint_url: Endpoint = None, region: Region = None) -> None:
     """List the pins."""
     show(_open(uri, endpoint_url, region).pins(), json=json)
+
+
+# ------------------------------------------------------------------------------------------------ serving
+
+
+@app.command()
+def proxy(
+    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The TOML file.", show_default=False)],
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Do not serve: open every table that the file names, and tell what is shown."),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --check: print one JSON document.")] = False,
+) -> None:
+    """Serve tables as buckets of S3, read-only: each tenant's own live parts. Until SIGINT or SIGTERM."""
+    if check:
+        checked = check_config(config)
+        if json:
+            write_json(checked)
+        else:
+            output().print(_checked_rows(checked))
+        wrong = [bucket for bucket in checked if bucket.error is not None]
+        for bucket in wrong:
+            tell(Text.assemble(("error: ", "bold red"), f"{bucket.tenant}, bucket '{bucket.bucket}': {bucket.error}"))
+        if wrong:
+            raise typer.Exit(FAILED)
+        return
+    if json:
+        raise typer.BadParameter("--json goes with --check.")
+    for module in ("starlette", "uvicorn", "prometheus_client", "httpx"):
+        imported(module, extra="proxy")
+    from icedb.proxy.server import serve
+
+    serve(config, tell=lambda line: tell(Text(line)))
+
+
+def _checked_rows(checked: Sequence[CheckedBucket]) -> Rows:
+    rows = Rows("tenant", "bucket", "table", "parts", "rows", box=SIMPLE_HEAD, pad_edge=False)
+    for one in checked:
+        figures = ("unknown" if n is None else f"{n:,}" for n in (one.parts, one.rows))
+        rows.add_row(Text(one.tenant), Text(one.bucket), Text(one.table), *figures)
+    return rows
 
 
 # ------------------------------------------------------------------------------------------------ shared

@@ -198,7 +198,7 @@ class ObstoreStore:
             asked_from = start
             stream = aiter(found.stream(min_chunk_size=PIECE_BYTES))
             try:
-                while piece := await self._next(stream, key):
+                while start < stop and (piece := await self._next(stream, key)):
                     start += len(piece)
                     yield piece
             except StoreUnavailable:

@@ -237,3 +237,44 @@ def test_on_a_terminal_it_shows_what_would_be_done_and_asks(
     assert ("Do this?" in done.stderr) == (not flags)
     assert ("k=0" in done.stderr) == (not flags)
     assert rows(table) == ([1, 11, 21] if dropped else [0, 1, 10, 11, 20, 21])
+
+
+# ------------------------------------------------------------------------------------------------ proxy
+
+
+def proxy_config(folder: Path, *tables: str) -> Path:
+    """Each table is a bucket; of a single one only the partition `k=1` is shown."""
+    path = folder / "proxy.toml"
+    path.write_text(
+        '[[tenant]]\nname = "acme"\nkeys = [{ id = "ACMEKEY1", secret = "secret-of-acme" }]\n'
+        + "".join(f'[[tenant.bucket]]\nname = "bucket{n}"\ntable = "{t}"\n' for n, t in enumerate(tables))
+        + ('partitions = ["k=1"]\n' if len(tables) == 1 else "")
+    )
+    return path
+
+
+def test_a_proxy_is_checked_without_serving(table: Table, tmp_path: Path) -> None:
+    path = proxy_config(tmp_path, table.uri)
+    [bucket] = run_json("proxy", "--config", path, "--check")
+    assert bucket == {
+        "tenant": "acme", "bucket": "bucket0", "table": table.uri, "parts": 3, "rows": 3, "error": None
+    }  # fmt: skip
+    [row] = [line for line in run("proxy", "--config", path, "--check").stdout.splitlines() if "acme" in line]
+    assert row.split() == ["acme", "bucket0", table.uri, "3", "3"]
+
+
+def test_a_bucket_without_a_table_is_told_and_status_2(table: Table, tmp_path: Path) -> None:
+    path = proxy_config(tmp_path, table.uri, str(tmp_path / "nowhere"))
+    result = run("proxy", "--config", path, "--check", status=2)
+    assert "acme, bucket 'bucket1'" in result.stderr
+    assert "there is no table" in result.stderr
+    checked = run_json("proxy", "--config", path, "--check", status=2)
+    assert [(b["parts"], b["error"] is None) for b in checked] == [(6, True), (None, False)]
+
+
+def test_a_proxy_without_its_file_is_one_line(tmp_path: Path) -> None:
+    for more in ([], ["--check"]):
+        result = run("proxy", "--config", tmp_path / "nothing.toml", *more, status=2)
+        assert result.stderr.startswith("error: ")
+        assert result.stderr.count("\n") == 1
+        assert "nothing.toml" in result.stderr

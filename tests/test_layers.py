@@ -157,7 +157,7 @@ CONFINED = {
     "httpx": ("icedb.proxy.control_plane",),
     "prometheus_client": ("icedb.proxy.metrics",),
     "starlette": ("icedb.proxy.",),
-    "uvicorn": ("icedb.proxy.server",),
+    "uvicorn": ("icedb.proxy.connections",),
     "matplotlib": ("icedb_dagster.pictures",),
     "obstore": ("icedb.store",),
     "typer": ("icedb.cli", "icedb_dagster."),

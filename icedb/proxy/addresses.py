@@ -40,7 +40,7 @@ def has_time(name: str) -> bool:
 
 
 def address_of(request: HttpRequest, domains: Sequence[str]) -> Address:
-    """Raises S3Error: InvalidURI for what is no path, InvalidArgument for a time that is none."""
+    """Raises S3Error: InvalidURI for what is no path, InvalidArgument for a time that is none, NoSuchBucket."""
     if not request.path.startswith("/"):
         raise S3Error("InvalidURI")
     path = request.decoded_path[1:]
@@ -51,6 +51,8 @@ def address_of(request: HttpRequest, domains: Sequence[str]) -> Address:
         if not bucket and key:
             raise S3Error("InvalidURI")
     name, as_of_ms = _split_time(bucket)
+    if bucket and not name:
+        raise S3Error("NoSuchBucket")  # a time alone is not the service itself
     return Address(name, key, as_of_ms, bucket)
 
 

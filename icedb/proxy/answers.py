@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from xml.sax.saxutils import escape
@@ -11,6 +12,8 @@ from icedb.store import ObjectStore
 __all__ = ["Answer", "Content", "http_date", "xml_answer", "xml_text"]
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+#: Control characters, most of which XML 1.0 has not; its parsers change the others, and end at the noncharacters.
+_UNSAYABLE = re.compile("[\x00-\x1f\x7f-\x9f\ufffe\uffff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ def xml_text(text: str) -> str:
     """Text inside XML. What XML 1.0 cannot say becomes a replacement character; `encoding-type=url` keeps it."""
     if text.isprintable():
         return escape(text, {'"': "&quot;"})
-    return escape("".join(c if c.isprintable() or ord(c) >= 0xA0 else "\N{REPLACEMENT CHARACTER}" for c in text))
+    return escape(_UNSAYABLE.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
 def http_date(unix_ms: int) -> str:

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -43,7 +44,8 @@ logger = logging.getLogger("icedb.proxy")
 HEALTH_PATH = "/-/health"
 # What is asked for here has no body; clients that send one all the same send little.
 BODY_BYTES_MAX = 64 * 1024
-EMPTY_SHA256 = hashlib.sha256().hexdigest()
+STEPS_PER_SECOND = 4
+STEP_BYTES_MIN = 4 * 1024
 
 
 @dataclass
@@ -162,12 +164,13 @@ class ProxyApp:
         try:
             await send(_start(answer.status, [*answer.headers, ("x-amz-request-id", exchange.id)]))
             async for piece in pieces:
-                await self._gate.spend(caller.tenant, len(piece))
-                if gone.done():
-                    return
-                async with asyncio.timeout(self._settings.send_timeout_ms / 1000):
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                exchange.sent += len(piece)
+                for step in _steps(piece, caller.tenant.limits.bytes_per_second):
+                    await self._gate.spend(caller.tenant, len(step))
+                    if gone.done():
+                        return
+                    async with asyncio.timeout(self._settings.send_timeout_ms / 1000):
+                        await send({"type": "http.response.body", "body": step, "more_body": True})
+                    exchange.sent += len(step)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (IceDBError, TimeoutError) as error:  # without the last message the server breaks the connection off
             exchange.code = "Aborted"
@@ -253,6 +256,16 @@ async def _send(
         every.append(("content-length", str(len(answer.body))))
     await send(_start(answer.status, every))
     await send({"type": "http.response.body", "body": b"" if head else answer.body, "more_body": False})
+
+
+def _steps(piece: bytes, bytes_per_second: int | None) -> Iterator[bytes]:
+    """What is sent at a time: of a tenant with a limit little, so that its clients never wait for long."""
+    if bytes_per_second is None:
+        yield piece
+        return
+    size = max(STEP_BYTES_MIN, bytes_per_second // STEPS_PER_SECOND)
+    for start in range(0, len(piece), size):
+        yield piece[start : start + size]
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -41,6 +41,8 @@ _V = TypeVar("_V")
 AHEAD_MS_MAX = 60_000
 # A known part is given out without another look at the log, if that is not older.
 KNOWN_SECONDS = 10
+# So often it is asked whether a table is still the one that was opened: it may be deleted, and another made in its place.
+SAME_SECONDS = 60
 # Of one table.
 VIEWS_MAX = 32
 TIMES_MAX = 8
@@ -65,6 +67,8 @@ class _Known:
     latest: View
     #: By the loop's clock, when the look began.
     read_at: float
+    #: By the loop's clock, when the table was opened, or was seen to be still the same.
+    opened_at: float
 
     def find(self, key: str) -> Marker | None:
         """A part that the log has, live or not, by its virtual key."""
@@ -78,10 +82,18 @@ class _OpenTable:
     address: str
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     known: _Known | None = None
+    #: Of the last look, if it failed: when it began, and the code of what was answered.
+    failed: tuple[float, str] | None = None
     #: What was told last, by snapshot and partitions of the scope: a listing of many pages comes back for it.
     views: OrderedDict[tuple[str, tuple[str, ...]], View] = field(default_factory=OrderedDict)
     #: Whole views by the times that somebody asked for, with when that was by the loop's clock.
     at_time: OrderedDict[int, tuple[float, View]] = field(default_factory=OrderedDict)
+
+    def forget(self) -> None:
+        """What is at the address may be another table by now."""
+        self.known = None
+        self.views.clear()
+        self.at_time.clear()
 
 
 class Tables:
@@ -121,6 +133,11 @@ class Tables:
         """How many tables are held open."""
         return len(self._tables)
 
+    @property
+    def live_parts(self) -> int:
+        """How many live parts they have, as far as is known."""
+        return sum(len(t.known.latest.keys) for t in self._tables.values() if t.known is not None)
+
     # ------------------------------------------------------------------------------------ views
 
     async def view(self, bucket: VirtualBucket, as_of_ms: int | None) -> View:
@@ -139,11 +156,18 @@ class Tables:
         """
         at_ms = self._checked_time(bucket.scope, as_of_ms)
         table = self._table(bucket)
-        if at_ms is None and not -AHEAD_MS_MAX <= self._clock.now_ms() - began_ms <= self._hold_ms:
+        now_ms = self._clock.now_ms()
+        if at_ms is None and now_ms - began_ms > self._hold_ms:
             return None
         view = table.views.get((snapshot_id, bucket.scope.partitions))
         if view is not None and (at_ms is None or at_ms == view.as_of_ms):
             return view
+        if (
+            at_ms is None
+            and began_ms > now_ms + AHEAD_MS_MAX
+            and began_ms > (await self._latest(table)).latest.as_of_ms
+        ):
+            return None  # no listing began then, not even of a table with commits from a clock far ahead
         try:
             whole = await self._at(table, began_ms if at_ms is None else at_ms)
         except S3Error as error:
@@ -160,8 +184,8 @@ class Tables:
         table = self._table(bucket)
         known = table.known
         if at_ms is not None:
-            view = await self._at(table, at_ms)
-            found, known = view.find(key), table.known
+            found = (await self._at(table, at_ms)).find(key)
+            known = table.known or await self._latest(table)
         else:
             loop = asyncio.get_running_loop()
             found = None
@@ -223,7 +247,9 @@ class Tables:
     async def _latest(self, table: _OpenTable, *, fresh: bool = False) -> _Known:
         """What a look at the log told that began at most `refresh_ms` ago, or, `fresh`, now. Raises S3Error."""
         oldest = asyncio.get_running_loop().time() - (0 if fresh else self._refresh)
-        async with table.lock:  # whoever waited meanwhile has the answer too
+        async with table.lock:  # whoever waited meanwhile has the answer too, also when there is none
+            if table.failed is not None and table.failed[0] >= oldest:
+                raise _refusal(table.failed[1])
             known = table.known
             if known is None or known.read_at < oldest:
                 known = table.known = await self._look(table, known)
@@ -237,9 +263,14 @@ class Tables:
         except (IceDBError, OSError) as error:
             self._tell(ok=False, seconds=loop.time() - began)
             if not isinstance(error, TryAgain | OSError):
-                table.known = None  # it may be another table by now: open it anew
-            raise _answer_for(error, table.address) from None
+                table.forget()
+            answer = _answer_for(error, table.address)
+            table.failed = began, answer.code
+            raise answer from None
         self._tell(ok=True, seconds=loop.time() - began)
+        table.failed = None
+        if known is not None and found.handle is not known.handle:
+            table.forget()
         return found
 
     def _tell(self, *, ok: bool, seconds: float) -> None:
@@ -248,22 +279,26 @@ class Tables:
 
     def _read(self, address: str, known: _Known | None, began: float) -> _Known:
         """In a thread: the state now, and its view, which is the known one when nothing changed."""
-        handle = known.handle if known else self._open_table(address, self._storage_options)
+        if known is not None and (not known.handle.spec.id or began - known.opened_at <= SAME_SECONDS):
+            handle, opened_at = known.handle, known.opened_at  # what a program of v3 made has no id
+        else:
+            handle, opened_at = self._open_table(address, self._storage_options), began
+            if known is not None and handle.spec.id == known.handle.spec.id:
+                handle = known.handle
         now_ms = self._clock.now_ms() - 1  # as for a snapshot: what this millisecond still brings is later
         state = handle.read()
         as_of_ms = max(now_ms, state.newest_ms)
         if known is not None and state is known.state:
-            return replace(known, latest=replace(known.latest, as_of_ms=as_of_ms), read_at=began)
+            latest = replace(known.latest, as_of_ms=as_of_ms)
+            return replace(known, latest=latest, read_at=began, opened_at=opened_at)
         view = View.of(state.live, data_prefix=handle.keys.data_prefix, as_of_ms=as_of_ms)
-        return _Known(handle, state, view, began)
+        return _Known(handle, state, view, began, opened_at)
 
     async def _at(self, table: _OpenTable, at_ms: int) -> View:
         """The view as of a time. Once told it stays as it is, while it is remembered. Raises S3Error."""
         loop = asyncio.get_running_loop()
-        told_at, view = table.at_time.get(at_ms, (0.0, None))
-        if view is not None and loop.time() - told_at <= self._hold_ms / 1000:
-            table.at_time.move_to_end(at_ms)
-            return view
+        if (told := self._told(table, at_ms)) is not None:
+            return told
         known = await self._latest(table)
         if known.latest.as_of_ms < at_ms:  # what was committed until then is asked for
             known = await self._latest(table, fresh=True)
@@ -273,7 +308,17 @@ class Tables:
             raise S3Error("NoSuchBucket", "The table can no longer be read as of that time.") from None
         except (IceDBError, OSError) as error:
             raise _answer_for(error, table.address) from None
+        if (told := self._told(table, at_ms)) is not None:
+            return told  # to somebody who asked meanwhile, perhaps of an earlier look
         _keep(table.at_time, at_ms, (loop.time(), view), TIMES_MAX)
+        return view
+
+    def _told(self, table: _OpenTable, at_ms: int) -> View | None:
+        """What was last told of a time."""
+        told_at, view = table.at_time.get(at_ms, (0.0, None))
+        if view is None or asyncio.get_running_loop().time() - told_at > self._hold_ms / 1000:
+            return None
+        table.at_time.move_to_end(at_ms)
         return view
 
     async def _within(self, table: _OpenTable, whole: View, scope: Scope) -> View:
@@ -309,6 +354,8 @@ def _view_at(handle: Handle, state: LogState, at_ms: int) -> View:
 def _answer_for(error: Exception, address: str) -> S3Error:
     """What a client is told of a table that cannot be read; the log says what it is."""
     logger.error("the table %s cannot be shown: %s", address, error)
-    if isinstance(error, TryAgain | OSError):
-        return S3Error("ServiceUnavailable", headers=(("retry-after", "1"),))
-    return S3Error("InternalError")
+    return _refusal("ServiceUnavailable" if isinstance(error, TryAgain | OSError) else "InternalError")
+
+
+def _refusal(code: str) -> S3Error:
+    return S3Error(code, headers=(("retry-after", "1"),) if code == "ServiceUnavailable" else ())

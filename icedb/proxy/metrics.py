@@ -45,6 +45,8 @@ class Metrics:
         self.in_progress = Gauge("icedb_proxy_requests_in_progress", "Requests being answered.", registry=registry)
         #: Tables whose snapshot is held.
         self.tables_open = Gauge("icedb_proxy_tables_open", "Tables whose snapshot is held.", registry=registry)
+        #: The live parts of all of them.
+        self.live_parts = Gauge("icedb_proxy_live_parts", "Live parts of the tables held.", registry=registry)
         self._refreshes = Counter(
             "icedb_proxy_table_refreshes", "Looks for what is new in a table.", ("result",), registry=registry
         )

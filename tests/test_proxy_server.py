@@ -1,0 +1,526 @@
+"""The process around the proxy, with real processes and sockets: it starts or says why not, takes over changed tenants,
+ends in order, and cannot be kept busy by clients that say nothing. Its metrics and access log tell what it did.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import resource
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+from prometheus_client.parser import text_string_to_metric_families
+
+from icedb import Table
+from icedb.proxy.access_log import AccessLog, AccessRecord
+from tests.proxy_process import ROOT, ProxyProcess, proxy_command
+
+DEADLINE_SECONDS = 60
+KEY, SECRET = "ACMEKEY1", "secret-of-acme-1"
+SLOW_KEY, SLOW_SECRET = "SLOWKEY1", "secret-of-slow-1"
+LONG_KEY, LONG_SECRET = "LONGKEY1", "secret-of-long-1"
+
+
+@dataclass(frozen=True)
+class World:
+    """A table with one part of some megabytes, and how a configuration names it."""
+
+    table: str
+    key: str
+    content: bytes
+
+    def config(self, server: str = "", *, key: str = KEY, secret: str = SECRET) -> str:
+        """`slow` gets the part in some seconds, `long` in some minutes."""
+        tenants = (("acme", key, secret, ""), ("slow", SLOW_KEY, SLOW_SECRET, "bytes_per_second = 700000"),
+                   ("long", LONG_KEY, LONG_SECRET, "bytes_per_second = 20000"))  # fmt: skip
+        return f'[server]\nlisten = "127.0.0.1:0"\n{server}\n' + "".join(
+            f'[[tenant]]\nname = "{name}"\nkeys = [{{ id = "{id_}", secret = "{own}" }}]\n{limits}\n'
+            f'[[tenant.bucket]]\nname = "events"\ntable = "{self.table}"\n'
+            for name, id_, own, limits in tenants
+        )
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("lake") / "events"
+    table = Table.create(folder, partition_by=["k"], storage_options={"fsync": "false"})
+    table.insert([{"k": 1, "b": os.urandom(100_000)} for _ in range(40)])
+    [part] = table.snapshot().parts
+    return World(str(folder), part.key.partition("_data/")[2], Path(part.path).read_bytes())
+
+
+@pytest.fixture(scope="module")
+def proxy(world: World) -> Iterator[ProxyProcess]:
+    """One that the tests here share, which none of them changes. It waits for nobody's request long."""
+    with ProxyProcess(world.config('admin_listen = "127.0.0.1:0"\nheader_timeout = "1s"')) as started:
+        yield started
+
+
+def client(endpoint: str, key: str = KEY, secret: str = SECRET) -> Any:
+    config = Config(
+        signature_version="s3v4",
+        retries={"total_max_attempts": 1},
+        s3={"addressing_style": "path"},
+        connect_timeout=30,
+        read_timeout=60,
+    )
+    return boto3.client(
+        "s3", endpoint_url=endpoint, aws_access_key_id=key, aws_secret_access_key=secret, region_name="us-east-1",
+        config=config,
+    )  # fmt: skip
+
+
+def body_of(world: World, endpoint: str, key: str, secret: str) -> Any:
+    """A download whose answer has begun."""
+    return client(endpoint, key, secret).get_object(Bucket="events", Key=world.key)["Body"]
+
+
+def code_of(ask: Callable[[], object]) -> str:
+    """The code of S3's error; nothing: there was none."""
+    try:
+        ask()
+    except ClientError as error:
+        return str(error.response["Error"]["Code"])
+    return ""
+
+
+def get(url: str, context: ssl.SSLContext | None = None) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=DEADLINE_SECONDS, context=context) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def wait_until(what: Callable[[], object], saying: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not what():
+        assert time.monotonic() < deadline, saying
+        time.sleep(0.05)
+
+
+def connect(proxy: ProxyProcess) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", proxy.port), timeout=DEADLINE_SECONDS)
+
+
+def rest_of(sock: socket.socket) -> bytes:
+    """What still comes until the server closes."""
+    pieces = []
+    try:
+        while piece := sock.recv(65_536):
+            pieces.append(piece)
+    except ConnectionError:
+        pass
+    return b"".join(pieces)
+
+
+def is_closed(sock: socket.socket) -> bool:
+    sock.setblocking(False)
+    try:
+        return not sock.recv(1)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def run(path: Path, *more: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        proxy_command(path, *more),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def written(folder: Path, config: str) -> Path:
+    path = folder / "proxy.toml"
+    path.write_text(config)
+    return path
+
+
+# ------------------------------------------------------------------------------------------------ starting
+
+
+def test_it_says_where_it_listens_and_that_it_is_there(proxy: ProxyProcess) -> None:
+    assert proxy.errors().count("\n") == 1, "one line"
+    assert "tenants in the file: 3" in proxy.errors()
+    assert get(f"{proxy.endpoint}/-/health") == (200, "ok\n")
+    assert get(f"{proxy.admin}/health") == (200, "ok\n")
+    assert get(f"{proxy.admin}/ready") == (200, "ok\n")
+
+
+def test_an_object_comes_whole(world: World, proxy: ProxyProcess) -> None:
+    assert body_of(world, proxy.endpoint, KEY, SECRET).read() == world.content
+
+
+def test_a_port_that_is_taken_is_one_line_and_status_2(world: World, proxy: ProxyProcess, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{proxy.port}"
+    done = run(written(tmp_path, world.config().replace("127.0.0.1:0", address)))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {address}: cannot listen there: Address already in use\n"
+
+
+def test_a_wrong_configuration_is_one_line_and_status_2(world: World, tmp_path: Path) -> None:
+    path = written(tmp_path, world.config("conections = 7"))
+    done = run(path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"error: {path}: [server]")
+    assert "conections" in done.stderr
+
+
+def test_without_the_extra_it_says_how_to_install_it(world: World, tmp_path: Path) -> None:
+    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(\"No module named 'uvicorn'\", name='uvicorn')")
+    done = run(written(tmp_path, world.config()), env={"PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "pip install 'icedb-dagster[proxy]'" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------ tenants change
+
+
+def test_the_tenants_can_be_changed_without_a_restart(world: World, tmp_path: Path) -> None:
+    path = written(tmp_path, world.config('admin_listen = "127.0.0.1:0"'))
+    with ProxyProcess(path) as proxy:
+        codes = lambda key, secret: code_of(client(proxy.endpoint, key, secret).list_buckets)  # noqa: E731
+        assert (codes(KEY, SECRET), codes("ACMEKEY2", "secret-of-acme-2")) == ("", "InvalidAccessKeyId")
+
+        # Told by a signal.
+        path.write_text(world.config(key="ACMEKEY2", secret="secret-of-acme-2"))
+        proxy.signal(signal.SIGHUP)
+        wait_until(lambda: not codes("ACMEKEY2", "secret-of-acme-2"), "the new key is not known")
+        assert codes(KEY, SECRET) == "InvalidAccessKeyId"
+
+        # Found by itself.
+        path.write_text(world.config(key="ACMEKEY3", secret="secret-of-acme-3"))
+        wait_until(lambda: not codes("ACMEKEY3", "secret-of-acme-3"), "the file's change was not found")
+        assert codes("ACMEKEY2", "secret-of-acme-2") == "InvalidAccessKeyId"
+
+        # What is wrong changes nothing, and is said once.
+        path.write_text("this is no configuration")
+        wait_until(lambda: "the tenants stay as they were" in proxy.errors(), "nothing was logged")
+        proxy.signal(signal.SIGHUP)
+        wait_until(lambda: value(proxy, "icedb_proxy_reloads_total", result="error") >= 2, "no second look")
+        assert codes("ACMEKEY3", "secret-of-acme-3") == ""
+        assert "secret-of" not in proxy.errors()
+        assert "Traceback" not in proxy.errors()
+
+
+# ------------------------------------------------------------------------------------------------ stopping
+
+
+def test_told_to_stop_it_finishes_what_it_began(world: World) -> None:
+    with ProxyProcess(world.config('admin_listen = "127.0.0.1:0"')) as proxy:
+        idle = connect(proxy)
+        body = body_of(world, proxy.endpoint, SLOW_KEY, SLOW_SECRET)
+        proxy.signal(signal.SIGTERM)
+        wait_until(lambda: get(f"{proxy.admin}/ready")[0] == 503, "it says that it is ready")
+        assert get(f"{proxy.admin}/health")[0] == 200
+        assert rest_of(idle) == b"", "a connection without a request is closed"
+        with pytest.raises(ConnectionRefusedError):
+            connect(proxy)
+        assert proxy.alive()
+        assert body.read() == world.content
+        assert proxy.wait() == 0
+        assert [(line["status"], line["bytes"]) for line in proxy.access_log()] == [(200, len(world.content))]
+        assert proxy.errors().count("\n") == 1
+
+
+def test_it_waits_for_answers_no_longer_than_it_was_told(world: World) -> None:
+    with ProxyProcess(world.config('stop_timeout = "1s"')) as proxy:
+        body = body_of(world, proxy.endpoint, LONG_KEY, LONG_SECRET)
+        proxy.signal(signal.SIGINT)
+        with pytest.raises((BotoCoreError, HTTPClientError, OSError)):
+            body.read()
+        assert proxy.wait() == 0
+        assert "Traceback" not in proxy.errors()
+
+
+def test_a_second_signal_ends_it_at_once(world: World) -> None:
+    with ProxyProcess(world.config('admin_listen = "127.0.0.1:0"\nstop_timeout = "1h"')) as proxy:
+        body = body_of(world, proxy.endpoint, LONG_KEY, LONG_SECRET)
+        proxy.signal(signal.SIGTERM)
+        wait_until(lambda: get(f"{proxy.admin}/ready")[0] == 503, "it did not heed the signal")
+        proxy.signal(signal.SIGINT)
+        assert proxy.wait() == -signal.SIGINT
+        with pytest.raises((BotoCoreError, HTTPClientError, OSError)):
+            body.read()
+
+
+def test_a_store_that_does_not_answer_does_not_hold_the_end(world: World) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        options = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "AWS_ACCESS_KEY_ID": "a",
+                   "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}  # fmt: skip
+        config = world.config('stop_timeout = "0s"').replace(world.table, "s3://lake/events")
+        config += "[storage_options]\n" + "".join(f'{name} = "{value}"\n' for name, value in options.items())
+        with ProxyProcess(config) as proxy, connect(proxy) as sock:
+            url = client(proxy.endpoint).generate_presigned_url("list_objects_v2", Params={"Bucket": "events"})
+            sock.sendall(
+                f"GET {url.partition(str(proxy.port))[2]} HTTP/1.1\r\nHost: 127.0.0.1:{proxy.port}\r\n\r\n".encode()
+            )
+            silent.settimeout(DEADLINE_SECONDS)
+            with silent.accept()[0]:  # a thread of the proxy asks
+                proxy.signal(signal.SIGTERM)
+                assert proxy.wait() == 0
+
+
+# ------------------------------------------------------------------------------------------------ silent clients
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /-/health HTTP/1.1\r\nHost: x\r\nX-Slow: "], ids=["nothing", "half"])
+def test_who_does_not_say_what_it_wants_is_closed(proxy: ProxyProcess, said: bytes) -> None:
+    with connect(proxy) as sock:
+        sock.sendall(said)
+        assert rest_of(sock) == b""
+
+
+def test_a_byte_now_and_then_does_not_keep_a_connection(proxy: ProxyProcess) -> None:
+    with connect(proxy) as sock:
+        sock.sendall(b"GET /-/health HTTP/1.1\r\nX-Slow: ")
+
+        def drip() -> bool:
+            try:
+                sock.send(b"a")
+            except ConnectionError:
+                return True
+            return is_closed(sock)
+
+        wait_until(drip, "it is still open")
+
+
+def test_the_next_request_of_a_connection_has_to_come_whole_too(proxy: ProxyProcess) -> None:
+    whole, half = b"GET /-/health HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /-/health HT"
+    with connect(proxy) as at_once, connect(proxy) as later:
+        at_once.sendall(whole + half)
+        later.sendall(whole)
+        assert rest_of(at_once).endswith(b"ok\n")
+        time.sleep(1.5)  # longer than a request may take: a connection at rest is kept
+        assert later.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+        later.sendall(half)
+        assert not rest_of(later).startswith(b"HTTP/1.1")
+
+
+def test_a_thousand_slow_clients_keep_nobody_out(world: World) -> None:
+    """Though none of them is closed for its slowness here: those that wait longest make room for who comes."""
+    _allow_files(3_000)
+    config = world.config('connections = 100\nheader_timeout = "1h"')
+    with ProxyProcess(config) as proxy, ExitStack() as sockets:
+        slow = []
+        body = body_of(world, proxy.endpoint, SLOW_KEY, SLOW_SECRET)
+        for number in range(1_000):
+            slow.append(sockets.enter_context(connect(proxy)))
+            slow[-1].sendall(b"GET /-/health HTTP/1.1\r\nX-Slow: ")
+            if number % 250 == 249:
+                assert code_of(client(proxy.endpoint).list_buckets) == ""
+        wait_until(lambda: sum(map(is_closed, slow)) >= 900, "they were not closed")
+        assert not is_closed(slow[-1])
+        assert body.read() == world.content, "whoever was being answered is not disturbed"
+        assert proxy.alive()
+
+
+def test_when_all_connections_are_in_use_a_new_one_is_told_to_come_again(world: World) -> None:
+    with ProxyProcess(world.config('connections = 2\nstop_timeout = "0s"')) as proxy, ExitStack() as bodies:
+        for _ in range(2):
+            bodies.enter_context(closing(body_of(world, proxy.endpoint, LONG_KEY, LONG_SECRET)))
+        with connect(proxy) as sock:
+            assert rest_of(sock).startswith(b"HTTP/1.1 503 ")
+        bodies.close()
+        wait_until(lambda: _is_healthy(proxy), "there is no room again")
+
+
+def test_a_head_that_is_too_large_is_refused(proxy: ProxyProcess) -> None:
+    with connect(proxy) as sock:
+        with suppress(ConnectionError):
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X-Many: aaaaaaaaaa\r\n" * 5_000)
+        answer = rest_of(sock)
+    assert answer[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 431")
+    assert get(f"{proxy.endpoint}/-/health") == (200, "ok\n")
+
+
+def _is_healthy(proxy: ProxyProcess) -> bool:
+    try:
+        return get(f"{proxy.endpoint}/-/health")[0] == 200
+    except OSError:
+        return False
+
+
+def _allow_files(wanted: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+
+
+# ------------------------------------------------------------------------------------------------ TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two certificates of this machine, `a` and `b`, and their keys."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("certificates")
+    for name in "ab":
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+             "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2",
+             "-out", f"{name}.pem", "-keyout", f"{name}.key"],
+            check=True, capture_output=True, cwd=folder,
+        )  # fmt: skip
+    return folder
+
+
+def test_tls(world: World, certificates: Path) -> None:
+    server = f'tls_certificate = "{certificates}/a.pem"\ntls_key = "{certificates}/a.key"\nheader_timeout = "1s"'
+    with ProxyProcess(world.config(server)) as proxy:
+        assert proxy.endpoint.startswith("https://")
+        trusting = ssl.create_default_context(cafile=str(certificates / "a.pem"))
+        assert get(f"{proxy.endpoint}/-/health", trusting) == (200, "ok\n")
+        with connect(proxy) as silent:
+            assert rest_of(silent) == b"", "who does not shake hands is closed"
+
+
+def test_a_key_of_another_certificate_is_one_line_and_status_2(
+    world: World, certificates: Path, tmp_path: Path
+) -> None:
+    server = f'tls_certificate = "{certificates}/a.pem"\ntls_key = "{certificates}/b.key"'
+    done = run(written(tmp_path, world.config(server)))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "tls_key" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------ metrics
+
+
+def value(proxy: ProxyProcess, name: str, **labels: str) -> float:
+    """A sample of the metrics now."""
+    for family in text_string_to_metric_families(get(f"{proxy.admin}/metrics")[1]):
+        for sample in family.samples:
+            if sample.name == name and sample.labels == labels:
+                return sample.value
+    return 0
+
+
+def test_numbers_are_of_tenants_that_proved_who_they_are(world: World, proxy: ProxyProcess) -> None:
+    labels = {"tenant": "acme", "operation": "GetObject", "status": "200"}
+    before, bytes_before = value(proxy, "icedb_proxy_requests_total", **labels), value(
+        proxy, "icedb_proxy_sent_bytes_total", tenant="acme"
+    )  # fmt: skip
+    body_of(world, proxy.endpoint, KEY, SECRET).read()
+    wait_until(lambda: value(proxy, "icedb_proxy_requests_total", **labels) == before + 1, "it was not counted")
+    assert value(proxy, "icedb_proxy_sent_bytes_total", tenant="acme") == bytes_before + len(world.content)
+    assert value(proxy, "icedb_proxy_tables_open") == 1
+    assert value(proxy, "icedb_proxy_table_refreshes_total", result="ok") >= 1
+
+    stranger = "STRANGER" + os.urandom(8).hex()
+    assert code_of(client(proxy.endpoint, stranger, "x" * 20).list_buckets) == "InvalidAccessKeyId"
+    wait_until(lambda: value(proxy, "icedb_proxy_refused_total", code="InvalidAccessKeyId") >= 1, "it was not counted")
+    assert stranger not in get(f"{proxy.admin}/metrics")[1]
+
+
+# ------------------------------------------------------------------------------------------------ the access log
+
+
+def test_the_access_log_tells_of_each_request_and_nothing_that_is_secret(world: World, proxy: ProxyProcess) -> None:
+    s3 = client(proxy.endpoint)
+    url = s3.generate_presigned_url("get_object", Params={"Bucket": "events", "Key": world.key})
+    signature = url.partition("X-Amz-Signature=")[2].partition("&")[0]
+    assert len(signature) == 64
+    request = urllib.request.Request(url, headers={"Range": "bytes=0-9", "User-Agent": "test"})
+    with urllib.request.urlopen(request) as answer:
+        assert answer.read() == world.content[:10]
+    signed: list[str] = []
+    s3.meta.events.register(
+        "before-send.s3", lambda request, **_: signed.append(request.headers["Authorization"].decode())
+    )
+    s3.list_buckets()
+
+    wait_until(lambda: any("X-Amz-Signature" in line["query"] for line in proxy.access_log()), "there is no line")
+    wait_until(lambda: any(line["path"] == "/" and line["tenant"] == "acme" for line in proxy.access_log()), "no line")
+    line = next(line for line in proxy.access_log() if "X-Amz-Signature" in line["query"])
+    assert (line["tenant"], line["access_key_id"], line["method"]) == ("acme", KEY, "GET")
+    assert (line["status"], line["bytes"], line["range"], line["code"]) == (206, 10, "bytes=0-9", "")
+    assert (line["client"], line["user_agent"]) == ("127.0.0.1", "test")
+    assert "X-Amz-Signature=..." in line["query"]
+    assert "X-Amz-Expires=3600" in line["query"]
+    text = proxy.access_text()
+    assert signature not in text
+    assert f"{KEY}/" not in text
+    assert f"{KEY}%2F" not in text
+    assert signed[0].rpartition("Signature=")[2] not in text
+    assert SECRET not in text
+
+
+def record(**given: Any) -> AccessRecord:
+    usual: dict[str, Any] = {
+        "time_ms": 1_795_000_000_007, "request_id": "R1", "client": "127.0.0.1", "tenant": "acme",
+        "access_key_id": KEY, "method": "GET", "host": "localhost", "path": "/events/a", "query": "", "range": None,
+        "status": 200, "code": "", "bytes": 7, "milliseconds": 1.26, "user_agent": "test",
+    }  # fmt: skip
+    return AccessRecord(**{**usual, **given})
+
+
+def line_of(**given: Any) -> dict[str, Any]:
+    stream = io.BytesIO()
+    AccessLog(stream).write(record(**given))
+    assert stream.getvalue().count(b"\n") == 1
+    assert stream.getvalue().endswith(b"\n")
+    line: dict[str, Any] = json.loads(stream.getvalue())
+    return line
+
+
+def test_a_line_of_the_access_log() -> None:
+    assert line_of() == {
+        "time": "2026-11-18T11:06:40.007Z", "request_id": "R1", "client": "127.0.0.1", "tenant": "acme",
+        "access_key_id": KEY, "method": "GET", "host": "localhost", "path": "/events/a", "query": "", "range": None,
+        "status": 200, "code": "", "bytes": 7, "milliseconds": 1.3, "user_agent": "test",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["X-Amz-Signature", "x-amz-credential", "X-Amz-Security-Token", "AWSAccessKeyId",
+                                  "Signature", "X%2DAmz%2DSignature"])  # fmt: skip
+@pytest.mark.parametrize("equals", ["=", "%3D"])
+def test_what_would_let_others_ask_is_not_in_a_line(name: str, equals: str) -> None:
+    query = line_of(query=f"prefix=a&{name}{equals}hidden%2Fhidden=&list-type=2&{name}{equals}hidden")["query"]
+    assert "hidden" not in query
+    assert query.startswith("prefix=a&")
+    assert query.count("=...") == 2
+    assert "&list-type=2&" in query
+
+
+def test_lines_stay_lines_and_short() -> None:
+    line = line_of(path="/" + "a" * 9_000, query="q=" + "b" * 9_000, user_agent='x\n\x1b[2J\x9b1m"\udc80' + "c" * 9_000)
+    assert [len(line[name]) for name in ("path", "query")] == [2_000, 2_000]
+    assert line["user_agent"].startswith('x\\n\\x1b[2J\\x9b1m"\\udc80c')
+    assert line["user_agent"].isprintable()
+
+
+def test_a_log_that_cannot_be_written_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    with (Path("/dev/full")).open("wb", buffering=0) as full, caplog.at_level(logging.ERROR):
+        log = AccessLog(full)
+        for _ in range(3):
+            log.write(record())
+    assert log.lost == 3
+    assert [r.getMessage() for r in caplog.records if "access log" in r.getMessage()] == [
+        "The access log cannot be written: No space left on device. Requests are served all the same."
+    ]
