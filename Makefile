@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo example ui down status logs doctor test test-slow ui-test simulate torture mutants bench-query bench-spark bench-stream lint format clean
+.PHONY: help demo example ui down status logs doctor test test-slow ui-test simulate torture mutants bench-query bench-spark bench-stream bench-proxy lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is
@@ -67,6 +67,9 @@ bench-spark: $(VENV)/.installed-dev  ## Measure writing, reading and merging on 
 
 bench-stream: $(VENV)/.installed-dev  ## Measure how soon a stream's rows can be read, and draw it
 	@$(BIN)/python -m benchmarks.stream --plot docs/images/stream-latency.png
+
+bench-proxy: $(VENV)/.installed-dev  ## Measure requests through the S3 proxy, beside the same to the S3 server itself
+	@$(BIN)/python -m benchmarks.proxy
 
 lint: $(VENV)/.installed-dev  ## Linters and strict types
 	@$(BIN)/ruff format --check .

@@ -461,7 +461,7 @@ def proxy(
         return
     if json:
         raise typer.BadParameter("--json goes with --check.")
-    for module in ("starlette", "uvicorn", "prometheus_client", "httpx"):
+    for module in ("starlette", "uvicorn", "uvloop", "prometheus_client", "httpx"):
         imported(module, extra="proxy")
     from icedb.proxy.server import serve
 

@@ -148,7 +148,7 @@ def _signature(request: HttpRequest, at: str, secret: str, scope: str, names: Se
     lines = [
         request.method,
         _encoded(request.path, safe="/"),
-        "&".join(sorted(f"{_encoded(n)}={_encoded(v)}" for n, v in pairs)),
+        "&".join(f"{n}={v}" for n, v in sorted((_encoded(n), _encoded(v)) for n, v in pairs)),
         *(f"{name}:{','.join(' '.join(v.split()) for n, v in request.headers if n == name)}" for name in names),
         "",
         ";".join(names),

@@ -167,3 +167,46 @@ def test_queries_are_measured_and_drawn(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert "geometric mean" in done.stdout
     assert list(work.iterdir()) == []  # nothing stays behind
+
+
+# ------------------------------------------------------------------------------------------ the proxy
+
+
+@pytest.mark.parametrize(
+    ("direct", "through", "rate", "met"),
+    [
+        ([100.0, 10.0, 10.0], [1.0, 7.0, 7.0], True, True),  # by the ratio of each round, and their median
+        ([100.0, 10.0, 10.0], [100.0, 6.0, 6.0], True, False),
+        ([], [0.1, 0.6, 0.8], False, True),
+        ([], [0.8, 0.8, 0.1], False, False),
+    ],
+)
+def test_a_goal_of_the_proxy_is_met_or_missed(direct: list[float], through: list[float], rate: bool, met: bool) -> None:
+    from benchmarks.proxy import Figure
+
+    assert Figure("", "", direct, through, 0.7, rate=rate).met is met
+    assert Figure("", "", direct, through, rate=rate).met is None
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_proxy_is_measured(tmp_path: Path) -> None:
+    target, work = tmp_path / "results.json", tmp_path / "work"
+    work.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.proxy", "--short", "--folder", str(work), "--json", str(target)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=580,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = json.loads(target.read_text())
+    assert [f["goal"] for f in results["figures"] if f["goal"]] == [0.7, 0.95, 0.06, 1.05]
+    assert all(min(f["through"]) > 0 for f in results["figures"])
+    assert [len(f["direct"]) for f in results["figures"]] == [2, 2, 2, 2, 2, 0, 0, 0, 1]
+    assert results["server"] in done.stdout
+    assert all(f["name"] in done.stdout for f in results["figures"])
+    assert list(work.iterdir()) == []  # nothing stays behind

@@ -157,6 +157,7 @@ CONFINED = {
     "httpx": ("icedb.proxy.control_plane",),
     "prometheus_client": ("icedb.proxy.metrics",),
     "starlette": ("icedb.proxy.",),
+    "uvloop": ("icedb.proxy.server",),
     "uvicorn": ("icedb.proxy.connections",),
     "matplotlib": ("icedb_dagster.pictures",),
     "obstore": ("icedb.store",),

@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -116,6 +116,9 @@ class ProxyApp:
                     await self._finish(exchange, answer, send)
         except S3Error as error:
             await self._finish(exchange, _refusal(error, exchange), send)
+        except IceDBError as error:
+            logger.error("request %s (%s) failed: %s", exchange.id, exchange.operation, error)
+            await self._finish(exchange, _refusal(_unavailable(), exchange), send)
         except Exception:
             logger.exception("request %s (%s) failed", exchange.id, exchange.operation)
             if exchange.status:
@@ -156,9 +159,6 @@ class ProxyApp:
         except ObjectNotFound:
             logger.error("%s: the part %s is gone", content.store.location.uri, content.stored_key)
             raise S3Error("NoSuchKey") from None
-        except IceDBError as error:
-            logger.error("a part cannot be read: %s", error)
-            raise S3Error("ServiceUnavailable", headers=(("retry-after", "1"),)) from None
         exchange.status = answer.status
         gone = asyncio.ensure_future(_until_gone(receive))
         try:
@@ -179,6 +179,8 @@ class ProxyApp:
             gone.cancel()
             with suppress(asyncio.CancelledError):
                 await gone
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()  # now, and not when nobody holds it any more: the store's connection is free
 
     def _tell(self, exchange: _Exchange) -> None:
         request, caller = exchange.request, exchange.caller
@@ -241,6 +243,11 @@ def _refusal(error: S3Error, exchange: _Exchange) -> Answer:
     document = error_document(error, resource=exchange.request.path, request_id=exchange.id)
     headers = (("content-type", "application/xml"), *error.headers)
     return Answer(error.status, headers, document, code=error.code)
+
+
+def _unavailable() -> S3Error:
+    """For what is the store's fault, or ours to mend: another request may find it well."""
+    return S3Error("ServiceUnavailable", headers=(("retry-after", "1"),))
 
 
 def _start(status: int, headers: list[tuple[str, str]]) -> dict[str, object]:

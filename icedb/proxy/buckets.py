@@ -12,6 +12,7 @@ import binascii
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from urllib.parse import quote
 
 import msgspec
@@ -165,8 +166,9 @@ def _owner(tenant: Tenant) -> str:
     return f"<Owner><ID>{name}</ID><DisplayName>{name}</DisplayName></Owner>"
 
 
+@lru_cache(maxsize=4096)  # the parts of a commit have one time
 def _iso(unix_ms: int) -> str:
-    return f"{datetime.fromtimestamp(unix_ms / 1000, UTC):%Y-%m-%dT%H:%M:%S}.000Z"
+    return f"{datetime.fromtimestamp(unix_ms // 1000, UTC).replace(tzinfo=None).isoformat()}.000Z"
 
 
 def _number(text: str | None) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from icedb.clock import Clock, SystemClock
-from icedb.errors import IceDBError, SnapshotExpired, TryAgain
+from icedb.errors import BucketNotFound, IceDBError, SnapshotExpired, TableNotFound, TryAgain
 from icedb.format.names import partition_of
 from icedb.format.records import Marker
 from icedb.format.snapshot import LogState, live_markers
@@ -41,7 +41,7 @@ _V = TypeVar("_V")
 AHEAD_MS_MAX = 60_000
 # A known part is given out without another look at the log, if that is not older.
 KNOWN_SECONDS = 10
-# So often it is asked whether a table is still the one that was opened: it may be deleted, and another made in its place.
+# So often it is asked whether a table is still the one that was opened: another may have been made in its place.
 SAME_SECONDS = 60
 # Of one table.
 VIEWS_MAX = 32
@@ -160,8 +160,11 @@ class Tables:
         if at_ms is None and now_ms - began_ms > self._hold_ms:
             return None
         view = table.views.get((snapshot_id, bucket.scope.partitions))
-        if view is not None and (at_ms is None or at_ms == view.as_of_ms):
+        if view is not None and at_ms == view.as_of_ms:
             return view
+        # The time in a token is the client's word: that the view was the latest not long ago, we must know ourselves.
+        if view is not None and at_ms is None and now_ms - view.as_of_ms <= self._hold_ms:
+            return replace(view, as_of_ms=max(view.as_of_ms, began_ms))  # the next page begins no earlier than this one
         if (
             at_ms is None
             and began_ms > now_ms + AHEAD_MS_MAX
@@ -262,7 +265,7 @@ class Tables:
             found = await loop.run_in_executor(self._threads, self._read, table.address, known, began)
         except (IceDBError, OSError) as error:
             self._tell(ok=False, seconds=loop.time() - began)
-            if not isinstance(error, TryAgain | OSError):
+            if not _may_pass(error):
                 table.forget()
             answer = _answer_for(error, table.address)
             table.failed = began, answer.code
@@ -354,7 +357,12 @@ def _view_at(handle: Handle, state: LogState, at_ms: int) -> View:
 def _answer_for(error: Exception, address: str) -> S3Error:
     """What a client is told of a table that cannot be read; the log says what it is."""
     logger.error("the table %s cannot be shown: %s", address, error)
-    return _refusal("ServiceUnavailable" if isinstance(error, TryAgain | OSError) else "InternalError")
+    return _refusal("ServiceUnavailable" if _may_pass(error) else "InternalError")
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the table is still what it was, and can be shown again when the store, or who may read it, is back."""
+    return isinstance(error, TryAgain | OSError) and not isinstance(error, TableNotFound | BucketNotFound)
 
 
 def _refusal(code: str) -> S3Error:

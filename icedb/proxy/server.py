@@ -17,6 +17,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 
+import uvloop
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -63,7 +64,7 @@ def serve(path: Path, *, tell: Callable[[str], None]) -> None:
         admin = None
         if settings.admin_host is not None and settings.admin_port is not None:
             admin = sockets.enter_context(_listening(settings.admin_host, settings.admin_port))
-        asyncio.run(_serve(path, config, listener, admin, tell))
+        uvloop.run(_serve(path, config, listener, admin, tell))  # a third less work per byte than asyncio's own loop
 
 
 async def _serve(

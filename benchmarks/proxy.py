@@ -1,0 +1,362 @@
+"""What a tenant pays for the proxy, beside the same requests to the S3 server itself in the same run.
+
+    python -m benchmarks.proxy
+
+An S3 server and `icedb proxy` run as processes on this machine, a third is the client: on few processors they take
+them from each other, which counts against the proxy. Measured are the rate at which a large part comes, through the
+proxy and by its redirections; a small range of one, alone and eight at a time; a listing of a table of many parts, page
+by page; and what memory the proxy has before and after many requests.
+
+Direct and through the proxy take turns; a ratio is of one round, and the median of all rounds is held to the goal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as Grid
+
+from benchmarks.proxy_world import BUCKET, KEY_ID, S3, SECRET, Client, boto_client, made_table, proxy, s3_server
+
+__all__ = ["Figure", "Measured", "Plan", "as_grid", "measure"]
+
+#: Of the rate without the proxy.
+GOAL_THROUGH, GOAL_REDIRECT = 0.7, 0.95
+#: For the parts of the usual plan, and as much for each of fewer or more.
+GOAL_LISTING_SECONDS, GOAL_LISTING_PARTS = 2.0, 100_000
+#: Memory after many requests, to that before: what an allocator keeps varies by as much.
+GOAL_MEMORY = 1.05
+SMALL_BYTES = 64 * 1024
+CLIENTS = 8
+_TOKEN = re.compile(rb"<NextContinuationToken>([^<]+)</NextContinuationToken>")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured. `gets` of `small_gets` at a time in a round; `requests` are those between two looks at
+    the proxy's memory."""
+
+    part_bytes: int = 64 * 1024 * 1024
+    parts: int = 100_000
+    rounds: int = 9
+    gets: int = 4
+    small_gets: int = 400
+    requests: int = 10_000
+
+
+SHORT = Plan(part_bytes=4 * 1024 * 1024, parts=3_000, rounds=2, gets=2, small_gets=20, requests=200)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One thing that was measured, in each round, without the proxy (if it can be) and with it."""
+
+    name: str
+    unit: str
+    direct: Sequence[float]
+    through: Sequence[float]
+    #: Of the ratio, or of the figure itself where there is nothing to compare it with.
+    goal: float | None = None
+    #: Whether more is better.
+    rate: bool = True
+
+    @property
+    def compared(self) -> list[float]:
+        """The ratios of all rounds, or the figures where there is nothing to compare them with."""
+        return [t / d for t, d in zip(self.through, self.direct, strict=True)] if self.direct else list(self.through)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the median reaches the goal, if there is one."""
+        if self.goal is None:
+            return None
+        found = median(self.compared)
+        return found >= self.goal if self.rate else found <= self.goal
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All results."""
+
+    plan: Plan
+    server: str
+    figures: list[Figure] = field(default_factory=list)
+
+
+def measure(plan: Plan, folder: Path, *, on_step: Callable[[str], None] = lambda _: None) -> Measured:
+    """Measure everything in a folder, which is empty. Raises AssertionError when an answer is not whole."""
+    with ExitStack() as stack:
+        on_step("starting the S3 server")
+        server = stack.enter_context(s3_server(folder / "server"))
+        on_step("making tables")
+        large, small = made_table(
+            server, "bytes", days=1, parts=2, bodies=[os.urandom(plan.part_bytes), os.urandom(1024 * 1024)]
+        )
+        made_table(server, "many", days=365, parts=plan.parts)
+        on_step("starting proxies")
+        endpoint, process = stack.enter_context(proxy(folder / "proxy", server, ["bytes", "many"], redirect=False))
+        redirecting, _ = stack.enter_context(proxy(folder / "redirecting", server, ["bytes"], redirect=True))
+        measured = Measured(plan, server.name)
+        measured.figures.extend(_large_parts(plan, server, endpoint, redirecting, large, on_step))
+        measured.figures.extend(_small_ranges(plan, server, endpoint, small, on_step))
+        measured.figures.extend(_listings(plan, endpoint, on_step))
+        measured.figures.append(_memory(plan, endpoint, process, small, on_step))
+    return measured
+
+
+# ------------------------------------------------------------------------------------------ bytes
+
+
+def _large_parts(
+    plan: Plan, server: S3, endpoint: str, redirecting: str, key: str, on_step: Callable[[str], None]
+) -> list[Figure]:
+    ways = {
+        "direct": (_direct(server), BUCKET, f"bytes/_data/{key}"),
+        "through": (_through(endpoint), "bytes", key),
+        "redirect": (_through(redirecting), "bytes", key),
+    }
+    rates: dict[str, list[float]] = {way: [] for way in ways}
+    for number in range(plan.rounds + 1):
+        for way, (client, bucket, name) in _turned(ways, number):
+            on_step(f"a part of {plan.part_bytes / 1e6:.0f} MB, {way}: " + _round(number))
+            request = client.signed(bucket, name)
+            started = time.perf_counter()
+            for _ in range(plan.gets):
+                _must(client.get(request), plan.part_bytes)
+            if number:
+                rates[way].append(plan.gets * plan.part_bytes / 1e6 / (time.perf_counter() - started))
+    for client, _, _ in ways.values():
+        client.close()
+    name = f"GET of {plan.part_bytes / 1024**2:.0f} MiB"
+    return [
+        Figure(f"{name}, through", "MB/s", rates["direct"], rates["through"], GOAL_THROUGH),
+        Figure(f"{name}, redirected", "MB/s", rates["direct"], rates["redirect"], GOAL_REDIRECT),
+    ]
+
+
+def _small_ranges(plan: Plan, server: S3, endpoint: str, key: str, on_step: Callable[[str], None]) -> list[Figure]:
+    ways = {
+        "direct": (lambda: _direct(server), BUCKET, f"bytes/_data/{key}"),
+        "through": (lambda: _through(endpoint), "bytes", key),
+    }
+    latencies: dict[str, list[float]] = {way: [] for way in ways}
+    alone: dict[str, list[float]] = {way: [] for way in ways}
+    at_once: dict[str, list[float]] = {way: [] for way in ways}
+    for number in range(plan.rounds + 1):
+        for way, (connect, bucket, name) in _turned(ways, number):
+            on_step(f"ranges of {SMALL_BYTES // 1024} KB, {way}: " + _round(number))
+            seconds = _repeated(connect, bucket, name, plan.small_gets)
+            started = time.perf_counter()
+            _at_once(connect, bucket, name, plan.small_gets)
+            if number:
+                latencies[way].append(median(seconds) * 1000)
+                alone[way].append(len(seconds) / sum(seconds))
+                at_once[way].append(plan.small_gets * CLIENTS / (time.perf_counter() - started))
+    name = f"GET of {SMALL_BYTES // 1024} KiB"
+    return [
+        Figure(f"{name}, median latency", "ms", latencies["direct"], latencies["through"], rate=False),
+        Figure(f"{name}, one client", "requests/s", alone["direct"], alone["through"]),
+        Figure(f"{name}, {CLIENTS} clients", "requests/s", at_once["direct"], at_once["through"]),
+    ]
+
+
+def _repeated(connect: Callable[[], Client], bucket: str, key: str, number: int) -> list[float]:
+    """The seconds of each of so many requests, one after the other over one connection."""
+    client = connect()
+    request = client.signed(bucket, key, range=f"bytes=1000-{SMALL_BYTES + 999}")
+    seconds = []
+    for _ in range(number):
+        started = time.perf_counter()
+        _must(client.get(request), SMALL_BYTES)
+        seconds.append(time.perf_counter() - started)
+    client.close()
+    return seconds
+
+
+def _at_once(connect: Callable[[], Client], bucket: str, key: str, number: int) -> None:
+    """So many requests by each of some clients."""
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            _repeated(connect, bucket, key, number)
+        except BaseException as error:  # noqa: BLE001 -- raised below, where it is seen
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+# ------------------------------------------------------------------------------------------ listings and memory
+
+
+def _listings(plan: Plan, endpoint: str, on_step: Callable[[str], None]) -> list[Figure]:
+    client, boto = _through(endpoint), boto_client(endpoint)
+    seconds: dict[str, list[float]] = {"raw": [], "boto3": []}
+    on_step("the first look at the log of many parts")
+    started = time.perf_counter()
+    client.text(client.signed("many", query={"list-type": "2", "max-keys": "1"}))
+    first = time.perf_counter() - started
+    for number in range(plan.rounds + 1):
+        for way in seconds:
+            on_step(f"a listing of {plan.parts:,} parts, {way}: " + _round(number))
+            started = time.perf_counter()
+            _must(_list_raw(client) if way == "raw" else _list_boto(boto), plan.parts)
+            if number:
+                seconds[way].append(time.perf_counter() - started)
+    client.close()
+    name = f"listing of {plan.parts:,} parts"
+    goal = GOAL_LISTING_SECONDS * plan.parts / GOAL_LISTING_PARTS
+    return [
+        Figure(f"{name}, a client that only counts", "s", [], seconds["raw"], goal, rate=False),
+        Figure(f"{name}, boto3", "s", [], seconds["boto3"], rate=False),
+        Figure(f"its first page, the log unknown ({plan.parts:,} markers)", "s", [], [first], rate=False),
+    ]
+
+
+def _list_raw(client: Client) -> int:
+    """How many keys there are on all pages."""
+    keys, token = 0, ""
+    while True:
+        query = {"list-type": "2"} | ({"continuation-token": token} if token else {})
+        page = client.text(client.signed("many", query=query))
+        keys += page.count(b"<Key>")
+        following = _TOKEN.search(page)
+        if following is None:
+            return keys
+        token = following[1].decode()
+
+
+def _list_boto(boto: Any) -> int:
+    pages = boto.get_paginator("list_objects_v2").paginate(Bucket="many")
+    return sum(page["KeyCount"] for page in pages)
+
+
+def _memory(plan: Plan, endpoint: str, process: int, key: str, on_step: Callable[[str], None]) -> Figure:
+    """What the proxy has of memory before and after many requests of several clients."""
+    each = max(1, plan.requests // CLIENTS)
+    on_step("memory: requests before the first look")
+    _at_once(lambda: _through(endpoint), "bytes", key, each)
+    before = _resident_bytes(process)
+    on_step(f"memory: {each * CLIENTS:,} requests")
+    _at_once(lambda: _through(endpoint), "bytes", key, each)
+    after = _resident_bytes(process)
+    mib = 1024**2
+    return Figure(
+        f"memory after {each * CLIENTS:,} GETs more", "MiB", [before / mib], [after / mib], GOAL_MEMORY, rate=False
+    )
+
+
+def _resident_bytes(process: int) -> int:
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"the process {process} has no memory")
+
+
+# ------------------------------------------------------------------------------------------ turns
+
+
+def _direct(server: S3) -> Client:
+    return Client(server.endpoint, server.key_id, server.secret)
+
+
+def _through(endpoint: str) -> Client:
+    return Client(endpoint, KEY_ID, SECRET)
+
+
+def _turned(ways: dict[str, Any], number: int) -> list[tuple[str, Any]]:
+    """In every second round the last way comes first: what drifts in a round meets all alike."""
+    return list(ways.items())[:: 1 if number % 2 else -1]
+
+
+def _round(number: int) -> str:
+    return f"round {number}" if number else "warm-up"
+
+
+def _must(found: int, expected: int) -> None:
+    if found != expected:
+        raise AssertionError(f"there were {found:,} instead of {expected:,}")
+
+
+# ------------------------------------------------------------------------------------------ what is told
+
+
+def as_grid(measured: Measured) -> Grid:
+    """The results for people."""
+    title = f"Median of {measured.plan.rounds} rounds; {measured.server}, {os.cpu_count()} processors"
+    grid = Grid(title=title, title_justify="left", box=SIMPLE_HEAD)
+    grid.add_column("", no_wrap=True)
+    for name in ("direct, or before", "proxy, or after", "ratio", "least, greatest", "goal", ""):
+        grid.add_column(name, justify="right", no_wrap=True)
+    for figure in measured.figures:
+        verdict = {True: "met", False: "missed", None: ""}[figure.met]
+        found = figure.compared
+        grid.add_row(
+            figure.name,
+            _shown(median(figure.direct), figure.unit) if figure.direct else "",
+            _shown(median(figure.through), figure.unit),
+            f"{median(found):.3f}" if figure.direct else "",
+            f"{min(found):.3f}, {max(found):.3f}" if len(found) > 1 else "",
+            "" if figure.goal is None else f"{'≥' if figure.rate else '≤'} {figure.goal:.4g}",
+            verdict,
+        )
+    return grid
+
+
+def _shown(value: float, unit: str) -> str:
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+
+def as_json(measured: Measured) -> dict[str, Any]:
+    """The results for programs."""
+    return {
+        "plan": asdict(measured.plan),
+        "server": measured.server,
+        "figures": [
+            asdict(f) | {"compared": f.compared, "median": median(f.compared), "met": f.met} for f in measured.figures
+        ],
+    }
+
+
+def main(
+    short: Annotated[bool, typer.Option("--short", help="Little of everything: only to see that it works.")] = False,
+    parts: Annotated[int, typer.Option(min=1_000, help="Of the table that is listed.")] = 100_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured ones; one more comes first.")] = 9,
+    folder: Annotated[Path | None, typer.Option(help="For everything that is made: a fast local disk.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the results, too.")] = None,
+) -> None:
+    """Measure what requests through the proxy cost."""
+    plan = SHORT if short else Plan(parts=parts, rounds=rounds)
+    console = Console()
+    with (
+        tempfile.TemporaryDirectory(prefix="icedb-proxy-", dir=folder) as name,
+        console.status("starting") as status,
+    ):
+        measured = measure(plan, Path(name), on_step=status.update)
+    console.print(as_grid(measured))
+    if json_file is not None:
+        json_file.write_text(json.dumps(as_json(measured), indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(main)
