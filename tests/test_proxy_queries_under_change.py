@@ -1,0 +1,213 @@
+"""Queries through a real proxy while the table behind it changes: each answer is of one snapshot, whole.
+
+Every batch has rows in several partitions whose values sum to zero over all of them, and over nothing less. So half
+a batch shows in an answer, and so does a part beside the part that it was merged into.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from icedb import Table, Timing
+from tests.conftest import BUCKET, S3Server
+from tests.proxy_clients import CLIENTS, Access, Ask, Group, ask_boto3
+from tests.proxy_process import ProxyProcess
+
+pytestmark = pytest.mark.s3
+
+PARTITIONS = 3
+ROWS = 2 * PARTITIONS
+# What was replaced is deleted after the grace, which is short, so that it happens here. A query that takes longer than
+# that may find a part gone, as it may with any reader.
+TIMING = Timing(max_skew_ms=1_000, commit_timeout_ms=3_000, grace_ms=6_000)
+SECONDS_MIN = 10
+SECONDS_MAX = 90
+QUERIES_MIN = 20
+MERGES_MIN = 4
+REFRESH_SECONDS = 0.2
+ASKING = ("duckdb", "polars", "pyarrow", "boto3")
+
+CONFIG = """
+[server]
+listen = "127.0.0.1:0"
+refresh = "{refresh}ms"
+
+[storage_options]
+{options}
+
+[[tenant]]
+name = "acme"
+keys = [{{ id = "ACMEKEY1", secret = "{secret}" }}]
+[[tenant.bucket]]
+name = "changing"
+table = "{lake}/changing"
+[[tenant.bucket]]
+name = "sessions"
+table = "{lake}/sessions"
+"""
+
+
+@dataclass
+class Changes:
+    """What a writer has done so far. Times are of the monotonic clock, in seconds."""
+
+    #: When each batch was committed, the first being number 0.
+    committed: list[float] = field(default_factory=list)
+    #: When each merge that replaced parts began and ended.
+    merges: list[tuple[float, float]] = field(default_factory=list)
+    deleted_parts: int = 0
+    #: Unix milliseconds. Nothing of that time, or earlier, can still come.
+    quiet_ms: int = 0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, and what was answered; the error, if that is what came."""
+
+    client: str
+    began: float
+    ended: float
+    answer: list[Group]
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class World:
+    """A proxy, and the lake with its tables."""
+
+    acme: Access
+    lake: str
+    options: dict[str, str]
+
+    def table(self, name: str) -> Table:
+        return Table.create(f"{self.lake}/{name}", partition_by=["p"], storage_options=self.options, timing=TIMING)
+
+
+@pytest.fixture(scope="module")
+def world(s3_server: S3Server) -> Iterator[World]:
+    lake, secret, options = f"s3://{BUCKET}/{uuid.uuid4().hex}", uuid.uuid4().hex, s3_server.storage_options
+    written = "\n".join(f'{name} = "{value}"' for name, value in options.items())
+    config = CONFIG.format(refresh=round(REFRESH_SECONDS * 1000), options=written, secret=secret, lake=lake)
+    with ProxyProcess(config) as proxy:
+        yield World(Access(proxy.endpoint, "ACMEKEY1", secret), lake, options)
+
+
+def insert(table: Table, changes: Changes) -> None:
+    """The next batch: two rows in each partition, whose values are only nothing when all are there."""
+    number = len(changes.committed)
+    values = [*(number + p for p in range(1, ROWS)), -sum(number + p for p in range(1, ROWS))]
+    table.insert([{"batch": number, "p": n % PARTITIONS, "v": v} for n, v in enumerate(values)])
+    changes.committed.append(time.monotonic())
+
+
+def change(table: Table, changes: Changes, stop: threading.Event, *, cleanup: bool) -> None:
+    """Insert, merge and clean up, until told to stop. A merge replaces log files, too."""
+    while not stop.is_set():
+        insert(table, changes)
+        if len(changes.committed) % 2 == 0:
+            began = time.monotonic()
+            if table.merge().merged_parts:
+                changes.merges.append((began, time.monotonic()))
+            changes.quiet_ms = time.time_ns() // 1_000_000 - 1
+        if cleanup and len(changes.committed) % 5 == 0:
+            changes.deleted_parts += len(table.cleanup().deleted_parts)
+
+
+@contextmanager
+def changing(table: Table, *, cleanup: bool) -> Iterator[tuple[Changes, Future[None]]]:
+    """The table changes in the background inside the block."""
+    changes, stop = Changes(), threading.Event()
+    insert(table, changes)
+    with ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(change, table, changes, stop, cleanup=cleanup)
+        try:
+            yield changes, writer
+        finally:
+            stop.set()
+    writer.result()
+
+
+def ask_on(ask: Ask, client: str, access: Access, stop: threading.Event) -> list[Asked]:
+    """Ask the same again and again."""
+    asked = []
+    while not stop.is_set():
+        began = time.monotonic()
+        try:
+            answer = ask(access, "changing", "batch", "v")
+        except Exception as error:  # whatever a client raises; it is looked at later
+            asked.append(Asked(client, began, time.monotonic(), [], error))
+        else:
+            asked.append(Asked(client, began, time.monotonic(), answer))
+    return asked
+
+
+def wait_for(condition: Callable[[], bool], writer: Future[None], changes: Changes) -> None:
+    """Until it holds; the writer must be well meanwhile."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert not writer.done(), writer.exception()
+        assert time.monotonic() < deadline, changes
+        time.sleep(0.05)
+
+
+def test_each_answer_is_of_one_snapshot_while_the_table_changes(world: World) -> None:
+    table, stop = world.table("changing"), threading.Event()
+    with ThreadPoolExecutor(len(ASKING)) as pool, changing(table, cleanup=True) as (changes, writer):
+        began = time.monotonic()
+        asking = [pool.submit(ask_on, CLIENTS[name], name, world.acme, stop) for name in ASKING]
+        try:
+            wait_for(
+                lambda: (
+                    time.monotonic() - began >= SECONDS_MIN
+                    and len(changes.merges) >= MERGES_MIN
+                    and changes.deleted_parts > 0
+                ),
+                writer,
+                changes,
+            )
+        finally:
+            stop.set()
+        asked = [a for some in asking for a in some.result()]
+    excused = [a for a in asked if a.error is not None and a.ended - a.began > TIMING.grace_ms / 1000]
+    failed = [(a.client, a.error) for a in asked if a.error is not None and a not in excused]
+    assert not failed
+    good = [a for a in asked if a.error is None]
+    assert len(good) >= QUERIES_MIN
+    assert {a.client for a in good} == set(ASKING)
+    for one in good:
+        known = len(one.answer)
+        assert one.answer == [(number, ROWS, 0) for number in range(known)], one
+        # What was committed before the proxy can have looked last is there; what was not begun is not.
+        assert known >= sum(at < one.began - REFRESH_SECONDS for at in changes.committed), one
+        assert known <= sum(at < one.ended for at in changes.committed) + 1, one
+    for client in ASKING:
+        sizes = [len(a.answer) for a in good if a.client == client]
+        assert sizes == sorted(sizes), client  # no step back in time
+    assert any(a.began < ended and begun < a.ended for a in good for begun, ended in changes.merges)
+    assert len({len(a.answer) for a in good}) > 3
+
+
+def test_a_bucket_with_a_time_stays_as_it_is_while_the_table_changes(world: World) -> None:
+    table = world.table("sessions")
+    with changing(table, cleanup=False) as (changes, writer):
+        wait_for(lambda: changes.quiet_ms > 0 and len(changes.merges) >= 1, writer, changes)
+        at_ms = changes.quiet_ms
+        name, asked = f"sessions--{at_ms}", len(changes.merges)
+        first = {client: CLIENTS[client](world.acme, name, "batch", "v") for client in ASKING}
+        wait_for(lambda: len(changes.merges) >= asked + 2, writer, changes)
+        again = {client: CLIENTS[client](world.acme, name, "batch", "v") for client in ASKING}
+    answers = [*first.values(), *again.values()]
+    assert all(answer == answers[0] for answer in answers)
+    assert answers[0] == [(number, ROWS, 0) for number in range(len(answers[0]))]
+    later = ask_boto3(world.acme, "sessions", "batch", "v")
+    assert len(later) > len(answers[0])
+    of_table = table.query("SELECT batch, count(*), sum(v) FROM t GROUP BY batch ORDER BY batch", as_of=at_ms)
+    assert [(batch, rows, int(total)) for batch, rows, total in of_table.fetchall()] == answers[0]
