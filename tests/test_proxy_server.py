@@ -508,6 +508,11 @@ def test_what_would_let_others_ask_is_not_in_a_line(name: str, equals: str) -> N
     assert "&list-type=2&" in query
 
 
+def test_a_presigned_address_in_a_path_is_not_in_a_line() -> None:
+    line = line_of(path="/events/a%3FX-Amz-Signature=hidden", query="")
+    assert line["path"] == "/events/a%3F..."
+
+
 def test_lines_stay_lines_and_short() -> None:
     line = line_of(path="/" + "a" * 9_000, query="q=" + "b" * 9_000, user_agent='x\n\x1b[2J\x9b1m"\udc80' + "c" * 9_000)
     assert [len(line[name]) for name in ("path", "query")] == [2_000, 2_000]

@@ -7,6 +7,7 @@ addresses are taken out, and the header Authorization is no field.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 from io import FileIO
@@ -79,6 +80,12 @@ def without_secrets(query: str) -> str:
     return "&".join(map(_without_secret, query.split("&")))
 
 
+def _without_question(path: str) -> str:
+    """A path without what follows an encoded question mark: somebody may have encoded a whole presigned address."""
+    found = re.search("%3f", path, re.IGNORECASE)
+    return path if found is None else f"{path[: found.start()]}%3F..."
+
+
 def _without_secret(piece: str) -> str:
     name = unquote(piece).partition("=")[0]
     return f"{name}=..." if name.strip().lower() in _SECRET_PARAMETERS else piece
@@ -88,6 +95,7 @@ def _line(record: AccessRecord) -> dict[str, object]:
     said = msgspec.structs.asdict(record)
     at = datetime.fromtimestamp(said.pop("time_ms") / 1000, UTC)
     said["query"] = without_secrets(record.query)
+    said["path"] = _without_question(record.path)
     said["milliseconds"] = round(record.milliseconds, 1)
     texts = {name: _text(value) if isinstance(value, str) else value for name, value in said.items()}
     return {"time": at.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z", **texts}

@@ -29,7 +29,7 @@ from icedb.proxy.catalog import Tables
 from icedb.proxy.limits import Gate
 from icedb.proxy.metrics import Metrics
 from icedb.proxy.operations import NO_OPERATION, Operations, operation_of
-from icedb.proxy.requests import HttpRequest
+from icedb.proxy.requests import HEAD_BYTES_MAX, HttpRequest
 from icedb.proxy.s3_errors import S3Error, error_document
 from icedb.proxy.settings import ServerSettings
 from icedb.proxy.signing import Caller, authenticate
@@ -127,6 +127,8 @@ class ProxyApp:
 
     async def _authenticated(self, exchange: _Exchange) -> Caller:
         request = exchange.request
+        if request.head_bytes > HEAD_BYTES_MAX:
+            raise S3Error("RequestHeaderSectionTooLarge")
         if request.header("content-length") is not None and request.header("transfer-encoding") is not None:
             raise S3Error("InvalidRequest", "A request has a Content-Length or a Transfer-Encoding, not both.")
         caller = exchange.caller = await authenticate(request, self._directory, now_ms=self._clock.now_ms())

@@ -19,12 +19,11 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from icedb.errors import InvalidOption
+from icedb.proxy.requests import HEAD_BYTES_MAX
 from icedb.proxy.settings import ServerSettings
 
 __all__ = ["Server"]
 
-#: Bytes of a request before its body. S3's own limit is 8 KiB of headers; a presigned address may be as long again.
-_HEAD_BYTES_MAX = 32 * 1024
 #: How long a client may keep a connection without a request: longer than the minute after which load balancers let go
 #: of it, so that it is never closed under a request that is on its way. When room is needed, it goes earlier.
 _IDLE_SECONDS = 75
@@ -80,7 +79,7 @@ def _uvicorn_config(app: ASGIApp, settings: ServerSettings, *, tls: bool) -> uvi
         proxy_headers=False,  # X-Forwarded-For may be anybody's word
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=-(-settings.stop_timeout_ms // 1000),
-        h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
+        h11_max_incomplete_event_size=HEAD_BYTES_MAX,  # of what came in pieces; the application looks at all
         ssl_certfile=settings.tls_certificate if tls else None,
         ssl_keyfile=settings.tls_key if tls else None,
     )

@@ -8,7 +8,10 @@ from urllib.parse import unquote_to_bytes
 
 from icedb.proxy.s3_errors import S3Error
 
-__all__ = ["HttpRequest"]
+__all__ = ["HEAD_BYTES_MAX", "HttpRequest"]
+
+#: Of a request before its body. S3's own limit is 8 KiB of headers; a presigned address may be as long again.
+HEAD_BYTES_MAX = 32 * 1024
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,11 @@ class HttpRequest:
     query: str
     #: Names in lower case, in the order of the request; a name may come more than once.
     headers: tuple[tuple[str, str], ...]
+
+    @property
+    def head_bytes(self) -> int:
+        """How long path, query and headers are."""
+        return len(self.path) + len(self.query) + sum(len(n) + len(v) for n, v in self.headers)
 
     def header(self, name: str) -> str | None:
         """The value of a header that may come once. Raises S3Error (InvalidRequest) when it came more often."""
