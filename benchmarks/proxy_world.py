@@ -28,6 +28,7 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 
 from benchmarks import slow_store
+from benchmarks.processes import stop
 from icedb import Table
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
@@ -36,7 +37,6 @@ __all__ = ["BUCKET", "KEY_ID", "S3", "SECRET", "Client", "boto_client", "made_ta
 
 BUCKET = slow_store.BUCKET
 START_SECONDS_MAX = 60
-STOP_SECONDS_MAX = 10
 READ_BYTES = 1024 * 1024
 
 #: The tenant's key.
@@ -144,12 +144,7 @@ def _process(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> It
     try:
         yield log
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(process)
 
 
 def _until(look: Callable[[], Any], name: str, log: Path) -> Any:

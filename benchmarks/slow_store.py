@@ -15,13 +15,13 @@ from pathlib import Path
 
 import boto3
 
+from benchmarks.processes import stop
 from tests.counting_proxy import CountingProxy, HttpRequest
 
 __all__ = ["BUCKET", "s3_server", "slow", "storage_options"]
 
 BUCKET = "icedb-benchmark"
 START_SECONDS_MAX = 60
-STOP_SECONDS_MAX = 10
 # Of the server's root user, who needs no account.
 KEY = "test"
 
@@ -64,12 +64,7 @@ def s3_server(folder: Path) -> Iterator[str]:
         ).create_bucket(Bucket=BUCKET)
         yield endpoint
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(process)
 
 
 def _answers(process: subprocess.Popen[bytes], address: str) -> bool:

@@ -1,0 +1,19 @@
+"""The servers that benchmarks start."""
+
+from __future__ import annotations
+
+import subprocess
+
+__all__ = ["stop"]
+
+STOP_SECONDS_MAX = 10
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process, and wait until it has ended."""
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
