@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import tempfile
 import threading
 import time
@@ -347,7 +348,9 @@ def main(
 ) -> None:
     """Measure what requests through the proxy cost."""
     plan = SHORT if short else Plan(parts=parts, rounds=rounds)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="icedb-proxy-", dir=folder) as name,
         console.status("starting") as status,

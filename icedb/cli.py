@@ -453,6 +453,13 @@ def proxy(
             write_json(checked)
         else:
             output().print(_checked_rows(checked))
+        for bucket in checked:
+            if bucket.warning is not None:
+                tell(
+                    Text.assemble(
+                        ("warning: ", "yellow"), f"{bucket.tenant}, bucket '{bucket.bucket}': {bucket.warning}"
+                    )
+                )
         wrong = [bucket for bucket in checked if bucket.error is not None]
         for bucket in wrong:
             tell(Text.assemble(("error: ", "bold red"), f"{bucket.tenant}, bucket '{bucket.bucket}': {bucket.error}"))
@@ -461,7 +468,7 @@ def proxy(
         return
     if json:
         raise typer.BadParameter("--json goes with --check.")
-    for module in ("starlette", "uvicorn", "uvloop", "prometheus_client", "httpx"):
+    for module in ("starlette", "uvicorn", "uvloop", "h11", "prometheus_client", "httpx"):
         imported(module, extra="proxy")
     from icedb.proxy.server import serve
 

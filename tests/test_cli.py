@@ -257,10 +257,18 @@ def test_a_proxy_is_checked_without_serving(table: Table, tmp_path: Path) -> Non
     path = proxy_config(tmp_path, table.uri)
     [bucket] = run_json("proxy", "--config", path, "--check")
     assert bucket == {
-        "tenant": "acme", "bucket": "bucket0", "table": table.uri, "parts": 3, "rows": 3, "error": None
+        "tenant": "acme", "bucket": "bucket0", "table": table.uri, "parts": 3, "rows": 3, "error": None,
+        "warning": None,
     }  # fmt: skip
     [row] = [line for line in run("proxy", "--config", path, "--check").stdout.splitlines() if "acme" in line]
     assert row.split() == ["acme", "bucket0", table.uri, "3", "3"]
+
+
+def test_a_proxy_that_would_show_nothing_is_warned_of(table: Table, tmp_path: Path) -> None:
+    path = proxy_config(tmp_path, table.uri)
+    path.write_text(path.read_text().replace("k=1", "K=1"))
+    done = run("proxy", "--config", path, "--check")
+    assert "partitions are of no live part of the table; its last lies in 'k=1'" in " ".join(done.stderr.split())
 
 
 def test_a_bucket_without_a_table_is_told_and_status_2(table: Table, tmp_path: Path) -> None:

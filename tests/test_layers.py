@@ -154,6 +154,7 @@ CONFINED = {
     ),
     "datafusion": ("icedb.readers.datafusion",),
     "chdb": (),
+    "h11": ("icedb.proxy.connections",),
     "httpx": ("icedb.proxy.control_plane",),
     "prometheus_client": ("icedb.proxy.metrics",),
     "starlette": ("icedb.proxy.",),

@@ -366,4 +366,5 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _refusal(code: str) -> S3Error:
-    return S3Error(code, headers=(("retry-after", "1"),) if code == "ServiceUnavailable" else ())
+    message = "This bucket cannot be shown. Whoever runs the endpoint has to look." if code == "InternalError" else ""
+    return S3Error(code, message, headers=(("retry-after", "1"),) if code == "ServiceUnavailable" else ())

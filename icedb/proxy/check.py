@@ -5,6 +5,7 @@ Nothing is served. It needs no more than the library: to see a file through befo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,8 @@ class CheckedBucket:
     #: None, too, when a program that does not count them wrote a part.
     rows: int | None = None
     error: str | None = None
+    #: What is allowed, and is hardly what was meant.
+    warning: str | None = None
 
 
 def check_config(path: Path) -> list[CheckedBucket]:
@@ -38,21 +41,30 @@ def check_config(path: Path) -> list[CheckedBucket]:
     Tenants of a control plane are not asked for.
     """
     config = load_config(path)
-    tables: dict[str, Table] = {}
+    snapshots: dict[tuple[str, int | None], Snapshot | str] = {}  # or why there is none; asked once
     checked = []
     for tenant in config.tenants:
         for bucket in tenant.buckets.values():
-            try:
-                if bucket.table not in tables:
-                    tables[bucket.table] = Table.open(bucket.table, storage_options=config.storage_options or None)
-                checked.append(_checked(tenant.name, bucket, tables[bucket.table].snapshot(bucket.scope.as_of_ms)))
-            except (IceDBError, OSError) as error:
-                checked.append(
-                    CheckedBucket(tenant.name, bucket.name, bucket.table, error=" ".join(str(error).split()))
-                )
+            name = bucket.table, bucket.scope.as_of_ms
+            if name not in snapshots:
+                snapshots[name] = _snapshot(*name, config.storage_options)
+            checked.append(_checked(tenant.name, bucket, snapshots[name]))
     return checked
 
 
-def _checked(tenant: str, bucket: VirtualBucket, snapshot: Snapshot) -> CheckedBucket:
+def _snapshot(address: str, as_of_ms: int | None, storage_options: Mapping[str, str]) -> Snapshot | str:
+    try:
+        return Table.open(address, storage_options=storage_options or None).snapshot(as_of_ms)
+    except (IceDBError, OSError) as error:
+        return " ".join(str(error).split())
+
+
+def _checked(tenant: str, bucket: VirtualBucket, snapshot: Snapshot | str) -> CheckedBucket:
+    if isinstance(snapshot, str):
+        return CheckedBucket(tenant, bucket.name, bucket.table, error=snapshot)
     parts = [p for p in snapshot.parts if bucket.scope.shows(p.partition)]
-    return CheckedBucket(tenant, bucket.name, bucket.table, len(parts), total_rows(parts))
+    warning = None
+    if snapshot.parts and not parts:
+        example = snapshot.parts[-1].partition
+        warning = f"partitions are of no live part of the table; its last lies in '{example}'. Spell them as paths do."
+    return CheckedBucket(tenant, bucket.name, bucket.table, len(parts), total_rows(parts), warning=warning)

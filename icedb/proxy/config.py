@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 import tomllib
 from collections.abc import Mapping
 from ipaddress import IPv6Address
@@ -124,9 +125,27 @@ def _server(document: dict[str, Any], machine: Machine, place: str) -> ServerSet
     settings = ServerSettings(**given)
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise InvalidOption(f"{place}: tls_certificate and tls_key come together. Give both, or none for plain HTTP.")
+    _check_certificate(settings, place)
     if settings.port and (settings.host, settings.port) == (settings.admin_host, settings.admin_port):
         raise InvalidOption(f"{place}: listen and admin_listen are the same. Give admin_listen another port.")
     return settings
+
+
+def _check_certificate(settings: ServerSettings, place: str) -> None:
+    if settings.tls_certificate is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            settings.tls_certificate,
+            settings.tls_key,
+            password=lambda: b"",  # never asked for at a terminal
+        )
+    except OSError as error:  # ssl's own errors, too
+        raise InvalidOption(
+            f"{place}: {settings.tls_certificate}: the certificate and its key cannot be used: "
+            f"{error.strerror or error}. tls_certificate and tls_key name PEM files that belong together, without a "
+            "passphrase."
+        ) from None
 
 
 def _host_and_port(text: str, place: str) -> tuple[str, int]:

@@ -21,6 +21,9 @@ __all__ = ["FileDirectory", "FirstOf"]
 
 _log = logging.getLogger("icedb.proxy")
 
+# Settings that the file calls otherwise.
+_SAID_AS = {"host": "listen", "port": "listen", "admin_host": "admin_listen", "admin_port": "admin_listen"}
+
 
 class FileDirectory:
     """The tenants that `proxy.toml` lists.
@@ -86,9 +89,9 @@ def _by_key(tenants: Sequence[Tenant]) -> dict[str, Found]:
 def _differing(running: ProxyConfig, config: ProxyConfig) -> list[str]:
     """The names of what only a restart changes; the values may be secret."""
     server = [
-        f"server.{f.name}"
+        f"server.{_SAID_AS.get(f.name, f.name.removesuffix('_ms'))}"
         for f in fields(running.server)
         if getattr(running.server, f.name) != getattr(config.server, f.name)
     ]
     others = [n for n in ("storage_options", "control_plane") if getattr(running, n) != getattr(config, n)]
-    return server + others
+    return list(dict.fromkeys(server)) + others

@@ -41,7 +41,10 @@ class Machine:
         """The value of an environment variable. Raises InvalidOption when it is not set."""
         value = self.environ.get(name)
         if value is None:
-            raise InvalidOption(f"{place}: the environment variable that {what} names is not set. Set it.")
+            raise InvalidOption(
+                f"{place}: the environment variable that {what} names is not set. Set it and start "
+                "the proxy anew: a process that runs sees no new variables, but new files (secret_file)."
+            )
         return value
 
     def read(self, path: Path, what: str, *, place: str, bytes_max: int = -1) -> str:

@@ -87,10 +87,9 @@ class Operations:
                 return await self.listings.version_2(tenant, bucket, address, request)
             case "ListObjects":
                 return await self.listings.version_1(tenant, bucket, address, request)
-            case "GetBucketLocation":
-                return bucket_location(self.region)
-            case "HeadBucket":
-                return bucket_there(self.region)
+            case "GetBucketLocation" | "HeadBucket":
+                await self.tables.view(bucket, address.as_of_ms)  # clients ask whether it can be read
+                return bucket_location(self.region) if name == "GetBucketLocation" else bucket_there(self.region)
         if request.parameter("versionId") not in (None, "null"):
             raise S3Error("NoSuchVersion")
         found, store = await self.tables.find(bucket, address.as_of_ms, address.key)

@@ -23,7 +23,7 @@ class ServerSettings:
     admin_port: int | None = None
     #: In lower case. A request to `events.s3.example.com` is about the bucket `events` with `s3.example.com` here.
     domains: tuple[str, ...] = ()
-    #: What clients sign their requests for.
+    #: What is told to who asks where a bucket is.
     region: str = "us-east-1"
     #: Whether a part is fetched from the store itself, by a presigned address that the proxy redirects to.
     redirect: bool = False

@@ -70,7 +70,6 @@ class Caller:
     access_key_id: str
     #: Lower-case hex that the SHA-256 of the body must be. None: the body was not signed.
     payload_sha256: str | None
-    presigned: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,6 @@ class _Claim:
     #: As it was signed: a hash or one of S3's words for none.
     payload: str
     signature: str
-    presigned: bool
 
 
 async def authenticate(
@@ -107,7 +105,7 @@ async def authenticate(
     if not matches:
         raise S3Error("SignatureDoesNotMatch")
     hashed = claim.payload.lower() if _SHA256.fullmatch(claim.payload) else None
-    return Caller(found.tenant, claim.access_key_id, hashed, claim.presigned)
+    return Caller(found.tenant, claim.access_key_id, hashed)
 
 
 def _claim(request: HttpRequest, now_ms: int, max_skew_ms: int) -> _Claim:
@@ -149,7 +147,7 @@ def _claim_in_header(request: HttpRequest, authorization: str, now_ms: int, max_
     if payload is None:
         raise S3Error("InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
     _check_payload(payload)
-    return _Claim(access_key_id, region, timestamp, names, payload, signature, presigned=False)
+    return _Claim(access_key_id, region, timestamp, names, payload, signature)
 
 
 def _claim_in_query(request: HttpRequest, now_ms: int, max_skew_ms: int) -> _Claim:
@@ -176,7 +174,7 @@ def _claim_in_query(request: HttpRequest, now_ms: int, max_skew_ms: int) -> _Cla
     if _unix_ms(signed_at) + 1000 * seconds < now_ms:
         raise S3Error("AccessDenied", "Request has expired")
     payload = _payload_of_presigned(request)
-    return _Claim(access_key_id, region, timestamp, names, payload, signature, presigned=True)
+    return _Claim(access_key_id, region, timestamp, names, payload, signature)
 
 
 def _payload_of_presigned(request: HttpRequest) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from icedb.clock import SystemClock
 from icedb.errors import InvalidOption
 from icedb.format.names import has_unsafe_segment, stored_path
 from icedb.proxy.addresses import has_time
@@ -31,8 +32,8 @@ _SECRET = re.compile(r"[!-~]{8,256}")
 _SECRET_FILE_BYTES_MAX = 4_096
 _TENANT_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _BUCKET_NAME = re.compile(r"(?!.*\.\.)(?!\d+\.\d+\.\d+\.\d+$)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-# The last year that a datetime can say.
-_TIME_MS_MAX = 253_402_300_799_999
+# The clock of whoever wrote a time may be ahead.
+_AHEAD_MS_MAX = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,8 @@ class _Tenant(Strict):
 
 
 class _FileTenant(_Tenant, rename={"buckets": "bucket"}):
-    buckets: list[dict[str, Any]] = msgspec.field(
-        default_factory=list
-    )  # said again: only a class's own fields are renamed
+    # Said again: only a class's own fields are renamed.
+    buckets: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 
 class _Key(Strict):
@@ -197,7 +197,7 @@ def _time_ms(value: object, name: str, place: str) -> int | None:
     try:
         found = parse_as_of(str(value)[:200], table=place, name=name)
     except OverflowError:  # of a zone that leaves the calendar
-        found = _TIME_MS_MAX + 1
-    if found > _TIME_MS_MAX:
-        raise InvalidOption(f"{place}: {name} is after the year 9999. Write an earlier time.")
+        raise InvalidOption(f"{place}: {name} is no time that a calendar has. Write an earlier one.") from None
+    if found > SystemClock().now_ms() + _AHEAD_MS_MAX:
+        raise InvalidOption(f"{place}: {name} is in the future: nobody knows the table of then. Write an earlier time.")
     return found

@@ -58,11 +58,6 @@ class View:
         digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
         return cls(as_of_ms, digest[:16], data_prefix, keys, markers)
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of all objects."""
-        return sum(m.bytes for m in self.markers)
-
     def within(self, scope: Scope) -> View:
         """What of this a scope shows; its time does not count here."""
         if not scope.partitions:
