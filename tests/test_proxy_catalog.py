@@ -23,7 +23,8 @@ from icedb.errors import StoreUnavailable
 from icedb.format.records import Marker
 from icedb.options import HOUR_MS, MINUTE_MS
 from icedb.proxy.app import ProxyApp
-from icedb.proxy.catalog import AHEAD_MS_MAX, KNOWN_SECONDS, TIMES_MAX, VIEWS_MAX, Tables
+from icedb.proxy.catalog import AHEAD_MS_MAX, KNOWN_SECONDS, Tables
+from icedb.proxy.remembered import Remembered
 from icedb.proxy.s3_errors import S3Error
 from icedb.proxy.tenants import VirtualBucket
 from icedb.proxy.views import View
@@ -365,11 +366,12 @@ def test_a_marker_stays_on_the_snapshot_that_ended_a_page_with_it() -> None:
         world.replace(keys[2])
         (new,) = world.add("u=5")
         world.advance(REFRESH_MS + 1)
-        assert first + (await page(app, marker=first[-1]))[0] == keys
-        # A marker that ended no page begins with what there is now, and so does one of long ago.
+        for _ in range(2):  # a client may ask again for a page that it did not get
+            assert first + (await page(app, marker=first[-1], max_keys="2"))[0] == keys
+        # A marker that ended no page begins with what there is now; that of a listing of long ago is refused.
         assert (await page(app, marker=keys[0]))[0] == [keys[1], keys[3], new]
         world.advance(HOLD_MS)
-        assert (await page(app, marker=first[-1]))[0] == [keys[3], new]
+        assert await page(app, marker=first[-1], max_keys="2") == ([], "InvalidArgument")
 
     run(work())
 
@@ -899,23 +901,101 @@ def test_no_more_tables_are_held_than_allowed() -> None:
     run(work())
 
 
-def test_no_more_views_and_times_are_kept_than_allowed() -> None:
+def test_no_more_views_are_remembered_than_allowed() -> None:
+    def view(snapshot: int, keys: int) -> View:
+        return View(snapshot, str(snapshot), "", [str(n) for n in range(keys)], [])
+
+    remembered = Remembered[int](keys_max=100, entries_max=5)
+    for n in range(10):
+        remembered.keep(n, view(n, 30), at=n)
+    assert [remembered.get(n) is not None for n in range(10)] == [False] * 7 + [True] * 3
+    assert remembered.get(8, since=8) is not None
+    assert remembered.get(8, since=8.5) is None
+    shared = remembered.get(9)
+    assert shared is not None
+    for n in range(20, 24):  # views that share their keys take little
+        remembered.keep(n, replace(shared, as_of_ms=n), at=n)
+    assert len(remembered) == 5
+    remembered.keep(30, view(30, 1_000))  # larger than all: one view is always kept
+    assert (len(remembered), remembered.get(30) is not None) == (1, True)
+    remembered.clear()
+    remembered.keep(31, view(31, 100))
+    assert len(remembered) == 1
+
+
+def test_a_session_keeps_its_view_whatever_others_ask_for() -> None:
+    """A commit with an earlier time comes late; the view of the session's time is told as it was."""
     world = World()
-    world.add("u=1")
+    (old,) = world.add("u=1")
     bucket = world.bucket()
 
     async def work() -> None:
-        tables = world.tables(refresh_ms=100)
-        for n in range(2 * VIEWS_MAX):
-            world.advance(101)
-            world.add("u=1")
-            for scoped in (bucket, world.bucket("u=1"), world.bucket(f"u={n}")):
-                await shown(tables, scoped)
-            await shown(tables, bucket, world.clock.now_ms() - 1)
-        (table,) = tables._tables.values()
-        assert (len(table.views), len(table.at_time)) == (VIEWS_MAX, TIMES_MAX)
+        tables = world.tables()
+        world.advance(MINUTE_MS)
+        at_ms = world.clock.now_ms()
+        assert await shown(tables, bucket, at_ms) == [old]
+        world.write_log(at_ms - 1, [Marker(world.table.handle.keys.part("u=1", "late"), 10, at_ms - 1, rows=1)])
+        world.advance(REFRESH_MS + 1)
+        for n in range(100):
+            assert len(await shown(tables, bucket, at_ms + n + 1)) == 2
+        assert await shown(tables, bucket, at_ms) == [old]
 
     run(work())
+
+
+def test_a_time_that_is_gone_costs_one_look_however_often_it_is_asked_for() -> None:
+    world = World()
+    (old,) = world.add("u=1")
+    bucket = world.bucket()
+    at_ms = world.clock.now_ms()
+    world.replace(old)
+    world.clock.advance(3 * HOUR_MS)
+    world.table.cleanup()
+    world.clock.advance(MINUTE_MS)
+
+    async def work() -> None:
+        tables = world.tables()
+        await shown(tables, bucket)
+        before = world.listings
+        for _ in range(20):
+            assert await together(10, lambda: refusal(tables, bucket, at_ms, "k")) == ["NoSuchBucket"] * 10
+        assert world.listings - before <= 2
+
+    run(work())
+
+
+def test_what_was_known_before_the_machine_slept_is_looked_at_anew() -> None:
+    """The loop's clock stands while a machine sleeps."""
+    world = World()
+    (old,) = world.add("u=1")
+    bucket = world.bucket()
+
+    async def work() -> None:
+        tables = world.tables()
+        (listed,) = await shown(tables, bucket)
+        world.replace(old)
+        world.clock.advance(60 * MINUTE_MS)
+        assert not await is_there(tables, bucket, listed)
+        assert await shown(tables, bucket) != [listed]
+
+    run(work())
+
+
+def test_many_scopes_of_one_table_are_each_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.add(*(f"u={n}" for n in range(60)))
+    made = []
+    within = View.within
+    monkeypatch.setattr(View, "within", lambda view, scope: made.append(scope) or within(view, scope))
+
+    async def work() -> None:
+        tables = world.tables()
+        for _ in range(3):
+            for n in range(60):
+                assert len(await shown(tables, world.bucket(f"u={n}"))) == 1
+
+    run(work())
+    assert len(made) == 60
 
 
 def fill_with(world: World, parts: int) -> None:
@@ -973,9 +1053,8 @@ def test_views_of_a_large_table_that_changes_take_bounded_memory() -> None:
         grown = run(work())
     finally:
         tracemalloc.stop()
-    # 32 views, half of them of the whole table: two lists of 8 bytes for each part, 1.3 MB. All 50 would be 4 MB, and
-    # each a copy of the markers 60 MB.
-    assert grown < 2_600_000
+    # 50 views of the whole table: two lists of 8 bytes for each part, 4 MB. Copies of the markers would be 60 MB.
+    assert grown < 6_000_000
 
 
 # ------------------------------------------------------------------------------------------ downloads

@@ -56,6 +56,10 @@ def bucket_there(region: str) -> Answer:
     return Answer(headers=(("x-amz-bucket-region", region),))
 
 
+#: Tenant, bucket, its time, prefix, delimiter, size of the pages, and the last key of one.
+_Ended = tuple[str, str, int | None, str, str, int, str]
+
+
 class _Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     began_ms: int
     snapshot_id: str
@@ -67,8 +71,8 @@ class Listings:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        #: (tenant, bucket, its time, last key of a page) -> what `Tables.view_again` needs.
-        self._ended: OrderedDict[tuple[str, str, int | None, str], tuple[int, str]] = OrderedDict()
+        #: What was listed, and the last key of a page -> what `Tables.view_again` needs.
+        self._ended: OrderedDict[_Ended, tuple[int, str]] = OrderedDict()
 
     async def version_2(self, tenant: Tenant, bucket: VirtualBucket, address: Address, request: HttpRequest) -> Answer:
         """ListObjectsV2. Raises S3Error: InvalidArgument, and those of `Tables.view`."""
@@ -98,17 +102,20 @@ class Listings:
         """ListObjects. Raises S3Error, as version 2."""
         asked = _Asked(request)
         marker = request.parameter("marker") or ""
-        name = tenant.name, bucket.name, address.as_of_ms
-        view = None
-        if (ended := self._ended.get((*name, marker))) is not None:
-            view = await self._again(bucket, address, *ended)
-        if view is None:
+        listed = tenant.name, bucket.name, address.as_of_ms, asked.prefix, asked.delimiter, asked.size
+        ended = self._ended.get((*listed, marker))
+        if ended is None:
             view = await self._tables.view(bucket, address.as_of_ms)
+        else:
+            found = await self._again(bucket, address, *ended)
+            if found is None:
+                raise S3Error("InvalidArgument", "The listing that ended here is no more. Begin the listing again.")
+            view = found
         objects, page = view.page(prefix=asked.prefix, delimiter=asked.delimiter, after=marker, size=asked.size)
         fields = [f"<Marker>{asked.encoded(marker)}</Marker>"]
         if page.truncated:
             last = view.virtual(page.last)
-            self._remember((*name, last), (view.as_of_ms, view.snapshot_id))
+            self._remember((*listed, last), (view.as_of_ms, view.snapshot_id))
             if asked.delimiter:
                 fields.append(f"<NextMarker>{asked.encoded(last)}</NextMarker>")
         return asked.answer(address.name, view, objects, page, fields, _owner(tenant))
@@ -116,7 +123,7 @@ class Listings:
     async def _again(self, bucket: VirtualBucket, address: Address, began_ms: int, snapshot_id: str) -> View | None:
         return await self._tables.view_again(bucket, address.as_of_ms, began_ms=began_ms, snapshot_id=snapshot_id)
 
-    def _remember(self, ended: tuple[str, str, int | None, str], began: tuple[int, str]) -> None:
+    def _remember(self, ended: _Ended, began: tuple[int, str]) -> None:
         self._ended[ended] = began
         self._ended.move_to_end(ended)
         while len(self._ended) > ENDED_MAX:

@@ -25,6 +25,7 @@ from icedb.format.records import Marker
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import Handle
 from icedb.maintenance.pins import is_pinned
+from icedb.proxy.remembered import Remembered
 from icedb.proxy.s3_errors import S3Error
 from icedb.proxy.tenants import Scope, VirtualBucket
 from icedb.proxy.views import View, VirtualObject
@@ -43,9 +44,10 @@ AHEAD_MS_MAX = 60_000
 KNOWN_SECONDS = 10
 # So often it is asked whether a table is still the one that was opened: another may have been made in its place.
 SAME_SECONDS = 60
-# Of one table.
-VIEWS_MAX = 32
-TIMES_MAX = 8
+# Times of one table that are known to be gone.
+EXPIRED_MAX = 1_000
+# Clocks are set: only what is more than that is a machine that slept.
+ASLEEP_MS = 5_000
 # For looks at logs; a store that does not answer holds one thread for each of its tables.
 THREADS = 32
 
@@ -65,8 +67,9 @@ class _Known:
     handle: Handle
     state: LogState
     latest: View
-    #: By the loop's clock, when the look began.
+    #: By the loop's clock, when the look began; and by the machine's, which goes on when the machine sleeps.
     read_at: float
+    read_ms: int
     #: By the loop's clock, when the table was opened, or was seen to be still the same.
     opened_at: float
 
@@ -84,16 +87,21 @@ class _OpenTable:
     known: _Known | None = None
     #: Of the last look, if it failed: when it began, and the code of what was answered.
     failed: tuple[float, str] | None = None
-    #: What was told last, by snapshot and partitions of the scope: a listing of many pages comes back for it.
-    views: OrderedDict[tuple[str, tuple[str, ...]], View] = field(default_factory=OrderedDict)
-    #: Whole views by the times that somebody asked for, with when that was by the loop's clock.
-    at_time: OrderedDict[int, tuple[float, View]] = field(default_factory=OrderedDict)
+    #: By snapshot and partitions of the scope: a listing of many pages comes back for it.
+    views: Remembered[tuple[str, tuple[str, ...]]] = field(default_factory=Remembered)
+    #: Whole views by the times that somebody asked for, kept by the loop's clock.
+    at_time: Remembered[int] = field(default_factory=Remembered)
+    #: One look at a time asks the store for what the log alone does not tell.
+    time_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    #: Times that cannot be read any more, and when that was found.
+    expired: OrderedDict[int, float] = field(default_factory=OrderedDict)
 
     def forget(self) -> None:
         """What is at the address may be another table by now."""
         self.known = None
         self.views.clear()
         self.at_time.clear()
+        self.expired.clear()
 
 
 class Tables:
@@ -190,9 +198,8 @@ class Tables:
             found = (await self._at(table, at_ms)).find(key)
             known = table.known or await self._latest(table)
         else:
-            loop = asyncio.get_running_loop()
             found = None
-            if known is not None and loop.time() - known.read_at <= KNOWN_SECONDS:
+            if known is not None and self._is_fresh(known, KNOWN_SECONDS):
                 found = self._find(known, key)
             if found is None:
                 known = await self._latest(table)
@@ -208,6 +215,11 @@ class Tables:
         if marker is None or not (marker.tombstoned_ms is None or self._is_held(known, marker)):
             return None
         return known.latest.object(marker)
+
+    def _is_fresh(self, known: _Known, seconds: float) -> bool:
+        """Whether a look is not older; by both clocks, as one stands while the machine sleeps."""
+        age = asyncio.get_running_loop().time() - known.read_at
+        return age <= seconds and self._clock.now_ms() - known.read_ms <= seconds * 1000
 
     def _is_held(self, known: _Known, marker: Marker) -> bool:
         """Whether a replaced part was live for somebody who may still be reading.
@@ -254,7 +266,8 @@ class Tables:
             if table.failed is not None and table.failed[0] >= oldest:
                 raise _refusal(table.failed[1])
             known = table.known
-            if known is None or known.read_at < oldest:
+            asleep_ms = 0 if known is None else self._clock.now_ms() - known.read_ms - 1000 * self._refresh
+            if known is None or known.read_at < oldest or asleep_ms > ASLEEP_MS:
                 known = table.known = await self._look(table, known)
         return known
 
@@ -293,47 +306,50 @@ class Tables:
         as_of_ms = max(now_ms, state.newest_ms)
         if known is not None and state is known.state:
             latest = replace(known.latest, as_of_ms=as_of_ms)
-            return replace(known, latest=latest, read_at=began, opened_at=opened_at)
+            return replace(known, latest=latest, read_at=began, read_ms=now_ms + 1, opened_at=opened_at)
         view = View.of(state.live, data_prefix=handle.keys.data_prefix, as_of_ms=as_of_ms)
-        return _Known(handle, state, view, began, opened_at)
+        return _Known(handle, state, view, began, now_ms + 1, opened_at)
 
     async def _at(self, table: _OpenTable, at_ms: int) -> View:
         """The view as of a time. Once told it stays as it is, while it is remembered. Raises S3Error."""
         loop = asyncio.get_running_loop()
         if (told := self._told(table, at_ms)) is not None:
             return told
-        known = await self._latest(table)
-        if known.latest.as_of_ms < at_ms:  # what was committed until then is asked for
-            known = await self._latest(table, fresh=True)
-        try:
-            view = await loop.run_in_executor(self._threads, _view_at, known.handle, known.state, at_ms)
-        except SnapshotExpired:
-            raise S3Error("NoSuchBucket", "The table can no longer be read as of that time.") from None
-        except (IceDBError, OSError) as error:
-            raise _answer_for(error, table.address) from None
-        if (told := self._told(table, at_ms)) is not None:
-            return told  # to somebody who asked meanwhile, perhaps of an earlier look
-        _keep(table.at_time, at_ms, (loop.time(), view), TIMES_MAX)
+        async with table.time_lock:  # whoever waited meanwhile has the answer too
+            if (told := self._told(table, at_ms)) is not None:
+                return told
+            if table.expired.get(at_ms, float("-inf")) >= loop.time() - self._refresh:
+                raise _no_more()
+            known = await self._latest(table)
+            if known.latest.as_of_ms < at_ms:  # what was committed until then is asked for
+                known = await self._latest(table, fresh=True)
+            try:
+                view = await loop.run_in_executor(self._threads, _view_at, known, at_ms)
+            except SnapshotExpired:
+                _keep(table.expired, at_ms, loop.time(), EXPIRED_MAX)
+                raise _no_more() from None
+            except (IceDBError, OSError) as error:
+                raise _answer_for(error, table.address) from None
+            same = table.views.get((view.snapshot_id, ()))
+            view = view if same is None else replace(same, as_of_ms=at_ms)
+            view = replace(view, numbers={})
+            table.at_time.keep(at_ms, view, at=loop.time())
         return view
 
     def _told(self, table: _OpenTable, at_ms: int) -> View | None:
         """What was last told of a time."""
-        told_at, view = table.at_time.get(at_ms, (0.0, None))
-        if view is None or asyncio.get_running_loop().time() - told_at > self._hold_ms / 1000:
-            return None
-        table.at_time.move_to_end(at_ms)
-        return view
+        return table.at_time.get(at_ms, since=asyncio.get_running_loop().time() - self._hold_ms / 1000)
 
     async def _within(self, table: _OpenTable, whole: View, scope: Scope) -> View:
         name = whole.snapshot_id, scope.partitions
         view = table.views.get(name)
         if view is None:
-            view = whole
+            view = replace(whole, numbers={})  # the latest view alone keeps what scopes are made with
             if scope.partitions:
                 view = await asyncio.get_running_loop().run_in_executor(self._threads, whole.within, scope)
         elif view.as_of_ms != whole.as_of_ms:
             view = replace(view, as_of_ms=whole.as_of_ms)
-        _keep(table.views, name, view, VIEWS_MAX)
+        table.views.keep(name, view)
         return view
 
 
@@ -348,10 +364,16 @@ def _open(address: str, storage_options: Mapping[str, str] | None) -> Handle:
     return Table.open(address, storage_options=storage_options).handle
 
 
-def _view_at(handle: Handle, state: LogState, at_ms: int) -> View:
+def _view_at(known: _Known, at_ms: int) -> View:
+    handle, state = known.handle, known.state
     pinned = at_ms < state.horizon_ms and is_pinned(handle, at_ms)
     markers = live_markers(state, at_ms, pinned=pinned)
-    return View.of(markers, data_prefix=handle.keys.data_prefix, as_of_ms=at_ms)
+    view = View.of(markers, data_prefix=handle.keys.data_prefix, as_of_ms=at_ms)
+    return replace(known.latest, as_of_ms=at_ms) if view.snapshot_id == known.latest.snapshot_id else view
+
+
+def _no_more() -> S3Error:
+    return S3Error("NoSuchBucket", "The table can no longer be read as of that time.")
 
 
 def _answer_for(error: Exception, address: str) -> S3Error:

@@ -39,7 +39,7 @@ def get_object(
         return Answer(304, about)
     bounds = _bounds(found, request)
     start, stop = bounds or (0, found.bytes)
-    if redirect_for is not None and request.method == "GET":
+    if redirect_for is not None and request.method == "GET" and request.parameter("partNumber") is None:
         address = presign(store, found.stored_key, expires=redirect_for)
         if address is not None:
             return Answer(307, (("location", address), ("cache-control", "no-store")))

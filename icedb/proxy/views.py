@@ -10,7 +10,6 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from icedb.format.names import partition_of
 from icedb.format.records import Marker
@@ -50,6 +49,8 @@ class View:
     keys: Sequence[str] = field(repr=False)
     #: Those of the keys, in their order.
     markers: Sequence[Marker] = field(repr=False)
+    #: Partition -> numbers of its keys, once somebody has asked for a scope.
+    numbers: dict[str, list[int]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, markers: Sequence[Marker], *, data_prefix: str, as_of_ms: int) -> View:
@@ -62,9 +63,14 @@ class View:
         """What of this a scope shows; its time does not count here."""
         if not scope.partitions:
             return self
-        shows = lru_cache(maxsize=None)(scope.shows)
-        chosen = [m for m in self.markers if shows(partition_of(self.data_prefix, m.key))]
-        return replace(self, keys=[m.key for m in chosen], markers=chosen)
+        if not self.numbers:
+            found: dict[str, list[int]] = {}
+            for number, key in enumerate(self.keys):
+                found.setdefault(partition_of(self.data_prefix, key), []).append(number)
+            self.numbers.update(found)
+        shown = [numbers for partition, numbers in self.numbers.items() if scope.shows(partition)]
+        chosen = sorted(number for numbers in shown for number in numbers)
+        return replace(self, keys=[self.keys[n] for n in chosen], markers=[self.markers[n] for n in chosen], numbers={})
 
     def find(self, key: str) -> VirtualObject | None:
         """The object of a virtual key."""
