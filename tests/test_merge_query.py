@@ -426,7 +426,14 @@ def test_rows_that_are_appended_during_the_merge_survive_it(clocked: ClockedStor
     check_sound(clocked)
 
 
-def test_a_crash_at_any_request_leaves_the_table_whole() -> None:
+@pytest.mark.parametrize(
+    "faults",
+    [
+        (Fault.CRASH_BEFORE, Fault.LOSE_RESPONSE),
+        pytest.param((Fault.CRASH_AFTER, Fault.FAIL, Fault.DELAY), marks=pytest.mark.slow),
+    ],
+)
+def test_a_crash_at_any_request_leaves_the_table_whole(faults: tuple[Fault, ...]) -> None:
     clock = ManualClock()
     clocked = ClockedStore(clock)
     other = world(clocked, clock)
@@ -434,7 +441,7 @@ def test_a_crash_at_any_request_leaves_the_table_whole() -> None:
     before, after = rows_of(other, "t", "p, k"), [(p, k) for p in (0, 1) for k in (1, 2)]
     assert len(before) == 8
     for number in range(1, 1_000):
-        for fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.LOSE_RESPONSE, Fault.FAIL, Fault.DELAY):
+        for fault in faults:
             clocked.objects = dict(saved)
             clock.set(start_ms)
             other = open_table(clocked, clock)

@@ -160,6 +160,7 @@ def server(tmp_path: Path) -> Iterator[Any]:
         processes.stop(process, signals=((2, 10), (9, 5)))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.dagster
 def test_a_new_project_passes_its_test_and_runs_in_dg_dev_on_a_real_postgres(project: Path, server: Any) -> None:
     assert "2 passed" in run(project, "pytest", "-q", "-p", "no:cacheprovider")

@@ -67,7 +67,7 @@ def materialize(place: SparkPlace, *words: str) -> dg.ExecuteInProcessResult:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("name", ["local", "standalone", "connect"])
+@pytest.mark.parametrize("name", ["local", pytest.param("standalone", marks=pytest.mark.slow), "connect"])
 def test_a_program_writes_a_table_and_reports_to_dagster(
     places: dict[str, SparkPlace], table: icedb.Table, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
