@@ -5,7 +5,6 @@ write waits for a stream that takes none.
 from __future__ import annotations
 
 import fcntl
-import http.client
 import io
 import json
 import logging
@@ -14,18 +13,21 @@ import select
 import subprocess
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import boto3
 import pytest
+from botocore.config import Config
 
 from icedb.proxy.access_log import AccessLog, AccessRecord
 from icedb.proxy.lines import LineWriter, TextLines
 from tests.proxy_process import ROOT, proxy_command
 
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 20
 KEY = "ACMEKEY1"
 #: More than a pipe holds.
 MANY = 2_000
@@ -103,6 +105,7 @@ class Pipe:
     def read_lines(self, count: int) -> list[bytes]:
         read = b""
         while read.count(b"\n") < count:
+            assert select.select([self.reads], [], [], DEADLINE_SECONDS)[0], "nothing comes"
             read += os.read(self.reads, 65_536)
         return read.splitlines(keepends=True)
 
@@ -239,29 +242,44 @@ def test_records_of_logging_are_lines_too() -> None:
 
 
 def test_a_proxy_whose_output_nobody_reads_answers_and_ends(tmp_path: Path) -> None:
-    """Neither its lines for each request nor its log: both are pipes that are full long before the last request."""
+    """Neither the lines of the requests nor the log, where each says why it failed: the pipes are soon full."""
     config = tmp_path / "proxy.toml"
     config.write_text(
-        '[server]\nlisten = "127.0.0.1:0"\n[[tenant]]\nname = "acme"\nkeys = [{ id = "ACMEKEY1", secret = "s3cret-1" }]'
+        '[server]\nlisten = "127.0.0.1:0"\n'
+        '[control_plane]\nurl = "http://127.0.0.1:1/nobody"\ntables = ["s3://lake"]\ntoken_env = "TOKEN"\n'
     )
     process = subprocess.Popen(
-        proxy_command(config), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+        proxy_command(config),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "TOKEN": "a-token-of-some-length", "NO_PROXY": "127.0.0.1"},
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    with process, process.stdout, process.stderr:
-        guard = threading.Timer(DEADLINE_SECONDS, process.kill)  # else, who waits for it would wait for ever
+    with process:
+        guard = threading.Timer(3 * DEADLINE_SECONDS, process.kill)  # else, who waits for it would wait for ever
         guard.start()
         try:
-            beginning = process.stderr.readline().decode()
-            host = beginning.partition("http://")[2].partition(";")[0]
-            name, _, port = host.partition(":")
-            fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
-            with closing(http.client.HTTPConnection(name, int(port), timeout=DEADLINE_SECONDS)) as client:
-                for _ in range(100):
-                    client.request("GET", "/x", headers={"User-Agent": "u" * 500})
-                    with client.getresponse() as answer:
-                        assert (answer.status, answer.read()[:5]) == (403, b"<?xml")
+            endpoint = process.stderr.readline().decode().partition("listening on ")[2].partition(";")[0]
+            for pipe in (process.stdout, process.stderr):
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
+            s3 = boto3.client(
+                "s3",
+                endpoint_url=endpoint,
+                aws_access_key_id=KEY,
+                aws_secret_access_key="secret",
+                region_name="us-east-1",
+                config=Config(signature_version="s3v4"),
+            )
+            url = s3.generate_presigned_url("list_objects_v2", Params={"Bucket": "events"})
+            for _ in range(100):
+                with pytest.raises(urllib.error.HTTPError) as refused:
+                    urllib.request.urlopen(url, timeout=DEADLINE_SECONDS)
+                refused.value.close()
+                assert refused.value.code == 503
+            assert len(select.select([process.stdout, process.stderr], [], [], 0)[0]) == 2, "both have something to say"
             process.terminate()
             assert process.wait() == 0
         finally:

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from icedb.proxy.config import load_config
-from icedb.proxy.control_plane import BODY_BYTES_MAX, ControlPlane
+from icedb.proxy.control_plane import BODY_BYTES_MAX, STRANGERS_AT_A_TIME, STRANGERS_WAITING, ControlPlane
 from icedb.proxy.directory import FileDirectory, FirstOf
 from icedb.proxy.s3_errors import S3Error
 from icedb.proxy.settings import ControlPlaneSettings
@@ -228,7 +228,8 @@ class Service:
         self.headers: dict[str, str] = {}
         #: None: the document of the key's owner.
         self.body: bytes | None = None
-        #: Not set: requests wait for it, after they were counted.
+        #: Not set: requests wait for it, after they were counted; those for keys that begin so.
+        self.holds = ""
         self.go_on = threading.Event()
         self.go_on.set()
         #: Waited for after the headers.
@@ -237,8 +238,7 @@ class Service:
         #: Between a byte and the next.
         self.pause_seconds = 0.0
         self._closing = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1/keys"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
@@ -268,6 +268,11 @@ class Service:
         self._server.server_close()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 100  # not 5: who finds it full tries again after a second, and then after more
+
+
 def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -277,7 +282,8 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
             query = parse_qs(address.query)
             headers = {n.lower(): v for n, v in self.headers.items()}
             service.asked.append(Asked(address.path, query, headers))
-            service.go_on.wait(DEADLINE_SECONDS)
+            if query["access_key_id"][0].startswith(service.holds):
+                service.go_on.wait(DEADLINE_SECONDS)
             body = service.body or json.dumps(document(query["access_key_id"][0])).encode()
             with suppress(OSError):  # the proxy may have had enough
                 self.send_response(service.status)
@@ -377,9 +383,9 @@ def test_what_cannot_be_a_key_is_not_asked_for(service: Service, key_id: str) ->
 def test_an_answer_is_believed_for_a_time(service: Service) -> None:
     async def work(control_plane: ControlPlane, clock: Clock) -> None:
         first = await control_plane.find("KEY1")
-        clock.ms = 59_999
+        clock.ms = 44_999
         assert await control_plane.find("KEY1") is first
-        assert len(service.asked) == 1
+        assert not control_plane._asking
         clock.ms = 60_000
         service.answers(body=document("KEY1", name="renamed"))
         found = await control_plane.find("KEY1")
@@ -615,6 +621,84 @@ def test_keys_that_somebody_makes_up_push_no_tenant_out(service: Service) -> Non
         assert len(service.asked) == 7, "of those, too, only some are remembered"
 
     run(service, work, entries=2)
+
+
+def test_what_is_in_use_is_asked_for_again_before_its_time_is_over(service: Service) -> None:
+    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+        first = await control_plane.find("KEY1")
+        service.answers(body=document("KEY1", name="renamed"))
+        service.go_on.clear()
+        clock.ms = 45_000
+        for _ in range(3):
+            assert await control_plane.find("KEY1") is first, "nobody waits for it"
+        await until(lambda: len(service.asked) == 2)
+        service.go_on.set()
+        await until(lambda: not control_plane._asking)
+        service.go_on.clear()
+        for clock.ms in (60_000, 89_999):
+            found = await control_plane.find("KEY1")
+            assert found is not None
+            assert found.tenant.name == "renamed"
+        service.go_on.set()
+        await until(lambda: not control_plane._asking)
+        assert len(service.asked) == 2
+
+    run(service, work)
+
+
+def test_what_could_not_be_asked_for_again_is_used_until_its_time_is_over(service: Service) -> None:
+    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+        first = await control_plane.find("KEY1")
+        service.status = 500
+        for clock.ms in (45_000, 45_001, 48_749, 59_999):
+            for _ in range(3):
+                assert await control_plane.find("KEY1") is first
+                await until(lambda: not control_plane._asking)
+        assert len(service.asked) == 3, "not with each use"
+        clock.ms = 60_000
+        assert await unavailable(control_plane)
+
+    run(service, work)
+
+
+def test_a_key_in_use_that_was_taken_away_is_refused_as_soon_as_that_is_known(service: Service) -> None:
+    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+        await control_plane.find("KEY1")
+        service.status = 404
+        clock.ms = 45_000
+        assert await control_plane.find("KEY1") is not None
+        await until(lambda: not control_plane._asking)
+        assert await control_plane.find("KEY1") is None
+        assert len(service.asked) == 2
+
+    run(service, work)
+
+
+def test_strangers_take_no_place_from_who_has_a_key(service: Service) -> None:
+    """However many ask at the same time, for keys that take the control plane long."""
+    room = STRANGERS_AT_A_TIME + STRANGERS_WAITING
+
+    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+        await control_plane.find("KEY1")
+        service.holds = "MADE-UP"
+        service.go_on.clear()
+        strangers = [asyncio.create_task(control_plane.find(f"MADE-UP-{n}")) for n in range(room)]
+        await until(lambda: len(service.asked) == 1 + STRANGERS_AT_A_TIME)
+        for n in range(1_000):
+            assert await unavailable(control_plane, f"MADE-UP-TOO-{n}"), "at once"
+        assert not any(task.done() for task in strangers)
+        clock.ms = 45_000
+        await control_plane.find("KEY1")
+        await until(lambda: len(service.asked) == 2 + STRANGERS_AT_A_TIME)
+        clock.ms = 1_000_000  # and whoever comes back after a long time
+        assert await control_plane.find("KEY1") is not None
+        assert len(service.asked) == 3 + STRANGERS_AT_A_TIME
+        service.status = 404
+        service.go_on.set()
+        assert await asyncio.gather(*strangers) == [None] * room
+        assert await control_plane.find("MADE-UP-TOO-1") is None, "there is room again"
+
+    run(service, work)
 
 
 def test_closing_waits_for_what_is_under_way_and_ends_all_else(service: Service) -> None:

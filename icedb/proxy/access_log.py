@@ -6,17 +6,14 @@ addresses are taken out, and the header Authorization is no field.
 
 from __future__ import annotations
 
-import logging
 import re
-import sys
 from datetime import UTC, datetime
-from io import FileIO
-from typing import BinaryIO
+from typing import Protocol
 from urllib.parse import unquote
 
 import msgspec
 
-__all__ = ["AccessLog", "AccessRecord", "without_secrets"]
+__all__ = ["AccessLog", "AccessRecord", "Lines", "without_secrets"]
 
 #: Characters of any one text; a request's head may have 32 thousand bytes.
 _TEXT_MAX = 2_000
@@ -24,8 +21,6 @@ _TEXT_MAX = 2_000
 _SECRET_PARAMETERS = frozenset(
     {"x-amz-signature", "x-amz-credential", "x-amz-security-token", "awsaccesskeyid", "signature"}
 )
-
-_log = logging.getLogger(__name__)
 
 
 class AccessRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,25 +49,24 @@ class AccessRecord(msgspec.Struct, frozen=True, kw_only=True):
     user_agent: str
 
 
-class AccessLog:
-    """Writes lines to a binary stream, standard output if none is given; each is one write, and flushed."""
+class Lines(Protocol):
+    """What takes lines: a `LineWriter`, or a stream in memory."""
 
-    def __init__(self, stream: BinaryIO | None = None) -> None:
-        # Without a buffer: of a pipe that broke, nothing is left that the interpreter would fail to flush at its end.
-        self._stream = FileIO(sys.stdout.fileno(), "wb", closefd=False) if stream is None else stream
+    def write(self, line: bytes, /) -> object:
+        """Write a line, newline included, now or soon."""
+        ...
+
+
+class AccessLog:
+    """Gives each record to `lines`, as one line."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
         self._encoder = msgspec.json.Encoder()
-        #: Lines that could not be written.
-        self.lost = 0
 
     def write(self, record: AccessRecord) -> None:
-        """Never raises OSError: what cannot be written is counted, and the first time said in the process's log."""
-        try:
-            self._stream.write(self._encoder.encode(_line(record)) + b"\n")
-            self._stream.flush()
-        except OSError as error:
-            self.lost += 1
-            if self.lost == 1:
-                _log.error("The access log cannot be written: %s. Requests are served all the same.", error.strerror)
+        """Give the line of a record away."""
+        self._lines.write(self._encoder.encode(_line(record)) + b"\n")
 
 
 def without_secrets(query: str) -> str:

@@ -12,24 +12,24 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from icedb.clock import Clock, SystemClock
 from icedb.errors import IceDBError
 from icedb.proxy.access_log import AccessLog, AccessRecord
-from icedb.proxy.addresses import address_of
+from icedb.proxy.addresses import Address, address_of
 from icedb.proxy.answers import Answer, Content
 from icedb.proxy.buckets import Listings
 from icedb.proxy.catalog import Tables
 from icedb.proxy.limits import Gate
-from icedb.proxy.metrics import Metrics
+from icedb.proxy.metrics import ABORTED, Metrics
 from icedb.proxy.operations import NO_OPERATION, Operations, operation_of
-from icedb.proxy.requests import HEAD_BYTES_MAX, HttpRequest
+from icedb.proxy.requests import HttpRequest
 from icedb.proxy.s3_errors import S3Error, error_document
 from icedb.proxy.settings import ServerSettings
 from icedb.proxy.signing import Caller, authenticate
@@ -44,6 +44,10 @@ logger = logging.getLogger("icedb.proxy")
 HEALTH_PATH = "/-/health"
 # What is asked for here has no body; clients that send one all the same send little.
 BODY_BYTES_MAX = 64 * 1024
+# What the operator should know of: why is in the log before it.
+_OUR_FAULT = frozenset({"InternalError", "ServiceUnavailable"})
+# Who is not known gets one answer on a connection: nobody can keep one by questions whose answers are not read.
+_LAST = ("connection", "close")
 STEPS_PER_SECOND = 4
 STEP_BYTES_MIN = 4 * 1024
 
@@ -92,7 +96,9 @@ class ProxyApp:
         if scope["type"] != "http":
             raise NotImplementedError(scope["type"])
         if scope["path"] == HEALTH_PATH and scope["method"] in ("GET", "HEAD"):
-            await _send(send, Answer(headers=(("content-type", "text/plain"),), body=b"ok\n"))
+            headers = (("content-type", "text/plain"), _LAST)
+            with suppress(TimeoutError):
+                await self._send(send, Answer(headers=headers, body=b"ok\n"))
             return
         client = scope.get("client") or ("", 0)
         exchange = _Exchange(
@@ -108,13 +114,17 @@ class ProxyApp:
     async def _exchange(self, exchange: _Exchange, receive: Receive, send: Send) -> None:
         try:
             caller = await self._authenticated(exchange)
+            address = address_of(exchange.request, self._settings.domains)
+            exchange.operation = operation_of(exchange.request, address)
             with self._gate.enter(caller.tenant):
-                answer = await self._answer(exchange, caller, receive)
+                answer = await self._answer(exchange, caller, address, receive)
                 if answer.content is not None:
                     await self._stream(exchange, caller, answer, answer.content, receive, send)
                 else:
                     await self._finish(exchange, answer, send)
         except S3Error as error:
+            if error.code in _OUR_FAULT:
+                logger.error("request %s (%s) was answered with %s", exchange.id, exchange.operation, error.code)
             await self._finish(exchange, _refusal(error, exchange), send)
         except IceDBError as error:
             logger.error("request %s (%s) failed: %s", exchange.id, exchange.operation, error)
@@ -127,17 +137,14 @@ class ProxyApp:
 
     async def _authenticated(self, exchange: _Exchange) -> Caller:
         request = exchange.request
-        if request.head_bytes > HEAD_BYTES_MAX:
-            raise S3Error("RequestHeaderSectionTooLarge")
+        request.check_size()
         if request.header("content-length") is not None and request.header("transfer-encoding") is not None:
             raise S3Error("InvalidRequest", "A request has a Content-Length or a Transfer-Encoding, not both.")
         caller = exchange.caller = await authenticate(request, self._directory, now_ms=self._clock.now_ms())
         return caller
 
-    async def _answer(self, exchange: _Exchange, caller: Caller, receive: Receive) -> Answer:
+    async def _answer(self, exchange: _Exchange, caller: Caller, address: Address, receive: Receive) -> Answer:
         request = exchange.request
-        address = address_of(request, self._settings.domains)
-        exchange.operation = operation_of(request, address)
         if caller.payload_sha256 is not None or _has_body(request):
             await _check_body(caller, request, receive)
         return await self._operations.answer(exchange.operation, caller.tenant, address, request)
@@ -147,10 +154,32 @@ class ProxyApp:
     async def _finish(self, exchange: _Exchange, answer: Answer, send: Send) -> None:
         exchange.status, exchange.code = answer.status, answer.code
         headers = [("x-amz-request-id", exchange.id)]
-        if _has_body(exchange.request):
-            headers.append(("connection", "close"))  # what is left of it is never read
-        await _send(send, answer, headers, head=exchange.request.method == "HEAD")
-        exchange.sent = 0 if exchange.request.method == "HEAD" else len(answer.body)
+        if exchange.caller is None or _has_body(exchange.request):
+            headers.append(_LAST)  # what is left of a body is never read
+        head = exchange.request.method == "HEAD"
+        try:
+            await self._send(send, answer, headers, head=head)
+        except TimeoutError:
+            exchange.code = ABORTED
+        else:
+            exchange.sent = 0 if head else len(answer.body)
+
+    async def _send(
+        self, send: Send, answer: Answer, headers: Iterable[tuple[str, str]] = (), *, head: bool = False
+    ) -> None:
+        every = [*answer.headers, *headers]
+        if answer.status != 304 and not any(name == "content-length" for name, _ in every):
+            every.append(("content-length", str(len(answer.body))))
+        await self._say(send, _start(answer.status, every))
+        await self._say(send, _body(b"" if head else answer.body, more=False))
+
+    async def _say(self, send: Send, message: Message) -> None:
+        """Send some of an answer. Raises TimeoutError when the client takes nothing for too long.
+
+        The answer has to end there: the server breaks off connections whose answer has no end.
+        """
+        async with asyncio.timeout(self._settings.send_timeout_ms / 1000):
+            await send(message)
 
     async def _stream(
         self, exchange: _Exchange, caller: Caller, answer: Answer, content: Content, receive: Receive, send: Send
@@ -164,19 +193,19 @@ class ProxyApp:
         exchange.status = answer.status
         gone = asyncio.ensure_future(_until_gone(receive))
         try:
-            await send(_start(answer.status, [*answer.headers, ("x-amz-request-id", exchange.id)]))
+            await self._say(send, _start(answer.status, [*answer.headers, ("x-amz-request-id", exchange.id)]))
             async for piece in pieces:
                 for step in _steps(piece, caller.tenant.limits.bytes_per_second):
                     await self._gate.spend(caller.tenant, len(step))
                     if gone.done():
                         return
-                    async with asyncio.timeout(self._settings.send_timeout_ms / 1000):
-                        await send({"type": "http.response.body", "body": step, "more_body": True})
+                    await self._say(send, _body(step, more=True))
                     exchange.sent += len(step)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._say(send, _body(b"", more=False))
         except (IceDBError, TimeoutError) as error:  # without the last message the server breaks the connection off
-            exchange.code = "Aborted"
-            logger.error("the answer to %s ended after %d bytes: %s", exchange.id, exchange.sent, error)
+            exchange.code = ABORTED
+            why = str(error) or "the client did not take it"
+            logger.error("the answer to %s ended after %d bytes: %s", exchange.id, exchange.sent, why)
         finally:
             gone.cancel()
             with suppress(asyncio.CancelledError):
@@ -231,6 +260,8 @@ async def _check_body(caller: Caller, request: HttpRequest, receive: Receive) ->
     more = _has_body(request)
     while more:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise S3Error("InvalidRequest", "The request's body did not come whole.")
         body = message.get("body", b"")
         size += len(body)
         if size > BODY_BYTES_MAX:
@@ -252,19 +283,13 @@ def _unavailable() -> S3Error:
     return S3Error("ServiceUnavailable", headers=(("retry-after", "1"),))
 
 
-def _start(status: int, headers: list[tuple[str, str]]) -> dict[str, object]:
+def _start(status: int, headers: list[tuple[str, str]]) -> Message:
     encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
     return {"type": "http.response.start", "status": status, "headers": encoded}
 
 
-async def _send(
-    send: Send, answer: Answer, headers: list[tuple[str, str]] | None = None, *, head: bool = False
-) -> None:
-    every = [*answer.headers, *(headers or [])]
-    if answer.status != 304 and not any(name == "content-length" for name, _ in every):
-        every.append(("content-length", str(len(answer.body))))
-    await send(_start(answer.status, every))
-    await send({"type": "http.response.body", "body": b"" if head else answer.body, "more_body": False})
+def _body(piece: bytes, *, more: bool) -> Message:
+    return {"type": "http.response.body", "body": piece, "more_body": more}
 
 
 def _steps(piece: bytes, bytes_per_second: int | None) -> Iterator[bytes]:

@@ -7,6 +7,10 @@
 It fails closed: when the service does not answer, answers otherwise, or with a document that is not of that very key,
 the client is told ServiceUnavailable. Nothing is then remembered, and what was remembered too long ago is not used.
 Whoever asks at the same time for the same key shares one request.
+
+Strangers can make up as many keys as they like. They share a few connections, and when too many wait for one, the next
+are told ServiceUnavailable at once. A key that had an owner when it was last asked for has other connections, and what
+is known of it is asked anew while it is used, before its time is over.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import httpx
 import msgspec
@@ -31,11 +36,19 @@ __all__ = ["ControlPlane"]
 
 BODY_BYTES_MAX = 1024 * 1024
 # Keys that are looked for at the same time; more wait for their turn, within the timeout.
-CONNECTIONS_MAX = 32
+KNOWN_AT_A_TIME = 32
+STRANGERS_AT_A_TIME = 16
+# What a control plane answers within a second, at 200 ms each; who would wait longer had better come again.
+STRANGERS_WAITING = 64
+# Of the time that an answer is believed: then it is asked for again, and if there is no answer, so much later again.
+_RENEW_AFTER = 3 / 4
+_RENEW_AGAIN_AFTER = 1 / 16
 # A document can be a megabyte, and so can a message about what is wrong with it.
 _REASON_CHARS_MAX = 500
 
 _log = logging.getLogger("icedb.proxy")
+
+_Value = TypeVar("_Value")
 
 
 class _NoAnswer(Exception):
@@ -54,19 +67,26 @@ class ControlPlane:
         self._settings = settings
         self._monotonic_ms = monotonic_ms
         self._source = Source(f"control plane {settings.url}", tables=settings.tables)
-        # Apart: ids that somebody makes up must not push tenants out.
-        self._known = _Cache(settings.entries)
-        self._unknown = _Cache(settings.entries)
+        # Apart: ids that somebody makes up must not push tenants out. What is too old for use stays: whoever asks for a
+        # key that had an owner is less likely a stranger.
+        self._known: _Recent[_Entry] = _Recent(settings.entries)
+        #: Until when it is believed that nobody has them.
+        self._unknown: _Recent[float] = _Recent(settings.entries)
+        self._known_turns = asyncio.Semaphore(KNOWN_AT_A_TIME)
+        self._strangers_turns = asyncio.Semaphore(STRANGERS_AT_A_TIME)
+        #: Whom it is asked for, or will be when it is their turn.
+        self._strangers: set[str] = set()
         self._asking: dict[str, asyncio.Task[Found | None]] = {}
         self._closed = False
         headers = {"accept": "application/json", "accept-encoding": "identity"}
         if settings.token is not None:
             headers["authorization"] = f"Bearer {settings.token}"
+        connections = KNOWN_AT_A_TIME + STRANGERS_AT_A_TIME
         self._client = httpx.AsyncClient(
             headers=headers,
             follow_redirects=False,
             timeout=settings.timeout_ms / 1000,
-            limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX),
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
         )
 
     async def find(self, access_key_id: str) -> Found | None:
@@ -77,19 +97,20 @@ class ControlPlane:
         if not KEY_ID.fullmatch(access_key_id):
             return None
         now_ms = self._monotonic_ms()
-        for cache in (self._known, self._unknown):
-            entry = cache.get(access_key_id, now_ms)
-            if entry is not None:
-                return entry.found
+        entry = self._known.get(access_key_id)
+        if entry is not None and now_ms < entry.until_ms:
+            if now_ms >= entry.renew_ms and not self._closed:
+                entry.renew_ms = now_ms + self._settings.cache_ms * _RENEW_AGAIN_AFTER
+                self._ask_once(access_key_id)
+            return entry.found
+        unknown_until_ms = self._unknown.get(access_key_id)
+        if unknown_until_ms is not None and now_ms < unknown_until_ms:
+            return None
         if self._closed:
             raise S3Error("ServiceUnavailable")
-        task = self._asking.get(access_key_id)
-        if task is None:
-            task = asyncio.create_task(self._ask(access_key_id))
-            self._asking[access_key_id] = task
-            task.add_done_callback(lambda done: self._answered(access_key_id, done))
         try:
-            return await asyncio.shield(task)  # a client that goes away does not end the request of the others
+            # A client that goes away does not end the request of the others.
+            return await asyncio.shield(self._ask_once(access_key_id))
         except _NoAnswer:
             raise S3Error("ServiceUnavailable") from None
 
@@ -99,16 +120,31 @@ class ControlPlane:
         await asyncio.gather(*self._asking.values(), return_exceptions=True)
         await self._client.aclose()
 
+    def _ask_once(self, access_key_id: str) -> asyncio.Task[Found | None]:
+        """The request for a key, of which there is one at a time. Raises S3Error when too many strangers wait."""
+        task = self._asking.get(access_key_id)
+        if task is None:
+            turns = self._known_turns
+            if access_key_id not in self._known:
+                if len(self._strangers) >= STRANGERS_AT_A_TIME + STRANGERS_WAITING:
+                    raise S3Error("ServiceUnavailable")
+                self._strangers.add(access_key_id)
+                turns = self._strangers_turns
+            task = self._asking[access_key_id] = asyncio.create_task(self._ask(access_key_id, turns))
+            task.add_done_callback(lambda done: self._answered(access_key_id, done))
+        return task
+
     def _answered(self, access_key_id: str, task: asyncio.Task[Found | None]) -> None:
         del self._asking[access_key_id]
+        self._strangers.discard(access_key_id)
         if not task.cancelled():
             task.exception()  # looked at, even when all who waited are gone
 
-    async def _ask(self, access_key_id: str) -> Found | None:
-        # What the answer says may be no newer than the question.
-        asked_ms = self._monotonic_ms()
+    async def _ask(self, access_key_id: str, turns: asyncio.Semaphore) -> Found | None:
         try:
-            async with asyncio.timeout(self._settings.timeout_ms / 1000):  # of the whole, however slowly it drips
+            # Of the whole, however slowly it drips.
+            async with asyncio.timeout(self._settings.timeout_ms / 1000), turns:
+                asked_ms = self._monotonic_ms()  # what the answer says may be no newer than the question
                 body = await self._get(access_key_id)
             found = None if body is None else self._found(access_key_id, body)
         except (TimeoutError, httpx.TimeoutException):
@@ -117,11 +153,17 @@ class ControlPlane:
             raise self._no_answer(type(error).__name__) from None
         except (InvalidOption, _NoAnswer) as error:
             raise self._no_answer(str(error)) from None
-        if found is None:
-            self._unknown.put(access_key_id, _Entry(None, asked_ms + self._settings.unknown_cache_ms))
-        else:
-            self._known.put(access_key_id, _Entry(found, asked_ms + self._settings.cache_ms))
+        self._remember(access_key_id, found, asked_ms)
         return found
+
+    def _remember(self, access_key_id: str, found: Found | None, asked_ms: float) -> None:
+        if found is None:
+            self._known.remove(access_key_id)
+            self._unknown.put(access_key_id, asked_ms + self._settings.unknown_cache_ms)
+        else:
+            cache_ms = self._settings.cache_ms
+            self._known.put(access_key_id, _Entry(found, asked_ms + cache_ms, asked_ms + cache_ms * _RENEW_AFTER))
+            self._unknown.remove(access_key_id)
 
     async def _get(self, access_key_id: str) -> bytes | None:
         """The document as it came; None: nobody has that key."""
@@ -153,31 +195,34 @@ class ControlPlane:
         return _NoAnswer(reason)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Entry:
-    found: Found | None
+    found: Found
     until_ms: float
+    #: When a use of it asks anew.
+    renew_ms: float
 
 
-class _Cache:
-    """What was answered, by the key that was asked for; of too many, those go that were not used for longest."""
+class _Recent(Generic[_Value]):
+    """What is known of keys; of too many, those go that were not used for longest."""
 
     def __init__(self, entries: int) -> None:
         self._entries = entries
-        self._by_key: OrderedDict[str, _Entry] = OrderedDict()
+        self._by_key: OrderedDict[str, _Value] = OrderedDict()
 
-    def get(self, access_key_id: str, now_ms: float) -> _Entry | None:
-        entry = self._by_key.get(access_key_id)
-        if entry is None:
-            return None
-        if now_ms >= entry.until_ms:
-            del self._by_key[access_key_id]
-            return None
-        self._by_key.move_to_end(access_key_id)
-        return entry
+    def __contains__(self, access_key_id: str) -> bool:
+        return access_key_id in self._by_key
 
-    def put(self, access_key_id: str, entry: _Entry) -> None:
-        self._by_key[access_key_id] = entry
+    def get(self, access_key_id: str) -> _Value | None:
+        if access_key_id in self._by_key:
+            self._by_key.move_to_end(access_key_id)
+        return self._by_key.get(access_key_id)
+
+    def put(self, access_key_id: str, value: _Value) -> None:
+        self._by_key[access_key_id] = value
         self._by_key.move_to_end(access_key_id)
         while len(self._by_key) > self._entries:
             self._by_key.popitem(last=False)
+
+    def remove(self, access_key_id: str) -> None:
+        self._by_key.pop(access_key_id, None)

@@ -1,15 +1,24 @@
 """What the proxy did, as numbers that Prometheus collects.
 
 Labels are names of tenants that proved who they are, S3 operations and codes: what a stranger sends never becomes one,
-so that nobody can make the proxy remember more and more.
+so that nobody can make the proxy remember more and more. Of tenants that a control plane knows there can be very many:
+the numbers of those are kept that asked last, and who comes back later begins at 0.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+__all__ = ["ABORTED", "CONTENT_TYPE", "Metrics"]
+
+#: The code of an answer that began well and did not come to its end.
+ABORTED = "Aborted"
+
+#: A megabyte of text, and about a tenth of a second of work each time that somebody collects it.
+TENANTS_MAX = 1_000
 
 #: Of `Metrics.text`.
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -21,8 +30,11 @@ _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 
 class Metrics:
     """The numbers of one proxy, since it started."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tenants_max: int = TENANTS_MAX) -> None:
         registry = self._registry = CollectorRegistry()
+        self._tenants_max = tenants_max
+        #: Tenants in the order of their last request, and what else the labels of their requests say.
+        self._tenants: OrderedDict[str, set[tuple[str, str]]] = OrderedDict()
         ProcessCollector(registry=registry)
         self._requests = Counter(
             "icedb_proxy_requests", "Answers to tenants.", ("tenant", "operation", "status"), registry=registry
@@ -53,6 +65,8 @@ class Metrics:
         self._refresh_seconds = Histogram(
             "icedb_proxy_table_refresh_seconds", "How long such a look took.", buckets=_SECONDS, registry=registry
         )
+        #: Lines that the access log could not write.
+        self.lost_lines = Gauge("icedb_proxy_access_log_lost_lines", "Lines that were not written.", registry=registry)
         self._reloads = Counter(
             "icedb_proxy_reloads", "Times that the tenants' file was loaded again.", ("result",), registry=registry
         )
@@ -72,7 +86,9 @@ class Metrics:
         if tenant is None:
             self._refused.labels(code).inc()
             return
-        self._requests.labels(tenant, operation, str(status)).inc()
+        outcome = "aborted" if code == ABORTED else str(status)
+        self._remember(tenant, operation, outcome)
+        self._requests.labels(tenant, operation, outcome).inc()
         self._seconds.labels(operation).observe(seconds)
         self._bytes.labels(tenant).inc(bytes_)
 
@@ -90,8 +106,18 @@ class Metrics:
         self._control_plane_errors.inc()
 
     def text(self) -> bytes:
-        """All numbers, in Prometheus' text format; see CONTENT_TYPE."""
+        """All numbers, in Prometheus' text format; see CONTENT_TYPE. For any thread: it can take a while."""
         return generate_latest(self._registry)
+
+    def _remember(self, tenant: str, operation: str, outcome: str) -> None:
+        """Note which labels a tenant has; of too many tenants, one loses them."""
+        self._tenants.setdefault(tenant, set()).add((operation, outcome))
+        self._tenants.move_to_end(tenant)
+        if len(self._tenants) > self._tenants_max:
+            forgotten, labels = self._tenants.popitem(last=False)
+            self._bytes.remove(forgotten)
+            for label in labels:
+                self._requests.remove(forgotten, *label)
 
 
 def _result(ok: bool) -> str:

@@ -12,6 +12,9 @@ __all__ = ["HEAD_BYTES_MAX", "HttpRequest"]
 
 #: Of a request before its body. S3's own limit is 8 KiB of headers; a presigned address may be as long again.
 HEAD_BYTES_MAX = 32 * 1024
+#: Clients send some twenty headers and a dozen parameters. Each that is more costs work before it is known who asks.
+_HEADERS_MAX = 100
+_PARAMETERS_MAX = 100
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,13 @@ class HttpRequest:
     #: Names in lower case, in the order of the request; a name may come more than once.
     headers: tuple[tuple[str, str], ...]
 
-    @property
-    def head_bytes(self) -> int:
-        """How long path, query and headers are."""
-        return len(self.path) + len(self.query) + sum(len(n) + len(v) for n, v in self.headers)
+    def check_size(self) -> None:
+        """Raises S3Error (RequestHeaderSectionTooLarge, InvalidArgument) when there is more than anybody needs."""
+        head_bytes = len(self.path) + len(self.query) + sum(len(n) + len(v) for n, v in self.headers)
+        if head_bytes > HEAD_BYTES_MAX or len(self.headers) > _HEADERS_MAX:
+            raise S3Error("RequestHeaderSectionTooLarge")
+        if self.query.count("&") >= _PARAMETERS_MAX:
+            raise S3Error("InvalidArgument", f"A request has at most {_PARAMETERS_MAX} parameters.")
 
     def header(self, name: str) -> str | None:
         """The value of a header that may come once. Raises S3Error (InvalidRequest) when it came more often."""

@@ -13,8 +13,11 @@ import os
 import resource
 import signal
 import socket
+import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 
 import uvloop
@@ -32,6 +35,7 @@ from icedb.proxy.connections import Server
 from icedb.proxy.control_plane import ControlPlane
 from icedb.proxy.directory import FileDirectory, FirstOf
 from icedb.proxy.limits import Gate
+from icedb.proxy.lines import LineWriter, TextLines
 from icedb.proxy.metrics import CONTENT_TYPE, Metrics
 from icedb.proxy.s3_errors import S3Error
 from icedb.proxy.settings import ProxyConfig
@@ -57,14 +61,17 @@ def serve(path: Path, *, tell: Callable[[str], None]) -> None:
     """
     config = load_config(path)
     settings = config.server
-    _log_to_stderr()
     _allow_files(2 * settings.connections + _OTHER_FILES)
-    with contextlib.ExitStack() as sockets:
-        listener = sockets.enter_context(_listening(settings.host, settings.port))
+    with contextlib.ExitStack() as closing:
+        errors = closing.enter_context(_lines(sys.stderr.fileno(), "log"))
+        _log_to(errors)
+        access_lines = closing.enter_context(_lines(sys.stdout.fileno(), "access log"))
+        listener = closing.enter_context(_listening(settings.host, settings.port))
         admin = None
         if settings.admin_host is not None and settings.admin_port is not None:
-            admin = sockets.enter_context(_listening(settings.admin_host, settings.admin_port))
-        uvloop.run(_serve(path, config, listener, admin, tell))  # a third less work per byte than asyncio's own loop
+            admin = closing.enter_context(_listening(settings.admin_host, settings.admin_port))
+        # A third less work per byte than asyncio's own loop. When it returns, no request is left that writes a line.
+        uvloop.run(_serve(path, config, listener, admin, access_lines, tell))
 
 
 async def _serve(
@@ -72,6 +79,7 @@ async def _serve(
     config: ProxyConfig,
     listener: socket.socket,
     admin_listener: socket.socket | None,
+    access_lines: LineWriter,
     tell: Callable[[str], None],
 ) -> None:
     settings, metrics = config.server, Metrics()
@@ -90,22 +98,39 @@ async def _serve(
             observer=metrics,
         )
         closing.callback(tables.close)
-        metrics.tables_open.set_function(lambda: tables.open_count)
-        metrics.live_parts.set_function(lambda: tables.live_parts)
-        server = Server(ProxyApp(settings, everywhere, tables, Gate(), metrics, AccessLog()), settings, tls=True)
+
+        def look() -> None:
+            metrics.tables_open.set(tables.open_count)
+            metrics.live_parts.set(tables.live_parts)
+            metrics.lost_lines.set(access_lines.lost)
+
+        app = ProxyApp(settings, everywhere, tables, Gate(), metrics, AccessLog(access_lines))
+        server = Server(app, settings, tls=True)
         reload = asyncio.Event()
         _heed_signals(server, reload)
         await closing.enter_async_context(_beside(_reloading(directory, metrics, reload)))
         if admin_listener is not None:
-            admin = Server(_admin_app(metrics, server), settings, connections=_ADMIN_CONNECTIONS)
+            admin = Server(_admin_app(metrics, look, server), settings, connections=_ADMIN_CONNECTIONS)
             await closing.enter_async_context(_beside(admin.serve([admin_listener])))
         tell(_beginning(config, listener, admin_listener))
         await server.serve([listener])
         _end_soon()
 
 
-def _log_to_stderr() -> None:
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+@contextlib.contextmanager
+def _lines(descriptor: int, name: str) -> Iterator[LineWriter]:
+    """A writer to one of the process's streams, which in the end has written what it could."""
+    # Without a buffer: of a pipe that broke, nothing is left that the interpreter would fail to flush at its end.
+    lines = LineWriter(FileIO(descriptor, "wb", closefd=False), name)
+    try:
+        yield lines
+    finally:
+        lines.close()
+
+
+def _log_to(lines: LineWriter) -> None:
+    layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(format=layout, level=logging.WARNING, stream=TextLines(lines))
     logging.getLogger("icedb.proxy").setLevel(logging.INFO)
     uvicorn_log = logging.getLogger("uvicorn.error")
     uvicorn_log.setLevel(logging.ERROR)  # its warnings are of requests that are none: anybody could fill a disk
@@ -165,8 +190,13 @@ class _Counting:
             raise
 
 
-def _admin_app(metrics: Metrics, server: Server) -> ASGIApp:
-    """What operators ask: whether the process lives, whether it should get requests, and its numbers."""
+def _admin_app(metrics: Metrics, look: Callable[[], None], server: Server) -> ASGIApp:
+    """What operators ask: whether the process lives, whether it should get requests, and its numbers.
+
+    `look` sets those that are not counted as they happen; it looks at what only the loop's own thread may look at.
+    """
+    # Of its own: the threads that all share may be asking a store which does not answer.
+    aside = ThreadPoolExecutor(1, "icedb metrics")
 
     async def health(_: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -177,7 +207,9 @@ def _admin_app(metrics: Metrics, server: Server) -> ASGIApp:
         return PlainTextResponse("stopping\n", status_code=503)
 
     async def numbers(_: Request) -> Response:
-        return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
+        look()
+        text = await asyncio.get_running_loop().run_in_executor(aside, metrics.text)
+        return Response(text, headers={"content-type": CONTENT_TYPE})
 
     return Starlette(routes=[Route("/health", health), Route("/ready", ready), Route("/metrics", numbers)])
 
@@ -210,7 +242,9 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise OSError(f"{host}:{port}: cannot listen there: {os.strerror(error.errno or 0)}") from None
+        number = error.errno or 0
+        why = os.strerror(number) if number > 0 else error.strerror  # below 0: no host has that name
+        raise OSError(f"{host}:{port}: cannot listen there: {why}") from None
 
 
 def _address(listener: socket.socket) -> str:
