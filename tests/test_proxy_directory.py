@@ -689,7 +689,8 @@ def test_strangers_take_no_place_from_who_has_a_key(service: Service) -> None:
         assert not any(task.done() for task in strangers)
         clock.ms = 45_000
         await control_plane.find("KEY1")
-        await until(lambda: len(service.asked) == 2 + STRANGERS_AT_A_TIME)
+        await until(lambda: "KEY1" not in control_plane._asking)
+        assert len(service.asked) == 2 + STRANGERS_AT_A_TIME
         clock.ms = 1_000_000  # and whoever comes back after a long time
         assert await control_plane.find("KEY1") is not None
         assert len(service.asked) == 3 + STRANGERS_AT_A_TIME

@@ -123,7 +123,7 @@ class ProxyApp:
                 else:
                     await self._finish(exchange, answer, send)
         except S3Error as error:
-            if error.code in _OUR_FAULT:
+            if error.code in _OUR_FAULT and exchange.caller is not None:
                 logger.error("request %s (%s) was answered with %s", exchange.id, exchange.operation, error.code)
             await self._finish(exchange, _refusal(error, exchange), send)
         except IceDBError as error:
