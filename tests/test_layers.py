@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,7 @@ PROGRAMS_IMPORT = {"icedb", "pyspark", "spark_jobs", "dagster_pipes", "boto3"}
 PACKAGES = ("icedb", "icedb_dagster", "pyspark_icedb", "spark_jobs")
 
 
+@cache
 def modules() -> dict[str, Path]:
     found = {}
     for package in PACKAGES:

@@ -40,7 +40,7 @@ from icedb.testing.simulation.report import Report
 
 PARTS = 10
 #: One of so many stories of pairs is told here: a prime, so that all operations and kinds have their turn.
-PAIR_STEP = 13
+PAIR_STEP = 23
 
 pytestmark = pytest.mark.simulation
 
@@ -75,6 +75,7 @@ def test_any_operation_at_any_request_of_another_breaks_no_promise(part: int) ->
     _tell(islice(pair_stories(), part * PAIR_STEP, None, PARTS * PAIR_STEP))
 
 
+@pytest.mark.slow
 def test_commits_that_land_on_both_sides_of_a_listings_cursor_break_no_promise() -> None:
     _tell(torn_stories())
 

@@ -36,7 +36,7 @@ class Cluster:
         pytest.param("local[2,4]", marks=pytest.mark.slow),
         pytest.param("local-cluster[2,1,1024]", marks=pytest.mark.slow),
         "standalone",
-        "connect",
+        pytest.param("connect", marks=pytest.mark.slow),
     ],
 )
 def cluster(

@@ -67,7 +67,9 @@ def materialize(place: SparkPlace, *words: str) -> dg.ExecuteInProcessResult:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("name", ["local", pytest.param("standalone", marks=pytest.mark.slow), "connect"])
+@pytest.mark.parametrize(
+    "name", ["local", *(pytest.param(n, marks=pytest.mark.slow) for n in ("standalone", "connect"))]
+)
 def test_a_program_writes_a_table_and_reports_to_dagster(
     places: dict[str, SparkPlace], table: icedb.Table, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

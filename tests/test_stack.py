@@ -512,6 +512,7 @@ def _modes(folder: Path) -> list[tuple[int, int]]:
 # Everything
 
 
+@pytest.mark.slow
 @needs_dagster
 def test_the_whole_stack_runs_a_job_and_leaves_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = ports.free_port()
