@@ -82,7 +82,7 @@ def test_a_range_comes_in_pieces(store: ObjectStore) -> None:
     found = asyncio.run(sizes())
     assert sum(found) == len(BODY)
     assert all(PIECE_BYTES <= size < 2 * PIECE_BYTES for size in found[:-1])
-    assert 0 < found[-1] <= PIECE_BYTES
+    assert 0 < found[-1] < 2 * PIECE_BYTES  # what the network brings ends where it likes
 
 
 def test_what_is_not_there_is_told_before_the_first_piece(store: ObjectStore) -> None:
