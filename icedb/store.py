@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -174,7 +174,7 @@ class ObstoreStore:
             for piece in obstore.get(self._existing(key), key).stream(min_chunk_size=FETCH_BYTES):
                 file.write(piece)
 
-    async def open_stream(self, key: str, start: int, stop: int) -> AsyncIterator[bytes]:
+    async def open_stream(self, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
         """A range of an object, in pieces; see the function of this name."""
         found = await self._ask(key, start, stop)
         if isinstance(self._backend, S3Store):
@@ -188,7 +188,7 @@ class ObstoreStore:
             raise _too_short(self.location, key, start, stop)
         return found
 
-    async def _streamed(self, found: GetResult, key: str, start: int, stop: int) -> AsyncIterator[bytes]:
+    async def _streamed(self, found: GetResult, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
         """What one answer gives, and the rest from another when it breaks off.
 
         The client's time limits count from the request on, also while whoever reads here takes a pause: without a new
@@ -214,7 +214,7 @@ class ObstoreStore:
         with self._errors("read", key):
             return await anext(stream, b"")
 
-    async def _piece_by_piece(self, key: str, start: int, stop: int) -> AsyncIterator[bytes]:
+    async def _piece_by_piece(self, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
         """For a folder, of which obstore's stream reads 8 KB at a time, and memory, where it is one piece."""
         for at in range(start, stop, PIECE_BYTES):
             end = min(at + PIECE_BYTES, stop)
@@ -345,7 +345,7 @@ def fetch(store: ObjectStore, key: str, path: Path) -> None:
         path.write_bytes(store.get(key).body)
 
 
-async def open_stream(store: ObjectStore, key: str, start: int, stop: int) -> AsyncIterator[bytes]:
+async def open_stream(store: ObjectStore, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
     """Bytes `start` to `stop - 1` of an object, in pieces of about 1 MiB; `start` is less than `stop`.
 
     Returns once the store has answered, so errors come before the first piece; later ones come with a piece. Few pieces
@@ -363,7 +363,7 @@ async def open_stream(store: ObjectStore, key: str, start: int, stop: int) -> As
     return _in_pieces(memoryview(body)[start:stop])
 
 
-async def _in_pieces(body: memoryview) -> AsyncIterator[bytes]:
+async def _in_pieces(body: memoryview) -> AsyncGenerator[bytes, None]:
     for at in range(0, len(body), PIECE_BYTES):
         yield bytes(body[at : at + PIECE_BYTES])
 

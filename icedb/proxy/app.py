@@ -12,8 +12,8 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -128,7 +128,7 @@ class ProxyApp:
             await self._finish(exchange, _refusal(error, exchange), send)
         except IceDBError as error:
             logger.error("request %s (%s) failed: %s", exchange.id, exchange.operation, error)
-            await self._finish(exchange, _refusal(_unavailable(), exchange), send)
+            await self._finish(exchange, _refusal(S3Error("ServiceUnavailable"), exchange), send)
         except Exception:
             logger.exception("request %s (%s) failed", exchange.id, exchange.operation)
             if exchange.status:
@@ -193,15 +193,16 @@ class ProxyApp:
         exchange.status = answer.status
         gone = asyncio.ensure_future(_until_gone(receive))
         try:
-            await self._say(send, _start(answer.status, [*answer.headers, ("x-amz-request-id", exchange.id)]))
-            async for piece in pieces:
-                for step in _steps(piece, caller.tenant.limits.bytes_per_second):
-                    await self._gate.spend(caller.tenant, len(step))
-                    if gone.done():
-                        return
-                    await self._say(send, _body(step, more=True))
-                    exchange.sent += len(step)
-            await self._say(send, _body(b"", more=False))
+            async with aclosing(pieces):  # ends at once, and not when nobody holds it: the store's connection is free
+                await self._say(send, _start(answer.status, [*answer.headers, ("x-amz-request-id", exchange.id)]))
+                async for piece in pieces:
+                    for step in _steps(piece, caller.tenant.limits.bytes_per_second):
+                        await self._gate.spend(caller.tenant, len(step))
+                        if gone.done():
+                            return
+                        await self._say(send, _body(step, more=True))
+                        exchange.sent += len(step)
+                await self._say(send, _body(b"", more=False))
         except (IceDBError, TimeoutError) as error:  # without the last message the server breaks the connection off
             exchange.code = ABORTED
             why = str(error) or "the client did not take it"
@@ -210,8 +211,6 @@ class ProxyApp:
             gone.cancel()
             with suppress(asyncio.CancelledError):
                 await gone
-            if isinstance(pieces, AsyncGenerator):
-                await pieces.aclose()  # now, and not when nobody holds it any more: the store's connection is free
 
     def _tell(self, exchange: _Exchange) -> None:
         request, caller = exchange.request, exchange.caller
@@ -278,13 +277,8 @@ def _refusal(error: S3Error, exchange: _Exchange) -> Answer:
     return Answer(error.status, headers, document, code=error.code)
 
 
-def _unavailable() -> S3Error:
-    """For what is the store's fault, or ours to mend: another request may find it well."""
-    return S3Error("ServiceUnavailable", headers=(("retry-after", "1"),))
-
-
 def _start(status: int, headers: list[tuple[str, str]]) -> Message:
-    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
     return {"type": "http.response.start", "status": status, "headers": encoded}
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -21,6 +20,7 @@ from icedb.proxy.addresses import Address
 from icedb.proxy.answers import Answer, xml_answer, xml_text
 from icedb.proxy.catalog import Tables
 from icedb.proxy.listing import Page
+from icedb.proxy.recent import Recent
 from icedb.proxy.requests import HttpRequest
 from icedb.proxy.s3_errors import S3Error
 from icedb.proxy.tenants import Tenant, VirtualBucket
@@ -72,7 +72,7 @@ class Listings:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         #: What was listed, and the last key of a page -> what `Tables.view_again` needs.
-        self._ended: OrderedDict[_Ended, tuple[int, str]] = OrderedDict()
+        self._ended: Recent[_Ended, tuple[int, str]] = Recent(ENDED_MAX)
 
     async def version_2(self, tenant: Tenant, bucket: VirtualBucket, address: Address, request: HttpRequest) -> Answer:
         """ListObjectsV2. Raises S3Error: InvalidArgument, and those of `Tables.view`."""
@@ -115,19 +115,13 @@ class Listings:
         fields = [f"<Marker>{asked.encoded(marker)}</Marker>"]
         if page.truncated:
             last = view.virtual(page.last)
-            self._remember((*listed, last), (view.as_of_ms, view.snapshot_id))
+            self._ended.put((*listed, last), (view.as_of_ms, view.snapshot_id))
             if asked.delimiter:
                 fields.append(f"<NextMarker>{asked.encoded(last)}</NextMarker>")
         return asked.answer(address.name, view, objects, page, fields, _owner(tenant))
 
     async def _again(self, bucket: VirtualBucket, address: Address, began_ms: int, snapshot_id: str) -> View | None:
         return await self._tables.view_again(bucket, address.as_of_ms, began_ms=began_ms, snapshot_id=snapshot_id)
-
-    def _remember(self, ended: _Ended, began: tuple[int, str]) -> None:
-        self._ended[ended] = began
-        self._ended.move_to_end(ended)
-        while len(self._ended) > ENDED_MAX:
-            self._ended.popitem(last=False)
 
 
 class _Asked:

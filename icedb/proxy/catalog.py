@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from icedb.clock import Clock, SystemClock
 from icedb.errors import BucketNotFound, IceDBError, SnapshotExpired, TableNotFound, TryAgain
@@ -25,6 +24,7 @@ from icedb.format.records import Marker
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import Handle
 from icedb.maintenance.pins import is_pinned
+from icedb.proxy.recent import Recent
 from icedb.proxy.remembered import Remembered
 from icedb.proxy.s3_errors import S3Error
 from icedb.proxy.tenants import Scope, VirtualBucket
@@ -35,8 +35,6 @@ from icedb.table import Table
 __all__ = ["Observer", "Tables"]
 
 logger = logging.getLogger("icedb.proxy")
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 
 # Clients whose clocks are ahead may ask for their own now.
 AHEAD_MS_MAX = 60_000
@@ -94,7 +92,7 @@ class _OpenTable:
     #: One look at a time asks the store for what the log alone does not tell.
     time_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: Times that cannot be read any more, and when that was found.
-    expired: OrderedDict[int, float] = field(default_factory=OrderedDict)
+    expired: Recent[int, float] = field(default_factory=lambda: Recent(EXPIRED_MAX))
 
     def forget(self) -> None:
         """What is at the address may be another table by now."""
@@ -125,11 +123,10 @@ class Tables:
         self._storage_options = storage_options or None
         self._refresh = refresh_ms / 1000
         self._hold_ms = hold_ms
-        self._tables_open = tables_open
         self._clock = clock or SystemClock()
         self._observer = observer
         self._open_table = open_table or _open
-        self._tables: OrderedDict[str, _OpenTable] = OrderedDict()
+        self._tables: Recent[str, _OpenTable] = Recent(tables_open)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="icedb-proxy")
 
     def close(self) -> None:
@@ -212,9 +209,7 @@ class Tables:
 
     def _find(self, known: _Known, key: str) -> VirtualObject | None:
         marker = known.find(key)
-        if marker is None or not (marker.tombstoned_ms is None or self._is_held(known, marker)):
-            return None
-        return known.latest.object(marker)
+        return known.latest.object(marker) if marker is not None and self._is_held(known, marker) else None
 
     def _is_fresh(self, known: _Known, seconds: float) -> bool:
         """Whether a look is not older; by both clocks, as one stands while the machine sleeps."""
@@ -222,13 +217,13 @@ class Tables:
         return age <= seconds and self._clock.now_ms() - known.read_ms <= seconds * 1000
 
     def _is_held(self, known: _Known, marker: Marker) -> bool:
-        """Whether a replaced part was live for somebody who may still be reading.
+        """Whether a part is live, or was for somebody who may still be reading.
 
-        It was until the store got the log file that says so. That file may have been merged since; then its time counts
-        and how late it can have come.
+        A replaced one was until the store got the log file that says so. That file may have been merged since; then its
+        time counts and how late it can have come.
         """
         if marker.tombstoned_ms is None:
-            return False
+            return True
         gone_ms = marker.tombstoned_ms + known.handle.timing.late_publication_ms
         named = known.state.parts_named.get(marker.key)
         told_ms: int = min((gone_ms, *(named.tombstoned_by_ms if named else ())))
@@ -253,10 +248,8 @@ class Tables:
     def _table(self, bucket: VirtualBucket) -> _OpenTable:
         table = self._tables.get(bucket.table)
         if table is None:
-            table = self._tables[bucket.table] = _OpenTable(bucket.table)
-            while len(self._tables) > self._tables_open:
-                self._tables.popitem(last=False)
-        self._tables.move_to_end(bucket.table)
+            table = _OpenTable(bucket.table)
+            self._tables.put(bucket.table, table)
         return table
 
     async def _latest(self, table: _OpenTable, *, fresh: bool = False) -> _Known:
@@ -318,7 +311,8 @@ class Tables:
         async with table.time_lock:  # whoever waited meanwhile has the answer too
             if (told := self._told(table, at_ms)) is not None:
                 return told
-            if table.expired.get(at_ms, float("-inf")) >= loop.time() - self._refresh:
+            gone_at = table.expired.get(at_ms)
+            if gone_at is not None and gone_at >= loop.time() - self._refresh:
                 raise _no_more()
             known = await self._latest(table)
             if known.latest.as_of_ms < at_ms:  # what was committed until then is asked for
@@ -326,7 +320,7 @@ class Tables:
             try:
                 view = await loop.run_in_executor(self._threads, _view_at, known, at_ms)
             except SnapshotExpired:
-                _keep(table.expired, at_ms, loop.time(), EXPIRED_MAX)
+                table.expired.put(at_ms, loop.time())
                 raise _no_more() from None
             except (IceDBError, OSError) as error:
                 raise _answer_for(error, table.address) from None
@@ -351,13 +345,6 @@ class Tables:
             view = replace(view, as_of_ms=whole.as_of_ms)
         table.views.keep(name, view)
         return view
-
-
-def _keep(kept: OrderedDict[_K, _V], name: _K, value: _V, at_most: int) -> None:
-    kept[name] = value
-    kept.move_to_end(name)
-    while len(kept) > at_most:
-        kept.popitem(last=False)
 
 
 def _open(address: str, storage_options: Mapping[str, str] | None) -> Handle:
@@ -389,4 +376,4 @@ def _may_pass(error: Exception) -> bool:
 
 def _refusal(code: str) -> S3Error:
     message = "This bucket cannot be shown. Whoever runs the endpoint has to look." if code == "InternalError" else ""
-    return S3Error(code, message, headers=(("retry-after", "1"),) if code == "ServiceUnavailable" else ())
+    return S3Error(code, message)

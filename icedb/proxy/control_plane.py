@@ -18,15 +18,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import httpx
 import msgspec
 
 from icedb.errors import InvalidOption
+from icedb.proxy.recent import Recent
 from icedb.proxy.s3_errors import S3Error
 from icedb.proxy.settings import ControlPlaneSettings
 from icedb.proxy.tenant_documents import KEY_ID, Source, tenant_of
@@ -48,8 +47,6 @@ _REASON_CHARS_MAX = 500
 
 _log = logging.getLogger("icedb.proxy")
 
-_Value = TypeVar("_Value")
-
 
 class _NoAnswer(Exception):
     """It cannot be told who has a key; the message holds no secret."""
@@ -69,9 +66,9 @@ class ControlPlane:
         self._source = Source(f"control plane {settings.url}", tables=settings.tables)
         # Apart: ids that somebody makes up must not push tenants out. What is too old for use stays: whoever asks for a
         # key that had an owner is less likely a stranger.
-        self._known: _Recent[_Entry] = _Recent(settings.entries)
+        self._known: Recent[str, _Entry] = Recent(settings.entries)
         #: Until when it is believed that nobody has them.
-        self._unknown: _Recent[float] = _Recent(settings.entries)
+        self._unknown: Recent[str, float] = Recent(settings.entries)
         self._known_turns = asyncio.Semaphore(KNOWN_AT_A_TIME)
         self._strangers_turns = asyncio.Semaphore(STRANGERS_AT_A_TIME)
         #: Whom it is asked for, or will be when it is their turn.
@@ -201,28 +198,3 @@ class _Entry:
     until_ms: float
     #: When a use of it asks anew.
     renew_ms: float
-
-
-class _Recent(Generic[_Value]):
-    """What is known of keys; of too many, those go that were not used for longest."""
-
-    def __init__(self, entries: int) -> None:
-        self._entries = entries
-        self._by_key: OrderedDict[str, _Value] = OrderedDict()
-
-    def __contains__(self, access_key_id: str) -> bool:
-        return access_key_id in self._by_key
-
-    def get(self, access_key_id: str) -> _Value | None:
-        if access_key_id in self._by_key:
-            self._by_key.move_to_end(access_key_id)
-        return self._by_key.get(access_key_id)
-
-    def put(self, access_key_id: str, value: _Value) -> None:
-        self._by_key[access_key_id] = value
-        self._by_key.move_to_end(access_key_id)
-        while len(self._by_key) > self._entries:
-            self._by_key.popitem(last=False)
-
-    def remove(self, access_key_id: str) -> None:
-        self._by_key.pop(access_key_id, None)

@@ -64,7 +64,7 @@ class Gate:
         """One more request of the tenant, until the block ends. Raises S3Error (SlowDown) when there are enough."""
         use = self._arriving(tenant)
         if tenant.limits.requests is not None and use.requests >= tenant.limits.requests:
-            raise S3Error("SlowDown", headers=(("Retry-After", "1"),))
+            raise S3Error("SlowDown")
         use.requests += 1
         self._busy[tenant.name] = use
         try:

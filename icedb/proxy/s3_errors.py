@@ -55,8 +55,8 @@ class S3Error(IceDBError):
         self.code = code
         self.status = status
         self.message = message or usual
-        #: Further headers of the answer, such as `Retry-After`.
-        self.headers = headers
+        #: Further headers of the answer; what may go better later says when.
+        self.headers = (*headers, ("Retry-After", "1")) if status == 503 else headers
 
 
 def error_document(error: S3Error, *, resource: str, request_id: str) -> bytes:
