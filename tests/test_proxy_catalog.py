@@ -1,4 +1,4 @@
-"""What the proxy shows of tables that change, fail and come back: every answer of one snapshot, and what looks cost.
+"""What the proxy shows of a table that changes: every answer of one snapshot, and what looks cost.
 
 The table lies in a store whose time is the test's, and so is the proxy's: requests to the store are counted between two
 moments, whatever the machine does meanwhile.
@@ -7,62 +7,27 @@ moments, whatever the machine does meanwhile.
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import tracemalloc
-from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 
-import icedb.proxy.app
-from icedb import Table
-from icedb.errors import StoreUnavailable
 from icedb.format.records import Marker
 from icedb.options import HOUR_MS, MINUTE_MS
-from icedb.proxy.app import ProxyApp
-from icedb.proxy.catalog import AHEAD_MS_MAX, KNOWN_SECONDS, Tables
+from icedb.proxy.catalog import AHEAD_MS_MAX, KNOWN_SECONDS
 from icedb.proxy.remembered import Remembered
-from icedb.proxy.s3_errors import S3Error
 from icedb.proxy.tenants import VirtualBucket
 from icedb.proxy.views import View
-from icedb.store import ObjectStore
-from icedb.testing import Fault, Request, create_table
-from tests.conftest import Place
-from tests.proxy_worlds import Heard, World, ask_app, heard, make_app, question, run, together
-
-REFRESH_MS = 1_000
-HOLD_MS = 15 * MINUTE_MS
-NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
-
-
-def keys_of(view: View) -> list[str]:
-    return [view.virtual(k) for k in view.keys]
-
-
-async def shown(tables: Tables, bucket: VirtualBucket, as_of_ms: int | None = None) -> list[str]:
-    return keys_of(await tables.view(bucket, as_of_ms))
-
-
-async def refusal(tables: Tables, bucket: VirtualBucket, as_of_ms: int | None = None, key: str | None = None) -> str:
-    """The code that a listing, or a key, is refused with."""
-    with pytest.raises(S3Error) as caught:
-        await (tables.view(bucket, as_of_ms) if key is None else tables.find(bucket, as_of_ms, key))
-    return caught.value.code
-
-
-async def is_there(tables: Tables, bucket: VirtualBucket, key: str, as_of_ms: int | None = None) -> bool:
-    try:
-        found, _ = await tables.find(bucket, as_of_ms, key)
-    except S3Error as error:
-        if error.code != "NoSuchKey":
-            raise
-        return False
-    assert found.key == key
-    return True
-
+from icedb.testing import Request
+from tests.proxy_views import (
+    HOLD_MS,
+    REFRESH_MS,
+    is_there,
+    page,
+    refusal,
+    shown,
+)
+from tests.proxy_worlds import World, make_app, run, together
 
 # ------------------------------------------------------------------------------------------ looks
 
@@ -197,201 +162,6 @@ def test_a_new_key_is_found_by_the_next_look() -> None:
     run(work())
 
 
-# ------------------------------------------------------------------------------------------ listings of many pages
-
-
-async def page(app: ProxyApp, name: str = "events", **asked: str) -> tuple[list[str], str]:
-    """The keys of a page, and how to go on; or, when it is refused, nothing and the code."""
-    answer = await ask_app(app, question("GET", f"/{name}", {n.replace("_", "-"): v for n, v in asked.items()}))
-    if answer.status != 200:
-        return [], answer.code
-    root = ET.fromstring(answer.body)
-    keys = [str(e.findtext(f"{NAMESPACE}Key")) for e in root.iter(f"{NAMESPACE}Contents")]
-    return keys, root.findtext(f"{NAMESPACE}NextContinuationToken") or ""
-
-
-async def rest_of(app: ProxyApp, token: str, name: str = "events") -> list[str]:
-    """What the pages after a token hold."""
-    found: list[str] = []
-    while token:
-        keys, token = await page(app, name, list_type="2", max_keys="2", continuation_token=token)
-        assert keys, token
-        found += keys
-    return found
-
-
-@pytest.mark.parametrize("process", ["the same", "another"])
-def test_a_continuation_stays_on_its_snapshot(process: str) -> None:
-    world = World()
-    keys = sorted(world.add("u=1", "u=2") + world.add("u=1", "u=2") + world.add("u=1"))
-    bucket = world.bucket()
-
-    async def work() -> None:
-        app = make_app(world.tables(), [bucket])
-        first, token = await page(app, list_type="2", max_keys="2")
-        again = app if process == "the same" else make_app(world.tables(), [bucket])
-        world.advance(MINUTE_MS)
-        world.add("u=1", "u=2", "u=0", "u=3")
-        world.replace(keys[0], keys[3], keys[4])
-        world.table.drop_partitions(["u=2"])
-        world.table.merge_log()
-        world.advance(MINUTE_MS)
-        assert first + await rest_of(again, token) == keys
-        now, token = await page(again, list_type="2", max_keys="2")
-        assert not set(now + await rest_of(again, token)) & {keys[0], keys[3], keys[4]}
-
-    run(work())
-
-
-def test_a_continuation_outlives_cleanup_where_its_view_is_known_and_fails_elsewhere() -> None:
-    world = World()
-    keys = sorted(world.add("u=1", "u=2", "u=3", "u=4"))
-    bucket = world.bucket()
-
-    async def work() -> None:
-        app, another = make_app(world.tables(), [bucket]), make_app(world.tables(), [bucket])
-        first, token = await page(app, list_type="2", max_keys="2")
-        world.advance(MINUTE_MS)
-        world.replace(keys[2])
-        world.advance(MINUTE_MS)
-        world.table.cleanup(grace_ms=0, allow_short_grace=True)
-        asked = {"list_type": "2", "max_keys": "2", "continuation_token": token}
-        assert await page(another, **asked) == ([], "InvalidArgument")
-        assert first + (await page(app, **asked))[0] == keys
-
-    run(work())
-
-
-def test_a_continuation_fails_rather_than_mixes_when_the_log_tells_another_snapshot() -> None:
-    world = World()
-    world.add("u=1", "u=2", "u=3")
-    bucket = world.bucket()
-
-    async def work() -> None:
-        world.advance(MINUTE_MS)
-        app, another = make_app(world.tables(), [bucket]), make_app(world.tables(), [bucket])
-        first, token = await page(app, list_type="2", max_keys="1")
-        key = world.table.handle.keys.part("u=2", "late")
-        # A writer took its time: its commit is before the listing, and nobody could know.
-        world.write_log(world.clock.now_ms() - 1_000, [Marker(key, 10, world.clock.now_ms() - 1_000)])
-        world.advance(REFRESH_MS + 1)
-        asked = {"list_type": "2", "max_keys": "1", "continuation_token": token}
-        assert await page(another, **asked) == ([], "InvalidArgument")
-        assert len(first + (await page(app, **asked))[0]) == 2
-
-    run(work())
-
-
-def test_a_continuation_is_good_for_as_long_as_replaced_parts_are_held() -> None:
-    world = World()
-    keys = sorted(world.add("u=1", "u=2", "u=3"))
-    bucket = world.bucket()
-
-    async def work() -> None:
-        world.advance(MINUTE_MS)
-        app = make_app(world.tables(), [bucket])
-        first, token = await page(app, list_type="2", max_keys="1")
-        asked = {"list_type": "2", "continuation_token": token}
-        world.advance(HOLD_MS - 1)
-        assert first + (await page(app, **asked))[0] == keys
-        world.advance(1)
-        assert await page(app, **asked) == ([], "InvalidArgument")
-
-    run(work())
-
-
-@pytest.mark.parametrize("process", ["the same", "another"])
-def test_a_table_with_a_commit_from_a_clock_far_ahead_is_listed_page_by_page(process: str) -> None:
-    world = World()
-    keys = world.add("u=1", "u=2")
-    bucket = world.bucket()
-    ahead_ms = world.clock.now_ms() + 24 * HOUR_MS
-    world.write_log(ahead_ms, [Marker(world.table.handle.keys.part("u=3", "ahead"), 10, ahead_ms)])
-
-    async def work() -> None:
-        app = make_app(world.tables(), [bucket])
-        _, token = await page(app, list_type="2", max_keys="1")
-        world.advance(MINUTE_MS)
-        world.replace(*keys)
-        again = app if process == "the same" else make_app(world.tables(), [bucket])
-        expected = [] if process == "another" else [*sorted(keys)[1:], "u=3/ahead.parquet"]
-        found, more = await page(again, list_type="2", continuation_token=token)
-        # Elsewhere, of a time that is still to come, nobody knows what was then: it fails, and does not mix.
-        assert (found, more) == (expected, "" if expected else "InvalidArgument")
-
-    run(work())
-
-
-def test_a_continuation_works_behind_another_proxy_whose_clock_is_not_ours() -> None:
-    world = World()
-    keys = sorted(world.add("u=1", "u=2"))
-    bucket = world.bucket()
-
-    async def work() -> None:
-        for ahead_ms in (30_000, -30_000):
-            theirs = Tables(clock=world.clock.skewed(ahead_ms), open_table=world.open)
-            world.advance(MINUTE_MS)
-            first, token = await page(make_app(theirs, [bucket]), list_type="2", max_keys="1")
-            assert first + await rest_of(make_app(world.tables(), [bucket]), token) == keys
-
-    run(work())
-
-
-def test_tokens_of_times_that_no_listing_began_at_cost_no_looks() -> None:
-    world = World()
-    world.add("u=1", "u=2")
-    bucket = world.bucket()
-
-    async def work() -> None:
-        app = make_app(world.tables(), [bucket])
-        await page(app, list_type="2")
-        for n in range(20):
-            forged = [world.clock.now_ms() + AHEAD_MS_MAX + 1 + n, "0123456789abcdef", "u=1/x"]
-            token = base64.urlsafe_b64encode(json.dumps(forged).encode()).decode()
-            assert await page(app, list_type="2", continuation_token=token) == ([], "InvalidArgument")
-            world.advance(1)
-        assert world.listings == 1
-
-    run(work())
-
-
-def test_a_marker_stays_on_the_snapshot_that_ended_a_page_with_it() -> None:
-    world = World()
-    keys = sorted(world.add("u=1", "u=2", "u=3", "u=4"))
-    bucket = world.bucket()
-
-    async def work() -> None:
-        app = make_app(world.tables(), [bucket])
-        first, _ = await page(app, max_keys="2")
-        world.replace(keys[2])
-        (new,) = world.add("u=5")
-        world.advance(REFRESH_MS + 1)
-        for _ in range(2):  # a client may ask again for a page that it did not get
-            assert first + (await page(app, marker=first[-1], max_keys="2"))[0] == keys
-        # A marker that ended no page begins with what there is now; that of a listing of long ago is refused.
-        assert (await page(app, marker=keys[0]))[0] == [keys[1], keys[3], new]
-        world.advance(HOLD_MS)
-        assert await page(app, marker=first[-1], max_keys="2") == ([], "InvalidArgument")
-
-    run(work())
-
-
-def test_a_token_opens_nothing_else() -> None:
-    world = World()
-    world.add("u=1", "u=1", "u=2", "u=2")
-    mine, theirs = world.bucket("u=1"), replace(world.bucket("u=2"), name="theirs")
-
-    async def work() -> None:
-        app = make_app(world.tables(), [mine, theirs])
-        _, token = await page(app, list_type="2", max_keys="1")
-        elsewhere, _ = await page(app, "theirs", list_type="2", continuation_token=token)
-        assert all(k.startswith("u=2/") for k in elsewhere)
-        for forged in ("", "x", "W10=", "WzEsIngiLCIiXQ==", "WzE4MDAwMDAwMDAwMDAsIjAiLCIiXQ==", token[:-4], "é"):
-            assert await page(app, list_type="2", continuation_token=forged) == ([], "InvalidArgument")
-
-    run(work())
-
-
 # ------------------------------------------------------------------------------------------ parts that were replaced
 
 
@@ -492,6 +262,7 @@ def test_no_part_is_there_before_it_was_made_nor_in_the_view_of_another_time() -
 
 
 # ------------------------------------------------------------------------------------------ scopes
+
 
 PATHS = [
     *("d=1/u=1", "d=1/u=10", "d=1/u=11", "d=2/u=1", "d=2/u=a%20b", "d=2/u=%D0%B9", "d=2/u=\u0439"),
@@ -725,159 +496,6 @@ def test_a_client_may_ask_for_its_own_now_and_for_no_future() -> None:
     run(work())
 
 
-# ------------------------------------------------------------------------------------------ what fails
-
-
-def says_nothing(answer: Heard) -> bool:
-    """Whether an answer is free of what lies behind the proxy."""
-    said = answer.body + "".join(f"{n}{v}" for n, v in answer.headers.items()).encode()
-    return not any(word in said for word in (b"memory", b"clocked", b"_log", b"_data", b"_table", b"injected", b"/tmp"))
-
-
-async def asked(app: ProxyApp, path: str, method: str = "GET") -> Heard:
-    return await ask_app(app, question(method, path))
-
-
-def test_a_look_that_fails_leaves_what_is_known_and_the_next_one_recovers() -> None:
-    world = World()
-    (key,) = world.add("u=1")
-    bucket = world.bucket()
-
-    async def work() -> None:
-        tables = world.tables()
-        app = make_app(tables, [bucket])
-        assert await shown(tables, bucket) == [key]
-        for kind in ("list", "get"):
-            (new,) = world.add("u=1")
-            world.advance(REFRESH_MS + 1)
-            world.store.inject(Fault.FAIL, kind=kind)  # type: ignore[arg-type]
-            answer = await asked(app, "/events")
-            assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "ServiceUnavailable", "1")
-            assert says_nothing(answer)
-            assert await is_there(tables, bucket, key)
-            world.advance(REFRESH_MS + 1)
-            assert new in await shown(tables, bucket)
-        world.advance(KNOWN_SECONDS * 1_000 + 1)
-        world.store.inject(Fault.FAIL, kind="list")
-        assert await refusal(tables, bucket, None, key) == "ServiceUnavailable"
-        world.advance(REFRESH_MS + 1)
-        assert await is_there(tables, bucket, key)
-
-    run(work())
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_those_who_wait_for_a_store_that_is_down_wait_together(known: bool) -> None:
-    world = World()
-    world.add("u=1")
-    bucket = world.bucket()
-
-    async def work() -> None:
-        tables = world.tables()
-        if known:
-            await shown(tables, bucket)
-            world.advance(REFRESH_MS + 1)
-        world.store.requests.clear()
-        world.store.inject(Fault.FAIL, times=1_000)
-        codes = await together(50, lambda: refusal(tables, bucket))
-        assert codes == ["ServiceUnavailable"] * 50
-        assert len(world.store.requests) == 1
-        world.advance(REFRESH_MS)
-        assert await refusal(tables, bucket) == "ServiceUnavailable"
-        assert len(world.store.requests) == 1
-        world.advance(1)
-        assert await refusal(tables, bucket) == "ServiceUnavailable"
-        assert len(world.store.requests) == 2
-
-    run(work())
-
-
-@pytest.mark.parametrize("first", ["known", "unknown"])
-def test_a_damaged_log_is_an_error_until_it_is_repaired(first: str, caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
-    (key,) = world.add("u=1")
-    bucket = world.bucket()
-    junk = f"{world.table.handle.keys.log_prefix}{world.clock.now_ms() + 5:013d}_junk.jsonl"
-
-    async def work() -> None:
-        tables = world.tables()
-        app = make_app(tables, [bucket])
-        if first == "known":
-            assert await shown(tables, bucket) == [key]
-            assert await shown(tables, bucket, world.clock.now_ms()) == [key]
-        world.inner.create(junk, b"no log file")
-        world.advance(REFRESH_MS + 1)
-        for path in ("/events", f"/events/{key}"):
-            answer = await asked(app, path)
-            assert (answer.status, answer.code) == (500, "InternalError")
-            assert says_nothing(answer)
-            assert junk in caplog.text
-        assert (await asked(app, f"/events--{world.clock.now_ms()}/{key}", "HEAD")).status == 500
-        world.inner.delete([junk])
-        world.advance(REFRESH_MS + 1)
-        assert (await page(app, list_type="2"))[0] == [key]
-        assert (await asked(app, f"/events/{key}")).body == b"0123456789"
-
-    run(work())
-
-
-def test_a_table_that_is_not_there_is_an_error_until_it_is(local: Place) -> None:
-    bucket = VirtualBucket("events", local.uri)
-
-    async def work() -> None:
-        tables = Tables(refresh_ms=0)
-        app = make_app(tables, [bucket])
-        for path in ("/events", "/events/u=1/x.parquet", "/events--1700000000000"):
-            answer = await asked(app, path)
-            assert (answer.status, answer.code) == (500, "InternalError")
-            assert says_nothing(answer)
-            assert local.uri.encode() not in answer.body
-        table = Table.create(local.uri, partition_by=["u"])
-        table.insert([{"u": 1}])
-        assert len((await page(app, list_type="2"))[0]) == 1
-        tables.close()
-
-    asyncio.run(work())
-
-
-def test_a_table_that_was_made_anew_at_its_address_is_told_within_a_minute() -> None:
-    world = World()
-    old = world.add("u=1", "u=1", "u=2")
-    world.replace(old[0])
-    world.table.merge_log()
-    bucket = world.bucket()
-
-    async def work() -> None:
-        world.advance(HOUR_MS)
-        tables = world.tables()
-        then_ms = world.clock.now_ms() - 1
-        assert await shown(tables, bucket) == await shown(tables, bucket, then_ms) == sorted(old[1:])
-        world.inner.delete(list(world.inner.objects))
-        world.table = create_table(world.inner, world.clock, partition_by=["u"])
-        new = sorted(world.add("u=1", "u=2"))
-        world.advance(MINUTE_MS + 1)
-        assert await shown(tables, bucket) == new
-        assert [k for k in (*old, *new) if await is_there(tables, bucket, k)] == new
-        assert await shown(tables, bucket, then_ms) == []
-
-    run(work())
-
-
-def test_a_table_that_was_deleted_is_no_empty_one() -> None:
-    world = World()
-    world.add("u=1")
-    world.table.merge_log()
-
-    async def work() -> None:
-        tables = world.tables()
-        await shown(tables, world.bucket())
-        world.inner.delete(list(world.inner.objects))
-        world.advance(MINUTE_MS + 1)
-        assert await refusal(tables, world.bucket()) == "InternalError"
-
-    run(work())
-
-
 # ------------------------------------------------------------------------------------------ bounds
 
 
@@ -1055,125 +673,3 @@ def test_views_of_a_large_table_that_changes_take_bounded_memory() -> None:
         tracemalloc.stop()
     # 50 views of the whole table: two lists of 8 bytes for each part, 4 MB. Copies of the markers would be 60 MB.
     assert grown < 6_000_000
-
-
-# ------------------------------------------------------------------------------------------ downloads
-
-
-class Pieces:
-    """Stands in for the store's stream: as many pieces as asked for, then perhaps an error; says when it is over."""
-
-    def __init__(self, *pieces: bytes, error: Exception | None = None) -> None:
-        self._pieces = pieces
-        self._error = error
-        self.given = 0
-        self.ended = False
-
-    async def open(self, store: ObjectStore, key: str, start: int, stop: int) -> AsyncIterator[bytes]:
-        return self._give()
-
-    async def _give(self) -> AsyncIterator[bytes]:
-        try:
-            for piece in self._pieces:
-                self.given += 1
-                await asyncio.sleep(0)  # a store is waited for
-                yield piece
-            if self._error is not None:
-                raise self._error
-        finally:
-            self.ended = True
-
-
-async def download(
-    world: World, pieces: Pieces, monkeypatch: pytest.MonkeyPatch, *, client: Any = None, **settings: Any
-) -> list[dict[str, Any]]:
-    """What was sent of a download. `client` gets each message, and an event that it may set when it leaves."""
-    (key,) = world.add("u=1")
-    monkeypatch.setattr(icedb.proxy.app, "open_stream", pieces.open)
-    app = make_app(world.tables(), [world.bucket()], **settings)
-    sent: list[dict[str, Any]] = []
-    left = asyncio.Event()
-
-    async def receive() -> Mapping[str, Any]:
-        await left.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-        if client is not None:
-            await client(message, left)
-
-    await app(question("GET", f"/events/{key}"), receive, send)
-    assert pieces.ended  # though nothing collects garbage
-    return sent
-
-
-def test_a_download_is_sent_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        sent = await download(World(), Pieces(b"01234", b"56789"), monkeypatch)
-        assert [m.get("body") for m in sent] == [None, b"01234", b"56789", b""]
-        assert heard(sent).body == b"0123456789"
-
-    asyncio.run(work())
-
-
-def test_a_client_that_leaves_ends_the_stores_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def leave(message: dict[str, Any], left: asyncio.Event) -> None:
-        if message.get("body") == b"2":
-            left.set()
-
-    async def work() -> None:
-        pieces = Pieces(*(str(n).encode() for n in range(10)))
-        sent = await download(World(), pieces, monkeypatch, client=leave)
-        assert pieces.given <= 4
-        assert sent[-1] == {"type": "http.response.body", "body": b"2", "more_body": True}
-
-    asyncio.run(work())
-
-
-def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def stand_still(message: dict[str, Any], _: asyncio.Event) -> None:
-        if message.get("body") == b"1":
-            await asyncio.Event().wait()
-
-    async def work() -> None:
-        pieces = Pieces(*(str(n).encode() for n in range(10)))
-        sent = await download(World(), pieces, monkeypatch, client=stand_still, send_timeout_ms=50)
-        assert pieces.given == 2
-        assert sent[-1]["more_body"]  # half an answer: the server breaks the connection off
-
-    asyncio.run(work())
-
-
-def test_a_store_that_fails_half_way_leaves_an_answer_that_nobody_takes_for_whole(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def work() -> None:
-        pieces = Pieces(b"01234", error=StoreUnavailable("the store broke off (injected)"))
-        sent = await download(World(), pieces, monkeypatch)
-        assert sent[0]["status"] == 200
-        assert [m["more_body"] for m in sent[1:]] == [True]
-        assert "the store broke off" in caplog.text
-
-    asyncio.run(work())
-
-
-@pytest.mark.parametrize("gone", [True, False])
-def test_a_part_that_cannot_be_read_is_an_answer_of_its_own(gone: bool) -> None:
-    world = World()
-    (key,) = world.add("u=1")
-
-    async def work() -> None:
-        app = make_app(world.tables(), [world.bucket()])
-        assert (await asked(app, f"/events/{key}", "HEAD")).status == 200
-        if gone:
-            world.inner.delete([world.table.handle.keys.data_prefix + key])
-        else:
-            world.store.inject(Fault.FAIL, kind="get", key=key)
-        answer = await asked(app, f"/events/{key}")
-        assert (answer.status, answer.code) == ((404, "NoSuchKey") if gone else (503, "ServiceUnavailable"))
-        assert says_nothing(answer)
-        if not gone:
-            assert (await asked(app, f"/events/{key}")).body == b"0123456789"
-
-    run(work())
