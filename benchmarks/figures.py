@@ -1,0 +1,107 @@
+"""What the benchmarks find out, in one shape: ways of doing the same work, measured in turns, and goals for them.
+
+A module of the suite measures one kind of work and gives `Finding`s; `benchmarks.suite` runs them all and writes them
+down. Times are only ever compared within one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+__all__ = ["OURS", "Check", "Curve", "Finding", "Measure", "Plan", "Step", "Way", "ratio_to"]
+
+#: The name of our own way in every finding.
+OURS = "icedb"
+
+#: Is told what is being done.
+Step = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured. `full`: with the sizes and rounds of the long run."""
+
+    full: bool = False
+    #: Measured rounds, after one that warms up.
+    rounds: int = 5
+    #: Of each request, where a finding says that it is over a network.
+    latency_ms: float = 20.0
+    #: Everything this many times smaller, for a test that all of it runs; its figures mean nothing.
+    shrink: int = 1
+
+    def size(self, short: int, full: int | None = None) -> int:
+        """So many of something in this run, one at least."""
+        return max(1, (full if full is not None and self.full else short) // self.shrink)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to do the work: its value in each measured round, in the finding's unit."""
+
+    name: str
+    values: Sequence[float]
+
+    @property
+    def median(self) -> float:
+        """Of all rounds."""
+        return median(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A goal: `value` is to be at most `limit`, or at least. `why` is told when it is missed: what dominates, by
+    profile, and what would be needed."""
+
+    goal: str
+    value: float
+    limit: float
+    at_least: bool = False
+    why: str = ""
+    #: The smallest and the greatest value of a round; None for a count, which has no spread.
+    spread: tuple[float, float] | None = None
+
+    @property
+    def met(self) -> bool:
+        """Whether the goal is reached."""
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Values over something that grows, to be drawn: `lines` is a name and y for each x."""
+
+    title: str
+    x_label: str
+    y_label: str
+    x: Sequence[float]
+    lines: Mapping[str, Sequence[float]]
+    #: Drawn across, when there is a limit.
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row of the results. `counts` are figures that every run gives alike (requests, bytes)."""
+
+    key: str
+    title: str
+    unit: str
+    ways: Sequence[Way] = ()
+    checks: Sequence[Check] = ()
+    counts: Mapping[str, float] = field(default_factory=dict)
+    curves: Sequence[Curve] = ()
+    #: What one must know to read the figures: sizes, settings, where the peers do less.
+    notes: Sequence[str] = ()
+
+
+#: Measures in an empty folder of its own.
+Measure = Callable[[Plan, Path, Step], list[Finding]]
+
+
+def ratio_to(ours: Way, other: Way) -> tuple[float, tuple[float, float]]:
+    """Our median to another's, and the smallest and greatest ratio of a round: both were measured in turns."""
+    rounds = [a / b for a, b in zip(ours.values, other.values, strict=True)]
+    return ours.median / other.median, (min(rounds), max(rounds))
