@@ -9,7 +9,7 @@ import atexit
 import copy
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -93,6 +93,8 @@ class Handle:
         self.last_append_ms = 0
         #: An exclusive commit that sees an older head than this handle has seen is not of this table's line.
         self.newest_epoch = 0
+        #: The state that was read last, and its live parts, once somebody has asked for them.
+        self.latest: tuple[LogState, Sequence[Part]] | None = None
         self._schema: dict[str, str] = {}
         self._probed = False
         self._clock_checked = False

@@ -140,13 +140,12 @@ class LogReader:
     # ------------------------------------------------------------------------------------ replaying
 
     def _replayed_of(self, listing: _Listing, *, everything: bool) -> LogState | None:
-        """The last state, if it is of these very log files. If not it is let go: it may be large, as the next will."""
+        """The last state, if it is of these very log files."""
         with self._lock:
             if self._replayed is not None:
                 of_everything, state = self._replayed
                 if of_everything == everything and state.listed_ms == listing.stored_ms:
                     return state
-            self._replayed = None
         return None
 
     def _replay(self, listing: _Listing, *, everything: bool) -> LogState | str:
@@ -161,6 +160,7 @@ class LogReader:
             listed_ms=listed_ms,
             type_name=self._type_name,
             tolerant=self._tolerant,
+            known=self._replayed[1] if self._replayed is not None else None,
         )
 
     # ------------------------------------------------------------------------------------ fetching

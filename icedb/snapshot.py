@@ -20,9 +20,11 @@ import pyarrow as pa
 from icedb.engine import connect_reader, quote_name
 from icedb.errors import InvalidOption
 from icedb.final import final_relation
-from icedb.format.records import Marker, total_rows
+from icedb.format.names import decode_partition
+from icedb.format.records import total_bytes, total_rows
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import Handle, Part
+from icedb.live_parts import LiveParts, latest_parts, live_parts
 from icedb.maintenance.pins import is_pinned
 from icedb.narrowing import asked_of_table
 from icedb.partitions import PartitionExpression, matching, partition_expressions, partition_types
@@ -50,8 +52,8 @@ class Snapshot:
 
     table: str
     as_of_ms: int
-    #: In key order.
-    parts: tuple[Part, ...]
+    #: In key order. Of a large table, each is made when it is asked for.
+    parts: Sequence[Part]
     #: Column -> DuckDB type; the schema is not versioned.
     schema: Mapping[str, str]
     #: How many log files it took to know this, and how many exclusive commits there had been.
@@ -72,8 +74,9 @@ class Snapshot:
     def id(self) -> str:
         """The same for the same live parts and schema: 16 hexadecimal digits."""
         digest = hashlib.sha256()
-        for part in self.parts:
-            digest.update(part.key.encode() + b"\n")
+        keys = self.parts.markers.keys if isinstance(self.parts, LiveParts) else (p.key for p in self.parts)
+        for key in keys:
+            digest.update(key.encode() + b"\n")
         for column, type_ in sorted(self.schema.items()):
             digest.update(f"{column}\0{type_}\n".encode())
         return digest.hexdigest()[:16]
@@ -93,19 +96,20 @@ class Snapshot:
     @property
     def rows(self) -> int | None:
         """Rows in all parts; None when a program that does not count them wrote one."""
-        return total_rows(self.parts)
+        return total_rows(self.parts.markers if isinstance(self.parts, LiveParts) else self.parts)
 
     @property
     def bytes(self) -> int:
         """Bytes of all parts."""
-        return sum(p.bytes for p in self.parts)
+        return total_bytes(self.parts.markers if isinstance(self.parts, LiveParts) else self.parts)
 
     def partitions(self, where: str | None = None) -> list[str]:
         """The paths (`d=2026-11-21/u=7`) of the partitions that have live parts.
 
         `where` is a DuckDB predicate over the partition columns. Raises InvalidPartitionExpression.
         """
-        paths = sorted({p.partition for p in self.parts})
+        parts = self.parts
+        paths = sorted(parts.partitions[0].values() if isinstance(parts, LiveParts) else {p.partition for p in parts})
         return paths if where is None else matching(paths, where, self.partition_schema, table=self.table)
 
     def files(self, where: Where | Predicate | None = None) -> list[Part]:
@@ -126,11 +130,18 @@ class Snapshot:
         if where is None:
             return list(self.parts)
         chosen = set(self.partitions(where))
+        if isinstance(self.parts, LiveParts):
+            paths, numbers = self.parts.partitions
+            of_these = {n for n, path in paths.items() if path in chosen or self._is_older(path)}
+            return list(self.parts.chosen(place for place, n in enumerate(numbers) if n in of_these))
         return [p for p in self.parts if p.partition in chosen or self.is_older(p)]
 
     def is_older(self, part: Part) -> bool:
         """Whether its path does not say the values of all partition columns: `in_partitions` could not tell."""
-        return not self.partition_schema.keys() <= part.values.keys()
+        return self._is_older(part.partition)
+
+    def _is_older(self, partition: str) -> bool:
+        return not self.partition_schema.keys() <= decode_partition(partition).keys()
 
     def query(self, sql: str, *, where: Where | None = None) -> QueryResult:
         """The answer to a DuckDB query over the table `t`: lazy, and as rows, Arrow, pandas or Polars.
@@ -237,16 +248,16 @@ def take_snapshot(handle: Handle, as_of_ms: int | None = None) -> Snapshot:
     state = handle.read()
     latest_ms = max(now_ms, state.newest_ms)
     if as_of_ms is None or as_of_ms > latest_ms:
-        return _snapshot_of(handle, state, state.live, latest_ms)
+        return _snapshot_of(handle, state, latest_parts(handle, state), latest_ms)
     pinned = as_of_ms < state.horizon_ms and is_pinned(handle, as_of_ms)
-    return _snapshot_of(handle, state, live_markers(state, as_of_ms, pinned=pinned), as_of_ms)
+    return _snapshot_of(handle, state, live_parts(handle, live_markers(state, as_of_ms, pinned=pinned)), as_of_ms)
 
 
-def _snapshot_of(handle: Handle, state: LogState, markers: Sequence[Marker], as_of_ms: int) -> Snapshot:
+def _snapshot_of(handle: Handle, state: LogState, parts: Sequence[Part], as_of_ms: int) -> Snapshot:
     return Snapshot(
         table=handle.table,
         as_of_ms=as_of_ms,
-        parts=tuple(handle.part(m) for m in markers),
+        parts=parts,
         schema=all_columns(handle.spec, state.schema),
         log_files=len(state.files),
         epoch=state.epoch,

@@ -138,15 +138,24 @@ def bounds_of(stats: Sequence[Stats], columns: Mapping[str, str]) -> list[list[B
     None where it does not tell, or not in our way: another program may have written it.
     """
     decoder = _decoder(tuple(columns.items()))
-    nothing: list[Bounds | None] = [None] * len(columns)
-    found = []
-    for one in stats:
-        try:
-            told = nothing if isinstance(one, msgspec.UnsetType) else msgspec.structs.astuple(decoder.decode(one))
-        except msgspec.DecodeError:
-            told = nothing
-        found.append([t and (_text(t[0]), _text(t[1]), t[2]) for t in told])
-    return found
+    texts = [b"{}" if isinstance(one, msgspec.UnsetType) else one for one in stats]
+    try:
+        told = decoder.decode_lines(b"\n".join(texts))
+    except msgspec.DecodeError:
+        told = []
+    if len(told) != len(texts):
+        told = [_decoded(decoder, text) for text in texts]
+    found = map(msgspec.structs.astuple, told)
+    if all(type_ in TEXT_TYPES for type_ in columns.values()):
+        return list(map(list, found))
+    return [[t and (_text(t[0]), _text(t[1]), t[2]) for t in of_part] for of_part in found]
+
+
+def _decoded(decoder: msgspec.json.Decoder[msgspec.Struct], text: bytes | msgspec.Raw) -> msgspec.Struct:
+    try:
+        return decoder.decode(text)
+    except msgspec.DecodeError:
+        return decoder.decode(b"{}")
 
 
 _Bound = bool | int | str | None

@@ -294,6 +294,6 @@ class _PublishOnce:
         except FixInput as error:
             self.refused = error
             raise
-        markers: tuple[Marker, ...] = self._file.markers
+        markers: Sequence[Marker] = self._file.markers
         txn = {application: (sequence, t_ms)}
         return draft(state, t_ms=t_ms, schema=dict(self._file.schema), txn=txn, add=markers)

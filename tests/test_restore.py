@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -113,7 +113,7 @@ def test_a_copied_part_keeps_what_its_marker_says(table: Table, clocked: Clocked
     assert {m.created_ms for m in after} == {t_ms}
     assert not {m.key for m in before} & {m.key for m in after}
 
-    def contents(markers: list[Any]) -> list[Any]:
+    def contents(markers: Sequence[Any]) -> list[Any]:
         return sorted((m.key.rpartition("/")[0], bytes(m.stats), m.rows, m.bytes, m.digest) for m in markers)
 
     assert contents(before) == contents(after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 
@@ -31,7 +32,7 @@ def tombstones(*files: StoredLogFile, t: int) -> tuple[LogTombstone, ...]:
     return tuple(LogTombstone(f.key, t) for f in files)
 
 
-def names(markers: list[Marker]) -> list[str]:
+def names(markers: Sequence[Marker]) -> list[str]:
     return [m.key.split("/")[-1].removesuffix(".parquet") for m in markers]
 
 

@@ -6,15 +6,22 @@ cannot be read as a log file is DamagedLog, naming the object and the line; noth
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+
 import msgspec
 
 from icedb.errors import DamagedLog
 from icedb.format.names import Keys, has_unsafe_segment
-from icedb.format.records import Header, LogFile, LogTombstone, Marker
+from icedb.format.records import Header, LogFile, LogTombstone, Marker, PackedMarkers
 
 __all__ = ["decode", "encode"]
 
 VERSION = 1
+
+# So many markers are held in columns; for fewer, these take longer to make than they spare.
+_COLUMNS_MIN = 4_000
+# Decoded at once, in bytes: their markers are still in the processor's cache when they become columns.
+_PIECE_BYTES = 1 << 19
 
 _encoder = msgspec.json.Encoder()
 _header = msgspec.json.Decoder(Header)
@@ -62,13 +69,13 @@ def decode(body: bytes, key: str, keys: Keys) -> LogFile:
     try:
         schema = _schema.decode(_line(body, header.schema_line, key))
         tombstones = _tombstones.decode_lines(body[tombstone_at:part_at]) if tombstone_at is not None else []
-        markers = _markers.decode_lines(body[part_at:])
+        markers = _decode_markers(body, part_at, count=lines - parts_from)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _damaged(key, f"a line is cut or is not what its section says ({error})") from None
     file = LogFile(
         t_ms=header.t_ms,
         schema=schema,
-        markers=tuple(markers),
+        markers=markers,
         tombstones=tuple(tombstones),
         epoch=header.epoch,
         live_epochs=header.live_epochs or (),
@@ -84,7 +91,7 @@ def decode(body: bytes, key: str, keys: Keys) -> LogFile:
 
 def _decode_header(body: bytes, key: str) -> Header:
     try:
-        header = _header.decode(body.split(b"\n", 1)[0])
+        header = _header.decode(_line(body, 0, key))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _damaged(key, f"its first line is not a header ({error})") from None
     if str(header.version) != str(VERSION):
@@ -112,16 +119,47 @@ def _line(body: bytes, line: int, key: str) -> bytes:
     return body[at:] if end < 0 else body[at:end]
 
 
+def _decode_markers(body: bytes, start: int, *, count: int) -> Sequence[Marker]:
+    if count < _COLUMNS_MIN:
+        return tuple(_markers.decode_lines(body[start:]))
+    from icedb.format.marker_columns import MarkerColumns  # with Arrow, for large tables alone
+
+    try:
+        return MarkerColumns(_markers.decode_lines(piece) for piece in _pieces(body, start))
+    except (OverflowError, ValueError) as error:
+        if isinstance(error, msgspec.DecodeError | UnicodeDecodeError):
+            raise
+        return tuple(_markers.decode_lines(body[start:]))  # a number that no column can hold
+
+
+def _pieces(body: bytes, start: int) -> Iterator[memoryview]:
+    """The lines from `start` on, some at a time."""
+    whole = memoryview(body)
+    while start < len(body):
+        end = body.find(b"\n", start + _PIECE_BYTES)
+        end = len(body) if end < 0 else end
+        yield whole[start:end]
+        start = end + 1
+
+
 def _check(file: LogFile, key: str, keys: Keys) -> None:
     """Names outside the table's prefix are never followed: a log file must not be able to delete a neighbour."""
-    for named, prefix in [
-        *((m.key, keys.data_prefix) for m in file.markers),
-        *((t.key, keys.log_prefix) for t in file.tombstones),
-    ]:
-        if not named.startswith(prefix) or has_unsafe_segment(named[len(prefix) :].split("/")):
-            raise _damaged(key, f"it names '{named}', which is outside '{prefix}'")
-        if "\0" in named:
-            raise _damaged(key, f"it names {named!r}, and no object has a zero character in its key")
+    markers = file.markers
+    if not isinstance(markers, PackedMarkers) or any(_fault(n, keys.data_prefix) for n in markers.samples()):
+        _check_names((m.key for m in markers), keys.data_prefix, key)
+    _check_names((t.key for t in file.tombstones), keys.log_prefix, key)
+
+
+def _check_names(names: Iterable[str], prefix: str, key: str) -> None:
+    for named in names:
+        if fault := _fault(named, prefix):
+            raise _damaged(key, fault)
+
+
+def _fault(named: str, prefix: str) -> str:
+    if not named.startswith(prefix) or has_unsafe_segment(named[len(prefix) :].split("/")):
+        return f"it names '{named}', which is outside '{prefix}'"
+    return f"it names {named!r}, and no object has a zero character in its key" if "\0" in named else ""
 
 
 def _damaged(key: str, reason: str) -> DamagedLog:

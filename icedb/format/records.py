@@ -6,12 +6,16 @@ decoded straight into them. Times are unix milliseconds. Keys are full keys of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
-__all__ = ["Encoded", "Header", "LogFile", "LogTombstone", "Marker", "Stats", "total_rows"]
+__all__ = ["Encoded", "Header", "LogFile", "LogTombstone", "Marker", "Named", "PackedMarkers", "Stats",
+           "StoredLogFile", "merge_markers", "told", "tombstoned", "total_bytes",
+           "total_rows"]  # fmt: skip
 
 #: JSON that is decoded by who needs it.
 Encoded = msgspec.Raw | msgspec.UnsetType
@@ -19,7 +23,7 @@ Encoded = msgspec.Raw | msgspec.UnsetType
 Stats = Encoded
 
 
-class Marker(msgspec.Struct, frozen=True, omit_defaults=True, rename={
+class Marker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename={
     "key": "p", "bytes": "b", "created_ms": "t", "tombstoned_ms": "tmb", "rows": "r", "stats": "s",
     "digest": "h", "moved": "m",
 }):  # fmt: skip
@@ -36,6 +40,58 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     digest: str | None = None
     #: Its rows were in other parts before: it is a merge's, a rewrite's, what a deletion left, a restored copy.
     moved: bool = False
+
+
+class PackedMarkers(Sequence[Marker]):
+    """Markers that are made when somebody asks for them. What is asked of all of them has a quicker way."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def newest_tombstone_ms(self) -> int:
+        """The newest of the markers' tombstones; 0: there is none."""
+
+    @property
+    @abstractmethod
+    def carries_tombstones(self) -> bool:
+        """Whether some marker has a tombstone."""
+
+    @property
+    @abstractmethod
+    def rows_together(self) -> int | None:
+        """The rows of all their parts; None when one of them does not say."""
+
+    @property
+    @abstractmethod
+    def bytes_together(self) -> int:
+        """The bytes of all their parts."""
+
+    @abstractmethod
+    def samples(self) -> Iterator[str]:
+        """Keys, not all of them the markers', that together have every folder and every name."""
+
+    @abstractmethod
+    def told(self) -> Iterator[tuple[str, bool]]:
+        """The key of each marker, and whether it has a tombstone."""
+
+    @abstractmethod
+    def tombstoned(self) -> Sequence[Marker]:
+        """The markers with a tombstone."""
+
+
+def told(markers: Sequence[Marker]) -> Iterator[tuple[str, bool]]:
+    """The key of each marker, and whether it has a tombstone."""
+    if isinstance(markers, PackedMarkers):
+        return markers.told()
+    return ((m.key, m.tombstoned_ms is not None) for m in markers)
+
+
+def tombstoned(markers: Sequence[Marker]) -> Sequence[Marker]:
+    """Those of the markers that have a tombstone."""
+    if isinstance(markers, PackedMarkers):
+        return markers.tombstoned()
+    return [m for m in markers if m.tombstoned_ms is not None]
 
 
 class LogTombstone(msgspec.Struct, frozen=True, rename={"key": "p", "created_ms": "t"}):
@@ -75,7 +131,8 @@ class LogFile(msgspec.Struct, frozen=True):
 
     t_ms: int
     schema: dict[str, str]
-    markers: tuple[Marker, ...] = ()
+    #: In columns, when there are many.
+    markers: Sequence[Marker] = ()
     tombstones: tuple[LogTombstone, ...] = ()
     epoch: int | None = None
     live_epochs: tuple[int, ...] = ()
@@ -90,21 +147,67 @@ class LogFile(msgspec.Struct, frozen=True):
         """When a program without epochs tombstoned parts for the last time, here or in what this replaces; 0: never."""
         if self.epoch is not None:
             return self.foreign_ms
+        if isinstance(self.markers, PackedMarkers):
+            return self.markers.newest_tombstone_ms
         return max((m.tombstoned_ms for m in self.markers if m.tombstoned_ms is not None), default=0)
 
     @property
     def carries_tombstones(self) -> bool:
         """Whether the log file's name says `_m`."""
-        return self.void or bool(self.tombstones) or any(m.tombstoned_ms is not None for m in self.markers)
+        if self.void or self.tombstones:
+            return True
+        if isinstance(self.markers, PackedMarkers):
+            return self.markers.carries_tombstones
+        return any(m.tombstoned_ms is not None for m in self.markers)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLogFile:
+    """A log file as it lies in the store. `stored_ms` is the store's own time for it."""
+
+    key: str
+    file: LogFile
+    stored_ms: int
+
+
+@dataclass(slots=True)
+class Named:
+    """Which log files name a part or a log file, and when the store got those that tombstone it."""
+
+    by: list[str] = field(default_factory=list)
+    tombstoned_by_ms: list[int] = field(default_factory=list)
+
+
+def merge_markers(one: Marker, other: Marker) -> Marker:
+    """Two markers of one part: the smallest of each time, and whatever either knows of its contents."""
+    tombstones = [m.tombstoned_ms for m in (one, other) if m.tombstoned_ms is not None]
+    return msgspec.structs.replace(
+        one,
+        created_ms=min(one.created_ms, other.created_ms),
+        tombstoned_ms=min(tombstones, default=None),
+        rows=one.rows if one.rows is not None else other.rows,
+        stats=other.stats if isinstance(one.stats, msgspec.UnsetType) else one.stats,
+        digest=one.digest if one.digest is not None else other.digest,
+        moved=one.moved or other.moved,
+    )
 
 
 class _Counted(Protocol):
     @property
     def rows(self) -> int | None: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+def total_bytes(parts: Iterable[_Counted]) -> int:
+    """The bytes of parts, or of their markers, together."""
+    return parts.bytes_together if isinstance(parts, PackedMarkers) else sum(p.bytes for p in parts)
 
 
 def total_rows(parts: Iterable[_Counted]) -> int | None:
     """The rows of parts, or of their markers, together; None when one of them does not say."""
+    if isinstance(parts, PackedMarkers):
+        return parts.rows_together
     total = 0
     for part in parts:
         if part.rows is None:

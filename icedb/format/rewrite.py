@@ -8,13 +8,15 @@ behind is a part that is lost when the old log file is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import merge
+from itertools import chain
 
 import msgspec
 
 from icedb.errors import InvariantViolated
-from icedb.format.records import Encoded, LogFile, LogTombstone, Marker
+from icedb.format.records import Encoded, LogFile, LogTombstone, Marker, PackedMarkers, told
 from icedb.format.snapshot import LogState
 
 __all__ = ["Draft", "check_draft", "draft"]
@@ -50,20 +52,21 @@ def draft(
     """
     sources = [state.files[k].file for k in sorted(replaces)]
     dead = set(tombstone)
-    carried = {m.key: state.parts[m.key] for f in sources for m in f.markers} | {k: state.parts[k] for k in dead}
-    markers = [
-        msgspec.structs.replace(m, tombstoned_ms=t_ms) if k in dead and m.tombstoned_ms is None else m
-        for k, m in sorted(carried.items())
-        if k not in forget
-    ]
     new = [msgspec.structs.replace(m, created_ms=t_ms, moved=moved) for m in add]
-    markers += new
+    carried = state.named_by(replaces)
+    if dead or forget or new:
+        left = (m for m in _with(carried, state, dead) if m.key not in forget)
+        died = (
+            msgspec.structs.replace(m, tombstoned_ms=t_ms) if m.key in dead and m.tombstoned_ms is None else m
+            for m in left
+        )
+        carried = _as_many(chain(died, new), like=carried)
     forgotten_ms = [t for k in forget if (t := state.parts[k].tombstoned_ms) is not None]
     return Draft(
         LogFile(
             t_ms=t_ms,
             schema=_union([*(f.schema for f in sources), schema or {}]),
-            markers=tuple(markers),
+            markers=carried if isinstance(carried, PackedMarkers) else tuple(carried),
             tombstones=_tombstones(state, sources, replaces, t_ms),
             horizon_ms=max([0, *forgotten_ms, *(f.horizon_ms for f in sources)]),
             foreign_ms=max((f.newest_foreign_ms for f in sources), default=0),
@@ -74,6 +77,23 @@ def draft(
         added=frozenset(m.key for m in new),
         tombstoned=frozenset(dead),
     )
+
+
+def _with(markers: Sequence[Marker], state: LogState, keys: Collection[str]) -> Iterator[Marker]:
+    """Markers in key order, and those of these parts too."""
+    lacking = set(keys)
+    if lacking:
+        lacking.difference_update(k for k, _ in told(markers) if k in lacking)
+    return merge(markers, (state.parts[k] for k in sorted(lacking)), key=lambda m: m.key) if lacking else iter(markers)
+
+
+def _as_many(markers: Iterable[Marker], *, like: Sequence[Marker]) -> Sequence[Marker]:
+    """In columns, if those were, most of which these are."""
+    if not isinstance(like, PackedMarkers):
+        return tuple(markers)
+    from icedb.format.marker_columns import MarkerColumns  # with Arrow, for large tables alone
+
+    return MarkerColumns.of(markers)
 
 
 def _has_spec(file: LogFile) -> bool:
@@ -100,15 +120,19 @@ def _counting(state: LogState) -> set[str]:
 
 def check_draft(state: LogState, planned: Draft) -> None:
     """Paired assertion: live parts after this commit are the live parts before it, plus and minus the plan."""
-    named = {m.key: m for m in planned.file.markers}
     hidden = {*planned.replaces, *({t.key for t in planned.file.tombstones} & _counting(state))}
-    gone = {m.key for k in hidden for m in state.files[k].file.markers} - named.keys()
-    lost = {k for k in gone if state.parts[k].tombstoned_ms is None}
-    back = {k for k, m in named.items() if k in state.parts and m.tombstoned_ms is None} & {
-        k for k, m in state.parts.items() if m.tombstoned_ms is not None
-    }
-    added = named.keys() - state.parts.keys()
-    newly_dead = {k for k, m in named.items() if m.tombstoned_ms is not None and _was_live(state, k)}
+    lost, back, newly_dead = set[str](), set[str](), set[str]()
+    after = dict(told(planned.file.markers))
+    for key, dead, was_named in state.standing(hidden):
+        is_dead = after.pop(key, None)
+        if is_dead is None:
+            if was_named and not dead:
+                lost.add(key)
+        elif dead and not is_dead:
+            back.add(key)
+        elif is_dead and not dead:
+            newly_dead.add(key)
+    added = after.keys()
     if lost or back or added != planned.added or newly_dead != {k for k in planned.tombstoned if _was_live(state, k)}:
         raise InvariantViolated(
             f"{state.table}: a log file was drafted that would lose {sorted(lost)}, bring back {sorted(back)}, "

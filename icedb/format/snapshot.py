@@ -8,33 +8,24 @@ the same files give the same state, and reading them from a store is `icedb.read
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from icedb.errors import ForeignMaintenance, SnapshotExpired
 from icedb.format.log_schema import Conflicts, TypeName, schema_conflict, unite_schemas
-from icedb.format.records import Encoded, LogFile, Marker
+from icedb.format.records import Encoded, LogFile, Marker, Named, StoredLogFile, merge_markers, tombstoned
+
+if TYPE_CHECKING:
+    from icedb.format.part_columns import PartColumns
 
 __all__ = ["LogState", "StoredLogFile", "ignored_by", "live_markers", "live_to_v3_readers", "replay"]
 
-
-@dataclass(frozen=True, slots=True)
-class StoredLogFile:
-    """A log file as it lies in the store. `stored_ms` is the store's own time for it."""
-
-    key: str
-    file: LogFile
-    stored_ms: int
-
-
-@dataclass(slots=True)
-class Named:
-    """Which log files name a part or a log file, and when the store got those that tombstone it."""
-
-    by: list[str] = field(default_factory=list)
-    tombstoned_by_ms: list[int] = field(default_factory=list)
+# As many markers are replayed over columns; for fewer, dictionaries are quicker.
+COLUMNS_MIN = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +63,36 @@ class LogState:
         return self.times_ms[-1] if self.times_ms else 0
 
     @property
-    def live(self) -> list[Marker]:
+    def live(self) -> Sequence[Marker]:
         """The markers of the latest snapshot, in key order."""
+        if self.columns is not None:
+            return self.columns.live()
         return [m for _, m in sorted(self.parts.items()) if m.tombstoned_ms is None]
+
+    @property
+    def dead(self) -> Sequence[Marker]:
+        """The markers with a tombstone, in key order."""
+        if self.columns is not None:
+            return self.columns.dead
+        return [m for _, m in sorted(self.parts.items()) if m.tombstoned_ms is not None]
+
+    @property
+    def columns(self) -> PartColumns | None:
+        """`parts`, when they are so many that they are held in columns."""
+        return None if isinstance(self.parts, dict) else cast("PartColumns", self.parts)
+
+    def named_by(self, log_keys: Collection[str]) -> Sequence[Marker]:
+        """The markers of the parts that some of these log files name, in key order."""
+        if self.columns is not None and self.ignored.isdisjoint(log_keys):
+            return self.columns.named_by(log_keys)
+        return [self.parts[k] for k in sorted({m.key for name in log_keys for m in self.files[name].file.markers})]
+
+    def standing(self, log_keys: Collection[str]) -> Iterator[tuple[str, bool, bool]]:
+        """Each part's key, whether it has a tombstone, and whether one of these log files names it; in key order."""
+        if self.columns is not None and self.ignored.isdisjoint(log_keys):
+            return self.columns.standing(log_keys)
+        named = {m.key for name in log_keys for m in self.files[name].file.markers}
+        return ((k, m.tombstoned_ms is not None, k in named) for k, m in sorted(self.parts.items()))
 
     @property
     def effective(self) -> dict[str, StoredLogFile]:
@@ -124,21 +142,24 @@ def replay(
     listed_ms: Mapping[str, int] | None = None,
     type_name: TypeName = str,
     tolerant: bool = False,
+    known: LogState | None = None,
 ) -> LogState:
     """The state that these log files describe. `type_name` checks the types that they name.
 
+    `known` is an earlier state of the table: what is still true of it need not be found out again.
     Raises SchemaConflict when two of them disagree on a column, unless `tolerant`; DamagedLog for a type that is none.
     """
     by_key = {f.key: f for f in files}
     listed_ms = listed_ms if listed_ms is not None else {k: f.stored_ms for k, f in by_key.items()}
     epoch, live_epochs, ignored = ignored_by({k: f.file for k, f in by_key.items()}, table)
     effective = [f for _, f in sorted(by_key.items()) if f.key not in ignored]
-    parts, parts_named = _replay_parts(effective)
+    log_tombstones, logs_named = _replay_log_tombstones(f for f in by_key.values() if _is_live(f, live_epochs))
+    earlier = [by_key[k] for k in log_tombstones if k in by_key and k in ignored]
+    _note_earlier_logs(earlier, logs_named)
+    parts, parts_named = _replay_parts(effective, earlier, known)
     schema, conflicts = unite_schemas([(f.key, f.file.schema) for f in effective], type_name)
     if conflicts and not tolerant:
         raise schema_conflict(table, conflicts)
-    log_tombstones, logs_named = _replay_log_tombstones(f for f in by_key.values() if _is_live(f, live_epochs))
-    _note_earlier_carriers((by_key[k] for k in log_tombstones if k in by_key and k in ignored), parts_named, logs_named)
     return LogState(
         table=table,
         files=by_key,
@@ -163,7 +184,22 @@ def _is_live(stored: StoredLogFile, live_epochs: frozenset[int]) -> bool:
     return stored.file.epoch is None or stored.file.epoch in live_epochs
 
 
-def _replay_parts(files: Iterable[StoredLogFile]) -> tuple[dict[str, Marker], dict[str, Named]]:
+def _replay_parts(
+    files: Sequence[StoredLogFile], earlier: Sequence[StoredLogFile], known: LogState | None
+) -> tuple[Mapping[str, Marker], Mapping[str, Named]]:
+    if sum(len(f.file.markers) for f in files) >= COLUMNS_MIN:
+        from icedb.format.part_columns import PartColumns, PartsNamed  # with Arrow, for large tables alone
+
+        with suppress(OverflowError, ValueError):  # a number that no column can hold
+            columns = PartColumns.of(files, known.columns if known is not None else None)
+            return columns, PartsNamed(columns, earlier)
+    parts, named = _replay_few(files)
+    _note_earlier_parts(earlier, named)
+    return parts, named
+
+
+def _replay_few(files: Iterable[StoredLogFile]) -> tuple[dict[str, Marker], dict[str, Named]]:
+    """What `PartColumns` does over columns."""
     parts: dict[str, Marker] = {}
     named: dict[str, Named] = {}
     for stored in files:
@@ -175,20 +211,6 @@ def _replay_parts(files: Iterable[StoredLogFile]) -> tuple[dict[str, Marker], di
             if marker.tombstoned_ms is not None:
                 who.tombstoned_by_ms.append(stored.stored_ms)
     return parts, named
-
-
-def merge_markers(one: Marker, other: Marker) -> Marker:
-    """Two markers of one part: the smallest of each time, and whatever either knows of its contents."""
-    tombstones = [m.tombstoned_ms for m in (one, other) if m.tombstoned_ms is not None]
-    return msgspec.structs.replace(
-        one,
-        created_ms=min(one.created_ms, other.created_ms),
-        tombstoned_ms=min(tombstones, default=None),
-        rows=one.rows if one.rows is not None else other.rows,
-        stats=other.stats if isinstance(one.stats, msgspec.UnsetType) else one.stats,
-        digest=one.digest if one.digest is not None else other.digest,
-        moved=one.moved or other.moved,
-    )
 
 
 def _replay_log_tombstones(files: Iterable[StoredLogFile]) -> tuple[dict[str, int], dict[str, Named]]:
@@ -203,18 +225,20 @@ def _replay_log_tombstones(files: Iterable[StoredLogFile]) -> tuple[dict[str, in
     return times, named
 
 
-def _note_earlier_carriers(
-    replaced: Iterable[StoredLogFile], parts_named: Mapping[str, Named], logs_named: Mapping[str, Named]
-) -> None:
-    """A log file that was replaced in due form showed its tombstones to readers ever since it was stored.
+# A log file that was replaced in due form showed its tombstones to readers ever since it was stored. Without noting
+# that, a tombstone that frequent merges carry on and on would never be old enough for cleanup. A file that is ignored
+# for its epoch alone was never visible, and does not count.
 
-    Without this, a tombstone that frequent merges carry on and on would never be old enough for cleanup. A file
-    that is ignored for its epoch alone was never visible, and does not count.
-    """
+
+def _note_earlier_parts(replaced: Iterable[StoredLogFile], parts_named: Mapping[str, Named]) -> None:
     for stored in replaced:
-        for marker in stored.file.markers:
-            if marker.tombstoned_ms is not None and marker.key in parts_named:
+        for marker in tombstoned(stored.file.markers):
+            if marker.key in parts_named:
                 parts_named[marker.key].tombstoned_by_ms.append(stored.stored_ms)
+
+
+def _note_earlier_logs(replaced: Iterable[StoredLogFile], logs_named: Mapping[str, Named]) -> None:
+    for stored in replaced:
         for tombstone in stored.file.tombstones:
             if tombstone.key in logs_named:
                 logs_named[tombstone.key].tombstoned_by_ms.append(stored.stored_ms)
@@ -241,7 +265,7 @@ def _replay_spec(files: Iterable[StoredLogFile]) -> Encoded:
     return max(specs, key=lambda spec: _revision.decode(spec).revision, default=msgspec.UNSET)
 
 
-def live_markers(state: LogState, as_of_ms: int | None, *, pinned: bool = False) -> list[Marker]:
+def live_markers(state: LogState, as_of_ms: int | None, *, pinned: bool = False) -> Sequence[Marker]:
     """The parts of the snapshot at `as_of_ms` (None: the latest), in key order. Raises SnapshotExpired.
 
     `pinned`: cleanup forgets nothing of this very time, so it can be answered although it is before the horizon.
@@ -254,6 +278,8 @@ def live_markers(state: LogState, as_of_ms: int | None, *, pinned: bool = False)
             f"snapshot at {as_of_ms} can no longer be answered. Ask for {state.horizon_ms} or later.",
             horizon_ms=state.horizon_ms,
         )
+    if state.columns is not None:
+        return state.columns.live(as_of_ms)
     return [
         m
         for _, m in sorted(state.parts.items())

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from icedb.format.names import partition_of
+from icedb.format.part_columns import MarkerView
 from icedb.format.records import Marker
 from icedb.proxy.listing import Page, page_of
 from icedb.proxy.tenants import Scope
@@ -55,7 +56,7 @@ class View:
     @classmethod
     def of(cls, markers: Sequence[Marker], *, data_prefix: str, as_of_ms: int) -> View:
         """All parts of a table, given in key order."""
-        keys = [m.key for m in markers]
+        keys = markers.keys if isinstance(markers, MarkerView) else [m.key for m in markers]
         digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
         return cls(as_of_ms, digest[:16], data_prefix, keys, markers)
 
