@@ -66,12 +66,14 @@ def quote_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def copy_statement(query: str, path: Path, spec: TableSpec, *, level: int | None = None) -> str:
-    """SQL that writes a query's rows as one Parquet file of the table's kind; answers with the number of rows.
+def copy_statement(query: str, path: Path, spec: TableSpec, *, level: int | None = None, told: bool = True) -> str:
+    """SQL that writes a query's rows as one Parquet file of the table's kind.
 
-    `level` is how hard zstd, if it is the table's compression, tries.
+    `level` is how hard zstd, if it is the table's compression, tries. `told`: it answers with what was written, second
+    the number of rows; of a small file that takes longer than to read its footer.
     """
-    options = f"FORMAT parquet, COMPRESSION {spec.compression}, ROW_GROUP_SIZE {spec.row_group_rows}, RETURN_STATS"
+    options = f"FORMAT parquet, COMPRESSION {spec.compression}, ROW_GROUP_SIZE {spec.row_group_rows}"
+    options += ", RETURN_STATS" if told else ""
     options += f", COMPRESSION_LEVEL {level}" if level is not None and spec.compression == "zstd" else ""
     return f"COPY ({query}) TO {quote_text(str(path))} ({options})"
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from icedb.engine import quote_name, quote_text
 from icedb.errors import IceDBError, InvalidBatch, InvalidOption, InvalidQuery, UnsupportedType
+from icedb.gathering import ROWS_AT_A_TIME, Held, hold
 from icedb.inputs.batches import Batch
 from icedb.inputs.offsets import aligned
 from icedb.queries import UserQuery, check_output
@@ -37,6 +38,8 @@ _ANSWER = f"{PREFIX}answer"
 
 # A stream that is no longer than this part of the memory is held, and given away while it is sorted.
 _SHORT_PART = 2
+# One that is no longer than this part is held until it is encoded: then it is there twice, or three times.
+_HELD_PART = 8
 # Of one that is longer, so much is loaded at a time.
 _PARTS_OF_MEMORY = 16
 
@@ -58,14 +61,20 @@ class Incoming:
     counted: _CountedRows
     #: Whether a query made these rows: then numbers become the table's, where no value changes.
     answered: bool = False
+    #: The rows, when the stream is short and they were not changed.
+    held: Held | None = None
 
     def begin(self, memory_bytes: int | None) -> None:
-        """Register the stream, or load it when it is long: DuckDB reads ahead of it, as much as there is."""
+        """Hold the stream, register it, or load it when it is long: DuckDB reads ahead of it, as much as there is."""
         if memory_bytes is None:
             self._register(self.counted.batches)
             return
         bytes_max = memory_bytes // _SHORT_PART
         first = self._take(self.counted.batches, bytes_max)
+        if self.counted.bytes < memory_bytes // _HELD_PART:
+            self.held = hold(self.counted.schema, first)
+        if self.held is not None:
+            return
         if self.counted.bytes < bytes_max:
             self._register(_given_away(first))
         else:
@@ -75,8 +84,15 @@ class Incoming:
         """Make a table of the stream, to be looked at more than once. Raises InvalidBatch."""
         if self.relation != _STREAM:
             return
+        self.let_go()
         self._execute(f"CREATE TEMP TABLE {_TABLE} AS {self._typed()}")
         self._become(_TABLE)
+
+    def let_go(self) -> None:
+        """Register what is held: all of it is to be looked at once."""
+        if self.held is not None:
+            self._register(self.held.batches())
+            self.held = None
 
     def drop(self) -> None:
         """Free what the rows take, once they are staged."""
@@ -242,10 +258,11 @@ class _CountedRows:
                     f"{self.table}: the stream says that it has the columns {_told(self.schema)}, and gives a batch "
                     f"with {_told(given.schema)}. Give all batches the schema of the stream."
                 )
-            batch = aligned(given)
-            self.rows += batch.num_rows
-            self.bytes += batch.nbytes
-            yield batch
+            for first in range(0, given.num_rows, ROWS_AT_A_TIME):  # each thread of DuckDB reads one at a time
+                batch = aligned(given.slice(first, ROWS_AT_A_TIME))
+                self.rows += batch.num_rows
+                self.bytes += batch.nbytes
+                yield batch
 
 
 def _told(schema: pa.Schema) -> str:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Semaphore
 
 import duckdb
 import pyarrow as pa
 
 from icedb.clock import Clock
-from icedb.engine import copy_statement
 from icedb.errors import IceDBError, InvariantViolated
 from icedb.format.records import Marker
 from icedb.incoming import too_little_memory
@@ -67,10 +67,11 @@ def write_parts(
 
 
 def put_parts(stage: Stage, *, store: ObjectStore, clock: Clock, part_bytes: int | None = None) -> WrittenParts:
-    """Encode each partition of staged rows and put it while the next is encoded.
+    """Encode the partitions of staged rows, as many at a time as there are threads, and put them meanwhile.
 
     A partition becomes one part, or several of about `part_bytes`. When it fails, the parts that it had put are deleted
-    again. Without rows there are no parts. Raises InvariantViolated and the store's errors.
+    again. Without rows there are no parts. Raises InvalidOption, InvalidBatch, InvariantViolated and the store's
+    errors.
     """
     born_ms = clock.now_ms()
     context = stage.context
@@ -79,24 +80,25 @@ def put_parts(stage: Stage, *, store: ObjectStore, clock: Clock, part_bytes: int
     except duckdb.OutOfMemoryException as error:
         raise too_little_memory(context.table, error) from None
     keys = [context.location.keys.part(r.partition, context.job + clock.new_id()) for r in ranges]
-    with ThreadPoolExecutor(CONCURRENT_PUTS) as pool:
-        puts: list[Future[StoredPart]] = []
+    encoding = Semaphore(stage.threads)
+    begun: list[str] = []
+
+    def write(key: str, piece: Range) -> StoredPart:
+        path = stage.folder / key.rpartition("/")[2]
+        with encoding:
+            _check_rows(context, piece, stage.write(path, piece.first, piece.last, level=ZSTD_LEVEL))
+        begun.append(key)
+        return put_part(store, key, path)
+
+    with ThreadPoolExecutor(CONCURRENT_PUTS) as pool:  # each writes a part after the other: few files are on disk
+        writes = [pool.submit(write, key, piece) for key, piece in zip(keys, ranges, strict=True)]
         try:
-            for number, (key, piece) in enumerate(zip(keys, ranges, strict=True)):
-                for done in puts[: max(0, len(puts) - CONCURRENT_PUTS)]:
-                    done.result()  # stop at the first failure, and keep few files on disk
-                path = stage.folder / f"{number}.parquet"
-                copied = stage.con.execute(
-                    copy_statement(stage.select(piece), path, stage.spec, level=ZSTD_LEVEL)
-                ).fetchall()[0][1]
-                _check_rows(context, piece, copied)
-                puts.append(pool.submit(put_part, store, key, path))
-            stored_parts = [put.result() for put in puts]
-        except BaseException as error:
+            wait(writes, return_when=FIRST_EXCEPTION)
+            pool.shutdown(cancel_futures=True)  # those that were begun come first, and one of them failed
+            stored_parts = [written.result() for written in writes]
+        except BaseException:
             pool.shutdown(cancel_futures=True)
-            discard(store, keys[: len(puts)])
-            if isinstance(error, duckdb.OutOfMemoryException):
-                raise too_little_memory(context.table, error) from None
+            discard(store, begun)
             raise
     markers = tuple(
         Marker(key, part.bytes, 0, rows=piece.rows, stats=piece.stats, digest=part.digest)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from icedb.engine import copy_statement
 from icedb.staging import Range, Stage
 
 __all__ = ["split_ranges"]
@@ -34,8 +33,7 @@ def _bytes_per_row(stage: Stage, piece: Range) -> float:
     path = stage.folder / "sample.parquet"
     rows = min(SAMPLE_ROWS, stage.spec.row_group_rows, piece.rows)
     first = piece.first + (piece.rows - rows) // 2
-    query = f"SELECT * FROM staged WHERE rowid BETWEEN {first} AND {first + rows - 1}"
-    stage.con.execute(copy_statement(query, path, stage.spec))
+    stage.write(path, first, first + rows - 1)
     size = path.stat().st_size
     path.unlink()
     return size / rows

@@ -1,7 +1,8 @@
 """Rows on their way into parts: converted, partitioned and ordered, in a DuckDB that can reach nothing else.
 
-Every writer comes through here. The rows of a batch are loaded into one temporary table, ordered by partition and
-sort columns (spilling to disk when memory ends), so each partition is a range of row ids and becomes one sorted part.
+Every writer comes through here. The rows of a batch are loaded into one table, ordered by partition and sort columns
+(spilling to disk when memory ends), so each partition is a range of row ids and becomes one sorted part. Of a batch
+that is small beside the memory the table has only what orders the rows; they are gathered when a part is encoded.
 Nothing is written to the store here. A writer needs no handle, just a `WriteContext`, which can be pickled to another
 machine.
 """
@@ -9,26 +10,27 @@ machine.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import duckdb
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from icedb.conflicts import MIXED
-from icedb.engine import ROWS_PER_BATCH, connect_sandbox, quote_name, quote_text
+from icedb.engine import ROWS_PER_BATCH, copy_statement, quote_name, quote_text
 from icedb.errors import IceDBError, InvalidBatch, InvalidPartitionExpression, InvalidPartitionValue, SchemaConflict
 from icedb.format.names import decode_partition, encode_partition, encode_partition_text
 from icedb.format.records import Stats
+from icedb.gathering import Coded, Held, coded
 from icedb.incoming import CHOSEN, PREFIX, Incoming, receive, too_little_memory, unreadable
 from icedb.inputs.batches import Batch, OnConflict
 from icedb.partitions import PartitionExpression, partition_types
 from icedb.queries import UserQuery, check_query
+from icedb.sandboxes import sandbox
 from icedb.shaping import Shape, WriteContext, shape_of
 from icedb.spec import ROW_GROUP_ROWS_MIN, TableSpec
 from icedb.statistics import encode_statistics, figures_sql, statistics_columns
@@ -40,8 +42,13 @@ QUARANTINE_COLUMNS = {"quarantined_at": "TIMESTAMP WITH TIME ZONE", "source": "V
                       "row": "VARCHAR"}  # fmt: skip
 
 _MISFIT = f"{PREFIX}misfit"
+_NUMBER = f"{PREFIX}number"
 # So many row groups must fit into memory: those of the threads, encoded and not, and what is read for them.
 _ROW_GROUPS_IN_MEMORY = 16
+# A sandbox in which more was sorted might keep some of the memory.
+_BYTES_WORTH_KEEPING = 64 * 1024 * 1024
+# To encode a part of fewer rows takes less from a table than from Arrow, and by more than it takes to load them.
+_ROWS_WORTH_GATHERING = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,7 @@ class Range:
 
 @dataclass(slots=True)
 class Stage:
-    """The rows of a batch in a temporary table, in the order of their parts; until the context ends."""
+    """The rows of a batch in the order of their parts; until the context ends."""
 
     con: duckdb.DuckDBPyConnection
     context: WriteContext
@@ -73,16 +80,45 @@ class Stage:
     spec: TableSpec
     #: Bytes of the batch as Arrow; None when a query made other rows of it.
     bytes: int | None
+    #: The rows when `staged` has only what orders them, and SQL of the columns over them.
+    held: Held | None = None
+    select: Mapping[str, str] = field(default_factory=dict)
+    #: Columns that are ranks in `staged`.
+    codes: Mapping[str, Coded] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         """Rows that become parts."""
         return sum(r.rows for r in self.ranges)
 
-    def select(self, piece: Range | None = None) -> str:
-        """SQL of the staged rows under their own names; of one partition, or all."""
+    @property
+    def threads(self) -> int:
+        """How many parts should be encoded at a time: as many as DuckDB has threads for it, and memory."""
+        [(threads,)] = self.con.execute("SELECT CAST(current_setting('threads') AS BIGINT)").fetchall()
+        return int(threads)
+
+    def write(self, path: Path, first: int, last: int, *, level: int | None = None) -> int:
+        """Encode neighbouring rows as one Parquet file: how many, as the file says. Threads may call it at once.
+
+        Raises InvalidOption, InvalidBatch, DuckDB's errors.
+        """
+        try:
+            with self.con.cursor() as con:
+                query = self._query(con, first, last - first + 1)
+                con.execute(copy_statement(query, path, self.spec, level=level, told=False))
+            return int(pq.read_metadata(path).num_rows)
+        except duckdb.OutOfMemoryException as error:
+            raise too_little_memory(self.context.table, error) from None
+        except (duckdb.DataError, duckdb.InvalidInputException) as error:
+            raise unreadable(self.context.table, error) from None  # a value that is held, and cannot be converted
+
+    def _query(self, con: duckdb.DuckDBPyConnection, first: int = 0, rows: int | None = None) -> str:
+        """SQL of neighbouring rows (default: all) under their own names, to be run once."""
+        if self.held is not None:
+            columns = ", ".join(f"{sql} AS {quote_name(c)}" for c, sql in self.select.items())
+            return f"SELECT {columns} FROM {self.held.register(con, first, rows)}"
         columns = ", ".join(f"{staged} AS {quote_name(c)}" for c, staged in _staged_names(self.columns).items())
-        where = "" if piece is None else f" WHERE rowid BETWEEN {piece.first} AND {piece.last}"
+        where = "" if rows is None else f" WHERE rowid BETWEEN {first} AND {first + rows - 1}"
         return f"SELECT {columns} FROM staged{where}"
 
     def piece(self, whole: Range, first: int, last: int) -> Range:
@@ -93,12 +129,14 @@ class Stage:
         [(rows, found)] = self.con.execute(
             f"SELECT count(*), {figures} FROM staged WHERE rowid BETWEEN {first} AND {last}"
         ).fetchall()
-        return Range(first, last, rows, whole.partition, encode_statistics(stats, found, rows))
+        return Range(
+            first, last, rows, whole.partition, encode_statistics(stats, _figures(stats, found, self.codes), rows)
+        )
 
     def stream(self) -> pa.RecordBatchReader:
         """The staged rows, with all columns of the table."""
         columns = ", ".join(["*", *_lacking(self.context.known_schema, self.columns)])
-        return self.con.execute(f"SELECT {columns} FROM ({self.select()})").to_arrow_reader(ROWS_PER_BATCH)
+        return self.con.execute(f"SELECT {columns} FROM ({self._query(self.con)})").to_arrow_reader(ROWS_PER_BATCH)
 
     def misfits_digest(self) -> str:
         """Sixteen hexadecimal digits that tell the rows which were set aside from others, in any order."""
@@ -153,20 +191,19 @@ def stage_rows(
     nor batch has. Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidQuery,
     InvalidPartitionExpression, InvalidPartitionValue.
     """
-    folder = Path(tempfile.mkdtemp(prefix="icedb-write-", dir=folder))
-    try:
-        with connect_sandbox(folder, memory_bytes=memory_bytes, threads=threads) as con:
-            what = "query" if query else "insert_query"
-            if query is None and context.spec.insert_query:
-                query = check_query(context.spec.insert_query, relation="_rows", table=context.table, what=what)
-            incoming = receive(
-                con, batch, context.known_schema, table=context.table, strict=query is None, memory_bytes=memory_bytes
-            )
-            if query is not None and batch.stream.schema.names:  # of rows without columns nothing can be asked
-                _answer(incoming, context, query, what=what, new_columns=new_columns)
-            yield _stage(incoming, context, on_conflict, folder, memory_bytes)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with sandbox(folder, memory_bytes=memory_bytes, threads=threads) as own:
+        what = "query" if query else "insert_query"
+        if query is None and context.spec.insert_query:
+            query = check_query(context.spec.insert_query, relation="_rows", table=context.table, what=what)
+        incoming = receive(
+            own.con, batch, context.known_schema, table=context.table, strict=query is None, memory_bytes=memory_bytes
+        )
+        if query is not None and batch.stream.schema.names:  # of rows without columns nothing can be asked
+            _answer(incoming, context, query, what=what, new_columns=new_columns)
+        yield _stage(incoming, context, on_conflict, own.folder, memory_bytes)
+        if query is None and incoming.counted.bytes < _BYTES_WORTH_KEEPING:
+            own.con.execute("DROP TABLE IF EXISTS staged")
+            own.kept = True
 
 
 def _answer(incoming: Incoming, context: WriteContext, query: UserQuery, *, what: str, new_columns: bool) -> None:
@@ -191,17 +228,16 @@ def _stage(
     misfits = _set_misfits_aside(incoming, context, shape, on_conflict)
     values = [f"{PREFIX}p{n}" for n in range(len(context.expressions))]
     order = [*([CHOSEN] if incoming.chosen else []), *values]
-    staged = _staged_names(shape.columns)
-    try:
-        incoming.con.execute(
-            f"CREATE TEMP TABLE staged AS {_staging_query(incoming, context, shape, values)}"
-            + _clause("ORDER BY", [*order, *(staged[c] for c in shape.sort_by)])
-        )
-    except duckdb.Error as error:
-        raise _unfit(context, error) from None
-    ranges = _ranges(incoming, context, shape, values, order)
+    if context.spec.row_id:
+        incoming.let_go()  # an id is made once, and the table is where it stays
+    codes = _codes(incoming, context, shape)
+    _order_rows(incoming, context, shape, values, order, codes)
+    ranges = _ranges(incoming, context, shape, values, order, codes)
     _check_counts(incoming, context, ranges, misfits)
     _check_required(incoming, context, shape)
+    if incoming.held is not None and incoming.counted.rows < len(ranges) * _ROWS_WORTH_GATHERING:
+        _load(incoming, context, shape)
+        codes = {}
     given = dict(incoming.columns)
     incoming.drop()
     return Stage(
@@ -215,7 +251,74 @@ def _stage(
         incoming.batch.source,
         _fitting(incoming, context.spec, memory_bytes),
         None if incoming.answered else incoming.counted.bytes,
+        incoming.held,
+        shape.select,
+        codes,
     )
+
+
+def _codes(incoming: Incoming, context: WriteContext, shape: Shape) -> dict[str, Coded]:
+    """The columns of rows that are held, by which they are ordered, that are simply texts, of few values."""
+    if incoming.held is None:
+        return {}
+    rows = incoming.held.table
+    found: dict[str, Coded] = {}
+    for column in statistics_columns(shape.sort_by, shape.columns, context.expressions):
+        is_as_given = shape.columns[column] == incoming.columns.get(column) == "VARCHAR"
+        if is_as_given and shape.select[column] == incoming.select[column] and _is_text(rows.schema.field(column).type):
+            ranks = coded(rows[column])
+            found |= {} if ranks is None else {column: ranks}
+    return found
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+def _order_rows(
+    incoming: Incoming,
+    context: WriteContext,
+    shape: Shape,
+    values: Sequence[str],
+    order: Sequence[str],
+    codes: Mapping[str, Coded],
+) -> None:
+    """Make `staged`: all rows, or what orders those that are held."""
+    con, held, staged = incoming.con, incoming.held, _staged_names(shape.columns)
+    ordered = _clause("ORDER BY", [*order, *(staged[c] for c in shape.sort_by)])
+    try:
+        if held is None:
+            rows = _staging_query(incoming.relation, incoming, context, shape, values, list(staged), {})
+        else:
+            wanted = [*shape.sort_by, *statistics_columns(shape.sort_by, shape.columns, context.expressions)]
+            ranks = {column: f"{PREFIX}r{n}" for n, column in enumerate(codes)}
+            relation = held.register_keys(con, _NUMBER, {ranks[c]: codes[c] for c in codes})
+            rows = _staging_query(
+                relation, incoming, context, shape, values, list(dict.fromkeys(wanted)), ranks, number=_NUMBER
+            )
+        con.execute(f"CREATE TABLE staged AS {rows}{ordered}")  # not temporary: several connections read it
+    except duckdb.Error as error:
+        raise _unfit(context, error) from None
+    if held is not None:
+        con.unregister(relation)
+        if ordered:
+            held.order = con.execute(f"SELECT {_NUMBER} FROM staged").to_arrow_table()[_NUMBER].combine_chunks()
+
+
+def _load(incoming: Incoming, context: WriteContext, shape: Shape) -> None:
+    """Make `staged` a table of the rows that are held, which stay in their order."""
+    held, con = incoming.held, incoming.con
+    if held is None:
+        return
+    staged = _staged_names(shape.columns)
+    columns = ", ".join(f"{shape.select[c]} AS {staged[c]}" for c in staged)
+    try:
+        con.execute(f"CREATE OR REPLACE TABLE staged AS SELECT {columns} FROM {held.register(con)}")
+    except duckdb.OutOfMemoryException as error:
+        raise too_little_memory(context.table, error) from None
+    except duckdb.Error as error:
+        raise unreadable(context.table, error) from None
+    incoming.held = None
 
 
 def _fitting(incoming: Incoming, spec: TableSpec, memory_bytes: int | None) -> TableSpec:
@@ -238,23 +341,42 @@ def _lacking(known: Mapping[str, str], columns: Mapping[str, str]) -> list[str]:
     return [f"CAST(NULL AS {t}) AS {quote_name(c)}" for c, t in known.items() if c not in columns]
 
 
-def _staging_query(incoming: Incoming, context: WriteContext, shape: Shape, values: Sequence[str]) -> str:
+def _staging_query(
+    relation: str,
+    incoming: Incoming,
+    context: WriteContext,
+    shape: Shape,
+    values: Sequence[str],
+    wanted: Sequence[str],
+    ranks: Mapping[str, str],
+    *,
+    number: str = "",
+) -> str:
+    """SQL of some columns and the partition of each row. `ranks`: columns that are ordered by another one."""
     inner = [f"{sql} AS {quote_name(c)}" for c, sql in shape.select.items()]
     inner += _lacking(context.known_schema, shape.columns)
     inner += [f"{incoming.chosen} AS {CHOSEN}"] if incoming.chosen else []
     told = {name: f"{PREFIX}v{n}" for n, name in enumerate(shape.path_values)}
     inner += [f"{shape.path_values[name]} AS {alias}" for name, alias in told.items()]
-    outer = [f"{quote_name(c)} AS {staged}" for c, staged in _staged_names(shape.columns).items()]
+    inner += [*ranks.values(), *([number] if number else [])]
+    staged = _staged_names(shape.columns)
+    outer = [f"{ranks.get(c) or quote_name(c)} AS {staged[c]}" for c in wanted]
     outer += [CHOSEN] if incoming.chosen else []
+    outer += [number] if number else []
     for expression, value in zip(context.expressions, values, strict=True):
-        sql = _path_value(expression, context, told) if expression.path_only else f"\n{expression.sql}\n"
+        rank = next((rank for c, rank in ranks.items() if _is_column(expression, c)), None)
+        sql = rank or (_path_value(expression, context, told) if expression.path_only else f"\n{expression.sql}\n")
         # A row that chose its partition need not fit the expressions.
         sql = f"CASE WHEN {CHOSEN} IS NULL THEN ({sql}) END" if incoming.chosen else sql
         outer.append(f"{sql} AS {value}")
-    rows = f"SELECT {', '.join(inner)} FROM {incoming.relation}"
+    rows = f"SELECT {', '.join(inner)} FROM {relation}"
     if shape.misfits:
         rows += f" WHERE NOT {shape.misfit}"
     return f"SELECT {', '.join(outer)} FROM ({rows})"
+
+
+def _is_column(expression: PartitionExpression, column: str) -> bool:
+    return bool(expression.column) and expression.column.casefold() == column.casefold()
 
 
 def _path_value(expression: PartitionExpression, context: WriteContext, told: Mapping[str, str]) -> str:
@@ -268,7 +390,12 @@ def _clause(keyword: str, columns: Sequence[str]) -> str:
 
 
 def _ranges(
-    incoming: Incoming, context: WriteContext, shape: Shape, values: Sequence[str], order: Sequence[str]
+    incoming: Incoming,
+    context: WriteContext,
+    shape: Shape,
+    values: Sequence[str],
+    order: Sequence[str],
+    codes: Mapping[str, Coded],
 ) -> list[Range]:
     """Where each partition lies in the staged table, and what its marker will say of it."""
     staged = _staged_names(shape.columns)
@@ -283,10 +410,26 @@ def _ranges(
         _check_told(incoming, context, shape)
     names = [e.name for e in context.expressions]
     _check_chosen(incoming, context, shape, {chosen for *_, chosen, _, _ in found if chosen is not None})
+    of_values = [next((code for c, code in codes.items() if _is_column(e, c)), None) for e in context.expressions]
     return [
-        Range(first, last, rows, _partition(context, names, chosen, values), encode_statistics(stats, figures, rows))
+        Range(
+            first,
+            last,
+            rows,
+            _partition(context, names, chosen, [c.text(v) if c else v for c, v in zip(of_values, values, strict=True)]),
+            encode_statistics(stats, _figures(stats, figures, codes), rows),
+        )
         for first, last, rows, chosen, values, figures in found
     ]
+
+
+def _figures(stats: Mapping[str, str], found: Sequence[str | None], codes: Mapping[str, Coded]) -> list[str | None]:
+    """Least, greatest and count of each column, where a rank is told of some."""
+    figures = list(found)
+    for n, column in enumerate(stats):
+        if column in codes:
+            figures[3 * n : 3 * n + 2] = map(codes[column].text, found[3 * n : 3 * n + 2])
+    return figures
 
 
 def _partition(context: WriteContext, names: Sequence[str], chosen: str | None, values: Sequence[str | None]) -> str:
@@ -372,8 +515,14 @@ def _check_required(incoming: Incoming, context: WriteContext, shape: Shape) -> 
     required = [c for c in context.spec.required if c in staged]
     if not required:
         return
-    counts = ", ".join(f"count(*) - count({staged[c]})" for c in required)
-    [nulls] = incoming.con.execute(f"SELECT {counts} FROM staged").fetchall()
+    sql, relation = staged, "staged"
+    if incoming.held is not None:
+        sql, relation = shape.select, incoming.held.register(incoming.con)
+    counts = ", ".join(f"count(*) - count({sql[c]})" for c in required)
+    try:
+        [nulls] = incoming.con.execute(f"SELECT {counts} FROM {relation}").fetchall()
+    except duckdb.Error as error:
+        raise unreadable(context.table, error) from None
     for column, missing in zip(required, nulls, strict=True):
         if missing:
             raise InvalidBatch(
