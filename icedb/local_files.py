@@ -1,7 +1,8 @@
 """Put a file into a folder so that a power failure leaves all of it or nothing.
 
 The content is written and synced under a staged name, which listings skip (it ends in `#` and digits); a hard link
-then gives it its key, whole and only if nothing has that key; last, the folders are synced, so that the name stays.
+then gives it its key, whole and only if nothing has that key; last, its folder is synced, so that the name stays, and
+once per process those above it.
 A crash may leave a staged file behind. It is in nobody's way, and may be deleted by hand.
 
 Deletions are not synced: one that a power failure undoes finds its tombstone still in the log, and is repeated.
@@ -31,6 +32,10 @@ _CANNOT_SYNC = frozenset({errno.EINVAL, errno.EBADF, errno.ENOTSUP})
 
 _numbers = count(1)
 
+# Folders whose own names and those above them this process has synced, and which folders they were then.
+_synced: dict[Path, tuple[tuple[int, int], ...]] = {}
+_SYNCED_MAX = 10_000
+
 
 def check_folder(folder: Path) -> bool:
     """Whether the folder is there. Raises InvalidURI for a file, and for a path below a file."""
@@ -56,9 +61,8 @@ def create_file(root: Path, key: str, body: bytes | Path, *, fsync: bool) -> Non
     with _staged(path.parent, body, fsync=fsync) as staged:
         _link(staged, path, root)
     if fsync:
-        # Up to the root: another writer may have made one of the folders just now, and not have synced it yet.
-        for folder in [p for p in path.parents if p.is_relative_to(root)]:
-            _sync_folder(folder)
+        _sync_folder(path.parent)
+        _sync_names(path.parent, root)
 
 
 @contextmanager
@@ -114,6 +118,25 @@ def _make_folders(folder: Path, *, fsync: bool) -> None:
             new.mkdir()
         if fsync:
             _sync_folder(new.parent)
+
+
+def _sync_names(folder: Path, root: Path) -> None:
+    """Make sure that the names of a folder and of those above it stay, up to the root.
+
+    Another writer may have made one of them just now, and not have synced it yet. Once is enough: a name that was
+    synced stays as long as the folder is the same.
+    """
+    if folder == root:
+        return
+    names = [folder, *(p for p in folder.parents if p.is_relative_to(root))]
+    now = tuple((found.st_dev, found.st_ino) for found in map(os.stat, names))
+    if _synced.get(folder) == now:
+        return
+    for name in names[1:]:
+        _sync_folder(name)
+    if len(_synced) >= _SYNCED_MAX:
+        _synced.clear()
+    _synced[folder] = now
 
 
 def _sync_folder(folder: Path) -> None:

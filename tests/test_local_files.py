@@ -80,12 +80,29 @@ def test_a_copy_is_as_safe_as_a_put(tmp_path: Path, calls: list[tuple[str, str]]
     store.create("_data/a", b"content")
     calls.clear()
     store.copy("_data/a", "_data/b")
-    assert calls == [
-        ("sync", "table/_data/.staged#"),
-        ("link", "table/_data/b"),
-        ("sync", "table/_data"),
-        ("sync", "table"),
-    ]
+    assert calls == [("sync", "table/_data/.staged#"), ("link", "table/_data/b"), ("sync", "table/_data")]
+
+
+def test_the_names_of_folders_are_synced_once_and_again_when_they_are_others(
+    tmp_path: Path, calls: list[tuple[str, str]]
+) -> None:
+    table, folder = tmp_path / "table", tmp_path / "table" / "_data" / "d=1"
+    folder.mkdir(parents=True)  # by another writer, who may not have synced it
+    store = open_store(parse_location(table))
+    calls.clear()
+    file = [("sync", "table/_data/d=1/.staged#"), ("link", "table/_data/d=1/a"), ("sync", "table/_data/d=1")]
+    above = [("sync", "table/_data"), ("sync", "table")]
+    store.create("_data/d=1/a", b"content")
+    assert calls == file + above
+    (folder / "a").unlink()
+    calls.clear()
+    store.create("_data/d=1/a", b"content")
+    assert calls == file
+    (table / "_data").rename(tmp_path / "away")
+    folder.mkdir(parents=True)
+    calls.clear()
+    store.create("_data/d=1/a", b"content")
+    assert calls == file + above
 
 
 def test_syncing_is_left_out_only_when_told(tmp_path: Path, calls: list[tuple[str, str]]) -> None:

@@ -6,6 +6,7 @@ import importlib
 
 import pytest
 
+import icedb
 import icedb.errors
 from icedb.errors import IceDBError
 
@@ -48,6 +49,7 @@ PUBLIC = {
         "SweepReport",
         "Table",
         "Thresholds",
+        "Tiers",
         "Timing",
         "VerifyReport",
         "get_log_file_info",
@@ -184,3 +186,14 @@ def test_every_error_is_in_the_tree_and_drawn_in_its_docstring() -> None:
         ]
         assert builtin, f"{name} resembles no builtin"
         assert builtin[0].__name__ in drawn
+
+
+def test_a_name_is_loaded_when_it_is_asked_for_and_an_unknown_one_is_none() -> None:
+    everything: dict[str, object] = {}
+    exec("from icedb import *", everything)
+    assert set(icedb.__all__) <= set(everything)
+    assert set(icedb.__all__) <= set(dir(icedb))
+    with pytest.raises(AttributeError, match="module 'icedb' has no attribute 'Tabel'"):
+        _ = icedb.Tabel  # type: ignore[attr-defined]
+    with pytest.raises(ImportError, match="cannot import name 'Tabel' from 'icedb'"):
+        exec("from icedb import Tabel")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Decimal
 from itertools import accumulate, chain
+from types import NoneType
 from typing import Any
 
 import pyarrow as pa
 
 from icedb.inputs.column_types import ColumnType, arrow_type
+from icedb.inputs.fields import columns_of
 from icedb.inputs.values import json_text, plain_all
 
 __all__ = ["build_array"]
@@ -24,7 +26,7 @@ def build_array(values: list[Any], type_: ColumnType, *, keep_json: bool = False
     plain: list[Any] = plain_all(values)
     if type_.name in _NESTED:
         return _NESTED[type_.name](plain, type_, keep_json)
-    if type_.name in ("DOUBLE", "FLOAT"):
+    if type_.name in ("DOUBLE", "FLOAT") and not set(map(type, plain)) <= {float, NoneType}:
         plain = [None if v is None else float(v) for v in plain]
     elif type_.name == "UUID":
         plain = [None if v is None else str(v) for v in plain]
@@ -36,10 +38,12 @@ def build_array(values: list[Any], type_: ColumnType, *, keep_json: bool = False
 
 
 def _struct(values: list[Any], type_: ColumnType, keep_json: bool) -> pa.Array:
-    found = [{} if v is None else v for v in values]
-    fields = [build_array([v.get(n) for v in found], t, keep_json=keep_json) for n, t in type_.children]
+    is_null = [v is None for v in values]
+    any_null = True in is_null
+    found = columns_of([{} if v is None else v for v in values] if any_null else values)
+    fields = [build_array(found.get(n) or [None] * len(values), t, keep_json=keep_json) for n, t in type_.children]
     named = [pa.field(n, a.type) for (n, _), a in zip(type_.children, fields, strict=True)]
-    return pa.StructArray.from_arrays(fields, fields=named, mask=_nulls(values))
+    return pa.StructArray.from_arrays(fields, fields=named, mask=pa.array(is_null, pa.bool_()) if any_null else None)
 
 
 def _list(values: list[Any], type_: ColumnType, keep_json: bool) -> pa.Array:

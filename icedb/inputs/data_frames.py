@@ -57,16 +57,16 @@ def open_relation(relation: duckdb.DuckDBPyRelation, *, table: str, failed: Call
     return Batch(stream, types=cast_types(columns))
 
 
-def open_polars(frame: Any, *, table: str, folder: Path) -> Batch:
-    """A Polars DataFrame or LazyFrame. A lazy one is run into `folder`. Raises UnsupportedType, InvalidBatch."""
+def open_polars(frame: Any, *, table: str, folder: Callable[[], Path]) -> Batch:
+    """A Polars DataFrame or LazyFrame. A lazy one is run into a `folder`. Raises UnsupportedType, InvalidBatch."""
     is_lazy = is_frame(frame, "polars", "LazyFrame")
+    path = folder() / "lazy.arrow" if is_lazy else Path()
     try:
         schema = frame.collect_schema() if is_lazy else frame.schema
         for name, type_ in schema.items():
             _check_polars(type_, name, table)
         if not is_lazy:
             return Batch(_simplified(pa.RecordBatchReader.from_stream(frame)))
-        path = folder / "lazy.arrow"
         frame.sink_ipc(path, compression="zstd")
     except IceDBError:
         raise

@@ -7,7 +7,7 @@ twice has its last value, as JSON readers do.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -19,6 +19,7 @@ import pyarrow as pa
 from icedb.engine import quote_text
 from icedb.errors import IceDBError, InvalidBatch
 from icedb.inputs.batches import CHUNK_ROWS, Batch
+from icedb.inputs.fields import columns_of
 from icedb.inputs.files import FILE_COLUMN, Reading, first_line
 from icedb.inputs.rows import Observer
 from icedb.inputs.shapes import is_exact_double
@@ -44,11 +45,11 @@ def open_json(reading: Reading, *, failed: Callable[[IceDBError], None]) -> Batc
         observer.observe([row], 0)
     columns = observer.columns(reading.on_conflict)
 
-    def chunks() -> Iterator[list[dict[str, Any]]]:
+    def chunks() -> Iterator[tuple[int, Mapping[str, list[Any]]]]:
         try:
             for path, _, rows in lines.chunks():
                 own = from_paths.get(path)
-                yield [own | row for row in rows] if own else rows
+                yield len(rows), columns_of([own | row for row in rows] if own else rows)
         except IceDBError as error:
             failed(error)
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,12 @@ def open_batch(
     while the rows are read, in the place of the error that whoever reads them gets.
     """
     failures: list[IceDBError] = []
-    with tempfile.TemporaryDirectory(prefix="icedb-input-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with ExitStack() as stack:
+
+        def folder() -> Path:  # of those who need one: most batches do not, and a small one would feel it
+            made = tempfile.TemporaryDirectory(prefix="icedb-input-", ignore_cleanup_errors=True)
+            return Path(stack.enter_context(made))
+
         try:
             if is_paths(data):
                 with open_files(
@@ -62,7 +66,7 @@ def open_batch(
                     location=location,
                     known=known,
                     on_conflict=on_conflict,
-                    folder=folder,
+                    folder=folder(),
                     memory_bytes=memory_bytes,
                 ) as reading:
                     yield _from_files(reading, failures.append)
@@ -84,7 +88,7 @@ def _from_rows(
     table: str,
     known: Mapping[str, str],
     on_conflict: OnConflict,
-    folder: Path,
+    folder: Callable[[], Path],
     failed: Callable[[IceDBError], None],
 ) -> Batch:
     if isinstance(data, pa.RecordBatchReader):

@@ -20,6 +20,7 @@ from icedb.errors import IceDBError, InvalidBatch, SchemaConflict
 from icedb.inputs.arrays import build_array
 from icedb.inputs.batches import CHUNK_ROWS, Batch, OnConflict
 from icedb.inputs.column_types import ColumnType, arrow_type, parse_type, sql_type, tells_arrow
+from icedb.inputs.fields import columns_of
 from icedb.inputs.fitting import MixedTypes, fits, natural_type
 from icedb.inputs.shapes import RefusedValue, Shape
 from icedb.inputs.values import UnknownValue
@@ -28,6 +29,8 @@ from icedb.schema import storage_type
 __all__ = ["Columns", "Observer", "open_rows"]
 
 _JSON = ColumnType("JSON")
+# So many values stay columns between the two passes, 8 bytes each beside the rows that hold them.
+KEPT_VALUES = 4_000_000
 
 
 def open_rows(
@@ -40,21 +43,20 @@ def open_rows(
 ) -> Batch:
     """A sequence of dicts as a batch. Raises InvalidBatch, SchemaConflict, UnsupportedType."""
     observer = Observer(table, known, failed)
-    for start in range(0, len(rows), CHUNK_ROWS):
-        chunk = [_checked(row, start + n, table) for n, row in enumerate(rows[start : start + CHUNK_ROWS])]
-        observer.observe(chunk, start)
+    starts = range(0, len(rows), CHUNK_ROWS)
+    kept: dict[int, Mapping[str, list[Any]]] = {}
+    for start in starts:
+        found = observer.observe(rows[start : start + CHUNK_ROWS], start)
+        if start * len(found) < KEPT_VALUES:
+            kept[start] = found
     columns = observer.columns(on_conflict)
-    chunks = (rows[start : start + CHUNK_ROWS] for start in range(0, len(rows), CHUNK_ROWS))
-    return columns.batch(chunks, source="insert")
 
+    def chunks() -> Iterator[tuple[int, Mapping[str, list[Any]]]]:
+        for start in starts:
+            chunk = rows[start : start + CHUNK_ROWS]
+            yield len(chunk), kept.pop(start) if start in kept else columns_of(chunk)
 
-def _checked(row: object, number: int, table: str) -> Mapping[str, object]:
-    if not isinstance(row, Mapping):
-        raise InvalidBatch(f"{table}: row {number} is a {type(row).__name__}, not a dict.")
-    for name in row:
-        if not isinstance(name, str):
-            raise InvalidBatch(f"{table}: row {number} has the column name {name!r}, which is not text.")
-    return row
+    return columns.batch(chunks(), source="insert")
 
 
 def _row(number: int) -> str:
@@ -86,11 +88,25 @@ class Observer:
     rows: int = 0
     shapes: dict[str, Shape] = field(default_factory=dict)
 
-    def observe(self, rows: Sequence[Mapping[str, Any]], first: int) -> None:
-        """Take in rows, of which the first has that number. Raises InvalidBatch."""
+    def observe(self, rows: Sequence[Any], first: int) -> Mapping[str, list[Any]]:
+        """Take in rows, of which the first has that number: their columns. Raises InvalidBatch."""
         self.rows += len(rows)
-        for name in dict.fromkeys(n for row in rows for n in row):
-            self.observe_column(name, [row.get(name) for row in rows], first)
+        are_dicts = set(map(type, rows)) <= {dict}
+        columns = columns_of(rows) if are_dicts else {}
+        if not are_dicts or not all(type(name) is str for name in columns):
+            for number, row in enumerate(rows, first):
+                self._check_row(row, number)
+            columns = columns_of(rows)
+        for name, values in columns.items():
+            self.observe_column(name, values, first)
+        return columns
+
+    def _check_row(self, row: object, number: int) -> None:
+        if not isinstance(row, Mapping):
+            raise InvalidBatch(f"{self.table}: row {number} is a {type(row).__name__}, not a dict.")
+        for name in row:
+            if not isinstance(name, str):
+                raise InvalidBatch(f"{self.table}: row {number} has the column name {name!r}, which is not text.")
 
     def observe_column(self, name: str, values: list[Any], first: int) -> None:
         """Take in values of one column, of which the first is in the row of that number. Raises InvalidBatch."""
@@ -176,12 +192,17 @@ class Columns:
     json: bool
     failed: Callable[[IceDBError], None]
 
-    def batch(self, chunks: Iterator[Sequence[Mapping[str, Any]]], *, source: str) -> Batch:
-        """The chunks of rows, which have all been observed, as a batch. Its stream raises InvalidBatch."""
+    def batch(self, chunks: Iterator[tuple[int, Mapping[str, list[Any]]]], *, source: str) -> Batch:
+        """Chunks of rows, which have all been observed, as a batch: how many, and their columns.
+
+        Its stream raises InvalidBatch.
+        """
         schema = pa.schema([(n, self.arrow_type(n)) for n in self.columns])
         batches = (
-            pa.RecordBatch.from_arrays([self.build(n, [r.get(n) for r in rows]) for n in self.columns], schema=schema)
-            for rows in chunks
+            pa.RecordBatch.from_arrays(
+                [self.build(n, found[n] if n in found else [None] * rows) for n in self.columns], schema=schema
+            )
+            for rows, found in chunks
         )
         return self.described(pa.RecordBatchReader.from_batches(schema, batches), source=source)
 

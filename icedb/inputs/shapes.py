@@ -11,11 +11,12 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, compress
 from types import NoneType
 
 from icedb.inputs.column_types import ColumnType
-from icedb.inputs.values import UnknownValue, plain_all
+from icedb.inputs.fields import columns_of
+from icedb.inputs.values import PLAIN, UnknownValue, plain_all
 
 __all__ = ["RefusedValue", "Shape", "is_exact_double"]
 
@@ -84,13 +85,15 @@ class Shape:
 
     def observe(self, values: list[object], rows: Sequence[int], want: ColumnType | None) -> None:
         """Take in the values of these rows; `want` is the table's type. Raises RefusedValue."""
-        values = self._plain(values, rows)
         types = set(map(type, values))
+        if not types <= PLAIN:
+            values = self._plain(values, rows)
+            types = set(map(type, values))
         for type_ in types - {NoneType}:
             found, at = values, rows
             if len(types) > 1:
-                found = [v for v in values if type(v) is type_]
-                at = [r for v, r in zip(values, rows, strict=True) if type(v) is type_]
+                are = [type(v) is type_ for v in values]
+                found, at = list(compress(values, are)), list(compress(rows, are))
             if type_ in (dt.datetime, dt.time):
                 self._times(found, at, "TIMESTAMP" if type_ is dt.datetime else "TIME")
                 continue
@@ -114,9 +117,9 @@ class Shape:
         self.kinds[kind] = min(row, self.kinds.get(kind, row))
 
     def _times(self, values: list[object], rows: Sequence[int], kind: str) -> None:
-        for value, row in zip(values, rows, strict=True):
-            aware = value.tzinfo is not None  # type: ignore[attr-defined]
-            self._note(f"{kind} WITH TIME ZONE" if aware else kind, row)
+        naive = [v.tzinfo is None for v in values]  # type: ignore[attr-defined]
+        for is_naive in set(naive):
+            self._note(kind if is_naive else f"{kind} WITH TIME ZONE", rows[naive.index(is_naive)])
 
     def _integers(self, values: list[int], rows: Sequence[int], want: ColumnType | None) -> None:
         low, high = min(values), max(values)
@@ -155,8 +158,7 @@ class Shape:
         if want is not None and want.name == "MAP":
             self._maps(values, rows, want)
             return
-        names = dict.fromkeys(chain.from_iterable(values))
-        for name in names:
+        for name, found in columns_of(values).items():
             if not isinstance(name, str):
                 row = next(r for v, r in zip(values, rows, strict=True) if name in v)
                 reason = f"a dict with the key {name!r}, which is not text. Convert it, or declare the column as a MAP"
@@ -164,7 +166,7 @@ class Shape:
             if name not in self.fields:
                 self.fields[name] = Shape(f"{self.path}.{name}")
             inner = want.child(name) if want is not None and want.name == "STRUCT" else None
-            self.fields[name].observe([v.get(name) for v in values], rows, inner)
+            self.fields[name].observe(found, rows, inner)
 
     def _maps(self, values: list[dict[object, object]], rows: Sequence[int], want: ColumnType) -> None:
         if self.keys is None or self.mapped is None:
