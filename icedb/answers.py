@@ -15,7 +15,7 @@ from pathlib import Path
 import duckdb
 
 from icedb.conflicts import EXAMPLE_LENGTH_MAX, Conversion, convert_answer
-from icedb.engine import ROWS_PER_BATCH, copy_statement, quote_name
+from icedb.engine import ROWS_PER_BATCH, quote_name
 from icedb.errors import InvalidBatch, InvalidQuery, InvariantViolated, SchemaConflict
 from icedb.format.names import decode_partition, encode_partition
 from icedb.handle import Handle, Part
@@ -24,6 +24,7 @@ from icedb.partitions import PartitionExpression, parse_partition_by, partition_
 from icedb.queries import UserQuery, check_output, check_query
 from icedb.scan import relation, visible_partitions
 from icedb.schema import check_columns, describe, storage_type
+from icedb.written import WrittenFile, write_file
 
 __all__ = ["Answer", "RowsQuery", "copy_answer", "query_of_merges"]
 
@@ -48,10 +49,10 @@ class RowsQuery:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was written: columns with their DuckDB types, and rows. Of an empty answer there is no file."""
+    """What was written: columns with their DuckDB types, and the file. Of an empty answer there is none."""
 
     columns: Mapping[str, str]
-    rows: int
+    file: WrittenFile | None
 
 
 def query_of_merges(handle: Handle, schema: Mapping[str, str], *, lenient: bool = False) -> RowsQuery | None:
@@ -149,18 +150,18 @@ class _Work:
         self._check_required(columns, fitted)
         [(rows,)] = self.con.execute(f"SELECT count(*) FROM {_ANSWER}").fetchall()
         if not rows:
-            return Answer(columns, 0)
+            return Answer(columns, None)
         self._check_partition(columns, fitted, rows)
         self.con.execute(f"DROP TABLE {quote_name(self.asked.query.relation)}")  # its memory is for sorting
         order = ", ".join(quote_name(c) for c in self.handle.spec.sort_by if c in columns)
         query = f"SELECT * FROM ({fitted}){' ORDER BY ' + order if order else ''}"
-        written = self.con.execute(copy_statement(query, path, self.handle.spec)).fetchall()[0][1]
-        if written != rows:
+        file = write_file(self.con, query, path, self.handle.spec)
+        if file.rows != rows:
             raise InvariantViolated(
-                f"{self.handle.table}: {written} of {rows} rows of the answer for '{self.partition}' were written. "
+                f"{self.handle.table}: {file.rows} of {rows} rows of the answer for '{self.partition}' were written. "
                 "Nothing was published."
             )
-        return Answer(columns, rows)
+        return Answer(columns, file)
 
     def _ask(self) -> dict[str, str]:
         """Ask once, for a query may give something else each time. Column of the answer -> the table's name of it."""

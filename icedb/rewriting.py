@@ -1,8 +1,9 @@
 """Parts become one part: read, sorted and written again by DuckDB, for merges, deletions and rewrites.
 
 Nothing that is written here is visible: only a commit names it, and what a failure leaves is deleted again. All
-rewrites that one process does share one memory limit; what does not fit is spilled to disk. The work is a piece that
-any engine can do (`icedb.work`); the operations above take the function as an argument.
+rewrites that one process does share one memory limit; what does not fit is spilled to disk. While some are written, the
+parts of the next are fetched and the results of the last are put. The work is a piece that any engine can do
+(`icedb.work`); the operations above take the function as an argument.
 """
 
 from __future__ import annotations
@@ -11,35 +12,37 @@ import logging
 import os
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import duckdb
+import msgspec
 
 from icedb.answers import RowsQuery, copy_answer
 from icedb.engine import (
     MEMORY_BYTES_MIN,
     connect_reader,
     connect_sandbox,
-    copy_statement,
     memory_bytes_default,
     quote_name,
-    quote_text,
     renew_access,
 )
 from icedb.errors import InvalidOption, InvariantViolated
-from icedb.format.records import Marker, total_rows
+from icedb.fetching import Fetched, concurrent_fetches, fetch_parts
+from icedb.format.records import Marker, Stats, total_rows
 from icedb.handle import Handle, Part
 from icedb.partitions import partition_types
-from icedb.parts import StoredPart, digest, discard, put_part
+from icedb.parts import CONCURRENT_PUTS, StoredPart, digest, discard, put_part
 from icedb.scan import explain, read_parquet, scan, visible_partitions
 from icedb.schema import describe
-from icedb.statistics import encode_statistics, figures_sql, statistics_columns
+from icedb.statistics import encode_statistics, statistics_columns
 from icedb.store import ObjectNotFound
 from icedb.work import IN_PROCESS, Engine, Means, Work
+from icedb.written import WrittenFile, figures, write_file
 
 __all__ = ["NewPart", "Rewrite", "Rewriter", "Rewriting", "rewrite_all", "rewrite_parts"]
 
@@ -47,6 +50,13 @@ logger = logging.getLogger(__name__)
 
 # What sorting rows of some kilobytes needs, however much of it is spilled; with less memory fewer go at a time.
 MEMORY_BYTES_PER_REWRITE = 1024 * 1024 * 1024
+# Beyond what is just written, parts of so many bytes are fetched before their turn, or wait to be put: so much of the
+# disk they take, once for each.
+AHEAD_BYTES = 512 * 1024 * 1024
+# Of the memory, the part that files take which are being put.
+PUTTING_SHARE = 4
+# With so many rewrites for each thread, all are soon busy without sharing one; shared, a small one costs more.
+REWRITES_PER_THREAD = 4
 _PREFIX = "__icedb_"
 
 
@@ -116,33 +126,48 @@ class Rewriting(Work[Rewrite, NewPart]):
         try:
             with (
                 _engines(handle, items, memory_bytes, means.threads, folder) as engines,
-                ThreadPoolExecutor(engines.at_a_time) as pool,
+                _pools(engines.at_a_time, memory_bytes, items) as pools,
             ):
-                writes = [
-                    pool.submit(_rewrite, handle, engines, rewrite, key, self.schema, dry_run=self.dry_run)
-                    for rewrite, key in zip(items, keys, strict=True)
-                ]
-                try:
-                    written = []
-                    for number, (rewrite, write) in enumerate(zip(items, writes, strict=True), start=1):
-                        written.append(write.result())
-                        logger.info(
-                            "%s: rewrite %d of %d is written: %d parts, %d bytes of '%s'",
-                            handle.table, number, len(items), len(rewrite.inputs), rewrite.bytes, rewrite.partition,
-                        )  # fmt: skip
-                    return written
-                except BaseException as error:
-                    pool.shutdown(cancel_futures=True)
-                    if not self.dry_run:
-                        discard(handle.store, keys)
-                    if isinstance(error, duckdb.OutOfMemoryException):
-                        raise _too_little(handle, memory_bytes, str(error).splitlines()[0]) from None
-                    if isinstance(error, duckdb.Error | ObjectNotFound):
-                        inputs = [p for r in items for p in r.inputs]
-                        raise explain(handle, inputs, error, as_of_ms=started_ms) from None
-                    raise
+                return self._write(handle, engines, pools, list(zip(items, keys, strict=True)), folder / "inputs")
+        except BaseException as error:
+            if not self.dry_run:
+                discard(handle.store, keys)
+            if isinstance(error, duckdb.OutOfMemoryException):
+                raise _too_little(handle, memory_bytes, str(error).splitlines()[0]) from None
+            if isinstance(error, duckdb.Error | ObjectNotFound):
+                inputs = [p for r in items for p in r.inputs]
+                raise explain(handle, inputs, error, as_of_ms=started_ms) from None
+            raise
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _write(
+        self, handle: Handle, engines: _Engines, pools: _Pools, rewrites: Sequence[tuple[Rewrite, str]], folder: Path
+    ) -> list[NewPart]:
+        """Each with its key. The first that fails stops all."""
+        written: list[NewPart] = []
+        begun: deque[tuple[Rewrite, Future[_Written]]] = deque()
+        ahead_bytes = 0
+        for number, (rewrite, key) in enumerate(rewrites):
+            while len(begun) > engines.at_a_time and ahead_bytes + rewrite.bytes > AHEAD_BYTES:
+                ahead_bytes -= begun[0][0].bytes
+                written.append(self._finished(handle, *begun.popleft(), number=len(written) + 1, of=len(rewrites)))
+            fetched = fetch_parts(handle, rewrite.inputs, folder / str(number), pools.fetching)
+            begun.append((rewrite, pools.writing.submit(_rewrite, handle, engines, pools, self, rewrite, fetched, key)))
+            ahead_bytes += rewrite.bytes
+        while begun:
+            written.append(self._finished(handle, *begun.popleft(), number=len(written) + 1, of=len(rewrites)))
+        return written
+
+    def _finished(
+        self, handle: Handle, rewrite: Rewrite, writing: Future[_Written], *, number: int, of: int
+    ) -> NewPart:
+        new = writing.result().new_part()
+        logger.info(
+            "%s: rewrite %d of %d is written: %d parts, %d bytes of '%s'",
+            handle.table, number, of, len(rewrite.inputs), rewrite.bytes, rewrite.partition,
+        )  # fmt: skip
+        return new
 
 
 def rewrite_parts(
@@ -170,6 +195,29 @@ def rewrite_all(
 
 
 @dataclass(frozen=True, slots=True)
+class _Pools:
+    """Each hands its results to the next."""
+
+    fetching: ThreadPoolExecutor
+    writing: ThreadPoolExecutor
+    putting: ThreadPoolExecutor
+
+
+@contextmanager
+def _pools(at_a_time: int, memory_bytes: int, rewrites: Sequence[Rewrite]) -> Iterator[_Pools]:
+    """When the block is over nothing of theirs is under way, and what had not begun never does."""
+    # A put to a bucket has the whole file in memory.
+    puts = memory_bytes // PUTTING_SHARE // max(1, *(r.bytes for r in rewrites))
+    putting = max(at_a_time, min(CONCURRENT_PUTS, puts))
+    pools = [ThreadPoolExecutor(threads) for threads in (concurrent_fetches(memory_bytes), at_a_time, putting)]
+    try:
+        yield _Pools(*pools)
+    finally:
+        for pool in pools:
+            pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
 class _Engines:
     """What the rewrites of a call share. New parts are written into `folder`; a query is asked in the sandbox."""
 
@@ -187,6 +235,8 @@ def _engines(
     asking = any(r.query is not None for r in rewrites)
     share = memory_bytes // 2 if asking else memory_bytes
     at_a_time = max(1, min(threads or max(2, os.cpu_count() or 2), share // MEMORY_BYTES_PER_REWRITE))
+    if _many_and_small(rewrites, at_a_time, threads):
+        threads = 1
     with connect_reader(handle.location, memory_bytes=share, folder=folder, threads=threads) as reader:
         reader.execute("SET GLOBAL preserve_insertion_order = true")
         if not asking:
@@ -196,6 +246,13 @@ def _engines(
         aside.mkdir()
         with connect_sandbox(aside, memory_bytes=share, threads=threads) as sandbox:
             yield _Engines(reader, sandbox, aside, at_a_time)
+
+
+def _many_and_small(rewrites: Sequence[Rewrite], at_a_time: int, threads: int | None) -> bool:
+    """Whether every thread has enough to do with whole rewrites. A large one at the end would keep one thread alone."""
+    if not 1 < (threads or os.cpu_count() or 1) <= at_a_time:
+        return False
+    return max(r.bytes for r in rewrites) * at_a_time * REWRITES_PER_THREAD <= sum(r.bytes for r in rewrites)
 
 
 def _check_memory(handle: Handle, memory_bytes: int | None) -> int:
@@ -222,44 +279,79 @@ class _Source:
     sql: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What became of a rewrite, and the put of its file; there is none when no row is left."""
+
+    columns: Mapping[str, str]
+    key: str
+    rows: int = 0
+    stats: Stats = msgspec.UNSET
+    put: Future[StoredPart] | None = None
+
+    def new_part(self) -> NewPart:
+        """Waits for the put, and raises what that raises."""
+        if self.put is None:
+            return NewPart(self.columns, None)
+        stored = self.put.result()
+        return NewPart(
+            self.columns, Marker(self.key, stored.bytes, 0, rows=self.rows, stats=self.stats, digest=stored.digest)
+        )
+
+
 def _rewrite(
-    handle: Handle, engines: _Engines, rewrite: Rewrite, key: str, schema: Mapping[str, str], *, dry_run: bool
-) -> NewPart:
+    handle: Handle, engines: _Engines, pools: _Pools, work: Rewriting, rewrite: Rewrite, fetched: Fetched, key: str
+) -> _Written:
     path = engines.folder / key.rsplit("/", 1)[1]
+    with fetched.here() as inputs:
+        columns, file = _write_rows(handle, engines, replace(rewrite, inputs=inputs), work.schema, path)
+    if file is None:
+        return _Written(columns, key)
+    stats = statistics_columns(handle.spec.sort_by, columns, handle.expressions)
+    with engines.reader.cursor() as con:
+        encoded = encode_statistics(stats, figures(con, file, stats), file.rows)
+    put = pools.putting.submit(_measure, path) if work.dry_run else pools.putting.submit(_put, handle, key, path)
+    return _Written(columns, key, file.rows, encoded, put)
+
+
+def _measure(path: Path) -> StoredPart:
+    return StoredPart(path.stat().st_size, digest(path))
+
+
+def _put(handle: Handle, key: str, path: Path) -> StoredPart:
+    return put_part(handle.store, key, path)
+
+
+def _write_rows(
+    handle: Handle, engines: _Engines, rewrite: Rewrite, schema: Mapping[str, str], path: Path
+) -> tuple[Mapping[str, str], WrittenFile | None]:
+    """The columns of the new part, and its file unless no row is left."""
     with engines.reader.cursor() as con:  # all rewrites of a call may take longer than credentials are valid
         renew_access(con, handle.location)
     if rewrite.query is None or engines.sandbox is None:
-        columns, rows = _copy_rows(handle, engines.reader, rewrite, schema, path)
-    else:
-        answer = copy_answer(
-            handle, rewrite.query, rewrite.inputs, schema, path, reader=engines.reader, sandbox=engines.sandbox
-        )
-        columns, rows = answer.columns, answer.rows
-    if not rows:
-        return NewPart(columns, None)
-    stats = statistics_columns(handle.spec.sort_by, columns, handle.expressions)
-    with engines.reader.cursor() as con:
-        encoded = encode_statistics(stats, _figures(con, stats, path), rows)
-    stored = StoredPart(path.stat().st_size, digest(path)) if dry_run else put_part(handle.store, key, path)
-    return NewPart(columns, Marker(key, stored.bytes, 0, rows=rows, stats=encoded, digest=stored.digest))
+        return _copy_rows(handle, engines.reader, rewrite, schema, path)
+    answer = copy_answer(
+        handle, rewrite.query, rewrite.inputs, schema, path, reader=engines.reader, sandbox=engines.sandbox
+    )
+    return answer.columns, answer.file
 
 
 def _copy_rows(
     handle: Handle, reader: duckdb.DuckDBPyConnection, rewrite: Rewrite, schema: Mapping[str, str], path: Path
-) -> tuple[Mapping[str, str], int]:
-    """Write the rows that stay to a file: its columns, and how many they are."""
+) -> tuple[Mapping[str, str], WrittenFile | None]:
+    """Write the rows that stay to a file."""
     with reader.cursor() as con:
         source = _source(handle, con, rewrite, schema)
         expected = _rows_to_keep(handle, con, rewrite, source)
         if expected == 0:
-            return source.columns, 0
+            return source.columns, None
         select = ", ".join(f"{source.names[c]} AS {quote_name(c)}" for c in source.columns)
         where = "" if rewrite.drop_where is None else f" WHERE (\n{rewrite.drop_where}\n) IS NOT TRUE"
         order = ", ".join(quote_name(c) for c in handle.spec.sort_by if c in source.columns)
         query = f"SELECT {select} FROM {source.sql}{where}{' ORDER BY ' + order if order else ''}"
-        rows = int(con.execute(copy_statement(query, path, handle.spec)).fetchall()[0][1])
-    _check_rows(handle, rewrite, rows, expected)
-    return source.columns, rows
+        file = write_file(con, query, path, handle.spec)
+    _check_rows(handle, rewrite, file.rows, expected)
+    return source.columns, file if file.rows else None
 
 
 def _source(handle: Handle, con: duckdb.DuckDBPyConnection, rewrite: Rewrite, schema: Mapping[str, str]) -> _Source:
@@ -300,10 +392,3 @@ def _check_rows(handle: Handle, rewrite: Rewrite, rows: int, expected: int | Non
             f"{handle.table}: rewriting {len(rewrite.inputs)} parts of '{rewrite.partition}' gave {rows} rows instead "
             f"of {expected}. Nothing was published."
         )
-
-
-def _figures(con: duckdb.DuckDBPyConnection, columns: Mapping[str, str], path: Path) -> list[str | None]:
-    if not columns:
-        return []
-    [(figures,)] = con.execute(f"SELECT {figures_sql(columns)} FROM read_parquet({quote_text(str(path))})").fetchall()
-    return list(figures)

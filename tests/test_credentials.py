@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import traceback
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -12,12 +13,13 @@ from typing import Any
 import boto3
 import pytest
 
-from icedb import Table, rewriting
+from icedb import Table, fetching, rewriting
 from icedb.credentials import Credentials, as_provider
 from icedb.engine import MEMORY_BYTES_MIN
 from icedb.errors import AccessDenied, InvalidOption, InvalidURI
 from icedb.location import Location, parse_location
 from icedb.parts import put_part
+from icedb.store import fetch
 from tests.conftest import ALLOW_ALL, Place, S3Server
 from tests.rotating_keys import Keys, without_keys
 
@@ -90,12 +92,21 @@ def test_a_merge_goes_on_with_the_keys_that_come_while_it_works(
     for n in range(2):
         table.insert([{"p": p, "n": n} for p in range(3)])
 
-    def putting(*args: Any, **named: Any) -> Any:
-        stored = put_part(*args, **named)
-        keys.rotate()
+    alone = threading.Lock()  # what is on its way with the key of before would be refused
+
+    def putting(*args: Any) -> Any:
+        with alone:
+            stored = put_part(*args)
+            keys.rotate()
         return stored
 
+    def fetching_one(*args: Any) -> None:
+        with alone:
+            fetch(*args)
+
     monkeypatch.setattr(rewriting, "put_part", putting)
+    monkeypatch.setattr(fetching, "fetch", fetching_one)
+    monkeypatch.setattr(rewriting, "AHEAD_BYTES", 1)  # the third partition is fetched when the first is put
     assert table.merge(memory_bytes=MEMORY_BYTES_MIN).new_parts == 3  # with so little memory one after the other
     assert table.query("SELECT count(*) FROM t").fetchall() == [(6,)]
 
