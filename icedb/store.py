@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -50,7 +51,9 @@ __all__ = [
 REQUEST_TIMEOUT = timedelta(seconds=30)
 RETRY_TIMEOUT = timedelta(seconds=60)
 RETRIES_MAX = 5
-CONCURRENT_GETS = 16
+# Over a network each waits: with 20 ms for each, 64 at a time are two and a half times as fast as 16, and 128 are not
+# surely faster than that. It is as many connections, which are kept, and threads, which together hold some 2 MB.
+CONCURRENT_GETS = 64
 FETCH_BYTES = 8 * 1024 * 1024
 # Of a stream, which holds two of them. Smaller pieces cost more processor time; larger ones are no faster beyond what
 # varies from run to run (256 MB from SeaweedFS on the same machine).
@@ -241,10 +244,28 @@ class ObstoreStore:
 
     def get_many(self, keys: Sequence[str]) -> dict[str, StoredObject]:
         """Read objects, many at a time; those that are not there are left out."""
-        if not keys:
-            return {}
-        with ThreadPoolExecutor(min(CONCURRENT_GETS, len(keys))) as pool:
-            return {k: o for k, o in zip(keys, pool.map(self._get_or_none, keys), strict=True) if o is not None}
+        pending, found = deque(keys), dict[str, StoredObject | None]()
+        if len(keys) > 1:
+            workers = min(CONCURRENT_GETS, len(keys))
+            with ThreadPoolExecutor(workers) as pool:
+                for done in [pool.submit(self._get_pending, pending, found) for _ in range(workers)]:
+                    done.result()
+        else:  # what a refresh finds most often: it is not worth a thread
+            self._get_pending(pending, found)
+        return {key: stored for key in keys if (stored := found[key]) is not None}
+
+    def _get_pending(self, pending: deque[str], found: dict[str, StoredObject | None]) -> None:
+        """Read one object after the other until there is none left; an error leaves none to the others."""
+        while True:
+            try:
+                key = pending.popleft()
+            except IndexError:
+                return
+            try:
+                found[key] = self._get_or_none(key)
+            except BaseException:
+                pending.clear()
+                raise
 
     def _get_or_none(self, key: str) -> StoredObject | None:
         try:
@@ -339,6 +360,7 @@ class LocalFolder(ObstoreStore):
 
 def fetch(store: ObjectStore, key: str, path: Path) -> None:
     """Write an object's content to a file; in pieces, where the store can. Raises ObjectNotFound."""
+    store = _store_of(store, key)
     if isinstance(store, ObstoreStore):
         store.fetch(key, path)
     else:

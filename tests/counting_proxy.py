@@ -8,9 +8,10 @@ from __future__ import annotations
 import http.client
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -29,6 +30,9 @@ class HttpRequest:
     status: int
     #: The client's end of the connection, by which its process can be told.
     client_port: int = 0
+    #: Bytes of the body that was sent, and of the one that came back.
+    up: int = 0
+    down: int = 0
 
 
 #: Answers in the server's place, status and body; None lets the request through.
@@ -76,7 +80,15 @@ class CountingProxy:
             thread.join()
 
 
-def kind_of(method: str, path: str, headers: http.client.HTTPMessage) -> Kind:
+def seen(method: str, path: str, headers: Message | Mapping[str, str], *, client_port: int = 0) -> HttpRequest:
+    """A request as it comes in; `headers` know their names in lower case."""
+    kind = kind_of(method, path, headers)
+    address = urlsplit(path)
+    prefix = parse_qs(address.query).get("prefix", [""])[0] if kind == "LIST" else ""
+    return HttpRequest(kind, prefix or unquote(address.path).strip("/").partition("/")[2], 0, client_port)
+
+
+def kind_of(method: str, path: str, headers: Message | Mapping[str, str]) -> Kind:
     """What S3 calls this request."""
     address = urlsplit(path)
     query = parse_qs(address.query, keep_blank_values=True)
@@ -101,17 +113,13 @@ def _handler(proxy: CountingProxy) -> type[BaseHTTPRequestHandler]:
 
         def do(self) -> None:
             body = self._read_body()
-            kind = kind_of(self.command, self.path, self.headers)
-            address = urlsplit(self.path)
-            prefix = parse_qs(address.query).get("prefix", [""])[0] if kind == "LIST" else ""
-            name = prefix or unquote(address.path).strip("/").partition("/")[2]
-            request = HttpRequest(kind, name, 0, self.client_address[1])
+            request = seen(self.command, self.path, self.headers, client_port=self.client_address[1])
             try:
                 if proxy.before is not None:
                     proxy.before(request)
-                given = proxy.answer(kind, self.path, body) if proxy.answer is not None else None
+                given = proxy.answer(request.kind, self.path, body) if proxy.answer is not None else None
                 status, headers, answer = self._forward(body) if given is None else (given[0], [], given[1])
-                request = replace(request, status=status)
+                request = replace(request, status=status, up=len(body), down=len(answer))
                 proxy.requests.append(request)
                 if proxy.after is not None:
                     proxy.after(request)

@@ -12,7 +12,7 @@ from icedb.errors import AccessDenied, StoreUnavailable
 from icedb.exclusive import exclusive
 from icedb.location import parse_location
 from icedb.maintenance.operations import Replace
-from icedb.store import ObjectNotFound, ObjectStore, open_store
+from icedb.store import CONCURRENT_GETS, ObjectNotFound, ObjectStore, open_store
 from tests.counting_proxy import CountingProxy
 
 pytestmark = pytest.mark.s3
@@ -65,6 +65,16 @@ def test_each_verb_of_the_store_is_one_request(store: ObjectStore, proxy: Counti
     assert len(store.list(f"{prefix}/_data/")) == 2
     store.delete([f"{prefix}/_data/a", f"{prefix}/_data/b"])
     assert [r.kind for r in proxy.requests] == ["PUT", "COPY", "GET", "HEAD", "LIST", "DELETE MANY"]
+
+
+def test_many_gets_share_the_connections_that_are_open(store: ObjectStore, proxy: CountingProxy) -> None:
+    key = f"{store.location.prefix}/_log/a"
+    store.create(key, b"1")
+    proxy.reset()
+    assert store.get_many([key] * 10 * CONCURRENT_GETS)[key].body == b"1"
+    assert proxy.counts == {"GET": 10 * CONCURRENT_GETS}
+    # Two that need one at the same moment may both open it.
+    assert len({r.client_port for r in proxy.requests}) <= 2 * CONCURRENT_GETS
 
 
 def test_a_copy_of_what_is_gone_is_one_request(store: ObjectStore, proxy: CountingProxy) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import icedb.store
 from icedb.errors import AccessDenied, BucketNotFound, StoreUnavailable, UnsupportedStore
 from icedb.location import parse_location
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, open_store
@@ -142,6 +143,21 @@ def test_many_objects_are_read_at_once_and_the_missing_left_out(store: ObjectSto
         store.create(key, key.encode())
     found = store.get_many(keys)
     assert {k: o.body for k, o in found.items()} == {k: k.encode() for k in keys[::2]}
+
+
+def test_when_one_object_cannot_be_read_no_others_are_asked_for(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(parse_location(memory.uri))
+    asked: list[str] = []
+
+    def refused(key: str) -> None:
+        asked.append(key)
+        raise StoreUnavailable(key)
+
+    monkeypatch.setattr(store, "get", refused)
+    monkeypatch.setattr(icedb.store, "CONCURRENT_GETS", 1)
+    with pytest.raises(StoreUnavailable, match=r"^a$"):
+        store.get_many(["a", "b", "c"])
+    assert asked == ["a"]
 
 
 def test_deleting_what_is_not_there_is_done(store: ObjectStore) -> None:
