@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from icedb.errors import InvalidOption
-from icedb.maintenance.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES_MAX, MergeReport, Order
+from icedb.maintenance.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES_MAX, MergeReport, Order, Tiers
 from icedb.table import Table
 from icedb.work import Engine
 
@@ -52,9 +52,13 @@ def merge_for(
     seconds_max: float,
     order: Order = "oldest",
     part_bytes_max: int = PART_BYTES_MAX,
+    tiers: Tiers | None = None,
     engine: Engine | None = None,
 ) -> PacedReport:
-    """Merge until nothing is left to merge, or until the time is up. Raises as `Table.merge`; what is done stays so."""
+    """Merge until nothing is left to merge (with `tiers`: what pays), or until the time is up.
+
+    Raises as `Table.merge`; what is done stays so.
+    """
     if seconds_max <= 0:
         raise InvalidOption(f"{table.uri}: seconds_max is {seconds_max}; give more than 0.")
     clock = table.handle.clock
@@ -66,6 +70,7 @@ def merge_for(
         report = table.merge(
             order=order,
             part_bytes_max=part_bytes_max,
+            tiers=tiers,
             input_parts_max=share.parts,
             input_bytes_max=share.bytes,
             engine=engine,

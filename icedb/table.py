@@ -33,7 +33,7 @@ from icedb.maintenance.cleanup import DELETES_MAX, CleanupReport, cleanup
 from icedb.maintenance.condition import Condition, Thresholds, examine
 from icedb.maintenance.delete import DeleteReport, delete, find_rows
 from icedb.maintenance.drop import DropReport, drop_partitions
-from icedb.maintenance.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES_MAX, MergeReport, Order, merge
+from icedb.maintenance.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES_MAX, MergeReport, Order, Tiers, merge
 from icedb.maintenance.merge_log import LINES_MAX, MergeLogReport, merge_log
 from icedb.maintenance.orphans import ORPHANS_MAX, SweepReport, sweep_orphans
 from icedb.maintenance.pins import Expires, Pin, pin, read_pins, unpin
@@ -374,6 +374,7 @@ class Table:
         part_bytes_max: int = PART_BYTES_MAX,
         input_parts_max: int = INPUT_PARTS_MAX,
         input_bytes_max: int = INPUT_BYTES_MAX,
+        tiers: Tiers | None = None,
         memory_bytes: int | None = None,
         engine: Engine | None = None,
         dry_run: bool = False,
@@ -381,7 +382,8 @@ class Table:
         """Merge parts smaller than `part_bytes_max`, partition by partition, in one exclusive commit.
 
         `order`: whose groups come first when the budget of `input_parts_max` and `input_bytes_max` does not reach
-        (`remaining` in the report): `"newest"` for hot partitions, often; `"oldest"` for full optimisation.
+        (`remaining` in the report): `"newest"` for hot partitions, often; `"oldest"` for full optimisation. `tiers`:
+        merge only what pays, for who merges often; None merges all that is small.
         `memory_bytes` is what all groups together may use (default: half of the machine's or container's); what does
         not fit is spilled to disk. `engine`: who writes the new parts, with memory of its own, if not this process:
         `icedb.spark.SparkMergeEngine`. The commit is one all the same. `dry_run`: only say what there is to merge. To
@@ -401,16 +403,18 @@ class Table:
             part_bytes_max=part_bytes_max,
             input_parts_max=input_parts_max,
             input_bytes_max=input_bytes_max,
+            tiers=tiers,
             dry_run=dry_run,
             rewriter=partial(rewrite_parts, engine=engine or InProcess(Means(memory_bytes))),
         )
 
-    def merge_log(self, *, lines_max: int = LINES_MAX, dry_run: bool = False) -> MergeLogReport:
+    def merge_log(self, *, lines_max: int = LINES_MAX, files_min: int = 2, dry_run: bool = False) -> MergeLogReport:
         """Merge small log files, in tiers, so that opening the table stays cheap; no part is touched.
 
-        `lines_max`: of the new log file. Raises InvalidOption, CommitContended, CommitUncertain, the store's errors.
+        `lines_max`: of the new log file. `files_min`: fewer log files are left as they are. Raises InvalidOption,
+        CommitContended, CommitUncertain, the store's errors.
         """
-        return merge_log(self._handle, lines_max=lines_max, dry_run=dry_run)
+        return merge_log(self._handle, lines_max=lines_max, files_min=files_min, dry_run=dry_run)
 
     def alter(
         self,

@@ -408,6 +408,7 @@ def test_a_large_cleanup_is_done_in_shares_and_says_what_remains(
         clock.advance(1_000)
         table.drop_partitions(["k=0"])
         clock.advance(MINUTE_MS)
+    table.merge_log()  # else a log file that a merge left calls a dead part live, which cannot be forgotten yet
     clock.advance(2 * HOUR_MS)
     live = rows(table)
     all_at_once = table.cleanup(dry_run=True)

@@ -8,17 +8,18 @@ request: the next run finishes the work. Objects that no log file names are not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from icedb.commit import Commit, nothing_to_commit
 from icedb.errors import DamagedLog, GraceTooShort, InvalidOption
 from icedb.exclusive import exclusive
 from icedb.format.claims import decode_txn_claim
-from icedb.format.records import Marker
+from icedb.format.records import Marker, Named, told, tombstoned
 from icedb.format.rewrite import Draft, draft
-from icedb.format.snapshot import LogState, Named
+from icedb.format.snapshot import LogState
 from icedb.handle import Handle
+from icedb.maintenance.carrying import calling_live
 from icedb.maintenance.pins import Pin, is_needed, pins_in_force, read_pins
 from icedb.transactions import is_recorded
 
@@ -77,7 +78,8 @@ def plan_cleanup(
     """
     cutoff_ms = now_ms - grace_ms
     log_files = _old_log_files(state, cutoff_ms)
-    dead = [m for k, m in state.parts.items() if _is_ripe(m.tombstoned_ms, state.parts_named[k], cutoff_ms)]
+    old = (m for m in state.dead if m.tombstoned_ms is not None and m.tombstoned_ms <= cutoff_ms)
+    dead = [m for m in old if _is_ripe(m.tombstoned_ms, state.parts_named[m.key], cutoff_ms)]
     free = sorted((m for m in dead if not is_needed(m, pins)), key=lambda m: (m.tombstoned_ms or 0, m.key))
     logs_now = log_files[:deletes_max]
     parts_now = free[: deletes_max - len(logs_now)]
@@ -118,12 +120,12 @@ def _still_needed(state: LogState, replaced: Collection[str]) -> set[str]:
     if not doubtful:
         return set()
     staying = [f.file for k, f in state.effective.items() if k not in state.log_tombstones]
-    named = {m.key for f in staying for m in f.markers}
-    dead = {m.key for f in staying for m in f.markers if m.tombstoned_ms is not None}
+    named = {key for f in staying for key, _ in told(f.markers)}
+    dead = {m.key for f in staying for m in tombstoned(f.markers)}
     return {
         stored.key
         for stored in doubtful
-        if not all(m.key in (named if m.tombstoned_ms is None else dead) for m in stored.file.markers)
+        if not all(key in (dead if is_dead else named) for key, is_dead in told(stored.file.markers))
     }
 
 
@@ -298,7 +300,10 @@ def _recorded(handle: Handle, state: LogState, keys: Sequence[str]) -> list[str]
 
 @dataclass(slots=True)
 class _Forget:
-    """Replace the log files that hold markers of deleted parts by one without them; the horizon moves."""
+    """Replace the log files that hold markers of deleted parts by one without them; the horizon moves.
+
+    Those that call a dead part live, too: a later cleanup deletes them, and then can forget the part.
+    """
 
     parts: Sequence[str]
     pins: Callable[[], Collection[Pin]]
@@ -317,20 +322,19 @@ class _Forget:
             pins = self.pins()
             dead = [m for m in dead if not is_needed(m, pins)]
         self.forgotten = len(dead)
-        if not dead:
-            return None
         keys = {m.key for m in dead}
-        self.replaced = tuple(state.replaceable(keys, t_ms=t_ms))
+        calling = calling_live(state, t_ms=t_ms)
+        if not (dead or calling):
+            return None
+        self.replaced = tuple(sorted(calling.union(state.replaceable(keys, t_ms=t_ms))))
         return draft(state, t_ms=t_ms, replaces=self.replaced, forget=keys)
 
     def _called_live(self, state: LogState) -> set[str]:
         """A v3 reader ignores log tombstones: it would see such a part come back."""
-        return _keys(m for f in state.files.values() for m in f.file.markers if m.tombstoned_ms is None)
+        asked = set(self.parts)
+        return {k for f in state.files.values() for k, dead in told(f.file.markers) if not dead and k in asked}
 
     def _far_ahead(self, state: LogState, t_ms: int) -> set[str]:
         """A log file from a clock that is far ahead is not replaced, and keeps its markers."""
-        return _keys(m for k in state.far_ahead(t_ms) - state.ignored for m in state.files[k].file.markers)
-
-
-def _keys(markers: Iterable[Marker]) -> set[str]:
-    return {m.key for m in markers}
+        files = (state.files[k].file for k in state.far_ahead(t_ms) - state.ignored)
+        return {key for f in files for key, _ in told(f.markers)}

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from icedb.errors import InvalidOption
 from icedb.format.names import partition_of
-from icedb.format.records import Marker, total_rows
+from icedb.format.part_columns import MarkerView
+from icedb.format.records import Marker, told, total_bytes, total_rows
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle, Part
-from icedb.maintenance.merge import PART_BYTES_MAX, plan_merge
+from icedb.live_parts import LiveParts
+from icedb.maintenance.merge import PART_BYTES_MAX, Tiers, plan_merge
 from icedb.maintenance.merge_log import mergeable_log_files, plan_merge_log
 from icedb.maintenance.pins import Pin, is_needed, pins_in_force
 
@@ -86,6 +88,8 @@ class PartitionCondition:
     newest_rows_ms: int | None
     hot: bool
     basis: str
+    #: There are many small parts, and a merge in tiers would take none of them: it would not pay.
+    at_rest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +190,7 @@ def recommend(condition: Condition, thresholds: Thresholds) -> tuple[Recommendat
 
 
 def _merge(due: Due, partitions: Iterable[PartitionCondition], which: str, threshold: int) -> Recommendation | None:
-    crowded = [p for p in partitions if p.small_parts >= threshold // 2]
+    crowded = [p for p in partitions if p.small_parts >= threshold // 2 and not p.at_rest]
     if not crowded:
         return None
     worst = max(crowded, key=lambda p: (p.small_parts, p.path))
@@ -227,9 +231,7 @@ def condition_of(
     handle: Handle, state: LogState, thresholds: Thresholds, *, now_ms: int, pins: Collection[Pin] = ()
 ) -> Condition:
     """The figures of a state of the log that was read afresh. Without a request. What a pin needs is not expired."""
-    markers = state.parts.values()
-    live = [m for m in markers if m.tombstoned_ms is None]
-    dead = [m for m in markers if m.tombstoned_ms is not None]
+    live, dead = state.live, state.dead
     ahead_ms, cutoff_ms = handle.far_ahead_ms(now_ms), now_ms - handle.timing.grace_ms
     held = _held(state, ahead_ms)
     expired = [m for m in _expired_parts(dead, cutoff_ms, pins) if m.key not in held]
@@ -240,26 +242,33 @@ def condition_of(
         at_ms=now_ms,
         live_parts=len(live),
         live_rows=total_rows(live),
-        live_bytes=sum(m.bytes for m in live),
-        partitions=_partitions(handle, state, [m for m in live if m.key not in held], thresholds, now_ms=now_ms),
+        live_bytes=total_bytes(live),
+        partitions=_partitions(handle, state, _free(live, held, thresholds), thresholds, now_ms=now_ms),
         log_files=len(state.effective),
         small_log_files=len(small_log_files),
         small_log_files_basis=_digest(small_log_files),
         dead_parts=len(dead),
-        dead_bytes=sum(m.bytes for m in dead),
+        dead_bytes=total_bytes(dead),
         oldest_dead_ms=min((m.tombstoned_ms for m in dead if m.tombstoned_ms is not None), default=None),
         expired_parts=len(expired),
         expired_bytes=sum(m.bytes for m in expired),
         expired_log_files=len(expired_log_files),
         expired_basis=_digest([*(m.key for m in expired), *expired_log_files]),
         horizon_ms=state.horizon_ms,
-        newest_rows_ms=_newest_rows_ms(markers),
+        newest_rows_ms=_newest_rows_ms(state),
     )
 
 
 def _held(state: LogState, ahead_ms: int) -> set[str]:
     """The parts that a log file from a clock far ahead names: no commit of now can tombstone or forget them."""
-    return {m.key for k in state.far_ahead(ahead_ms) - state.ignored for m in state.files[k].file.markers}
+    files = (state.files[k].file for k in state.far_ahead(ahead_ms) - state.ignored)
+    return {key for f in files for key, _ in told(f.markers)}
+
+
+def _free(live: Sequence[Marker], held: Collection[str], thresholds: Thresholds) -> Iterator[Marker]:
+    """The live parts that a merge may take."""
+    small = live.smaller(thresholds.part_bytes_max) if isinstance(live, MarkerView) else live
+    return (m for m in small if m.bytes < thresholds.part_bytes_max and m.key not in held)
 
 
 def _expired_parts(dead: Iterable[Marker], cutoff_ms: int, pins: Collection[Pin]) -> list[Marker]:
@@ -279,14 +288,17 @@ def _partitions(
     """Each partition with live parts, by path. `free`: the live parts that a merge may take."""
     sizes: dict[str, list[int]] = {}
     came: dict[str, int] = {}
-    prefix = handle.keys.data_prefix
-    for marker in state.parts.values():
-        path = partition_of(prefix, marker.key)
-        if marker.tombstoned_ms is None:
-            sizes.setdefault(path, []).append(marker.bytes)
-        if not marker.moved:
-            came[path] = max(marker.created_ms, came.get(path, 0))
-    small = _small_parts((handle.part(m) for m in free if m.bytes < thresholds.part_bytes_max), thresholds)
+    for path, size, created_ms, is_dead, moved in _of_parts(handle, state):
+        if not is_dead:
+            sizes.setdefault(path, []).append(size)
+        if not moved:
+            came[path] = max(created_ms, came.get(path, 0))
+    hot = {path for path, came_ms in came.items() if came_ms > now_ms - thresholds.hot_ms}
+    small = _small_parts(map(handle.part, free), thresholds)
+    # Of the others nothing is due, whatever a merge would take.
+    crowded = {path for path, parts in small.items() if len(parts) >= _crowd(thresholds)}
+    tiers = dict.fromkeys(hot, Tiers(thresholds.hot_ms, thresholds.hot_parts).hot_tier)
+    paying = _small_parts((p for path in crowded for p in small[path]), thresholds, tiers)
     return tuple(
         PartitionCondition(
             path=path,
@@ -295,17 +307,43 @@ def _partitions(
             small_parts=len(small.get(path, ())),
             small_bytes=sum(p.bytes for p in small.get(path, ())),
             newest_rows_ms=came.get(path),
-            hot=came.get(path, 0) > now_ms - thresholds.hot_ms,
+            hot=path in hot,
             basis=_digest(p.key for p in small.get(path, ())),
+            at_rest=path in crowded and path not in paying,
         )
         for path, of_path in sorted(sizes.items())
     )
 
 
-def _small_parts(parts: Iterable[Part], thresholds: Thresholds) -> dict[str, list[Part]]:
+def _of_parts(handle: Handle, state: LogState) -> Iterator[tuple[str, int, int, bool, bool]]:
+    """Each part's partition, bytes, when it was created, and whether it is dead and was moved."""
+    if state.columns is None:
+        prefix = handle.keys.data_prefix
+        for m in state.parts.values():
+            yield partition_of(prefix, m.key), m.bytes, m.created_ms, m.tombstoned_ms is not None, m.moved
+        return
+    parts = state.columns.all
+    paths, numbers = LiveParts(handle, parts).partitions
+    figures = (parts.values_of(name) for name in ("bytes", "created_ms", "tombstoned_ms", "moved"))
+    for number, size, created_ms, dead_ms, moved in zip(numbers, *figures, strict=True):
+        yield paths[number], size, created_ms, dead_ms is not None, moved
+
+
+def _crowd(thresholds: Thresholds) -> int:
+    """With fewer small parts, a merge is due in no partition."""
+    return min(thresholds.hot_parts, thresholds.cold_parts) // 2
+
+
+def _small_parts(
+    parts: Iterable[Part], thresholds: Thresholds, tiers: Mapping[str, int] | None = None
+) -> dict[str, list[Part]]:
     """By partition, what a merge without a budget would take."""
     plan = plan_merge(
-        parts, part_bytes_max=thresholds.part_bytes_max, input_parts_max=sys.maxsize, input_bytes_max=sys.maxsize
+        parts,
+        part_bytes_max=thresholds.part_bytes_max,
+        input_parts_max=sys.maxsize,
+        input_bytes_max=sys.maxsize,
+        tiers=tiers,
     )
     small: dict[str, list[Part]] = {}
     for group in plan.groups:
@@ -313,8 +351,12 @@ def _small_parts(parts: Iterable[Part], thresholds: Thresholds) -> dict[str, lis
     return small
 
 
-def _newest_rows_ms(markers: Iterable[Marker]) -> int | None:
-    return max((m.created_ms for m in markers if not m.moved), default=None)
+def _newest_rows_ms(state: LogState) -> int | None:
+    if state.columns is None:
+        return max((m.created_ms for m in state.parts.values() if not m.moved), default=None)
+    parts = state.columns.all
+    times = zip(parts.values_of("created_ms"), parts.values_of("moved"), strict=True)
+    return max((created_ms for created_ms, moved in times if not moved), default=None)
 
 
 def _digest(keys: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ and the next merge finds what they left.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
@@ -26,7 +26,7 @@ from icedb.rewriting import Rewrite, Rewriter, rewrite_parts
 from icedb.schema import new_columns
 from icedb.spec import all_columns
 
-__all__ = ["MergePlan", "MergeReport", "Order", "carry_out", "merge", "mergeable", "plan_merge"]
+__all__ = ["MergePlan", "MergeReport", "Order", "Tiers", "carry_out", "merge", "mergeable", "plan_merge"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +34,32 @@ Order = Literal["newest", "oldest"]
 
 # Large enough that a scan is bound by bandwidth, small enough to be rewritten in a second.
 PART_BYTES_MAX = 128 * 1024 * 1024
+# By how much the limits of tiers differ where no more rows arrive.
+COLD_TIER = 2
+# Parts below this are always merged with one another: it costs no more than the requests.
+TINY_BYTES = 64 * 1024
 # One call's share: a merge holds the table's lock, and what remains is for the next call.
 INPUT_PARTS_MAX = 10_000
 INPUT_BYTES_MAX = 16 * 1024 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """How to merge without writing the same rows too often: parts only with others of about their size.
+
+    A tier is the parts between two limits. The greatest limit is a full part, the next a certain fraction of it, and so
+    on; what is merged leaves its tier. A partition is hot for `hot_ms` after its last rows: it may gather some
+    `hot_parts` small parts, and each row is written once for each of few tiers. In others a tier ends at half of the
+    one before: few parts are left, and a part is not written again for a few late rows.
+    """
+
+    hot_ms: int = 3_600_000
+    hot_parts: int = 64
+
+    @property
+    def hot_tier(self) -> int:
+        """By how much the limits of a hot partition differ: what is in three or four tiers makes `hot_parts`."""
+        return max(2, self.hot_parts // 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +94,23 @@ def plan_merge(
     order: Order = "oldest",
     input_parts_max: int = INPUT_PARTS_MAX,
     input_bytes_max: int = INPUT_BYTES_MAX,
+    tiers: Mapping[str, int] | None = None,
 ) -> MergePlan:
-    """Which live parts to merge. Pure. `order` says whose groups come first when the budget does not reach."""
+    """Which live parts to merge. Pure. `order` says whose groups come first when the budget does not reach.
+
+    `tiers`: by how much the tiers of these partitions differ, by path; of others, by `COLD_TIER`. None: no tiers,
+    whatever is small is merged.
+    """
     small = sorted((p for p in parts if p.bytes < part_bytes_max), key=lambda p: (p.partition, p.created_ms, p.key))
     groups = [
         Rewrite(partition, tuple(group))
         for partition, of_partition in groupby(small, key=lambda p: p.partition)
-        for group in _closed_groups(of_partition, part_bytes_max, max(2, input_parts_max))
+        for group in _groups(
+            of_partition,
+            part_bytes_max,
+            max(2, input_parts_max),
+            None if tiers is None else tiers.get(partition, COLD_TIER),
+        )
     ]
     groups.sort(key=lambda g: (max(p.created_ms for p in g.inputs), g.partition), reverse=order == "newest")
     taken = 0
@@ -91,7 +124,14 @@ def plan_merge(
     return MergePlan(tuple(groups[:taken]), len(groups) - taken)
 
 
+def _groups(parts: Iterable[Part], part_bytes_max: int, parts_max: int, tier: int | None) -> list[list[Part]]:
+    """The small parts of a partition, as those that become one part each."""
+    *closed, rest = _closed_groups(parts, part_bytes_max, parts_max)
+    return [g for g in (*closed, rest if tier is None else _tier_of(rest, part_bytes_max, tier)) if len(g) > 1]
+
+
 def _closed_groups(parts: Iterable[Part], part_bytes_max: int, parts_max: int) -> list[list[Part]]:
+    """The last one is what is left, and may be empty."""
     groups: list[list[Part]] = [[]]
     size = 0
     for part in parts:
@@ -100,7 +140,22 @@ def _closed_groups(parts: Iterable[Part], part_bytes_max: int, parts_max: int) -
         if size > part_bytes_max or len(groups[-1]) == parts_max:
             groups.append([])
             size = 0
-    return [g for g in groups if len(g) > 1]
+    return groups
+
+
+def _tier_of(parts: Sequence[Part], part_bytes_max: int, tier: int) -> list[Part]:
+    """Of parts that are no full part together, all below the largest limit that these reach together; else tiny ones.
+
+    The limits are a full part divided by `tier`, again and again. What is merged lands beyond its limit, so each row is
+    written once for each limit above its first part. Between two limits stay fewer parts than `tier`.
+    """
+    limit = part_bytes_max / tier
+    while limit > TINY_BYTES:
+        below = [p for p in parts if p.bytes < limit]
+        if len(below) >= max(2, tier // 2) and sum(p.bytes for p in below) >= limit:
+            return below
+        limit /= tier
+    return [p for p in parts if p.bytes < TINY_BYTES]
 
 
 def merge(
@@ -110,10 +165,13 @@ def merge(
     part_bytes_max: int = PART_BYTES_MAX,
     input_parts_max: int = INPUT_PARTS_MAX,
     input_bytes_max: int = INPUT_BYTES_MAX,
+    tiers: Tiers | None = None,
     dry_run: bool = False,
     rewriter: Rewriter = rewrite_parts,
 ) -> MergeReport:
     """Merge small parts of all partitions, up to the budget, in one exclusive commit. A dry run only plans.
+
+    `tiers`: merge no more than pays, for who merges often. None: merge all that is small.
 
     Raises InvalidOption, MissingPart, CommitContended, CommitUncertain and the store's errors; with a merge query also
     InvalidQuery, InvalidBatch, SchemaConflict and UnsupportedType, for an answer that cannot be stored.
@@ -128,6 +186,7 @@ def merge(
         order=order,
         input_parts_max=input_parts_max,
         input_bytes_max=input_bytes_max,
+        tiers=None if tiers is None else _tiers_of_hot(handle, state, tiers),
     )
     return _foreseen(handle, plan) if dry_run else carry_out(handle, state, plan, rewriter=rewriter)
 
@@ -163,7 +222,7 @@ def carry_out(
         groups = tuple(replace(g, query=query) for g in plan.groups)
     markers = rewriter(handle, groups, schema)
     written = {g: () if m is None else (m,) for g, m in zip(groups, markers, strict=True)}
-    operation = Rewritten(written, born_ms=born_ms, schema=new_columns(schema, state.schema))
+    operation = Rewritten(written, born_ms=born_ms, schema=new_columns(schema, state.schema), sparing=True)
     commit = exclusive(handle, operation)
     return MergeReport(
         commit=commit,
@@ -191,3 +250,10 @@ def mergeable(handle: Handle, state: LogState) -> list[Part]:
     """The live parts, but for those that a log file from a clock far ahead names: no commit of ours can replace it."""
     ahead = state.far_ahead(handle.far_ahead_ms(handle.clock.now_ms()))
     return [handle.part(m) for m in state.live if ahead.isdisjoint(state.parts_named[m.key].by)]
+
+
+def _tiers_of_hot(handle: Handle, state: LogState, tiers: Tiers) -> dict[str, int]:
+    """By path, for the partitions in which rows arrived lately, as far as the log remembers."""
+    since_ms = handle.clock.now_ms() - tiers.hot_ms
+    came = (m for m in state.parts.values() if not m.moved and m.created_ms > since_ms)
+    return dict.fromkeys(map(handle.partition, came), tiers.hot_tier)

@@ -9,6 +9,7 @@ from icedb.format.records import Marker
 from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
+from icedb.maintenance.carrying import cheap_to_replace
 from icedb.parts import WrittenParts
 from icedb.rewriting import Rewrite
 from icedb.schema import check_columns
@@ -86,6 +87,8 @@ class Rewritten:
 
     A rewrite is kept while all its inputs are live; then it is committed as it is, whatever else landed meanwhile. One
     that lost an input is dropped, for its output holds rows that are gone, or that live elsewhere by now.
+
+    `sparing`: log files that hold much else are not replaced; a cleanup forgets the inputs later then.
     """
 
     reads_everything = False
@@ -96,10 +99,12 @@ class Rewritten:
         *,
         born_ms: int,
         schema: Mapping[str, str] | None = None,
+        sparing: bool = False,
     ) -> None:
         #: What is still part of the plan, with the markers of the new parts; none for what a rewrite emptied.
         self.kept: dict[Rewrite, Sequence[Marker]] = dict(written)
         self._schema: Mapping[str, str] = schema or {}
+        self._sparing = sparing
         self.unused: list[str] = []
         self.born_ms: int | None = born_ms
 
@@ -121,6 +126,7 @@ class Rewritten:
             return None
         check_columns(self._schema, state.schema, table=state.table)
         inputs = [p.key for r in self.kept for p in r.inputs]
+        replaceable = cheap_to_replace if self._sparing else LogState.replaceable
         return draft(
             state,
             t_ms=t_ms,
@@ -128,7 +134,7 @@ class Rewritten:
             add=self.markers,
             moved=True,
             tombstone=inputs,
-            replaces=state.replaceable(inputs, t_ms=t_ms),
+            replaces=replaceable(state, inputs, t_ms=t_ms),
         )
 
 

@@ -5,8 +5,8 @@ import dagster as dg
 from pydantic import Field
 
 from icedb.maintenance.cleanup import DELETES_MAX
-from icedb.maintenance.merge import PART_BYTES_MAX
-from icedb.maintenance.merge_log import LINES_MAX
+from icedb.maintenance.merge import PART_BYTES_MAX, Tiers
+from icedb.maintenance.merge_log import LINES_MAX, LOG_FILES_MIN
 from icedb.maintenance.orphans import ORPHANS_MAX
 
 __all__ = [
@@ -35,15 +35,21 @@ class MergeConfig(_Changing):
     """How much is merged, and into what."""
 
     part_bytes_max: int = Field(default=PART_BYTES_MAX, description="Parts below this size are merged.")
+    hot_ms: int = Field(
+        default=Tiers().hot_ms,
+        description="How long after its last rows a partition is hot; -1: merge all that is small.",
+    )
+    hot_parts: int = Field(default=Tiers().hot_parts, description="Small parts that a hot partition may gather.")
     seconds_max: int = Field(
         default=60, description="How long the run may hold the table's pool; the next run goes on with what is left."
     )
 
 
 class MergeLogConfig(_Changing):
-    """How long the new log file may be."""
+    """How long the new log file may be, and when it is worth it."""
 
     lines_max: int = Field(default=LINES_MAX, description="Lines of the new log file.")
+    files_min: int = Field(default=LOG_FILES_MIN, description="With fewer log files, nothing is done.")
 
 
 class TtlConfig(_Changing):

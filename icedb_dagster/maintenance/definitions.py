@@ -38,7 +38,7 @@ CRONS: Mapping[str, str] = {
     "merge_oldest": "7-59/15 * * * *",
     "merge_log": "13 * * * *",
     "checks": "23 * * * *",
-    "cleanup": "33 * * * *",
+    "cleanup": "33 */6 * * *",
     "ttl": "18 3 * * *",
     "orphans": "43 4 * * *",
     "verify": "53 5 * * *",

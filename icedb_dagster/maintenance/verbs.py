@@ -15,7 +15,7 @@ from icedb.commit import Commit
 from icedb.errors import InvalidOption
 from icedb.maintenance.audit import Problem
 from icedb.maintenance.delete import DeleteReport
-from icedb.maintenance.merge import Order
+from icedb.maintenance.merge import Order, Tiers
 from icedb.pacing import merge_for
 from icedb.times import parse_as_of
 from icedb.work import Engine
@@ -85,8 +85,9 @@ def _config_schema(config: Any) -> Any:
 
 def _merge(task: Task[MergeConfig], *, order: Order) -> Report:
     table, config = task.table, task.config
+    tiers = None if config.hot_ms < 0 else Tiers(config.hot_ms, config.hot_parts)
     if config.dry_run:
-        plan = table.merge(order=order, part_bytes_max=config.part_bytes_max, dry_run=True)
+        plan = table.merge(order=order, part_bytes_max=config.part_bytes_max, tiers=tiers, dry_run=True)
         return Report(
             {
                 "parts to merge": plan.merged_parts,
@@ -102,6 +103,7 @@ def _merge(task: Task[MergeConfig], *, order: Order) -> Report:
         seconds_max=config.seconds_max,
         order=order,
         part_bytes_max=config.part_bytes_max,
+        tiers=tiers,
         engine=task.engine,
     )
     return Report(
@@ -119,7 +121,9 @@ def _merge(task: Task[MergeConfig], *, order: Order) -> Report:
 
 
 def _merge_log(task: Task[MergeLogConfig]) -> Report:
-    report = task.table.merge_log(lines_max=task.config.lines_max, dry_run=task.config.dry_run)
+    report = task.table.merge_log(
+        lines_max=task.config.lines_max, files_min=task.config.files_min, dry_run=task.config.dry_run
+    )
     return Report(
         {
             "log files merged": len(report.merged_log_files),

@@ -23,7 +23,7 @@ from functools import partial
 import dagster as dg
 import msgspec
 
-from icedb import Condition, Recommendation
+from icedb import Condition, Recommendation, Thresholds
 from icedb.errors import TableNotFound
 from icedb.maintenance.condition import Due
 from icedb_dagster.sensors.asking import Memory, begin, decode, encode, run_key, wait_or_ask, waits
@@ -67,7 +67,7 @@ def maintenance_sensor(
             return dg.SkipReason(f"there is nothing to maintain yet. {error}")
         if not condition.log_files:
             open_tables.forget(lake, key)
-        return _Tick(context, name, names, condition, part_bytes_max=settings.thresholds.part_bytes_max).answer()
+        return _Tick(context, name, names, condition, settings.thresholds).answer()
 
     return dg.SensorDefinition(
         name=name,
@@ -89,15 +89,16 @@ class _Tick:
         name: str,
         jobs: Mapping[Due, str],
         condition: Condition,
-        *,
-        part_bytes_max: int,
+        thresholds: Thresholds,
     ) -> None:
         self._context = context
         self._name = name
         self._jobs = jobs
-        # A merge that took parts of another size for small could find nothing to do.
-        self._merge_config = {"part_bytes_max": part_bytes_max}
-        self._merges = [jobs[due] for due in _MERGES if due in jobs]
+        # A merge that took other parts for small, or other partitions for hot, could find nothing to do.
+        merging = {name: getattr(thresholds, name) for name in ("part_bytes_max", "hot_ms", "hot_parts")}
+        self._configs = {jobs[due]: merging for due in _MERGES if due in jobs}
+        if "merge_log" in jobs:
+            self._configs[jobs["merge_log"]] = {"files_min": 2}  # as few as the thresholds say
         self._condition = condition
         #: Why something that is due is not asked for.
         self._notes: list[str] = []
@@ -129,7 +130,7 @@ class _Tick:
         return dg.RunRequest(
             run_key=run_key(self._name, memory, recommended.due),
             job_name=job,
-            run_config={"ops": {f"{job}_work": {"config": self._merge_config}}} if job in self._merges else None,
+            run_config={"ops": {f"{job}_work": {"config": self._configs[job]}}} if job in self._configs else None,
             tags={REASON_TAG: recommended.reason},
         )
 
