@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo example ui down status logs doctor test test-slow ui-test simulate torture mutants bench-query bench-spark bench-stream bench-proxy lint format clean
+.PHONY: help demo example ui down status logs doctor test test-slow ui-test simulate torture mutants bench bench-full bench-query bench-spark bench-stream bench-proxy bench-guard lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is
@@ -58,6 +58,12 @@ torture: $(VENV)/.installed-dev  ## Kill processes that use one table, two minut
 mutants: $(VENV)/.installed-dev  ## Seed faults of the protocol one by one: the suite must catch each
 	@$(BIN)/python -m tests.mutants
 
+bench: $(VENV)/.installed-dev  ## Hold speed to its goals, beside other programs, and write benchmarks/RESULTS.md (ten minutes)
+	@$(BIN)/python -m benchmarks.suite
+
+bench-full: $(VENV)/.installed-dev  ## The same at full length, nine rounds of each
+	@$(BIN)/python -m benchmarks.suite --full --rounds 9
+
 bench-query: $(VENV)/.installed-dev  ## Measure queries of DuckDB beside the bare files, and pruning, and draw it
 	@$(BIN)/python -m benchmarks.query --plot docs/images/query-pruning.png
 
@@ -70,6 +76,9 @@ bench-stream: $(VENV)/.installed-dev  ## Measure how soon a stream's rows can be
 
 bench-proxy: $(VENV)/.installed-dev  ## Measure requests through the S3 proxy, beside the same to the S3 server itself
 	@$(BIN)/python -m benchmarks.proxy
+
+bench-guard: $(VENV)/.installed-dev  ## Count requests, bytes and allocations: nothing may have grown since they were committed
+	@$(BIN)/python -m benchmarks.guard $(if $(UPDATE),--update)
 
 lint: $(VENV)/.installed-dev  ## Linters and strict types
 	@$(BIN)/ruff format --check .

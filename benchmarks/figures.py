@@ -31,6 +31,12 @@ class Plan:
     latency_ms: float = 20.0
     #: Everything this many times smaller, for a test that all of it runs; its figures mean nothing.
     shrink: int = 1
+    #: The keys of the findings that are asked for; none: all. What measures more than is asked does no harm.
+    only: frozenset[str] = frozenset()
+
+    def wants(self, key: str) -> bool:
+        """Whether a finding is asked for."""
+        return not self.only or key in self.only
 
     def size(self, short: int, full: int | None = None) -> int:
         """So many of something in this run, one at least."""
@@ -95,6 +101,15 @@ class Finding:
     curves: Sequence[Curve] = ()
     #: What one must know to read the figures: sizes, settings, where the peers do less.
     notes: Sequence[str] = ()
+
+    def way(self, name: str) -> Way:
+        """One of its ways. Raises KeyError."""
+        return {way.name: way for way in self.ways}[name]
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether more is better: the unit is so many in a time."""
+        return self.unit.endswith("/s") or "per second" in self.unit
 
 
 #: Measures in an empty folder of its own.

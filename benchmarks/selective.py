@@ -19,15 +19,26 @@ from statistics import median
 import duckdb
 
 from benchmarks.opens import files_opened
-from benchmarks.slow_store import BUCKET, s3_server, slow, storage_options
+from benchmarks.slow_store import BUCKET, SlowStore, s3_server, slow, storage_options
 from benchmarks.tpch import connected
 from icedb import Table
 from icedb.engine import attach_s3, quote_text
 from icedb.location import parse_location
 from icedb.readers.duckdb import attach
-from tests.counting_proxy import CountingProxy
 
-__all__ = ["GOAL", "Asked", "Look", "measure_local", "measure_looks", "measure_store"]
+__all__ = [
+    "BARE",
+    "GOAL",
+    "WAYS",
+    "Asked",
+    "Look",
+    "Made",
+    "Question",
+    "make",
+    "measure_local",
+    "measure_looks",
+    "measure_store",
+]
 
 #: So many times fewer files are to be opened.
 GOAL = 20.0
@@ -264,7 +275,7 @@ def measure_looks(folder: Path, latency_ms: float, *, on_step: Callable[[str], N
     return found
 
 
-def _looks(place: str, made: Made, proxy: CountingProxy | None) -> list[Look]:
+def _looks(place: str, made: Made, proxy: SlowStore | None) -> list[Look]:
     found = []
     for way in (BARE, "attached view", "table.query"):
         with WAYS[way](made, made.questions[1]) as ask:

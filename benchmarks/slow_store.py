@@ -8,17 +8,22 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import boto3
+import msgspec
 
 from benchmarks.processes import stop
-from tests.counting_proxy import CountingProxy, HttpRequest
+from benchmarks.slow_proxy import CONTROL, RESET
+from tests.counting_proxy import HttpRequest, Kind
 
-__all__ = ["BUCKET", "s3_server", "slow", "storage_options"]
+__all__ = ["BUCKET", "SlowStore", "s3_server", "slow", "storage_options"]
 
 BUCKET = "icedb-benchmark"
 START_SECONDS_MAX = 60
@@ -82,14 +87,43 @@ def _answers(process: subprocess.Popen[bytes], address: str) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True)
+class SlowStore:
+    """`endpoint` is what the client is given; `requests` is what it asked since the last `reset`."""
+
+    endpoint: str
+
+    @property
+    def requests(self) -> list[HttpRequest]:
+        """In the order in which they were answered."""
+        return self._ask(CONTROL)
+
+    @property
+    def counts(self) -> dict[Kind, int]:
+        """How many requests of each kind there were."""
+        return dict(Counter(r.kind for r in self.requests))
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._ask(RESET)
+
+    def _ask(self, path: str) -> list[HttpRequest]:
+        connection = http.client.HTTPConnection(urlsplit(self.endpoint).netloc, timeout=START_SECONDS_MAX)
+        try:
+            connection.request("GET", path)
+            return msgspec.json.decode(connection.getresponse().read(), type=list[HttpRequest])
+        finally:
+            connection.close()
+
+
 @contextmanager
-def slow(endpoint: str, latency_ms: float) -> Iterator[CountingProxy]:
-    """A server's proxy that counts requests, and lets each wait before it hands it on."""
-    proxy = CountingProxy(endpoint)
-
-    def wait(_: HttpRequest) -> None:
-        time.sleep(latency_ms / 1000)
-
-    proxy.before = wait
-    with proxy.running():
-        yield proxy
+def slow(endpoint: str, latency_ms: float) -> Iterator[SlowStore]:
+    """A server's proxy, a process of its own, that counts requests, and lets each wait before it hands it on."""
+    command = [sys.executable, "-m", "benchmarks.slow_proxy", endpoint, str(latency_ms)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[1])
+    try:
+        if process.stdout is None or not (port := process.stdout.readline()):
+            raise RuntimeError("the proxy of the S3 server did not start")
+        yield SlowStore(f"http://127.0.0.1:{int(port)}")
+    finally:
+        stop(process)

@@ -25,7 +25,19 @@ from icedb.readers.duckdb import attach
 from icedb.scan import relation
 from icedb.snapshot import Snapshot
 
-__all__ = ["BARE", "GOAL", "SCALES", "Layout", "Ratios", "cases", "check_answer", "connected", "make_layouts", "ratios"]
+__all__ = [
+    "ATTACHED",
+    "BARE",
+    "GOAL",
+    "SCALES",
+    "Layout",
+    "Ratios",
+    "cases",
+    "check_answer",
+    "connected",
+    "make_layouts",
+    "ratios",
+]
 
 #: Those for which the extension knows the answers.
 SCALES = (0.01, 0.1, 1.0)

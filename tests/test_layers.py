@@ -26,9 +26,11 @@ LAYERS = [
     "icedb.format",
     "icedb.format.records",
     "icedb.format.names",
+    "icedb.format.marker_columns",
     "icedb.format.codec",
     "icedb.format.claims",
     "icedb.format.log_schema",
+    "icedb.format.part_columns",
     "icedb.format.snapshot",
     "icedb.format.feed",
     "icedb.format.rewrite",
@@ -40,6 +42,7 @@ LAYERS = [
     "icedb.store",
     "icedb.reading",
     "icedb.engine",
+    "icedb.sandboxes",
     "icedb.result",
     "icedb.expressions",
     "icedb.queries",
@@ -51,6 +54,7 @@ LAYERS = [
     "icedb.inputs.batches",
     "icedb.inputs.column_types",
     "icedb.inputs.values",
+    "icedb.inputs.fields",
     "icedb.inputs.shapes",
     "icedb.inputs.fitting",
     "icedb.inputs.arrays",
@@ -66,8 +70,10 @@ LAYERS = [
     "icedb.inputs.opening",
     "icedb.partitions",
     "icedb.statistics",
+    "icedb.written",
     "icedb.predicates",
     "icedb.merging",
+    "icedb.gathering",
     "icedb.incoming",
     "icedb.shaping",
     "icedb.declared",
@@ -75,6 +81,8 @@ LAYERS = [
     "icedb.splitting",
     "icedb.parts",
     "icedb.handle",
+    "icedb.live_parts",
+    "icedb.fetching",
     "icedb.pruning",
     "icedb.log_store",
     "icedb.opening",
@@ -88,6 +96,7 @@ LAYERS = [
     "icedb.answers",
     "icedb.rewriting",
     "icedb.maintenance",
+    "icedb.maintenance.carrying",
     "icedb.maintenance.operations",
     "icedb.maintenance.merge",
     "icedb.maintenance.delete",
@@ -235,7 +244,21 @@ def test_every_layer_exists() -> None:
         assert name.removesuffix(".") in known, name
 
 
-def test_importing_icedb_imports_nothing_optional() -> None:
+def loaded(code: str, packages: list[str]) -> set[str]:
+    """Those of the packages that a new Python has loaded after running the code."""
+    code += f"\nimport sys; print([m for m in {packages} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(ast.literal_eval(done.stdout))
+
+
+def test_importing_icedb_imports_nothing_heavy() -> None:
+    heavy = ["pyarrow", "duckdb", "obstore", "msgspec", "numpy", "asyncio", "icedb.table", "icedb.log"]
+    assert loaded("import icedb", heavy) == set()
+    first = "import icedb\nassert icedb.Table is icedb.Table and icedb.IceLogIO.__module__ == 'icedb.log'"
+    assert loaded(first, heavy) >= set(heavy) - {"numpy", "asyncio"}
+
+
+def test_the_library_imports_nothing_optional() -> None:
     optional = [
         "pyspark",
         "dagster",
@@ -250,7 +273,4 @@ def test_importing_icedb_imports_nothing_optional() -> None:
         "numpy",
     ]
     optional += ["icedb.cli", "icedb.spark", "icedb.testing", "icedb.icedb", "icedb.log"]
-    code = f"import icedb, sys; print([m for m in {optional} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    loaded = set(ast.literal_eval(done.stdout))
-    assert loaded <= {"numpy"}, "pyarrow brings numpy when it is there"
+    assert loaded("from icedb import Table", optional) <= {"numpy"}, "pyarrow brings numpy when it is there"

@@ -1,0 +1,356 @@
+"""What it costs to merge many small parts into few, beside other programs that compact the same rows: in a folder, and
+in an S3 server where each request takes its time; and how much memory a merge takes that was told to take little.
+
+Each way compacts what it has itself written in many appends, opening its table or connection within the time. All are
+shown to have kept every row.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+from deltalake import DeltaTable, WriterProperties
+
+from benchmarks.figures import OURS, Check, Finding, Plan, Step, Way, ratio_to
+from benchmarks.inserting import make_rows
+from benchmarks.peers import DUCKDB, DUCKLAKE, UNSYNCED, WRITERS, Layout, Place, connected, load_extension
+from benchmarks.rounds import Case, Footprint, Work, run_rounds
+from benchmarks.slow_store import BUCKET, SlowStore, s3_server, slow, storage_options
+from icedb import Table
+from icedb.engine import MEMORY_BYTES_MIN, quote_text
+
+__all__ = ["DELTALAKE", "DUCKDB_AT_ONCE", "GOAL", "measure"]
+
+#: One COPY with PARTITION_BY for all partitions, beside one for each.
+DUCKDB_AT_ONCE = "plain DuckDB, one statement"
+#: Its compaction keeps no order.
+DELTALAKE = "deltalake, unsorted"
+#: Which keeps none either.
+DUCKLAKE_UNSORTED = "DuckLake, unsorted"
+
+ROWS, APPENDS = 1_000_000, 20
+DAYS = 30
+# Over a network plain DuckDB takes a second for each ten files: fewer, that a round is not minutes.
+NETWORK_APPENDS, NETWORK_APPENDED, NETWORK_DAYS, NETWORK_DAYS_FULL = 5, 30_000, 6, 30
+GOAL = 0.9
+#: Of every way: that of our merges, and DuckDB's own.
+ZSTD_LEVEL = 3
+
+MEMORY_BYTES = MEMORY_BYTES_MIN
+# Of the table that is merged with so little memory: in memory they would take twice that, and twelve times.
+MEMORY_ROWS, MEMORY_ROWS_FULL = 3_200_000, 19_200_000
+_MIB = 1024 * 1024
+
+_LAYOUT = Layout("CAST(ts AS DATE)", "day", ("event", "ts"), pl.col("ts").dt.date())
+
+_WHY = (
+    "by profile, three quarters of the processor's time are DuckDB's own reading, sorting and encoding, which plain "
+    "DuckDB does as well; the rest is a look at the parts' columns, the log, and syncing each part to the disk. To do "
+    "less, the parts, which are sorted already, would have to be merged without being sorted once more"
+)
+_WHY_MEMORY = (
+    "DuckDB keeps to the option, but does not count what the encoding of a row group takes: the same 120 to 130 MiB "
+    "with 256 and with 512 MiB, so it shows where the option is small. To give DuckDB less than 256 MiB makes it fail "
+    "on such rows; smaller row groups take less"
+)
+
+#: Where the rows are after the merge.
+Files = Callable[[], Sequence[str]]
+Merge = Callable[[Place], AbstractContextManager[Callable[[], Files]]]
+
+
+def measure(plan: Plan, folder: Path, on_step: Step) -> list[Finding]:
+    """The rows of the results about merging parts."""
+    if not plan.wants("merge"):
+        return []
+    return [_local(plan, folder / "local", on_step), _network(plan, folder / "s3", on_step),
+            _memory(plan, folder / "memory", on_step)]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------ the ways
+
+
+@contextmanager
+def _icedb(place: Place, *, fsync: bool = True) -> Iterator[Callable[[], Files]]:
+    def merge() -> Files:
+        table = Table.open(place.uri, storage_options=dict(place.options) or {"fsync": str(fsync).lower()})
+        table.merge()
+        return lambda: [part.path for part in table.snapshot().parts]
+
+    yield merge
+
+
+@contextmanager
+def _duckdb(place: Place, *, at_once: bool = False) -> Iterator[Callable[[], Files]]:
+    out = f"{place.uri}-merged"
+    if not place.options:
+        Path(out).mkdir()
+    with connected(place) as con:
+        days = [day for (day,) in con.sql(f"SELECT DISTINCT day FROM read_parquet('{place.parquet}')").fetchall()]
+    order, options = ", ".join(_LAYOUT.sort_by), "FORMAT parquet, COMPRESSION zstd"
+
+    def merge() -> Files:
+        with connected(place) as con:
+            if at_once:
+                query = f"SELECT * FROM read_parquet('{place.parquet}') ORDER BY day, {order}"
+                con.execute(f"COPY ({query}) TO '{out}' ({options}, PARTITION_BY (day))")
+            else:
+                for day in days:
+                    rows = f"read_parquet('{place.uri}/day={day}/*.parquet', hive_partitioning = false)"
+                    con.execute(f"COPY (SELECT * FROM {rows} ORDER BY {order}) TO '{out}/{day}.parquet' ({options})")
+        return lambda: [f"{out}/**/*.parquet"]
+
+    yield merge
+    shutil.rmtree(out, ignore_errors=True)
+
+
+@contextmanager
+def _deltalake(place: Place) -> Iterator[Callable[[], Files]]:
+    more = {"AWS_ALLOW_HTTP": "true", "AWS_CONDITIONAL_PUT": "etag"} if place.options else {}
+
+    def merge() -> Files:
+        table = DeltaTable(place.uri, storage_options=dict(place.options) | more)
+        table.optimize.compact(writer_properties=WriterProperties(compression="ZSTD", compression_level=ZSTD_LEVEL))
+        return lambda: table.file_uris()
+
+    yield merge
+
+
+@contextmanager
+def _ducklake(place: Place) -> Iterator[Callable[[], Files]]:
+    with connected(place) as con:
+        load_extension(con, "ducklake")
+
+        def merge() -> Files:
+            con.execute(f"ATTACH {quote_text(f'ducklake:{place.beside}/catalog.ducklake')} AS lake")
+            con.execute(f"CALL lake.set_option('parquet_compression_level', '{ZSTD_LEVEL}')")
+            con.execute("CALL ducklake_merge_adjacent_files('lake')").fetchall()
+            found = con.execute("SELECT data_file FROM ducklake_list_files('lake', 't')").fetchall()
+            con.execute("DETACH lake")
+            return lambda: [path for (path,) in found]
+
+        yield merge
+
+
+#: What each way's input is written by, and what merges it.
+WAYS: Mapping[str, tuple[str, Merge]] = {
+    OURS: (UNSYNCED, _icedb),
+    UNSYNCED: (UNSYNCED, partial(_icedb, fsync=False)),
+    DUCKDB: (DUCKDB, _duckdb),
+    DUCKDB_AT_ONCE: (DUCKDB, partial(_duckdb, at_once=True)),
+    DELTALAKE: ("deltalake, sorted", _deltalake),
+    DUCKLAKE_UNSORTED: (DUCKLAKE, _ducklake),
+}
+
+
+# ------------------------------------------------------------------------------------------ in turns
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Merges of the same rows, which came in some appends; each way has its table anew in each round."""
+
+    folder: Path
+    rows: pa.Table
+    appends: int
+    days: int
+    #: What makes an S3 server slow, and the server itself; None: tables are in a folder.
+    store: tuple[SlowStore, str] | None = None
+    #: How many files are left, by way.
+    files: dict[str, int] = field(default_factory=dict)
+    #: What was asked of the store, by way and kind.
+    requests: dict[str, float] = field(default_factory=dict)
+    _number: int = 0
+
+    def measured(self, group: str, names: Sequence[str], plan: Plan, on_step: Step) -> list[Way]:
+        """Seconds of each way in each round."""
+        self.folder.mkdir(parents=True)
+        cases = [Case(group, name, partial(self.ready, name)) for name in names]
+        results = run_rounds(cases, plan.rounds, on_step=on_step, only_reads=True)
+        return [Way(r.case.name, r.seconds) for r in results]
+
+    @contextmanager
+    def ready(self, name: str) -> Iterator[Work]:
+        """A way whose table has all its small files."""
+        with self._written(name) as (place, direct), WAYS[name][1](place) as merge:
+
+            def work() -> Callable[[], Footprint | None]:
+                files = merge()
+                return partial(self._look, name, direct, files)
+
+            if self.store is not None:
+                self.store[0].reset()
+            os.sync()  # what others left to be written must not be written at the next one's expense
+            yield work
+
+    @contextmanager
+    def _written(self, name: str) -> Iterator[tuple[Place, Place]]:
+        """The table, and the way to it that is not slowed. What a folder holds is written once, and copied."""
+        self._number += 1
+        beside = self.folder / str(self._number if self.store is not None else list(WRITERS).index(WAYS[name][0]))
+        if self.store is not None:
+            beside.mkdir()
+            slowed, direct = (
+                Place(f"s3://{BUCKET}/{self.folder.name}/{beside.name}", beside, storage_options(endpoint))
+                for endpoint in (self.store[0].endpoint, self.store[1])
+            )
+            self._write(name, direct)
+            yield slowed, direct
+        else:
+            saved, place = beside.with_name(f"{beside.name}-saved"), Place(str(beside / "table"), beside)
+            if not saved.exists():
+                (beside / "table").mkdir(parents=True)
+                self._write(name, place)
+                beside.rename(saved)
+            shutil.copytree(saved, beside)
+            yield place, place
+        shutil.rmtree(beside)
+
+    def _write(self, name: str, place: Place) -> None:
+        size = -(-self.rows.num_rows // self.appends)
+        with WRITERS[WAYS[name][0]](place, _LAYOUT) as append:
+            for n in range(self.appends):
+                append(self.rows.slice(n * size, size))
+
+    def _look(self, name: str, direct: Place, files: Files) -> None:
+        if name in self.files:
+            return
+        if self.store is not None:
+            counts = self.store[0].counts
+            self.requests.update({f"{name}: {kind}": number for kind, number in sorted(counts.items())})
+        total = "count(*), sum(hash(ts, user_id, event, amount, page)::HUGEINT)"
+        with connected(direct) as con:
+            con.register("expected", self.rows)
+            paths = f"[{', '.join(map(quote_text, files()))}]"
+            stored = f"read_parquet({paths}, filename = true, hive_partitioning = false)"
+            found = con.sql(f"SELECT {total} FROM {stored}").fetchone()
+            if found != con.sql(f"SELECT {total} FROM expected").fetchone():
+                raise AssertionError(f"{name} has other rows after the merge: {found}")
+            [(self.files[name],)] = con.sql(f"SELECT count(DISTINCT filename) FROM {stored}").fetchall()
+
+    def told_work(self) -> str:
+        """What is merged."""
+        files = self.appends * self.days
+        return f"merge {files:,} parts of {self.rows.num_rows:,} rows (5 columns, sorted, zstd) into {self.days}"
+
+    def told(self) -> str:
+        """How many files each way left."""
+        left = "; ".join(f"{name} {files}" for name, files in self.files.items())
+        return f"Checked in the round that warms up: every row is there. Files after the merge: {left}."
+
+
+def _checks(ways: Sequence[Way]) -> list[Check]:
+    """Ours, which syncs to the disk, beside the better one of plain DuckDB's; and without that, if it is missed."""
+    of = {way.name: way for way in ways}
+    best = min((of[n] for n in (DUCKDB, DUCKDB_AT_ONCE) if n in of), key=lambda way: way.median)
+    checks: list[Check] = []
+    for name, told in ((OURS, ""), (UNSYNCED, ", no fsync on either side")):
+        if name in of and not any(check.met for check in checks):
+            ratio, spread = ratio_to(of[name], best)
+            goal = f"at most {GOAL} of plain DuckDB, sorted ({best.name}){told}"
+            checks.append(Check(goal, ratio, GOAL, why=_WHY, spread=spread))
+    return checks
+
+
+def _local(plan: Plan, folder: Path, on_step: Step) -> Finding:
+    turns = _Turns(folder, make_rows(plan.size(ROWS)), APPENDS, DAYS)
+    ways = turns.measured("merge", list(WAYS), plan, on_step)
+    return Finding(
+        "merge",
+        f"{turns.told_work()}, local",
+        "s",
+        ways,
+        _checks(ways),
+        notes=[
+            f"Opening the table is within the time, loading DuckLake's extension is not. All write zstd at level "
+            f"{ZSTD_LEVEL}. deltalake and DuckLake put rows one after another and do not sort them; plain DuckDB "
+            "commits nothing, and whoever reads meanwhile sees some rows twice or not at all.",
+            f"icedb syncs each part and its folder to the disk before it commits; the others do not. '{UNSYNCED}' "
+            "leaves that out.",
+            turns.told(),
+        ],
+    )
+
+
+def _network(plan: Plan, folder: Path, on_step: Step) -> Finding:
+    with ExitStack() as stack:
+        on_step("merge-s3: starting the S3 server")
+        endpoint = stack.enter_context(s3_server(folder.with_name(f"{folder.name}-server")))
+        store = (stack.enter_context(slow(endpoint, plan.latency_ms)), endpoint)
+        days = plan.size(NETWORK_DAYS, NETWORK_DAYS_FULL)
+        with connected() as con:
+            con.register("rows", make_rows(plan.size(ROWS)))
+            first = f"ts < DATE '2026-10-01' + {days} LIMIT {NETWORK_APPENDS * plan.size(NETWORK_APPENDED)}"
+            some = con.sql(f"SELECT * FROM rows WHERE {first}").to_arrow_table()
+        turns = _Turns(folder, some, NETWORK_APPENDS, days, store)
+        ways = turns.measured("merge-s3", [OURS, DUCKDB, DELTALAKE], plan, on_step)
+    return Finding(
+        "merge",
+        f"{turns.told_work()}, S3 with {plan.latency_ms:g} ms per request",
+        "s",
+        ways,
+        _checks(ways),
+        turns.requests,
+        notes=[
+            "icedb fetches each part whole, with one request, many at a time and before its turn; DuckDB asks several "
+            "times for each file of a partition.",
+            turns.told(),
+        ],
+    )
+
+
+# ------------------------------------------------------------------------------------------ memory
+
+# Prints by how much the greatest memory of the process grew.
+_MERGE = """
+import os, sys
+from pathlib import Path
+from icedb import Table
+
+def memory(name):
+    [line] = [l for l in Path("/proc/self/status").read_text().splitlines() if l.startswith(name)]
+    return int(line.split()[1]) * 1024
+
+table = Table.open(sys.argv[1])
+before = table.query("SELECT count(*) FROM t").fetchall()
+started = memory("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+table.merge(memory_bytes=int(sys.argv[2]))
+grown = memory("VmHWM") - started
+assert table.query("SELECT count(*) FROM t").fetchall() == before and len(table.snapshot().parts) == 1
+print(grown)
+"""
+
+
+def _memory(plan: Plan, folder: Path, on_step: Step) -> Finding:
+    on_step("merge: memory")
+    rows, appends = plan.size(MEMORY_ROWS, MEMORY_ROWS_FULL), 8
+    table = Table.create(str(folder), sort_by=["n"], storage_options={"fsync": "false"})
+    with connected() as con:
+        for n in range(appends):
+            values = f"hash(i + {n * rows}) AS n, repeat(md5((i + {n})::VARCHAR), 5) AS s"
+            table.insert(con.sql(f"SELECT {values} FROM range({max(1, rows // appends)}) r(i)").to_arrow_table())
+    command = [sys.executable, "-c", _MERGE, str(folder), str(MEMORY_BYTES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
+    shutil.rmtree(folder)
+    grown = int(done.stdout) / _MIB
+    return Finding(
+        "merge",
+        f"merge {appends} parts of {rows * 168 // appends // _MIB:,} MiB (as rows in memory) with "
+        f"memory_bytes = {MEMORY_BYTES // _MIB} MiB",
+        "MiB",
+        checks=[
+            Check("at most memory_bytes more than the process had before", grown, MEMORY_BYTES / _MIB, why=_WHY_MEMORY)
+        ],
+        notes=["The greatest resident memory of a process of its own, less what it had before the merge."],
+    )

@@ -1,0 +1,175 @@
+"""What it costs to know a table: to open it, to look whether something is new, to ask it; and to import the library.
+
+`measure` gives the rows "open", "store", "refresh", "overhead" and "import".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+from benchmarks.figures import OURS, Check, Finding, Plan, Step, Way, ratio_to
+from benchmarks.opening_looks import measure_overhead, measure_refresh
+from benchmarks.opening_store import measure_store
+from benchmarks.opening_world import make_delta, make_table
+
+__all__ = ["measure", "measure_import", "measure_open"]
+
+PARTS = 1_000_000
+#: Of the table that is opened first, so that what is loaded once counts for nobody.
+SMALL_PARTS = 100
+#: Nothing is compared with them.
+PRUNINGS = 2
+DECODINGS_MAX = 3.0
+PART_BYTES_MAX = 200.0
+IMPORT_MS_MAX = 100.0
+#: A process each, of a quarter of a second.
+IMPORTS_MIN = 9
+
+#: Measures one row in a folder that is not there yet.
+Measured = Callable[[Plan, Path, Step], Finding]
+
+_ROOT = Path(__file__).parents[1]
+_DECODING = "decoding the lines alone"
+_UNCOLLECTED = "decoding them, no garbage collection"
+_DELTA = "deltalake, from a checkpoint"
+
+
+def measure(plan: Plan, folder: Path, on_step: Step) -> list[Finding]:
+    """Those of its rows that are asked for, in an empty folder."""
+    rows: dict[str, Measured] = {
+        "open": measure_open,
+        "store": measure_store,
+        "refresh": measure_refresh,
+        "overhead": measure_overhead,
+        "import": measure_import,
+    }
+    return [row(plan, folder / key, on_step) for key, row in rows.items() if plan.wants(key)]
+
+
+# ------------------------------------------------------------------------------------------ a million parts
+
+
+def measure_open(plan: Plan, folder: Path, on_step: Step) -> Finding:
+    """A table of a million live parts in one log file: `Table.open` and `snapshot()`, each in a process of its own."""
+    parts = plan.size(PARTS)
+    on_step(f"open: a log of {parts:,} parts")
+    make_table(folder / "table", parts)
+    make_table(folder / "small", SMALL_PARTS)
+    make_delta(folder / "delta", parts)
+    make_delta(folder / "small-delta", SMALL_PARTS)
+    of: dict[str, list[dict[str, float]]] = {"decode": [], "open": [], "delta": []}
+    for number in range(plan.rounds + 1):
+        for program, rounds in of.items():
+            on_step(f"open, {program}: " + (f"round {number}" if number else "warm-up"))
+            target = folder / ("delta" if program == "delta" else "table")
+            found = _child(["-m", "benchmarks.opening_child", program, str(target)])
+            if number:
+                rounds.append(found)
+    on_step("open, prune")
+    pruned = [_child(["-m", "benchmarks.opening_child", "prune", str(folder / "table")]) for _ in range(PRUNINGS)]
+    ours = Way(OURS, [r["open"] + r["snapshot"] for r in of["open"]])
+    decoding = Way(_DECODING, [r["seconds"] for r in of["decode"]])
+    ratio, spread = ratio_to(ours, decoding)
+    held = [r["held"] / parts for r in of["open"]]
+    later = [(step, of["open"]) for step in ("snapshot again", "snapshot after a commit")]
+    later += [(step, pruned) for step in ("files of a day", "files by statistics")]
+    return Finding(
+        "open",
+        f"open a table with {parts:,} live parts",
+        "s",
+        [
+            ours,
+            decoding,
+            Way(_UNCOLLECTED, [r["seconds, no collector"] for r in of["decode"]]),
+            Way(_DELTA, [r["open"] + r["snapshot"] for r in of["delta"]]),
+            *(Way(f"{OURS}, {step}", [r[step] for r in rounds]) for step, rounds in later),
+        ],
+        [
+            Check("at most 3 times decoding the lines alone", ratio, DECODINGS_MAX, spread=spread),
+            Check("at most 200 bytes of memory a part", median(held), PART_BYTES_MAX, spread=(min(held), max(held))),
+        ],
+        counts={"bytes a line": _log_bytes(folder) / parts},
+        notes=[
+            "One log file with statistics; a process for each round, files in the page cache. Ours is `Table.open` and "
+            "`snapshot()`. The lines alone are decoded by msgspec into a struct, statistics kept raw, all at once.",
+            "Memory is what the process has more than before, the snapshot held; its peak was "
+            f"{max(r['peak'] for r in of['open']) / parts:,.0f} bytes a part, the whole program and the log file's own "
+            "bytes included.",
+            f"deltalake opens a checkpoint of as many files and gives their paths; it holds "
+            f"{median(r['held'] for r in of['delta']) / parts:,.0f} bytes a file.",
+        ],
+    )
+
+
+def _log_bytes(folder: Path) -> int:
+    (path,) = (folder / "table" / "_log").iterdir()
+    return path.stat().st_size
+
+
+def _child(arguments: Sequence[str]) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=_ROOT, env=os.environ, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+# ------------------------------------------------------------------------------------------ the import
+
+
+def measure_import(plan: Plan, _: Path, on_step: Step) -> Finding:
+    """`import icedb` in a fresh process, beside what it is made of."""
+    rounds = max(plan.rounds, IMPORTS_MIN) if plan.shrink == 1 else plan.rounds
+    imports = {
+        OURS: "import icedb",
+        f"{OURS}, and what a table needs": "from icedb import Table",
+        "pyarrow": "import pyarrow",
+        "duckdb": "import duckdb",
+    }
+    of: dict[str, list[float]] = {name: [] for name in imports}
+    loaded: list[str] = []
+    for number in range(rounds + 1):
+        on_step("import: " + (f"round {number}" if number else "warm-up"))
+        for name, statement in imports.items():
+            found = _child(["-c", _IMPORT.format(statement=statement)])
+            if number:
+                of[name].append(found["seconds"] * 1000)
+            if name == OURS:
+                loaded = [m for m in ("pyarrow", "duckdb", "obstore", "boto3", "msgspec") if found[m]]
+    ways = [Way(name, values) for name, values in of.items()]
+    return Finding(
+        "import",
+        "import of the library",
+        "ms",
+        ways,
+        [
+            Check(
+                "`import icedb` under 100 ms",
+                ways[0].median,
+                IMPORT_MS_MAX,
+                spread=(min(ways[0].values), max(ways[0].values)),
+            )
+        ],
+        notes=[
+            "A fresh process each, in turns; the interpreter's own start is not in it. Loaded with it, of the large "
+            f"libraries: {', '.join(loaded) or 'none'}."
+        ],
+    )
+
+
+_IMPORT = """
+import json, sys, time
+started = time.perf_counter()
+{statement}
+seconds = time.perf_counter() - started
+loaded = {{m: float(m in sys.modules) for m in ("pyarrow", "duckdb", "obstore", "boto3", "msgspec")}}
+print(json.dumps({{"seconds": seconds}} | loaded))
+"""

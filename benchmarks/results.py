@@ -1,0 +1,246 @@
+"""What the suite has found, kept as JSON and told as a page: a row for each goal, then all figures.
+
+The JSON is the source: a run of a few rows replaces these, and the page is made anew of all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.figures import OURS, Check, Finding, Way, ratio_to
+from benchmarks.machine import Machine
+from benchmarks.plots import draw
+
+__all__ = ["ROWS", "Entry", "Run", "number", "page", "read_entries", "write_entries", "write_page"]
+
+#: What is measured, by key, in the order of the page.
+ROWS: Mapping[str, str] = {
+    "insert": "insert 1M Arrow rows",
+    "dicts": "insert 200k rows that are dicts",
+    "appends": "20 appends of 50k rows",
+    "commits": "commits per second, 8 writers",
+    "merge": "merge 600 parts into 30",
+    "open": "open a table with 1M live parts",
+    "store": "open after 10,000 commits, over a network",
+    "refresh": "refresh on a quiet table",
+    "life": "merge and log merge cost over a long life",
+    "overhead": "query overhead over bare Parquet",
+    "import": "import of the library",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Under which conditions something was measured. `commit` is of the code."""
+
+    machine: Machine
+    commit: str
+    full: bool
+    rounds: int
+    latency_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What was found about one key; `failed` says why there is nothing."""
+
+    run: Run
+    findings: Sequence[Finding] = ()
+    failed: str = ""
+
+
+# ------------------------------------------------------------------------------------------ JSON
+
+
+def read_entries(path: Path) -> dict[str, Entry]:
+    """By key; none when there is no such file. Raises msgspec.ValidationError when it is of another kind."""
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Entry]) if path.exists() else {}
+
+
+def write_entries(path: Path, entries: Mapping[str, Entry]) -> None:
+    """For `read_entries`, one line for each value, so that changes can be read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(entries), indent=1) + b"\n")
+
+
+# ------------------------------------------------------------------------------------------ words
+
+
+def number(value: float) -> str:
+    """Three digits that count, without losing whole ones."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if abs(value) >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+
+
+def _range(least: float, greatest: float) -> str:
+    return f"{number(least)} to {number(greatest)}"
+
+
+def _ratio(ours: Way, other: Way) -> str:
+    """Of medians, and of the rounds where both were measured in turns."""
+    if not other.median:
+        return ""
+    if len(ours.values) != len(other.values) or not all(other.values):
+        return number(ours.median / other.median)
+    ratio, (least, greatest) = ratio_to(ours, other)
+    return f"{number(ratio)} ({_range(least, greatest)})"
+
+
+def _verdict(check: Check) -> str:
+    spread = f" ({_range(*check.spread)})" if check.spread is not None else ""
+    return f"{number(check.value)}{spread} **{'met' if check.met else 'missed'}**"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _grid(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: int = 0) -> Iterator[str]:
+    """A table; its last `right` columns are numbers."""
+    yield _line(head)
+    yield "|" + "|".join(["---"] * (len(head) - right) + ["---:"] * right) + "|"
+    yield from map(_line, rows)
+    yield ""
+
+
+# ------------------------------------------------------------------------------------------ the page
+
+
+def write_page(path: Path, entries: Mapping[str, Entry]) -> None:
+    """The page, and its plots in a folder `plots` beside it."""
+    plots = path.parent / "plots"
+    plots.mkdir(parents=True, exist_ok=True)
+    drawn: dict[str, list[list[str]]] = {}
+    for key, entry in entries.items():
+        for old in plots.glob(f"{key}-[0-9]*.png"):
+            old.unlink()
+        drawn[key] = [
+            [f"plots/{p.name}" for p in draw(finding, plots / f"{key}-{n}")]
+            for n, finding in enumerate(entry.findings, 1)
+        ]
+    path.write_text(page(entries, drawn))
+
+
+def page(entries: Mapping[str, Entry], drawn: Mapping[str, Sequence[Sequence[str]]]) -> str:
+    """All of it in Markdown. `drawn` are the paths of each finding's pictures."""
+    keys = [*ROWS, *(key for key in entries if key not in ROWS)]
+    lines = [
+        "# Results",
+        "",
+        "Made by `make bench` (or `make bench-full`); [README.md](README.md) says how to read and repeat it. Times are",
+        "compared only within one run, in turns: the median of the rounds, and from the least to the greatest. A ratio",
+        "is ours to theirs, with the least and the greatest of a round.",
+        "",
+        *_where(entries),
+        "## All goals",
+        "",
+        *_grid(["work", "ours", "ours to theirs", "goal", "measured"], list(_summary(keys, entries))),
+    ]
+    for key in keys:
+        if key in entries:
+            lines += [f"## {ROWS.get(key, key)}", ""]
+            lines += _told(entries[key], drawn.get(key, ()))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _where(entries: Mapping[str, Entry]) -> Iterator[str]:
+    runs: list[tuple[Run, list[str]]] = []
+    for key, entry in entries.items():
+        same = next((keys for run, keys in runs if run == entry.run), None)
+        if same is None:
+            runs.append((entry.run, [key]))
+        else:
+            same.append(key)
+    for run, keys in runs:
+        yield "## Where" if len(runs) == 1 else f"## Where: {', '.join(keys)}"
+        yield ""
+        machine = run.machine
+        versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+        form = f"{'full' if run.full else 'short'}, {run.rounds} rounds after one that warms up"
+        yield from _grid(
+            ["", ""],
+            [
+                ["processor", f"{machine.processor}, {machine.cores} cores"],
+                ["memory", f"{machine.memory_gib:g} GiB"],
+                ["system", f"{machine.kernel}, {machine.python}"],
+                ["versions", versions],
+                ["commit", run.commit],
+                ["form", f"{form}; {run.latency_ms:g} ms for each request to S3"],
+            ],
+        )
+
+
+def _summary(keys: Sequence[str], entries: Mapping[str, Entry]) -> Iterator[list[str]]:
+    for key in keys:
+        entry = entries.get(key)
+        if entry is None:
+            yield [ROWS.get(key, key), "", "", "", "not measured"]
+        elif entry.failed:
+            yield [ROWS.get(key, key), "", "", "", f"**failed**: {entry.failed}"]
+        else:
+            for finding in entry.findings:
+                yield from _summary_rows(finding)
+
+
+def _summary_rows(finding: Finding) -> Iterator[list[str]]:
+    ours = next((way for way in finding.ways if way.name == OURS), None)
+    told = f"{number(ours.median)} {finding.unit} ({_range(min(ours.values), max(ours.values))})" if ours else ""
+    beside = [f"{w.name} {_ratio(ours, w)}" for w in finding.ways if ours is not None and w is not ours]
+    first = [f"[{finding.title}](#{_anchor(finding.title)})", told, "<br>".join(beside)]
+    if not finding.checks:
+        yield [*first, "", ""]
+    for check in finding.checks:
+        yield [*first, check.goal, _verdict(check)]
+        first = ["", "", ""]
+
+
+def _anchor(title: str) -> str:
+    return "".join(c for c in title.lower() if c.isalnum() or c in " -_").replace(" ", "-")
+
+
+def _told(entry: Entry, drawn: Sequence[Sequence[str]]) -> Iterator[str]:
+    if entry.failed:
+        yield from [f"It failed: {entry.failed}", ""]
+    for n, finding in enumerate(entry.findings):
+        yield from [f"### {finding.title}", ""]
+        for picture in drawn[n] if n < len(drawn) else ():
+            yield from [f"![{finding.title}]({picture})", ""]
+        yield from _figures(finding)
+        yield from [*(f"- {check.goal}: {_verdict(check)}" for check in finding.checks), ""]
+        for why in dict.fromkeys(check.why for check in finding.checks if check.why and not check.met):
+            yield from [f"Why missed: {why}", ""]
+        yield from [*(f"- {note}" for note in finding.notes), ""]
+
+
+def _figures(finding: Finding) -> Iterator[str]:
+    ours = next((way for way in finding.ways if way.name == OURS), None)
+    if finding.ways:
+        more = ", more is better" if finding.is_rate else ""
+        yield from _grid(
+            ["way", f"median, {finding.unit}{more}", "least to greatest", "ours to it"],
+            [
+                [
+                    way.name,
+                    number(way.median),
+                    _range(min(way.values), max(way.values)),
+                    _ratio(ours, way) if ours is not None and way is not ours else "",
+                ]
+                for way in finding.ways
+            ],
+            right=3,
+        )
+    if finding.counts:
+        counts = [[name, number(count)] for name, count in finding.counts.items()]
+        yield from _grid(["counted", ""], counts, right=1)

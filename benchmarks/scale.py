@@ -1,0 +1,484 @@
+"""What a table costs at a scale that nobody measures on a laptop: a year of commits, simulated by their requests.
+
+    python -m benchmarks.scale
+    python -m benchmarks.scale --rate 250000 --every 10 --json
+
+What each operation asks of the store was counted on a real S3 server (`benchmarks.scale_requests`). Here its commits,
+merges, log merges, cleanups and drops are played for a year, five minutes at a time, with Dagster's default schedules.
+Beside it stands the same for a month on paper, in closed form. No row is written and nothing is asked of any store.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.scale_requests import Costs, read_costs, requests_of
+from icedb.maintenance.merge import PART_BYTES_MAX, TINY_BYTES, Tiers
+from icedb.maintenance.merge_log import LOG_FILES_MIN
+from icedb.options import Timing
+
+__all__ = ["LOADS", "Inputs", "Load", "Outcome", "Prices", "on_paper", "simulate"]
+
+STEP_S = 300
+DAY_S = 86_400
+MONTH_S = 30 * DAY_S
+YEAR_DAYS = 365
+CLEANUP_S = 6 * 3_600
+GB = 1_000_000_000
+# A listing gives a thousand objects a request, and a deletion takes as many.
+PAGE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Of S3 Standard in us-east-1, as listed: dollars. Requests that delete are free."""
+
+    put: float = 0.005 / 1_000
+    get: float = 0.0004 / 1_000
+    gb_month: float = 0.023
+
+    def of(self, kind: str) -> float:
+        """A request of a kind."""
+        return {"PUT": self.put, "LIST": self.put, "GET": self.get, "HEAD": self.get}.get(kind, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What was measured elsewhere, and what is assumed of the rest; to be replaced by your own.
+
+    Rows per second are those of two processors, `busy` the share of the time in which they should have work.
+    """
+
+    event_bytes: float = 40
+    insert_rows_s: float = 1_000_000
+    merge_rows_s: float = 1_500_000
+    busy: float = 0.7
+    keep_days: int = 30
+    #: Programs that follow the table, and how often each looks.
+    readers: int = 10
+    refresh_s: float = 60
+    #: Of the log: a part's line, the rest of an append's log file; and what a part takes in the memory of a reader.
+    line_bytes: float = 250
+    header_bytes: float = 170
+    state_bytes: float = 200
+    #: To open a table, for each live part, by a reader that decodes the log.
+    open_s_per_part: float = 0.9e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How rows arrive: a commit every so many seconds, of all writers together, with a part for each of `partitions`.
+
+    Partitions are days; several of a day when there is another partition column.
+    """
+
+    events_per_second: float
+    every_s: float
+    partitions: int = 1
+    part_bytes_max: int = PART_BYTES_MAX
+
+    def part_bytes(self, inputs: Inputs) -> float:
+        """Of each part of an append."""
+        return self.events_per_second * self.every_s * inputs.event_bytes / self.partitions
+
+
+#: 1k, 100k and 10M events a second; the latter also in larger parts.
+LOADS: Mapping[str, Load] = {
+    "1k": Load(1_000, 30),
+    "100k": Load(100_000, 5),
+    "10M": Load(10_000_000, 0.5),
+    "10M, large parts": Load(10_000_000, 2.5, part_bytes_max=1024 * 1024 * 1024),
+}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a month costs, and what the table is like. Requests and dollars are of 30 days, by kind."""
+
+    requests: dict[str, float]
+    dollars: dict[str, float]
+    commits_per_second: float
+    batch_rows: float
+    part_bytes: float
+    bytes_per_day: float
+    #: How often each byte is written after its insert.
+    rewrites: float
+    live_parts: float
+    stored_bytes: float
+    #: What an exclusive commit lists, and what whoever opens the table fetches.
+    stored_log_files: float
+    log_files: float
+    open_s: float
+    state_bytes: float
+    insert_machines: float
+    merge_machines: float
+
+    @property
+    def total_dollars(self) -> float:
+        """A month's."""
+        return sum(self.dollars.values())
+
+
+@dataclass(slots=True)
+class _Small:
+    """The parts of one partition that are not full, by the tier in which they are; the last ends at a full part."""
+
+    limits: Sequence[float]
+    counts: list[float] = field(default_factory=list)
+    sizes: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """As if the partition were another one."""
+        self.counts, self.sizes = [0.0] * len(self.limits), [0.0] * len(self.limits)
+
+    def add(self, count: float, size: float) -> None:
+        """Parts of an append, of so many bytes together."""
+        self.counts[0] += count
+        self.sizes[0] += size
+
+    def merge(self) -> tuple[float, float, float]:
+        """What the planner would merge now: groups, inputs and bytes."""
+        for tier in reversed(range(len(self.limits))):
+            size, count = sum(self.sizes[: tier + 1]), sum(self.counts[: tier + 1])
+            full = tier == len(self.limits) - 1
+            if size < self.limits[tier] or (not full and count < Tiers().hot_tier // 2):
+                continue
+            groups = size // self.limits[tier] if full else 1
+            taken = groups * self.limits[tier] / size if full else 1.0
+            merged = groups, count * taken, size * taken
+            for below in range(tier + 1):
+                self.counts[below] *= 1 - taken
+                self.sizes[below] *= 1 - taken
+            if not full:
+                self.counts[tier + 1] += 1
+                self.sizes[tier + 1] += size
+            return merged
+        return 0, 0, 0
+
+
+def limits_of(part_bytes: float, part_bytes_max: int) -> list[float]:
+    """The limits that a part of an append has above it, the least first; none when it is full from the start."""
+    limits, limit = [], float(part_bytes_max)
+    while limit > max(part_bytes, TINY_BYTES):
+        limits.append(limit)
+        limit /= Tiers().hot_tier
+    return limits[::-1]
+
+
+def simulate(
+    load: Load,
+    *,
+    days: int = YEAR_DAYS,
+    inputs: Inputs | None = None,
+    prices: Prices | None = None,
+    costs: Costs | None = None,
+) -> Outcome:
+    """Play so many days; requests are told as of 30 days, sizes as they are in the end."""
+    inputs, costs = inputs or Inputs(), costs or read_costs()
+    played = _Year(load, inputs, costs)
+    for step in range(days * DAY_S // STEP_S):
+        played.step(step)
+    month = MONTH_S / (days * DAY_S)
+    return _outcome(
+        load,
+        inputs,
+        prices or Prices(),
+        {kind: n * month for kind, n in played.requests.items()},
+        rewrites=played.rewritten / max(1.0, played.inserted),
+        live_parts=sum(played.parts_of_day),
+        dead_bytes=played.dead_bytes,
+        stored_log_files=played.most_log_files,
+        log_files=played.most_to_read,
+    )
+
+
+class _Year:
+    """The table between two steps of five minutes."""
+
+    def __init__(self, load: Load, inputs: Inputs, costs: Costs) -> None:
+        self._load, self._inputs, self._costs = load, inputs, costs
+        self._part_bytes = load.part_bytes(inputs)
+        self._small = _Small(limits_of(self._part_bytes, load.part_bytes_max))
+        self.requests: dict[str, float] = defaultdict(float)
+        self.inserted = self.rewritten = 0.0
+        self.parts_of_day: list[float] = [0.0]
+        self.dead_bytes = self._dead_before = 0.0
+        #: Log files that count, and those that were replaced and are still stored.
+        self._to_read = self._replaced = self._replaced_before = 0.0
+        self.most_log_files = self.most_to_read = 0.0
+
+    def step(self, step: int) -> None:
+        """Appends and looks of five minutes, then the jobs that are due."""
+        seconds = step * STEP_S
+        if step and seconds % DAY_S == 0:
+            self._next_day()
+        commits = STEP_S / self._load.every_s
+        self._ask("append", commits, part=self._load.partitions)
+        self.inserted += commits * self._part_bytes * self._load.partitions
+        self.parts_of_day[-1] += commits * self._load.partitions
+        self._to_read += commits
+        looks = self._inputs.readers * STEP_S / self._inputs.refresh_s
+        recent = commits * Timing().late_publication_ms / 1_000 / STEP_S
+        self._ask("refresh", looks, pages=recent / PAGE, log_file=commits / (looks / self._inputs.readers))
+        self._note()
+        if self._small.limits:
+            self._small.add(commits, commits * self._part_bytes)
+            self._merge(self._small.merge())
+        if seconds % 3_600 == 0 and self._to_read >= LOG_FILES_MIN:
+            self._open()
+            self._ask("merge_log", pages=self._pages())
+            self._replaced, self._to_read = self._replaced + self._to_read, 1
+        if seconds % CLEANUP_S == 0:
+            self._clean()
+
+    def _ask(self, operation: str, times: float = 1, *, pages: float = 0, **units: float) -> None:
+        for kind, n in requests_of(self._costs, operation, **units).items():
+            self.requests[kind] += times * n * (max(1, math.ceil(pages)) if kind == "LIST" else 1)
+
+    def _pages(self) -> float:
+        return (self._to_read + self._replaced) / PAGE
+
+    def _note(self) -> None:
+        self.most_log_files = max(self.most_log_files, self._to_read + self._replaced)
+        self.most_to_read = max(self.most_to_read, self._to_read)
+
+    def _open(self) -> None:
+        """Each job is a process that has seen nothing; it asks whether the store refuses to overwrite, too."""
+        self._ask("open", pages=self._pages(), log_file=self._to_read)
+        self.requests["PUT"] += 1
+
+    def _merge(self, merged: tuple[float, float, float]) -> None:
+        groups, parts, size = (n * self._load.partitions for n in merged)
+        self._open()
+        if not groups:
+            return
+        self._ask("merge", pages=self._pages(), group=groups, input=parts)
+        self.rewritten += size
+        self.parts_of_day[-1] += groups - parts
+        self.dead_bytes += size
+        # The log files of the parts that were merged; those of bare appends have no other line.
+        gone = min(self._to_read, merged[1])
+        self._replaced, self._to_read = self._replaced + gone, self._to_read - gone + 1
+
+    def _clean(self) -> None:
+        """What was superseded before the last cleanup, and an hour's share less of what came since."""
+        share = 1 - 3_600 / CLEANUP_S
+        deleted = self._replaced_before + (self._replaced - self._replaced_before) * share
+        self._open()
+        self._ask("cleanup", pages=self._pages(), log_file=self._to_read + self._replaced)
+        self.requests["DELETE MANY"] += deleted // PAGE
+        self._replaced -= deleted
+        self._replaced_before = self._replaced
+        freed = self._dead_before + (self.dead_bytes - self._dead_before) * share
+        self.dead_bytes -= freed
+        self._dead_before = self.dead_bytes
+
+    def _next_day(self) -> None:
+        """What is left of the day becomes one part; the oldest day is dropped."""
+        left = sum(self._small.counts), sum(self._small.sizes)
+        if left[0] > 1:
+            self._merge((1, *left))
+        self._small.clear()
+        self.parts_of_day.append(0.0)
+        if len(self.parts_of_day) > self._inputs.keep_days:
+            self._open()
+            self._ask("drop", pages=self._pages())
+            self.parts_of_day.pop(0)
+            self.dead_bytes += self._load.events_per_second * DAY_S * self._inputs.event_bytes
+
+
+def on_paper(
+    load: Load, *, inputs: Inputs | None = None, prices: Prices | None = None, costs: Costs | None = None
+) -> Outcome:
+    """The same in closed form. Jobs find each limit reached at once, and nothing is left over at midnight."""
+    inputs, costs = inputs or Inputs(), costs or read_costs()
+    part_bytes, commits = load.part_bytes(inputs), MONTH_S / load.every_s
+    limits = limits_of(part_bytes, load.part_bytes_max)
+    month_bytes = load.events_per_second * MONTH_S * inputs.event_bytes
+    # Of each tier, what comes out is what goes into the next.
+    outputs = [month_bytes / limit for limit in limits]
+    merged = sum([commits * load.partitions, *outputs][: len(limits)])
+    steps = MONTH_S / STEP_S
+    runs = min(steps, sum(outputs) / load.partitions) if limits else 0.0
+    per_run = min(commits / steps, merged / max(1.0, runs)) if limits else 0.0
+    to_read = max(commits / steps, LOG_FILES_MIN / 2)
+    stored = CLEANUP_S * 7 / 6 / load.every_s + to_read
+    pages = max(1, math.ceil(stored / PAGE))
+    looks = inputs.readers * MONTH_S / inputs.refresh_s
+    cleanups, hours = MONTH_S / CLEANUP_S, MONTH_S / 3_600
+    log_merges = hours if not limits or runs < steps / 2 else min(hours, runs / LOG_FILES_MIN)
+    opens = (steps if limits else 0.0) + cleanups + log_merges + 30
+    requests: dict[str, float] = defaultdict(float)
+
+    def ask(operation: str, times: float, list_pages: float, **units: float) -> None:
+        for kind, n in requests_of(costs, operation, **units).items():
+            requests[kind] += times * n * (list_pages if kind == "LIST" else 1)
+
+    ask("append", commits, 1, part=load.partitions)
+    recent = Timing().late_publication_ms / 1_000 / load.every_s
+    ask("refresh", looks, max(1, math.ceil(recent / PAGE)), log_file=commits / (looks / inputs.readers))
+    ask("open", opens, pages, log_file=to_read)
+    requests["PUT"] += opens
+    if runs:
+        ask("merge", runs, pages, group=sum(outputs) / runs, input=merged / runs)
+    ask("merge_log", log_merges, pages)
+    ask("cleanup", cleanups, pages, log_file=stored)
+    ask("drop", 30, pages)
+    requests["DELETE MANY"] += cleanups * (CLEANUP_S / load.every_s // PAGE)
+    full = month_bytes / limits[-1] if limits else commits * load.partitions
+    return _outcome(
+        load,
+        inputs,
+        prices or Prices(),
+        dict(requests),
+        rewrites=float(len(limits)),
+        live_parts=full * inputs.keep_days / 30,
+        dead_bytes=(len(limits) * CLEANUP_S * 7 / 12 / DAY_S + 0.5 * (CLEANUP_S + 3_600) / DAY_S) * month_bytes / 30,
+        stored_log_files=stored,
+        log_files=max(to_read, per_run),
+    )
+
+
+def _outcome(
+    load: Load,
+    inputs: Inputs,
+    prices: Prices,
+    requests: Mapping[str, float],
+    *,
+    rewrites: float,
+    live_parts: float,
+    dead_bytes: float,
+    stored_log_files: float,
+    log_files: float,
+) -> Outcome:
+    bytes_per_day = load.events_per_second * DAY_S * inputs.event_bytes
+    stored_bytes = bytes_per_day * inputs.keep_days + dead_bytes
+    dollars = {kind: n * prices.of(kind) for kind, n in requests.items() if prices.of(kind)}
+    return Outcome(
+        requests=dict(sorted(requests.items())),
+        dollars=dict(sorted(dollars.items())) | {"storage": stored_bytes / GB * prices.gb_month},
+        commits_per_second=1 / load.every_s,
+        batch_rows=load.events_per_second * load.every_s,
+        part_bytes=load.part_bytes(inputs),
+        bytes_per_day=bytes_per_day,
+        rewrites=rewrites,
+        live_parts=live_parts,
+        stored_bytes=stored_bytes,
+        stored_log_files=stored_log_files,
+        log_files=log_files,
+        open_s=live_parts * inputs.open_s_per_part,
+        state_bytes=live_parts * inputs.state_bytes,
+        insert_machines=load.events_per_second / inputs.insert_rows_s / inputs.busy,
+        merge_machines=load.events_per_second * rewrites / inputs.merge_rows_s / inputs.busy,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ by itself
+
+
+def draw(found: Mapping[str, Outcome], inputs: Inputs, prices: Prices, folder: Path) -> None:
+    """Two plots: `scale-money.png`, what a month costs by kind; `scale-interval.png`, over how often is committed."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    folder.mkdir(parents=True, exist_ok=True)
+    figure, axes = plt.subplots(figsize=(8, 4), constrained_layout=True)
+    kinds = ("PUT", "LIST", "GET", "storage")
+    for place, kind in enumerate(kinds):
+        x = [n + (place - 1.5) * 0.2 for n in range(len(found))]
+        axes.bar(x, [max(0.01, o.dollars.get(kind, 0.0)) for o in found.values()], width=0.19, label=kind)
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(found)), [f"{name} events/s" for name in found])
+    axes.set_ylabel("dollars a month")
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(folder / "scale-money.png", dpi=110)
+    plt.close(figure)
+    figure, axes = plt.subplots(figsize=(8, 4), constrained_layout=True)
+    every = (0.5, 1, 2, 5, 10, 30, 60, 120, 300)
+    for rate in (1_000, 100_000):
+        months = [on_paper(Load(rate, s), inputs=inputs, prices=prices) for s in every]
+        axes.plot(
+            every, [m.total_dollars - m.dollars["storage"] for m in months], marker="o", label=f"{rate:,} events/s"
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("seconds between commits")
+    axes.set_ylabel("dollars of requests a month")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(folder / "scale-interval.png", dpi=110)
+    plt.close(figure)
+
+
+def main(
+    rate: Annotated[float | None, typer.Option(help="Events a second, in the place of the usual ones.")] = None,
+    every: Annotated[float, typer.Option(help="With --rate: seconds between commits.")] = 30,
+    partitions: Annotated[int, typer.Option(min=1, help="With --rate: partitions that each commit has rows of.")] = 1,
+    part_bytes_max: Annotated[int, typer.Option(help="With --rate: of a full part.")] = PART_BYTES_MAX,
+    days: Annotated[int, typer.Option(min=1, help="How long is simulated.")] = YEAR_DAYS,
+    keep_days: Annotated[int, typer.Option(min=1, help="Then a day is dropped.")] = Inputs().keep_days,
+    event_bytes: Annotated[float, typer.Option(help="Of an event in Parquet.")] = Inputs().event_bytes,
+    insert_rows: Annotated[float, typer.Option(help="A second, on two processors.")] = Inputs().insert_rows_s,
+    merge_rows: Annotated[float, typer.Option(help="A second, on two processors.")] = Inputs().merge_rows_s,
+    readers: Annotated[int, typer.Option(min=0, help="Programs that look every minute.")] = Inputs().readers,
+    put_price: Annotated[float, typer.Option(help="Dollars for 1,000 PUT or LIST.")] = 0.005,
+    get_price: Annotated[float, typer.Option(help="Dollars for 1,000 GET or HEAD.")] = 0.0004,
+    storage_price: Annotated[float, typer.Option(help="Dollars for a GB and month.")] = Prices().gb_month,
+    plots: Annotated[Path | None, typer.Option(help="Draw into this folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All figures, for programs.")] = False,
+) -> None:
+    """Requests, bytes and money of a month, simulated and on paper."""
+    inputs = replace(
+        Inputs(),
+        event_bytes=event_bytes,
+        insert_rows_s=insert_rows,
+        merge_rows_s=merge_rows,
+        keep_days=keep_days,
+        readers=max(readers, 1),
+    )
+    prices = Prices(put_price / 1_000, get_price / 1_000, storage_price)
+    loads = LOADS if rate is None else {f"{rate:,.0f}": Load(rate, every, partitions, part_bytes_max)}
+    found = {name: simulate(load, days=days, inputs=inputs, prices=prices) for name, load in loads.items()}
+    paper = {name: on_paper(load, inputs=inputs, prices=prices) for name, load in loads.items()}
+    if as_json:
+        both = {name: {"simulated": asdict(found[name]), "on paper": asdict(paper[name])} for name in loads}
+        typer.echo(json.dumps(both, indent=2))
+    else:
+        for name in loads:
+            typer.echo(f"{name} events per second")
+            for label, outcome in (("simulated", found[name]), ("on paper", paper[name])):
+                typer.echo(f"  {label}: " + "; ".join(_told(outcome)))
+    if plots is not None:
+        draw(found, inputs, prices, plots)
+
+
+def _told(outcome: Outcome) -> list[str]:
+    return [
+        f"{outcome.commits_per_second:g} commits/s of {outcome.batch_rows:,.0f} rows",
+        f"{outcome.bytes_per_day / GB:,.1f} GB a day",
+        ", ".join(f"{n:,.0f} {kind}" for kind, n in outcome.requests.items()),
+        ", ".join(f"${n:,.2f} {kind}" for kind, n in outcome.dollars.items()),
+        f"{outcome.live_parts:,.0f} live parts of {outcome.stored_bytes / GB:,.0f} GB",
+        f"each byte written {outcome.rewrites:.2f} times again",
+        f"{outcome.log_files:,.0f} log files to read, {outcome.stored_log_files:,.0f} stored",
+        f"opens in {outcome.open_s:.2f} s, {outcome.state_bytes / 1e6:,.1f} MB",
+        f"machines: {outcome.insert_machines:.2f} insert, {outcome.merge_machines:.2f} merge",
+    ]
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,223 @@
+"""Which settings a table should have, by experiment: the figures and the plots of docs/tuning.md.
+
+    python -m benchmarks.tuning --plots docs/images
+    python -m benchmarks.tuning --only part-size,sort-order --rows 1000000 --json results.json
+
+Each experiment makes tables of the same events that differ in one thing, and asks them the same; the answers are
+compared. What is timed is done in turns, each time after a round that warms up; medians count. Compare settings within
+one run only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from math import ceil
+from pathlib import Path
+from typing import Annotated, Any
+
+import duckdb
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as Grid
+
+from benchmarks import tuning_commits, tuning_layouts
+from benchmarks.figures import Finding
+from benchmarks.lab import PROCESSOR, SECONDS, Lab
+
+__all__ = ["EXPERIMENTS", "as_grid", "draw", "measure"]
+
+# Told apart by those who see few colours, too (Okabe and Ito).
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+MARKERS = "osD^vP"
+# An axis is logarithmic when its greatest value is so many times the least.
+LOG_FROM = 4
+# Above the panel, and no wider.
+LEGEND: Mapping[str, Any] = {
+    "loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2, "frameon": False, "fontsize": 7.5, "columnspacing": 1,
+    "handlelength": 1.5,
+}  # fmt: skip
+# The end of a title; in a plot it stands at the axis.
+IN_S3 = ", S3"
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """`setting` is what its tables differ in. `grows`: its values are in order, and are drawn as a line."""
+
+    title: str
+    setting: str
+    run: Callable[[Lab], list[Finding]]
+    grows: bool = True
+    drawn: bool = True
+
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    "part-size": Experiment("Size of parts", "size of a part", tuning_layouts.part_sizes),
+    "sort-order": Experiment("Sort order", "sorted by", tuning_layouts.sort_orders, grows=False),
+    "row-groups": Experiment("Row groups", "rows of a row group", tuning_layouts.row_groups),
+    "compression": Experiment("Compression", "codec and level", tuning_layouts.compressions),
+    "types": Experiment("Types of columns", "columns are", tuning_layouts.types, grows=False, drawn=False),
+    "batch": Experiment("Rows of a batch", "rows of a batch", tuning_commits.batches),
+    "partitions": Experiment("Partitions of a batch", "partitions of a batch", tuning_commits.partitions),
+    "divisions": Experiment("Partitioned by time", "by", tuning_commits.divisions, grows=False, drawn=False),
+    "statistics": Experiment("Statistics in the log", "columns", tuning_commits.statistics, grows=False, drawn=False),
+    "commits": Experiment("Commits since the last merge", "commits", tuning_commits.depths),
+}
+
+
+def measure(lab: Lab, only: Sequence[str] = ()) -> list[Finding]:
+    """Run the experiments, or some. Raises AssertionError for an answer that is wrong."""
+    found = []
+    for key, experiment in EXPERIMENTS.items():
+        if not only or key in only:
+            found += experiment.run(lab)
+            shutil.rmtree(lab.folder / "tables", ignore_errors=True)
+    return found
+
+
+# ------------------------------------------------------------------------------------------ what is told
+
+
+def as_grid(key: str, findings: Sequence[Finding]) -> Grid:
+    """One experiment's results for people: a setting in each column; of times, the median, and below it the spread."""
+    experiment = EXPERIMENTS[key]
+    names = list(dict.fromkeys(way.name for f in findings for way in f.ways))
+    grid = Grid(title=f"{experiment.title}, by {experiment.setting}", title_justify="left", box=SIMPLE_HEAD)
+    grid.add_column("", no_wrap=True)
+    for name in names:
+        grid.add_column(name, justify="right", no_wrap=True)
+    for finding in findings:
+        cells = {way.name: _cell(way.values, way.median) for way in finding.ways}
+        grid.add_row(f"{finding.title}, {finding.unit}".rstrip(", "), *(cells.get(name, "") for name in names))
+    return grid
+
+
+def _cell(values: Sequence[float], middle: float) -> str:
+    spread = f"\n{_short(min(values))}-{_short(max(values))}" if len(values) > 1 else ""
+    return _short(middle) + spread
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def by_experiment(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    """The findings of each."""
+    return {key: list(of_key) for key, of_key in groupby(findings, key=lambda f: f.key)}
+
+
+# ------------------------------------------------------------------------------------------ what is drawn
+
+
+def draw(key: str, findings: Sequence[Finding], target: Path) -> None:
+    """One experiment's results: a panel for each unit, in which the findings of that unit stand side by side."""
+    from matplotlib.figure import Figure  # here, so that measuring alone does not need it
+
+    experiment = EXPERIMENTS[key]
+    panels: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.unit and not (finding.unit == SECONDS and _has_processor_time(finding, findings)):
+            panels.setdefault(finding.unit, []).append(finding)
+    columns = min(len(panels), 3 if len(panels) != 4 else 2)
+    rows = ceil(len(panels) / columns)
+    figure = Figure(figsize=(11, 3.6 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    for (unit, of_unit), panel in zip(panels.items(), axes, strict=False):
+        (_draw_lines if experiment.grows else _draw_bars)(panel, of_unit)
+        panel.set_xlabel(experiment.setting)
+        panel.set_ylabel(f"{unit}{IN_S3}" if all(f.title.endswith(IN_S3) for f in of_unit) else unit)
+        panel.grid(axis="y", color="#e3e5e8", linewidth=0.8)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
+        if len(of_unit) > 1 or experiment.grows:
+            panel.legend(**LEGEND)
+        else:
+            panel.set_title(of_unit[0].title, fontsize=9, loc="left")
+    for panel in axes:
+        panel.set_axis_off()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=110)
+
+
+def _has_processor_time(finding: Finding, findings: Sequence[Finding]) -> bool:
+    """It says more than the seconds of a machine that has other things to do."""
+    return any(f.title == finding.title and f.unit == PROCESSOR for f in findings)
+
+
+def _draw_lines(panel: Any, findings: Sequence[Finding]) -> None:
+    names = list(dict.fromkeys(way.name for f in findings for way in f.ways))
+    for n, finding in enumerate(findings):
+        at = [names.index(way.name) for way in finding.ways]
+        middle = [way.median for way in finding.ways]
+        spread = [
+            [m - min(way.values) for m, way in zip(middle, finding.ways, strict=True)],
+            [max(way.values) - m for m, way in zip(middle, finding.ways, strict=True)],
+        ]
+        colour = COLOURS[n % len(COLOURS)]
+        panel.errorbar(
+            at, middle, spread, color=colour, marker=MARKERS[n % len(MARKERS)], markersize=5, linewidth=1.8,
+            elinewidth=0.8, capsize=2, label=finding.title.removesuffix(IN_S3),
+        )  # fmt: skip
+    panel.set_xticks(range(len(names)), names)
+    values = [value for f in findings for way in f.ways for value in way.values]
+    if max(values) > LOG_FROM * min(values) > 0:
+        panel.set_yscale("log")
+        panel.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+        panel.yaxis.set_minor_formatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "235" else "")
+        panel.tick_params(which="both", axis="y", labelsize=8)
+    else:
+        panel.set_ylim(bottom=0)
+
+
+def _draw_bars(panel: Any, findings: Sequence[Finding]) -> None:
+    names = [way.name for way in findings[0].ways]
+    width = 0.8 / len(findings)
+    for n, finding in enumerate(findings):
+        at = [x + (n - (len(findings) - 1) / 2) * width for x in range(len(names))]
+        values = [way.median for way in finding.ways]
+        bars = panel.bar(at, values, width, color=COLOURS[n % len(COLOURS)], label=finding.title)
+        panel.bar_label(bars, [_short(v) for v in values], fontsize=7 if len(findings) < 3 else 6)
+    panel.set_xticks(range(len(names)), names, fontsize=8 if len(names) > 5 else 9)
+
+
+def main(
+    rows: Annotated[int, typer.Option(min=1_000, help="Of the largest tables.")] = 2_000_000,
+    commits: Annotated[int, typer.Option(min=10, help="Of the longest log.")] = 5_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds; one more comes first.")] = 5,
+    latency_ms: Annotated[float, typer.Option(min=0, help="What each request to S3 waits.")] = 20,
+    only: Annotated[str, typer.Option(help="Some experiments, separated by commas.")] = "",
+    folder: Annotated[Path | None, typer.Option(help="For everything that is made: a fast local disk.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Folder for the plots; takes matplotlib.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the results, too.")] = None,
+) -> None:
+    """Try settings, and tell what they do."""
+    chosen = [key for key in only.split(",") if key]
+    if unknown := [key for key in chosen if key not in EXPERIMENTS]:
+        raise typer.BadParameter(f"there is no {', '.join(unknown)}; give some of {', '.join(EXPERIMENTS)}")
+    console = Console()
+    with (
+        tempfile.TemporaryDirectory(prefix="icedb-tuning-", dir=folder) as name,
+        console.status("starting") as status,
+        ExitStack() as closing,
+    ):
+        lab = Lab(Path(name), rows, commits, rounds, latency_ms, status.update, closing)
+        findings = measure(lab, chosen)
+    console.print(f"{rows:,} rows, DuckDB {duckdb.__version__}, {os.cpu_count()} processors")
+    for key, of_key in by_experiment(findings).items():
+        console.print(as_grid(key, of_key))
+        if plots is not None and EXPERIMENTS[key].drawn:
+            draw(key, of_key, plots / f"tuning-{key}.png")
+    if json_file is not None:
+        json_file.write_text(json.dumps([asdict(f) for f in findings], indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,45 @@
+"""The benchmark of concurrent commits runs, and every row of every commit is found again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.figures import OURS, Plan
+
+pytestmark = [pytest.mark.s3, pytest.mark.timeout(300)]
+
+
+def test_concurrent_commits_are_measured_in_a_folder_and_over_a_network(tmp_path: Path) -> None:
+    pytest.importorskip("deltalake")
+    from benchmarks import commits
+
+    steps: list[str] = []
+    local, network = commits.measure(Plan(rounds=1, shrink=50, latency_ms=1), tmp_path / "work", steps.append)
+    for finding in (local, network):
+        assert finding.key == "commits"
+        assert [way.name for way in finding.ways] == [OURS, commits.DELTALAKE]
+        assert all(rate > 0 for way in finding.ways for rate in way.values)
+        goal = finding.checks[0]
+        ours, theirs = (way.median for way in finding.ways)
+        assert goal.at_least
+        assert goal.value == ours / theirs
+        assert goal.why
+    assert network.counts == {"PUT of an append": 2}  # the part and the log file: nothing is listed or read
+    rate, cost = local.curves
+    assert rate.x == cost.x == [4.0 * tenth for tenth in range(1, 11)]
+    assert steps
+
+
+@pytest.mark.parametrize("way", [OURS, "deltalake"])
+def test_a_lost_commit_is_found_out(tmp_path: Path, way: str) -> None:
+    pytest.importorskip("deltalake")
+    from benchmarks import commits
+
+    writers = commits.Writers(way)
+    writers.open(str(tmp_path / "table"), {})
+    writers.check()
+    writers.commits += 1
+    with pytest.raises(AssertionError, match="has 0 rows after 1 commits of 100"):
+        writers.check()

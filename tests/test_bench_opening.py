@@ -1,0 +1,103 @@
+"""The benchmark of opening runs, at a size that means nothing: each row has its ways, counts and goals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import opening_child
+from benchmarks.figures import OURS, Finding, Plan
+from benchmarks.opening import measure
+from benchmarks.opening_world import BATCHES, DAYS, FIRST_DAY, append_commit, make_commits, make_delta, make_table
+from icedb import Table
+
+
+def measured(folder: Path, key: str, *, shrink: int = 10_000) -> Finding:
+    (found,) = measure(Plan(rounds=1, latency_ms=1, shrink=shrink, only=frozenset({key})), folder, lambda _: None)
+    assert found.key == key
+    assert all(len(way.values) >= 1 and min(way.values) > 0 for way in found.ways)
+    return found
+
+
+def test_a_table_of_one_log_file_is_what_its_commits_would_have_made(tmp_path: Path) -> None:
+    make_table(tmp_path / "table", 2 * BATCHES)
+    table = Table.open(tmp_path / "table")
+    found = table.snapshot()
+    assert (len(found.parts), found.log_files, found.rows) == (2 * BATCHES, 1, 2 * BATCHES)
+    assert len({p.partition for p in found.parts}) == DAYS
+    assert len(found.files("event = 'e0007'")) == 2
+    of_a_day = found.files(f"day = DATE '{FIRST_DAY}'")
+    assert {p.partition for p in of_a_day} == {f"day={FIRST_DAY}"}
+    append_commit(table, 2 * BATCHES)
+    assert len(table.snapshot().parts) == 2 * BATCHES + 1
+
+
+def test_commits_can_be_merged_as_if_they_had_come_one_by_one(tmp_path: Path) -> None:
+    make_commits(str(tmp_path / "table"), {"fsync": "false"}, 30)
+    table = Table.open(tmp_path / "table")
+    found = table.snapshot()
+    assert (len(found.parts), found.log_files) == (30, 30)
+    table.merge_log()
+    assert (table.snapshot().log_files, table.snapshot().id) == (1, found.id)
+
+
+def test_a_delta_table_has_as_many_files(tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    make_delta(tmp_path / "delta", 50)
+    table = deltalake.DeltaTable(tmp_path / "delta")
+    assert len(set(table.file_uris())) == 50
+    assert list((tmp_path / "delta" / "_delta_log").glob("*.checkpoint.parquet"))
+
+
+def test_what_a_child_measures_is_checked_and_leaves_the_table_as_it_was(tmp_path: Path) -> None:
+    make_table(tmp_path / "table", BATCHES)
+    make_table(tmp_path / "small", 10)
+    before = sorted((tmp_path / "table" / "_log").iterdir())
+    found = opening_child.PROGRAMS["open"](tmp_path / "table")
+    assert found["parts"] == BATCHES
+    assert {"open", "snapshot", "snapshot again", "snapshot after a commit", "held", "peak"} <= found.keys()
+    assert opening_child.PROGRAMS["prune"](tmp_path / "table").keys() == {
+        "open",
+        "snapshot",
+        "files of a day",
+        "files by statistics",
+    }
+    assert sorted((tmp_path / "table" / "_log").iterdir()) == before
+    assert opening_child.PROGRAMS["decode"](tmp_path / "table")["seconds"] > 0
+
+
+def test_opening_a_large_table_is_measured(tmp_path: Path) -> None:
+    pytest.importorskip("deltalake")
+    found = measured(tmp_path, "open", shrink=1_000)
+    assert {OURS, "decoding the lines alone"} <= {way.name for way in found.ways}
+    assert [check.limit for check in found.checks] == [3, 200]
+    assert 200 < found.counts["bytes a line"] < 260
+
+
+def test_opening_over_a_network_is_measured_and_counted(tmp_path: Path) -> None:
+    found = measured(tmp_path, "store", shrink=500)
+    assert [check.limit for check in found.checks] == [15, 1]
+    assert found.counts["GET, commits as they are"] == 20 + 1  # the spec
+    assert found.counts["LIST, commits as they are"] == 1
+    assert found.counts["GET, after merge_log"] == 2
+
+
+def test_a_refresh_is_measured_and_one_listing(tmp_path: Path) -> None:
+    pytest.importorskip("deltalake")
+    found = measured(tmp_path, "refresh", shrink=100)
+    assert found.counts == {"LIST": 1}
+    assert found.checks[0].met
+
+
+@pytest.mark.slow
+def test_what_queries_cost_beside_bare_files_is_measured(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb_extension_tpch")
+    found = measured(tmp_path, "overhead")
+    assert [way.name for way in found.ways[:3]] == ["bare files", f"{OURS}, snapshot, 10 batches", OURS]
+    assert len(found.checks) == 4 + 2
+
+
+def test_the_import_is_measured(tmp_path: Path) -> None:
+    found = measured(tmp_path, "import")
+    assert [way.name for way in found.ways] == [OURS, f"{OURS}, and what a table needs", "pyarrow", "duckdb"]
