@@ -18,6 +18,10 @@ from icedb.statistics import TEXT_MAX, figures_sql
 
 __all__ = ["WrittenFile", "figures", "write_file"]
 
+# What is written here stays for long, so it is worth more time than an insert's: as small as with DuckDB's own level,
+# 3, or nearly, in two thirds of its time, or nearly all (docs/tuning.md).
+ZSTD_LEVEL = 2
+
 # Not BOOLEAN, which is told as a number, nor FLOAT and DOUBLE, of which nothing is told when there is a NaN.
 _EXACT = frozenset((
     "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT",
@@ -36,7 +40,7 @@ class WrittenFile:
 
 def write_file(con: duckdb.DuckDBPyConnection, query: str, path: Path, spec: TableSpec) -> WrittenFile:
     """Write a query's rows as one Parquet file of the table's kind. Raises DuckDB's errors."""
-    done = con.execute(copy_statement(query, path, spec))
+    done = con.execute(copy_statement(query, path, spec, level=ZSTD_LEVEL))
     names = [name for name, *_ in done.description]
     [row] = done.fetchall()
     told = dict(zip(names, row, strict=True))

@@ -183,3 +183,21 @@ def test_a_merge_replaces_the_log_files_that_name_little_else() -> None:
     assert world.live() == before
     world.clock.advance(2 * HOUR_MS)
     assert world.table.cleanup().forgotten == 20
+
+
+def test_a_cleanup_in_shares_ends_although_a_merge_left_log_files_that_call_dead_parts_live() -> None:
+    world = World()
+    world.commit(*range(2 + max(OTHERS_MAX, LINES_MAX)))
+    world.commit(0, 1)
+    world.merge()
+    world.clock.advance(2 * HOUR_MS)
+    calls = [world.table.cleanup(deletes_max=1)]
+    while calls[-1].remaining:
+        calls.append(world.table.cleanup(deletes_max=1))
+        assert len(calls) < 10
+    deleted = [part for report in calls for part in report.deleted_parts]
+    assert len(deleted) == len(set(deleted)), "what can be forgotten comes first, and is deleted once"
+    world.clock.advance(2 * HOUR_MS)
+    world.table.cleanup()
+    state = world.handle.read(everything=True)
+    assert all(m.tombstoned_ms is None for m in state.parts.values())

@@ -74,20 +74,25 @@ def plan_cleanup(
     """What may be deleted. Pure. `state` must have been read with `everything`, and the pins after `now_ms`.
 
     When not all fits: log files come first, for no marker can be forgotten before; then the parts that have been dead
-    the longest, so that the horizon moves no further than it must.
+    the longest, so that the horizon moves no further than it must. Last come those that can be deleted and not yet
+    forgotten. Nobody needs to call again for these: they are deleted once more with the log files that name them.
     """
     cutoff_ms = now_ms - grace_ms
     log_files = _old_log_files(state, cutoff_ms)
     old = (m for m in state.dead if m.tombstoned_ms is not None and m.tombstoned_ms <= cutoff_ms)
     dead = [m for m in old if _is_ripe(m.tombstoned_ms, state.parts_named[m.key], cutoff_ms)]
-    free = sorted((m for m in dead if not is_needed(m, pins)), key=lambda m: (m.tombstoned_ms or 0, m.key))
+    named = _called_live(state, {m.key for m in dead}, but=frozenset(log_files))
+    free = sorted(
+        (m for m in dead if not is_needed(m, pins)), key=lambda m: (m.key in named, m.tombstoned_ms or 0, m.key)
+    )
     logs_now = log_files[:deletes_max]
     parts_now = free[: deletes_max - len(logs_now)]
+    left = sum(m.key not in named for m in free[len(parts_now) :])
     return CleanupPlan(
         log_files=tuple(logs_now),
         parts=tuple(sorted(parts_now, key=lambda m: m.key)),
         kept_for_pins=len(dead) - len(free),
-        remaining=len(log_files) + len(free) - len(logs_now) - len(parts_now),
+        remaining=len(log_files) - len(logs_now) + left,
     )
 
 
@@ -101,6 +106,15 @@ def _old_log_files(state: LogState, cutoff_ms: int) -> list[str]:
         k for k in state.ignored - state.log_tombstones.keys() if state.listed_ms.get(k, cutoff_ms + 1) <= cutoff_ms
     }
     return sorted(replaced - _still_needed(state, replaced) | ignored)
+
+
+def _called_live(state: LogState, part_keys: Collection[str], *, but: frozenset[str] = frozenset()) -> set[str]:
+    """Those of the parts that a log file in the store calls live, but for some log files.
+
+    None of them can be forgotten: a v3 reader ignores log tombstones, and would see such a part come back.
+    """
+    files = (stored.file for key, stored in state.files.items() if key not in but)
+    return {key for file in files for key, is_dead in told(file.markers) if not is_dead and key in part_keys}
 
 
 def _is_ripe(tombstoned_ms: int | None, named: Named, cutoff_ms: int) -> bool:
@@ -315,7 +329,7 @@ class _Forget:
     reads_everything: bool = True
 
     def build(self, state: LogState, t_ms: int) -> Draft | None:
-        held = self._called_live(state) | self._far_ahead(state, t_ms)
+        held = _called_live(state, frozenset(self.parts)) | self._far_ahead(state, t_ms)
         found = [state.parts[k] for k in self.parts if k in state.parts and k not in held]
         dead = [m for m in found if m.tombstoned_ms is not None]
         if dead:
@@ -328,11 +342,6 @@ class _Forget:
             return None
         self.replaced = tuple(sorted(calling.union(state.replaceable(keys, t_ms=t_ms))))
         return draft(state, t_ms=t_ms, replaces=self.replaced, forget=keys)
-
-    def _called_live(self, state: LogState) -> set[str]:
-        """A v3 reader ignores log tombstones: it would see such a part come back."""
-        asked = set(self.parts)
-        return {k for f in state.files.values() for k, dead in told(f.file.markers) if not dead and k in asked}
 
     def _far_ahead(self, state: LogState, t_ms: int) -> set[str]:
         """A log file from a clock that is far ahead is not replaced, and keeps its markers."""
