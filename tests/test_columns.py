@@ -150,6 +150,24 @@ def test_markers_in_columns_are_written_as_they_were_read(some: list[Marker], mo
     assert list(file.markers.tombstoned()) == [m for m in (*some, *more) if m.tombstoned_ms is not None]
 
 
+def test_columns_hold_numbers_of_any_size_and_texts_of_many_lines() -> None:
+    sizes = [0, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**63 - 1, -1, -(2**63)]
+    some = [
+        Marker(f"{PREFIX}d={n % 3}/{n:032x}.parquet", size, other, rows=rows, digest=f"{n:032x}")
+        for n, (size, other) in enumerate(zip(sizes, reversed(sizes), strict=True))
+        for rows in (None, size)
+    ]
+    odd = [
+        Marker(f"{PREFIX}a\nb.parquet", 1, 1, digest="0" * 15 + "\n" + "0" * 16, stats=msgspec.Raw(b"[1,\n2]")),
+        Marker(f"{PREFIX}{'0' * 32}.parquet", 1, 1, digest=f"{'0' * 32}\n{'0' * 32}", stats=msgspec.Raw(b"[1,2]")),
+    ]
+    for chosen in ([m] for m in (*some, *odd)):
+        assert MarkerColumns.of(chosen) == tuple(chosen)
+    for upto in range(2, len(some)):
+        assert MarkerColumns.of(some[:upto]) == tuple(some[:upto])
+    assert MarkerColumns([some[:3], odd[:], some[3:]]) == (*some[:3], *odd, *some[3:])  # each piece with its own types
+
+
 # ---------------------------------------------------------------------------------------------------- drafts
 
 

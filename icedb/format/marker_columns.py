@@ -32,24 +32,33 @@ _PACKED = pa.binary(_ID_BYTES)
 AT_ONCE = 4_096
 # Of one block, about.
 _BLOCK = 1 << 16
+# What numbers are held in, from the smallest on; else in 64 bits.
+_NARROW = ((pa.uint8(), 1 << 8), (pa.uint16(), 1 << 16), (pa.uint32(), 1 << 32))
+
+_encoder = msgspec.json.Encoder()
 
 
 class Block:
     """Some markers in columns, in their order. Nothing changes them.
 
     `folders` is a dictionary of texts, with the slash at their ends; `names` and `digests` are packed (16 bytes) or
-    texts; a column that is null throughout has Arrow's null type. Times are unix milliseconds.
+    texts; a column that is null throughout has Arrow's null type. Numbers are of the smallest type that holds them all.
+    Times are unix milliseconds; when parts were made is held as what is to be added to when the first of them was.
     """
 
-    __slots__ = ("_folder_at", "_ids", "bytes", "created_ms", "digests", "folder_texts", "folders", "moved", "names",
-                 "rows", "stats", "tombstoned_ms")  # fmt: skip
+    __slots__ = ("_after_ms", "_first_ms", "_folder_at", "_ids", "bytes", "digests", "folder_texts", "folders", "moved",
+                 "names", "rows", "stats", "tombstoned_ms")  # fmt: skip
 
     def __init__(self, pieces: Sequence[Sequence[pa.Array]]) -> None:
         """`pieces`: what `_columns` makes of some markers, each."""
-        keys, digests, *others = zip(*pieces, strict=True)
-        self.folders, self.names = _split(_joined(keys))
+        folders, names, digests, *others = zip(*pieces, strict=True)
+        self.folders: pa.DictionaryArray = pa.concat_arrays(folders)  # their dictionaries become one
+        self.names = _joined_names(names)
         self.digests = _joined_digests(digests)
-        self.bytes, self.created_ms, self.tombstoned_ms, self.rows, self.stats, self.moved = map(_joined, others)
+        size, created_ms, self.tombstoned_ms, rows, self.stats, self.moved = map(_joined, others)
+        self.bytes, self.rows = _narrowed(size), _narrowed(rows)
+        self._first_ms: pa.Int64Scalar = pc.min(created_ms.cast(pa.int64()))
+        self._after_ms = _narrowed(pc.subtract(created_ms.cast(pa.int64()), self._first_ms))
         self.folder_texts: list[str] = self.folders.dictionary.to_pylist()
         self._folder_at = memoryview(self.folders.indices.buffers()[1]).cast("i")
         self._ids = memoryview(self.names.buffers()[1]) if self.names.type == _PACKED else None
@@ -66,12 +75,13 @@ class Block:
 
     def markers(self, numbers: Sequence[int]) -> Iterator[Marker]:
         """The markers of these numbers, in their order."""
-        columns = (self.bytes, self.created_ms, self.tombstoned_ms, self.rows, self.stats, self.digests, self.moved)
+        columns = (self.bytes, self._after_ms, self.tombstoned_ms, self.rows, self.stats, self.digests, self.moved)
         if isinstance(numbers, range) and numbers.step == 1:
             some = [c.slice(numbers.start, len(numbers)) for c in columns]
         else:
             chosen = row_numbers(numbers)
             some = [c.take(chosen) for c in columns]
+        some[1] = self._created_ms(some[1])
         size, created, dead, rows, stats, digests, moved = (c.to_pylist() for c in some)
         if self.digests.type == _PACKED:
             digests = [d and d.hex() for d in digests]
@@ -88,6 +98,19 @@ class Block:
             )
 
     @property
+    def created_ms(self) -> pa.Array:
+        """When each part was made."""
+        return self._created_ms(self._after_ms)
+
+    def _created_ms(self, after_ms: pa.Array) -> pa.Array:
+        return pc.add(after_ms.cast(pa.int64()), self._first_ms)
+
+    @property
+    def has_dead(self) -> bool:
+        """Whether some of the parts have a tombstone."""
+        return bool(self.tombstoned_ms.null_count < len(self))
+
+    @property
     def has_packed_names(self) -> bool:
         """Whether all names are part ids and `.parquet`."""
         return self._ids is not None
@@ -102,9 +125,7 @@ class Block:
 
     def keys(self) -> pa.Array:
         """All keys, as texts of Arrow."""
-        folders, names = self.folders.cast(pa.large_string()), self.names
-        if self._ids is not None:
-            names = _texts([n.hex() + _SUFFIX for n in names.to_pylist()])
+        folders, names = self.folders.cast(pa.large_string()), _named(self.names)
         return pc.binary_join_element_wise(
             folders, names.cast(pa.large_string()), _texts([""]).cast(pa.large_string())[0]
         )
@@ -120,7 +141,7 @@ class Block:
     @property
     def nbytes(self) -> int:
         """The memory of the columns."""
-        columns = (self.folders, self.names, self.bytes, self.created_ms, self.tombstoned_ms, self.rows, self.stats,
+        columns = (self.folders, self.names, self.bytes, self._after_ms, self.tombstoned_ms, self.rows, self.stats,
                    self.digests, self.moved)  # fmt: skip
         return sum(int(c.get_total_buffer_size()) for c in columns)
 
@@ -195,12 +216,12 @@ class MarkerColumns(PackedMarkers):
     @property
     def newest_tombstone_ms(self) -> int:
         """The newest of the markers' tombstones; 0: there is none."""
-        return max((pc.max(b.tombstoned_ms).as_py() for b in self.blocks if _is_some(b.tombstoned_ms)), default=0)
+        return max((pc.max(b.tombstoned_ms).as_py() for b in self.blocks if b.has_dead), default=0)
 
     @property
     def carries_tombstones(self) -> bool:
         """Whether some marker has a tombstone."""
-        return any(_is_some(b.tombstoned_ms) for b in self.blocks)
+        return any(b.has_dead for b in self.blocks)
 
     @property
     def bytes_together(self) -> int:
@@ -224,7 +245,7 @@ class MarkerColumns(PackedMarkers):
         return [
             marker
             for block in self.blocks
-            if _is_some(block.tombstoned_ms)
+            if block.has_dead
             for marker in block.markers(pc.indices_nonzero(pc.is_valid(block.tombstoned_ms)).to_pylist())
         ]
 
@@ -246,13 +267,13 @@ def packed_name(name: str) -> bytes | None:
     return _from_hex(text) if len(text) == _HEX and len(name) > _HEX else None
 
 
-def _from_hex(text: str) -> bytes | None:
-    """What some small hexadecimal digits, and nothing else, stand for."""
+def _from_hex(text: str, *, lines: bool = False) -> bytes | None:
+    """What some small hexadecimal digits, and nothing else, stand for. `lines`: of 16 bytes each."""
     try:
         packed = bytes.fromhex(text)
     except ValueError:
         return None
-    return packed if packed.hex() == text else None
+    return packed if (packed.hex("\n", _ID_BYTES) if lines else packed.hex()) == text else None
 
 
 # ------------------------------------------------------------------------------------------------ making columns
@@ -261,49 +282,70 @@ def _from_hex(text: str) -> bytes | None:
 
 
 def _columns(markers: Sequence[Marker]) -> list[pa.Array]:
-    """Keys as texts, and the other columns as they stay, though digests perhaps as texts."""
+    """The columns of a block, though names and digests may be texts that are none in the block."""
     return [
-        _texts([m.key for m in markers]),
+        *_split(_texts([m.key for m in markers])),
         _digests([m.digest for m in markers]),
         _numbers([m.bytes for m in markers]),
         _numbers([m.created_ms for m in markers]),
         _numbers([m.tombstoned_ms for m in markers]),
         _numbers([m.rows for m in markers]),
-        _binaries(_copied([m.stats for m in markers]), pa.binary()),
+        _copied([m.stats for m in markers]),
         _flags([m.moved for m in markers]),
     ]
 
 
-def _copied(stats: Sequence[Stats]) -> Sequence[bytes | None]:
+def _copied(stats: Sequence[Stats]) -> pa.Array:
     """What is encoded: a view of it would hold the whole log file's bytes."""
     with suppress(TypeError):  # some marker has none
-        copied = b"\n".join(stats).split(b"\n")  # type: ignore[arg-type]
-        if len(copied) == len(stats):  # as in every log file, whose lines these are of
-            return copied
-    return [None if isinstance(one, msgspec.UnsetType) else bytes(one) for one in stats]
+        lines = _lines(_encoder.encode_lines(stats)[:-1], len(stats))
+        if lines is not None:  # as in every log file, whose lines these are of
+            return lines
+    return _binaries([None if isinstance(one, msgspec.UnsetType) else bytes(one) for one in stats], pa.binary())
+
+
+def _lines(text: bytes, count: int) -> pa.Array | None:
+    """The lines of a text, by one search of Arrow's; None when they are not so many, for some have an end within."""
+    ends = pa.py_buffer(array("i", (0, len(text))))
+    lines = pc.split_pattern(pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(text)]), "\n").values
+    return lines if len(lines) == count else None
 
 
 def _flags(values: Sequence[bool]) -> pa.Array:
-    return pa.Array.from_buffers(pa.uint8(), len(values), [None, pa.py_buffer(bytes(values))]).cast(pa.bool_())
+    flags = bytes(values) if any(values) else bytes(len(values))
+    return pa.Array.from_buffers(pa.uint8(), len(values), [None, pa.py_buffer(flags)]).cast(pa.bool_())
 
 
 def _numbers(values: Sequence[int | None]) -> pa.Array:
-    if (absent := values.count(None)) == len(values):
-        return pa.nulls(absent)
-    if absent:
+    try:
+        return _whole_numbers(values)  # type: ignore[arg-type]
+    except TypeError:  # some are absent
         present = [v is not None for v in values]
-        return _with_nulls(_numbers([v or 0 for v in values]), present)
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(array("q", values))])  # type: ignore[type-var]
+        return _with_nulls(_whole_numbers([v or 0 for v in values]), present) if any(present) else pa.nulls(len(values))
+
+
+def _whole_numbers(values: Sequence[int]) -> pa.Array:
+    try:
+        return pa.Array.from_buffers(pa.uint32(), len(values), [None, pa.py_buffer(array("I", values))])
+    except OverflowError:
+        return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(array("q", values))])
+
+
+def _narrowed(numbers: pa.Array) -> pa.Array:
+    """The same numbers in the smallest type that holds them."""
+    if numbers.type == pa.null():
+        return numbers
+    ends = pc.min_max(numbers)
+    least, greatest = ends["min"].as_py(), ends["max"].as_py()
+    return numbers.cast(next((t for t, limit in _NARROW if 0 <= least <= greatest < limit), pa.int64()))
 
 
 def _texts(values: Sequence[str | None]) -> pa.Array:
-    try:
-        joined = "".join(values)  # type: ignore[arg-type]
-    except TypeError:
-        return _binaries([None if v is None else v.encode() for v in values], pa.string())
-    if not joined.isascii():
-        return _binaries([v and v.encode() for v in values], pa.string())
-    return pa.Array.from_buffers(pa.string(), len(values), [None, _ends(values), pa.py_buffer(joined.encode())])
+    with suppress(TypeError):  # some are absent
+        lines = _lines("\n".join(values).encode(), len(values))  # type: ignore[arg-type]
+        if lines is not None:
+            return lines.view(pa.string())
+    return _binaries([None if v is None else v.encode() for v in values], pa.string())
 
 
 def _binaries(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
@@ -319,20 +361,25 @@ def _binaries(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
 
 def _ends(values: Sequence[Any]) -> pa.Buffer:
     """Where each one's text ends in all of them together; before the first, 0."""
-    lengths = list(map(len, values))
-    step = lengths[0] if lengths else 0
-    if step and lengths.count(step) == len(lengths):
-        return pa.py_buffer(array("i", range(0, step * len(lengths) + 1, step)))
-    return pa.py_buffer(array("i", accumulate(lengths, initial=0)))
+    return pa.py_buffer(array("i", accumulate(map(len, values), initial=0)))
 
 
 def _digests(values: Sequence[str | None]) -> pa.Array:
     """Packed, if that is simple to see."""
     if None in values:
         return _texts(values)
-    joined = "".join(values)  # type: ignore[arg-type]
-    packed = _from_hex(joined) if set(map(len, values)) == {_HEX} else None  # type: ignore[arg-type]
-    return _texts(values) if packed is None else _of_ids(packed, len(values))
+    packed = _from_hex("\n".join(values), lines=True)  # type: ignore[arg-type]
+    count = len(values)
+    return _texts(values) if packed is None or len(packed) != _ID_BYTES * count else _of_ids(packed, count)
+
+
+def _joined_names(columns: Sequence[pa.Array]) -> pa.Array:
+    return pa.concat_arrays(columns if all(c.type == _PACKED for c in columns) else list(map(_named, columns)))
+
+
+def _named(names: pa.Array) -> pa.Array:
+    """Names as texts."""
+    return _texts([n.hex() + _SUFFIX for n in names.to_pylist()]) if names.type == _PACKED else names
 
 
 def _joined_digests(columns: Sequence[pa.Array]) -> pa.Array:
@@ -354,12 +401,9 @@ def _with_nulls(values: pa.Array, present: Sequence[bool]) -> pa.Array:
 
 def _joined(columns: Sequence[pa.Array]) -> pa.Array:
     types = {c.type for c in columns}
-    type_ = next(iter(types - {pa.null()}), pa.null())
+    # Of numbers, int64 holds all that the other type does.
+    type_ = pa.int64() if pa.int64() in types else next(iter(types - {pa.null()}), pa.null())
     return pa.concat_arrays(columns if len(types) == 1 else [c.cast(type_) for c in columns])
-
-
-def _is_some(column: pa.Array) -> bool:
-    return bool(column.null_count < len(column))
 
 
 def _split(keys: pa.Array) -> tuple[pa.DictionaryArray, pa.Array]:

@@ -81,18 +81,22 @@ class PartColumns(Mapping[str, Marker]):
     # -------------------------------------------------------------------------------------------- the order
 
     def _sort(self) -> None:
-        numbers = self._places.numbers(self._blocks) if self._places else None
-        sortable = pa.chunked_array([b.keys() for b in self._blocks]) if numbers is None else numbers
+        places = self._places
+        sortable = places.numbers(self._blocks) if places else pa.chunked_array([b.keys() for b in self._blocks])
         order = pc.sort_indices(sortable).cast(pa.uint32())
         ordered = sortable.take(order)
         equal = pc.equal(ordered.slice(1), ordered.slice(0, len(ordered) - 1))
         if pc.any(equal).as_py():
             order = self._without_doubles(array("I", order.to_pylist()), _nonzero(equal))
-            numbers = None if self._places is None else self._places.numbers(self._blocks)
-            ordered = order if numbers is None else numbers.take(order)
         self._order = order
-        self._numbers = None if numbers is None else memoryview(ordered.buffers()[1]).cast("Q")
         self._whole = MarkerView(self, order)
+
+    @cached_property
+    def _numbers(self) -> memoryview | None:
+        """Those of `_places` in the order of the keys: made again when somebody looks for a key."""
+        if self._places is None:
+            return None
+        return memoryview(self._places.numbers(self._blocks).take(self._order).buffers()[1]).cast("Q")
 
     def _without_doubles(self, order: array[int], ties: Sequence[int]) -> pa.Array:
         """The order with each part once. `ties`: the places at which what is compared first is as at the next one."""
@@ -203,6 +207,8 @@ class PartColumns(Mapping[str, Marker]):
 
     def live(self, as_of_ms: int | None = None) -> MarkerView:
         """Those that were live at a time (unix milliseconds; None: after the last commit)."""
+        if as_of_ms is None and not any(b.has_dead for b in self._blocks):
+            return self._whole
         alive = pc.is_null(dead := self._column("tombstoned_ms", pa.int64()))
         if as_of_ms is not None:
             then = _number(as_of_ms)
@@ -246,7 +252,7 @@ class PartColumns(Mapping[str, Marker]):
     @property
     def nbytes(self) -> int:
         """The memory of all columns, the order included."""
-        return sum(b.nbytes for b in self._blocks) + int(self._order.nbytes) + len(self._numbers or ()) * 8
+        return sum(b.nbytes for b in self._blocks) + int(self._order.nbytes)
 
 
 class MarkerView(PackedMarkers):
