@@ -16,6 +16,9 @@ __all__ = ["OURS", "Check", "Curve", "Finding", "Measure", "Plan", "Step", "Way"
 #: The name of our own way in every finding.
 OURS = "icedb"
 
+#: Of the ways that no goal is about, in the short form.
+ROUNDS_BESIDE = 3
+
 #: Is told what is being done.
 Step = Callable[[str], None]
 
@@ -38,6 +41,10 @@ class Plan:
         """Whether a finding is asked for."""
         return not self.only or key in self.only
 
+    def rounds_beside(self) -> int:
+        """Of ways that no goal is about."""
+        return self.rounds if self.full else min(self.rounds, ROUNDS_BESIDE)
+
     def size(self, short: int, full: int | None = None) -> int:
         """So many of something in this run, one at least."""
         return max(1, (full if full is not None and self.full else short) // self.shrink)
@@ -49,6 +56,9 @@ class Way:
 
     name: str
     values: Sequence[float]
+    #: The way of ours that does the same work, with which this one is compared: its own name, where that is itself.
+    #: Empty: a step that is told beside the others, as nothing does the same.
+    ours: str = OURS
 
     @property
     def median(self) -> float:
@@ -101,10 +111,16 @@ class Finding:
     curves: Sequence[Curve] = ()
     #: What one must know to read the figures: sizes, settings, where the peers do less.
     notes: Sequence[str] = ()
+    #: The title in few words, where there is little room.
+    short: str = ""
 
     def way(self, name: str) -> Way:
         """One of its ways. Raises KeyError."""
         return {way.name: way for way in self.ways}[name]
+
+    def compared(self, way: Way) -> Way | None:
+        """The way of ours with which one is compared; None for that way itself, and where there is none."""
+        return next((w for w in self.ways if w.name == way.ours and w is not way), None)
 
     @property
     def is_rate(self) -> bool:
@@ -117,6 +133,7 @@ Measure = Callable[[Plan, Path, Step], list[Finding]]
 
 
 def ratio_to(ours: Way, other: Way) -> tuple[float, tuple[float, float]]:
-    """Our median to another's, and the smallest and greatest ratio of a round: both were measured in turns."""
-    rounds = [a / b for a, b in zip(ours.values, other.values, strict=True)]
-    return ours.median / other.median, (min(rounds), max(rounds))
+    """Our median to another's, and the smallest and greatest ratio of a round: both were measured in turns, and what
+    took part in the first rounds alone is compared with these."""
+    rounds = [a / b for a, b in zip(ours.values, other.values, strict=False)]
+    return median(ours.values[: len(rounds)]) / other.median, (min(rounds), max(rounds))

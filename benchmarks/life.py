@@ -265,6 +265,7 @@ def finding(lives: Sequence[Life]) -> Finding:
     return Finding(
         key="life",
         title="Bytes that maintenance writes again, for each byte that appends write",
+        short="written again, a byte of appends",
         unit="bytes per byte",
         ways=[Way(f"{OURS}, {life.mix.name}: {what}", [ratio]) for life in lives for what, ratio in _ratios(life)],
         checks=[
@@ -296,10 +297,18 @@ def _ratios(life: Life) -> list[tuple[str, float]]:
 
 def _counts(life: Life) -> dict[str, float]:
     name, last = life.mix.name, life.points[-1]
+    of = life.written
+    merges = [w for who, w in of.items() if who in ("merge_newest", "merge_oldest")]
     written = {
-        f"{name}: {who} wrote, bytes of {what}": n for who, w in life.written.items() for what, n in asdict(w).items()
+        "parts, MB, written by appends": of["append"].parts / 1e6,
+        "parts, MB, written by merges": sum(w.parts for w in merges) / 1e6,
+        "log, kB, written by appends": of["append"].log / 1e3,
+        "log, kB, written by merges": sum(w.log for w in merges) / 1e3,
+        "log, kB, written by merges of the log": of.get("merge_log", Written()).log / 1e3,
+        "log, kB, written by cleanups": of.get("cleanup", Written()).log / 1e3,
+        "claims, kB, deleted at once": sum(w.claims for w in of.values()) / 1e3,
     }
-    return written | {
+    return {f"{name}: {what}": float(round(value)) for what, value in written.items()} | {
         f"{name}: log files to read, at most": max(p.log_files for p in life.points),
         f"{name}: bytes of log to read, in the end": last.log_bytes,
         f"{name}: live parts, in the end": last.live_parts,

@@ -5,7 +5,6 @@ The JSON is the source: a run of a few rows replaces these, and the page is made
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,9 @@ import msgspec
 from benchmarks.figures import OURS, Check, Finding, Way, ratio_to
 from benchmarks.machine import Machine
 from benchmarks.plots import draw
+from benchmarks.words import number, quantity, spread
 
-__all__ = ["ROWS", "Entry", "Run", "number", "page", "read_entries", "write_entries", "write_page"]
+__all__ = ["ROWS", "Entry", "Run", "page", "read_entries", "write_entries", "write_page"]
 
 #: What is measured, by key, in the order of the page.
 ROWS: Mapping[str, str] = {
@@ -47,11 +47,16 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What was found about one key; `failed` says why there is nothing."""
+    """What was found about one key; `failed` says why there is nothing.
+
+    `module` is what found it, together with all its other keys, in so many `seconds`.
+    """
 
     run: Run
     findings: Sequence[Finding] = ()
     failed: str = ""
+    module: str = ""
+    seconds: float = 0.0
 
 
 # ------------------------------------------------------------------------------------------ JSON
@@ -71,32 +76,17 @@ def write_entries(path: Path, entries: Mapping[str, Entry]) -> None:
 # ------------------------------------------------------------------------------------------ words
 
 
-def number(value: float) -> str:
-    """Three digits that count, without losing whole ones."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    if abs(value) >= 1000 or value == int(value):
-        return f"{value:,.0f}"
-    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
-
-
-def _range(least: float, greatest: float) -> str:
-    return f"{number(least)} to {number(greatest)}"
-
-
 def _ratio(ours: Way, other: Way) -> str:
     """Of medians, and of the rounds where both were measured in turns."""
-    if not other.median:
+    if not all(other.values):
         return ""
-    if len(ours.values) != len(other.values) or not all(other.values):
-        return number(ours.median / other.median)
-    ratio, (least, greatest) = ratio_to(ours, other)
-    return f"{number(ratio)} ({_range(least, greatest)})"
+    ratio, rounds = ratio_to(ours, other)
+    return f"{number(ratio)} ({spread(*rounds)})"
 
 
 def _verdict(check: Check) -> str:
-    spread = f" ({_range(*check.spread)})" if check.spread is not None else ""
-    return f"{number(check.value)}{spread} **{'met' if check.met else 'missed'}**"
+    rounds = f" ({spread(*check.spread)})" if check.spread is not None else ""
+    return f"{number(check.value)}{rounds} **{'met' if check.met else 'missed'}**"
 
 
 def _cell(text: str) -> str:
@@ -178,8 +168,16 @@ def _where(entries: Mapping[str, Entry]) -> Iterator[str]:
                 ["versions", versions],
                 ["commit", run.commit],
                 ["form", f"{form}; {run.latency_ms:g} ms for each request to S3"],
+                ["time", _took([entries[key] for key in keys])],
             ],
         )
+
+
+def _took(entries: Sequence[Entry]) -> str:
+    """How long each module measured, and all of them."""
+    of = {entry.module: entry.seconds for entry in entries if entry.module}
+    each = ", ".join(f"{name.removeprefix('benchmarks.')} {seconds:.0f} s" for name, seconds in of.items())
+    return f"{each}; in all {sum(of.values()):.0f} s" if of else "not noted"
 
 
 def _summary(keys: Sequence[str], entries: Mapping[str, Entry]) -> Iterator[list[str]]:
@@ -195,15 +193,41 @@ def _summary(keys: Sequence[str], entries: Mapping[str, Entry]) -> Iterator[list
 
 
 def _summary_rows(finding: Finding) -> Iterator[list[str]]:
-    ours = next((way for way in finding.ways if way.name == OURS), None)
-    told = f"{number(ours.median)} {finding.unit} ({_range(min(ours.values), max(ours.values))})" if ours else ""
-    beside = [f"{w.name} {_ratio(ours, w)}" for w in finding.ways if ours is not None and w is not ours]
-    first = [f"[{finding.title}](#{_anchor(finding.title)})", told, "<br>".join(beside)]
+    ratios = [
+        _of_peer(way, ours)
+        for way in finding.ways
+        if not way.name.startswith(OURS) and (ours := finding.compared(way)) is not None
+    ]
+    title = f"[{finding.short or finding.title}](#{_anchor(finding.title)})"
+    first = [title, "<br>".join(_ours(finding)), "<br>".join(ratios)]
     if not finding.checks:
         yield [*first, "", ""]
     for check in finding.checks:
         yield [*first, check.goal, _verdict(check)]
         first = ["", "", ""]
+
+
+def _ours(finding: Finding) -> list[str]:
+    """Our figures: that of our way, or those of all ways, where none is meant above the others."""
+    of = {way.name: way for way in finding.ways if way.ours}
+    return [
+        f"{name} {told}" if (name := way.name.removeprefix(OURS).removeprefix(", ")) else told
+        for way in ([of[OURS]] if OURS in of else of.values())
+        for told in [_median(way, finding.unit)]
+    ]
+
+
+def _median(way: Way, unit: str) -> str:
+    """With its unit, and from the least to the greatest, where they differ."""
+    told = quantity(way.median, unit)
+    told = told if told.endswith(" ms") else f"{told} {unit}"
+    least, greatest = min(way.values), max(way.values)
+    return told if least == greatest else f"{told} ({spread(least, greatest, unit)})"
+
+
+def _of_peer(way: Way, ours: Way) -> str:
+    of = "" if ours.name == OURS else f"{ours.name} to "
+    return f"{of}{way.name} {_ratio(ours, way)}"
 
 
 def _anchor(title: str) -> str:
@@ -225,22 +249,37 @@ def _told(entry: Entry, drawn: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _figures(finding: Finding) -> Iterator[str]:
-    ours = next((way for way in finding.ways if way.name == OURS), None)
-    if finding.ways:
-        more = ", more is better" if finding.is_rate else ""
-        yield from _grid(
-            ["way", f"median, {finding.unit}{more}", "least to greatest", "ours to it"],
-            [
-                [
-                    way.name,
-                    number(way.median),
-                    _range(min(way.values), max(way.values)),
-                    _ratio(ours, way) if ours is not None and way is not ours else "",
-                ]
-                for way in finding.ways
-            ],
-            right=3,
-        )
-    if finding.counts:
-        counts = [[name, number(count)] for name, count in finding.counts.items()]
-        yield from _grid(["counted", ""], counts, right=1)
+    more = ", more is better" if finding.is_rate else ""
+    head = [f"median, {finding.unit}{more}", "least to greatest"]
+    if ways := [way for way in finding.ways if way.ours]:
+        if any(map(finding.compared, ways)):
+            rows = [[*_row(way, finding.unit), _of_ours(way, finding)] for way in ways]
+            yield from _grid(["way", *head, "ours to it"], rows, right=3)
+        else:
+            yield from _grid(["way", *head], [_row(way, finding.unit) for way in ways], right=2)
+    if steps := [way for way in finding.ways if not way.ours]:
+        yield from _grid(["beside it", *head], [_row(way, finding.unit) for way in steps], right=2)
+    yield from _counted(finding.counts)
+
+
+def _row(way: Way, unit: str) -> list[str]:
+    return [way.name, quantity(way.median, unit), spread(min(way.values), max(way.values), unit)]
+
+
+def _of_ours(way: Way, finding: Finding) -> str:
+    ours = finding.compared(way)
+    if ours is None:
+        return ""
+    return _ratio(ours, way) + ("" if ours.name == OURS else f", by {ours.name}")
+
+
+def _counted(counts: Mapping[str, float]) -> Iterator[str]:
+    """One column; or one for each group, where all are named "group: what"."""
+    cells = {tuple(name.split(": ", 1)): number(count) for name, count in counts.items()}
+    if counts and all(len(name) == 2 for name in cells):
+        groups = list(dict.fromkeys(group for group, _ in cells))
+        whats = dict.fromkeys(what for _, what in cells)
+        rows = [[what, *(cells.get((group, what), "") for group in groups)] for what in whats]
+        yield from _grid(["counted", *groups], rows, right=len(groups))
+    elif counts:
+        yield from _grid(["counted", ""], [[name, number(count)] for name, count in counts.items()], right=1)

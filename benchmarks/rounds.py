@@ -33,13 +33,15 @@ Work = Callable[[], Callable[[], Footprint | None]]
 class Case:
     """One way to do the work of its group. `ready` is a context around the timed work: it prepares, and cleans up.
 
-    `goal` is the greatest ratio of its time to that of the group's first case.
+    `goal` is the greatest ratio of its time to that of the group's first case. `rounds_max`: so many measured rounds,
+    the first ones, are enough.
     """
 
     group: str
     name: str
     ready: Callable[[], AbstractContextManager[Work]]
     goal: float | None = None
+    rounds_max: int | None = None
 
 
 @dataclass(slots=True)
@@ -68,6 +70,8 @@ def run_rounds(
     results = [Result(case) for case in cases]
     for number in range(rounds + 1):
         for result in results:
+            if result.case.rounds_max is not None and number > result.case.rounds_max:
+                continue
             on_step(f"{result.case.group}, {result.case.name}: " + (f"round {number}" if number else "warm-up"))
             seconds, processor_seconds = _measure(result, only_reads)
             if number:

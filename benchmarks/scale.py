@@ -59,7 +59,7 @@ class Inputs:
 
     event_bytes: float = 40
     insert_rows_s: float = 1_000_000
-    merge_rows_s: float = 1_500_000
+    merge_rows_s: float = 1_400_000
     busy: float = 0.7
     keep_days: int = 30
     #: Programs that follow the table, and how often each looks.
@@ -68,9 +68,9 @@ class Inputs:
     #: Of the log: a part's line, the rest of an append's log file; and what a part takes in the memory of a reader.
     line_bytes: float = 250
     header_bytes: float = 170
-    state_bytes: float = 200
+    state_bytes: float = 210
     #: To open a table, for each live part, by a reader that decodes the log.
-    open_s_per_part: float = 0.9e-6
+    open_s_per_part: float = 2.2e-6
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -29,9 +30,10 @@ from rich.table import Table as Grid
 
 from benchmarks.figures import Finding, Measure, Plan, Step
 from benchmarks.machine import commit_now, machine_now
-from benchmarks.results import ROWS, Entry, Run, number, read_entries, write_entries, write_page
+from benchmarks.results import ROWS, Entry, Run, read_entries, write_entries, write_page
+from benchmarks.words import number
 
-__all__ = ["MODULES", "Failure", "measure_all"]
+__all__ = ["MODULES", "Failure", "Measured", "measure_all"]
 
 #: What measures which rows, in the order of running.
 MODULES: Mapping[str, Sequence[str]] = {
@@ -43,6 +45,8 @@ MODULES: Mapping[str, Sequence[str]] = {
 }
 
 _ROOT = Path(__file__).parents[1]
+# Between two steps that are told where nothing can be overwritten.
+_QUIET_SECONDS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +57,21 @@ class Failure:
     printed: str
 
 
-def measure_all(
-    modules: Mapping[str, Sequence[str]], plan: Plan, folder: Path, on_step: Step
-) -> dict[str, Sequence[Finding] | Failure]:
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a module found about one key; it took so many seconds for all of its keys."""
+
+    module: str
+    seconds: float
+    answer: Sequence[Finding] | Failure
+
+
+def measure_all(modules: Mapping[str, Sequence[str]], plan: Plan, folder: Path, on_step: Step) -> dict[str, Measured]:
     """What each module finds, by key. Modules that nobody asked for do not run.
 
     `folder` is empty, and is empty again afterwards.
     """
-    found: dict[str, Sequence[Finding] | Failure] = {}
+    found: dict[str, Measured] = {}
     chosen = {name: keys for name, keys in modules.items() if any(map(plan.wants, keys))}
     for n, (name, keys) in enumerate(chosen.items(), 1):
         started = time.monotonic()
@@ -70,18 +81,25 @@ def measure_all(
 
         step(name)
         answer = _in_a_process(name, plan, folder / str(n), step)
-        for key in filter(plan.wants, keys):
-            if isinstance(answer, Failure):
-                found[key] = answer
-            else:
-                about = [finding for finding in answer if finding.key == key]
-                found[key] = about or Failure(f"{name} found nothing about {key}", "")
-        for finding in answer if not isinstance(answer, Failure) else ():
-            if finding.key not in keys:  # nobody would see it otherwise
-                found[finding.key] = Failure(
-                    f"{name} found something about {finding.key}, which is no row of its own", ""
-                )
+        seconds = time.monotonic() - started
+        found |= {key: Measured(name, seconds, about) for key, about in _by_key(name, keys, plan, answer).items()}
     return found
+
+
+def _by_key(
+    name: str, keys: Sequence[str], plan: Plan, answer: Sequence[Finding] | Failure
+) -> dict[str, Sequence[Finding] | Failure]:
+    """What a module's answer says of each key that was asked for."""
+    if isinstance(answer, Failure):
+        return dict.fromkeys(filter(plan.wants, keys), answer)
+    about: dict[str, Sequence[Finding] | Failure] = {
+        key: [finding for finding in answer if finding.key == key] or Failure(f"{name} found nothing about {key}", "")
+        for key in filter(plan.wants, keys)
+    }
+    for finding in answer:
+        if finding.key not in keys:  # nobody would see it otherwise
+            about[finding.key] = Failure(f"{name} found something about {finding.key}, which is no row of its own", "")
+    return about
 
 
 def _in_a_process(name: str, plan: Plan, folder: Path, on_step: Step) -> Sequence[Finding] | Failure:
@@ -122,16 +140,36 @@ def _child(name: str, plan: Plan, folder: Path, log: Path, sender: Connection) -
         sender.send(([], f"{type(error).__name__}: {error}".splitlines()[0].replace(str(folder), "")))
 
 
-def _told(found: Mapping[str, Sequence[Finding] | Failure]) -> Grid:
+@contextmanager
+def _telling(console: Console) -> Iterator[Step]:
+    """Steps over one another at a terminal; elsewhere a line for the first of each module, and then for one every now
+    and then, so that whoever waits, or reads it later, sees how it goes."""
+    if console.is_terminal:
+        with console.status("starting") as status:
+            yield status.update
+        return
+    module, told = "", float("-inf")
+
+    def step(text: str) -> None:
+        nonlocal module, told
+        number, now = text.partition(":")[0], time.monotonic()
+        if number != module or now - told >= _QUIET_SECONDS:
+            module, told = number, now
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    yield step
+
+
+def _told(found: Mapping[str, Measured]) -> Grid:
     grid = Grid("work", "goal", "measured", title="What was measured now", title_justify="left")
-    for key, findings in found.items():
-        if isinstance(findings, Failure):
-            grid.add_row(ROWS.get(key, key), "", f"failed: {findings.why}", style="bold red")
+    for key, measured in found.items():
+        if isinstance(measured.answer, Failure):
+            grid.add_row(ROWS.get(key, key), "", f"failed: {measured.answer.why}", style="bold red")
             continue
-        for finding in findings:
+        for finding in measured.answer:
             for check in finding.checks:
-                measured = f"{number(check.value)}, {'met' if check.met else 'missed'}"
-                grid.add_row(finding.title, check.goal, measured, style=None if check.met else "red")
+                verdict = f"{number(check.value)}, {'met' if check.met else 'missed'}"
+                grid.add_row(finding.short or finding.title, check.goal, verdict, style=None if check.met else "red")
     return grid
 
 
@@ -161,19 +199,26 @@ def main(
     run = Run(machine_now(), commit_now(), full, rounds, latency_ms)
     console = Console()
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="icedb-bench-", dir=folder) as name, console.status("starting") as status:
-        found = measure_all(MODULES, plan, Path(name), status.update)
-    for key, findings in found.items():
-        entries[key] = Entry(run, failed=findings.why) if isinstance(findings, Failure) else Entry(run, findings)
+    with tempfile.TemporaryDirectory(prefix="icedb-bench-", dir=folder) as name, _telling(console) as step:
+        found = measure_all(MODULES, plan, Path(name), step)
+    for key, measured in found.items():
+        entries[key] = _entry(run, measured)
     write_entries(source, entries)
     write_page(out, entries)
-    failures = dict.fromkeys(failure for failure in found.values() if isinstance(failure, Failure))
+    answers = [measured.answer for measured in found.values()]
+    failures = dict.fromkeys(answer for answer in answers if isinstance(answer, Failure))
     for failure in failures:
         console.print(failure.printed, markup=False, highlight=False)
     console.print(_told(found))
     console.print(f"{time.monotonic() - started:.0f} s; {out}")
     if failures:
         raise typer.Exit(1)
+
+
+def _entry(run: Run, measured: Measured) -> Entry:
+    if isinstance(measured.answer, Failure):
+        return Entry(run, failed=measured.answer.why, module=measured.module, seconds=measured.seconds)
+    return Entry(run, measured.answer, module=measured.module, seconds=measured.seconds)
 
 
 if __name__ == "__main__":

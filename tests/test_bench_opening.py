@@ -67,6 +67,7 @@ def test_what_a_child_measures_is_checked_and_leaves_the_table_as_it_was(tmp_pat
     assert opening_child.PROGRAMS["decode"](tmp_path / "table")["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_opening_a_large_table_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
     found = measured(tmp_path, "open", shrink=1_000)
@@ -78,9 +79,9 @@ def test_opening_a_large_table_is_measured(tmp_path: Path) -> None:
 def test_opening_over_a_network_is_measured_and_counted(tmp_path: Path) -> None:
     found = measured(tmp_path, "store", shrink=500)
     assert [check.limit for check in found.checks] == [15, 1]
-    assert found.counts["GET, commits as they are"] == 20 + 1  # the spec
-    assert found.counts["LIST, commits as they are"] == 1
-    assert found.counts["GET, after merge_log"] == 2
+    assert found.counts["commits as they are: GET"] == 20 + 1  # the spec
+    assert found.counts["commits as they are: LIST"] == 1
+    assert found.counts["after merge_log: GET"] == 2
 
 
 def test_a_refresh_is_measured_and_one_listing(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from benchmarks.inserting import LAYOUT, check_stored, goals, make_rows
 from benchmarks.machine import Machine, commit_now, machine_now
 from benchmarks.peers import DELTALAKE, DUCKDB, POLARS, UNSYNCED, WRITERS, Place, connected
 from benchmarks.plots import draw, goal_lines
-from benchmarks.results import Entry, Run, number, page, read_entries, write_entries, write_page
+from benchmarks.results import Entry, Run, page, read_entries, write_entries, write_page
+from benchmarks.words import number
 
 RUN = Run(Machine("a processor", 2, 8.0, "Linux", "CPython", {"duckdb": "1"}), "abc1234", False, 3, 20.0)
 OURS, THEIRS = Way("icedb", [1.0, 2.0, 3.0]), Way("theirs", [2.0, 2.5, 2.0])
@@ -39,7 +40,7 @@ COMMITS = Finding(
     "commits",
     "commits of 8 writers",
     "commits/s",
-    [Way("icedb", [50.0]), Way("theirs", [10.0, 20.0])],
+    [Way("icedb", [50.0, 50.0, 90.0]), Way("theirs", [10.0, 20.0])],
     [Check("at least 5 times theirs", 3.33, 5.0, at_least=True), Check("requests", 2, 2)],
     {"PUT": 12345},
     [Curve("while the log grows", "commits", "commits/s", [0, 10, 20], {"icedb": [50, 49, 50]}, limit=45)],
@@ -71,10 +72,46 @@ def test_a_row_has_our_figure_the_ratios_and_a_verdict_for_each_goal() -> None:
     assert row(text, "at least 5 times")[-1] == "3.33 **missed**"
     assert row(text, "requests")[-1] == "2 **met**"
     assert row(text, "PUT")[-1] == "12,345"
-    # Ways that were not in turns have a ratio of medians, and no spread.
-    assert row(text, "| theirs | 15")[-1] == "3.33"
+    # What took part in some rounds is compared with these.
+    assert row(text, "| theirs | 15")[-1] == "3.33 (2.50 to 5)"
     assert "median, commits/s, more is better" in text
     assert "- as large as that" in text
+
+
+def test_ways_are_compared_with_what_does_the_same_and_steps_with_nothing() -> None:
+    ways = [OURS, THEIRS, Way("bare", [4.0]), Way("view", [2.0], "view"), Way("bare, merged", [1.0], "view")]
+    finding = replace(INSERT, ways=[*ways, Way("icedb, again", [0.0001, 0.0003, 0.0002], "")], short="rows, local")
+    text = page({"insert": Entry(RUN, [finding])}, {})
+    assert row(text, "[rows, local]")[:2] == ["[rows, local](#insert-some-rows-local)", "2 s (1 to 3)"]
+    assert row(text, "[rows, local]")[2].split("<br>") == [
+        "theirs 1 (0.500 to 1.50)", "bare 0.250 (0.250 to 0.250)", "view to bare, merged 2 (2 to 2)",
+    ]  # fmt: skip
+    assert row(text, "| bare, merged |")[1:] == ["1", "1 to 1", "2 (2 to 2), by view"]
+    assert row(text, "| view |")[-1] == ""
+    assert row(text, "| icedb, again |") == ["icedb, again", "0.200 ms", "0.100 ms to 0.300 ms"]
+
+
+def test_our_ways_are_told_where_none_is_above_the_others() -> None:
+    found = replace(COMMITS, ways=[Way("icedb, at first", [1.0, 3.0, 2.0]), Way("icedb, merged", [0.5])], unit="s")
+    text = page({"commits": Entry(RUN, [found])}, {})
+    assert row(text, "[commits of 8 writers]")[1:3] == ["at first 2 s (1 to 3)<br>merged 0.500 s", ""]
+    assert row(text, "| icedb, merged |") == ["icedb, merged", "0.500", "0.500 to 0.500"]
+
+
+def test_counts_of_several_groups_stand_side_by_side() -> None:
+    text = page({"commits": Entry(RUN, [replace(COMMITS, counts={"we: GET": 1, "they: GET": 2, "they: PUT": 3})])}, {})
+    assert row(text, "| counted |") == ["counted", "we", "they"]
+    assert row(text, "| GET |") == ["GET", "1", "2"]
+    assert row(text, "| PUT |") == ["PUT", "", "3"]
+
+
+def test_the_page_says_how_long_each_module_took() -> None:
+    found = {
+        "insert": Entry(RUN, [INSERT], module="benchmarks.inserting", seconds=90.4),
+        "dicts": Entry(RUN, [replace(INSERT, key="dicts")], module="benchmarks.inserting", seconds=90.4),
+        "merge": Entry(RUN, failed="why", module="benchmarks.merging", seconds=10),
+    }
+    assert row(page(found, {}), "| time |")[1] == "inserting 90 s, merging 10 s; in all 100 s"
 
 
 def test_reasons_are_told_once_and_only_of_goals_that_are_missed() -> None:
@@ -142,11 +179,11 @@ def test_pictures_are_those_of_the_page_and_no_others(tmp_path: Path) -> None:
     wide = replace(INSERT, ways=[OURS, Way("slow", [300.0])])
     write_page(tmp_path / "R.md", {"insert": Entry(RUN, [wide]), "commits": Entry(RUN, [COMMITS])})
     pictures = {p.name: p.read_bytes() for p in (tmp_path / "plots").iterdir()}
-    assert set(pictures) == {"insert-1.png", "commits-1.png", "commits-1-curve-1.png", "mine.png"}
+    assert set(pictures) == {"insert-1.png", "commits-1.png", "commits-1-curves.png", "mine.png"}
     assert all(body.startswith(b"\x89PNG") for name, body in pictures.items() if name != "mine.png")
     text = (tmp_path / "R.md").read_text()
     assert all(f"](plots/{name})" in text for name in pictures if name != "mine.png")
-    assert draw(replace(COMMITS, ways=[OURS], curves=[]), tmp_path / "x") == []
+    assert draw(replace(COMMITS, ways=[OURS, Way("a step", [1.0], "")], curves=[]), tmp_path / "x") == []
 
 
 # ------------------------------------------------------------------------------------------ modules
@@ -186,31 +223,38 @@ def test_a_module_that_fails_is_told_and_the_others_go_on(tmp_path: Path, monkey
     (tmp_path / "work").mkdir()
     plan = Plan(only=frozenset(("insert", "commits", "merge", "open", "life")))
     found = suite.measure_all(modules, plan, tmp_path / "work", steps.append)
-    whys = {key: failure.why for key, failure in found.items() if isinstance(failure, suite.Failure)}
+    answers = {key: measured.answer for key, measured in found.items()}
+    whys = {key: failure.why for key, failure in answers.items() if isinstance(failure, suite.Failure)}
     assert whys == {
         "insert": "ValueError: not today",
         "commits": "bench_dies ended with exit status 3",
         "open": "bench_finds found nothing about open",
         "life": "ModuleNotFoundError: No module named 'bench_is_not_there'",
     }
-    raised = found["insert"]
+    raised = answers["insert"]
     assert isinstance(raised, suite.Failure)
     assert "noise" in raised.printed
     assert "Traceback" in raised.printed
-    merged = found["merge"]
+    merged = answers["merge"]
     assert not isinstance(merged, suite.Failure)
     assert [finding.title for finding in merged] == ["of the fake"]
     assert any("1 of 4: measuring" in step for step in steps)
     assert list((tmp_path / "work").iterdir()) == []
 
 
-def test_a_run_of_some_rows_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_some_rows_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(suite, "MODULES", {"bench_one": ("insert",), "bench_two": ("merge",)})
     make_module(tmp_path, "bench_one", FOUND.format(key="insert", title="inserted"))
     make_module(tmp_path, "bench_two", FOUND.format(key="merge", title="merged at first"))
     out = tmp_path / "RESULTS.md"
     suite.main(out=out, folder=tmp_path)
+    told = capsys.readouterr().out
+    assert "1 of 2: bench_one (0 s)" in told  # no terminal: lines
+    assert "2 of 2: bench_two (0 s)" in told
+    assert {entry.module for entry in read_entries(out.with_suffix(".json")).values()} == {"bench_one", "bench_two"}
     assert row(out.read_text(), "[inserted]")[-1] == row(out.read_text(), "[merged at first]")[-1] == "1 **met**"
 
     make_module(tmp_path, "bench_one", "raise ValueError('it was not to run')")
@@ -288,8 +332,8 @@ def test_what_is_stored_otherwise_is_found(tmp_path: Path, stored: str, fault: s
 def test_a_small_run_writes_the_page(tmp_path: Path) -> None:
     out = tmp_path / "RESULTS.md"
     suite.main(only="dicts", rounds=1, shrink=1000, out=out, folder=tmp_path)
-    verdict = row(out.read_text(), "[insert 200 rows that are dicts")[-1]
-    assert "rows/s" in row(out.read_text(), "[insert 200 rows that are dicts")[1]
+    verdict = row(out.read_text(), "[200 dicts, local]")[-1]
+    assert "rows/s" in row(out.read_text(), "[200 dicts, local]")[1]
     assert verdict.endswith(("**met**", "**missed**"))
     assert all(name in out.read_text() for name in (UNSYNCED, DUCKDB, POLARS, DELTALAKE))
     assert (tmp_path / "plots" / "dicts-1.png").read_bytes().startswith(b"\x89PNG")
