@@ -401,7 +401,8 @@ def draw(found: Mapping[str, Outcome], inputs: Inputs, prices: Prices, folder: P
         x = [n + (place - 1.5) * 0.2 for n in range(len(found))]
         axes.bar(x, [max(0.01, o.dollars.get(kind, 0.0)) for o in found.values()], width=0.19, label=kind)
     axes.set_yscale("log")
-    axes.set_xticks(range(len(found)), [f"{name} events/s" for name in found])
+    axes.set_xticks(range(len(found)), list(found))
+    axes.set_xlabel("events a second")
     axes.set_ylabel("dollars a month")
     axes.grid(axis="y", alpha=0.3)
     axes.legend(fontsize=8)
