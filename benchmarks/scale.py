@@ -13,12 +13,15 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as Grid
 
 from benchmarks.scale_requests import Costs, read_costs, requests_of
 from icedb.maintenance.merge import PART_BYTES_MAX, TINY_BYTES, Tiers
@@ -459,26 +462,40 @@ def main(
         both = {name: {"simulated": asdict(found[name]), "on paper": asdict(paper[name])} for name in loads}
         typer.echo(json.dumps(both, indent=2))
     else:
-        for name in loads:
-            typer.echo(f"{name} events per second")
-            for label, outcome in (("simulated", found[name]), ("on paper", paper[name])):
-                typer.echo(f"  {label}: " + "; ".join(_told(outcome)))
+        Console().print(_grid(found, paper))
     if plots is not None:
         draw(found, inputs, prices, plots)
 
 
-def _told(outcome: Outcome) -> list[str]:
-    return [
-        f"{outcome.commits_per_second:g} commits/s of {outcome.batch_rows:,.0f} rows",
-        f"{outcome.bytes_per_day / GB:,.1f} GB a day",
-        ", ".join(f"{n:,.0f} {kind}" for kind, n in outcome.requests.items()),
-        ", ".join(f"${n:,.2f} {kind}" for kind, n in outcome.dollars.items()),
-        f"{outcome.live_parts:,.0f} live parts of {outcome.stored_bytes / GB:,.0f} GB",
-        f"each byte written {outcome.rewrites:.2f} times again",
-        f"{outcome.log_files:,.0f} log files to read, {outcome.stored_log_files:,.0f} stored",
-        f"opens in {outcome.open_s:.2f} s, {outcome.state_bytes / 1e6:,.1f} MB",
-        f"machines: {outcome.insert_machines:.2f} insert, {outcome.merge_machines:.2f} merge",
-    ]
+def _grid(found: Mapping[str, Outcome], paper: Mapping[str, Outcome]) -> Grid:
+    """A column for each load; requests and dollars in brackets are those on paper."""
+    grid = Grid("30 days, simulated (on paper); events a second:", box=SIMPLE_HEAD)
+    for name in found:
+        grid.add_column(name, justify="right")
+    for title, told in _FIGURES.items():
+        grid.add_row(title, *(told(o) for o in found.values()))
+    for kind in next(iter(found.values())).requests:
+        grid.add_row(f"requests: {kind}", *(_both(found[n].requests, paper[n].requests, kind, ",.0f") for n in found))
+    for kind in next(iter(found.values())).dollars:
+        grid.add_row(f"dollars: {kind}", *(_both(found[n].dollars, paper[n].dollars, kind, ",.2f") for n in found))
+    return grid
+
+
+def _both(simulated: Mapping[str, float], paper: Mapping[str, float], kind: str, form: str) -> str:
+    return f"{simulated.get(kind, 0.0):{form}} ({paper.get(kind, 0.0):{form}})"
+
+
+_FIGURES: Mapping[str, Callable[[Outcome], str]] = {
+    "commits a second": lambda o: f"{o.commits_per_second:.3g}",
+    "rows of a commit": lambda o: f"{o.batch_rows:,.0f}",
+    "GB a day": lambda o: f"{o.bytes_per_day / GB:,.1f}",
+    "GB stored": lambda o: f"{o.stored_bytes / GB:,.0f}",
+    "live parts": lambda o: f"{o.live_parts:,.0f}",
+    "each byte is written again, times": lambda o: f"{o.rewrites:.2f}",
+    "log files to read, and stored": lambda o: f"{o.log_files:,.0f}, {o.stored_log_files:,.0f}",
+    "opening: seconds, MB of memory": lambda o: f"{o.open_s:.2f}, {o.state_bytes / 1e6:,.1f}",
+    "machines of two processors: insert, merge": lambda o: f"{o.insert_machines:.2f}, {o.merge_machines:.2f}",
+}
 
 
 if __name__ == "__main__":
