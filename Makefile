@@ -31,9 +31,9 @@ logs: $(VENV)/.installed-demo  ## Show what Postgres, web server and daemon prin
 doctor: $(VENV)/.installed-demo  ## Look whether the platform is set up well, and say what to change
 	@$(BIN)/icedb-dagster doctor
 
-# Files that wait for Java to start leave a processor idle, so there is one more of them at a time than processors.
+# Files that wait for Java to start leave a processor idle, so there are two more of them at a time than processors.
 test: $(VENV)/.installed-dev $(VENV)/.spark-classes.jsa  ## Run the suite, some files at a time
-	@$(BIN)/pytest -n $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)') \
+	@$(BIN)/pytest -n $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 2)') \
 		--dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-slow: $(VENV)/.installed-dev $(VENV)/.spark-classes.jsa  ## The tests that the suite leaves out: much data, more clusters, fifty killed drivers (an hour)
