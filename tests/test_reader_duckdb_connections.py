@@ -17,8 +17,10 @@ import pytest
 
 from icedb import Table
 from icedb.errors import InvalidOption, MissingExtra, TableNotFound, UnknownColumn
+from icedb.handle import Handle
 from icedb.readers import duckdb_access
 from icedb.readers.duckdb import attach, detach
+from icedb.snapshot import Snapshot, take_snapshot
 from tests.attached_tables import by_days, created, failing, numbers, rows
 from tests.conftest import Place
 from tests.rotating_keys import Keys, without_keys
@@ -72,6 +74,26 @@ def test_a_date_macro_of_another_table_is_not_taken_away(local: Place, con: duck
         con.execute("FROM icedb()")
     with pytest.raises(InvalidOption, match="it was detached or replaced"):
         attached.refresh()
+
+
+def test_a_column_that_comes_while_the_table_is_attached_is_no_conflict(
+    local: Place, con: duckdb.DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = created(local)
+    table.insert([{"n": 1}])
+    columns = iter(["later", "latest"])
+
+    def then_comes_a_column(handle: Handle) -> Snapshot:
+        snapshot = take_snapshot(handle)
+        table.insert([{"n": 2, next(columns): "x"}])
+        return snapshot
+
+    monkeypatch.setattr("icedb.readers.duckdb.take_snapshot", then_comes_a_column)
+    attached = attach(con, table, "events")
+    attached.refresh()
+    monkeypatch.undo()
+    assert numbers(con, "events") == [1, 2, 2]
+    assert set(con.sql("FROM events").columns) >= {"n", "later", "latest"}
 
 
 def test_odd_columns_and_parameters(local: Place, con: duckdb.DuckDBPyConnection) -> None:

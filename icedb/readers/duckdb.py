@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -85,7 +86,9 @@ class Attached:
         Raises InvalidOption when the connection is gone, or something else has the name now; DuckDB's
         ConnectionException when it is closed, and the errors of reading the log.
         """
-        self._source.define_again(self._source.connection())
+        con = self._source.connection()
+        self._source.check_names(con)
+        self._source.define(con)
 
     def detach(self) -> None:
         """Take it away again; what is gone already, or is something else by now, does not matter."""
@@ -187,6 +190,8 @@ class _Source:
         self.handle, self.names = handle, names
         self.con = weakref.ref(con, self._connection_is_gone)
         self._date_columns = dates
+        #: Held while view and macros are made: DuckDB binds them then, and may find that the columns have changed.
+        self._defining = threading.Lock()
         self._access = Access(con, handle.location)
         self.answers = Answers(handle, self._access)
         self.answers.when_columns_change = self._columns_changed
@@ -210,6 +215,10 @@ class _Source:
 
     def define(self, con: duckdb.DuckDBPyConnection) -> None:
         """View and macros for the columns of now."""
+        with self._defining:
+            self._define(con)
+
+    def _define(self, con: duckdb.DuckDBPyConnection) -> None:
         snapshot = take_snapshot(self.handle)
         columns = columns_of(snapshot)
         macros = {self.names.name: self._macro()}
@@ -256,11 +265,6 @@ class _Source:
         arguments = ", ".join([quote_text(who), "current_setting('TimeZone')", *given])
         return f"query({self.function}({quote_text(self.function)}, current_transaction_id(), [{arguments}]))"
 
-    def define_again(self, con: duckdb.DuckDBPyConnection) -> None:
-        """As `define`, if the names are still this table's. Raises InvalidOption."""
-        self.check_names(con)
-        self.define(con)
-
     def check_names(self, con: duckdb.DuckDBPyConnection) -> None:
         """Raise InvalidOption if something else has one of the names."""
         for name in self.names.all:
@@ -272,11 +276,17 @@ class _Source:
         con = self.con()
         if con is None or self.names.temporary:  # a cursor does not see what is temporary
             return
+        # Two who make the same view are a conflict, for whichever of them is later.
+        if not self._defining.acquire(blocking=False):
+            return  # the next query tries again
         try:
             with con.cursor() as cursor:
-                self.define_again(cursor)
-        except (duckdb.Error, InvalidOption) as error:  # somebody is changing the view: the next query tries again
+                self.check_names(cursor)
+                self._define(cursor)
+        except (duckdb.Error, InvalidOption) as error:  # somebody else is changing it: the next query tries again
             _log.info("the view '%s' was not made anew: %s", self.names.name, str(error).splitlines()[0])
+        finally:
+            self._defining.release()
 
     def close(self) -> None:
         """Answer no more."""
