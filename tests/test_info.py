@@ -17,8 +17,8 @@ import pytest
 from rich.console import Console
 
 from icedb import Condition, Table, Thresholds
-from icedb.cli_info import print_info
-from icedb.cli_output import time_text
+from icedb.cli.condition_page import print_info
+from icedb.cli.output import time_text
 from icedb.maintenance.condition import PartitionCondition, recommend
 from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS
 from tests.test_cli import command, run, run_json

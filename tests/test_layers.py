@@ -142,9 +142,7 @@ LAYERS = [
     "icedb",
     "icedb.readers.",
     "icedb.proxy.",
-    "icedb.cli_output",
-    "icedb.cli_info",
-    "icedb.cli",
+    "icedb.cli.",
     "icedb.spark.",
     "pyspark_icedb.",
     "icedb_dagster.",
@@ -172,9 +170,9 @@ CONFINED = {
     "uvicorn": ("icedb.proxy.connections",),
     "matplotlib": ("icedb_dagster.pictures",),
     "obstore": ("icedb.store",),
-    "typer": ("icedb.cli", "icedb_dagster."),
+    "typer": ("icedb.cli.", "icedb_dagster."),
     "yaml": ("icedb_dagster.places",),
-    "rich": ("icedb.cli", "icedb.cli_info", "icedb.cli_output", "icedb_dagster."),
+    "rich": ("icedb.cli.", "icedb_dagster."),
 }
 #: What the programs of `spark_jobs` may import beside Python's own: a cluster has nothing else. `boto3` only to reach
 #: Dagster through a bucket.

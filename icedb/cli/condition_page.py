@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table as Rows
 from rich.text import Text
 
-from icedb.cli_output import moment
+from icedb.cli.output import moment
 from icedb.durations import duration_text
 from icedb.maintenance.condition import Condition, Due, PartitionCondition, Thresholds
 from icedb.maintenance.merge import PART_BYTES_MAX
