@@ -6,10 +6,7 @@ and asks, unless `--yes`.
 """
 
 try:
-    import icedb.cli.looking
-    import icedb.cli.maintaining
-    import icedb.cli.serving
-    import icedb.cli.writing
+    from icedb.cli import looking, maintaining, serving, writing  # noqa: F401 - they bring the verbs
     from icedb.cli.frame import app
 except ImportError as error:
     if error.name is None or error.name.partition(".")[0] not in ("typer", "rich"):
