@@ -71,7 +71,7 @@ class Inputs:
     #: Of the log: a part's line, the rest of an append's log file; and what a part takes in the memory of a reader.
     line_bytes: float = 250
     header_bytes: float = 170
-    state_bytes: float = 210
+    state_bytes: float = 160
     #: To open a table, for each live part, by a reader that decodes the log.
     open_s_per_part: float = 2.2e-6
 

@@ -256,8 +256,8 @@ MUTANTS = (
     Mutant(
         "a marker is forgotten while a log file names its part as live",
         "icedb/maintenance/cleanup.py",
-        "        held = _called_live(state, frozenset(self.parts)) | self._far_ahead(state, t_ms)\n",
-        "        held = self._far_ahead(state, t_ms)\n",
+        "        held = _called_live(state, frozenset(self.parts)) | state.held_far_ahead(t_ms)\n",
+        "        held = state.held_far_ahead(t_ms)\n",
         (CLEANUP, KILLERS),
     ),
     Mutant(

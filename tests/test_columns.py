@@ -35,7 +35,7 @@ RAW = (b"null", b'{"a":[1, 2,0]}', '{"é":["x","y",3]}'.encode(), b"7")
 
 @contextmanager
 def columns_from(count: int) -> Iterator[None]:
-    with patch.object(codec, "_COLUMNS_MIN", count), patch.object(snapshot, "COLUMNS_MIN", count):
+    with patch.object(codec, "COLUMNS_MIN", count), patch.object(snapshot, "COLUMNS_MIN", count):
         yield
 
 

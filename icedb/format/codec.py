@@ -12,14 +12,12 @@ import msgspec
 
 from icedb.errors import DamagedLog
 from icedb.format.names import Keys, has_unsafe_segment
-from icedb.format.records import Header, LogFile, LogTombstone, Marker, PackedMarkers
+from icedb.format.records import COLUMNS_MIN, Header, LogFile, LogTombstone, Marker, PackedMarkers
 
 __all__ = ["decode", "encode"]
 
 VERSION = 1
 
-# So many markers are held in columns; for fewer, these take longer to make than they spare.
-_COLUMNS_MIN = 4_000
 # Decoded at once, in bytes: their markers are still in the processor's cache when they become columns.
 _PIECE_BYTES = 1 << 19
 
@@ -120,7 +118,7 @@ def _line(body: bytes, line: int, key: str) -> bytes:
 
 
 def _decode_markers(body: bytes, start: int, *, count: int) -> Sequence[Marker]:
-    if count < _COLUMNS_MIN:
+    if count < COLUMNS_MIN:
         return tuple(_markers.decode_lines(body[start:]))
     from icedb.format.marker_columns import MarkerColumns  # with Arrow, for large tables alone
 

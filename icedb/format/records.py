@@ -42,6 +42,10 @@ class Marker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename={
     moved: bool = False
 
 
+#: So many markers are held and replayed in columns; for fewer, these take longer to make than they spare.
+COLUMNS_MIN = 4_000
+
+
 class PackedMarkers(Sequence[Marker]):
     """Markers that are made when somebody asks for them. What is asked of all of them has a quicker way."""
 

@@ -17,15 +17,22 @@ import msgspec
 
 from icedb.errors import ForeignMaintenance, SnapshotExpired
 from icedb.format.log_schema import Conflicts, TypeName, schema_conflict, unite_schemas
-from icedb.format.records import Encoded, LogFile, Marker, Named, StoredLogFile, merge_markers, tombstoned
+from icedb.format.records import (
+    COLUMNS_MIN,
+    Encoded,
+    LogFile,
+    Marker,
+    Named,
+    StoredLogFile,
+    merge_markers,
+    told,
+    tombstoned,
+)
 
 if TYPE_CHECKING:
     from icedb.format.part_columns import PartColumns
 
 __all__ = ["LogState", "StoredLogFile", "ignored_by", "live_markers", "live_to_v3_readers", "replay"]
-
-# As many markers are replayed over columns; for fewer, dictionaries are quicker.
-COLUMNS_MIN = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,11 @@ class LogState:
     def far_ahead(self, t_ms: int) -> frozenset[str]:
         """The log files whose time is `t_ms` or later."""
         return frozenset(k for k, f in self.files.items() if f.file.t_ms >= t_ms)
+
+    def held_far_ahead(self, t_ms: int) -> set[str]:
+        """The parts that those name: no commit of time `t_ms` can tombstone or forget them."""
+        files = (self.files[k].file for k in self.far_ahead(t_ms) - self.ignored)
+        return {key for f in files for key, _ in told(f.markers)}
 
 
 def ignored_by(files: Mapping[str, LogFile], table: str) -> tuple[int, frozenset[int], frozenset[str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
+from icedb.format.records import told, tombstoned
 from icedb.format.snapshot import LogState
 
 __all__ = ["LINES_MAX", "OTHERS_MAX", "calling_live", "cheap_to_replace"]
@@ -40,10 +41,10 @@ def calling_live(state: LogState, *, t_ms: int) -> set[str]:
     program of v3 tombstoned does not count, for its tombstone is not trusted.
     """
     exclusive = [f.file for f in state.effective.values() if f.file.epoch is not None]
-    dead = {m.key for file in exclusive for m in file.markers if m.tombstoned_ms is not None}
+    dead = {m.key for file in exclusive for m in tombstoned(file.markers)}
     ahead = state.far_ahead(t_ms)
     return {
         key
         for key, stored in state.effective.items()
-        if key not in ahead and any(m.tombstoned_ms is None and m.key in dead for m in stored.file.markers)
+        if key not in ahead and any(not is_dead and part in dead for part, is_dead in told(stored.file.markers))
     }

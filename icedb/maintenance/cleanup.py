@@ -329,7 +329,7 @@ class _Forget:
     reads_everything: bool = True
 
     def build(self, state: LogState, t_ms: int) -> Draft | None:
-        held = _called_live(state, frozenset(self.parts)) | self._far_ahead(state, t_ms)
+        held = _called_live(state, frozenset(self.parts)) | state.held_far_ahead(t_ms)
         found = [state.parts[k] for k in self.parts if k in state.parts and k not in held]
         dead = [m for m in found if m.tombstoned_ms is not None]
         if dead:
@@ -342,8 +342,3 @@ class _Forget:
             return None
         self.replaced = tuple(sorted(calling.union(state.replaceable(keys, t_ms=t_ms))))
         return draft(state, t_ms=t_ms, replaces=self.replaced, forget=keys)
-
-    def _far_ahead(self, state: LogState, t_ms: int) -> set[str]:
-        """A log file from a clock that is far ahead is not replaced, and keeps its markers."""
-        files = (state.files[k].file for k in state.far_ahead(t_ms) - state.ignored)
-        return {key for f in files for key, _ in told(f.markers)}

@@ -248,8 +248,8 @@ def _check_options(handle: Handle, order: str, part_bytes_max: int, input_parts_
 
 def mergeable(handle: Handle, state: LogState) -> list[Part]:
     """The live parts, but for those that a log file from a clock far ahead names: no commit of ours can replace it."""
-    ahead = state.far_ahead(handle.far_ahead_ms(handle.clock.now_ms()))
-    return [handle.part(m) for m in state.live if ahead.isdisjoint(state.parts_named[m.key].by)]
+    held = state.held_far_ahead(handle.far_ahead_ms(handle.clock.now_ms()))
+    return [handle.part(m) for m in state.live if m.key not in held]
 
 
 def _tiers_of_hot(handle: Handle, state: LogState, tiers: Tiers) -> dict[str, int]:
