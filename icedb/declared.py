@@ -12,12 +12,12 @@ from typing import Any, get_args
 import msgspec
 import pyarrow as pa
 
-from icedb.engine import connect_sandbox
 from icedb.errors import InvalidOption, UnknownColumn
 from icedb.incoming import PARTITION_COLUMN, PREFIX
 from icedb.merging import MERGED, check_aggregated_types, check_batch_columns, check_merging
 from icedb.partitions import partition_expressions, partition_types
 from icedb.queries import check_query
+from icedb.sandboxes import question
 from icedb.schema import ROW_ID, check_columns, check_sort_columns, checked_type, describe, storage_type
 from icedb.spec import SchemaPolicy, TableSpec, check_spec
 
@@ -33,7 +33,7 @@ DeclaredSchema = Any
 def declared_columns(schema: DeclaredSchema, *, table: str) -> dict[str, str]:
     """Column -> DuckDB type. Raises InvalidOption for what is no schema."""
     if isinstance(schema, pa.Schema):
-        with connect_sandbox() as con:
+        with question() as con:
             con.register(f"{PREFIX}shape", pa.RecordBatchReader.from_batches(schema, []))
             return describe(con, f"SELECT * FROM {PREFIX}shape")
     if isinstance(schema, Mapping) and all(isinstance(t, str) for pair in schema.items() for t in pair):

@@ -15,8 +15,8 @@ from typing import Any
 
 import duckdb
 
-from icedb.engine import connect_sandbox
 from icedb.errors import IceDBError
+from icedb.sandboxes import question
 
 __all__ = [
     "Conjunct",
@@ -113,7 +113,7 @@ class _Refused(Exception):
 def _parse(text: str, stable: bool) -> Expression:
     if not text.strip():
         raise _Refused("is empty")
-    with connect_sandbox() as con:
+    with question() as con:
         tree = tree_of(con, f"SELECT\n{text}\n")
         if tree.get("error"):
             raise _Refused(f"is not valid SQL ({tree.get('error_message')})")
@@ -171,7 +171,7 @@ def sees_more(function: str) -> bool:
 
 def select_items_sql(expressions: Sequence[Mapping[str, Any]]) -> list[str]:
     """The SQL of expressions again, without their aliases, from their trees: what was checked is what will run."""
-    with connect_sandbox() as con:
+    with question() as con:
         return items_sql(con, expressions)
 
 
@@ -187,7 +187,7 @@ def items_sql(con: duckdb.DuckDBPyConnection, expressions: Sequence[Mapping[str,
 
 def query_sql(tree: Mapping[str, Any]) -> str:
     """The SQL of a query's syntax tree. Raises DuckDB's errors for a tree that cannot be written as SQL."""
-    with connect_sandbox() as con:
+    with question() as con:
         return _to_sql(con, tree)
 
 
@@ -201,7 +201,7 @@ def syntax_tree(sql: str) -> dict[str, Any]:
 
     Nothing is bound or run, and no name is looked up.
     """
-    with connect_sandbox() as con:
+    with question() as con:
         return tree_of(con, sql)
 
 
@@ -313,7 +313,7 @@ def _column_name(expression: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=1)
 def _unstable_functions() -> frozenset[str]:
-    with connect_sandbox() as con:
+    with question() as con:
         rows = con.execute("SELECT DISTINCT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT'")
         return frozenset(str(name) for (name,) in rows.fetchall()) | _UNSTABLE_KEYWORDS | _UNSTABLE_BESIDES
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 from icedb.clock import Clock, SystemClock
@@ -83,9 +84,6 @@ class S3Client:
         s3accesskey: str | None = None,
         s3secretkey: str | None = None,
     ) -> None:
-        import boto3  # half a second that programs which do not come here need not spend
-        from botocore.config import Config
-
         if not s3bucket or "/" in s3bucket:
             raise InvalidURI(f"'{s3bucket}' is no bucket's name. Give the bucket alone; the path is s3prefix.")
         if has_reserved_end((s3prefix or "").split("/")):
@@ -105,17 +103,28 @@ class S3Client:
         self._is_known = False
         self.s3prefix = self.location.prefix
         self.s3bucket = s3bucket
-        self.session = boto3.Session(
-            aws_access_key_id=s3accesskey or None,
-            aws_secret_access_key=s3secretkey or None,
-            region_name=s3region or None,
-        )
-        self.s3: Any = self.session.client(
-            "s3", endpoint_url=s3endpoint or None, config=Config(s3={"addressing_style": "path"})
-        )
 
     def __repr__(self) -> str:
         return f"S3Client({self.location.uri!r})"
+
+    @cached_property
+    def session(self) -> Any:
+        """The boto3 session. Made when it is asked for: it takes half a second, and the log does without it."""
+        import boto3
+
+        return boto3.Session(
+            aws_access_key_id=self.storage_options.get("AWS_ACCESS_KEY_ID"),
+            aws_secret_access_key=self.storage_options.get("AWS_SECRET_ACCESS_KEY"),
+            region_name=self.storage_options.get("AWS_REGION"),
+        )
+
+    @cached_property
+    def s3(self) -> Any:
+        """The boto3 client, for a program's own requests."""
+        from botocore.config import Config
+
+        endpoint_url = self.storage_options.get("AWS_ENDPOINT_URL")
+        return self.session.client("s3", endpoint_url=endpoint_url, config=Config(s3={"addressing_style": "path"}))
 
     @property
     def table(self) -> Handle:

@@ -16,10 +16,11 @@ from functools import lru_cache
 import duckdb
 import pyarrow as pa
 
-from icedb.engine import connect_sandbox, quote_name, quote_text
+from icedb.engine import quote_name, quote_text
 from icedb.errors import InvalidPartitionExpression
 from icedb.expressions import parse_expression
 from icedb.format.names import decode_partition
+from icedb.sandboxes import question
 from icedb.schema import checked_type, describe, typed_nothing
 from icedb.spec import TableSpec
 
@@ -105,7 +106,7 @@ def _partition_types(
 ) -> dict[str, str]:
     if not expressions:
         return {}
-    with connect_sandbox() as con:
+    with question() as con:
         return _types(
             con, expressions, typed_nothing(dict(schema), rows=1), table=table, columns=[c for c, _ in schema]
         )
@@ -128,9 +129,11 @@ def _types(
             described = describe(con, query)
             one_value = con.execute(f"SELECT count(*) FROM ({query})").fetchone() == (1,)
         except duckdb.Error as error:
+            found = sorted(f"{c} {t}" for c, t in describe(con, f"SELECT * FROM ({source})").items())
             raise InvalidPartitionExpression(
                 f"{table}: the partition expression '{expression.sql} AS {expression.name}' does not fit the rows: "
-                f"{str(error).splitlines()[0]} (columns: {sorted(columns)})."
+                f"{str(error).splitlines()[0].rstrip('.')} (columns: {', '.join(found)}). Declare a type, cast "
+                "it in the expression (CAST(ts AS TIMESTAMP)), or correct the name."
             ) from None
         if not one_value:
             raise InvalidPartitionExpression(
@@ -146,12 +149,12 @@ def path_value_types(values: Mapping[str, Sequence[str | None]]) -> dict[str, st
 
     Only a type that writes each of them as it is: `07` is text.
     """
-    with connect_sandbox() as con:
+    with question() as con:
         return {name: _path_value_type(con, [v for v in of_name if v is not None]) for name, of_name in values.items()}
 
 
 def _path_value_type(con: duckdb.DuckDBPyConnection, values: Sequence[str]) -> str:
-    con.execute("CREATE OR REPLACE TABLE v AS SELECT unnest(CAST($1 AS VARCHAR[])) AS text", [list(values)])
+    con.execute("CREATE OR REPLACE TEMP TABLE v AS SELECT unnest(CAST($1 AS VARCHAR[])) AS text", [list(values)])
     for type_ in ("BIGINT", "DATE", "TIMESTAMP"):
         same = f"SELECT bool_and(coalesce(CAST(TRY_CAST(text AS {type_}) AS VARCHAR) = text, false)) FROM v"
         if con.execute(same).fetchone() == (True,):
@@ -187,7 +190,7 @@ def matching(partitions: Sequence[str], where: str, types: Mapping[str, str], *,
     typed = ", ".join(f"CAST(v.{quote_name(n)} AS {t}) AS {quote_name(n)}" for n, t in types.items())
     values = [decode_partition(path) for path in partitions]
     texts = {n: pa.array([v.get(n) for v in values], pa.string()) for n in types}
-    with connect_sandbox() as con:
+    with question() as con:
         con.register("v", pa.table({_PATH: pa.array(partitions, pa.string()), **texts}))
         try:
             rows_of_t = f"SELECT {_PATH}{', ' if typed else ''}{typed} FROM v"

@@ -14,9 +14,10 @@ from typing import Any
 
 import duckdb
 
-from icedb.engine import connect_sandbox, quote_text
+from icedb.engine import quote_text
 from icedb.errors import IceDBError, InvalidOption, UnknownColumn
 from icedb.expressions import items_sql, parse_expression, replaced, tree_of, walk
+from icedb.sandboxes import question
 from icedb.schema import describe, typed_nothing
 
 __all__ = ["Predicate", "check_predicate"]
@@ -75,7 +76,7 @@ def check_predicate(
     if "user" in named - {c.casefold() for c in columns}:
         raise _unknown("user", text, columns, table)  # DuckDB would take it for its function of that name
     in_paths = {c.casefold() for c in partition_schema}
-    with connect_sandbox() as con:  # one, for it takes longer than what it is asked
+    with question() as con:  # one, for it takes longer than what it is asked
         try:
             type_ = _bind(con, parsed.sql, columns)
         except duckdb.Error as error:
@@ -101,7 +102,7 @@ def _tree(con: duckdb.DuckDBPyConnection, sql: str) -> Mapping[str, Any]:
 def _answered(sql: str, columns: Mapping[str, str]) -> str:
     """The expression with the time of now in the place of what asks for it."""
     names = {c.casefold() for c in columns}
-    with connect_sandbox() as con:
+    with question() as con:
 
         def answer(node: Mapping[str, Any]) -> Mapping[str, Any] | None:
             if not _asks_time(node, names):

@@ -15,12 +15,12 @@ import msgspec
 import pyarrow as pa
 
 from icedb.bounding import Asked, Condition, condition_of
-from icedb.engine import connect_sandbox
 from icedb.format.marker_columns import row_numbers
 from icedb.format.names import decode_partition
 from icedb.format.records import Stats
 from icedb.handle import Part
 from icedb.live_parts import LiveParts
+from icedb.sandboxes import question
 from icedb.statistics import TEXT_TYPES, Bounds, bounds_of
 
 __all__ = ["may_match"]
@@ -44,7 +44,7 @@ def may_match(
     """
     if not parts:
         return []
-    with connect_sandbox() as con:
+    with question() as con:
         try:
             condition = condition_of(con, predicate, columns, path_columns)
             if condition.sql == "true":

@@ -20,10 +20,12 @@ import duckdb
 
 from icedb.engine import connect_sandbox
 
-__all__ = ["Sandbox", "sandbox"]
+__all__ = ["Sandbox", "question", "sandbox"]
 
-# More are rarely wanted at a time, and each takes some megabytes.
+# Of those with as much memory and as many threads, more are rarely wanted at a time; each takes some megabytes.
 _IDLE_MAX = 4
+# Of all kinds: a program gives few different limits.
+_ALL_IDLE_MAX = 12
 
 
 @dataclass(slots=True)
@@ -68,12 +70,20 @@ def sandbox(folder: Path | None, *, memory_bytes: int | None, threads: int | Non
         with found.root.cursor() as con:
             lent = Sandbox(con, found.folder)
             yield lent
-        kept = lent.kept and folder is None and len(_idle) < _IDLE_MAX and _is_empty(found)
+        kept = lent.kept and folder is None and _has_room(found) and _is_empty(found)
     finally:
         if kept:
             _idle.append(found)
         else:
             found.close()
+
+
+@contextmanager
+def question() -> Iterator[duckdb.DuckDBPyConnection]:
+    """A sandbox for what is answered at once, and leaves nothing behind but temporary tables."""
+    with sandbox(None, memory_bytes=None, threads=None) as lent:
+        yield lent.con
+        lent.kept = True
 
 
 def _take(memory_bytes: int | None, threads: int | None) -> _Idle | None:
@@ -89,10 +99,19 @@ def _take(memory_bytes: int | None, threads: int | None) -> _Idle | None:
     return None
 
 
+def _has_room(used: _Idle) -> bool:
+    alike = sum((idle.memory_bytes, idle.threads) == (used.memory_bytes, used.threads) for idle in list(_idle))
+    return alike < _IDLE_MAX and len(_idle) < _ALL_IDLE_MAX
+
+
 def _is_empty(used: _Idle) -> bool:
     """Whether nothing of what it was used for is left. What spills has a folder of its own in there."""
-    files = [file for file in used.folder.rglob("*") if not file.is_dir()]
-    return not files and used.root.execute("SELECT count(*) FROM duckdb_tables()").fetchone() == (0,)
+    if any(not file.is_dir() for file in used.folder.rglob("*")):
+        return False
+    try:
+        return used.root.execute("SELECT count(*) FROM duckdb_tables()").fetchone() == (0,)
+    except duckdb.Error:  # after a fatal error a database answers nothing any more
+        return False
 
 
 def _close_all() -> None:

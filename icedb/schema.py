@@ -19,6 +19,7 @@ import duckdb
 from icedb.engine import connect_sandbox, quote_name, quote_text
 from icedb.errors import InvalidBatch, InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
 from icedb.expressions import is_type
+from icedb.sandboxes import question
 
 __all__ = [
     "ROW_ID",
@@ -113,7 +114,7 @@ def checked_type(text: str, *, what: str, table: str) -> str:
 def _canonical_type(text: str) -> str | None:
     if not is_type(text):
         return None
-    with connect_sandbox() as con:
+    with question() as con:
         try:
             return describe(con, f"SELECT CAST(NULL AS {text}\n) AS value")["value"]
         except duckdb.Error:

@@ -14,9 +14,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from icedb.engine import connect_sandbox, quote_name
+from icedb.engine import quote_name
 from icedb.format.records import Marker, Stats
 from icedb.partitions import PartitionExpression
+from icedb.sandboxes import question
 
 __all__ = [
     "TEXT_TYPES",
@@ -103,7 +104,7 @@ def may_hold(markers: Sequence[Marker], column: str, type_: str, condition: str)
     figures = [bounds(marker, column) for marker in markers]
     columns = zip(*(f or (None, None, None) for f in figures), strict=True)
     lo, hi, nulls = (list(c) for c in columns) if markers else ([], [], [])
-    with connect_sandbox() as con:
+    with question() as con:
         found = con.execute(
             f"""
             WITH told AS (

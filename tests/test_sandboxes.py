@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 import icedb
-from icedb import sandboxes, staging
+from icedb import engine, sandboxes, staging
 from icedb.errors import InvalidBatch
+from icedb.location import parse_location
 from icedb.sandboxes import sandbox
 
 ROWS = pa.table({"n": [2, 1]})
@@ -27,7 +28,12 @@ def _none_is_kept() -> Iterator[None]:
 
 
 def roots() -> list[duckdb.DuckDBPyConnection]:
-    return [idle.root for idle in sandboxes._idle]
+    return [idle.root for idle in given_limits()]
+
+
+def given_limits() -> list[sandboxes._Idle]:
+    """Those of inserts, and not those of mere questions."""
+    return [idle for idle in sandboxes._idle if (idle.memory_bytes, idle.threads) != (None, None)]
 
 
 def test_a_small_batch_uses_what_the_last_one_used(memory: Any) -> None:
@@ -37,7 +43,7 @@ def test_a_small_batch_uses_what_the_last_one_used(memory: Any) -> None:
     table.insert(ROWS)
     assert len(first) == 1
     assert roots() == first
-    [idle] = sandboxes._idle
+    [idle] = given_limits()
     assert [file for file in idle.folder.rglob("*") if file.is_file()] == []
     assert idle.root.execute("SELECT count(*) FROM duckdb_tables()").fetchall() == [(0,)]
     assert table.query("SELECT n, count(*) FROM t GROUP BY n ORDER BY n").fetchall() == [(1, 2), (2, 2)]
@@ -110,3 +116,61 @@ def test_without_its_folder_it_is_not_used_again(memory: Any) -> None:
     idle.folder.rmdir()
     assert table.insert(ROWS).rows == 2
     assert idle.root not in roots()
+
+
+def test_a_question_leaves_nothing_to_the_next() -> None:
+    sandboxes._close_all()
+    with sandboxes.question() as con:
+        con.execute("CREATE TEMP TABLE v AS SELECT 1 AS n")
+        con.execute("BEGIN")
+        con.register("given", pa.table({"n": [1]}))
+    [idle] = sandboxes._idle
+    with sandboxes.question() as con:
+        assert not sandboxes._idle
+        for name in ("v", "given"):
+            with pytest.raises(duckdb.CatalogException):
+                con.execute(f"FROM {name}")
+        con.execute("CREATE TABLE stays AS SELECT 1 AS n")  # so this one is nobody's any more
+    assert idle not in sandboxes._idle
+
+
+def test_a_database_that_answers_no_more_is_not_kept() -> None:
+    sandboxes._close_all()
+    with sandboxes.question():
+        pass
+    [idle] = sandboxes._idle
+    with sandboxes.question():
+        idle.root.close()  # as a fatal error leaves it
+    assert not sandboxes._idle
+    with sandboxes.question() as con:
+        assert con.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_the_signature_of_the_s3_extension_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = parse_location("s3://bucket/table", {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"})
+    monkeypatch.setattr(engine, "_checked", set())
+    made: list[dict[str, str]] = []
+    real = duckdb.connect
+
+    def connect(database: str, config: dict[str, str]) -> duckdb.DuckDBPyConnection:
+        made.append(config)
+        return real(database, config=config)
+
+    monkeypatch.setattr("duckdb.connect", connect)
+    for wanted in ({}, {"allow_unsigned_extensions": "true"}):  # the second trusts what DuckDB said to the first
+        con = engine.connect_reader(here)
+        assert made.pop() == wanted
+        assert con.execute("SELECT current_setting('allow_unsigned_extensions')").fetchone() == (False,)
+        assert con.execute("SELECT loaded FROM duckdb_extensions() WHERE extension_name = 'httpfs'").fetchone() == (
+            True,
+        )
+        with pytest.raises(duckdb.InvalidInputException, match="while database is running"):
+            con.execute("SET allow_unsigned_extensions = true")
+
+
+def test_a_connection_that_checks_nothing_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_checked", set())
+    engine.load_httpfs(duckdb.connect(config={"allow_unsigned_extensions": "true"}))
+    assert not engine._checked
+    engine.load_httpfs(duckdb.connect())
+    assert engine._checked

@@ -9,7 +9,8 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from icedb.engine import connect_sandbox, quote_name
+from icedb.engine import quote_name
+from icedb.sandboxes import question
 
 __all__ = ["INTEGERS", "ColumnType", "arrow_type", "parse_type", "sql_type", "tells_arrow"]
 
@@ -73,7 +74,7 @@ class ColumnType:
 @lru_cache(maxsize=4096)
 def parse_type(text: str) -> ColumnType:
     """The type that DuckDB calls `text`: one of a table's columns. Raises duckdb.Error when it is none."""
-    with connect_sandbox() as con:
+    with question() as con:
         return _from_duckdb(con.sqltype(text))
 
 

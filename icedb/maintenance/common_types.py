@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import duckdb
 
 from icedb.conflicts import lossless, widening
-from icedb.engine import connect_sandbox
 from icedb.errors import InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
 from icedb.format.snapshot import LogState
+from icedb.sandboxes import question
 from icedb.schema import describe, storage_type
 from icedb.spec import TableSpec
 
@@ -97,7 +97,7 @@ def _widens(source: str, target: str) -> bool:
 
 
 def _candidates(types: Sequence[str]) -> Iterator[str]:
-    with connect_sandbox() as con:
+    with question() as con:
         union = " UNION ALL ".join(f"SELECT CAST(NULL AS {t}) AS value" for t in types)
         try:
             united = describe(con, union)["value"]

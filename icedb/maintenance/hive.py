@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from icedb.clock import SystemClock
-from icedb.engine import connect_sandbox, quote_name
+from icedb.engine import quote_name
 from icedb.errors import InvalidBatch, InvalidOption, InvalidPartitionValue
 from icedb.handle import Handle
 from icedb.maintenance.footers import Footers
 from icedb.maintenance.sources import Source, SourceFile
 from icedb.partitions import partition_types, path_value_types
+from icedb.sandboxes import question
 from icedb.spec import TableSpec
 
 __all__ = ["check_rows_of", "infer_spec", "partition_values"]
@@ -64,7 +65,7 @@ def _canonical(values: Iterable[str | None], type_: str) -> dict[str, str | None
     texts = sorted({v for v in values if v is not None})
     if type_ == "VARCHAR":
         return {t: t for t in texts}
-    with connect_sandbox() as con:
+    with question() as con:
         cast = f"TRY_CAST(text AS {type_})"
         exact = "true"
         if type_ in ("DATE", "TIMESTAMP"):

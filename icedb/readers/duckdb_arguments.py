@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import lru_cache
 
-from icedb.engine import connect_sandbox, quote_text
+from icedb.engine import quote_text
 from icedb.errors import InvalidOption, UnknownColumn
+from icedb.sandboxes import question
 from icedb.times import as_of_ms, parse_as_of
 
 __all__ = ["UTC_NAMES", "Condition", "DateColumns", "date_columns", "depends_on_zone", "equality", "given_ms"]
@@ -64,7 +65,7 @@ def equality(column: str, type_: str, text: str) -> Condition:
 
 @lru_cache(maxsize=256)
 def _elements(type_: str, text: str) -> tuple[str | None, ...]:
-    with connect_sandbox() as con:
+    with question() as con:
         found = con.execute(f"SELECT CAST(unnest(CAST($1 AS {type_})) AS VARCHAR)", [text])
         return tuple(value for (value,) in found.fetchall())
 
@@ -89,7 +90,7 @@ def _functions_of_zones() -> frozenset[str]:
         WHERE return_type LIKE '%{_WITH_ZONE}%'
             AND coalesce(array_to_string(parameter_types, ' '), '') NOT LIKE '%{_WITH_ZONE}%'
     """
-    with connect_sandbox() as con:
+    with question() as con:
         return frozenset(str(name).casefold() for (name,) in con.execute(query).fetchall()) | _ZONE_IN_FORMAT
 
 
