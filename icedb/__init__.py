@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING
 from icedb.errors import IceDBError
 
 if TYPE_CHECKING:
+    from icedb.buffering.submissions import Acknowledged, BufferStats
+    from icedb.buffering.writer import BufferedWriter
     from icedb.changes import Changes
     from icedb.commit import Commit
+    from icedb.diff import Diff
+    from icedb.exporting.delta import DeltaReport
+    from icedb.exporting.parquet import ParquetExportReport
+    from icedb.foreseeing import Foreseen
     from icedb.handle import Part
+    from icedb.history import CommitInfo
     from icedb.icedb import CompressionCodec, IceDBv3
     from icedb.log import (
         FileMarker,
@@ -49,17 +56,24 @@ if TYPE_CHECKING:
     from icedb.table import Table
 
 __all__ = [
+    "Acknowledged",
     "Aggregating",
+    "BufferStats",
+    "BufferedWriter",
     "Changes",
     "CleanupReport",
     "Commit",
+    "CommitInfo",
     "CompressionCodec",
     "Condition",
     "Dedup",
     "DeleteReport",
+    "DeltaReport",
+    "Diff",
     "DropReport",
     "FileMarker",
     "FileMarkerFromJSON",
+    "Foreseen",
     "IceDBError",
     "IceDBv3",
     "IceLogIO",
@@ -70,6 +84,7 @@ __all__ = [
     "LogTombstoneFromJSON",
     "MergeReport",
     "NoLogFilesException",
+    "ParquetExportReport",
     "Part",
     "Pin",
     "Problem",
@@ -96,9 +111,16 @@ __version__ = "0.1.0"
 
 # Where a name is; what is not here is loaded already.
 _HOMES = {
+    "icedb.buffering.submissions": ("Acknowledged", "BufferStats"),
+    "icedb.buffering.writer": ("BufferedWriter",),
     "icedb.changes": ("Changes",),
     "icedb.commit": ("Commit",),
+    "icedb.diff": ("Diff",),
+    "icedb.exporting.delta": ("DeltaReport",),
+    "icedb.exporting.parquet": ("ParquetExportReport",),
+    "icedb.foreseeing": ("Foreseen",),
     "icedb.handle": ("Part",),
+    "icedb.history": ("CommitInfo",),
     "icedb.icedb": ("CompressionCodec", "IceDBv3"),
     "icedb.log": (
         "FileMarker",

@@ -155,6 +155,11 @@ def _read(given: Mapping[str, Any], table: str) -> tuple[Credentials, float]:
 
 def _refused(table: str, error: Exception) -> AccessDenied:
     """Says no more than the kind of the error: its text is not ours, and may quote what was sent."""
+    if type(error).__name__ == "ProfileNotFound":  # which quotes the profile's name alone
+        return AccessDenied(
+            f"{table}: there are no credentials: {str(error).rstrip('.')}. Correct AWS_PROFILE, or "
+            "add the profile to ~/.aws."
+        )
     return AccessDenied(
         f"{table}: there are no credentials ({type(error).__name__}). Check the session, profile or role that "
         "should give them: it may need a new login."

@@ -6,6 +6,7 @@
     │   ├── TornListing              the log changed faster than it could be listed        (TimeoutError)
     │   ├── CommitContended          other exclusive commits always came first             (TimeoutError)
     │   ├── PublicationTooLate       the parts or the claim are too old to be published    (TimeoutError)
+    │   ├── BufferFull               a BufferedWriter has no room, or has not flushed yet  (TimeoutError)
     │   └── SparkJobFailed           Spark did not finish the tasks of a job               (RuntimeError)
     ├── LookFirst                whether it happened is not known: to repeat it could do it twice
     │   ├── CommitUncertain          published or not: only the table can tell             (RuntimeError)
@@ -34,7 +35,8 @@
     │   ├── JavaNotFound             Spark has no Java to run on                           (RuntimeError)
     │   ├── MissingExtra             a package that is an extra of ours is not installed   (ImportError)
     │   ├── StackError               the local Postgres, daemon or web server              (RuntimeError)
-    │   └── PoolNotExclusive         the Dagster pool does not hold one run at a time      (RuntimeError)
+    │   ├── PoolNotExclusive         the Dagster pool does not hold one run at a time      (RuntimeError)
+    │   └── WriterClosed             a BufferedWriter was closed, or is another process's  (ValueError)
     └── Damaged                  the store holds something that must not be there, or lacks something
         ├── DamagedLog               a log file that cannot be read as one                 (ValueError)
         ├── MissingPart              a live part without its object                        (FileNotFoundError)
@@ -50,6 +52,7 @@ from __future__ import annotations
 __all__ = [
     "AccessDenied",
     "BucketNotFound",
+    "BufferFull",
     "CheckpointBehind",
     "ClockSkew",
     "CommitContended",
@@ -88,6 +91,7 @@ __all__ = [
     "UnsupportedStore",
     "UnsupportedType",
     "ViewBehind",
+    "WriterClosed",
 ]
 
 
@@ -144,6 +148,10 @@ class CommitUncertain(LookFirst, RuntimeError):
 
 class PublicationTooLate(TryAgain, TimeoutError):
     """The parts were written too long ago to be published; an orphan sweep may already have taken them."""
+
+
+class BufferFull(TryAgain, TimeoutError):
+    """A BufferedWriter commits more slowly than rows arrive: it had no room, or did not flush, in the time given."""
 
 
 class SparkJobFailed(TryAgain, RuntimeError):
@@ -267,6 +275,10 @@ class StackError(FixInput, RuntimeError):
 
 class PoolNotExclusive(FixInput, RuntimeError):
     """The Dagster instance does not hold a table's maintenance to one run at a time."""
+
+
+class WriterClosed(FixInput, ValueError):
+    """A BufferedWriter was closed before these rows were committed, or belongs to the process that was forked."""
 
 
 class DamagedLog(Damaged, ValueError):

@@ -1,8 +1,9 @@
 """Where a table is, and how to get in: a URI and storage options, the convention of deltalake and Polars.
 
-    s3://bucket/prefix     with AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-                           AWS_SESSION_TOKEN, AWS_VIRTUAL_HOSTED_STYLE_REQUEST (AWS_ALLOW_HTTP is
-                           accepted and not needed: an endpoint that starts with http:// says it)
+    s3://bucket/prefix     with AWS_ENDPOINT_URL (or AWS_ENDPOINT_URL_S3), AWS_REGION, AWS_ACCESS_KEY_ID,
+                           AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_VIRTUAL_HOSTED_STYLE_REQUEST
+                           (AWS_ALLOW_HTTP is accepted and not needed: an endpoint that starts with
+                           http:// says it)
     /a/folder, file:///a/folder, ~/folder, relative/folder
     memory://name          in this process only, for tests
 
@@ -32,7 +33,9 @@ from icedb.format.names import Keys
 
 __all__ = ["Location", "parse_location", "with_log"]
 
+# Where several say the same, the first of them holds.
 _OPTIONS = {
+    "aws_endpoint_url_s3": "endpoint",
     "aws_endpoint_url": "endpoint",
     "aws_endpoint": "endpoint",
     "endpoint_url": "endpoint",
@@ -272,7 +275,8 @@ def _shown(text: str) -> str:
 
 
 def _check_options(options: Mapping[str, str], *, text: str, strict: bool = True) -> dict[str, str]:
-    known = {_OPTIONS[k.lower()]: str(v) for k, v in options.items() if k.lower() in _OPTIONS and v}
+    given = {k.lower(): str(v) for k, v in options.items() if v}
+    known = {field: given[name] for name, field in reversed(_OPTIONS.items()) if name in given}
     unknown = sorted(k for k in options if k.lower() not in _OPTIONS)
     if strict and unknown:
         raise InvalidOption(

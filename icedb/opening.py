@@ -93,11 +93,19 @@ def create_handle(
     timing: Timing | None = None,
     fencing: Fencing = "claims",
     clock: Clock | None = None,
+    dry_run: bool = False,
 ) -> Handle:
-    """Create an empty table with this spec. Raises TableExists, FixInput errors for the spec, the store's errors."""
+    """Create an empty table with this spec. A dry run looks whether it could.
+
+    Raises TableExists, FixInput errors for the spec, the store's errors.
+    """
     spec = checked_spec(spec, table=store.location.uri)  # refuses a bad one before anything is written
     handle = Handle(store, spec, timing=timing, fencing=fencing, clock=clock)
     _refuse_foreign_log(handle)
+    if dry_run:
+        if _has_spec(handle):
+            raise _table_exists(handle)
+        return handle
     claim_log_store(handle)
     handle.check_writable()
     _create_spec(handle)
@@ -142,7 +150,11 @@ def _create_spec(handle: Handle) -> None:
     except ObjectExists:
         # The spec holds a random id: equal bytes are our own put, answered too late and repeated.
         if handle.store.get(handle.keys.spec).body != body:
-            raise TableExists(f"{handle.table}: a table is there already. Open it with Table.open.") from None
+            raise _table_exists(handle) from None
+
+
+def _table_exists(handle: Handle) -> TableExists:
+    return TableExists(f"{handle.table}: a table is there already. Open it with Table.open.")
 
 
 def _has_spec(handle: Handle) -> bool:

@@ -21,6 +21,7 @@ from icedb.errors import IceDBError, InvariantViolated
 from icedb.format.records import Marker
 from icedb.incoming import too_little_memory
 from icedb.inputs.batches import Batch
+from icedb.progress import progress
 from icedb.shaping import WriteContext
 from icedb.splitting import split_ranges
 from icedb.staging import Range, Stage, stage_rows
@@ -88,9 +89,14 @@ def put_parts(stage: Stage, *, store: ObjectStore, clock: Clock, part_bytes: int
         with encoding:
             _check_rows(context, piece, stage.write(path, piece.first, piece.last, level=ZSTD_LEVEL))
         begun.append(key)
-        return put_part(store, key, path)
+        stored = put_part(store, key, path)
+        advance(piece.rows)
+        return stored
 
-    with ThreadPoolExecutor(CONCURRENT_PUTS) as pool:  # each writes a part after the other: few files are on disk
+    with (
+        progress("writing parts", sum(r.rows for r in ranges), "rows") as advance,
+        ThreadPoolExecutor(CONCURRENT_PUTS) as pool,  # each writes a part after the other: few files are on disk
+    ):
         writes = [pool.submit(write, key, piece) for key, piece in zip(keys, ranges, strict=True)]
         try:
             wait(writes, return_when=FIRST_EXCEPTION)

@@ -20,7 +20,7 @@ from icedb.schema import check_columns, new_columns
 from icedb.spec import all_columns
 from icedb.transactions import Txn, append_once
 
-__all__ = ["check_overwrite", "prepare", "publish_append", "publish_overwrite"]
+__all__ = ["check_overwrite", "prepare", "publish_append", "publish_overwrite", "refuse_overwrite"]
 
 
 def prepare(handle: Handle) -> None:
@@ -58,6 +58,15 @@ def publish_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen 
 
 
 def check_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> None:
+    """As `refuse_overwrite`, and the parts of an overwrite that is refused are deleted."""
+    try:
+        refuse_overwrite(handle, written, partitions)
+    except FixInput:
+        discard(handle.store, [m.key for m in written.markers])
+        raise
+
+
+def refuse_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> None:
     """Raise EmptyBatch, SchemaConflict or InvalidBatch for an overwrite that can be told to be refused."""
     if not written.markers:
         raise EmptyBatch(
@@ -65,13 +74,9 @@ def check_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | 
             table=handle.table,
         )
     handle.read()
-    _check(handle, written, handle.columns)
+    check_columns(written.schema, handle.columns, table=handle.table)
     if partitions is not None:
-        try:
-            check_inside(handle, written, partitions)
-        except FixInput:
-            discard(handle.store, [m.key for m in written.markers])
-            raise
+        check_inside(handle, written, partitions)
 
 
 def _check(handle: Handle, written: WrittenParts, known: Mapping[str, str]) -> None:

@@ -103,6 +103,13 @@ class QueryResult:
                 self._fetching = self._apart()
             return self._fetching.fetchmany(size)
 
+    def query(self, name: str, sql: str) -> QueryResult:
+        """The answer to a query over this one, which the query knows by `name`. Lazy, as this one is."""
+        with self._telling():
+            answer = self.relation.query(name, sql)
+        again = self._again
+        return QueryResult(answer, self._explained, None if again is None else lambda: again().query(name, sql))
+
     def to_arrow(self, *args: Any, **options: Any) -> pa.Table:
         """A pyarrow Table of all rows."""
         return self._told(self.relation.to_arrow_table)(*args, **options)

@@ -37,6 +37,7 @@ from icedb.format.records import Marker, Stats, total_rows
 from icedb.handle import Handle, Part
 from icedb.partitions import partition_types
 from icedb.parts import CONCURRENT_PUTS, StoredPart, digest, discard, put_part
+from icedb.progress import Advance, progress
 from icedb.scan import explain, read_parquet, scan, visible_partitions
 from icedb.schema import describe
 from icedb.statistics import encode_statistics, statistics_columns
@@ -127,8 +128,10 @@ class Rewriting(Work[Rewrite, NewPart]):
             with (
                 _engines(handle, items, memory_bytes, means.threads, folder) as engines,
                 _pools(engines.at_a_time, memory_bytes, items) as pools,
+                progress(self.name, sum(r.bytes for r in items), "bytes") as advance,
             ):
-                return self._write(handle, engines, pools, list(zip(items, keys, strict=True)), folder / "inputs")
+                rewrites = list(zip(items, keys, strict=True))
+                return self._write(handle, engines, pools, rewrites, folder / "inputs", advance)
         except BaseException as error:
             if not self.dry_run:
                 discard(handle.store, keys)
@@ -142,21 +145,32 @@ class Rewriting(Work[Rewrite, NewPart]):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _write(
-        self, handle: Handle, engines: _Engines, pools: _Pools, rewrites: Sequence[tuple[Rewrite, str]], folder: Path
+        self,
+        handle: Handle,
+        engines: _Engines,
+        pools: _Pools,
+        rewrites: Sequence[tuple[Rewrite, str]],
+        folder: Path,
+        advance: Advance,
     ) -> list[NewPart]:
         """Each with its key. The first that fails stops all."""
         written: list[NewPart] = []
+
+        def finish(rewrite: Rewrite, writing: Future[_Written]) -> None:
+            written.append(self._finished(handle, rewrite, writing, number=len(written) + 1, of=len(rewrites)))
+            advance(rewrite.bytes)
+
         begun: deque[tuple[Rewrite, Future[_Written]]] = deque()
         ahead_bytes = 0
         for number, (rewrite, key) in enumerate(rewrites):
             while len(begun) > engines.at_a_time and ahead_bytes + rewrite.bytes > AHEAD_BYTES:
                 ahead_bytes -= begun[0][0].bytes
-                written.append(self._finished(handle, *begun.popleft(), number=len(written) + 1, of=len(rewrites)))
+                finish(*begun.popleft())
             fetched = fetch_parts(handle, rewrite.inputs, folder / str(number), pools.fetching)
             begun.append((rewrite, pools.writing.submit(_rewrite, handle, engines, pools, self, rewrite, fetched, key)))
             ahead_bytes += rewrite.bytes
         while begun:
-            written.append(self._finished(handle, *begun.popleft(), number=len(written) + 1, of=len(rewrites)))
+            finish(*begun.popleft())
         return written
 
     def _finished(

@@ -29,6 +29,7 @@ from icedb.errors import AccessDenied, BucketNotFound, IceDBError, InvalidURI, S
 from icedb.local_files import check_folder, create_file
 from icedb.location import Location
 from icedb.objects import ObjectExists, ObjectInfo, ObjectNotFound, ObjectStore, StoredObject, chunks
+from icedb.progress import Advance, progress
 from icedb.two_stores import TwoStores
 
 if TYPE_CHECKING:
@@ -247,14 +248,14 @@ class ObstoreStore:
         pending, found = deque(keys), dict[str, StoredObject | None]()
         if len(keys) > 1:
             workers = min(CONCURRENT_GETS, len(keys))
-            with ThreadPoolExecutor(workers) as pool:
-                for done in [pool.submit(self._get_pending, pending, found) for _ in range(workers)]:
+            with progress("reading objects", len(keys), "objects") as advance, ThreadPoolExecutor(workers) as pool:
+                for done in [pool.submit(self._get_pending, pending, found, advance) for _ in range(workers)]:
                     done.result()
-        else:  # what a refresh finds most often: it is not worth a thread
-            self._get_pending(pending, found)
+        elif keys:  # what a refresh finds most often: it is not worth a thread
+            found[keys[0]] = self._get_or_none(keys[0])
         return {key: stored for key in keys if (stored := found[key]) is not None}
 
-    def _get_pending(self, pending: deque[str], found: dict[str, StoredObject | None]) -> None:
+    def _get_pending(self, pending: deque[str], found: dict[str, StoredObject | None], advance: Advance) -> None:
         """Read one object after the other until there is none left; an error leaves none to the others."""
         while True:
             try:
@@ -263,6 +264,7 @@ class ObstoreStore:
                 return
             try:
                 found[key] = self._get_or_none(key)
+                advance(1)
             except BaseException:
                 pending.clear()
                 raise
@@ -278,9 +280,11 @@ class ObstoreStore:
         backend = self._open()
         if backend is None:
             return []
-        with self._errors("list", prefix):
-            pages = obstore.list(backend, prefix.rstrip("/"), offset=after)
-            found = [ObjectInfo(m["path"], m["size"], _ms(m["last_modified"])) for page in pages for m in page]
+        found: list[ObjectInfo] = []
+        with self._errors("list", prefix), progress("listing objects", None, "objects") as advance:
+            for page in obstore.list(backend, prefix.rstrip("/"), offset=after):
+                found += [ObjectInfo(m["path"], m["size"], _ms(m["last_modified"])) for m in page]
+                advance(len(page))
         return sorted(found, key=lambda info: info.key)
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -288,12 +292,14 @@ class ObstoreStore:
         backend = self._open() if keys else None
         if backend is None:
             return
-        for some in chunks(keys):
-            try:
-                with self._errors("delete", some[0], others=len(some) - 1):
-                    obstore.delete(backend, some)
-            except ObjectNotFound:
-                self._delete_singly(backend, some)  # stores without bulk deletion stop at the first that is not there
+        with progress("deleting objects", len(keys), "objects") as advance:
+            for some in chunks(keys):
+                try:
+                    with self._errors("delete", some[0], others=len(some) - 1):
+                        obstore.delete(backend, some)
+                except ObjectNotFound:
+                    self._delete_singly(backend, some)  # without bulk deletion it stops at the first that is not there
+                advance(len(some))
 
     def _delete_singly(self, backend: LocalStore | MemoryStore | S3Store, keys: Iterable[str]) -> None:
         for key in keys:
@@ -443,11 +449,17 @@ def translate(error: Exception, *, verb: str, key: str, location: Location, othe
                 f"{what}: there are no credentials any more. Check the session, profile or role that should give them: "
                 "it may need a new login."
             )
-        remedy = (
-            "Check the folder's owner and its rights (read, write, search)."
-            if location.scheme == "file"
-            else "Check the access key, its secret, the region and the rights on that prefix (read, list, put, delete)."
-        )
+        if location.scheme == "file":
+            remedy = "Check the folder's owner and its rights (read, write, search)."
+        elif location.credentials() is None:
+            remedy = (
+                "No credentials were found, so it was asked as nobody: set AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, or the name of a profile (AWS_PROFILE)."
+            )
+        else:
+            remedy = (
+                "Check the access key, its secret, the region and the rights on that prefix (read, list, put, delete)."
+            )
         return AccessDenied(f"{what}: access was refused{f' ({code})' if code else ''}. {remedy}")
     detail = code or (f"status {status[1]}" if status else _first_cause(error, text))
     remedy = "the folder and its disk" if location.scheme == "file" else "the endpoint"

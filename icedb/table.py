@@ -11,24 +11,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Literal, Self
-
-import msgspec
 
 from icedb.changes import Changes, take_changes
 from icedb.clock import SystemClock
 from icedb.commit import Commit
 from icedb.credentials import CredentialProvider
 from icedb.declared import DeclaredSchema, declared_columns
+from icedb.diff import Diff, diff
 from icedb.errors import InvalidOption, TableNotFound
+from icedb.exporting.delta import KEEP, DeltaReport, export_delta
+from icedb.exporting.parquet import OnPart, ParquetExportReport, export_parquet
+from icedb.foreseeing import Foreseen, foresee
 from icedb.format.feed import Limits
 from icedb.frames import append_frame, is_spark_frame, overwrite_frame
 from icedb.handle import Fencing, Handle
+from icedb.history import CommitInfo, history
 from icedb.inputs.batches import OnConflict, Rows
 from icedb.location import parse_location, with_log
 from icedb.maintenance.adopt import ImportReport, create_by_import, import_files
-from icedb.maintenance.alter import alter
+from icedb.maintenance.alter import alter, spec_change
 from icedb.maintenance.cleanup import DELETES_MAX, CleanupReport, cleanup
 from icedb.maintenance.condition import Condition, Thresholds, examine
 from icedb.maintenance.delete import DeleteReport, delete, find_rows
@@ -107,6 +111,7 @@ class Table:
         log_storage_options: Mapping[str, str] | None = None,
         timing: Timing | None = None,
         fencing: Fencing = "claims",
+        dry_run: bool = False,
     ) -> Self:
         """Create an empty table.
 
@@ -129,7 +134,8 @@ class Table:
 
         `log_uri`: where the log is, if not beside the parts; the table remembers it.
         `log_storage_options`: those of the log's store; None means `storage_options` if both are of one kind.
-        `fencing`: `"none"` for a store without create-only puts.
+        `fencing`: `"none"` for a store without create-only puts. `dry_run`: check all this, and that no table is there,
+        and create none: the Table that is returned can only say what its `spec` would be.
 
         Raises TableExists, InvalidPartitionExpression, InvalidOption, InvalidQuery, InvalidURI, UnknownColumn,
         UnsupportedType, UnsupportedStore, BucketNotFound, AccessDenied, StoreUnavailable.
@@ -158,7 +164,7 @@ class Table:
             row_id=row_id,
             preserve_partition=preserve_partition,
         )
-        return cls(create_handle(store, spec, timing=timing, fencing=fencing))
+        return cls(create_handle(store, spec, timing=timing, fencing=fencing, dry_run=dry_run))
 
     @classmethod
     def open(
@@ -257,6 +263,35 @@ class Table:
             )
         return overwrite(self._handle, data, partitions, on_conflict=on_conflict, memory_bytes=memory_bytes)
 
+    def foresee(
+        self,
+        data: Rows,
+        *,
+        overwrite: bool = False,
+        partitions: Sequence[str] | str | None = None,
+        txn: Txn | None = None,
+        on_conflict: OnConflict = "raise",
+        memory_bytes: int | None = None,
+    ) -> Foreseen:
+        """What `insert`, or `overwrite`, would do with these rows: all of them are checked, and nothing is written.
+
+        The options are theirs. Rows are read, asked for by the insert query, partitioned and sorted as they would be;
+        Parquet is not encoded, and views are not asked. Raises what they would raise before anything is written.
+        """
+        if txn is not None:
+            txn = check_txn(txn, table=self.uri)
+        if partitions is not None and not overwrite:
+            raise InvalidOption(f"{self.uri}: partitions go with overwrite=True. Leave them out for an insert.")
+        return foresee(
+            self._handle,
+            data,
+            replaces=overwrite,
+            partitions=partitions,
+            txn=txn,
+            on_conflict=on_conflict,
+            memory_bytes=memory_bytes,
+        )
+
     # ------------------------------------------------------------------------------------ views
 
     def create_view(
@@ -352,6 +387,32 @@ class Table:
             limits=Limits(parts_max, bytes_max),
         )
 
+    def history(self, *, limit: int | None = None, since: AsOf | None = None) -> list[CommitInfo]:
+        """The commits that the log remembers, newest first: when, of what kind, what came and what went.
+
+        `limit`: so many; `since`: those of this time and later. A commit stays known when log files are merged; its
+        writer does not. What cleanup has forgotten is left out, and a commit that may lack some of it says so
+        (`exact`). Several commits of one millisecond are one, once their log files are merged. Raises InvalidOption,
+        DamagedLog, SchemaConflict and the store's errors.
+        """
+        return history(self._handle, limit=limit, since_ms=None if since is None else as_of_ms(since, name="since"))
+
+    def diff(self, since: AsOf, until: AsOf | None = None, *, rows: bool = False) -> Diff:
+        """What is different between two times (`until`: None for now): parts by partition, and columns.
+
+        `rows`: compare the rows of the parts that came and went, too, and count those that are there at one time only.
+        Equal rows stand for each other, so what was merely merged does not count. It reads these parts.
+
+        Raises SnapshotExpired when cleanup has forgotten one of the times, InvalidOption, MissingPart, DamagedLog and
+        the store's errors.
+        """
+        return diff(
+            self._handle,
+            as_of_ms(since, name="since"),
+            None if until is None else as_of_ms(until, name="until"),
+            rows=rows,
+        )
+
     def schema(self) -> dict[str, str]:
         """Column -> DuckDB type."""
         self._handle.read()
@@ -439,26 +500,22 @@ class Table:
         UnknownColumn, SchemaConflict, CommitContended, CommitUncertain and the store's errors.
         """
         _check_types(self.uri, partition_by or (), sort_by or (), row_group_rows or ROW_GROUP_ROWS, required or ())
-        given = {
-            "partition_by": None if partition_by is None else tuple(partition_by),
-            "sort_by": None if sort_by is None else tuple(sort_by),
-            "compression": compression,
-            "row_group_rows": row_group_rows,
-            "required": None if required is None else tuple(required),
-            "schema_policy": schema_policy,
-            "path_columns": None if path_columns is None else dict(path_columns),
-            "insert_query": insert_query,
-            "merge_query": merge_query,
-            "row_id": row_id,
-        }
-        changes: dict[str, object] = {name: value for name, value in given.items() if value is not None}
-        if merging is not None:
-            changes["merging"] = None if merging == "none" else merging
-        declared = declared_columns(schema if schema is not None else {}, table=self.uri)
-        return alter(
-            self._handle,
-            lambda spec: msgspec.structs.replace(spec, columns={**spec.columns, **declared}, **changes),
+        change = spec_change(
+            table=self.uri,
+            partition_by=partition_by,
+            sort_by=sort_by,
+            compression=compression,
+            row_group_rows=row_group_rows,
+            schema=schema,
+            required=required,
+            schema_policy=schema_policy,
+            path_columns=path_columns,
+            insert_query=insert_query,
+            merge_query=merge_query,
+            merging=merging,
+            row_id=row_id,
         )
+        return alter(self._handle, change)
 
     def delete(self, where: str, *, dry_run: bool = False, engine: Engine | None = None) -> DeleteReport:
         """Delete the rows for which `where` is true: a DuckDB condition over the columns of `t`. All partitions.
@@ -625,6 +682,74 @@ class Table:
             engine=engine or IN_PROCESS,
         )
 
+    # ------------------------------------------------------------------------------------ leave
+
+    def export_delta(
+        self,
+        *,
+        as_of: AsOf | None = None,
+        leave_out: Sequence[str] = (),
+        keep: timedelta | None = KEEP,
+        dry_run: bool = False,
+    ) -> DeltaReport:
+        """Publish the table as a Delta table at the same address: a Delta log over the same parts, nothing copied.
+
+        An export adds a Delta version with the difference to the one before, or none if nothing differs; who has an
+        older one open reads on for the grace period. Delta's own programs can read the table, and refuse to write to
+        it. `leave_out`: columns that Delta does not get.
+
+        Delta's readers see the parts of the last export, also when a merge has superseded them. A pin keeps these from
+        cleanup until the next export has come and the grace period is over, but for `keep` at most; None: however long
+        that takes. So export again after each merge, and more often than `keep`.
+
+        Raises UnsupportedType, InvalidPartitionValue and UnknownColumn, which name the columns, before anything is
+        written; ForeignMaintenance when another program wrote to the Delta log; SnapshotExpired, CommitContended,
+        PublicationTooLate, and as `pin` does. After StoreUnavailable it may have been published: to repeat it does no
+        harm.
+        """
+        return export_delta(
+            self._handle,
+            None if as_of is None else as_of_ms(as_of),
+            leave_out=leave_out,
+            keep=keep,
+            dry_run=dry_run,
+        )
+
+    def export_parquet(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        as_of: AsOf | None = None,
+        where: Where | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        overwrite: bool = False,
+        on_part: OnPart | None = None,
+        dry_run: bool = False,
+    ) -> ParquetExportReport:
+        """Write the rows to a folder or bucket prefix as plain Parquet, in Hive's folders (`d=2026-11-21`).
+
+        Parts are copied as they are, by the store itself where it can. With `where`, a predicate as for `query`, their
+        rows are filtered. `storage_options`: of the target; None: as the table's. `on_part`: called after each part
+        with how many are done, of how many, and their bytes.
+
+        The target must be empty; `overwrite` replaces an earlier export, and nothing else. The file `_SUCCESS` comes
+        last, and goes first: without it an export is not finished. One that fails removes what it wrote; of one that
+        was killed, files without `_SUCCESS` stay. Let one program at a time export to a target.
+
+        Raises InvalidOption, UnknownColumn, InvalidURI before anything is written; SnapshotExpired when cleanup took a
+        part meanwhile (pin the time of long exports), MissingPart, the errors of both stores.
+        """
+        return export_parquet(
+            self._handle,
+            target,
+            None if as_of is None else as_of_ms(as_of),
+            where=where,
+            storage_options=storage_options,
+            overwrite=overwrite,
+            on_part=on_part,
+            dry_run=dry_run,
+        )
+
     # ------------------------------------------------------------------------------------ undo and keep
 
     def restore(self, as_of: AsOf, *, dry_run: bool = False) -> RestoreReport:
@@ -642,7 +767,9 @@ class Table:
         """
         return restore(self._handle, as_of_ms(as_of), dry_run=dry_run)
 
-    def pin(self, name: str, as_of: AsOf | None = None, *, expires: Expires | None = None) -> Pin:
+    def pin(
+        self, name: str, as_of: AsOf | None = None, *, expires: Expires | None = None, dry_run: bool = False
+    ) -> Pin:
         """Keep the snapshot at a time readable, whatever cleanup does: `snapshot(as_of=pin.as_of_ms)`, `restore`.
 
         `as_of`: None is the time of the newest commit. `expires`: an aware datetime, unix milliseconds, or a timedelta
@@ -656,11 +783,12 @@ class Table:
         Raises PinExists, SnapshotExpired, InvalidOption, PublicationTooLate (the store got it too late: try again),
         ClockSkew and the store's errors. After StoreUnavailable the pin may be there.
         """
-        return pin(self._handle, name, None if as_of is None else as_of_ms(as_of), expires=expires)
+        at_ms = None if as_of is None else as_of_ms(as_of)
+        return pin(self._handle, name, at_ms, expires=expires, dry_run=dry_run)
 
-    def unpin(self, name: str) -> bool:
+    def unpin(self, name: str, *, dry_run: bool = False) -> bool:
         """Remove a pin; False when there was none. The next cleanup takes what only this pin needed, without grace."""
-        return unpin(self._handle, name)
+        return unpin(self._handle, name, dry_run=dry_run)
 
     def pins(self) -> list[Pin]:
         """The pins by name, expired ones too, which cleanup removes in time. Raises DamagedLog, the store's errors."""

@@ -9,9 +9,9 @@ merged in between: then nobody can tell whether it has these rows. Without a `tx
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from icedb.commit import Commit
@@ -27,9 +27,9 @@ from icedb.publishing import check_overwrite, prepare, publish_append, publish_o
 from icedb.spec import TableSpec
 from icedb.staging import QUARANTINE_COLUMNS, Stage, stage_rows
 from icedb.transactions import Txn, is_recorded, repeated
-from icedb.views import discard_views, publish_views, write_views
+from icedb.views import ViewParts, discard_views, publish_views, write_views
 
-__all__ = ["insert", "overwrite"]
+__all__ = ["Unpublished", "discard_beside", "insert", "overwrite", "staged", "write_unpublished"]
 
 
 def insert(
@@ -44,7 +44,7 @@ def insert(
     done = txn is not None and is_recorded(handle.read(fresh=True), txn)
     if done and not handle.spec.views:
         return repeated(handle)
-    with _staged(handle, data, on_conflict, memory_bytes) as (stage, memory_bytes):
+    with staged(handle, data, on_conflict, memory_bytes) as (stage, memory_bytes):
         views = write_views(handle, stage, memory_bytes=memory_bytes)
         try:
             commit = repeated(handle) if done else _append(handle, stage, txn, memory_bytes)
@@ -62,6 +62,47 @@ def _append(handle: Handle, stage: Stage, txn: Txn | None, memory_bytes: int) ->
     return commit if commit.repeated else replace(commit, quarantined_rows=stage.misfits, quarantine=aside)
 
 
+@dataclass(frozen=True, slots=True)
+class Unpublished:
+    """What an insert wrote for a table, its views and its quarantine. Nothing names it yet."""
+
+    written: WrittenParts
+    views: Sequence[ViewParts]
+    misfits: int
+    #: The quarantine, and the parts for it; None when all rows fit.
+    aside: tuple[Handle, WrittenParts] | None
+
+
+def write_unpublished(
+    handle: Handle, data: Rows, *, on_conflict: OnConflict = "raise", memory_bytes: int | None = None
+) -> Unpublished:
+    """Write the parts of an insert, for who publishes them himself. Raises as `insert` before anything is visible."""
+    with staged(handle, data, on_conflict, memory_bytes) as (stage, memory_bytes):
+        views = write_views(handle, stage, memory_bytes=memory_bytes)
+        written = aside = None
+        try:
+            written = put_parts(stage, store=handle.store, clock=handle.clock)
+            if stage.misfits:
+                quarantine = _open_quarantine(handle)
+                aside = quarantine, _write_misfits(quarantine, stage, "", memory_bytes)
+        except BaseException:
+            discard(handle.store, [m.key for m in written.markers] if written else [])
+            discard_views(views)
+            raise
+        return Unpublished(written, views, stage.misfits, aside)
+
+
+def discard_beside(unpublished: Unpublished) -> None:
+    """Delete what was written for views and quarantine, because the table's own parts are not published.
+
+    Those are not touched: who publishes them deletes them when nothing can name them any more.
+    """
+    discard_views(unpublished.views)
+    if unpublished.aside is not None:
+        quarantine, misfits = unpublished.aside
+        discard(quarantine.store, [m.key for m in misfits.markers])
+
+
 def overwrite(
     handle: Handle,
     data: Rows,
@@ -71,7 +112,7 @@ def overwrite(
     memory_bytes: int | None = None,
 ) -> Commit:
     """Replace live parts by rows; see `Table.overwrite`."""
-    with _staged(handle, data, on_conflict, memory_bytes) as (stage, memory_bytes):
+    with staged(handle, data, on_conflict, memory_bytes) as (stage, memory_bytes):
         written = put_parts(stage, store=handle.store, clock=handle.clock)
         if stage.misfits:  # those of an overwrite that is refused are not set aside
             check_overwrite(handle, written, partitions)
@@ -81,14 +122,17 @@ def overwrite(
 
 
 @contextmanager
-def _staged(
-    handle: Handle, data: Rows, on_conflict: OnConflict, memory_bytes: int | None
+def staged(
+    handle: Handle, data: Rows, on_conflict: OnConflict, memory_bytes: int | None, *, dry_run: bool = False
 ) -> Iterator[tuple[Stage, int]]:
-    """The staged batch, and the memory for what other tables get of it."""
+    """The staged batch, and the memory for what other tables get of it. A dry run asks the store for the log only."""
     if on_conflict not in get_args(OnConflict):
         raise InvalidOption(f"{handle.table}: on_conflict is {on_conflict!r}; give 'raise', 'cast' or 'quarantine'.")
     memory_bytes = check_write_memory(memory_bytes, table=handle.table)
-    prepare(handle)
+    if dry_run:
+        handle.read(fresh=True)
+    else:
+        prepare(handle)
     if handle.spec.views or on_conflict == "quarantine":  # other tables are written beside this one
         memory_bytes = max(memory_bytes // 2, WRITE_MEMORY_BYTES_MIN)
     # A query makes the table's columns of others, which may have the same names.

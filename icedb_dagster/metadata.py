@@ -15,9 +15,10 @@ import dagster as dg
 import icedb
 from icedb.engine import quote_name
 from icedb.errors import IceDBError
+from icedb.pictures import PartSizes
 from icedb.scan import visible_partitions
 from icedb_dagster.markdown import table
-from icedb_dagster.pictures import PartSizes, markdown_picture
+from icedb_dagster.pictures import markdown_picture
 
 __all__ = [
     "COMMIT_TIME",

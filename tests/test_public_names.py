@@ -12,17 +12,24 @@ from icedb.errors import IceDBError
 
 PUBLIC = {
     "icedb": [
+        "Acknowledged",
         "Aggregating",
+        "BufferStats",
+        "BufferedWriter",
         "Changes",
         "CleanupReport",
         "Commit",
+        "CommitInfo",
         "CompressionCodec",
         "Condition",
         "Dedup",
         "DeleteReport",
+        "DeltaReport",
+        "Diff",
         "DropReport",
         "FileMarker",
         "FileMarkerFromJSON",
+        "Foreseen",
         "IceDBError",
         "IceDBv3",
         "IceLogIO",
@@ -33,6 +40,7 @@ PUBLIC = {
         "LogTombstoneFromJSON",
         "MergeReport",
         "NoLogFilesException",
+        "ParquetExportReport",
         "Part",
         "Pin",
         "Problem",
@@ -57,6 +65,7 @@ PUBLIC = {
     "icedb.errors": [
         "AccessDenied",
         "BucketNotFound",
+        "BufferFull",
         "CheckpointBehind",
         "ClockSkew",
         "CommitContended",
@@ -95,6 +104,7 @@ PUBLIC = {
         "UnsupportedStore",
         "UnsupportedType",
         "ViewBehind",
+        "WriterClosed",
     ],
     "icedb.spark": ["SparkMergeEngine", "frame", "read", "register", "write"],
     "icedb.testing": [

@@ -1,12 +1,23 @@
-"""The command `icedb`: look at a table and maintain it.
+"""The command `icedb`: look at a table, write to it, maintain it.
 
 A thin shell around `Table`: each verb is one method. Results go to standard output, as a table or with `--json` as one
-JSON document; an error is one line on standard error. What deletes has `--dry-run`, and on a terminal shows that first
-and asks, unless `--yes`.
+JSON document; an error is one line on standard error. What changes a table has `--dry-run`; what replaces or deletes
+shows that first on a terminal, and asks, unless `--yes`.
 """
 
 try:
-    from icedb.cli import looking, maintaining, serving, writing  # noqa: F401 - they bring the verbs
+    from icedb.cli import (  # noqa: F401, I001  they bring the verbs, in the order of the help
+        looking,
+        querying,
+        listing,
+        past,
+        writing,
+        leaving,
+        changing,
+        maintaining,
+        ingesting,
+        serving,
+    )
     from icedb.cli.frame import app
 except ImportError as error:
     if error.name is None or error.name.partition(".")[0] not in ("typer", "rich"):
@@ -18,4 +29,4 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """The entry point."""
-    app()
+    app(prog_name="icedb")

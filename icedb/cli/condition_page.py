@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import msgspec
@@ -14,17 +14,17 @@ from rich.padding import Padding
 from rich.table import Table as Rows
 from rich.text import Text
 
+from icedb.cli.condition_charts import STYLES, charts
 from icedb.cli.output import moment
+from icedb.cli.rows import count_text, size_text
 from icedb.durations import duration_text
 from icedb.maintenance.condition import Condition, Due, PartitionCondition, Thresholds
 from icedb.maintenance.merge import PART_BYTES_MAX
 
-__all__ = ["info_document", "print_info"]
+__all__ = ["due_text", "figures", "info_document", "print_info"]
 
 # What fits on a screen with the rest; `--json` has all.
 PARTITIONS_SHOWN = 10
-
-_UNITS = ("kB", "MB", "GB", "TB")
 
 _INDENT = 4
 
@@ -63,6 +63,8 @@ def print_info(
     console.print(Text(condition.table, style="bold"), soft_wrap=True)
     console.print()
     console.print(_figures(condition, thresholds))
+    console.print()
+    console.print(charts(condition, thresholds, width=console.width))
     crowded = sorted(
         (p for p in condition.partitions if p.small_parts),
         key=lambda p: (-p.small_parts / _threshold(p, thresholds), -p.small_parts, p.path),
@@ -81,6 +83,11 @@ def print_info(
         console.print(Text("nothing is due", style="bold green"))
 
 
+def due_text(condition: Condition) -> list[tuple[str, str]]:
+    """What is due, in words, and why."""
+    return [(_VERBS[recommended.due].name, recommended.reason) for recommended in condition.recommendations]
+
+
 def _flags(due: Due, thresholds: Thresholds) -> list[str]:
     """What the verb must be told to take the parts that were counted."""
     if due not in ("merge_newest", "merge_oldest") or thresholds.part_bytes_max == PART_BYTES_MAX:
@@ -92,28 +99,33 @@ def _flags(due: Due, thresholds: Thresholds) -> list[str]:
 
 
 def _figures(condition: Condition, thresholds: Thresholds) -> Rows:
-    c, t = condition, thresholds
     rows = Rows.grid(padding=(0, 2))
-    expired_objects = c.expired_parts + c.expired_log_files
-    for name, text, style in (
-        ("rows", "unknown: some parts do not say" if c.live_rows is None else f"{c.live_rows:,}", ""),
-        ("parts", f"{_count(c.live_parts, 'part')}, {_size(c.live_bytes)}, {_in_partitions(c)}", ""),
-        ("small parts", f"{c.small_parts:,} ({c.small_part_ratio:.0%}) that a merge would take", ""),
-        ("log files", f"{c.log_files:,} to read; {c.small_log_files:,} of them can become one",
-         _style(c.log_files, t.log_files) if c.small_log_files else ""),
-        ("superseded", f"{_count(c.dead_parts, 'part')}, {_size(c.dead_bytes)}{_oldest(c)}", ""),
-        ("expired", f"{_count(c.expired_parts, 'part')}, {_size(c.expired_bytes)}, "
-         f"{_count(c.expired_log_files, 'log file')} past the grace period",
-         max(_style(c.expired_bytes, t.expired_bytes), _style(expired_objects, t.expired_objects), key=_STYLES.index)),
-        ("horizon", _horizon(c), ""),
-        ("newest rows", _newest(c), ""),
-    ):  # fmt: skip
+    for name, text, style in figures(condition, thresholds):
         rows.add_row(Text(name, style="bold"), Text(text, style=style))
     return rows
 
 
+def figures(condition: Condition, thresholds: Thresholds) -> Iterable[tuple[str, str, str]]:
+    """The name of each figure, what it is, and its style."""
+    c, t = condition, thresholds
+    expired_objects = c.expired_parts + c.expired_log_files
+    return (
+        ("rows", "unknown: some parts do not say" if c.live_rows is None else f"{c.live_rows:,}", ""),
+        ("parts", f"{count_text(c.live_parts, 'part')}, {size_text(c.live_bytes)}, {_in_partitions(c)}", ""),
+        ("small parts", f"{c.small_parts:,} ({c.small_part_ratio:.0%}) that a merge would take", ""),
+        ("log files", f"{c.log_files:,} to read; {c.small_log_files:,} of them can become one",
+         _style(c.log_files, t.log_files) if c.small_log_files else ""),
+        ("superseded", f"{count_text(c.dead_parts, 'part')}, {size_text(c.dead_bytes)}{_oldest(c)}", ""),
+        ("expired", f"{count_text(c.expired_parts, 'part')}, {size_text(c.expired_bytes)}, "
+         f"{count_text(c.expired_log_files, 'log file')} past the grace period",
+         max(_style(c.expired_bytes, t.expired_bytes), _style(expired_objects, t.expired_objects), key=STYLES.index)),
+        ("horizon", _horizon(c), ""),
+        ("newest rows", _newest(c), ""),
+    )  # fmt: skip
+
+
 def _in_partitions(condition: Condition) -> str:
-    return f"in {_count(len(condition.partitions), 'partition')}"
+    return f"in {count_text(len(condition.partitions), 'partition')}"
 
 
 def _oldest(condition: Condition) -> str:
@@ -141,20 +153,6 @@ def _ago(condition: Condition, unix_ms: int) -> str:
     return f"{text} ({unix_ms} unix ms)" if at is None else f"{text} ({at:%Y-%m-%d %H:%M:%S} UTC)"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _size(number: float) -> str:
-    """Bytes, in a unit that leaves few digits: 512 B, 12.3 MB."""
-    if number < 1_000:
-        return f"{number:.0f} B"
-    exponent = 0
-    while number >= 999.95 and exponent < len(_UNITS):  # 999.95 would be shown as 1000.0
-        number, exponent = number / 1_000, exponent + 1
-    return f"{number:,.1f} {_UNITS[exponent - 1]}"
-
-
 # ------------------------------------------------------------------------------------------------ partitions
 
 
@@ -176,22 +174,18 @@ def _partitions(crowded: Sequence[PartitionCondition], thresholds: Thresholds) -
             f"{partition.parts:,}",
             Text(f"{partition.small_parts:,}/{threshold:,}", style=style),
             Bar(threshold, 0, min(partition.small_parts, threshold), width=8, color=style or "default"),
-            _size(partition.small_bytes),
+            size_text(partition.small_bytes),
         )
     more = len(crowded) - PARTITIONS_SHOWN
     if more <= 0:
         return rows
-    return Group(rows, Text(f"and {_count(more, 'more partition')} with small parts", style="dim"))
+    return Group(rows, Text(f"and {count_text(more, 'more partition')} with small parts", style="dim"))
 
 
 def _threshold(partition: PartitionCondition, thresholds: Thresholds) -> int:
     return thresholds.hot_parts if partition.hot else thresholds.cold_parts
 
 
-# From what needs nobody to what is too much.
-_STYLES = ["", "yellow", "red"]
-
-
 def _style(figure: int, threshold: int) -> str:
     """Yellow from where maintenance is recommended on, red from the threshold on."""
-    return _STYLES[(figure >= threshold // 2) + (figure >= threshold)]
+    return STYLES[(figure >= threshold // 2) + (figure >= threshold)]

@@ -1,47 +1,87 @@
-"""The verbs that look at a table, and change nothing."""
+"""The verbs that judge a table, and change nothing: what it is like, drawn and told, and whether it is sound.
 
-from typing import Annotated
+A threshold that is not given is that of `icedb.Thresholds`.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
-from icedb.cli.condition_page import info_document, print_info
 from icedb.cli.frame import LOOK, Connection, Exit, Json, Uri, duration, limit, verb
-from icedb.cli.output import output, show, write_json
-from icedb.maintenance.condition import Thresholds
+from icedb.cli.output import output, show, tell, write_json
 
-_LIMITS = Thresholds()
+if TYPE_CHECKING:
+    from icedb.maintenance.condition import Condition, Thresholds
+
+HotParts = Annotated[int | None, limit("Small parts of a partition that rows arrive in; default: 64.")]
+ColdParts = Annotated[int | None, limit("Small parts of a partition that none arrive in; default: 8.")]
+Hot = Annotated[Any, duration("--hot", "How long after its last rows a partition is hot; default: 1h.")]
+PartBytesMax = Annotated[int | None, limit("A part below this size is small; default: 128 MiB.")]
+LogFiles = Annotated[int | None, limit("Log files that whoever opens the table reads; default: 64.")]
+ExpiredBytes = Annotated[int | None, limit("Bytes that a cleanup would delete; default: 4,000,000,000.")]
+ExpiredObjects = Annotated[int | None, limit("Objects that a cleanup would delete; default: 2,000.")]
+
+
+def _judged(connection: Connection, uri: str, **given: Any) -> "tuple[Condition, Thresholds]":
+    """A table's condition by the thresholds that are given."""
+    from icedb.maintenance.condition import Thresholds
+
+    thresholds = Thresholds(**{name: value for name, value in given.items() if value is not None})
+    return connection.open(uri).condition(thresholds), thresholds
 
 
 @verb(LOOK)
 def info(
     connection: Connection,
     uri: Uri,
-    hot_parts: Annotated[int, limit("Small parts of a partition that rows arrive in.")] = _LIMITS.hot_parts,
-    cold_parts: Annotated[int, limit("Small parts of a partition that none arrive in.")] = _LIMITS.cold_parts,
-    hot: Annotated[
-        int | None, duration("--hot", "How long after its last rows a partition is hot; default: 1h.")
-    ] = None,
-    part_bytes_max: Annotated[int, limit("A part below this size is small.")] = _LIMITS.part_bytes_max,
-    log_files: Annotated[int, limit("Log files that whoever opens the table reads.")] = _LIMITS.log_files,
-    expired_bytes: Annotated[int, limit("Bytes that a cleanup would delete.")] = _LIMITS.expired_bytes,
-    expired_objects: Annotated[int, limit("Objects that a cleanup would delete.")] = _LIMITS.expired_objects,
+    hot_parts: HotParts = None,
+    cold_parts: ColdParts = None,
+    hot: Hot = None,
+    part_bytes_max: PartBytesMax = None,
+    log_files: LogFiles = None,
+    expired_bytes: ExpiredBytes = None,
+    expired_objects: ExpiredObjects = None,
     json: Json = False,
 ) -> None:
-    """What the table is like and which maintenance is due: from half of each threshold on. Changes nothing."""
-    thresholds = Thresholds(
-        hot_parts=hot_parts,
-        cold_parts=cold_parts,
-        hot_ms=_LIMITS.hot_ms if hot is None else hot,
-        part_bytes_max=part_bytes_max,
-        log_files=log_files,
-        expired_bytes=expired_bytes,
-        expired_objects=expired_objects,
-    )
-    condition = connection.open(uri).condition(thresholds)
+    """Draw what the table is like, and tell which maintenance is due: from half of each threshold on."""
+    from icedb.cli.condition_page import info_document, print_info
+
+    condition, thresholds = _judged(
+        connection, uri, hot_parts=hot_parts, cold_parts=cold_parts, hot_ms=hot, part_bytes_max=part_bytes_max,
+        log_files=log_files, expired_bytes=expired_bytes, expired_objects=expired_objects,
+    )  # fmt: skip
     if json:
         write_json(info_document(condition, thresholds))
         return
     print_info(output(), condition, thresholds, uri=uri, connection=connection.flags)
+
+
+@verb(LOOK)
+def plot(
+    connection: Connection,
+    uri: Uri,
+    to: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The picture, a PNG.", show_default=False)],
+    hot_parts: HotParts = None,
+    cold_parts: ColdParts = None,
+    hot: Hot = None,
+    part_bytes_max: PartBytesMax = None,
+    log_files: LogFiles = None,
+    expired_bytes: ExpiredBytes = None,
+    expired_objects: ExpiredObjects = None,
+) -> None:
+    """Write what `info` draws as a picture."""
+    from icedb.cli.table_picture import draw_condition
+
+    if to.suffix.lower() != ".png":
+        raise typer.BadParameter(f"--output: the picture is a PNG; call it {to.stem or 'table'}.png.")
+    condition, thresholds = _judged(
+        connection, uri, hot_parts=hot_parts, cold_parts=cold_parts, hot_ms=hot, part_bytes_max=part_bytes_max,
+        log_files=log_files, expired_bytes=expired_bytes, expired_objects=expired_objects,
+    )  # fmt: skip
+    to.write_bytes(draw_condition(condition, thresholds))
+    tell(Text(f"{to} is written."))
 
 
 @verb(LOOK)

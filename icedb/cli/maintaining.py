@@ -1,20 +1,23 @@
 """The verbs that maintain a table: merges, cleanup, drops, deletions, and how to undo them."""
 
 import signal
+from dataclasses import dataclass
 from datetime import timedelta
 from threading import Event
 from types import FrameType
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
 from rich.text import Text
 
-from icedb.cli.frame import MAINTAIN, Connection, DryRun, Exit, Json, Uri, Yes, duration, run, time_option, verb
+from icedb.cli.frame import MAINTAIN, Connection, DryRun, Json, Uri, Yes, duration, run, time_option, verb
 from icedb.cli.output import one_line, show, tell, time_text
 from icedb.clock import SystemClock
-from icedb.maintenance.merge import PART_BYTES_MAX, MergeReport, Order
-from icedb.watch import watch
+from icedb.errors import InvalidOption, InvalidPartitionExpression
+
+if TYPE_CHECKING:
+    from icedb.maintenance.merge import MergeReport, Order
 
 PinName = Annotated[str, typer.Argument(help="The pin's name.", show_default=False)]
 
@@ -40,7 +43,10 @@ def merge(
     order: Annotated[
         Literal["oldest", "newest", "both"], typer.Option(help="Whose parts come first; both: by turns, with --watch.")
     ] = "oldest",
-    part_bytes_max: Annotated[int, typer.Option(min=1, help="Merge parts below this size.")] = PART_BYTES_MAX,
+    part_bytes_max: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="BYTES", help="Merge parts below this size; default: 128 MiB.", show_default=False),
+    ] = None,
     watching: Annotated[
         bool, typer.Option("--watch", help="Again and again, until SIGINT or SIGTERM; the merge under way is finished.")
     ] = False,
@@ -53,7 +59,10 @@ def merge(
         raise typer.BadParameter("--watch changes the table; leave --dry-run out, or look once.")
     if every is not None and not watching:
         raise typer.BadParameter("--every goes with --watch.")
+    sizes: dict[str, Any] = {} if part_bytes_max is None else {"part_bytes_max": part_bytes_max}
     if watching:
+        from icedb.watch import watch
+
         stop, every_ms = _stopped_by_signals(), 5_000 if every is None else every
         table = connection.open(uri)
         tell(Text(f"{table.uri}: merging every {every_ms / 1_000:g} s, until SIGINT or SIGTERM"))
@@ -62,7 +71,7 @@ def merge(
             stop=stop,
             orders=("newest", "oldest") if order == "both" else (order,),
             every_ms=every_ms,
-            part_bytes_max=part_bytes_max,
+            **sizes,
             on_merge=lambda order, report: typer.echo(_merge_line(order, report, json=json)),
             on_wait=lambda error, wait_ms: tell(Text(f"{one_line(error)} Trying again in {wait_ms / 1_000:g} s.")),
         )
@@ -70,7 +79,7 @@ def merge(
     if order == "both":
         raise typer.BadParameter("--order both goes with --watch; one merge has one order.")
     table = connection.open(uri)
-    show(table.merge(order=order, part_bytes_max=part_bytes_max, dry_run=dry_run), json=json)
+    show(table.merge(order=order, dry_run=dry_run, **sizes), json=json)
 
 
 def _stopped_by_signals() -> Event:
@@ -85,7 +94,7 @@ def _stopped_by_signals() -> Event:
     return stop
 
 
-def _merge_line(order: Order, report: MergeReport, *, json: bool) -> str:
+def _merge_line(order: "Order", report: "MergeReport", *, json: bool) -> str:
     """One merge of a watch, in one line."""
     told = {
         "at": time_text(SystemClock().now_ms(), timespec="seconds"),
@@ -150,7 +159,11 @@ def drop(
         raise typer.BadParameter("name partitions, or give --where; one of the two.")
     table = connection.open(uri)
     chosen = where or partitions or []
-    run(lambda dry: table.drop_partitions(chosen, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
+    try:
+        run(lambda dry: table.drop_partitions(chosen, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
+    except InvalidPartitionExpression as error:
+        error.args = (f"{error} A condition over other columns is for icedb delete.",)
+        raise
 
 
 @verb(MAINTAIN)
@@ -212,19 +225,37 @@ def pin(
     name: PinName,
     as_of: Annotated[Any, time_option("--as-of", "The time to keep; default: the newest commit's.")] = None,
     expires: Annotated[int | None, duration("--expires", "How long from now; default: until unpin.")] = None,
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Keep the snapshot at a time readable, whatever cleanup does."""
     until = None if expires is None else timedelta(milliseconds=expires)
-    show(connection.open(uri).pin(name, as_of, expires=until), json=json)
+    show(connection.open(uri).pin(name, as_of, expires=until, dry_run=dry_run), json=json)
+
+
+@dataclass(frozen=True, slots=True)
+class Unpinned:
+    """A pin that was removed."""
+
+    table: str
+    name: str
+    dry_run: bool
 
 
 @verb(MAINTAIN)
-def unpin(connection: Connection, uri: Uri, name: PinName) -> None:
+def unpin(
+    connection: Connection, uri: Uri, name: PinName, dry_run: DryRun = False, yes: Yes = False, json: Json = False
+) -> None:
     """Remove a pin. The next cleanup deletes what only this pin needed."""
-    if not connection.open(uri).unpin(name):
-        tell(Text(f"{uri}: there is no pin '{name}'."))
-        raise typer.Exit(Exit.FAILED)
+    table = connection.open(uri)
+
+    def operation(dry: bool) -> Unpinned:
+        if not table.unpin(name, dry_run=dry):
+            known = [p.name for p in table.pins()]
+            raise InvalidOption(f"{table.uri}: there is no pin '{name}' (there are {known or 'none'}).")
+        return Unpinned(table.uri, name, dry)
+
+    run(operation, dry_run=dry_run, yes=yes, json=json)
 
 
 @verb(MAINTAIN)

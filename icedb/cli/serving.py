@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -12,7 +12,9 @@ from rich.text import Text
 from icedb.cli.frame import SERVE, Exit, verb
 from icedb.cli.output import output, tell, write_json
 from icedb.extras import imported
-from icedb.proxy.check import CheckedBucket, check_config
+
+if TYPE_CHECKING:
+    from icedb.proxy.check import CheckedBucket
 
 
 @verb(SERVE)
@@ -26,6 +28,8 @@ def proxy(
 ) -> None:
     """Serve tables as buckets of S3, read-only: each tenant's own live parts. Until SIGINT or SIGTERM."""
     if check:
+        from icedb.proxy.check import check_config
+
         checked = check_config(config)
         if json:
             write_json(checked)
@@ -53,7 +57,7 @@ def proxy(
     serve(config, tell=lambda line: tell(Text(line)))
 
 
-def _checked_rows(checked: Sequence[CheckedBucket]) -> Rows:
+def _checked_rows(checked: Sequence["CheckedBucket"]) -> Rows:
     rows = Rows("tenant", "bucket", "table", "parts", "rows", box=SIMPLE_HEAD, pad_edge=False)
     for one in checked:
         figures = ("unknown" if n is None else f"{n:,}" for n in (one.parts, one.rows))

@@ -11,6 +11,7 @@ that any text is safe and distinct, and so that DuckDB, Spark and Hive read the 
     pin           <prefix>/_claims/pin-<name>.json
     probe         <prefix>/_claims/probe.json
     spec          <prefix>/_table.json
+    Delta log     <prefix>/_delta_log/<version, 20 digits>.json, .checkpoint.parquet
 
 Log and claims may lie in another store than parts and spec, under a prefix of their own.
 """
@@ -117,6 +118,11 @@ class Keys:
     def claims_prefix(self) -> str:
         """What claims are listed by, with the slash at its end."""
         return self._beside_log("_claims/")
+
+    @property
+    def delta_prefix(self) -> str:
+        """Where an export for programs that know Delta puts its log, with the slash at its end."""
+        return self._under("_delta_log/")
 
     def log_file(self, t_ms: int, *, merged: bool, writer: str) -> str:
         """The key of a log file; `merged` says that it carries tombstones."""

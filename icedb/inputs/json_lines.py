@@ -23,6 +23,7 @@ from icedb.inputs.fields import columns_of
 from icedb.inputs.files import FILE_COLUMN, Reading, first_line
 from icedb.inputs.rows import Observer
 from icedb.inputs.shapes import is_exact_double
+from icedb.progress import progress
 
 __all__ = ["open_json"]
 
@@ -36,8 +37,10 @@ def open_json(reading: Reading, *, failed: Callable[[IceDBError], None]) -> Batc
     """JSON lines as a batch. Raises InvalidBatch, SchemaConflict, UnsupportedType."""
     lines = _Lines(reading)
     observer = Observer(reading.table, reading.known, failed, json=True, where=lines.where)
-    for _, start, rows in lines.chunks():
-        observer.observe(rows, start)
+    with progress("looking at lines", None, "rows") as advance:
+        for _, start, rows in lines.chunks():
+            observer.observe(rows, start)
+            advance(len(rows))
     in_rows = {c.casefold() for c in observer.shapes}
     of_paths = _of_paths(reading).items()
     from_paths = {path: {c: v for c, v in row.items() if c.casefold() not in in_rows} for path, row in of_paths}

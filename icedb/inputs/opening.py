@@ -28,6 +28,7 @@ from icedb.inputs.paths import Format, is_paths
 from icedb.inputs.precision import microseconds
 from icedb.inputs.rows import open_rows
 from icedb.location import Location
+from icedb.progress import Advance, is_watched, progress
 from icedb.result import QueryResult
 
 __all__ = ["open_batch"]
@@ -69,7 +70,10 @@ def open_batch(
                     folder=folder(),
                     memory_bytes=memory_bytes,
                 ) as reading:
-                    yield _from_files(reading, failures.append)
+                    batch = _from_files(reading, failures.append)
+                    with ExitStack() as reads:
+                        advance = reads.enter_context(progress("reading files", None, "rows"))
+                        yield _told(batch, advance, reads.close) if is_watched() else batch
             else:
                 batch = _from_rows(data, location.uri, known, on_conflict, folder, failures.append)
                 yield replace(batch, stream=microseconds(batch.stream, table=location.uri, failed=failures.append))
@@ -81,6 +85,18 @@ def open_batch(
 
 def _from_files(reading: Reading, failed: Callable[[IceDBError], None]) -> Batch:
     return _READERS[reading.files.format](reading, failed=failed)
+
+
+def _told(batch: Batch, advance: Advance, over: Callable[[], None]) -> Batch:
+    """A batch that tells how many of its rows were read, and when it is over."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for some in batch.stream:
+            yield some
+            advance(some.num_rows)
+        over()
+
+    return replace(batch, stream=pa.RecordBatchReader.from_batches(batch.stream.schema, batches()))
 
 
 def _from_rows(

@@ -7,25 +7,72 @@ have the table open go on with the spec that they know until they read the log; 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
 from icedb.commit import Commit
-from icedb.declared import checked_spec
+from icedb.declared import DeclaredSchema, checked_spec, declared_columns
 from icedb.errors import InvalidPartitionExpression, UnknownColumn
 from icedb.exclusive import exclusive
 from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
 from icedb.partitions import parse_partition_by
-from icedb.spec import TableSpec, all_columns, encode_spec
+from icedb.spec import Compression, Merging, SchemaPolicy, TableSpec, all_columns, encode_spec
 
-__all__ = ["alter"]
+__all__ = ["Change", "alter", "plan_alter", "spec_change"]
+
+#: Makes a new spec of a table's newest.
+Change = Callable[[TableSpec], TableSpec]
 
 
-def alter(handle: Handle, change: Callable[[TableSpec], TableSpec]) -> Commit:
+def spec_change(
+    *,
+    table: str,
+    partition_by: Sequence[str] | None = None,
+    sort_by: Sequence[str] | None = None,
+    compression: Compression | None = None,
+    row_group_rows: int | None = None,
+    schema: DeclaredSchema | None = None,
+    required: Sequence[str] | None = None,
+    schema_policy: SchemaPolicy | None = None,
+    path_columns: Mapping[str, str] | None = None,
+    insert_query: str | None = None,
+    merge_query: str | None = None,
+    merging: Merging | Literal["none"] | None = None,
+    row_id: bool | None = None,
+) -> Change:
+    """The change that the options of `Table.alter` ask for. Raises InvalidOption."""
+    given = {
+        "partition_by": None if partition_by is None else tuple(partition_by),
+        "sort_by": None if sort_by is None else tuple(sort_by),
+        "compression": compression,
+        "row_group_rows": row_group_rows,
+        "required": None if required is None else tuple(required),
+        "schema_policy": schema_policy,
+        "path_columns": None if path_columns is None else dict(path_columns),
+        "insert_query": insert_query,
+        "merge_query": merge_query,
+        "row_id": row_id,
+    }
+    changes: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    if merging is not None:
+        changes["merging"] = None if merging == "none" else merging
+    declared = declared_columns(schema if schema is not None else {}, table=table)
+    return lambda spec: msgspec.structs.replace(spec, columns={**spec.columns, **declared}, **changes)
+
+
+def plan_alter(handle: Handle, change: Change) -> TableSpec:
+    """The spec that `alter` would record now, checked; the table's own when nothing would change. Raises as `alter`."""
+    operation = _Alter(handle, change)
+    operation.build(handle.read(fresh=True), handle.clock.now_ms())
+    return operation.new or handle.spec
+
+
+def alter(handle: Handle, change: Change) -> Commit:
     """Record what `change` makes of the newest spec. Without a difference there is no commit.
 
     Raises InvalidOption, InvalidPartitionExpression, UnknownColumn, CommitContended, CommitUncertain and the store's.
@@ -42,7 +89,7 @@ class _Alter:
     """The change is made to the spec that is the newest when it commits."""
 
     handle: Handle
-    change: Callable[[TableSpec], TableSpec]
+    change: Change
     new: TableSpec | None = None
     outputs: tuple[str, ...] = ()
     unused: list[str] = field(default_factory=list)

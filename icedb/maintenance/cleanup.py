@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from icedb.commit import Commit, nothing_to_commit
+from icedb.durations import duration_text
 from icedb.errors import DamagedLog, GraceTooShort, InvalidOption
 from icedb.exclusive import exclusive
 from icedb.format.claims import decode_txn_claim
@@ -164,9 +165,9 @@ def cleanup(
     short = grace_ms < 2 * handle.timing.commit_timeout_ms
     if grace_ms < 0 or (short and not allow_short_grace):
         raise GraceTooShort(
-            f"{handle.table}: a grace period of {grace_ms} ms could delete what a running reader or writer still "
-            f"needs; it must be at least {2 * handle.timing.commit_timeout_ms} ms. If nothing else uses the table "
-            "now, pass allow_short_grace=True."
+            f"{handle.table}: a grace period of {duration_text(grace_ms)} could delete what a running reader or writer "
+            f"still needs; it must be at least {duration_text(2 * handle.timing.commit_timeout_ms)}. If nothing else "
+            "uses the table now, pass allow_short_grace=True."
         )
     if deletes_max < 1:
         raise InvalidOption(f"{handle.table}: deletes_max is {deletes_max}; give 1 at least.")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,7 +22,7 @@ from typing import Literal
 from icedb.errors import InvalidOption
 from icedb.format.names import partition_of
 from icedb.format.part_columns import MarkerView
-from icedb.format.records import Marker, told, total_bytes, total_rows
+from icedb.format.records import Marker, total_bytes, total_rows
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle, Part
 from icedb.live_parts import LiveParts
@@ -29,8 +30,8 @@ from icedb.maintenance.merge import PART_BYTES_MAX, Tiers, plan_merge
 from icedb.maintenance.merge_log import mergeable_log_files, plan_merge_log
 from icedb.maintenance.pins import Pin, is_needed, pins_in_force
 
-__all__ = ["Condition", "Due", "PartitionCondition", "Recommendation", "Thresholds", "condition_of", "examine",
-           "recommend"]  # fmt: skip
+__all__ = ["Condition", "Due", "PartitionCondition", "Recommendation", "SizeClass", "Thresholds", "condition_of",
+           "examine", "recommend"]  # fmt: skip
 
 #: What can be due.
 Due = Literal["merge_newest", "merge_oldest", "merge_log", "cleanup"]
@@ -93,6 +94,15 @@ class PartitionCondition:
 
 
 @dataclass(frozen=True, slots=True)
+class SizeClass:
+    """The live parts from `bytes_min`, 0 or a power of two, up to twice that; `small_parts`: a merge would take."""
+
+    bytes_min: int
+    parts: int
+    small_parts: int
+
+
+@dataclass(frozen=True, slots=True)
 class Recommendation:
     """A kind of maintenance that is due, and why. `basis` is the same as long as it is due for the same objects."""
 
@@ -133,6 +143,8 @@ class Condition:
     #: When rows came last, as far as the log remembers: cleanup forgets what was merged.
     newest_rows_ms: int | None
     recommendations: tuple[Recommendation, ...] = ()
+    #: The live parts by size, the smallest first; classes without any are left out.
+    sizes: tuple[SizeClass, ...] = ()
 
     @property
     def small_parts(self) -> int:
@@ -233,17 +245,18 @@ def condition_of(
     """The figures of a state of the log that was read afresh. Without a request. What a pin needs is not expired."""
     live, dead = state.live, state.dead
     ahead_ms, cutoff_ms = handle.far_ahead_ms(now_ms), now_ms - handle.timing.grace_ms
-    held = _held(state, ahead_ms)
+    held = state.held_far_ahead(ahead_ms)
     expired = [m for m in _expired_parts(dead, cutoff_ms, pins) if m.key not in held]
     expired_log_files = _expired_log_files(state, cutoff_ms)
     small_log_files = plan_merge_log(mergeable_log_files(state, ahead_ms))
+    partitions, sizes = _partitions(handle, state, _free(live, held, thresholds), thresholds, now_ms=now_ms)
     return Condition(
         table=handle.table,
         at_ms=now_ms,
         live_parts=len(live),
         live_rows=total_rows(live),
         live_bytes=total_bytes(live),
-        partitions=_partitions(handle, state, _free(live, held, thresholds), thresholds, now_ms=now_ms),
+        partitions=partitions,
         log_files=len(state.effective),
         small_log_files=len(small_log_files),
         small_log_files_basis=_digest(small_log_files),
@@ -256,13 +269,8 @@ def condition_of(
         expired_basis=_digest([*(m.key for m in expired), *expired_log_files]),
         horizon_ms=state.horizon_ms,
         newest_rows_ms=_newest_rows_ms(state),
+        sizes=sizes,
     )
-
-
-def _held(state: LogState, ahead_ms: int) -> set[str]:
-    """The parts that a log file from a clock far ahead names: no commit of now can tombstone or forget them."""
-    files = (state.files[k].file for k in state.far_ahead(ahead_ms) - state.ignored)
-    return {key for f in files for key, _ in told(f.markers)}
 
 
 def _free(live: Sequence[Marker], held: Collection[str], thresholds: Thresholds) -> Iterator[Marker]:
@@ -284,8 +292,8 @@ def _expired_log_files(state: LogState, cutoff_ms: int) -> list[str]:
 
 def _partitions(
     handle: Handle, state: LogState, free: Iterable[Marker], thresholds: Thresholds, *, now_ms: int
-) -> tuple[PartitionCondition, ...]:
-    """Each partition with live parts, by path. `free`: the live parts that a merge may take."""
+) -> tuple[tuple[PartitionCondition, ...], tuple[SizeClass, ...]]:
+    """Each partition with live parts, by path, and their sizes. `free`: the live parts that a merge may take."""
     sizes: dict[str, list[int]] = {}
     came: dict[str, int] = {}
     for path, size, created_ms, is_dead, moved in _of_parts(handle, state):
@@ -299,7 +307,7 @@ def _partitions(
     crowded = {path for path, parts in small.items() if len(parts) >= _crowd(thresholds)}
     tiers = dict.fromkeys(hot, Tiers(thresholds.hot_ms, thresholds.hot_parts).hot_tier)
     paying = _small_parts((p for path in crowded for p in small[path]), thresholds, tiers)
-    return tuple(
+    partitions = tuple(
         PartitionCondition(
             path=path,
             parts=len(of_path),
@@ -313,6 +321,14 @@ def _partitions(
         )
         for path, of_path in sorted(sizes.items())
     )
+    return partitions, _sizes(sizes.values(), small.values())
+
+
+def _sizes(live: Iterable[Iterable[int]], small: Iterable[Iterable[Part]]) -> tuple[SizeClass, ...]:
+    """Live parts by size, from their bytes and those parts of them that a merge would take."""
+    all_parts = Counter(size.bit_length() for sizes in live for size in sizes)
+    to_merge = Counter(part.bytes.bit_length() for parts in small for part in parts)
+    return tuple(SizeClass(1 << n >> 1, parts, to_merge[n]) for n, parts in sorted(all_parts.items()))
 
 
 def _of_parts(handle: Handle, state: LogState) -> Iterator[tuple[str, int, int, bool, bool]]:

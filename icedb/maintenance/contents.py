@@ -21,6 +21,7 @@ from icedb.format.records import Marker
 from icedb.handle import Handle
 from icedb.maintenance.audit import Problem
 from icedb.parts import digest
+from icedb.progress import progress
 from icedb.store import ObjectNotFound
 
 __all__ = ["check_contents", "check_footers"]
@@ -51,12 +52,17 @@ def check_footers(handle: Handle, markers: Sequence[Marker]) -> list[Problem]:
     chunks = [markers[i : i + FOOTERS_AT_ONCE] for i in range(0, len(markers), FOOTERS_AT_ONCE)]
     con = connect_reader(handle.location)
     try:
-        with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
-            found = list(pool.map(lambda some: _suspects(handle, con.cursor(), some), chunks))
+        with progress("reading footers", len(markers), "parts") as advance, ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
+            found = []
+            for some, suspects in zip(
+                chunks, pool.map(lambda some: _suspects(handle, con.cursor(), some), chunks), strict=True
+            ):
+                found += suspects
+                advance(len(some))
     finally:
         con.close()
     # Whatever the footer said, the object itself decides.
-    return check_contents(handle, [m for some in found for m in some], deep=False)
+    return check_contents(handle, found, deep=False)
 
 
 def _suspects(handle: Handle, con: duckdb.DuckDBPyConnection, markers: Sequence[Marker]) -> list[Marker]:
@@ -86,12 +92,17 @@ def check_contents(handle: Handle, markers: Sequence[Marker], *, deep: bool) -> 
     folder = Path(tempfile.mkdtemp(prefix="icedb-verify-"))
     con = connect_reader(handle.location)
     try:
-        with ThreadPoolExecutor(FETCHES_AT_ONCE) as pool:
+        problems: list[Problem] = []
+        sizes = sum(m.bytes for m in markers)
+        with progress("checking parts", sizes, "bytes") as advance, ThreadPoolExecutor(FETCHES_AT_ONCE) as pool:
             checked = pool.map(
                 lambda numbered: _check_part(handle, con, numbered[1], folder / f"{numbered[0]}.parquet", deep=deep),
                 enumerate(markers),
             )
-            return [problem for problems in checked for problem in problems]
+            for marker, found in zip(markers, checked, strict=True):
+                problems += found
+                advance(marker.bytes)
+        return problems
     finally:
         con.close()
         shutil.rmtree(folder, ignore_errors=True)

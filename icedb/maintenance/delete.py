@@ -26,6 +26,7 @@ from icedb.maintenance.operations import Rewritten
 from icedb.partitions import matching, partition_types
 from icedb.parts import discard
 from icedb.predicates import Predicate, check_predicate
+from icedb.progress import progress
 from icedb.rewriting import Rewrite, Rewriter, rewrite_parts
 from icedb.scan import FILE_COLUMN, explain, relation, visible_partitions
 from icedb.store import ObjectNotFound
@@ -136,11 +137,13 @@ class Finding(Work[tuple[Part, ...], dict[str, int]]):
         folder = Path(tempfile.mkdtemp(prefix="icedb-find-", dir=means.folder))
         counts = []
         try:
-            with connect_reader(
-                handle.location, memory_bytes=memory_bytes, folder=folder, threads=means.threads
-            ) as con:
+            with (
+                connect_reader(handle.location, memory_bytes=memory_bytes, folder=folder, threads=means.threads) as con,
+                progress(self.name, sum(map(len, items)), "parts") as advance,
+            ):
                 for number, parts in enumerate(items, start=1):
                     counts.append(self._count(handle, con, parts))
+                    advance(len(parts))
                     logger.info("%s: %d of %d batches of parts are searched", handle.table, number, len(items))
         except (duckdb.Error, ObjectNotFound) as error:
             predicate = quote_text(self.predicate)

@@ -22,7 +22,15 @@ from icedb.maintenance.operations import Replace
 from icedb.partitions import matching, partition_types
 from icedb.parts import WrittenParts
 
-__all__ = ["Chosen", "DropReport", "PartitionChoice", "check_inside", "drop_partitions", "replace_partitions"]
+__all__ = [
+    "Chosen",
+    "DropReport",
+    "PartitionChoice",
+    "check_inside",
+    "drop_partitions",
+    "parts_to_replace",
+    "replace_partitions",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -110,20 +118,22 @@ def replace_partitions(handle: Handle, written: WrittenParts, partitions: Chosen
     Raises InvalidBatch when a part lies outside of them, and InvalidOption when parts of an earlier partitioning may
     hold rows of theirs; nothing is visible then, and the caller still owns the parts.
     """
+    if partitions is not None:
+        check_inside(handle, written, partitions)
+    return exclusive(handle, Replace(lambda now: parts_to_replace(handle, now, partitions), written))
+
+
+def parts_to_replace(handle: Handle, state: LogState, partitions: Chosen | None) -> list[str]:
+    """The keys of the live parts of some partitions (None: of all). Raises InvalidOption as `replace_partitions`."""
     if partitions is None:
-        return exclusive(handle, Replace(lambda now: [m.key for m in now.live], written))
-    check_inside(handle, written, partitions)
-
-    def choose(now: LogState) -> list[str]:
-        if older := _older_parts(handle, now):
-            raise InvalidOption(
-                f"{handle.table}: {len(older)} parts, '{older[0].key}' for example, were written before the table was "
-                "partitioned as it is now, and may hold rows of the partitions to overwrite. Overwrite the whole "
-                "table, or delete(where) those rows and insert the new ones."
-            )
-        return _live_parts(handle, now, partitions)
-
-    return exclusive(handle, Replace(choose, written))
+        return [m.key for m in state.live]
+    if older := _older_parts(handle, state):
+        raise InvalidOption(
+            f"{handle.table}: {len(older)} parts, '{older[0].key}' for example, were written before the table was "
+            "partitioned as it is now, and may hold rows of the partitions to overwrite. Overwrite the whole "
+            "table, or delete(where) those rows and insert the new ones."
+        )
+    return _live_parts(handle, state, partitions)
 
 
 def check_inside(handle: Handle, written: WrittenParts, partitions: Chosen) -> None:

@@ -12,6 +12,7 @@ from icedb.handle import Handle
 from icedb.location import Location
 from icedb.maintenance.footers import Demand, Examined, Footer, Footers
 from icedb.maintenance.sources import Origin, SourceFile
+from icedb.progress import progress
 from icedb.work import Means, Work
 
 __all__ = ["Examining", "ReadingFooters", "each"]
@@ -80,10 +81,11 @@ def each(
 ) -> list[_Found]:
     """Do something with each, many at a time, and say how far it is. The first failure ends it."""
     done: list[_Found] = []
-    with ThreadPoolExecutor(at_once) as pool:
+    with progress(name, len(items), "files") as advance, ThreadPoolExecutor(at_once) as pool:
         try:
             for found in pool.map(do, items):
                 done.append(found)
+                advance(1)
                 if len(done) % FILES_PER_LINE == 0:
                     logger.info("%s: %s: %d of %d", handle.table, name, len(done), len(items))
         except BaseException:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from icedb.durations import duration_text
 from icedb.errors import DamagedLog, GraceTooShort
 from icedb.format.names import Keys, partition_of
 from icedb.handle import Handle
@@ -103,9 +104,9 @@ def _check_age(handle: Handle, min_age_ms: int | None) -> int:
     min_age_ms = handle.timing.min_age_ms if min_age_ms is None else min_age_ms
     if min_age_ms < least_ms:
         raise GraceTooShort(
-            f"{handle.table}: a sweep of parts younger than {least_ms} ms could delete what is being written, and "
-            f"min_age_ms is {min_age_ms}. Writers may publish a part until {handle.timing.part_timeout_ms} ms after it "
-            f"was written: give at least {least_ms}."
+            f"{handle.table}: parts that are only {duration_text(min_age_ms)} old may be being written: writers may "
+            f"publish one until {duration_text(handle.timing.part_timeout_ms)} after it was written. Sweep what is "
+            f"older than {duration_text(least_ms)} (min_age_ms={least_ms})."
         )
     return min_age_ms
 

@@ -81,9 +81,12 @@ class _Body(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(_Body)
 
 
-def pin(handle: Handle, name: str, as_of_ms: int | None, *, expires: Expires | None = None) -> Pin:
+def pin(
+    handle: Handle, name: str, as_of_ms: int | None, *, expires: Expires | None = None, dry_run: bool = False
+) -> Pin:
     """Keep a time readable (None: the newest commit's). See `Table.pin`."""
-    handle.check_writable()
+    if not dry_run:
+        handle.check_writable()
     key = handle.keys.pin(name)
     _check_free(handle, key, name)
     created_ms = handle.clock.now_ms()
@@ -93,6 +96,8 @@ def pin(handle: Handle, name: str, as_of_ms: int | None, *, expires: Expires | N
         as_of_ms = _newest_ms(handle, state, created_ms) or created_ms - 1
     planned = Pin(name, as_of_ms, created_ms, _expires_ms(handle, expires, created_ms))
     _check_kept(handle, state, planned, now_ms=created_ms)
+    if dry_run:
+        return planned
     before_ms = handle.clock.now_ms()
     _put(handle, key, planned)
     try:
@@ -103,14 +108,15 @@ def pin(handle: Handle, name: str, as_of_ms: int | None, *, expires: Expires | N
     return planned
 
 
-def unpin(handle: Handle, name: str) -> bool:
+def unpin(handle: Handle, name: str, *, dry_run: bool = False) -> bool:
     """Remove a pin; whether there was one. See `Table.unpin`."""
     key = handle.keys.pin(name)
     try:
         handle.store.head(key)
     except ObjectNotFound:
         return False
-    handle.store.delete([key])
+    if not dry_run:
+        handle.store.delete([key])
     return True
 
 

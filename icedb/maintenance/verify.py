@@ -144,7 +144,7 @@ def _look(handle: Handle) -> _Look:
         # Deleted since, or published since: a part that was not listed before is too young to be an orphan.
         stored = {i.key: i for i in handle.store.list(keys.data_prefix)}
         unnamed = _unnamed(handle, stored, claims, log, now_ms)
-    ours = (keys.data_prefix, keys.log_prefix, keys.claims_prefix)
+    ours = (keys.data_prefix, keys.log_prefix, keys.claims_prefix, keys.delta_prefix)
     outside = [i.key for i in objects if i.key != keys.spec and not i.key.startswith(ours)]
     foreign = tuple(sorted([*outside, *(i.key for i in unnamed.foreign)]))
     problems = [

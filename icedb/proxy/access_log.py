@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Protocol
 from urllib.parse import unquote
 
 import msgspec
 
-__all__ = ["AccessLog", "AccessRecord", "Lines", "without_secrets"]
+from icedb.serving.lines import Lines, line_text
 
-#: Characters of any one text; a request's head may have 32 thousand bytes.
-_TEXT_MAX = 2_000
+__all__ = ["AccessLog", "AccessRecord", "without_secrets"]
+
 #: Lower case. Parameters of presigned addresses, of signature version 4 and of the one before.
 _SECRET_PARAMETERS = frozenset(
     {"x-amz-signature", "x-amz-credential", "x-amz-security-token", "awsaccesskeyid", "signature"}
@@ -47,14 +46,6 @@ class AccessRecord(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     milliseconds: float
     user_agent: str
-
-
-class Lines(Protocol):
-    """What takes lines: a `LineWriter`, or a stream in memory."""
-
-    def write(self, line: bytes, /) -> object:
-        """Write a line, newline included, now or soon."""
-        ...
 
 
 class AccessLog:
@@ -91,11 +82,5 @@ def _line(record: AccessRecord) -> dict[str, object]:
     said["query"] = without_secrets(record.query)
     said["path"] = _without_question(record.path)
     said["milliseconds"] = round(record.milliseconds, 1)
-    texts = {name: _text(value) if isinstance(value, str) else value for name, value in said.items()}
+    texts = {name: line_text(value) if isinstance(value, str) else value for name, value in said.items()}
     return {"time": at.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z", **texts}
-
-
-def _text(text: str) -> str:
-    """Cut, and without what a terminal or a reader of the log could take for more than text."""
-    text = text[:_TEXT_MAX]
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import ssl
-import tomllib
 from collections.abc import Mapping
-from ipaddress import IPv6Address
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,19 +12,23 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from icedb.durations import parse_duration
 from icedb.errors import InvalidOption
-from icedb.location import parse_location
-from icedb.proxy.documents import Machine, Strict, check_positive, check_unique, checked_uri, converted
-from icedb.proxy.settings import ControlPlaneSettings, FileStamp, ProxyConfig, ServerSettings
+from icedb.proxy.settings import ControlPlaneSettings, ProxyConfig, ServerSettings
 from icedb.proxy.tenant_documents import Source, tenant_of
+from icedb.serving.config import (
+    LISTEN_DURATIONS,
+    check_listening,
+    given_settings,
+    listening,
+    read_toml,
+    storage_options,
+)
+from icedb.serving.documents import Machine, Strict, check_positive, check_unique, checked_uri, converted
+from icedb.serving.settings import FileStamp
 
 __all__ = ["load_config"]
 
 _DOMAIN = re.compile(r"(?!-)[a-z0-9-]+(\.[a-z0-9-]+)*")
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
-# As long as S3 lets a presigned address live; none of the other times is sensibly longer.
-_DURATION_MS_MAX = 7 * 24 * 3_600_000
 
 
 class _File(Strict):
@@ -71,9 +72,7 @@ _SERVER_DURATIONS = {
     "redirect_expires": 1_000,  # S3 counts it in seconds
     "refresh": 0,
     "hold": 0,
-    "header_timeout": 1,
-    "send_timeout": 1,
-    "stop_timeout": 0,
+    **LISTEN_DURATIONS,
 }
 _CONTROL_PLANE_DURATIONS = {"timeout": 1, "cache": 0, "unknown_cache": 0}
 
@@ -87,13 +86,7 @@ def load_config(
     """
     machine = Machine(environ, path.absolute().parent, {} if seen is None else seen)
     place = str(path)
-    try:
-        document = tomllib.loads(machine.read(path.absolute(), "the file", place=place))
-    except InvalidOption:
-        raise
-    except (ValueError, RecursionError) as error:  # tomllib's own, and what huge numbers and depths raise
-        raise InvalidOption(f"{place}: this is no TOML: {error}. Correct it there.") from None
-    file = converted(document, _File, place)
+    file = converted(read_toml(path, machine), _File, place)
     source = Source(place, machine=machine)
     tenants = tuple(tenant_of(d, source, number=n) for n, d in enumerate(file.tenant, 1))
     check_unique((t.name for t in tenants), "tenants have the name", place)
@@ -104,58 +97,20 @@ def load_config(
         server=_server(file.server, machine, f"{place}: [server]"),
         tenants=tenants,
         control_plane=_control_plane(file.control_plane, machine, f"{place}: [control_plane]"),
-        storage_options=_storage_options(file, machine, place),
+        storage_options=storage_options(file.storage_options, file.storage_options_env, machine, place),
         files=MappingProxyType(dict(machine.seen)),
     )
 
 
 def _server(document: dict[str, Any], machine: Machine, place: str) -> ServerSettings:
-    given = _given(converted(document, _Server, place), _SERVER_DURATIONS, place)
-    check_positive({n: given.get(n) for n in ("connections", "tables_open")}, place)
-    for name, prefix in (("listen", ""), ("admin_listen", "admin_")):
-        if name in given:
-            address = _host_and_port(given.pop(name), f"{place}: {name}")
-            given[f"{prefix}host"], given[f"{prefix}port"] = address
+    given = listening(given_settings(converted(document, _Server, place), _SERVER_DURATIONS, place), machine, place)
+    check_positive({"tables_open": given.get("tables_open")}, place)
     given["domains"] = tuple(_domain(d, place) for d in given.get("domains", ()))
     if not re.fullmatch(r"[a-z0-9-]+", given.get("region", "any")):
         raise InvalidOption(f"{place}: region is to be a name such as us-east-1.")
-    for name in ("tls_certificate", "tls_key"):
-        if name in given:
-            given[name] = machine.existing(given[name], name, place=place)
     settings = ServerSettings(**given)
-    if (settings.tls_certificate is None) != (settings.tls_key is None):
-        raise InvalidOption(f"{place}: tls_certificate and tls_key come together. Give both, or none for plain HTTP.")
-    _check_certificate(settings, place)
-    if settings.port and (settings.host, settings.port) == (settings.admin_host, settings.admin_port):
-        raise InvalidOption(f"{place}: listen and admin_listen are the same. Give admin_listen another port.")
+    check_listening(settings, place)
     return settings
-
-
-def _check_certificate(settings: ServerSettings, place: str) -> None:
-    if settings.tls_certificate is None:
-        return
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            settings.tls_certificate,
-            settings.tls_key,
-            password=lambda: b"",  # never asked for at a terminal
-        )
-    except OSError as error:  # ssl's own errors, too
-        raise InvalidOption(
-            f"{place}: {settings.tls_certificate}: the certificate and its key cannot be used: "
-            f"{error.strerror or error}. tls_certificate and tls_key name PEM files that belong together, without a "
-            "passphrase."
-        ) from None
-
-
-def _host_and_port(text: str, place: str) -> tuple[str, int]:
-    found = _ADDRESS.fullmatch(text)
-    try:
-        if found is not None and int(found[2]) <= 65_535:
-            return (str(IPv6Address(found[1][1:-1])) if found[1].startswith("[") else found[1]), int(found[2])
-    except ValueError:
-        pass  # brackets around what is no IPv6
-    raise InvalidOption(f"{place}: this is no address. Write 127.0.0.1:8080, [::1]:8080, or 0.0.0.0:8080 for all.")
 
 
 def _domain(text: str, place: str) -> str:
@@ -169,7 +124,7 @@ def _domain(text: str, place: str) -> str:
 def _control_plane(document: dict[str, Any] | None, machine: Machine, place: str) -> ControlPlaneSettings | None:
     if document is None:
         return None
-    given = _given(converted(document, _ControlPlane, place), _CONTROL_PLANE_DURATIONS, place)
+    given = given_settings(converted(document, _ControlPlane, place), _CONTROL_PLANE_DURATIONS, place)
     check_positive({"entries": given.get("entries")}, place)
     if not _is_plain_url(given["url"]):  # not shown: it may hold a password
         raise InvalidOption(
@@ -194,42 +149,3 @@ def _is_plain_url(text: str) -> bool:
         return False  # of a port or an IPv6 that is none
     printable = re.fullmatch(r"[!-~]+", text) is not None
     return bare and printable and url.scheme in ("http", "https") and bool(url.hostname) and not set("@?#") & set(text)
-
-
-def _storage_options(file: _File, machine: Machine, place: str) -> Mapping[str, str]:
-    both = sorted({n.lower() for n in file.storage_options} & {n.lower() for n in file.storage_options_env})
-    if both:
-        raise InvalidOption(
-            f"{place}: {', '.join(both)} stand in [storage_options] and in [storage_options_env]. Give each once."
-        )
-    place = f"{place}: [storage_options]"
-    of_environment = {
-        name: machine.variable(variable, f"[storage_options_env] {name}", place=place)
-        for name, variable in file.storage_options_env.items()
-    }
-    options = {**file.storage_options, **of_environment}
-    for address in ("s3://any/table", "/any") if options else ():  # an option may be wrong for one kind of store alone
-        try:
-            parse_location(address, {"AWS_REGION": "any", **options})
-        except InvalidOption as error:
-            raise InvalidOption(f"{place}: {str(error).removeprefix(f'{address}: ')}") from None
-    return MappingProxyType(options)
-
-
-def _given(read: msgspec.Struct, durations: Mapping[str, int], place: str) -> dict[str, Any]:
-    """What was said, by the names of the settings; durations in milliseconds."""
-    given = {name: value for name, value in msgspec.structs.asdict(read).items() if value is not None}
-    for name, least_ms in durations.items():
-        if name in given:
-            given[f"{name}_ms"] = _duration_ms(given.pop(name), least_ms, f"{place}: {name}")
-    return given
-
-
-def _duration_ms(value: object, least_ms: int, place: str) -> int:
-    try:
-        found = round(parse_duration(str(value)).total_seconds() * 1000)
-    except InvalidOption as error:
-        raise InvalidOption(f"{place}: {error}") from None
-    if not least_ms <= found <= _DURATION_MS_MAX:
-        raise InvalidOption(f"{place}: it is to be {least_ms}ms to 7d.")
-    return found

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from icedb.errors import InvalidOption
 from icedb.proxy.config import load_config
-from icedb.proxy.settings import FileStamp, ProxyConfig
+from icedb.proxy.settings import ProxyConfig
 from icedb.proxy.tenants import Directory, Found, Tenant
+from icedb.serving.settings import FileStamp
 
 __all__ = ["FileDirectory", "FirstOf"]
 

@@ -7,11 +7,10 @@ from functools import cached_property
 from urllib.parse import unquote_to_bytes
 
 from icedb.proxy.s3_errors import S3Error
+from icedb.serving.settings import HEAD_BYTES_MAX
 
-__all__ = ["HEAD_BYTES_MAX", "HttpRequest"]
+__all__ = ["HttpRequest"]
 
-#: Of a request before its body. S3's own limit is 8 KiB of headers; a presigned address may be as long again.
-HEAD_BYTES_MAX = 32 * 1024
 #: Clients send some twenty headers and a dozen parameters. Each that is more costs work before it is known who asks.
 _HEADERS_MAX = 100
 _PARAMETERS_MAX = 100

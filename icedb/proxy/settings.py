@@ -7,20 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from icedb.proxy.tenants import Tenant
+from icedb.serving.settings import FileStamp, ListenSettings
 
-__all__ = ["ControlPlaneSettings", "FileStamp", "ProxyConfig", "ServerSettings"]
+__all__ = ["ControlPlaneSettings", "ProxyConfig", "ServerSettings"]
 
 
 @dataclass(frozen=True, slots=True)
-class ServerSettings:
+class ServerSettings(ListenSettings):
     """How the proxy listens, and what it allows itself. To change them takes a restart."""
 
-    host: str = "127.0.0.1"
-    #: 0: any free one.
-    port: int = 8080
-    #: Where metrics are shown; None: nowhere.
-    admin_host: str | None = None
-    admin_port: int | None = None
     #: In lower case. A request to `events.s3.example.com` is about the bucket `events` with `s3.example.com` here.
     domains: tuple[str, ...] = ()
     #: What is told to who asks where a bucket is.
@@ -32,16 +27,6 @@ class ServerSettings:
     refresh_ms: int = 1_000
     #: How long a part that was replaced can still be fetched by who has listed it.
     hold_ms: int = 900_000
-    #: At a time.
-    connections: int = 2_000
-    #: How long a client may take to say what it wants.
-    header_timeout_ms: int = 10_000
-    #: A client that takes nothing of its answer for so long is cut off.
-    send_timeout_ms: int = 60_000
-    #: How long answers that are under way may take when the proxy is told to stop.
-    stop_timeout_ms: int = 30_000
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
     #: How many tables are held open at a time.
     tables_open: int = 256
 
@@ -61,24 +46,6 @@ class ControlPlaneSettings:
     unknown_cache_ms: int = 5_000
     #: How many keys are remembered.
     entries: int = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class FileStamp:
-    """By what it is told that a file is no longer what was read."""
-
-    mtime_ns: int
-    bytes: int
-    inode: int
-
-    @classmethod
-    def of(cls, path: Path) -> FileStamp | None:
-        """The stamp of a file now; None: it cannot be looked at."""
-        try:
-            found = path.stat()
-        except (OSError, ValueError):  # ValueError: a zero byte in the path
-            return None
-        return cls(found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,17 @@ from icedb.clock import SystemClock
 from icedb.errors import InvalidOption
 from icedb.format.names import has_unsafe_segment, stored_path
 from icedb.proxy.addresses import has_time
-from icedb.proxy.documents import Machine, Strict, check_positive, check_unique, checked_uri, converted
 from icedb.proxy.tenants import AccessKey, Scope, Tenant, TenantLimits, VirtualBucket
+from icedb.serving.documents import (
+    Machine,
+    Secret,
+    Strict,
+    check_positive,
+    check_unique,
+    checked_uri,
+    converted,
+    file_secret,
+)
 from icedb.times import parse_as_of
 
 __all__ = ["KEY_ID", "Source", "tenant_of"]
@@ -29,7 +38,6 @@ KEY_ID = re.compile(r"[A-Za-z0-9_-]{3,128}")
 # Whoever sees one signed request can try secrets at home, as fast as a machine can; what is shorter is found at once.
 # S3's own have 40. Neither spaces nor letters beyond ASCII: the files in which clients keep secrets would change them.
 _SECRET = re.compile(r"[!-~]{8,256}")
-_SECRET_FILE_BYTES_MAX = 4_096
 _TENANT_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _BUCKET_NAME = re.compile(r"(?!.*\.\.)(?!\d+\.\d+\.\d+\.\d+$)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 # The clock of whoever wrote a time may be ahead.
@@ -66,11 +74,8 @@ class _Key(Strict):
     secret: str
 
 
-class _FileKey(Strict):
+class _FileKey(Secret, kw_only=True):
     id: str
-    secret: str | None = None
-    secret_env: str | None = None
-    secret_file: str | None = None
 
 
 class _Bucket(Strict):
@@ -110,7 +115,7 @@ def _key(document: object, source: Source, place: str) -> AccessKey:
         key_id, secret = of_service.id, of_service.secret
     else:
         of_file = converted(document, _FileKey, place)
-        key_id, secret = of_file.id, _file_secret(of_file, source.machine, place)
+        key_id, secret = of_file.id, file_secret(of_file, source.machine, place)
     if not KEY_ID.fullmatch(key_id):  # not shown: perhaps it is the secret
         raise InvalidOption(f"{place}: its id is to be 3 to 128 letters, digits, '_' or '-'.")
     if not _SECRET.fullmatch(secret):
@@ -119,22 +124,6 @@ def _key(document: object, source: Source, place: str) -> AccessKey:
             "good. A short one is found by trial, from one signed request."
         )
     return AccessKey(key_id, secret)
-
-
-def _file_secret(key: _FileKey, machine: Machine, place: str) -> str:
-    given = [n for n in ("secret", "secret_env", "secret_file") if getattr(key, n) is not None]
-    if len(given) != 1:
-        raise InvalidOption(
-            f"{place}: it has {' and '.join(given) or 'no secret'}. Give one of secret, secret_env, secret_file."
-        )
-    if key.secret_env is not None:
-        return machine.variable(key.secret_env, "secret_env", place=place)
-    if key.secret_file is not None:
-        what = "the file that secret_file names"
-        path = machine.folder / key.secret_file
-        # Editors end a file with a newline.
-        return machine.read(path, what, place=place, bytes_max=_SECRET_FILE_BYTES_MAX).strip()
-    return key.secret or ""
 
 
 def _bucket(document: object, source: Source, tenant: str, *, number: int) -> VirtualBucket:

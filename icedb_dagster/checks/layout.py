@@ -11,10 +11,11 @@ import icedb
 from icedb.durations import duration_text
 from icedb.maintenance.condition import PartitionCondition
 from icedb.maintenance.verify import VerifyReport
+from icedb.pictures import PartSizes
 from icedb_dagster import markdown
 from icedb_dagster.checks.look import Look, Verdict, counted
 from icedb_dagster.checks.settings import HorizonCheck, LogDepthCheck, ObjectsCheck, SmallPartsCheck
-from icedb_dagster.pictures import PartSizes, markdown_picture
+from icedb_dagster.pictures import markdown_picture
 from icedb_dagster.problems import problems_table
 
 __all__ = ["check_horizon", "check_log_depth", "check_objects", "check_small_parts"]

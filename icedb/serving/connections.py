@@ -22,8 +22,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from icedb.proxy.requests import HEAD_BYTES_MAX
-from icedb.proxy.settings import ServerSettings
+from icedb.serving.settings import HEAD_BYTES_MAX, ListenSettings
 
 __all__ = ["Server"]
 
@@ -45,7 +44,7 @@ class Server(uvicorn.Server):
     """uvicorn's, with connections of ours, and without its signals: of those, it would end with the status."""
 
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, *, connections: int | None = None, tls: bool = False
+        self, app: ASGIApp, settings: ListenSettings, *, connections: int | None = None, tls: bool = False
     ) -> None:
         super().__init__(_uvicorn_config(app, settings, tls=tls))
         self.connections_max = settings.connections if connections is None else connections
@@ -109,7 +108,7 @@ class Server(uvicorn.Server):
             self.make_room(_Arrival(self, sock))
 
 
-def _uvicorn_config(app: ASGIApp, settings: ServerSettings, *, tls: bool) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, settings: ListenSettings, *, tls: bool) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         interface="asgi3",

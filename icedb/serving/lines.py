@@ -10,9 +10,9 @@ import logging
 import select
 import threading
 from collections import deque
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
-__all__ = ["LineWriter", "TextLines"]
+__all__ = ["LineWriter", "Lines", "TextLines", "line_text"]
 
 #: Twenty thousand usual lines of the access log; a client can make one of 50 kilobytes.
 WAITING_BYTES_MAX = 8 * 1024 * 1024
@@ -20,8 +20,18 @@ WAITING_BYTES_MAX = 8 * 1024 * 1024
 CLOSE_SECONDS = 1.0
 #: Written at once, if that is more than a line: as much as other processes' lines cannot come between, in a pipe.
 _PIECE_BYTES = select.PIPE_BUF
+#: Characters of any one text; a request's head may have 32 thousand bytes.
+_TEXT_MAX = 2_000
 
-_log = logging.getLogger("icedb.proxy")
+_log = logging.getLogger(__name__)
+
+
+class Lines(Protocol):
+    """What takes lines: a `LineWriter`, or a stream in memory."""
+
+    def write(self, line: bytes, /) -> object:
+        """Write a line, newline included, now or soon."""
+        ...
 
 
 class LineWriter:
@@ -128,3 +138,9 @@ class TextLines:
     def write(self, text: str) -> None:
         """Have a text written soon."""
         self._lines.write(text.encode(errors="backslashreplace"))
+
+
+def line_text(text: str) -> str:
+    """A client's text, cut, and without what a terminal or a reader of the log could take for more than text."""
+    text = text[:_TEXT_MAX]
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -16,10 +16,20 @@ import msgspec
 
 from icedb.errors import InvalidOption
 from icedb.location import parse_location
-from icedb.proxy.settings import FileStamp
+from icedb.serving.settings import FileStamp
 
-__all__ = ["Machine", "Strict", "check_positive", "check_unique", "checked_uri", "converted"]
+__all__ = [
+    "Machine",
+    "Secret",
+    "Strict",
+    "check_positive",
+    "check_unique",
+    "checked_uri",
+    "converted",
+    "file_secret",
+]
 
+_SECRET_FILE_BYTES_MAX = 4_096
 # With these neither the environment nor a client library's files decide whether an address is one.
 _ANY_OPTIONS = {
     "AWS_ENDPOINT_URL": "http://any",
@@ -43,7 +53,7 @@ class Machine:
         if value is None:
             raise InvalidOption(
                 f"{place}: the environment variable that {what} names is not set. Set it and start "
-                "the proxy anew: a process that runs sees no new variables, but new files (secret_file)."
+                "the process anew: one that runs sees no new variables, but new files (secret_file)."
             )
         return value
 
@@ -72,6 +82,14 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A shape that has no other names than its own."""
 
 
+class Secret(Strict):
+    """A secret: here, in a variable of the environment, or in a file."""
+
+    secret: str | None = None
+    secret_env: str | None = None
+    secret_file: str | None = None
+
+
 _Shape = TypeVar("_Shape", bound=msgspec.Struct)
 
 
@@ -83,6 +101,23 @@ def checked_uri(text: str, name: str, place: str, machine: Machine | None) -> st
         return parse_location(text, _ANY_OPTIONS).uri
     except (ValueError, OSError, RuntimeError) as error:  # ours; of a path: no home of such a user, a loop of links
         raise InvalidOption(f"{place}: {name} is no table's address: {error}") from None
+
+
+def file_secret(said: Secret, machine: Machine, place: str) -> str:
+    """The secret itself. Raises InvalidOption when it is said not at all, or twice, or cannot be read."""
+    given = [n for n in ("secret", "secret_env", "secret_file") if getattr(said, n) is not None]
+    if len(given) != 1:
+        raise InvalidOption(
+            f"{place}: it has {' and '.join(given) or 'no secret'}. Give one of secret, secret_env, secret_file."
+        )
+    if said.secret_env is not None:
+        return machine.variable(said.secret_env, "secret_env", place=place)
+    if said.secret_file is not None:
+        what = "the file that secret_file names"
+        path = machine.folder / said.secret_file
+        # Editors end a file with a newline.
+        return machine.read(path, what, place=place, bytes_max=_SECRET_FILE_BYTES_MAX).strip()
+    return said.secret or ""
 
 
 def converted(document: object, shape: type[_Shape], place: str) -> _Shape:

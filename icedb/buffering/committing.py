@@ -1,0 +1,322 @@
+"""Submissions become commits: one for all of a group, unless one of them is at fault.
+
+What is wrong with a batch is said of the whole batch, so a group that is refused is cut in halves until those that are
+at fault stand alone: each sender hears what is wrong with his rows, and the others' are committed. Parts are written
+first, then published. When it is not known whether they were, their keys in the log tell, and to publish the same
+parts again is harmless; so only a sender for whom that stays open is told so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from icedb.buffering.ids import Ids
+from icedb.buffering.submissions import Acknowledged, Submission
+from icedb.commit import Commit
+from icedb.errors import (
+    AccessDenied,
+    BucketNotFound,
+    ClockSkew,
+    CommitContended,
+    CommitUncertain,
+    FixInput,
+    IceDBError,
+    PublicationTooLate,
+    SnapshotExpired,
+    TableNotFound,
+    TryAgain,
+    UnsupportedStore,
+)
+from icedb.handle import Handle
+from icedb.inputs.batches import OnConflict
+from icedb.parts import WrittenParts
+from icedb.publishing import publish_append
+from icedb.schema import new_columns
+from icedb.transactions import Txn
+from icedb.views import publish_views
+from icedb.writing import Unpublished, discard_beside, write_unpublished
+
+__all__ = ["Committer", "Counts"]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+# Each means that another writer committed ids just before us.
+_SEQUENCES_MAX = 200
+_WAIT_FIRST_SECONDS = 0.1
+_WAIT_SECONDS_MAX = 5.0
+#: What the caller must change, but in the table's surroundings: no single row is at fault.
+_EVERYBODYS = (TableNotFound, BucketNotFound, AccessDenied, UnsupportedStore, ClockSkew, SnapshotExpired)
+
+
+class _Refused(Exception):
+    """The rows themselves are at fault; nothing of them is visible."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was done so far."""
+
+    commits: int = 0
+    rows: int = 0
+    repeated_rows: int = 0
+    quarantined_rows: int = 0
+    failed_submissions: int = 0
+    failed_rows: int = 0
+    retries: int = 0
+
+
+class Committer:
+    """Commits groups of submissions, one at a time. For one thread."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        *,
+        on_conflict: OnConflict,
+        memory_bytes: int | None,
+        ids: Ids | None,
+        retry_max_ms: int,
+        give_up: threading.Event,
+    ) -> None:
+        """`give_up`: when it is set, nothing is tried again."""
+        self._handle = handle
+        self._on_conflict = on_conflict
+        self._memory_bytes = memory_bytes
+        self._ids = ids
+        self._retry_max_ms = retry_max_ms
+        self._give_up = give_up
+        self._deadline = 0.0
+        self.counts = Counts()
+
+    def commit(self, submissions: Sequence[Submission]) -> None:
+        """Commit what can be, and answer each; those of one kind together. Raises nothing that is an Exception."""
+        kinds: list[list[Submission]] = []
+        for submission in submissions:
+            # Schemas are compared, not hashed: two that are equal may differ in what they say of themselves.
+            same = next((k for k in kinds if k[0].kind == submission.kind), None)
+            if same is None:
+                kinds.append([submission])
+            else:
+                same.append(submission)
+        for alike in kinds:
+            self._commit(alike)
+
+    def _commit(self, group: Sequence[Submission]) -> None:
+        self._deadline = time.monotonic() + self._retry_max_ms / 1000
+        try:
+            answers = self._committed(group)
+        except _Refused as refused:
+            if len(group) == 1:
+                self._fail(group, refused.reason)
+                return
+            middle = len(group) // 2
+            self._commit(group[:middle])
+            self._commit(group[middle:])
+        except Exception as error:  # noqa: BLE001  whatever it is, who waits for an answer gets it
+            self._fail(group, error)
+        else:
+            for submission, answer in zip(group, answers, strict=True):
+                self.counts.rows += answer.rows
+                self.counts.repeated_rows += answer.repeated_rows
+                submission.answer.set_result(answer)
+
+    def _fail(self, group: Sequence[Submission], error: Exception) -> None:
+        for submission in group:
+            self.counts.failed_submissions += 1
+            self.counts.failed_rows += submission.count
+            submission.answer.set_exception(error)
+
+    def _committed(self, group: Sequence[Submission]) -> list[Acknowledged]:
+        if self._ids is None:
+            commit, misfits = self._append(group, frozenset(), None)
+            return [_answer(s, 0, commit, misfits) for s in group]
+        return self._append_new(group, self._ids)
+
+    # ------------------------------------------------------------------------------------ with ids
+
+    def _append_new(self, group: Sequence[Submission], ids: Ids) -> list[Acknowledged]:
+        """Commit the rows whose ids are new: the next sequence, or the one after it when another writer was first."""
+        for _ in range(_SEQUENCES_MAX):
+            self._persist(ids.refresh)
+            try:
+                dropped = ids.repeated(group)
+            except FixInput as error:
+                raise _Refused(error) from None
+            commit, misfits = None, 0
+            if len(dropped) < sum(s.count for s in group):
+                commit, misfits = self._append(group, dropped, (ids.application, ids.sequence))
+                if commit.repeated:
+                    ids.lost()
+                    self.counts.retries += 1
+                    continue
+                if commit.committed:
+                    ids.committed(commit)
+            gone = _of_each(group, dropped)
+            return [_answer(s, n, commit, misfits) for s, n in zip(group, gone, strict=True)]
+        raise CommitContended(
+            f"{self._handle.table}: {_SEQUENCES_MAX} times in a row another writer committed rows with ids first. "
+            "Nothing was published. Try again, with fewer writers or larger groups."
+        )
+
+    # ------------------------------------------------------------------------------------ one commit
+
+    def _append(self, group: Sequence[Submission], dropped: Collection[int], txn: Txn | None) -> tuple[Commit, int]:
+        """The commit, and how many rows of it were set aside. Raises _Refused, and what keeps us from committing."""
+        unpublished = self._persist(lambda: self._write(_rows(group, dropped)))
+        try:
+            commit = self._publish(self._handle, unpublished.written, txn, group)
+        except IceDBError as error:
+            discard_beside(unpublished)
+            if _is_at_fault(error):  # the table has changed since the parts were written
+                raise _Refused(error) from None
+            raise
+        if commit.repeated:
+            discard_beside(unpublished)
+            return commit, 0
+        self.counts.commits += commit.committed
+        if unpublished.aside is not None:
+            self._set_aside(*unpublished.aside, commit)
+            self.counts.quarantined_rows += unpublished.misfits
+        publish_views(self._handle, unpublished.views, None)
+        return commit, unpublished.misfits
+
+    def _write(self, rows: Any) -> Unpublished:
+        try:
+            return write_unpublished(self._handle, rows, on_conflict=self._on_conflict, memory_bytes=self._memory_bytes)
+        except Exception as error:
+            if _is_at_fault(error) or not isinstance(error, IceDBError):
+                raise _Refused(error) from None
+            raise
+
+    def _publish(
+        self, target: Handle, written: WrittenParts, txn: Txn | None, group: Sequence[Submission] = ()
+    ) -> Commit:
+        """Publish written parts, as often as it takes. Raises CommitUncertain when that stays open for somebody."""
+        unsure = False
+
+        def attempt() -> Commit:
+            nonlocal unsure
+            if unsure and txn is None:
+                found = _published(target, written)
+                if found is not None:
+                    return found
+                if new_columns(written.schema, target.known_schema):
+                    # Its claim may still be completed, by whoever commits exclusively next: it must not be made twice.
+                    raise CommitUncertain(_not_known(target))
+            try:
+                return publish_append(target, written, txn=txn)
+            except IceDBError as error:
+                # Others may publish what a claim of ours holds, unless it was refused for good.
+                claimed = txn is not None and not _is_at_fault(error)
+                unsure = unsure or claimed or isinstance(error, CommitUncertain)
+                raise
+
+        began_ms = target.clock.now_ms()
+        try:
+            commit = self._persist(attempt)
+        except IceDBError as error:
+            if unsure and not self._may_be_sent_again(group):
+                raise CommitUncertain(f"{_not_known(target)} ({error})") from None
+            raise
+        slept = target.clock.now_ms() - began_ms > target.timing.commit_timeout_ms
+        if commit.repeated and slept and not self._may_be_sent_again(group):
+            # Others may have published our parts, and merged and forgotten them.
+            raise CommitUncertain(_not_known(target))
+        return commit
+
+    def _may_be_sent_again(self, group: Sequence[Submission]) -> bool:
+        """Whether all rows have an id, so that it does no harm whatever became of them."""
+        return self._ids is not None and all(map(self._ids.all_have_ids, group))
+
+    def _set_aside(self, quarantine: Handle, misfits: WrittenParts, commit: Commit) -> None:
+        """Raises CommitUncertain when the rows that fit are committed, and those that do not could not be set aside."""
+        try:
+            self._publish(quarantine, misfits, None)
+        except IceDBError as error:
+            there = "committed" if commit.committed else "none"
+            raise CommitUncertain(
+                f"{self._handle.table}: the rows that fit are {there}, and those that do not could not be put into "
+                f"'{quarantine.table}' ({error})."
+            ) from None
+
+    def _persist(self, action: Callable[[], _T]) -> _T:
+        """Try until it succeeds or the time for this group is over: what the store did not answer, and lost races."""
+        wait_seconds = _WAIT_FIRST_SECONDS
+        while True:
+            try:
+                return action()
+            except PublicationTooLate:
+                raise  # the parts are too old; no repetition makes them younger
+            except (TryAgain, CommitUncertain) as error:
+                left = self._deadline - time.monotonic()
+                if left <= 0 or self._give_up.wait(min(wait_seconds, left)):
+                    raise
+                self.counts.retries += 1
+                logger.info("%s: is tried again: %s", self._handle.table, error)
+                wait_seconds = min(2 * wait_seconds, _WAIT_SECONDS_MAX)
+
+
+def _is_at_fault(error: Exception) -> bool:
+    """Whether the rows are, and not what is around the table."""
+    return isinstance(error, FixInput) and not isinstance(error, _EVERYBODYS)
+
+
+def _not_known(target: Handle) -> str:
+    return (
+        f"{target.table}: it is not known whether these rows were published. Look whether they are there before you "
+        "write them again."
+    )
+
+
+def _published(target: Handle, written: WrittenParts) -> Commit | None:
+    """The commit that the log shows of these parts; None when it shows none."""
+    state = target.read(fresh=True)
+    named = [state.parts[m.key] for m in written.markers if m.key in state.parts]
+    if not named:
+        return None
+    parts = tuple(map(target.part, named))
+    return Commit(target.table, state.parts_named[named[0].key].by[0], named[0].created_ms, parts=parts)
+
+
+def _rows(group: Sequence[Submission], dropped: Collection[int]) -> Any:
+    """The rows of all submissions as one batch, without those at these places."""
+    if isinstance(group[0].rows, pa.Table):
+        table = pa.concat_tables([s.rows for s in group])
+        if dropped:
+            kept = pa.array([n not in dropped for n in range(table.num_rows)], pa.bool_())
+            table = table.filter(kept)
+        return table
+    if len(group) == 1 and not dropped:
+        return group[0].rows
+    rows = chain.from_iterable(s.rows for s in group)
+    return [row for n, row in enumerate(rows) if n not in dropped] if dropped else list(rows)
+
+
+def _of_each(group: Sequence[Submission], dropped: Collection[int]) -> list[int]:
+    """How many of these rows each submission has."""
+    ends = list(accumulate(s.count for s in group))
+    counts = [0] * len(group)
+    for number in dropped:
+        counts[bisect_right(ends, number)] += 1
+    return counts
+
+
+def _answer(submission: Submission, repeated: int, commit: Commit | None, misfits: int) -> Acknowledged:
+    if commit is None or repeated == submission.count:
+        return Acknowledged(0, repeated)
+    return Acknowledged(submission.count - repeated, repeated, commit.key, commit.created_ms, misfits)

@@ -1,0 +1,326 @@
+"""Which ids were committed lately, and how two writers do not commit one twice.
+
+Every commit with ids is an exactly-once append of one application, and its sequence is one more than the last that the
+log records. So commits with ids form a line: who tries the next sequence has read all before it, and knows their ids.
+When two try the same, the claim of the first decides (`icedb.transactions`); the other reads what came, and tries the
+next with the rows that are still new. The table itself says which ids there are, so nothing can tell otherwise after a
+crash: at the start they are read from the parts that were committed within the window.
+
+Digests of 16 bytes are kept, in DuckDB, in segments by time: what is too old goes a segment at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from uuid import UUID
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from icedb.buffering.submissions import Submission
+from icedb.commit import Commit
+from icedb.engine import connect_reader, quote_name, renew_access
+from icedb.errors import InvalidBatch, InvalidOption, SnapshotExpired
+from icedb.format.records import Marker
+from icedb.format.snapshot import LogState
+from icedb.handle import Handle
+from icedb.inputs.column_types import parse_type
+from icedb.scan import explain, read_as
+from icedb.spec import Aggregating
+from icedb.store import ObjectNotFound
+
+__all__ = ["Ids"]
+
+logger = logging.getLogger(__name__)
+
+_SIGNED = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
+#: Types that a column of ids may have.
+_TYPES = frozenset((*_SIGNED, *(f"U{name}" for name in _SIGNED), "VARCHAR", "UUID"))
+_IDS_ARE = "ids are text, whole numbers or UUIDs"
+# What is too old, or too much, goes in pieces of about a sixteenth.
+_SEGMENTS = 16
+# Each time the parts that are to be read may have been cleaned up meanwhile.
+_LOADS_MAX = 5
+
+
+@dataclass(slots=True)
+class _Segment:
+    """A table of digests, and the times (unix ms) between which they were committed."""
+
+    name: str
+    oldest_ms: int
+    newest_ms: int
+    rows: int
+
+
+class Ids:
+    """The ids of one column that this table has got within a window. For one thread.
+
+    `sequence` is what the next commit with ids must be given, with `application`.
+    """
+
+    def __init__(self, handle: Handle, column: str, *, window_ms: int, ids_max: int) -> None:
+        """Reads the ids from the table. Raises InvalidOption, DamagedLog and the store's errors."""
+        self._handle = handle
+        self._column = column
+        self._window_ms = window_ms
+        self._ids_max = ids_max
+        self.application = f"ids of {column!r}"
+        self.sequence = 0
+        self._last = -1
+        self._loaded = False
+        #: The log files that were looked at, the parts among them that are younger than what cannot change any more.
+        self._files: frozenset[str] = frozenset()
+        self._seen: dict[str, int] = {}
+        self._settled_ms = 0
+        self._segments: list[_Segment] = []
+        self._named = 0
+        self._warned = False
+        self._con = connect_reader(handle.location)
+        self._check_spec()
+        self.refresh()
+
+    @property
+    def count(self) -> int:
+        """Ids that are remembered."""
+        return sum(s.rows for s in self._segments)
+
+    def close(self) -> None:
+        """Free what they take."""
+        self._con.close()
+
+    def _check_spec(self) -> None:
+        """Raise InvalidOption for a table that cannot tell which ids it has got, or who was first."""
+        spec, column = self._handle.spec, self._column
+        if self._handle.fencing == "none":
+            raise InvalidOption(
+                f"{self._handle.table}: id_column needs a store that refuses to overwrite an object, and the table is "
+                "open with fencing='none'. Use another store, or write without id_column."
+            )
+        loses = spec.merge_query or (isinstance(spec.merging, Aggregating) and column not in spec.merging.by)
+        if not (loses or spec.insert_query):
+            return
+        reason = "its merges may drop rows, and their ids with them" if loses else "its insert_query makes other rows"
+        raise InvalidOption(
+            f"{self._handle.table}: id_column is '{column}', and ids are looked up in the table, but {reason}. Take "
+            "the ids off in a table of its own, or write without id_column."
+        )
+
+    def _type(self) -> str | None:
+        """The column's type in the table, if it has one. Raises InvalidOption for one that no id has."""
+        known = self._handle.columns.get(self._column)
+        if known is not None and parse_type(known).name not in _TYPES:
+            raise InvalidOption(f"{self._handle.table}: id_column '{self._column}' is {known}; {_IDS_ARE}.")
+        return known
+
+    # ------------------------------------------------------------------------------------ what others committed
+
+    def refresh(self) -> None:
+        """Look at the log: learn the ids of others' commits, forget what is too old, and choose the sequence.
+
+        Raises as reading the log and parts does; then it may be called again.
+        """
+        now_ms = self._handle.clock.now_ms()
+        self._expire(now_ms)
+        for _ in range(_LOADS_MAX):
+            state = self._handle.read(fresh=True)
+            last = state.txn.get(self.application, (-1, 0))[0]
+            try:
+                self._learn(state, last, now_ms)
+                break
+            except SnapshotExpired:  # merged and cleaned up before we came: the parts that have the rows now tell
+                self._loaded = False
+        else:
+            raise SnapshotExpired(
+                f"{self._handle.table}: parts were cleaned up while their ids were read, {_LOADS_MAX} times in a row. "
+                "Does a cleanup run with a very short grace_ms?",
+                horizon_ms=state.horizon_ms,
+            )
+        self._evict()
+        self.sequence = max(last + 1, self.sequence if self._last == last else 0)
+        self._last = last
+        self._files = frozenset(state.effective)
+        self._settled_ms = now_ms - self._handle.timing.late_publication_ms
+        self._seen = {k: t for k, t in self._seen.items() if t > self._settled_ms}
+
+    def lost(self) -> None:
+        """The sequence went to somebody else: the next is another one, even if the log should not record it."""
+        self.sequence += 1
+
+    def _learn(self, state: LogState, last: int, now_ms: int) -> None:
+        forgotten = state.horizon_ms > self._settled_ms or any(
+            f.file.newest_foreign_ms > self._settled_ms for f in state.effective.values()
+        )
+        if not self._loaded or last < self._last or (last > self._last and forgotten):
+            self._load(state, now_ms)
+        elif last > self._last:
+            self._read(self._new(state))
+
+    def _new(self, state: LogState) -> list[Marker]:
+        """Parts that brought rows and that were not there when we looked last."""
+        found: dict[str, Marker] = {}
+        for key, stored in state.effective.items():
+            if key in self._files:
+                continue
+            for marker in stored.file.markers:
+                own = marker.created_ms == stored.file.t_ms  # else another log file had it, and we may have seen that
+                if not marker.moved and marker.key not in self._seen and (own or marker.created_ms > self._settled_ms):
+                    found[marker.key] = marker
+        return list(found.values())
+
+    def _load(self, state: LogState, now_ms: int) -> None:
+        """All anew: the parts that were made within the window, the youngest first. A merge's part counts as young."""
+        self._loaded = False
+        for segment in list(self._segments):
+            self._drop(segment)
+        self._seen = {}
+        since_ms = now_ms - self._window_ms - 2 * self._handle.timing.max_skew_ms
+        young = sorted((m for m in state.live if m.created_ms >= since_ms), key=lambda m: -m.created_ms)
+        span_ms = max(1, self._window_ms // _SEGMENTS)
+        groups: dict[int, list[Marker]] = {}
+        for marker in young:
+            groups.setdefault(marker.created_ms // span_ms, []).append(marker)
+        for markers in groups.values():
+            if self.count >= self._ids_max:
+                self._warn()
+                break
+            self._read(markers)
+        self._segments.sort(key=lambda s: s.newest_ms)
+        self._loaded = True
+
+    def _read(self, markers: Sequence[Marker]) -> None:
+        """Learn the ids of parts. Raises SnapshotExpired when one of them is gone, and the store's errors."""
+        type_ = self._type()
+        if markers and type_ is not None:
+            parts = [self._handle.part(m) for m in markers]
+            renew_access(self._con, self._handle.location)
+            try:
+                rows = read_as(self._handle, parts, {self._column: type_}, files=False)
+                text = f"SELECT CAST({quote_name(self._column)} AS VARCHAR) AS id FROM ({rows})"
+                self._add(
+                    f"SELECT DISTINCT md5_number(id) FROM ({text}) WHERE id <> ''", [m.created_ms for m in markers]
+                )
+            except (duckdb.Error, ObjectNotFound) as error:
+                now_ms = self._handle.clock.now_ms()
+                raise explain(self._handle, parts, error, as_of_ms=now_ms) from None
+        self._seen.update((m.key, m.created_ms) for m in markers)
+
+    # ------------------------------------------------------------------------------------ rows of a batch
+
+    def repeated(self, submissions: Sequence[Submission]) -> set[int]:
+        """The rows, by their place in all of these together, whose id is known or stands before them.
+
+        The submissions are of one kind. Raises InvalidBatch for what is no id.
+        """
+        self._con.execute("CREATE OR REPLACE TEMP TABLE fresh (n BIGINT, digest UHUGEINT)")
+        ids = self._values(submissions)
+        if ids is None:
+            return set()
+        type_ = self._type()
+        # Another spelling of what the column holds is the same id.
+        as_stored = "id" if type_ in (None, "VARCHAR") else f"coalesce(CAST(TRY_CAST(id AS {type_}) AS VARCHAR), id)"
+        texts = f"SELECT n, {as_stored} AS id FROM (SELECT n, CAST(id AS VARCHAR) AS id FROM batch) WHERE id <> ''"
+        self._con.register("batch", pa.table({"n": pa.array(range(len(ids)), pa.int64()), "id": ids}))
+        self._con.execute(f"CREATE OR REPLACE TEMP TABLE asked AS SELECT n, md5_number(id) AS digest FROM ({texts})")
+        self._con.unregister("batch")
+        known = " UNION ALL ".join(
+            f"SELECT digest FROM {table}" for table in ("fresh", *(s.name for s in self._segments))
+        )
+        self._con.execute(
+            f"INSERT INTO fresh SELECT min(n), digest FROM asked ANTI JOIN ({known}) USING (digest) GROUP BY digest"
+        )
+        return {n for (n,) in self._con.execute("SELECT n FROM asked ANTI JOIN fresh USING (n)").fetchall()}
+
+    def _values(self, submissions: Sequence[Submission]) -> pa.Array | pa.ChunkedArray | None:
+        """The ids of submissions of one kind, one for each row, as what DuckDB can make text of; None: no column."""
+        tables = [s.rows for s in submissions if isinstance(s.rows, pa.Table)]
+        if not tables:
+            rows = chain.from_iterable(s.rows for s in submissions)
+            return self._texts(row.get(self._column) if isinstance(row, Mapping) else None for row in rows)
+        if self._column not in tables[0].column_names:
+            return None
+        values = pa.concat_tables([t.select([self._column]) for t in tables]).column(0)
+        type_ = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+        if not (_is_text(type_) or pa.types.is_integer(type_) or pa.types.is_null(type_) or type_ == pa.uuid()):
+            raise InvalidBatch(f"{self._handle.table}: column '{self._column}' is {type_}, and {_IDS_ARE}.")
+        return values
+
+    def all_have_ids(self, submission: Submission) -> bool:
+        """Whether its rows may be sent again without harm."""
+        ids = self._values([submission])
+        if ids is None or ids.null_count:
+            return False
+        if pa.types.is_dictionary(ids.type):
+            ids = ids.cast(ids.type.value_type)
+        return not (_is_text(ids.type) and pc.any(pc.equal(ids, "")).as_py())
+
+    def _texts(self, values: Iterable[object]) -> pa.Array:
+        texts = []
+        for number, value in enumerate(values):
+            if value is None or type(value) is str:
+                texts.append(value)
+            elif isinstance(value, (int, str, UUID)) and not isinstance(value, bool):
+                texts.append(str(value))
+            else:
+                kind = f"row {number} has a {type(value).__name__} as '{self._column}'"
+                raise InvalidBatch(f"{self._handle.table}: {kind}, and {_IDS_ARE}.")
+        try:
+            return pa.array(texts, pa.string())
+        except (UnicodeEncodeError, pa.ArrowException):
+            raise InvalidBatch(f"{self._handle.table}: an id in column '{self._column}' is no valid text.") from None
+
+    def committed(self, commit: Commit) -> None:
+        """The rows that were looked up last, but for the repeated ones, are in the table now."""
+        self._add("SELECT digest FROM fresh", [commit.created_ms or self._handle.clock.now_ms()])
+        self._seen.update((p.key, p.created_ms) for p in commit.parts)
+        self._last, self.sequence = self.sequence, self.sequence + 1
+
+    # ------------------------------------------------------------------------------------ segments
+
+    def _add(self, digests: str, times_ms: Sequence[int]) -> None:
+        """Remember the answer of a query, of commits of these times (unix ms)."""
+        oldest_ms, newest_ms = min(times_ms), max(times_ms)
+        last = self._segments[-1] if self._segments and self._loaded else None
+        if last is None or newest_ms - last.oldest_ms > self._window_ms // _SEGMENTS or self._is_full(last):
+            self._named += 1
+            last = _Segment(f"segment_{self._named}", oldest_ms, newest_ms, 0)
+            self._con.execute(f"CREATE TABLE {last.name} (digest UHUGEINT)")
+            self._segments.append(last)
+        [(rows,)] = self._con.execute(f"INSERT INTO {last.name} {digests}").fetchall()
+        last.rows += rows
+        last.oldest_ms, last.newest_ms = min(last.oldest_ms, oldest_ms), max(last.newest_ms, newest_ms)
+
+    def _is_full(self, segment: _Segment) -> bool:
+        return segment.rows > self._ids_max // _SEGMENTS
+
+    def _expire(self, now_ms: int) -> None:
+        """Forget what was committed before the window. Clocks of writers may differ by twice the skew."""
+        since_ms = now_ms - self._window_ms - 2 * self._handle.timing.max_skew_ms
+        for segment in [s for s in self._segments if s.newest_ms < since_ms]:
+            self._drop(segment)
+
+    def _evict(self) -> None:
+        while self.count > self._ids_max and len(self._segments) > 1:
+            self._warn()
+            self._drop(self._segments[0])
+
+    def _drop(self, segment: _Segment) -> None:
+        self._con.execute(f"DROP TABLE {segment.name}")
+        self._segments.remove(segment)
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s: there are more than %d ids of the last %d ms in column '%s', so the oldest are forgotten: a row "
+                "that comes again so late is taken again. Give a larger ids_max, or a shorter id_window_ms.",
+                self._handle.table, self._ids_max, self._window_ms, self._column,
+            )  # fmt: skip
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return any(kind(type_) for kind in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))

@@ -1,0 +1,126 @@
+"""The flags that say how a table is laid out: those of `create`, and of `alter`, where what is not given stays."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from icedb.spec import Aggregating, Dedup, Merging, Replacing
+
+__all__ = [
+    "MERGING",
+    "Columns",
+    "CompressionOption",
+    "InsertQuery",
+    "MergeAny",
+    "MergeBy",
+    "MergeCount",
+    "MergeMax",
+    "MergeMin",
+    "MergeQuery",
+    "MergeSum",
+    "MergeVersion",
+    "PartitionBy",
+    "PathColumns",
+    "Required",
+    "RowGroupRows",
+    "RowId",
+    "SchemaPolicyOption",
+    "SortBy",
+    "merging_of",
+    "types_of",
+]
+
+#: A panel of the help.
+MERGING = "What merges make of rows with one key"
+
+
+def _some(flag: str, metavar: str, text: str, panel: str | None = None) -> Any:
+    return typer.Option(flag, metavar=metavar, help=f"{text} May be repeated.", rich_help_panel=panel)
+
+
+PartitionBy = Annotated[
+    list[str] | None,
+    _some("--partition-by", "EXPRESSION", "DuckDB, with a name: \"strftime(ts, '%Y-%m-%d') AS d\"."),
+]
+SortBy = Annotated[list[str] | None, _some("--sort-by", "COLUMN", "What the rows of a part are sorted by.")]
+CompressionOption = Annotated[
+    str | None, typer.Option("--compression", metavar="CODEC", help="zstd (the default), snappy, gzip, lz4_raw, ...")
+]
+RowGroupRows = Annotated[
+    int | None, typer.Option("--row-group-rows", metavar="NUMBER", help="Rows per Parquet row group.")
+]
+Columns = Annotated[
+    list[str] | None, _some("--column", "NAME=TYPE", "A column and its DuckDB type, before any row brings it.")
+]
+Required = Annotated[list[str] | None, _some("--required", "COLUMN", "A column that must not be null.")]
+SchemaPolicyOption = Annotated[
+    str | None,
+    typer.Option("--schema-policy", metavar="POLICY", help="open: rows may bring columns; declared: only --column."),
+]
+PathColumns = Annotated[
+    list[str] | None, _some("--path-column", "NAME=TYPE", "A partition column that only the paths tell.")
+]
+InsertQuery = Annotated[
+    str | None, typer.Option("--insert-query", metavar="SQL", help="Over _rows: its answer is stored in their place.")
+]
+MergeQuery = Annotated[
+    str | None,
+    typer.Option(
+        "--merge-query", metavar="SQL", help="Over source_files: its answer is the new part.", rich_help_panel=MERGING
+    ),
+]
+MergeBy = Annotated[
+    list[str] | None, _some("--merge-by", "COLUMN", "The key. Alone: one of the equal rows stays.", MERGING)
+]
+MergeVersion = Annotated[
+    str | None,
+    typer.Option(
+        "--merge-version",
+        metavar="COLUMN",
+        help="Of the rows with one key, that with the greatest value here stays.",
+        rich_help_panel=MERGING,
+    ),
+]
+MergeSum = Annotated[list[str] | None, _some("--merge-sum", "COLUMN", "Summed.", MERGING)]
+MergeMin = Annotated[list[str] | None, _some("--merge-min", "COLUMN", "The smallest stays.", MERGING)]
+MergeMax = Annotated[list[str] | None, _some("--merge-max", "COLUMN", "The greatest stays.", MERGING)]
+MergeAny = Annotated[list[str] | None, _some("--merge-any", "COLUMN", "Any of the values stays.", MERGING)]
+MergeCount = Annotated[
+    str | None,
+    typer.Option("--merge-count", metavar="COLUMN", help="A column that counts rows.", rich_help_panel=MERGING),
+]
+RowId = Annotated[
+    bool | None, typer.Option("--row-id/--no-row-id", help="Give each row a unique _row_id, unless it brings one.")
+]
+
+
+def types_of(flag: str, given: Sequence[str] | None) -> dict[str, str]:
+    """Column -> type, from `NAME=TYPE`."""
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, equals, type_ = text.partition("=")
+        if not (name and equals and type_):
+            raise typer.BadParameter(f"{text!r} is no column and type; write {flag} price=DOUBLE.")
+        if name in found:
+            raise typer.BadParameter(f"{flag} names '{name}' twice.")
+        found[name] = type_
+    return found
+
+
+def merging_of(
+    by: Sequence[str] | None, version: str | None, count: str | None, **aggregated: Sequence[str] | None
+) -> Merging | None:
+    """What the flags ask for, if they ask for anything. `aggregated`: columns by what becomes of them."""
+    given: Mapping[str, tuple[str, ...]] = {name: tuple(columns) for name, columns in aggregated.items() if columns}
+    if by is None or not by:
+        if version or count or given:
+            raise typer.BadParameter("what merges make of rows with one key needs the key: --merge-by.")
+        return None
+    if version and (count or given):
+        raise typer.BadParameter("--merge-version keeps one row whole; it does not go with --merge-sum and its like.")
+    if version:
+        return Replacing(tuple(by), version)
+    if count or given:
+        return Aggregating(by=tuple(by), count=count or "", **given)
+    return Dedup(tuple(by))

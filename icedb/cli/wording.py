@@ -1,0 +1,34 @@
+"""The library's messages in the words of the command: what to do next is a verb or a flag here, not a method."""
+
+import re
+
+__all__ = ["PHRASES", "in_the_shell"]
+
+#: What the library says (a pattern, which occurs in its source), and what the command says in its place.
+PHRASES = (
+    (r"Open it with Table\.open\.", "Choose another address, or use that table."),
+    (r"Open it with Table\.open, and import with import_files\.", "Leave --create out."),
+    (r"Create one with Table\.create", "Create one with icedb create"),
+    (r"Declare it: Table\.create\(\.\.\., schema=\{\.\.\.\}\), or alter\.", "Declare it: icedb alter --column."),
+    (r"Table\.insert takes paths", "icedb insert takes files"),
+    (r"insert\(path, on_conflict='cast'\)", "icedb insert --on-conflict cast"),
+    (r"on_conflict='(\w+)'", r"--on-conflict \1"),
+    (r"another on_conflict", "another --on-conflict"),
+    (r"Correct AWS_PROFILE", "Correct --profile (or AWS_PROFILE)"),
+    (r" \(min_age_ms=\d+\)", ""),
+    (r"allow_short_grace=True", "--allow-short-grace"),
+    (r"first_time=True", "--first-time"),
+    (r"drop_partitions", "icedb drop"),
+    (r"delete\(where\)", "icedb delete --where"),
+    (r"sweep_orphans deletes", "icedb orphans --delete deletes"),
+    (r"as snapshot\(\)\.partitions\(\) lists them", "as icedb partitions lists them"),
+    (r"unpin\('([^']*)'\)", r"icedb unpin and the name \1"),
+    (r"refresh_view\('([^']*)'\)", r"icedb refresh-view and the name \1"),
+)
+
+
+def in_the_shell(message: str) -> str:
+    """The message as somebody reads it who typed a command."""
+    for pattern, words in PHRASES:
+        message = re.sub(pattern, words, message)
+    return message

@@ -1,0 +1,1 @@
+"""A table for programs that do not know it: a Delta log over the same parts, or a folder of plain Parquet."""

@@ -1,0 +1,93 @@
+"""DuckDB's types as Delta's, for columns that are in Parquet files already: a reader must find there what it is told.
+
+    BOOLEAN, TINYINT to BIGINT, FLOAT, DOUBLE      boolean, byte to long, float, double
+    UTINYINT, USMALLINT, UINTEGER                  the next wider integer: short, integer, long
+    DECIMAL, DATE, BLOB                            decimal, date, binary
+    VARCHAR, JSON, ENUM                            string
+    TIMESTAMP                                      timestamp_ntz, which is a feature of its own
+    TIMESTAMP WITH TIME ZONE                       timestamp
+    T[], T[n], MAP, STRUCT                         array, map, struct
+
+UBIGINT, TIME, TIMESTAMP_NS and UUID have none that engines read right out of the files. The path of a partition column
+is text, so it may also be a UBIGINT (decimal) or a UUID (string).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+import duckdb
+from duckdb.sqltypes import DuckDBPyType
+
+from icedb.errors import UnsupportedType
+
+__all__ = ["NO_ZONE", "delta_schema"]
+
+#: The type that only programs with the feature `timestampNtz` read.
+NO_ZONE = "timestamp_ntz"
+
+_PLAIN = {
+    "boolean": "boolean", "tinyint": "byte", "smallint": "short", "integer": "integer", "bigint": "long",
+    "utinyint": "short", "usmallint": "integer", "uinteger": "long", "float": "float", "double": "double",
+    "varchar": "string", "enum": "string", "blob": "binary", "date": "date", "timestamp": NO_ZONE,
+    "timestamp with time zone": "timestamp",
+}  # fmt: skip
+_IN_PATHS = {"ubigint": "decimal(20,0)", "uuid": "string"}
+
+
+def delta_schema(columns: Mapping[str, str], partitions: Mapping[str, str], *, table: str) -> str:
+    """Delta's `schemaString`, of columns in files and of columns that paths tell. Raises UnsupportedType, for all."""
+    fields, refused = [], []
+    for of_paths, name, text in [(False, *c) for c in columns.items()] + [(True, *c) for c in partitions.items()]:
+        type_ = duckdb.sqltype(text)
+        found = _of_path(type_) if of_paths else _delta(type_)
+        if found is None:
+            refused.append(f"'{name}' ({text})")
+        fields.append(_field(name, found))
+    if refused:
+        raise _refused(refused, table)
+    return json.dumps({"type": "struct", "fields": fields}, separators=(",", ":"))
+
+
+def _refused(columns: Iterable[str], table: str) -> UnsupportedType:
+    return UnsupportedType(
+        f"{table}: Delta has no type for {', '.join(columns)}. Nothing was exported. Name them in leave_out to export "
+        "the others; or export as Parquet."
+    )
+
+
+def _field(name: str, type_: object) -> dict[str, object]:
+    return {"name": name, "type": type_, "nullable": True, "metadata": {}}
+
+
+def _of_path(type_: DuckDBPyType) -> object:
+    found = _IN_PATHS.get(type_.id) or _delta(type_)
+    return found if isinstance(found, str) and found != "binary" else None
+
+
+def _delta(type_: DuckDBPyType) -> object:
+    """What Delta calls a type: a name, or an object of a nested one; None: it has none."""
+    match type_.id:
+        case "decimal":
+            of = dict(type_.children)
+            return f"decimal({of['precision']},{of['scale']})"
+        case "list" | "array":
+            return _nested("array", elementType=_inner(type_)["child"], containsNull=True)
+        case "map":
+            inner = _inner(type_)
+            return _nested("map", keyType=inner["key"], valueType=inner["value"], valueContainsNull=True)
+        case "struct":
+            fields = _inner(type_)
+            known = None not in fields.values()
+            return _nested("struct", fields=[_field(*f) for f in fields.items()]) if known else None
+    return _PLAIN.get(type_.id)
+
+
+def _inner(type_: DuckDBPyType) -> dict[str, object]:
+    """The types of which a nested one is made; an array's size is none."""
+    return {name: _delta(inner) for name, inner in type_.children if isinstance(inner, DuckDBPyType)}
+
+
+def _nested(kind: str, **of: object) -> object:
+    return None if None in of.values() else {"type": kind, **of}

@@ -1,0 +1,44 @@
+"""Heads of requests, and answers: small documents of JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.types import Message, Scope, Send
+
+from icedb.ingest.refusals import Refusal
+from icedb.serving.settings import HEAD_BYTES_MAX
+
+__all__ = ["check_head", "send_json"]
+
+_encode = msgspec.json.Encoder().encode
+
+
+def check_head(scope: Scope) -> None:
+    """Raise Refusal for a head that says too much, or two things at once."""
+    if len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(n) + len(v) for n, v in scope["headers"]) > (
+        HEAD_BYTES_MAX
+    ):
+        raise Refusal(431, f"The request's head is larger than {HEAD_BYTES_MAX} bytes.")
+    names = [name for name, _ in scope["headers"]]
+    for name in (b"authorization", b"content-type", b"content-encoding", b"x-signature"):
+        if names.count(name) > 1:
+            raise Refusal(400, f"There are several headers {name.decode()}. Send one.")
+    if b"content-length" in names and b"transfer-encoding" in names:
+        raise Refusal(400, "A request has a Content-Length or a Transfer-Encoding, not both.")
+
+
+async def send_json(
+    send: Send, status: int, document: dict[str, Any], headers: list[tuple[str, str]], *, head: bool
+) -> None:
+    """Send an answer. It may take as long as the client does."""
+    body = _encode(document) + b"\n"
+    every = [("content-type", "application/json"), ("content-length", str(len(body))), *headers]
+    start: Message = {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in every],
+    }
+    await send(start)
+    await send({"type": "http.response.body", "body": b"" if head else body})

@@ -1,0 +1,57 @@
+"""Whether a configuration holds: each table that it names is opened. Nothing is served, nothing is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from icedb.errors import IceDBError, TableNotFound
+from icedb.ingest.config import load_config
+from icedb.ingest.settings import TableSettings
+from icedb.table import Table
+
+__all__ = ["CheckedTable", "check_config"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedTable:
+    """A table as it is, or why it cannot be written."""
+
+    table: str
+    uri: str
+    tenants: tuple[str, ...]
+    #: "there", or "to be made" by the service when it starts; None with an error.
+    state: str | None = None
+    rows: int | None = None
+    error: str | None = None
+
+
+def check_config(path: Path) -> list[CheckedTable]:
+    """Open every table that the file names, in its order. Raises InvalidOption when the file itself is wrong."""
+    config = load_config(path)
+    checked = []
+    for settings in config.tables.values():
+        tenants = tuple(t.name for t in config.tenants if settings.name in t.tables)
+        state, rows, error = _look(settings, dict(config.storage_options) or None)
+        checked.append(CheckedTable(settings.name, settings.uri, tenants, state, rows, error))
+    return checked
+
+
+def _look(settings: TableSettings, options: dict[str, str] | None) -> tuple[str | None, int | None, str | None]:
+    try:
+        table = Table.open(settings.uri, storage_options=options)
+        return "there", table.snapshot().rows, _missing_id(settings, table)
+    except TableNotFound as error:
+        if settings.create:
+            return "to be made", None, None
+        return None, None, f"{error} Or add create = true."
+    except (IceDBError, OSError) as error:
+        return None, None, " ".join(str(error).split())
+
+
+def _missing_id(settings: TableSettings, table: Table) -> str | None:
+    """A declared table takes no ids that it has no column for."""
+    own = {settings.id_column, settings.tenant_column, settings.received_column} - {None}
+    if table.spec.schema_policy == "declared" and (missing := sorted(own - set(table.schema()))):  # type: ignore[type-var]
+        return f"the table takes only columns that were declared, and has no {', '.join(map(str, missing))}."
+    return None
