@@ -1,7 +1,8 @@
 """Runs what the pages show: `python -m tests.pages docs/inputs.md [number of a block]`, in the current folder.
 
 Blocks of Python are one program, in the order in which they stand. Where a line is an expression and its comment begins
-with a value, or is what a `print` says, the two are compared; every such line must have been reached.
+with a value, or is what a `print` says, the two are compared; every such line must have been reached. What the page
+tells to type for the command `icedb` runs after that, in the same process: starting one takes longer than most of it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ast
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tokenize
@@ -18,8 +20,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 #: What a value and the words that follow it have between them.
 GAP = "  "
+#: A command with this is not run.
+OPEN_END = r"s3:|--watch\b"
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -27,10 +32,16 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-def run_python(
+def runnable_pages(*, spark: bool) -> list[Path]:
+    """The pages that show Python or commands, of those that start Spark, or of the others."""
+    pages = [page for page in sorted(DOCS.rglob("*.md")) if blocks(page, "python") or commands(page)]
+    return [page for page in pages if ("pyspark" in whole_program(page)) == spark]
+
+
+def run_page(
     page: Path, folder: Path, *, env: Mapping[str, str] | None = None, number: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the Python of a page, or one block of it, in a folder and a process of its own, without our environment."""
+    """Run a page, or one block of its Python, in a folder and a process of its own, without our environment."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "ICEDB_", "DAGSTER_"))}
     return subprocess.run(
         [sys.executable, "-m", "tests.pages", str(page), *([] if number is None else [str(number)])],
@@ -38,7 +49,7 @@ def run_python(
         env=clean | {"PYTHONPATH": str(ROOT)} | dict(env or {}),
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=240,
     )
 
 
@@ -107,10 +118,37 @@ def whole_program(page: Path) -> str:
     return "\n".join(kept)
 
 
+def commands(page: Path) -> list[str]:
+    """What a page tells to type for `icedb`, but for what is about somebody's bucket or runs until it is stopped."""
+    lines = [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if re.match(r"icedb\s(?!(proxy|ingest)\b)", line) and not re.search(OPEN_END, line)]
+
+
+def run_command(line: str) -> None:
+    """Run a line that begins with `icedb`, in this process unless a shell is needed. Raises AssertionError."""
+    words = shlex.split(line, comments=True)
+    if any(re.fullmatch(r"[|<>&]+", word) for word in words):
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        subprocess.run(["bash", "-euo", "pipefail", "-c", line], env=os.environ | {"PATH": path}, check=True)
+        return
+    from icedb.cli import main as icedb
+
+    sys.argv = words
+    try:
+        icedb()
+    except SystemExit as stopped:
+        if stopped.code:
+            raise AssertionError(f"{line}: exit status {stopped.code}") from None
+
+
 def main(page: str, number: str | None = None) -> None:
-    """Run a page's Python."""
-    code = whole_program(Path(page)) if number is None else blocks(Path(page), "python")[int(number)]
-    execute(code, page)
+    """Run a page's Python and commands."""
+    if number is not None:
+        execute(blocks(Path(page), "python")[int(number)], page)
+        return
+    execute(whole_program(Path(page)), page)
+    for line in commands(Path(page)):
+        run_command(line)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""A real `icedb proxy` process for tests: started on a free port, asked over 127.0.0.1, stopped by its id."""
+"""A real process of `icedb proxy`, or of another verb that serves, for tests.
+
+It is started on a free port, asked over 127.0.0.1, and stopped by its id.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ STOP_SECONDS_MAX = 60
 _LISTENING = re.compile(r"listening on (\S+?)(?:, health and metrics on (\S+?))?; ")
 
 
-def proxy_command(path: Path, *more: str) -> list[str]:
+def proxy_command(path: Path, *more: str, verb: str = "proxy") -> list[str]:
     """What runs the verb, by the interpreter of the tests."""
-    return [sys.executable, "-m", "icedb.cli", "proxy", "--config", str(path), *more]
+    return [sys.executable, "-m", "icedb.cli", verb, "--config", str(path), *more]
 
 
 class ProxyProcess:
@@ -32,6 +35,8 @@ class ProxyProcess:
     `config` is a file, or what one is to say; it listens on port 0, so that the system chooses. `env` is added to the
     environment. Once the process says where it listens, `endpoint` and `admin` are there.
     """
+
+    verb = "proxy"
 
     def __init__(self, config: str | Path, env: Mapping[str, str] | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="icedb-proxy-")
@@ -52,7 +57,12 @@ class ProxyProcess:
     def __enter__(self) -> Self:
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
-                proxy_command(self.path), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=self._env, cwd=ROOT
+                proxy_command(self.path, verb=self.verb),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=self._env,
+                cwd=ROOT,
             )
         try:
             found = self._wait_until_it_listens()
@@ -112,7 +122,7 @@ class ProxyProcess:
             if not self.alive():
                 break
             time.sleep(0.05)
-        raise RuntimeError(f"the proxy did not start:\n{self.errors()}")
+        raise RuntimeError(f"icedb {self.verb} did not start:\n{self.errors()}")
 
     def _end(self) -> None:
         process = self.process

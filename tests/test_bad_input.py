@@ -199,7 +199,7 @@ def test_a_partition_expression_that_does_not_fit_the_rows_is_refused_with_the_f
     with pytest.raises(InvalidPartitionExpression, match="does not fit the rows") as caught:
         table.insert(ROWS)
     assert memory.uri in str(caught.value)
-    assert "columns: ['a', 's']" in str(caught.value)
+    assert "(columns: a BIGINT, s VARCHAR)" in str(caught.value)
     assert everything(memory) == before
 
 

@@ -42,11 +42,11 @@ def check_told(findings: list[Finding], keys: list[str], folder: Path) -> None:
     assert list(told) == keys
     for key, of_key in told.items():
         console = Console(width=500, record=True, file=io.StringIO())
-        console.print(tuning.as_grid(key, of_key))
+        console.print(tuning.as_grid(tuning.EXPERIMENTS[key], of_key))
         text = console.export_text()
         assert all(f.title in text and all(way.name in text and min(way.values) > 0 for way in f.ways) for f in of_key)
         if tuning.EXPERIMENTS[key].drawn:
-            tuning.draw(key, of_key, folder / f"{key}.png")
+            tuning.draw(tuning.EXPERIMENTS[key], of_key, folder / f"{key}.png")
             assert (folder / f"{key}.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,29 +1,27 @@
-"""The pages are true: their Python runs as one program and gives what they say; then their commands run."""
+"""The pages are true: their Python runs as one program and gives what they say; then their commands run.
+
+Those that start Spark are in tests/test_docs_pages_spark.py, so that others need not wait for them.
+"""
 
 from __future__ import annotations
 
-import re
-import shlex
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.pages import ROOT, blocks, execute, run_python, whole_program
+from tests.pages import DOCS, ROOT, commands, execute, run_page, runnable_pages, whole_program
 
-#: This one needs a proxy that runs: tests/test_proxy_docs.py.
-OF_PROXY = "proxy.md"
-PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if blocks(page, "python") and page.name != OF_PROXY]
+#: Pages of which another test runs everything: they need a server, or an environment from nothing.
+ELSEWHERE = {"proxy.md": "test_proxy_docs.py", "ingest.md": "test_ingest_docs.py", "tutorial.md": "test_newcomer.py"}
+PAGES = [page for page in runnable_pages(spark=False) if page.relative_to(DOCS).as_posix() not in ELSEWHERE]
 
 
 def marked(page: Path) -> Any:
-    """Pages that start Spark, or need a bucket, are tests that do."""
-    code = whole_program(page)
-    marks = [mark for word, mark in (("pyspark", pytest.mark.spark), ("BUCKET", pytest.mark.s3)) if word in code]
-    return pytest.param(page, marks=marks, id=page.name)
+    """Pages that need a bucket are tests that do."""
+    marks = [pytest.mark.s3] if "BUCKET" in whole_program(page) else []
+    return pytest.param(page, marks=marks, id=page.relative_to(DOCS).as_posix())
 
 
 @pytest.mark.parametrize("page", [marked(page) for page in PAGES])
@@ -31,13 +29,8 @@ def test_what_a_page_shows_runs_and_gives_what_it_says(
     page: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     env = bucket(request.getfixturevalue("s3_server")) if "BUCKET" in whole_program(page) else {}
-    done = run_python(page, tmp_path, env=env)
+    done = run_page(page, tmp_path, env=env)
     assert done.returncode == 0, done.stderr
-    for command in commands(page):
-        done = subprocess.run(
-            [sys.executable, "-m", "icedb.cli", *command], cwd=tmp_path, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 
 def bucket(server: Any) -> dict[str, str]:
@@ -47,19 +40,15 @@ def bucket(server: Any) -> dict[str, str]:
     return {**server.storage_options, "BUCKET": name}
 
 
-def commands(page: Path) -> list[list[str]]:
-    """What a page tells to type, but for what is about somebody's bucket."""
-    lines = [shlex.split(line, comments=True) for block in blocks(page, "sh") for line in block.splitlines()]
-    return [words[1:] for words in lines if words[:1] == ["icedb"] and not any("s3:" in w for w in words)]
-
-
 def test_every_page_about_programs_has_something_to_run() -> None:
-    assert {page.name for page in PAGES} >= {"import.md", "inputs.md", "queries.md", "schema.md", "v3.md"}
+    found = {page.relative_to(DOCS).as_posix() for page in PAGES}
+    assert found >= {"import.md", "queries.md", "schema.md", "v3.md", "how-to/time-travel.md"}
 
 
-def test_all_pages_are_linked_from_the_readme() -> None:
-    linked = set(re.findall(r"\]\(docs/([\w-]+\.md)\)", (ROOT / "README.md").read_text()))
-    assert linked == {page.name for page in (ROOT / "docs").glob("*.md")}
+@pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())
+def test_a_page_that_is_not_run_here_is_run_there(page: str, test: str) -> None:
+    assert (DOCS / page).is_file()
+    assert Path(page).stem in (ROOT / "tests" / test).read_text()
 
 
 # ------------------------------------------------------------------------------------------ what compares can fail
@@ -85,3 +74,31 @@ def test_a_page_that_says_something_else_is_found_out(code: str) -> None:
 def test_what_a_page_says_is_compared_and_other_comments_are_not() -> None:
     code = "1 + 1  # 2\n[1]  # [1]  the first\nprint('a b c')  # a...c\nlen('a')  # of one\nx = 3  # 4\n"
     assert execute(code, "page") == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "runs"),
+    [
+        ("icedb info lake/events  # what it is like", True),
+        ("icedb info s3://bucket/events", False),
+        ("icedb merge lake/events --watch", False),
+        ("icedb proxy --config proxy.toml", False),
+        ("icedb-dagster up", False),
+        ("icedb info \\\n    lake/events", True),
+    ],
+)
+def test_commands_of_a_page_are_run_but_for_those_without_an_end(line: str, runs: bool, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"```sh\n{line}\n```\n")
+    assert len(commands(page)) == runs
+    if runs:
+        done = run_page(page, tmp_path)
+        assert done.returncode != 0, "there is no such table"
+        assert "exit status" in done.stderr
+
+
+def test_a_command_with_a_pipe_runs_in_a_shell(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```sh\nicedb --help | grep -c icedb > count.txt\n```\n")
+    assert run_page(page, tmp_path).returncode == 0
+    assert int((tmp_path / "count.txt").read_text()) > 0

@@ -19,7 +19,7 @@ from rich.console import Console
 from icedb import Condition, Table, Thresholds
 from icedb.cli.condition_page import print_info
 from icedb.cli.output import time_text
-from icedb.maintenance.condition import PartitionCondition, recommend
+from icedb.maintenance.condition import PartitionCondition, SizeClass, recommend
 from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS
 from tests.test_cli import command, run, run_json
 
@@ -42,6 +42,7 @@ def condition(*partitions: PartitionCondition, **figures: Any) -> Condition:
         "log_files": 3, "small_log_files": 2, "small_log_files_basis": "l", "dead_parts": 0, "dead_bytes": 0,
         "oldest_dead_ms": None, "expired_parts": 0, "expired_bytes": 0, "expired_log_files": 0, "expired_basis": "e",
         "horizon_ms": 0, "newest_rows_ms": NOW_MS - 90_000,
+        "sizes": (SizeClass(2**20, 12, 8), SizeClass(2**27, 8, 0)),
     }  # fmt: skip
     return Condition(partitions=partitions, **{**plain, **figures})
 

@@ -24,7 +24,7 @@ import pytest
 from botocore.config import Config
 
 from icedb.proxy.access_log import AccessLog, AccessRecord
-from icedb.proxy.lines import LineWriter, TextLines
+from icedb.serving.lines import LineWriter, TextLines
 from tests.proxy_process import ROOT, proxy_command
 
 DEADLINE_SECONDS = 20

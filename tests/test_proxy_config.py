@@ -12,9 +12,10 @@ import pytest
 
 from icedb.errors import InvalidOption
 from icedb.proxy.config import load_config
-from icedb.proxy.settings import FileStamp, ServerSettings
+from icedb.proxy.settings import ServerSettings
 from icedb.proxy.tenant_documents import Source, tenant_of
 from icedb.proxy.tenants import AccessKey, Scope, TenantLimits
+from icedb.serving.settings import FileStamp
 
 SECRET = "sEcReT/that-must+not-be-shown"
 ENVIRON = {"ACME_SECRET": SECRET, "TOKEN": SECRET, "SHORT": "sEcReT", "SPACED": f"{SECRET} {SECRET}"}

@@ -176,7 +176,7 @@ def test_settings_of_the_server_take_a_restart(file: TenantsFile, caplog: pytest
     for _ in range(2):  # what is running is still the first
         caplog.clear()
         assert directory.reload()
-        assert "changes of server.region, server.connections, storage_options take a restart" in caplog.text
+        assert "changes of server.connections, server.region, storage_options take a restart" in caplog.text
     assert secret_of(directory, "NEWKEY") == SECRET
 
 

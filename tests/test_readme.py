@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import ROOT, blocks, run_python
+from tests.pages import ROOT, blocks, run_page
 
 README_PATH = ROOT / "README.md"
 README = README_PATH.read_text()
@@ -29,7 +29,7 @@ def test_the_two_commands_are_at_the_top() -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("number", range(len(PYTHON)))
 def test_the_python_of_the_readme_runs(number: int, tmp_path: Path) -> None:
-    done = run_python(README_PATH, tmp_path, number=number)
+    done = run_page(README_PATH, tmp_path, number=number)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "lake").is_dir()
 

@@ -1,0 +1,62 @@
+"""What programs of Delta make of a Delta log: the answers of deltalake, and a small reader for stores without it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+from urllib.parse import unquote
+
+import deltalake
+import duckdb
+import pyarrow as pa
+
+from icedb import Table
+from icedb.store import ObjectStore
+
+
+def texts(rows: pa.Table, columns: list[str]) -> Counter[tuple[str | None, ...]]:
+    """The rows, every value as DuckDB's text of it, however the engine calls the type."""
+    with duckdb.connect() as con:
+        con.execute("SET TimeZone = 'UTC'")
+        con.register("rows", rows)
+        names = ", ".join(f'CAST("{c}" AS VARCHAR)' for c in columns)
+        return Counter(con.execute(f"SELECT {names} FROM rows").fetchall())
+
+
+def by_delta(table: Table, version: int | None = None) -> deltalake.DeltaTable:
+    """The table, as deltalake opens it."""
+    options = {**table.handle.location.storage_options, "AWS_ALLOW_HTTP": "true"}
+    s3 = table.handle.location.scheme == "s3"
+    return deltalake.DeltaTable(table.uri, version=version, storage_options=options if s3 else None)
+
+
+def check_same(table: Table, *, without: tuple[str, ...] = ()) -> None:
+    """Delta's readers see the rows that a query sees."""
+    ours = table.query("SELECT * FROM t").to_arrow()
+    columns = [c for c in ours.column_names if c not in without]
+    theirs = by_delta(table).to_pyarrow_table()
+    assert sorted(theirs.column_names) == sorted(columns)
+    assert texts(theirs, columns) == texts(ours, columns)
+
+
+def actions(store: ObjectStore, version: int | None = None) -> list[dict[str, Any]]:
+    """The lines of all versions that are there as JSON, or of one."""
+    found = []
+    for info in store.list(store.location.keys.delta_prefix):
+        name = info.key.rpartition("/")[2]
+        if name.endswith(".json") and version in (None, int(name.removesuffix(".json"))):
+            found += [json.loads(line) for line in store.get(info.key).body.splitlines()]
+    return found
+
+
+def files(store: ObjectStore) -> set[str]:
+    """The keys of the files of the newest version, by a log that no checkpoint cut."""
+    paths: set[str] = set()
+    for action in actions(store):
+        if "add" in action:
+            paths.add(action["add"]["path"])
+        if "remove" in action:
+            paths.discard(action["remove"]["path"])
+    prefix = store.location.keys.data_prefix.removesuffix("_data/")
+    return {prefix + unquote(path) for path in paths}

@@ -1,0 +1,19 @@
+"""An answer of 2xx means committed: the service is killed under load, and nothing that was answered is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from icedb import Table
+from tests.conftest import Place
+from tests.ingest_kills import check_nothing_lost_or_doubled, kill_again_and_again, killing_config
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_under_load_it_loses_and_doubles_nothing(shared_place: Place, tmp_path: Path, kills: int) -> None:
+    options = shared_place.storage_options or {}
+    load = kill_again_and_again(killing_config(tmp_path, shared_place.uri, options), kills)
+    check_nothing_lost_or_doubled(Table.open(shared_place.uri, storage_options=options or None), load)
+    assert load.sent_again, "nobody had to send anything again: no kill came in between"

@@ -1,0 +1,199 @@
+"""The process: how it ends, what it does while the store is away, and that several of them share a table."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icedb import Table
+from tests.conftest import Place, S3Server
+from tests.counting_proxy import CountingProxy, HttpRequest
+from tests.ingest_process import KEY, OTHER_KEY, Client, IngestProcess, Reply
+
+WAIT_SECONDS_MAX = 60
+
+
+def config(
+    uri: str, *, server: str = "", table: str = "", options: dict[str, str] | None = None, key: str = KEY
+) -> str:
+    said = "\n".join(f"{name} = {json.dumps(value)}" for name, value in (options or {}).items())
+    return f"""
+[server]
+listen = "127.0.0.1:0"
+admin_listen = "127.0.0.1:0"
+{server}
+[storage_options]
+{said}
+[[table]]
+name = "events"
+uri = "{uri}"
+create = true
+id_column = "id"
+{table}
+[[tenant]]
+name = "acme"
+tables = ["events"]
+[[tenant.keys]]
+secret = "{key}"
+"""
+
+
+@pytest.fixture
+def aside() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def send(service: IngestProcess, *ids: str) -> Reply:
+    with Client(service.endpoint) as client:
+        return client.send("events", [{"id": i} for i in ids])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.02)
+
+
+def pending(service: IngestProcess) -> int:
+    with Client(service.admin) as admin:
+        text = admin.ask("GET", "/metrics").body.decode()
+    return int(
+        float(next(line.split()[-1] for line in text.splitlines() if line.startswith("icedb_ingest_pending_rows{")))
+    )
+
+
+def ready(service: IngestProcess) -> Any:
+    with Client(service.admin) as admin:
+        reply = admin.ask("GET", "/readyz")
+        return reply.status, reply.said.get("reasons")
+
+
+def test_what_is_pending_is_committed_and_answered_before_it_ends(tmp_path: Path, aside: ThreadPoolExecutor) -> None:
+    table = 'delay_max = "10m"\nbytes_max = 1000\npending_bytes_max = 1000'
+    with IngestProcess(config(str(tmp_path / "events"), table=table)) as service:
+        first: Future[Reply] = aside.submit(send, service, "x" * 950)
+        until(lambda: pending(service) == 1)
+        full = send(service, "y" * 600)
+        assert (full.status, full.said["error"]) == (503, "unavailable")
+        assert int(full.headers["retry-after"]) >= 1
+        assert ready(service) == (503, ["table 'events' has too much waiting to be committed"])
+        service.signal(signal.SIGTERM)
+        assert first.result(WAIT_SECONDS_MAX).said["accepted"] == 1
+        assert service.wait() == 0
+    assert Table.open(tmp_path / "events").snapshot().rows == 1
+
+
+class Gate:
+    """Holds or breaks off what writes to a store."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.broken = False
+        self.held = 0
+
+    def __call__(self, request: HttpRequest) -> None:
+        if self.broken:
+            raise ConnectionError
+        if request.kind == "PUT" and not self.open.is_set():
+            self.held += 1
+            self.open.wait(WAIT_SECONDS_MAX)
+
+
+@pytest.fixture
+def gate(s3_server: S3Server) -> Iterator[tuple[Gate, dict[str, str]]]:
+    proxy, gate = CountingProxy(s3_server.endpoint), Gate()
+    proxy.before = gate
+    with proxy.running():
+        yield gate, {**s3_server.storage_options, "AWS_ENDPOINT_URL": proxy.endpoint}
+        gate.broken = True
+        gate.open.set()
+
+
+@pytest.mark.s3
+def test_while_the_store_is_slow_or_away_nothing_is_acknowledged(
+    s3: Place, gate: tuple[Gate, dict[str, str]], aside: ThreadPoolExecutor
+) -> None:
+    store, options = gate
+    server = 'commit_timeout = "1s"\nstop_timeout = "1s"'
+    with IngestProcess(config(s3.uri, server=server, table='delay_max = "10ms"', options=options)) as service:
+        until(lambda: send(service, "before").status == 200)
+        store.open.clear()
+        slow = send(service, "slow-1", "slow-2")
+        assert (slow.status, slow.headers["retry-after"]) == (503, "5")
+        store.open.set()
+        until(lambda: send(service, "slow-1", "slow-2").status == 200)  # with the same ids: it is there once
+        store.broken = True
+        assert send(service, "away").status == 503
+        until(lambda: ready(service) == (503, ["table 'events' cannot be reached"]))
+        assert s3.uri not in service.access_text()
+        store.broken = False
+        until(lambda: send(service, "away").status == 200)
+        assert ready(service) == (200, None)
+        store.open.clear()
+        never = aside.submit(send, service, "never")
+        until(lambda: pending(service) == 1)
+        service.signal(signal.SIGTERM)
+        assert service.wait() == 0  # it does not wait for ever
+        with pytest.raises((http.client.HTTPException, OSError)):
+            raise_for(never.result(WAIT_SECONDS_MAX))
+    rows = Table.open(s3.uri, storage_options=s3.storage_options).query("SELECT id FROM t ORDER BY id").fetchall()
+    assert [i for (i,) in rows if i != "never"] == ["away", "before", "slow-1", "slow-2"]
+
+
+def raise_for(reply: Reply) -> None:
+    """An answer that says no is as good as none."""
+    if reply.status != 200:
+        raise http.client.HTTPException(reply.status)
+
+
+@pytest.mark.s3
+def test_a_second_signal_ends_it_at_once(
+    s3: Place, gate: tuple[Gate, dict[str, str]], aside: ThreadPoolExecutor
+) -> None:
+    store, options = gate
+    with IngestProcess(config(s3.uri, table='delay_max = "10ms"', options=options)) as service:
+        store.open.clear()
+        never = aside.submit(send, service, "never")
+        until(lambda: store.held > 0)
+        service.signal(signal.SIGTERM)
+        until(lambda: ready(service)[0] == 503)
+        assert ready(service) == (503, ["it is stopping"])
+        service.signal(signal.SIGTERM)
+        assert service.wait() == -signal.SIGTERM
+        with pytest.raises((http.client.HTTPException, OSError)):
+            never.result(WAIT_SECONDS_MAX)
+
+
+def test_two_services_of_one_table_commit_an_id_once_and_keys_change_while_they_run(
+    tmp_path: Path, aside: ThreadPoolExecutor
+) -> None:
+    text = config(str(tmp_path / "events"), table='delay_max = "10ms"')
+    (tmp_path / "ingest.toml").write_text(text)
+    with IngestProcess(text) as one, IngestProcess(tmp_path / "ingest.toml") as two:
+        replies = [aside.submit(send, s, f"id-{n}", f"id-{n + 1}") for n in range(4) for s in (one, two)]
+        accepted = sum(r.result(WAIT_SECONDS_MAX).said["accepted"] for r in replies)
+        assert accepted == 5
+        (tmp_path / "ingest.toml").write_text(text.replace(KEY, ""))  # no file to go on with
+        two.signal(signal.SIGHUP)
+        until(lambda: "the tenants stay as they were" in two.errors())
+        assert send(two, "still").status == 200
+        (tmp_path / "ingest.toml").write_text(text.replace(KEY, OTHER_KEY))
+        two.signal(signal.SIGHUP)
+        until(lambda: send(two, "new").status == 401)
+        with Client(two.endpoint, key=OTHER_KEY) as client:
+            assert client.send("events", {"id": "new"}).status == 200
+        assert KEY not in two.errors()
+    ids = Table.open(tmp_path / "events").query("SELECT id FROM t ORDER BY id").fetchall()
+    assert [i for (i,) in ids] == [*(f"id-{n}" for n in range(5)), "new", "still"]

@@ -1,0 +1,88 @@
+"""The policies of docs/sharing.md, on a server that checks them: what each allows, and what it does not."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from typing import Any
+
+import pytest
+
+import icedb
+from icedb.errors import AccessDenied
+from tests.pages import ROOT
+
+pytestmark = pytest.mark.s3
+
+PAGE = ROOT / "docs" / "sharing.md"
+
+
+def policy(name: str, bucket: str) -> str:
+    """A policy of the page as one of a user: it is about `bucket`, and whoever has it is the principal."""
+    [block] = re.findall(rf"^```json {name}\n(.*?)^```$", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
+    document = json.loads(block.replace("arn:aws:s3:::lake", f"arn:aws:s3:::{bucket}"))
+    for statement in document["Statement"]:
+        del statement["Principal"]
+    return json.dumps(document)
+
+
+@pytest.fixture(scope="module")
+def bucket(s3_server: Any) -> str:
+    """With the page's table, and one whose name begins alike."""
+    name = f"icedb-sharing-{uuid.uuid4().hex[:8]}"
+    s3_server.client().create_bucket(Bucket=name)
+    for table in ("events", "events_secret"):
+        created = icedb.Table.create(f"s3://{name}/{table}", storage_options=s3_server.storage_options)
+        for n in range(2):
+            created.insert([{"n": n, "text": "a"}])
+    return name
+
+
+def options_of(server: Any, name: str, document: str) -> dict[str, str]:
+    """Of a user who has nothing but that policy."""
+    iam = server.client("iam")
+    user = f"{name}-{uuid.uuid4().hex[:8]}"
+    iam.create_user(UserName=user)
+    iam.put_user_policy(UserName=user, PolicyName=name, PolicyDocument=document)
+    key = iam.create_access_key(UserName=user)["AccessKey"]
+    return {
+        **server.storage_options,
+        "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
+        "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
+    }
+
+
+def test_a_reader_reads_that_table_and_changes_nothing(s3_server: Any, bucket: str) -> None:
+    reader = options_of(s3_server, "reader", policy("reader", bucket))
+    table = icedb.Table.open(f"s3://{bucket}/events", storage_options=reader)
+    rows = table.snapshot().rows
+    assert table.query("SELECT count(*) FROM t").fetchall() == [(rows,)]
+    assert table.verify().ok
+    for change in (
+        lambda: table.insert([{"n": 9, "text": "b"}]),
+        lambda: table.merge(),
+        lambda: table.drop_partitions("true"),
+        lambda: table.pin("mine"),
+    ):
+        with pytest.raises(AccessDenied):
+            change()
+    assert table.snapshot().rows == rows
+    with pytest.raises(AccessDenied):
+        icedb.Table.open(f"s3://{bucket}/events_secret", storage_options=reader).snapshot()
+
+
+def test_an_appender_appends_and_deletes_nothing(s3_server: Any, bucket: str) -> None:
+    appender = options_of(s3_server, "appender", policy("appender", bucket))
+    table = icedb.Table.open(f"s3://{bucket}/events", storage_options=appender)
+    before = table.snapshot().rows or 0
+    assert table.insert([{"n": 3, "text": "c"}]).rows == 1
+    assert table.insert([{"n": 4, "text": "d", "new": True}], txn=("producer", 1)).rows == 1
+    assert table.insert([{"n": 4, "text": "d", "new": True}], txn=("producer", 1)).repeated
+    assert table.snapshot().rows == before + 2
+    table.merge_log()  # so that there is something to delete
+    with pytest.raises(AccessDenied):
+        table.cleanup(grace_ms=0, allow_short_grace=True)
+    owner = icedb.Table.open(f"s3://{bucket}/events", storage_options=s3_server.storage_options)
+    assert owner.snapshot().rows == before + 2
+    assert owner.verify(deep=True).ok

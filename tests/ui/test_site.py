@@ -1,0 +1,49 @@
+"""The documentation site in a browser, opened as files: its search answers, and nothing is fetched from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from tests.pages import ROOT
+from tests.ui.conftest import FLAGS
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_search_of_the_site_works_without_a_server(scheme: str, site: Path) -> None:
+    beyond: list[str] = []
+    problems: list[str] = []
+    with sync_playwright() as playwright:
+        found = os.environ.get("CHROMIUM") or shutil.which("chromium")
+        browser = playwright.chromium.launch(executable_path=found, headless=True, args=list(FLAGS))
+        page = browser.new_page(color_scheme=scheme)  # type: ignore[arg-type]
+        page.on("request", lambda r: None if r.url.startswith(("file:", "data:", "about:")) else beyond.append(r.url))
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto((site / "index.html").as_uri())
+        page.get_by_role("textbox", name="Search").press_sequentially("tombstone")  # it waits for keys, not for text
+        first = page.locator("[data-md-component=search-result] .md-search-result__link").first
+        expect(first).to_contain_text("tombstone", ignore_case=True)
+        first.click()
+        expect(page.locator("article")).to_contain_text("tombstone", ignore_case=True)
+        shade = page.evaluate(
+            "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).reduce((a, b) => a + +b, 0)"
+        )
+        assert (shade > 382) == (scheme == "light"), "of 765 in all"
+        browser.close()
+    assert beyond == []
+    assert problems == []
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return folder
