@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo example ui down status logs doctor test test-slow ui-test simulate torture mutants bench bench-full bench-query bench-spark bench-stream bench-proxy bench-guard lint format clean
+.PHONY: help demo example ui down status logs doctor test test-slow ui-test simulate torture mutants bench bench-full bench-query bench-spark bench-stream bench-proxy bench-guard docs docs-serve newcomer dist matrix unit versions hooks lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is
@@ -80,21 +80,55 @@ bench-proxy: $(VENV)/.installed-dev  ## Measure requests through the S3 proxy, b
 bench-guard: $(VENV)/.installed-dev  ## Count requests, bytes and allocations: nothing may have grown since they were committed
 	@$(BIN)/python -m benchmarks.guard $(if $(UPDATE),--update)
 
+# Neither fetches anything: no fonts, no scripts from elsewhere. The variable keeps a notice out of what is printed.
+docs: $(VENV)/.installed-docs  ## Build the documentation site into site/: open site/index.html, no server needed
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "The site is in site/index.html"
+
+docs-serve: $(VENV)/.installed-docs  ## Show the documentation at http://127.0.0.1:8000, and build again what changes
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+newcomer:  ## Follow the tutorial word by word in a fresh clone: all of it works (WITH=--uncommitted: the files as they are)
+	@$(PYTHON) tests/newcomer.py $(WITH)
+
+dist: $(VENV)/.installed-dev  ## Build the source distribution, and from it the wheel, into dist/
+	@rm -rf dist
+	@$(BIN)/uv build --quiet --out-dir dist
+	@ls dist
+
+matrix: $(VENV)/.installed-dev  ## Install the wheel with each extra alone, and try each (EXTRAS="cli spark": those; half an hour)
+	@$(BIN)/python -m release.matrix $(EXTRAS)
+
+unit: $(VENV)/.installed-dev  ## The unit suite on Python 3.12 and 3.13, where they are (PYTHONS=3.13: on that)
+	@$(BIN)/python -m release.unit $(PYTHONS)
+
+versions: $(VENV)/.installed-dev  ## The lowest and the newest Dagster, Spark and others that are supported (WHICH=lowest: those)
+	@$(BIN)/python -m release.versions $(WHICH)
+
+hooks: $(VENV)/.installed-dev  ## Let git run the linters before each commit
+	@$(BIN)/pre-commit install
+
+# What .pre-commit-config.yaml runs is what runs here.
 lint: $(VENV)/.installed-dev  ## Linters and strict types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m compileall -q icedb icedb_dagster pyspark_icedb spark_jobs examples benchmarks tests
+	@test -x $(BIN)/hadolint && $(BIN)/hadolint deploy/Dockerfile || { test ! -x $(BIN)/hadolint && echo "There is no hadolint for this system: the Dockerfile is not looked at"; }
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec deploy/compose.yaml
+	@$(BIN)/python -m compileall -q icedb icedb_dagster pyspark_icedb spark_jobs examples benchmarks docs_site release tests
 
 format: $(VENV)/.installed-dev  ## Format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
 clean:  ## Remove the virtual environment and caches; data and history in .icedb-dagster stay
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.installed-demo: pyproject.toml
 	@$(MAKE) --no-print-directory install EXTRA=demo
+
+$(VENV)/.installed-docs: pyproject.toml
+	@$(MAKE) --no-print-directory install EXTRA=docs
 
 $(VENV)/.installed-dev: pyproject.toml
 	@$(MAKE) --no-print-directory install EXTRA=dev

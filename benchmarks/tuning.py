@@ -32,7 +32,7 @@ from benchmarks import tuning_commits, tuning_layouts
 from benchmarks.figures import Finding
 from benchmarks.lab import PROCESSOR, SECONDS, Lab
 
-__all__ = ["EXPERIMENTS", "as_grid", "draw", "measure"]
+__all__ = ["EXPERIMENTS", "Experiment", "as_grid", "by_experiment", "draw", "measure", "short"]
 
 # Told apart by those who see few colours, too (Okabe and Ito).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
@@ -86,9 +86,8 @@ def measure(lab: Lab, only: Sequence[str] = ()) -> list[Finding]:
 # ------------------------------------------------------------------------------------------ what is told
 
 
-def as_grid(key: str, findings: Sequence[Finding]) -> Grid:
+def as_grid(experiment: Experiment, findings: Sequence[Finding]) -> Grid:
     """One experiment's results for people: a setting in each column; of times, the median, and below it the spread."""
-    experiment = EXPERIMENTS[key]
     names = list(dict.fromkeys(way.name for f in findings for way in f.ways))
     grid = Grid(title=f"{experiment.title}, by {experiment.setting}", title_justify="left", box=SIMPLE_HEAD)
     grid.add_column("", no_wrap=True)
@@ -101,11 +100,12 @@ def as_grid(key: str, findings: Sequence[Finding]) -> Grid:
 
 
 def _cell(values: Sequence[float], middle: float) -> str:
-    spread = f"\n{_short(min(values))}-{_short(max(values))}" if len(values) > 1 else ""
-    return _short(middle) + spread
+    spread = f"\n{short(min(values))}-{short(max(values))}" if len(values) > 1 else ""
+    return short(middle) + spread
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+    """A figure for people, of three digits or as many as it has before the point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -117,22 +117,22 @@ def by_experiment(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
 # ------------------------------------------------------------------------------------------ what is drawn
 
 
-def draw(key: str, findings: Sequence[Finding], target: Path) -> None:
+def draw(experiment: Experiment, findings: Sequence[Finding], target: Path) -> None:
     """One experiment's results: a panel for each unit, in which the findings of that unit stand side by side."""
     from matplotlib.figure import Figure  # here, so that measuring alone does not need it
 
-    experiment = EXPERIMENTS[key]
     panels: dict[str, list[Finding]] = {}
     for finding in findings:
         if finding.unit and not (finding.unit == SECONDS and _has_processor_time(finding, findings)):
             panels.setdefault(finding.unit, []).append(finding)
     columns = min(len(panels), 3 if len(panels) != 4 else 2)
     rows = ceil(len(panels) / columns)
-    figure = Figure(figsize=(11, 3.6 * rows), layout="constrained")
+    figure = Figure(figsize=(11 if columns > 1 else 7, 3.6 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flat
     for (unit, of_unit), panel in zip(panels.items(), axes, strict=False):
         (_draw_lines if experiment.grows else _draw_bars)(panel, of_unit)
-        panel.set_xlabel(experiment.setting)
+        if {way.name for way in of_unit[0].ways} & {way.name for way in findings[0].ways}:
+            panel.set_xlabel(experiment.setting)
         panel.set_ylabel(f"{unit}{IN_S3}" if all(f.title.endswith(IN_S3) for f in of_unit) else unit)
         panel.grid(axis="y", color="#e3e5e8", linewidth=0.8)
         panel.set_axisbelow(True)
@@ -184,7 +184,7 @@ def _draw_bars(panel: Any, findings: Sequence[Finding]) -> None:
         at = [x + (n - (len(findings) - 1) / 2) * width for x in range(len(names))]
         values = [way.median for way in finding.ways]
         bars = panel.bar(at, values, width, color=COLOURS[n % len(COLOURS)], label=finding.title)
-        panel.bar_label(bars, [_short(v) for v in values], fontsize=7 if len(findings) < 3 else 6)
+        panel.bar_label(bars, [short(v) for v in values], fontsize=7 if len(findings) < 3 else 6)
     panel.set_xticks(range(len(names)), names, fontsize=8 if len(names) > 5 else 9)
 
 
@@ -212,9 +212,9 @@ def main(
         findings = measure(lab, chosen)
     console.print(f"{rows:,} rows, DuckDB {duckdb.__version__}, {os.cpu_count()} processors")
     for key, of_key in by_experiment(findings).items():
-        console.print(as_grid(key, of_key))
+        console.print(as_grid(EXPERIMENTS[key], of_key))
         if plots is not None and EXPERIMENTS[key].drawn:
-            draw(key, of_key, plots / f"tuning-{key}.png")
+            draw(EXPERIMENTS[key], of_key, plots / f"tuning-{key}.png")
     if json_file is not None:
         json_file.write_text(json.dumps([asdict(f) for f in findings], indent=2))
 

@@ -13,14 +13,15 @@ from rich.table import Table as Grid
 
 import icedb
 
-__all__ = ["Footprint", "ProgressHandler", "Report", "Step", "look_at"]
+__all__ = ["Footprint", "ProgressHandler", "Report", "Step", "console_for_tables", "look_at"]
 
 
 # The summary's tables need this many columns; a pipe or a log file says nothing of its width.
 WIDTH_MIN = 100
 
 
-def _console() -> Console:
+def console_for_tables() -> Console:
+    """A console that is wide enough for tables when a pipe is what it prints to."""
     console = Console(highlight=False, soft_wrap=True)
     return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=WIDTH_MIN)
 
@@ -62,7 +63,7 @@ def look_at(table: icedb.Table) -> Footprint:
 class Report:
     """Collects steps and prints them as they come."""
 
-    console: Console = field(default_factory=_console)
+    console: Console = field(default_factory=console_for_tables)
     steps: list[Step] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 

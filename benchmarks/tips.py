@@ -1,0 +1,134 @@
+"""The reasons of docs/tips.md, and a cold start, measured: tables, plots, and the figures in benchmarks/tips.json.
+
+    python -m benchmarks.tips                  # all of it, some minutes
+    python -m benchmarks.tips --only sort,floats
+
+Most figures are counted (requests, bytes, objects), and are the same in each run, on any machine. What is timed is
+processor time, in turns: compare within one row. This program writes the tables of the pages, between
+`<!-- figures: KEY -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from benchmarks import tips_rows, tips_tables
+from benchmarks.figures import Finding, Way
+from benchmarks.lab import Lab
+from benchmarks.tuning import Experiment, as_grid, by_experiment, draw, short
+
+__all__ = ["FIGURES", "PAGES", "TIPS", "as_markdown", "measure", "read_figures", "with_tables"]
+
+ROOT = Path(__file__).parents[1]
+FIGURES = ROOT / "benchmarks" / "tips.json"
+PAGES = (ROOT / "docs" / "tips.md", ROOT / "docs" / "functions.md")
+PLOTS = ROOT / "docs" / "images"
+
+TIPS: Mapping[str, Experiment] = {
+    "floats": Experiment("Force floats", "rows of a batch", tips_rows.floats, grows=False),
+    "nested": Experiment("Nested values as text", "different fields", tips_rows.nested, grows=False),
+    "batches": Experiment("Large batches", "rows of a batch", tips_rows.batches),
+    "maintenance": Experiment("Merge and clean often", "commits so far", tips_tables.maintenance),
+    "partitions": Experiment("Few large partitions", "partitioned by", tips_tables.partitions, grows=False),
+    "sort": Experiment("Sort as you query", "sorted by", tips_tables.orders, grows=False),
+    "tables": Experiment("One table per access path", "tables", tips_tables.tables, grows=False),
+    "opening": Experiment("Keep the table open", "log files", tips_tables.opening, grows=False),
+    "cold": Experiment("A cold start", "step", tips_tables.cold, grows=False, drawn=False),
+}
+
+
+def measure(lab: Lab, only: Sequence[str] = ()) -> list[Finding]:
+    """Measure all reasons, or some. Raises AssertionError for an answer that is wrong."""
+    found = []
+    for key, tip in TIPS.items():
+        if not only or key in only:
+            found += tip.run(lab)
+            shutil.rmtree(lab.folder / "tables", ignore_errors=True)
+    return found
+
+
+def as_markdown(key: str, findings: Sequence[Finding]) -> str:
+    """The tables of one tip: a setting in each column, medians."""
+    told = []
+    for n, names in enumerate(dict.fromkeys(tuple(way.name for way in f.ways) for f in findings)):
+        told.append(f"| {'' if n else TIPS[key].setting} | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n")
+        told += [
+            f"| {f.title}: {f.unit} | {' | '.join(short(way.median) for way in f.ways)} |\n"
+            for f in findings
+            if tuple(way.name for way in f.ways) == names
+        ]
+        told.append("\n")
+    return "".join(told)
+
+
+def with_tables(page: str, found: Mapping[str, Sequence[Finding]]) -> str:
+    """The page with the tables of the tips that it has a place for. Raises KeyError for one without figures."""
+
+    def table(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{as_markdown(match['key'], found[match['key']])}{match['end']}"
+
+    return re.sub(r"(<!-- figures: (?P<key>\w+) -->\n).*?(?P<end><!-- end -->)", table, page, flags=re.DOTALL)
+
+
+def read_figures(file: Path = FIGURES) -> dict[str, list[Finding]]:
+    """The figures that were written down, for each tip in its order."""
+    written: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
+    findings = [
+        Finding(f["key"], f["title"], f["unit"], [Way(w["name"], w["values"]) for w in f["ways"]]) for f in written
+    ]
+    return {key: [f for f in findings if f.key == key] for key in TIPS if any(f.key == key for f in findings)}
+
+
+def _write_figures(found: Mapping[str, Sequence[Finding]], file: Path) -> None:
+    kept = ("key", "title", "unit")
+    written = [
+        {name: asdict(f)[name] for name in kept} | {"ways": [{"name": w.name, "values": w.values} for w in f.ways]}
+        for key in TIPS
+        for f in found.get(key, ())
+    ]
+    lines = ",\n".join(json.dumps(f) for f in written)
+    file.write_text(f"[\n{lines}\n]\n")
+
+
+def main(
+    only: Annotated[str, typer.Option(help="Some tips, separated by commas.")] = "",
+    rows: Annotated[int, typer.Option(min=1_000, help="Of the largest tables.")] = 1_000_000,
+    commits: Annotated[int, typer.Option(min=50, help="Of the longest log.")] = 400,
+    rounds: Annotated[int, typer.Option(min=1, help="Of what is timed; one more comes first.")] = 5,
+    folder: Annotated[Path | None, typer.Option(help="For everything that is made.")] = None,
+) -> None:
+    """Measure the reasons of the tips; write figures, plots and the page's tables."""
+    chosen = [key for key in only.split(",") if key]
+    if unknown := [key for key in chosen if key not in TIPS]:
+        raise typer.BadParameter(f"there is no {', '.join(unknown)}; give some of {', '.join(TIPS)}")
+    console = Console()
+    with (
+        tempfile.TemporaryDirectory(prefix="icedb-tips-", dir=folder) as name,
+        console.status("starting") as status,
+        ExitStack() as closing,
+    ):
+        lab = Lab(Path(name), rows, commits, rounds, 0, status.update, closing)
+        found = by_experiment(measure(lab, chosen))
+    for key, of_key in found.items():
+        console.print(as_grid(TIPS[key], of_key))
+        if TIPS[key].drawn:
+            draw(TIPS[key], of_key, PLOTS / f"tips-{key}.png")
+    everything = read_figures() | found
+    _write_figures(everything, FIGURES)
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text(), everything))
+
+
+if __name__ == "__main__":
+    typer.run(main)

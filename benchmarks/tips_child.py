@@ -1,0 +1,56 @@
+"""A program that begins from nothing, as a function does in the cloud: what each step takes, as JSON.
+
+    python -m benchmarks.tips_child TABLE
+
+Imports nothing of ours before it looks at the clock, and has only what comes with the library without its extras.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+__all__: list[str] = []
+
+# Of extras: DuckDB and pyarrow would load those that are installed here.
+EXTRAS = ("numpy", "pandas", "polars")
+
+
+def _memory_bytes() -> int:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) * 1024 if found else 0
+
+
+def main(uri: str) -> None:
+    """Tell, for each step, processor seconds and the greatest memory so far."""
+    sys.modules.update(dict.fromkeys(EXTRAS))  # type: ignore[arg-type]
+    told: dict[str, tuple[float, int]] = {}
+    last = time.process_time()
+
+    def step(name: str) -> None:
+        nonlocal last
+        now = time.process_time()
+        told[name] = now - last, _memory_bytes()
+        last = now
+
+    step("nothing")
+    import icedb
+
+    step("import icedb")
+    table = icedb.Table.open(uri)
+    step("open")
+    rows = [{"ts": f"2026-11-21 10:00:{n % 60:02}", "user_id": n, "event": "open"} for n in range(100)]
+    table.insert(rows)
+    step("first insert")
+    table.insert(rows)
+    step("second insert")
+    table.query("SELECT event, count(*) FROM t GROUP BY event").fetchall()
+    step("first query")
+    sys.stdout.write(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

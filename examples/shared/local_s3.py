@@ -1,0 +1,83 @@
+"""An S3 server for an example whose program knows buckets only: ministack, on a free port of 127.0.0.1."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import boto3
+
+__all__ = ["LocalS3", "local_s3"]
+
+START_SECONDS_MAX = 60
+
+
+@dataclass(frozen=True, slots=True)
+class LocalS3:
+    """Where a bucket is, and how to get in."""
+
+    endpoint: str
+    bucket: str = "lake"
+    region: str = "us-east-1"
+    access_key: str = "example"
+    secret_key: str = field(default="example-secret", repr=False)
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """The same for `icedb.Table`."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_REGION": self.region,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+        }
+
+
+@contextmanager
+def local_s3() -> Iterator[LocalS3]:
+    """A server with an empty bucket; both are gone afterwards. Raises RuntimeError when it does not start."""
+    if importlib.util.find_spec("ministack") is None:
+        raise RuntimeError("this example wants an S3 server of its own: pip install 'ministack>=1.5.33,<1.6'")
+    with tempfile.TemporaryDirectory(prefix="icedb-example-s3-") as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+        env |= {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "SERVICES": "s3", "LOG_LEVEL": "WARNING"}
+        env |= {"S3_PERSIST": "0", "S3_DATA_DIR": f"{folder}/data", "TMPDIR": folder}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ministack"], env=env, cwd=folder,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            server = LocalS3(f"http://127.0.0.1:{port}")
+            _wait(process, server.endpoint)
+            boto3.client(
+                "s3", endpoint_url=server.endpoint, region_name=server.region,
+                aws_access_key_id=server.access_key, aws_secret_access_key=server.secret_key,
+            ).create_bucket(Bucket=server.bucket)  # fmt: skip
+            yield server
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], endpoint: str) -> None:
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{endpoint}/_ministack/health", timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise RuntimeError("the S3 server, python -m ministack, did not start. Try once more.")

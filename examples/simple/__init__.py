@@ -1,0 +1,1 @@
+"""Events into a table, and questions to it."""

@@ -1,0 +1,48 @@
+"""The unit suite on other Pythons than that of `make test`: `make unit`.
+
+    python -m release.unit               on 3.12 and 3.13
+    python -m release.unit 3.13          on one of them
+
+It is the suite without what starts an S3 server, Spark or Dagster's Postgres, and without long simulations. A version
+of which there is no interpreter on this machine is skipped, and said to be; none is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+from release.environments import ROOT, Outcome, environment, find_python, report
+
+__all__ = ["MARKS", "PYTHONS"]
+
+PYTHONS = ("3.12", "3.13")
+MARKS = "not s3 and not spark and not dagster and not simulation and not slow"
+
+
+def _try(version: str, jobs: int) -> Outcome:
+    interpreter = find_python(version)
+    if interpreter is None:
+        return Outcome(version, "skipped", 0, f"there is no Python {version} on this machine")
+    started = time.monotonic()
+    with environment(interpreter) as fresh:
+        command = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(jobs)]
+        command += ["--dist", "loadfile", "--no-loadscope-reorder", "-m", MARKS]
+        told = fresh.install("--editable", f"{ROOT}[dev]") or fresh.run(*command, cwd=ROOT)
+        return Outcome(version, "failed" if told else "ok", time.monotonic() - started, told)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the unit suite, and print a table. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m release.unit", description="The unit suite on other Pythons.")
+    parser.add_argument("version", nargs="*", help=f"of Python; {' and '.join(PYTHONS)} when none is given")
+    parser.add_argument("--jobs", type=int, default=2, help="test processes at a time; 2 when not given")
+    given = parser.parse_args(arguments)
+    outcomes = [_try(version, given.jobs) for version in given.version or PYTHONS]
+    return report("The unit suite", outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
