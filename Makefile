@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo example ui down status logs doctor test test-slow ui-test simulate torture mutants bench bench-full bench-query bench-spark bench-stream bench-proxy bench-guard docs docs-serve newcomer dist matrix unit versions hooks lint format clean
+.PHONY: help demo example ui down status logs doctor test test-slow ui-test simulate torture mutants bench bench-full bench-query bench-spark bench-stream bench-proxy bench-guard docs docs-serve newcomer dist matrix unit versions azurite hooks lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is
@@ -104,6 +104,9 @@ unit: $(VENV)/.installed-dev  ## The unit suite on Python 3.12 and 3.13, where t
 
 versions: $(VENV)/.installed-dev  ## The lowest and the newest Dagster, Spark and others that are supported (WHICH=lowest: those)
 	@$(BIN)/python -m release.versions $(WHICH)
+
+azurite: $(VENV)/.installed-dev  ## Install Azure's emulator for the tests (needs Node.js and npm); without it they are skipped
+	@npm install --silent --no-fund --no-audit --prefix $(VENV)/azurite azurite@3.35.0
 
 hooks: $(VENV)/.installed-dev  ## Let git run the linters before each commit
 	@$(BIN)/pre-commit install

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def connect_sandbox(
     """
     con = duckdb.connect(":memory:")
     con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
-    con.execute("SET enable_progress_bar = false")  # a library prints nothing
+    _draw_no_progress(con)
     con.execute("SET autoinstall_known_extensions = false; SET autoload_known_extensions = false")
     con.execute("SET preserve_insertion_order = true")
     con.execute("SET arrow_lossless_conversion = true")  # what leaves keeps its type: a UUID, a number of 128 bits
@@ -105,6 +106,12 @@ def connect_sandbox(
     con.execute("SET enable_external_access = false")
     con.execute("SET lock_configuration = true")
     return con
+
+
+def _draw_no_progress(con: duckdb.DuckDBPyConnection) -> None:
+    """A library prints nothing. In a notebook that cannot draw it, it is off, and DuckDB refuses to be told so."""
+    with suppress(duckdb.InvalidInputException):
+        con.execute("SET enable_progress_bar = false")
 
 
 def _limit(con: duckdb.DuckDBPyConnection, memory_bytes: int | None, threads: int | None) -> None:
@@ -156,7 +163,7 @@ def connect_reader(
     if folder is not None:
         con.execute(f"SET temp_directory = {quote_text(str(folder / 'spill'))}")
     con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
-    con.execute("SET enable_progress_bar = false")  # a library prints nothing
+    _draw_no_progress(con)
     con.execute("SET GLOBAL python_enable_replacements = false")  # a query sees the table, not this library's variables
     if location.scheme == "s3":
         attach_s3(con, location)

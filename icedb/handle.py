@@ -30,7 +30,7 @@ from icedb.reading import LogReader
 from icedb.schema import checked_type, type_name
 from icedb.shaping import WriteContext
 from icedb.spec import TableSpec, all_columns, decode_spec
-from icedb.store import ObjectExists, ObjectStore
+from icedb.store import ObjectExists, ObjectStore, fetch
 
 __all__ = ["Fencing", "Handle", "Part", "clock_ahead_ms"]
 
@@ -197,7 +197,8 @@ class Handle:
     def readable_path(self, part: Part) -> str:
         """What DuckDB can open: the part itself, or a copy of what it cannot reach.
 
-        That is what only this process's memory holds, and a name, of a v3 program, that DuckDB takes for a pattern.
+        That is what only this process's memory holds or what lies in Azure, and a name, of a v3 program, that DuckDB
+        takes for a pattern.
         """
         scheme = self.location.scheme
         if scheme in ("file", "s3") and _NO_PATH.isdisjoint(part.key):
@@ -205,7 +206,9 @@ class Handle:
         path = self._copies / part.key
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self.store.get(part.key).body)
+            whole = path.with_name(f".{self.clock.new_id()}")
+            fetch(self.store, part.key, whole)
+            whole.replace(path)  # another thread may look for it meanwhile
         return str(path)
 
     @cached_property

@@ -4,6 +4,7 @@
                            AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_VIRTUAL_HOSTED_STYLE_REQUEST
                            (AWS_ALLOW_HTTP is accepted and not needed: an endpoint that starts with
                            http:// says it)
+    az://container/prefix  with AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY: see icedb.azure
     /a/folder, file:///a/folder, ~/folder, relative/folder
     memory://name          in this process only, for tests
 
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from icedb.azure import AzureAccess, azure_access
 from icedb.credentials import CredentialProvider, Credentials, Provider, as_provider, usual_chain, usual_region
 from icedb.errors import InvalidOption, InvalidURI
 from icedb.format.names import Keys
@@ -76,6 +78,8 @@ class Location:
     fsync: bool = True
     #: Asked for credentials again and again, in the place of explicit ones.
     provider: Provider | None = field(default=None, repr=False)
+    #: Of a container in Azure's Blob Storage.
+    azure: AzureAccess | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         whole = self
@@ -96,6 +100,8 @@ class Location:
     @property
     def storage_options(self) -> dict[str, str]:
         """What `parse_location` would have to be given for this address. Holds secrets."""
+        if self.azure is not None:
+            return self.azure.storage_options
         options = {"AWS_ENDPOINT_URL": self.endpoint, "AWS_REGION": self.region}
         known = self.explicit_credentials if self.provider is None else self.provider()
         if known is not None:
@@ -173,11 +179,15 @@ def _parse(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | Non
             if address.netloc not in ("", "localhost"):
                 raise InvalidURI(f"'{_shown(text)}' names a host; write file:///a/folder, or just the folder.")
             return _local(unquote(address.path), storage_options)
+        case "az":
+            container, prefix = _root_and_prefix(text, rest)
+            access = azure_access(storage_options or {}, text=text)
+            return Location("az", container, prefix, endpoint=access.endpoint, azure=access)
         case "memory":
             return Location("memory", *_root_and_prefix(text, rest))
     raise InvalidURI(
-        f"'{_shown(text)}' has the scheme '{scheme}'; a table can be at s3://bucket/prefix, in a local folder, or, for "
-        "tests, at memory://name."
+        f"'{_shown(text)}' has the scheme '{scheme}'; a table can be at s3://bucket/prefix, at "
+        "az://container/prefix, in a local folder, or, for tests, at memory://name."
     )
 
 

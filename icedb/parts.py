@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Semaphore
@@ -26,6 +26,7 @@ from icedb.shaping import WriteContext
 from icedb.splitting import split_ranges
 from icedb.staging import Range, Stage, stage_rows
 from icedb.store import ObjectExists, ObjectStore
+from icedb.threads import pool_of
 
 __all__ = ["StoredPart", "WrittenParts", "digest", "discard", "put_part", "put_parts", "write_parts"]
 
@@ -95,7 +96,7 @@ def put_parts(stage: Stage, *, store: ObjectStore, clock: Clock, part_bytes: int
 
     with (
         progress("writing parts", sum(r.rows for r in ranges), "rows") as advance,
-        ThreadPoolExecutor(CONCURRENT_PUTS) as pool,  # each writes a part after the other: few files are on disk
+        pool_of(CONCURRENT_PUTS) as pool,  # each writes a part after the other: few files are on disk
     ):
         writes = [pool.submit(write, key, piece) for key, piece in zip(keys, ranges, strict=True)]
         try:

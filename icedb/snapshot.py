@@ -18,7 +18,7 @@ import duckdb
 import pyarrow as pa
 
 from icedb.engine import connect_reader, quote_name
-from icedb.errors import InvalidOption
+from icedb.errors import InvalidOption, InvalidPartitionExpression
 from icedb.final import final_relation
 from icedb.format.names import decode_partition
 from icedb.format.records import total_bytes, total_rows
@@ -83,8 +83,18 @@ class Snapshot:
 
     @cached_property
     def partition_schema(self) -> Mapping[str, str]:
-        """Partition column -> DuckDB type, in the order of `partition_by`. DuckDB is asked when somebody looks."""
-        return partition_types(self.expressions, self.schema, table=self.table) if self.schema else {}
+        """Partition column -> DuckDB type, in the order of `partition_by`. DuckDB is asked when somebody looks.
+
+        Without parts, only if the columns that it takes are declared: else they come with the first rows.
+        """
+        if not self.schema:
+            return {}
+        try:
+            return partition_types(self.expressions, self.schema, table=self.table)
+        except InvalidPartitionExpression:
+            if self.parts:
+                raise
+            return {}
 
     @cached_property
     def expressions(self) -> tuple[PartitionExpression, ...]:

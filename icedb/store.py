@@ -13,7 +13,6 @@ import re
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -22,14 +21,16 @@ from typing import TYPE_CHECKING
 
 import obstore
 from obstore import exceptions as obstore_errors
-from obstore.store import LocalStore, MemoryStore, S3Store
+from obstore.store import AzureStore, LocalStore, MemoryStore, S3Store
 
+from icedb.azure import AzureAccess
 from icedb.credentials import Provider, usual_chain
 from icedb.errors import AccessDenied, BucketNotFound, IceDBError, InvalidURI, StoreUnavailable
 from icedb.local_files import check_folder, create_file
 from icedb.location import Location
 from icedb.objects import ObjectExists, ObjectInfo, ObjectNotFound, ObjectStore, StoredObject, chunks
 from icedb.progress import Advance, progress
+from icedb.threads import pool_of
 from icedb.two_stores import TwoStores
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ _DENIED_CODES = frozenset({"InvalidToken", "ExpiredToken", "TokenRefreshRequired
 # What obstore says when its credential provider, which is ours, raised something.
 _NO_CREDENTIALS = "External AWS credential provider"
 
+Backend = AzureStore | LocalStore | MemoryStore | S3Store
+
 # One in-memory store per name and process, as one bucket is to all who open it.
 _memory_stores: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
@@ -81,10 +84,24 @@ def open_store(location: Location) -> ObjectStore:
     match location.scheme:
         case "s3":
             return ObstoreStore(location, _open_s3(location))
+        case "az" if location.azure is not None:
+            return ObstoreStore(location, _open_azure(location.root, location.azure))
         case "memory":
             with _memory_lock:
                 return ObstoreStore(location, _memory_stores.setdefault(location.root, MemoryStore()))
     return LocalFolder(location)
+
+
+def _open_azure(container: str, access: AzureAccess) -> AzureStore:
+    options = {"account_key": access.key} if access.key else {"sas_key": access.sas_token}
+    return AzureStore(
+        container,
+        account_name=access.account,
+        endpoint=access.endpoint,
+        client_options={"allow_http": access.endpoint.startswith("http://"), "timeout": REQUEST_TIMEOUT},
+        retry_config={"max_retries": RETRIES_MAX, "retry_timeout": RETRY_TIMEOUT},
+        **options,
+    )
 
 
 def _open_s3(location: Location) -> S3Store:
@@ -134,7 +151,7 @@ def _asked_again(provider: Provider) -> dict[str, object]:
 class ObstoreStore:
     """A store behind obstore."""
 
-    def __init__(self, location: Location, backend: LocalStore | MemoryStore | S3Store | None) -> None:
+    def __init__(self, location: Location, backend: Backend | None) -> None:
         self.location = location
         self._backend = backend
 
@@ -145,11 +162,11 @@ class ObstoreStore:
         """The store of another table."""
         return open_store(location)
 
-    def _open(self) -> LocalStore | MemoryStore | S3Store | None:
+    def _open(self) -> Backend | None:
         """The store itself; None: there is nothing yet, not even the folder that would hold it."""
         return self._backend
 
-    def _existing(self, key: str) -> LocalStore | MemoryStore | S3Store:
+    def _existing(self, key: str) -> Backend:
         backend = self._open()
         if backend is None:
             raise ObjectNotFound(key)
@@ -181,7 +198,7 @@ class ObstoreStore:
     async def open_stream(self, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
         """A range of an object, in pieces; see the function of this name."""
         found = await self._ask(key, start, stop)
-        if isinstance(self._backend, S3Store):
+        if isinstance(self._backend, AzureStore | S3Store):
             return self._streamed(found, key, start, stop)
         return self._piece_by_piece(key, start, stop)
 
@@ -248,7 +265,7 @@ class ObstoreStore:
         pending, found = deque(keys), dict[str, StoredObject | None]()
         if len(keys) > 1:
             workers = min(CONCURRENT_GETS, len(keys))
-            with progress("reading objects", len(keys), "objects") as advance, ThreadPoolExecutor(workers) as pool:
+            with progress("reading objects", len(keys), "objects") as advance, pool_of(workers) as pool:
                 for done in [pool.submit(self._get_pending, pending, found, advance) for _ in range(workers)]:
                     done.result()
         elif keys:  # what a refresh finds most often: it is not worth a thread
@@ -282,9 +299,13 @@ class ObstoreStore:
             return []
         found: list[ObjectInfo] = []
         with self._errors("list", prefix), progress("listing objects", None, "objects") as advance:
-            for page in obstore.list(backend, prefix.rstrip("/"), offset=after):
+            # Azure's emulator begins where the prefix does, whatever it is told; nobody has tried the real one.
+            offset = None if isinstance(backend, AzureStore) else after
+            for page in obstore.list(backend, prefix.rstrip("/"), offset=offset):
                 found += [ObjectInfo(m["path"], m["size"], _ms(m["last_modified"])) for m in page]
                 advance(len(page))
+        if offset != after:
+            found = [info for info in found if info.key > (after or "")]
         return sorted(found, key=lambda info: info.key)
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -301,7 +322,7 @@ class ObstoreStore:
                     self._delete_singly(backend, some)  # without bulk deletion it stops at the first that is not there
                 advance(len(some))
 
-    def _delete_singly(self, backend: LocalStore | MemoryStore | S3Store, keys: Iterable[str]) -> None:
+    def _delete_singly(self, backend: Backend, keys: Iterable[str]) -> None:
         for key in keys:
             try:
                 with self._errors("delete", key):
@@ -337,7 +358,7 @@ class LocalFolder(ObstoreStore):
         self._root = Path(location.root)
         self._open()
 
-    def _open(self) -> LocalStore | MemoryStore | S3Store | None:
+    def _open(self) -> Backend | None:
         backend = self._backend  # before looking: others may make the folder meanwhile
         with self._errors("open", self._root.name):
             found = check_folder(self._root)
@@ -432,9 +453,10 @@ def translate(error: Exception, *, verb: str, key: str, location: Location, othe
     code = found[1] if found else ""
     status = re.search(r"non-2xx status code: (\d{3})", text)
     what = f"{location.uri}: cannot {verb} '{key}'{f' and {others} others' if others else ''}"
-    if code == "NoSuchBucket":
+    if code in ("NoSuchBucket", "ContainerNotFound"):
+        kind = "container" if location.scheme == "az" else "bucket"
         return BucketNotFound(
-            f"{what}: the bucket '{location.root}' does not exist. Create it, or correct the address."
+            f"{what}: the {kind} '{location.root}' does not exist. Create it, or correct the address."
         )
     if isinstance(error, FileNotFoundError | obstore_errors.NotFoundError):
         return ObjectNotFound(key)
@@ -451,6 +473,11 @@ def translate(error: Exception, *, verb: str, key: str, location: Location, othe
             )
         if location.scheme == "file":
             remedy = "Check the folder's owner and its rights (read, write, search)."
+        elif location.azure is not None:
+            remedy = (
+                "Check the account, its key or the signature, which may have expired, and the rights on that container "
+                "(read, add, create, write, delete, list)."
+            )
         elif location.credentials() is None:
             remedy = (
                 "No credentials were found, so it was asked as nobody: set AWS_ACCESS_KEY_ID and "

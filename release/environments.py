@@ -76,7 +76,8 @@ class Environment:
 @contextmanager
 def environment(interpreter: str | Path = sys.executable) -> Iterator[Environment]:
     """A fresh environment of an interpreter. Raises CalledProcessError when none can be made."""
-    folder = Path(mkdtemp(prefix="icedb-release-"))
+    # Its name is in the paths of all that is installed, and some tests look for ours there.
+    folder = Path(mkdtemp(prefix="release-"))
     try:
         (folder / "work").mkdir()
         made = Environment(folder / "venv", folder / "work")

@@ -6,6 +6,7 @@ verified, so the tests sign with the key of a user that is created first: a wron
 
 from __future__ import annotations
 
+import base64
 import logging
 import os
 import shutil
@@ -26,6 +27,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from icedb.testing import ClockedStore, ManualClock
+from tests.azure_containers import create_container
 from tests.bytecode import keep_bytecode
 from tests.quick_java import QUICK_JAVA, use_quick_java
 
@@ -35,6 +37,7 @@ settings.load_profile("untimed")
 
 START_SECONDS_MAX = 60
 BUCKET = "icedb-tests"
+AZURITE = Path(__file__).parents[1] / ".venv" / "azurite" / "node_modules" / ".bin"
 LONGEST_FIRST = ("spark", "dagster", "simulation")
 ALLOW_ALL = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}'
 
@@ -177,6 +180,37 @@ def storage_options(s3_server: S3Server) -> dict[str, str]:
     return s3_server.storage_options
 
 
+@pytest.fixture(scope="session")
+def azure_options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """How to get into a container of Azurite, Azure's emulator: it is of Node.js, and `make azurite` installs it."""
+    program = shutil.which("azurite-blob") or shutil.which("azurite-blob", path=str(AZURITE))
+    if program is None:
+        pytest.skip("there is no Azurite here: make azurite")
+    folder = tmp_path_factory.mktemp("azurite")
+    key = base64.b64encode(os.urandom(32)).decode()
+    port = _free_port()
+    command = [program, "--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder), "--silent"]
+    with (folder / "server.log").open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "--disableTelemetry", "--skipApiVersionCheck"],
+            env={**os.environ, "AZURITE_ACCOUNTS": f"icedbtests:{key}"},
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        endpoint = f"http://127.0.0.1:{port}/icedbtests"
+        if not create_container(endpoint, "icedbtests", key, BUCKET, seconds_max=START_SECONDS_MAX):
+            pytest.fail(f"Azurite did not start:\n{(folder / 'server.log').read_text()[-2000:]}")
+        yield {
+            "AZURE_STORAGE_ACCOUNT_NAME": "icedbtests",
+            "AZURE_STORAGE_ACCOUNT_KEY": key,
+            "AZURE_STORAGE_ENDPOINT": endpoint,
+        }
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a test may put its table. Nobody else is there."""
@@ -225,6 +259,12 @@ def memory(request: pytest.FixtureRequest) -> Place:
 def s3(request: pytest.FixtureRequest) -> Place:
     """A prefix in the S3 server's bucket."""
     return _place("s3", request)
+
+
+@pytest.fixture
+def azure(azure_options: dict[str, str]) -> Place:
+    """A prefix in a container of Azurite."""
+    return Place("azure", f"az://{BUCKET}/{uuid.uuid4().hex}/table", azure_options)
 
 
 @pytest.fixture

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from icedb import Acknowledged, BufferedWriter, Table
 from icedb.buffering.writer import _close_all
 from icedb.errors import (
     BufferFull,
+    CommitUncertain,
     InvalidBatch,
     InvalidOption,
     SchemaConflict,
@@ -370,6 +374,8 @@ def test_a_store_that_stays_away_is_told_to_the_sender(flaky: tuple[Table, Fault
 
 def test_whether_it_was_published_is_found_out(flaky: tuple[Table, FaultyStore]) -> None:
     table, store = flaky
+    table.snapshot()  # the log is known, so the next that is read is what was put
+    before = {i.key for i in store.inner.list("table/_log/")}
     with BufferedWriter(table, delay_max_ms=0) as writer:
         clock = table.handle.clock
         assert isinstance(clock, ManualClock)
@@ -378,10 +384,40 @@ def test_whether_it_was_published_is_found_out(flaky: tuple[Table, FaultyStore])
         store.inject(Fault.FAIL, kind="get", key="_log/")  # reading back fails, too
         answer = writer.write([{"n": 1}])
     assert answer.key is not None
-    logged = [i.key for i in store.inner.list("table/_log/")]
-    assert logged[1:] == [answer.key], "not put a second time"
+    assert {i.key for i in store.inner.list("table/_log/")} - before == {answer.key}, "not put a second time"
     assert rows_of(table) == [0, 1]
     assert writer.stats().retries == 1
+
+
+def test_parts_that_others_may_have_merged_and_deleted_meanwhile_are_not_published_again(
+    flaky: tuple[Table, FaultyStore],
+) -> None:
+    """The answer is lost, the machine sleeps for hours, and the rows are in another part by then."""
+    table, store = flaky
+    table.snapshot()
+    clock = table.handle.clock
+    assert isinstance(clock, ManualClock)
+    slept: list[int] = []
+
+    def sleep(timeout: float | None = None) -> bool:
+        if not slept:
+            other = open_table(store.inner, clock)
+            clock.advance(60_000)
+            other.merge()
+            for _ in range(2):
+                clock.advance(2 * LONG_MS)
+                other.cleanup()
+        slept.append(1)
+        return len(slept) > 1
+
+    with BufferedWriter(table, delay_max_ms=0) as writer:
+        writer._give_up.wait = sleep  # type: ignore[method-assign]
+        store.inject(Fault.LOSE_RESPONSE, kind="create", key="_log/")
+        store.inject(Fault.FAIL, kind="get", key="_log/")
+        with pytest.raises(CommitUncertain, match="Look whether they are there"):
+            writer.write([{"n": 1}])
+    check_sound(store.inner)
+    assert rows_of(open_table(store.inner, clock)) == [0, 1]
 
 
 # ------------------------------------------------------------------------------------------ the end
@@ -461,6 +497,39 @@ def two_and_an_error(table: Table) -> None:
         writer.submit([{"n": "text"}])
         writer.submit([{"n": 1}])
         raise KeyError("mine")
+
+
+class Row(dict[str, Any]):
+    """A row of which can be told whether somebody has it."""
+
+
+def test_who_keeps_an_error_does_not_keep_the_rows(table: Table) -> None:
+    table.insert([{"n": 0}])
+    rows = [Row(n="text"), Row(n=1)]
+    kept = [weakref.ref(row) for row in rows]
+    with BufferedWriter(table, delay_max_ms=0) as writer:
+        futures = [writer.submit([row]) for row in rows]
+        wait(futures, 60)
+        rows.clear()
+        for _ in range(500):
+            gc.collect()
+            if not any(ref() for ref in kept):
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail("a row is still there")
+        assert isinstance(futures[0].exception(), SchemaConflict)
+
+
+def test_an_error_that_was_looked_at_is_forgotten(table: Table) -> None:
+    table.insert([{"n": 0}])
+    with BufferedWriter(table, delay_max_ms=0) as writer:
+        for _ in range(3):
+            with pytest.raises(SchemaConflict):
+                writer.write([{"n": "text"}])
+        writer.write([{"n": 1}])
+        writer.flush()
+        assert not writer._failed
 
 
 def test_the_error_of_a_with_block_comes_first(table: Table) -> None:

@@ -428,6 +428,37 @@ def test_when_the_log_has_forgotten_the_last_transaction_it_begins_again(world: 
     assert world.ids() == ["a", "b", "c", "d", "e", "f", "first"]
 
 
+def test_an_application_that_began_again_and_is_as_far_as_before_is_not_taken_for_the_old_one(world: World) -> None:
+    writer = Writer(world)
+    writer.write("a")
+    writer.write("b")
+    world.clock.advance(31 * DAY_MS)
+    world.table().merge()  # drops the entry
+    for _ in range(2):  # and then the claims
+        world.clock.advance(2 * HOUR_MS)
+        open_table(world.store, world.clock, timing=TIMING).cleanup()
+    fresh = Writer(world)
+    fresh.write("c")
+    fresh.write("d")
+    assert writer.ids._last[0] == world.table().handle.read().txn[writer.ids.application][0]
+    assert writer.write("c", "d", "e").repeated_rows == 2
+
+
+def test_a_sequence_of_another_program_that_cannot_be_followed_is_told(world: World) -> None:
+    writer = Writer(world)
+    world.table().insert([{"n": 1}], txn=(writer.ids.application, 2**63 - 1))
+    with pytest.raises(InvalidOption, match="another program uses the name"):
+        writer.write("a")
+
+
+def test_an_id_that_breaks_all_bounds_is_its_senders_fault_alone(world: World) -> None:
+    good, bad = measured([{"id": "a"}], table=""), measured([{"id": 10**5000}], table="")
+    Writer(world).committer.commit([good, bad])
+    assert good.answer.result().rows == 1
+    assert isinstance(bad.answer.exception(), ValueError)
+    assert world.ids() == ["a", "first"]
+
+
 # ------------------------------------------------------------------------------------------ tables that cannot
 
 
@@ -456,6 +487,8 @@ def test_a_column_that_holds_no_ids_is_refused(memory: Any) -> None:
     table.insert([{"id": 1.5}])
     with pytest.raises(InvalidOption, match="id_column 'id' is DOUBLE; ids are text"):
         BufferedWriter(table, id_column="id")
+    with pytest.raises(InvalidOption, match="id_column is 'ID', and the column is 'id'"):
+        BufferedWriter(table, id_column="ID")
 
 
 def test_views_and_the_quarantine_get_what_was_committed(memory: Any) -> None:

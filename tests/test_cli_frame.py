@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from icedb import Table, __version__
 from icedb.cli import app
 from icedb.cli.frame import EXIT_STATUSES, Connection, Exit
+from icedb.cli.output import time_text
 from icedb.cli.progress import Bars, bars
 from icedb.errors import (
     AccessDenied,
@@ -128,8 +129,37 @@ def test_the_end_of_the_input_is_no_consent(table: Table) -> None:
         os.close(terminal)
         os.close(its_end)
     assert done.returncode == Exit.FAILED
-    assert done.stderr.endswith("Nothing was changed.\n")
+    assert done.stderr.endswith("\nNothing was changed.\n")
     assert table.snapshot().rows == 4
+
+
+# ------------------------------------------------------------------------------------------------ reports
+
+
+def told(*arguments: object) -> dict[str, str]:
+    """The lines of a report: label -> value."""
+    return dict(re.split(r" {2,}", line, maxsplit=1) for line in run(*arguments).stdout.splitlines())
+
+
+def test_a_report_says_that_it_is_one_of_a_dry_run(table: Table, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"k": 1, "n": 1}\n')
+    for words in (
+        ["insert", table.uri, rows], ["pin", table.uri, "one"], ["drop", table.uri, "k=0"], ["merge", table.uri],
+        ["alter", table.uri, "--sort-by", "n"], ["cleanup", table.uri], ["export", table.uri, "--delta"],
+    ):  # fmt: skip
+        found = told(*words, "--dry-run")
+        assert found["dry run"] == "yes: nothing was changed"
+        assert not found.keys() & {"commit", "log file"}
+
+
+def test_times_of_a_report_are_told_as_times(table: Table) -> None:
+    found = told("pin", table.uri, "one")
+    assert found["as of"] == time_text(table.pins()[0].as_of_ms)
+    assert found["expires"] == told("cleanup", table.uri, "--dry-run")["horizon"] == "none"
+    heading, _, line = run("pins", table.uri).stdout.splitlines()
+    assert heading.split("  ")[0] == "name"
+    assert line.split() == ["one", found["as of"], found["created"], "none"]
 
 
 # ------------------------------------------------------------------------------------------------ help

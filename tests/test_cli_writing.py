@@ -293,6 +293,22 @@ def test_each_phrase_is_still_said_by_the_library() -> None:
     assert [pattern for pattern, _ in PHRASES if not re.search(pattern, text)] == []
 
 
+def test_paths_that_are_wrong_are_named(tmp_path: Path) -> None:
+    uri = Table.create(tmp_path / "table", schema={"n": "BIGINT"}).uri
+    for words, said in [
+        (
+            ["query", uri, "FROM t", "--format", "csv", "--output", tmp_path / "no" / "x"],
+            f"'{tmp_path / 'no'}': there is",
+        ),
+        (["query", uri, "--file", tmp_path / "no.sql"], f"'{tmp_path / 'no.sql'}': No such file"),
+        (["export", uri, "--delta", "--leave-out", "m"], "--leave-out names"),
+        (["insert", uri, __file__], "this is no name of a file of Parquet (.parquet)"),
+    ]:
+        assert said in run(*words, status=2).stderr
+    far = ["insert", uri, "s3://bucket/*.csv", "--endpoint-url", "http://127.0.0.1:9"]
+    assert "cannot be listed now" in run(*far, status=3).stderr
+
+
 def test_messages_are_in_the_words_of_the_command() -> None:
     assert in_the_shell("If nothing uses it, pass allow_short_grace=True.") == (
         "If nothing uses it, pass --allow-short-grace."

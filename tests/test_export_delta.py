@@ -190,6 +190,17 @@ def test_an_empty_table_and_one_without_columns(local: Any) -> None:
         bare.export_delta()
 
 
+def test_an_empty_table_whose_partitions_come_from_a_column_that_is_not_declared(local: Any) -> None:
+    table = Table.create(local.uri, schema={"n": "BIGINT"}, partition_by=["k"])
+    assert table.query("FROM t").columns == ["n"]
+    assert table.export_parquet(f"{local.uri}-out").files == 0
+    assert table.export_delta().version == 0
+    check_same(table)
+    table.insert([{"n": 1, "k": "x"}])
+    assert table.export_delta().columns_changed
+    check_same(table)
+
+
 def test_statistics_are_exact_or_missing(local: Any) -> None:
     sort_by = ["long", "text", "x", "whole", "at", "zoned", "day", "ok"]
     table = Table.create(local.uri, sort_by=sort_by, schema={"zoned": "TIMESTAMP WITH TIME ZONE"})
@@ -476,6 +487,17 @@ def test_a_delta_log_of_others_is_left_alone(local: Any) -> None:
     shutil.copytree(Path(other.uri, "_delta_log"), Path(local.uri, "_delta_log"))
     with pytest.raises(ForeignMaintenance, match="not written by an export of this table"):
         table.export_delta()
+
+
+def test_a_checkpoint_without_versions_is_left_alone(local: Any) -> None:
+    """Readers would begin with it, and find files of somebody's."""
+    table = Table.create(local.uri)
+    fill(table, 1)
+    Path(local.uri, "_delta_log").mkdir()
+    Path(local.uri, "_delta_log", f"{7:020d}.checkpoint.parquet").write_bytes(b"theirs")
+    with pytest.raises(DamagedLog, match="or whose it is"):
+        table.export_delta()
+    assert [p.name for p in Path(local.uri, "_delta_log").iterdir()] == [f"{7:020d}.checkpoint.parquet"]
 
 
 # ------------------------------------------------------------------------------------------------ what is kept

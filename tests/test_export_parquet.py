@@ -11,10 +11,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
 from icedb import Table
-from icedb.errors import IceDBError, InvalidOption, SnapshotExpired, UnknownColumn
+from icedb.errors import IceDBError, InvalidOption, LookFirst, SnapshotExpired, UnknownColumn
 from icedb.options import HOUR_MS
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, create_table, open_table
 from tests.delta_reading import texts
@@ -186,13 +187,26 @@ def test_another_export_is_replaced_when_asked(place: Any) -> None:
     with pytest.raises(InvalidOption, match="not empty"):
         table.export_parquet(target)
     table.drop_partitions(["day=2026-11-22/place=c%201%2F%25"])
+    kept = [""] * len(table.snapshot().parts) + [""]
     for where in (None, "n < 5"):
+        planned = table.export_parquet(target, where=where, overwrite=True, dry_run=True)
         report = table.export_parquet(target, where=where, overwrite=True)
+        assert planned.replaced_files == report.replaced_files == len(kept)
         store = table.handle.store.beside(table.handle.location.beside("table-out"))
         kept = [i.key for i in store.list(store.location.keys.prefix) if i.key.endswith(".parquet")]
         assert len(kept) == report.files
     if place.kind != "memory":
         check_same(table, target, where="n < 5", types=", hive_types = {'day': VARCHAR}")
+
+
+def test_a_partition_column_that_rows_have_is_read_from_the_files(local: Any) -> None:
+    table = Table.create(local.uri, partition_by=["k"])
+    table.insert([{"k": k, "n": n} for n, k in enumerate([1, 2, None])])
+    target = f"{local.uri}-out"
+    table.export_parquet(target)
+    found = pq.read_table(target, partitioning=None)
+    assert texts(found, ["k", "n"]) == texts(table.query("FROM t").to_arrow(), ["k", "n"])
+    assert hive(table, target, "").num_rows == 3
 
 
 def test_parquet_of_others_is_not_replaced(local: Any) -> None:
@@ -228,8 +242,9 @@ def test_an_export_is_whole_or_says_that_it_is_not(where: str | None) -> None:
                 done = True
             except Crash:
                 died = True
-            except IceDBError:
-                pass
+            except IceDBError as error:
+                # Nothing was done, but for the last request: then it is to be looked at.
+                assert isinstance(error, LookFirst) == (number == changing[-1]), (fault, number, error)
             names = Counter(k.rpartition(".")[2] for k in base.objects if k.startswith("out/"))
             where_it_was = (fault, number, counting.requests[number - 1], names)
             if "out/_SUCCESS" in base.objects:

@@ -17,6 +17,8 @@ import pyarrow as pa
 import pytest
 
 from icedb import Table
+from icedb.ingest.events import write_key
+from icedb.ingest.refusals import Refusal
 from tests.ingest_process import ARROW, JSON, KEY, LINES, Client, IngestProcess, service_config
 
 BODY_MAX = 200_000
@@ -100,6 +102,34 @@ def test_bombs(client: Client, encoding: str) -> None:
     bomb = gzip.compress(zeros) if encoding == "gzip" else pa.compress(zeros, "zstd", asbytes=True)
     assert len(bomb) < BODY_MAX
     assert client.send("events", bomb, headers={"content-encoding": encoding}).status == 413
+
+
+def test_a_body_of_countless_gzip_members(client: Client) -> None:
+    """What is left of it is copied for each."""
+    nothing = gzip.compress(b"", mtime=0)
+    headers = {"content-encoding": "gzip"}
+    said = client.send("events", gzip.compress(b"{}") + nothing * 5000, headers=headers)
+    assert (said.status, "more than 1000 gzip members" in said.said["message"]) == (400, True)
+    assert client.send("events", gzip.compress(b"{}") + nothing * 900, headers=headers).status == 200
+
+
+def test_of_a_strangers_body_only_the_key_is_read() -> None:
+    assert write_key(b'{"batch": [[[[]]], {"writeKey": "no"}], "writeKey": "yes"}') == "yes"
+    for body in (b"[]", b"{}", b'{"writeKey": 5}', b'{"writeKey": null}'):
+        assert write_key(body) is None
+    for body in (b"{", b'{"writeKey": "\xff"}', b'{"a": ' + b"[" * 100_000):
+        with pytest.raises(Refusal) as refusal:
+            write_key(body)
+        assert refusal.value.status == 400
+
+
+def test_an_id_under_another_spelling_of_its_column(client: Client) -> None:
+    """In a table without columns it would become the column, and nobody's ids would fit any more."""
+    reply = client.send("events", {"ID": "x"})
+    assert (reply.status, "to be written 'id'" in reply.said["message"]) == (400, True)
+    assert client.send("events", stream(pa.table({"Id": ["x"]})), kind=ARROW).status == 400
+    twice = pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["id", "id"])
+    assert client.send("events", stream(twice), kind=ARROW).status == 400
 
 
 def test_too_many_events_and_names(client: Client) -> None:

@@ -14,6 +14,7 @@ from icedb.errors import InvalidOption
 from icedb.ingest.check import check_config
 from icedb.ingest.config import load_config
 from icedb.ingest.segment import SEGMENT_SCHEMA
+from icedb.ingest.server import _Reloaded
 from tests.ingest_process import KEY, OTHER_KEY, SECRET
 from tests.proxy_process import ROOT, proxy_command
 
@@ -206,3 +207,23 @@ def test_the_command_checks_and_refuses(tmp_path: Path) -> None:
     assert served.returncode != 0
     assert "lake/events" in served.stderr
     assert KEY not in checked.stderr + served.stderr
+
+
+def test_tenants_of_other_tables_than_those_that_run_are_not_taken_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who may write a table was decided of the table of the file, by its address and by what keeps tenants apart."""
+    path = written(tmp_path, TABLE + ACME)
+    running = _Reloaded(path, load_config(path))
+    for text in (
+        TABLE + 'id_column = "id"\ntenant_column = "tenant"\n' + ACME + GLOBEX,
+        TABLE.replace("lake/events", "lake/others") + ACME,
+        TABLE + TABLE.replace("events", "more") + ACME + GLOBEX.replace("events", "more"),
+    ):
+        written(tmp_path, text)
+        assert running.tenants() is None
+    assert caplog.text.count("take a restart") == 3
+    written(tmp_path, TABLE + 'delay_max = "2s"\n' + ACME + GLOBEX)
+    taken = running.tenants()
+    assert taken is not None
+    assert taken.count == 2

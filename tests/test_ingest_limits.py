@@ -62,6 +62,16 @@ def test_bytes_are_spent_when_they_came_and_without_a_limit_nothing_is() -> None
     assert refused(rates, "globex", TenantLimits()) is None
 
 
+def test_bytes_of_many_requests_at_once_are_spent_by_the_first() -> None:
+    rates, limits = Rates(Clock()), TenantLimits(bytes_per_second=1000)
+    assert [refused(rates, "acme", limits) for _ in range(3)] == [None] * 3
+    rates.spend_bytes("acme", limits, 5000)
+    with pytest.raises(Refusal) as refusal:
+        rates.spend_bytes("acme", limits, 5000)
+    assert refusal.value.status == 429
+    assert refused(rates, "acme", limits) == 4, "what was refused is not paid for"
+
+
 def test_bodies_in_memory_are_limited_and_given_back() -> None:
     held = Held(100)
     with held.body() as take:

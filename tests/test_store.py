@@ -19,7 +19,8 @@ from icedb.table import Table
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table
 from icedb.two_stores import TwoStores
 
-KINDS = ["local", "memory", pytest.param("s3", marks=pytest.mark.s3), "clocked", "faulty", "two"]
+KINDS = ["local", "memory", pytest.param("s3", marks=pytest.mark.s3), pytest.param("azure", marks=pytest.mark.azure)]
+KINDS += ["clocked", "faulty", "two"]
 
 
 @pytest.fixture(params=KINDS)

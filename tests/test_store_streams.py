@@ -32,7 +32,8 @@ BODY = b"".join(hashlib.sha512(n.to_bytes(4)).digest() for n in range(40_000))
 LARGE_BYTES = 64 * 1024 * 1024
 WAIT_SECONDS_MAX = 30
 
-KINDS = ["local", "memory", pytest.param("s3", marks=pytest.mark.s3), "clocked", "two"]
+KINDS = ["local", "memory", pytest.param("s3", marks=pytest.mark.s3), pytest.param("azure", marks=pytest.mark.azure)]
+KINDS += ["clocked", "two"]
 
 
 @pytest.fixture(params=KINDS)

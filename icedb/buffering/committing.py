@@ -136,6 +136,9 @@ class Committer:
                 submission.answer.set_result(answer)
 
     def _fail(self, group: Sequence[Submission], error: Exception) -> None:
+        if not isinstance(error, IceDBError):
+            logger.error("%s: rows could not be committed", self._handle.table, exc_info=error)
+        _let_go(error)
         for submission in group:
             self.counts.failed_submissions += 1
             self.counts.failed_rows += submission.count
@@ -155,7 +158,7 @@ class Committer:
             self._persist(ids.refresh)
             try:
                 dropped = ids.repeated(group)
-            except FixInput as error:
+            except Exception as error:  # noqa: BLE001  the store is not asked: it is the rows
                 raise _Refused(error) from None
             commit, misfits = None, 0
             if len(dropped) < sum(s.count for s in group):
@@ -177,7 +180,7 @@ class Committer:
 
     def _append(self, group: Sequence[Submission], dropped: Collection[int], txn: Txn | None) -> tuple[Commit, int]:
         """The commit, and how many rows of it were set aside. Raises _Refused, and what keeps us from committing."""
-        unpublished = self._persist(lambda: self._write(_rows(group, dropped)))
+        unpublished = self._persist(lambda: self._write(group, dropped))
         try:
             commit = self._publish(self._handle, unpublished.written, txn, group)
         except IceDBError as error:
@@ -195,8 +198,9 @@ class Committer:
         publish_views(self._handle, unpublished.views, None)
         return commit, unpublished.misfits
 
-    def _write(self, rows: Any) -> Unpublished:
+    def _write(self, group: Sequence[Submission], dropped: Collection[int]) -> Unpublished:
         try:
+            rows = _rows(group, dropped)
             return write_unpublished(self._handle, rows, on_conflict=self._on_conflict, memory_bytes=self._memory_bytes)
         except Exception as error:
             if _is_at_fault(error) or not isinstance(error, IceDBError):
@@ -208,6 +212,7 @@ class Committer:
     ) -> Commit:
         """Publish written parts, as often as it takes. Raises CommitUncertain when that stays open for somebody."""
         unsure = False
+        began_ms = target.clock.now_ms()
 
         def attempt() -> Commit:
             nonlocal unsure
@@ -215,7 +220,9 @@ class Committer:
                 found = _published(target, written)
                 if found is not None:
                     return found
-                if new_columns(written.schema, target.known_schema):
+                # What was published so long ago may be merged and forgotten: published again, it would name lost parts.
+                late = target.clock.now_ms() - began_ms > target.timing.grace_ms // 2
+                if late or new_columns(written.schema, target.known_schema):
                     # Its claim may still be completed, by whoever commits exclusively next: it must not be made twice.
                     raise CommitUncertain(_not_known(target))
             try:
@@ -226,7 +233,6 @@ class Committer:
                 unsure = unsure or claimed or isinstance(error, CommitUncertain)
                 raise
 
-        began_ms = target.clock.now_ms()
         try:
             commit = self._persist(attempt)
         except IceDBError as error:
@@ -274,6 +280,15 @@ class Committer:
 def _is_at_fault(error: Exception) -> bool:
     """Whether the rows are, and not what is around the table."""
     return isinstance(error, FixInput) and not isinstance(error, _EVERYBODYS)
+
+
+def _let_go(error: BaseException) -> None:
+    """Whoever keeps the error must not keep the rows with it, which the frames of its traceback hold."""
+    found: list[BaseException | None] = [error]
+    for each in found:
+        if each is not None:
+            each.__traceback__ = None
+            found += [e for e in (each.__cause__, each.__context__) if e not in found]
 
 
 def _not_known(target: Handle) -> str:

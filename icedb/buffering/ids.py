@@ -32,6 +32,7 @@ from icedb.inputs.column_types import parse_type
 from icedb.scan import explain, read_as
 from icedb.spec import Aggregating
 from icedb.store import ObjectNotFound
+from icedb.transactions import SEQUENCE_MAX
 
 __all__ = ["Ids"]
 
@@ -45,6 +46,8 @@ _IDS_ARE = "ids are text, whole numbers or UUIDs"
 _SEGMENTS = 16
 # Each time the parts that are to be read may have been cleaned up meanwhile.
 _LOADS_MAX = 5
+# What a log says of an application that it does not know.
+_NONE = (-1, 0)
 
 
 @dataclass(slots=True)
@@ -71,7 +74,8 @@ class Ids:
         self._ids_max = ids_max
         self.application = f"ids of {column!r}"
         self.sequence = 0
-        self._last = -1
+        #: What the log said last of the application: its sequence and when that was committed (unix ms).
+        self._last = _NONE
         self._loaded = False
         #: The log files that were looked at, the parts among them that are younger than what cannot change any more.
         self._files: frozenset[str] = frozenset()
@@ -112,7 +116,10 @@ class Ids:
 
     def _type(self) -> str | None:
         """The column's type in the table, if it has one. Raises InvalidOption for one that no id has."""
-        known = self._handle.columns.get(self._column)
+        columns = self._handle.columns
+        known = columns.get(self._column)
+        if known is None and (other := next((c for c in columns if c.casefold() == self._column.casefold()), None)):
+            raise InvalidOption(f"{self._handle.table}: id_column is '{self._column}', and the column is '{other}'.")
         if known is not None and parse_type(known).name not in _TYPES:
             raise InvalidOption(f"{self._handle.table}: id_column '{self._column}' is {known}; {_IDS_ARE}.")
         return known
@@ -128,7 +135,7 @@ class Ids:
         self._expire(now_ms)
         for _ in range(_LOADS_MAX):
             state = self._handle.read(fresh=True)
-            last = state.txn.get(self.application, (-1, 0))[0]
+            last = state.txn.get(self.application, _NONE)
             try:
                 self._learn(state, last, now_ms)
                 break
@@ -141,7 +148,12 @@ class Ids:
                 horizon_ms=state.horizon_ms,
             )
         self._evict()
-        self.sequence = max(last + 1, self.sequence if self._last == last else 0)
+        self.sequence = max(last[0] + 1, self.sequence if self._last == last else 0)
+        if self.sequence > SEQUENCE_MAX:
+            raise InvalidOption(
+                f"{self._handle.table}: the log has no sequence left for '{self.application}': another program uses "
+                "the name of that transaction for its own. Give another id_column."
+            )
         self._last = last
         self._files = frozenset(state.effective)
         self._settled_ms = now_ms - self._handle.timing.late_publication_ms
@@ -151,13 +163,14 @@ class Ids:
         """The sequence went to somebody else: the next is another one, even if the log should not record it."""
         self.sequence += 1
 
-    def _learn(self, state: LogState, last: int, now_ms: int) -> None:
+    def _learn(self, state: LogState, last: tuple[int, int], now_ms: int) -> None:
         forgotten = state.horizon_ms > self._settled_ms or any(
             f.file.newest_foreign_ms > self._settled_ms for f in state.effective.values()
         )
-        if not self._loaded or last < self._last or (last > self._last and forgotten):
+        # By its time, too: an application that was forgotten begins again, and may be as far as it was.
+        if not self._loaded or last[0] < self._last[0] or (last != self._last and forgotten):
             self._load(state, now_ms)
-        elif last > self._last:
+        elif last != self._last:
             self._read(self._new(state))
 
     def _new(self, state: LogState) -> list[Marker]:
@@ -275,9 +288,10 @@ class Ids:
 
     def committed(self, commit: Commit) -> None:
         """The rows that were looked up last, but for the repeated ones, are in the table now."""
-        self._add("SELECT digest FROM fresh", [commit.created_ms or self._handle.clock.now_ms()])
+        at_ms = commit.created_ms or self._handle.clock.now_ms()
+        self._add("SELECT digest FROM fresh", [at_ms])
         self._seen.update((p.key, p.created_ms) for p in commit.parts)
-        self._last, self.sequence = self.sequence, self.sequence + 1
+        self._last, self.sequence = (self.sequence, at_ms), self.sequence + 1
 
     # ------------------------------------------------------------------------------------ segments
 

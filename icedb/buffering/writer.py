@@ -209,13 +209,16 @@ class BufferedWriter:
         return submission.answer
 
     def _check_open(self) -> None:
+        self._check_process()
+        if self._closed:
+            raise self._is_closed()
+
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:  # before any lock: one that was held when the process forked is held for ever
             raise WriterClosed(
                 f"{self._table.uri}: this BufferedWriter belongs to process {self._pid}, and was carried into "
                 f"{os.getpid()} by a fork. Open the table and make a writer after the fork, in each process."
             )
-        if self._closed:
-            raise self._is_closed()
 
     def _is_closed(self) -> WriterClosed:
         return WriterClosed(
@@ -240,6 +243,7 @@ class BufferedWriter:
                 raise
             finally:
                 self._finish(group, began)
+            del group  # until the next one comes, its rows need not stay in memory
         if self._ids is not None:
             self._ids.close()
 
@@ -286,6 +290,7 @@ class BufferedWriter:
         with self._changed:
             self._group = []
             self._last_ms, self._total_ms = took_ms, self._total_ms + took_ms
+            self._failed = deque((a for a in self._failed if not a.seen), _FAILED_MAX)
             for submission in group:
                 self._room.give_back(submission.bytes)
                 if submission.answer.done() and submission.answer.failed:
@@ -380,7 +385,8 @@ class BufferedWriter:
         unseen[0].result()
 
     def stats(self) -> BufferStats:
-        """What was done, and what waits."""
+        """What was done, and what waits. Raises WriterClosed after a fork."""
+        self._check_process()
         with self._changed:
             waiting = [*self._group, *self._queue]
             pending_rows = self._queued_rows + sum(s.count for s in self._group)

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import ENOTDIR
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
 
@@ -59,6 +60,8 @@ def destination(path: Path | None) -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    if not path.parent.is_dir():
+        raise NotADirectoryError(ENOTDIR, "there is no such folder", str(path.parent))
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
         with unfinished.open("wb") as file:

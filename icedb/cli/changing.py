@@ -175,7 +175,7 @@ def refresh_view(
     def operation(dry: bool) -> Refreshed:
         known = table.views()
         if name not in known:
-            raise InvalidOption(f"{table.uri}: there is no view '{name}' (there are {known}).")
+            raise InvalidOption(f"{table.uri}: there is no view '{name}' (there are {known or 'none'}).")
         source_rows = table.snapshot().rows
         if dry:
             return Refreshed(table.uri, name, source_rows, None, None, None, None, dry_run=True)

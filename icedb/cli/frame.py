@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from icedb import __version__
-from icedb.cli.output import errors, one_line, report_rows, show, tell
+from icedb.cli.output import errors, one_line, print_report, show, tell
 from icedb.cli.progress import bars
 from icedb.durations import parse_duration
 from icedb.errors import Damaged, IceDBError, InvalidOption, LookFirst, TryAgain
@@ -102,7 +102,8 @@ class _Verbs(TyperGroup):
             return super().invoke(ctx)
         except (typer.Exit, TyperException):
             raise
-        except typer.Abort:  # the end of the input in the place of an answer
+        except typer.Abort:  # the end of the input, or Ctrl-C, in the place of an answer: in the question's line
+            typer.echo(err=True)
             _refuse()
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not to fail at the end
@@ -309,7 +310,7 @@ def run(operation: Callable[[bool], object], *, dry_run: bool, yes: bool, json: 
     Without a terminal there is nobody to ask: a script that calls a verb means it, and must not wait for ever.
     """
     if not dry_run and not yes and sys.stdin.isatty():
-        errors().print(report_rows(operation(True)))
+        print_report(errors(), operation(True), dry_run=True)
         if not typer.confirm("Do this?", err=True):
             _refuse()
-    show(operation(dry_run), json=json)
+    show(operation(dry_run), json=json, dry_run=dry_run)

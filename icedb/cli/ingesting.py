@@ -50,7 +50,7 @@ def ingest(
 
 
 def _checked_rows(checked: Sequence["CheckedTable"]) -> Rows:
-    rows = Rows("table", "uri", "tenants", "state", "rows", box=SIMPLE_HEAD, pad_edge=False)
+    rows = Rows("table", "uri", "tenants", "state", "rows", box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for one in checked:
         number = "" if one.rows is None else f"{one.rows:,}"
         rows.add_row(Text(one.table), Text(one.uri), Text(", ".join(one.tenants)), one.state or "wrong", number)

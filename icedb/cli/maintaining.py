@@ -230,7 +230,7 @@ def pin(
 ) -> None:
     """Keep the snapshot at a time readable, whatever cleanup does."""
     until = None if expires is None else timedelta(milliseconds=expires)
-    show(connection.open(uri).pin(name, as_of, expires=until, dry_run=dry_run), json=json)
+    show(connection.open(uri).pin(name, as_of, expires=until, dry_run=dry_run), json=json, dry_run=dry_run)
 
 
 @dataclass(frozen=True, slots=True)

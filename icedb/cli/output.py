@@ -12,17 +12,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeGuard
 
 import msgspec
-import rich.box
 from rich.console import Console
-from rich.table import Table as Rows
 from rich.text import Text
 
+from icedb.cli.rows import print_list
 from icedb.cli.wording import in_the_shell
 
 if TYPE_CHECKING:
     from icedb.maintenance.verify import VerifyReport
 
-__all__ = ["errors", "moment", "one_line", "output", "report_rows", "show", "tell", "time_text", "write_json"]
+__all__ = ["errors", "moment", "one_line", "output", "print_report", "show", "tell", "time_text", "write_json"]
 
 # Later than any duration that somebody would write as a number.
 _A_TIME_MS = 10**12
@@ -55,6 +54,8 @@ def tell(text: Text) -> None:
 
 def one_line(error: Exception) -> str:
     """An error's message without line breaks, in the words of the command."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"'{error.filename}': {error.strerror}."
     return in_the_shell(" ".join(str(error).split()))
 
 
@@ -64,38 +65,50 @@ def write_json(document: object) -> None:
     sys.stdout.flush()
 
 
-def show(result: object, *, json: bool) -> None:
+def show(result: object, *, json: bool, dry_run: bool = False) -> None:
     """Print a report, or a list of records. A verification's problems stand below its figures."""
     if json:
         write_json({"ok": result.ok, **msgspec.to_builtins(result)} if _is_verification(result) else result)
         return
     console = output()
-    console.print(report_rows(result))
+    if isinstance(result, list):
+        _print_records(console, result)
+        return
+    print_report(console, result, dry_run=dry_run)
     for problem in result.problems if _is_verification(result) else ():
         style = "bold red" if problem.severity == "error" else "yellow"
         console.print(Text.assemble((f"{problem.severity}: ", style), in_the_shell(problem.message)), soft_wrap=True)
 
 
-def report_rows(result: object) -> Rows | Text:
-    """A report: a row for each of its fields. A list of records: a row for each of them."""
-    if isinstance(result, list):
-        return _records(result)
-    rows = Rows(show_header=False, box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    for name in _names(result):
-        rows.add_row(Text(name.replace("_", " "), style="bold"), Text(_text(name, getattr(result, name))))
+def print_report(console: Console, result: object, *, dry_run: bool = False) -> None:
+    """A line for each field of a report: no value is cut or broken, however narrow a terminal is.
+
+    That nothing was committed is no news of a dry run; that it was one is always said.
+    """
+    names = _names(result)
+    is_dry = dry_run or getattr(result, "dry_run", False)
+    told = {_label(n): _text(n, getattr(result, n)) for n in names if not (is_dry and n in ("commit", "log_file"))}
+    if is_dry:
+        told["dry run"] = "yes: nothing was changed"
     if _is_verification(result):
-        rows.add_row(Text("result", style="bold"), Text("sound" if result.ok else "DAMAGED"))
-    return rows
+        told["result"] = "sound" if result.ok else "DAMAGED"
+    width = max(map(len, told))
+    for label, text in told.items():
+        line = Text.assemble((label, "bold"), " " * (width - len(label) + 2), text)
+        console.print(line, soft_wrap=True, highlight=False)
 
 
-def _records(records: Sequence[object]) -> Rows | Text:
+def _print_records(console: Console, records: Sequence[object]) -> None:
     if not records:
-        return Text("none")
+        console.print("none")
+        return
     names = _names(records[0])
-    rows = Rows(*(name.replace("_", " ") for name in names), box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    for one in records:
-        rows.add_row(*(Text(_text(name, getattr(one, name))) for name in names))
-    return rows
+    print_list(console, [_label(n) for n in names], ([_text(n, getattr(r, n)) for n in names] for r in records))
+
+
+def _label(name: str) -> str:
+    """What a field is called before a person: times are told as such, and have no unit."""
+    return name.removesuffix("_ms").replace("_", " ")
 
 
 def _names(record: object) -> list[str]:
@@ -129,13 +142,15 @@ def _text(name: str, value: object) -> str:
             return "unknown" if name.endswith(("rows", "bytes")) else "none"
         case bool():
             return "yes" if value else "no"
+        case 0 if name.endswith("_ms"):
+            return "none"
         case int() if name.endswith("_ms") and value >= _A_TIME_MS:
             return time_text(value)
         case int():
             return f"{value:,}"
         case tuple() | list():
-            some = ", ".join(str(getattr(v, "key", v)) for v in value[:3])
-            return f"{len(value):,}{f' ({some}' if value else ''}{', ...)' if len(value) > 3 else ')' if value else ''}"
+            some = ", ".join(filter(None, (str(getattr(v, "key", v)) for v in value[:3])))
+            return f"{len(value):,}" + (f" ({some}{', ...' if len(value) > 3 else ''})" if some else "")
         case Mapping():
             return "; ".join(f"{k}: {_said(v)}" for k, v in value.items() if v not in _NOTHING) or "none"
         case object(committed=bool(), key=key):  # a commit

@@ -20,7 +20,7 @@ def query(
     connection: Connection,
     uri: Uri,
     sql: Annotated[
-        str | None, typer.Argument(metavar="[SQL]", help="A query over the table `t`; - reads it from standard input.")
+        str | None, typer.Argument(metavar="SQL", help="A query over the table `t`; - reads it from standard input.")
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the query from a file.")

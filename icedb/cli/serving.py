@@ -58,7 +58,7 @@ def proxy(
 
 
 def _checked_rows(checked: Sequence["CheckedBucket"]) -> Rows:
-    rows = Rows("tenant", "bucket", "table", "parts", "rows", box=SIMPLE_HEAD, pad_edge=False)
+    rows = Rows("tenant", "bucket", "table", "parts", "rows", box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for one in checked:
         figures = ("unknown" if n is None else f"{n:,}" for n in (one.parts, one.rows))
         rows.add_row(Text(one.tenant), Text(one.bucket), Text(one.table), *figures)

@@ -160,7 +160,7 @@ def insert(
     table = connection.open(uri)
     with rows_of(files, format) as paths:
         if dry_run:
-            show(table.foresee(paths, txn=txn, on_conflict=on_conflict), json=json)
+            show(table.foresee(paths, txn=txn, on_conflict=on_conflict), json=json, dry_run=True)
         else:
             show(_written(table.insert(paths, txn=txn, on_conflict=on_conflict)), json=json)
 

@@ -179,6 +179,9 @@ def read_delta_log(handle: Handle, folder: Path) -> DeltaLog:
     for info in handle.store.list(handle.keys.delta_prefix):
         _note(log, sizes, info, handle.keys.delta_prefix)
     if not log.versions_ms:
+        if log.checkpoints_ms:  # a reader would begin with it, whatever we put
+            key = version_key(handle, max(log.checkpoints_ms))
+            raise DamagedLog(f"{handle.table}: {_lacks(key)}", key=key)
         return log
     log.version = max(log.versions_ms)
     log.checkpoint = max((v for v in log.checkpoints_ms if v <= log.version), default=-1)
@@ -213,7 +216,7 @@ def _note(log: DeltaLog, sizes: dict[int, int], info: ObjectInfo, prefix: str) -
 
 def _lacks(key: str) -> str:
     return (
-        f"'{key}' is not there, and no checkpoint holds what it said, so nobody can read the Delta log. Move the whole "
+        f"'{key}' is not there, so nobody can tell what the Delta log says, or whose it is. Move the whole "
         "folder '_delta_log' away; the next export begins another one."
     )
 

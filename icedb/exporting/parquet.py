@@ -59,6 +59,8 @@ class ParquetExportReport:
     files: int | None
     rows: int | None
     bytes: int | None
+    #: Files of an earlier export in the target, which go: with overwrite.
+    replaced_files: int = 0
     dry_run: bool = False
 
 
@@ -111,6 +113,7 @@ def export_parquet(
         files=(len(parts) if dry_run else len(written.keys)) if known else None,
         rows=copied_rows + written.rows if known and copied_rows is not None else None,
         bytes=(sum(p.bytes for p in parts) if dry_run else written.bytes) if known else None,
+        replaced_files=sum(key.endswith(".parquet") for key in place.earlier),
         dry_run=dry_run,
     )
 

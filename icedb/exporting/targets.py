@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from icedb.commit import Put, put_settled
-from icedb.errors import InvalidOption, StoreUnavailable
+from icedb.errors import CommitUncertain, InvalidOption, StoreUnavailable
 from icedb.handle import Handle
 from icedb.location import Location, parse_location
 from icedb.store import ObjectNotFound, ObjectStore, open_store
@@ -46,7 +46,11 @@ class Target:
         self.store.delete([key for key in self.earlier if key == self.root + FINISHED])
         self.store.delete([key for key in self.earlier if key not in last])
         self.store.delete(last)
-        match put_settled(self.store, self.root + STARTED, body):
+        try:
+            put = put_settled(self.store, self.root + STARTED, body)
+        except ObjectNotFound:
+            raise InvalidOption(f"{self.uri}: nothing can be written there. Choose another target.") from None
+        match put:
             case Put.TAKEN:
                 raise InvalidOption(
                     f"{self.uri}: another export into this place is under way. Choose another target, or wait for it."
@@ -55,11 +59,15 @@ class Target:
                 raise StoreUnavailable(f"{self.uri}: the store did not answer. Nothing was exported. Try again.")
 
     def finish(self) -> None:
-        """Say that all is there. Raises StoreUnavailable, and then nothing may be removed: it may come late."""
-        if put_settled(self.store, self.root + FINISHED, b"") is Put.ABSENT:
-            raise StoreUnavailable(
-                f"{self.uri}: all files are there, but '{FINISHED}' is not: the store did not answer. Export again, "
-                "with overwrite."
+        """Say that all is there. Raises CommitUncertain, and then nothing may be removed: it may come late."""
+        try:
+            absent = put_settled(self.store, self.root + FINISHED, b"") is Put.ABSENT
+        except StoreUnavailable:
+            absent = True
+        if absent:
+            raise CommitUncertain(
+                f"{self.uri}: all files are there, but perhaps not '{FINISHED}': the store did not answer. If it is "
+                "not there, export again, with overwrite."
             )
 
     def give_up(self, keys: Sequence[str]) -> None:
@@ -74,7 +82,7 @@ def open_target(
     """Look at the place, and change nothing. Raises InvalidOption when files cannot go there, the store's errors."""
     location = parse_location(target, storage_options)
     home = handle.location
-    if storage_options is None and location.scheme == home.scheme == "s3":
+    if storage_options is None and location.scheme == home.scheme and location.scheme in ("s3", "az"):
         location = replace(home, root=location.root, prefix=location.prefix, log=None)
     store = handle.store.beside(location) if storage_options is None else open_store(location)
     root = f"{location.prefix}/" if location.prefix else ""
@@ -87,7 +95,14 @@ def open_target(
 
 
 def _access(location: Location) -> tuple[object, ...]:
-    return location.scheme, location.root, location.endpoint, location.explicit_credentials, location.provider
+    return (
+        location.scheme,
+        location.root,
+        location.endpoint,
+        location.explicit_credentials,
+        location.provider,
+        location.azure,
+    )
 
 
 def _check_apart(handle: Handle, location: Location) -> None:

@@ -54,7 +54,10 @@ def _check_messages(body: bytes, events_max: int) -> None:
             data_at = _field(metadata, batch, _DATA)
             batch = _target(metadata, data_at) if data_at else batch
         elif length_at := _field(metadata, batch, 0):
-            rows += struct.unpack_from("<q", metadata, length_at)[0]
+            length = struct.unpack_from("<q", metadata, length_at)[0]
+            if length < 0:  # it would make up for others
+                raise Refusal(400, "The stream has a batch of fewer than no rows.")
+            rows += length
         if _field(metadata, batch, _COMPRESSION):
             raise Refusal(400, "The stream's buffers are compressed. Compress the whole with Content-Encoding: zstd.")
     if rows > events_max:

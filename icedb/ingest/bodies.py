@@ -17,6 +17,8 @@ __all__ = ["ClientGone", "Incoming", "decompressed"]
 
 #: Decompressed at a time, so that a limit is passed by no more.
 _STEP_BYTES = 256 * 1024
+#: Of one gzip body. What is left is copied for each of them.
+_MEMBERS_MAX = 1_000
 
 
 class ClientGone(Exception):
@@ -84,9 +86,12 @@ def decompressed(body: bytes, encoding: str, bytes_max: int) -> bytes:
 
 def _gunzipped(body: bytes, bytes_max: int) -> bytes:
     found: list[bytes] = []
-    size = 0
+    size = members = 0
     try:
         while body:  # a body may be of several members
+            members += 1
+            if members > _MEMBERS_MAX:
+                raise Refusal(400, f"The body is more than {_MEMBERS_MAX} gzip members. Compress it as one.")
             member = zlib.decompressobj(wbits=31)
             while not member.eof:
                 piece = member.decompress(body, _STEP_BYTES)

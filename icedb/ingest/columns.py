@@ -87,8 +87,11 @@ class Columns:
     def _fit_arrow(self, table: pa.Table, tenant: str, received: datetime) -> pa.Table:
         if table.num_columns > self._columns_max:
             raise Refusal(400, f"The events have more than {self._columns_max} columns.")
-        for name in table.column_names:
+        names = table.column_names
+        for name in names:
             self._check_name(name, "the stream")
+        if len(set(names)) < len(names):
+            raise Refusal(400, "The stream has two columns of one name.")
         if self._settings.tenant_column is not None:
             table = table.append_column(self._settings.tenant_column, pa.repeat(tenant, table.num_rows))
             table = self._own_ids(table, tenant)
@@ -116,6 +119,9 @@ class Columns:
             raise Refusal(400, f"{place}: a name is longer than {_NAME_CHARS_MAX} characters: '{name[:50]}...'.")
         if name.casefold() in self._own:
             raise Refusal(400, f"{place}: '{name}' is a column that only the service sets. Leave it out.")
+        id_column = self._settings.id_column
+        if id_column is not None and name != id_column and name.casefold() == id_column.casefold():
+            raise Refusal(400, f"{place}: '{name}' is to be written '{id_column}': it is what tells events apart.")
 
     def _plan(self, name: str, number: int) -> _Column:
         self._check_name(name, f"event {number}")

@@ -13,7 +13,7 @@ import pyarrow as pa
 from icedb.ingest.arrow_events import table_of
 from icedb.ingest.refusals import Refusal
 
-__all__ = ["MEDIA_TYPES", "json_document", "media_type", "rows_of"]
+__all__ = ["MEDIA_TYPES", "json_document", "media_type", "rows_of", "write_key"]
 
 _JSON = "application/json"
 _LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
@@ -22,6 +22,13 @@ _ARROW = "application/vnd.apache.arrow.stream"
 MEDIA_TYPES = (_JSON, *_LINES, _ARROW)
 
 _decoder = msgspec.json.Decoder()
+
+
+class _Keyed(msgspec.Struct):
+    writeKey: str | None = None  # noqa: N815  Segment's own word
+
+
+_key_decoder = msgspec.json.Decoder(_Keyed)
 
 
 def media_type(content_type: str) -> str:
@@ -62,6 +69,21 @@ def json_document(body: bytes) -> Any:
         return _decoder.decode(body)
     except UnicodeDecodeError as error:
         raise Refusal(400, f"The body is not UTF-8 (byte {error.start}).") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Refusal(400, f"The body is not valid JSON that can be read: {_why(error)}.") from None
+
+
+def write_key(body: bytes) -> str | None:
+    """The key in a call of Segment's libraries. Nothing else is made of the body: nobody knows yet whose it is.
+
+    Raises Refusal (400) for what is no JSON.
+    """
+    try:
+        return _key_decoder.decode(body).writeKey
+    except UnicodeDecodeError:
+        raise Refusal(400, "The body is not UTF-8.") from None
+    except msgspec.ValidationError:
+        return None
     except (msgspec.DecodeError, RecursionError) as error:
         raise Refusal(400, f"The body is not valid JSON that can be read: {_why(error)}.") from None
 

@@ -17,7 +17,7 @@ from starlette.types import Scope
 from icedb.buffering.submissions import Acknowledged
 from icedb.ingest.access_log import AccessRecord
 from icedb.ingest.bodies import Incoming, decompressed
-from icedb.ingest.events import json_document, media_type, rows_of
+from icedb.ingest.events import json_document, media_type, rows_of, write_key
 from icedb.ingest.limits import Held, Rates
 from icedb.ingest.refusals import Refusal
 from icedb.ingest.segment import SEGMENT_CALLS, segment_rows
@@ -110,19 +110,15 @@ class Intake:
     ) -> tuple[TableWriter, Acknowledged]:
         """A call of Segment's libraries; their key may be in the body."""
         media_type(exchange.header("content-type"))
-        tenant = None
         if exchange.header("authorization"):
             tenant = self._segment_tenant(self._known(exchange, self._of_header(exchange)))
             content = await self._content(exchange, tenant, take)
         else:
             content = await self._decompressed(exchange, await self._body_of_stranger(exchange, take), take)
-        document = await _aside(len(content), lambda: json_document(content))
-        if tenant is None:
-            key = document.get("writeKey") if isinstance(document, dict) else None
-            tenant = self._known(exchange, self.tenants.of_key(key) if isinstance(key, str) else None)
-            self._segment_tenant(tenant)
-            self._rates.check(tenant.name, tenant.limits)
+            key = await _aside(len(content), lambda: write_key(content))
+            tenant = self._segment_tenant(self._known(exchange, None if key is None else self.tenants.of_key(key)))
             self._rates.spend_bytes(tenant.name, tenant.limits, exchange.record.bytes)
+        document = await _aside(len(content), lambda: json_document(content))
         return await self._commit_calls(exchange, tenant, document, call, len(content))
 
     async def _webhook(
@@ -139,7 +135,6 @@ class Intake:
             body = await self._body_of_stranger(exchange, take)
             signature = exchange.header("x-signature")
             tenant = self._known(exchange, self.tenants.of_signature(name, signature, body))
-            self._rates.check(tenant.name, tenant.limits)
             self._rates.spend_bytes(tenant.name, tenant.limits, len(body))
             content = await self._decompressed(exchange, body, take)
         document = await _aside(len(content), lambda: json_document(content))
@@ -190,7 +185,8 @@ class Intake:
 
     async def _decompressed(self, exchange: Exchange, body: bytes, take: Callable[[int], None]) -> bytes:
         encoding, bytes_max = exchange.header("content-encoding"), self._settings.body_bytes_max
-        content = await _aside(len(body), lambda: decompressed(body, encoding, bytes_max))
+        # Of few bytes many may come.
+        content = await _aside(bytes_max if encoding else 0, lambda: decompressed(body, encoding, bytes_max))
         if content is not body:
             take(len(content))
         return content

@@ -54,7 +54,8 @@ class Rates:
             self._filled(tenant, "events", limits.events_per_second).level -= events
 
     def spend_bytes(self, tenant: str, limits: TenantLimits, bytes_: int) -> None:
-        """Take so many: they were received."""
+        """Take so many. Raises Refusal (429) when others of the tenant's requests came first, and takes nothing."""
+        self.check(tenant, limits)
         if limits.bytes_per_second is not None:
             self._filled(tenant, "bytes", limits.bytes_per_second).level -= bytes_
 

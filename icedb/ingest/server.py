@@ -158,9 +158,11 @@ class _Reloaded:
         seen: dict[Path, FileStamp | None] = {}
         try:
             config = load_config(self._path, seen=seen)
-            new = sorted({t for tenant in config.tenants for t in tenant.tables} - set(self._running.tables))
+            # What was checked of tenants holds for the tables of the file; those that run have to be the same.
+            named = {t for tenant in config.tenants for t in tenant.tables}
+            new = sorted(t for t in named if _meant(config, t) != _meant(self._running, t))
             if new:
-                raise InvalidOption(f"{self._path}: tables that are new take a restart: {', '.join(new)}.")
+                raise InvalidOption(f"{self._path}: tables that are new, or another, take a restart: {', '.join(new)}.")
         except InvalidOption as error:
             logger.error("the configuration was not taken over, the tenants stay as they were: %s", error)
             return None
@@ -171,6 +173,12 @@ class _Reloaded:
             logger.warning("%s: changes of %s take a restart", self._path, ", ".join(names))
         logger.info("%s was read anew: %d tenants", self._path, len(config.tenants))
         return Tenants(config.tenants)
+
+
+def _meant(config: IngestConfig, table: str) -> tuple[str | None, ...] | None:
+    """Where a table's rows go, and what keeps tenants apart in it; None: there is none of that name."""
+    said = config.tables.get(table)
+    return None if said is None else (said.uri, said.id_column, said.tenant_column, said.received_column)
 
 
 async def _reloading(file: _Reloaded, app: IngestApp, metrics: Metrics, asked: asyncio.Event) -> None:

@@ -116,7 +116,7 @@ class TableWriter:
         """See whether the table can be reached, and which columns it has."""
         try:
             self._columns = self._columns_now()
-        except (IceDBError, OSError) as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, it is looked again
             if self.reached:
                 logger.error("table '%s' cannot be reached: %s", self.settings.name, error)
             self.reached = False
@@ -157,14 +157,14 @@ class TableWriter:
         """Commit what is pending, without waiting for more."""
         try:
             self._writer.flush()
-        except IceDBError as error:  # told to those who sent it, too
+        except Exception as error:  # noqa: BLE001  told to those who sent it, too
             logger.error("table '%s': %s", self.settings.name, error)
 
     def close(self, timeout_ms: int) -> None:
         """Commit what is pending, and end."""
         try:
             self._writer.close(timeout_ms=timeout_ms)
-        except IceDBError as error:
+        except Exception as error:  # noqa: BLE001  the other tables' writers are to be closed, too
             logger.error("table '%s': %s", self.settings.name, error)
 
     def _columns_now(self) -> Columns:

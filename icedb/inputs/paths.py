@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import duckdb
 
-from icedb.errors import AccessDenied, InvalidBatch
+from icedb.errors import AccessDenied, InvalidBatch, StoreUnavailable
 
 __all__ = ["Files", "Format", "find_files", "is_paths"]
 
@@ -145,7 +145,9 @@ def _expand(con: duckdb.DuckDBPyConnection, text: str, table: str) -> list[str]:
     except duckdb.Error as error:
         if getattr(error, "status_code", None) in (401, 403) or "403" in str(error):
             raise AccessDenied(f"{table}: the store refuses to list '{text}'. Check the credentials.") from None
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].rstrip(".")
+        if "Could not connect" in reason or "Could not establish connection" in reason:
+            raise StoreUnavailable(f"{table}: '{text}' cannot be listed now ({reason}). Try again.") from None
         raise InvalidBatch(f"{table}: the files of '{text}' cannot be listed ({reason}). Correct the path.") from None
     if not found:
         raise InvalidBatch(f"{table}: no file matches '{text}'. Correct the glob.")

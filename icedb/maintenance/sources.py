@@ -84,7 +84,7 @@ def open_source(
     if location.scheme == "file" and Path(location.root).is_file():
         pattern, location = Path(location.root).name, replace(location, root=str(Path(location.root).parent))
     home = table.location
-    if storage_options is None and location.scheme == home.scheme == "s3":
+    if storage_options is None and location.scheme == home.scheme and location.scheme in ("s3", "az"):
         location = replace(home, root=location.root, prefix=location.prefix, log=None)
     same = location.scheme != "file" and _access(location) == _access(home)
     store = Origin(location, same).store(table)
@@ -104,7 +104,14 @@ def open_source(
 
 
 def _access(location: Location) -> tuple[object, ...]:
-    return location.scheme, location.root, location.endpoint, location.explicit_credentials, location.provider
+    return (
+        location.scheme,
+        location.root,
+        location.endpoint,
+        location.explicit_credentials,
+        location.provider,
+        location.azure,
+    )
 
 
 def _split_glob(address: str) -> tuple[str, str]:

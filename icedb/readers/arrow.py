@@ -47,12 +47,12 @@ def dataset(
     parts = chosen_parts(snapshot, parts_where)
     schema = arrow_schema({**snapshot.schema, **visible}, uuid=uuid)
     guarantees = _guarantees({p.partition: p.values for p in parts}, visible, schema)
-    in_memory = snapshot.handle.location.scheme == "memory"
-    filesystem = fs.LocalFileSystem() if in_memory else _filesystem(snapshot.handle.location)
+    copied = snapshot.handle.location.scheme not in ("file", "s3")
+    filesystem = fs.LocalFileSystem() if copied else _filesystem(snapshot.handle.location)
     format_ = ds.ParquetFileFormat()
     fragments = [
         format_.make_fragment(
-            snapshot.handle.readable_path(p) if in_memory else _path(p),
+            snapshot.handle.readable_path(p) if copied else _path(p),
             filesystem,
             partition_expression=guarantees[p.partition],
         )

@@ -54,8 +54,8 @@ def rows_of(handle: Handle, parts: Sequence[Part], structure: str, session: Sess
 
 
 def _in_files(handle: Handle, parts: Sequence[Part], structure: str) -> str:
-    in_memory = handle.location.scheme == "memory"
-    paths = [handle.readable_path(p) if in_memory else p.path for p in parts]
+    copied = handle.location.scheme != "file"
+    paths = [handle.readable_path(p) if copied else p.path for p in parts]
     pattern = quote_text(_pattern(paths, _any_character))
     rows = f"file({pattern}, 'Parquet', {quote_text(structure)}, 'none')"
     return f"{rows} WHERE {_all_there(f'file({pattern}, One)', len(paths))}"

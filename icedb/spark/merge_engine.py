@@ -25,6 +25,7 @@ from icedb.format.records import Marker
 from icedb.handle import Handle
 from icedb.maintenance.copying import stored_parts
 from icedb.parts import discard
+from icedb.spark.options import check_place
 from icedb.spark.tasks import Assignment, TableOfTasks, run_tasks
 from icedb.work import Item, Result, Work
 
@@ -66,7 +67,10 @@ class SparkMergeEngine:
         self._tasks_max = tasks_max or TASKS_MAX
 
     def run(self, handle: Handle, work: Work[Item, Result], items: Sequence[Item]) -> list[Result]:
-        """See `icedb.work.Engine`. Raises InvalidOption for a table in memory, SparkJobFailed, and as the work does."""
+        """See `icedb.work.Engine`.
+
+        Raises InvalidOption for a table in memory or in Azure, SparkJobFailed, and as the work does.
+        """
         if not items:
             return []
         _check_reachable(handle, work)
@@ -110,7 +114,10 @@ def share_out(work: Work[Item, Result], items: Sequence[Item], *, tasks_max: int
 
 def _check_reachable(handle: Handle, work: Work[Item, Result]) -> None:
     for location in (handle.location, handle.location.log, *work.reads()):
-        if location is not None and location.scheme == "memory":
+        if location is None:
+            continue
+        check_place(location.uri)
+        if location.scheme == "memory":
             raise InvalidOption(
                 f"{handle.table}: '{location.uri}' is in this process's memory, which Spark's tasks cannot reach. Do "
                 "without an engine, or use a folder or a bucket."

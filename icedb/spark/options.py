@@ -93,7 +93,17 @@ def path_of(options: Mapping[str, str]) -> str:
         raise InvalidOption(
             'icedb: no table is named. Say where it is: df.write.format("icedb").option("path", "s3://bucket/table").'
         )
+    check_place(path)
     return path
+
+
+def check_place(path: str) -> None:
+    """Refuse the address of a table that Spark's processes do not reach. Raises InvalidOption."""
+    if path.lower().startswith("az://"):
+        raise InvalidOption(
+            f"{path}: Spark does not reach tables in Azure yet. Read and write them with icedb.Table, or copy the "
+            "table to a store that speaks S3."
+        )
 
 
 def storage_options_of(options: Mapping[str, str], path: str, *, known: Collection[str]) -> dict[str, str]:

@@ -1,0 +1,107 @@
+"""How to get into a container of Azure's Blob Storage: the account, and its key or a shared access signature.
+
+Options have the names that deltalake and Polars use:
+
+    AZURE_STORAGE_ACCOUNT_NAME   the account
+    AZURE_STORAGE_ACCOUNT_KEY    its key, or
+    AZURE_STORAGE_SAS_TOKEN      a shared access signature, with the rights to read, add, create, write, delete and list
+    AZURE_STORAGE_ENDPOINT       for an emulator or another cloud; else https://<account>.blob.core.windows.net
+
+Other ways to say who one is, Entra ID and managed identities among them, are not supported.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from icedb.errors import InvalidOption
+
+__all__ = ["AzureAccess", "azure_access"]
+
+# Where several say the same, the first of them holds.
+_OPTIONS = {
+    "azure_storage_account_name": "account",
+    "account_name": "account",
+    "azure_storage_account_key": "key",
+    "account_key": "key",
+    "azure_storage_sas_token": "sas_token",
+    "azure_storage_sas_key": "sas_token",
+    "sas_token": "sas_token",
+    "azure_storage_endpoint": "endpoint",
+    "azure_endpoint": "endpoint",
+    "endpoint": "endpoint",
+}
+_SECRETS = ("key", "sas_token")
+_ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
+
+
+@dataclass(frozen=True, slots=True)
+class AzureAccess:
+    """Who asks, and where. Its repr says the account, never a secret. One of `key` and `sas_token` is given."""
+
+    account: str
+    endpoint: str
+    key: str | None = field(default=None, repr=False)
+    sas_token: str | None = field(default=None, repr=False)
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """What `azure_access` would have to be given. Holds secrets."""
+        options = {
+            "AZURE_STORAGE_ACCOUNT_NAME": self.account,
+            "AZURE_STORAGE_ENDPOINT": self.endpoint,
+            "AZURE_STORAGE_ACCOUNT_KEY": self.key,
+            "AZURE_STORAGE_SAS_TOKEN": self.sas_token,
+        }
+        return {name: value for name, value in options.items() if value}
+
+
+def azure_access(storage_options: Mapping[str, str], *, text: str) -> AzureAccess:
+    """What storage options, and what they leave out the environment, say of a container; `text` is its address.
+
+    Raises InvalidOption, which quotes no value.
+    """
+    if unknown := sorted(name for name in storage_options if name.lower() not in _OPTIONS):
+        known = sorted(name.upper() for name in _OPTIONS if name.startswith("azure_storage"))
+        raise InvalidOption(f"{text}: unknown storage options {unknown}. Known for Azure: {known}.")
+    from_environment = {name: value for name, value in os.environ.items() if name.startswith("AZURE_")}
+    options, given = _known(from_environment), _known(storage_options)
+    if given.keys() & _SECRETS:  # a key is never of another place than the signature, nor the other way round
+        options = {name: value for name, value in options.items() if name not in _SECRETS}
+    options |= given
+    account, key, sas_token = options.get("account", ""), options.get("key"), options.get("sas_token")
+    if not _ACCOUNT.fullmatch(account):
+        raise InvalidOption(
+            f"{text}: AZURE_STORAGE_ACCOUNT_NAME is missing, or is no account's name, which has 3 to 24 lower case "
+            "letters and digits."
+        )
+    if bool(key) == bool(sas_token):
+        raise InvalidOption(
+            f"{text}: give AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, and one of them only. Entra ID and "
+            "managed identities are not supported yet."
+        )
+    if key and not _is_base64(key):
+        raise InvalidOption(f"{text}: AZURE_STORAGE_ACCOUNT_KEY is no key of an account: it must be base64.")
+    endpoint = options.get("endpoint", f"https://{account}.blob.core.windows.net").rstrip("/")
+    if not endpoint.startswith(("http://", "https://")) or set("@?") & set(endpoint):
+        raise InvalidOption(
+            f"{text}: AZURE_STORAGE_ENDPOINT must start with http:// or https:// and hold no credentials."
+        )
+    return AzureAccess(account, endpoint, key, sas_token)
+
+
+def _known(options: Mapping[str, str]) -> dict[str, str]:
+    given = {name.lower(): str(value) for name, value in options.items() if value}
+    return {meaning: given[name] for name, meaning in reversed(_OPTIONS.items()) if name in given}
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        return bool(base64.b64decode(text, validate=True))
+    except binascii.Error:
+        return False
