@@ -1,10 +1,11 @@
-"""`python -m examples.materialized_view`: a view that is fed by inserts, merged small, and made anew after a deletion."""
+"""`python -m examples.materialized_view`: a view fed by inserts, merged small, made anew after a deletion."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from examples.materialized_view.program import best_products, create, create_view, take_back
 from examples.shared.alone import Stage, run_alone
@@ -13,12 +14,12 @@ from examples.shared.numbers import agree
 START = datetime(2026, 11, 1, tzinfo=UTC)
 PRODUCTS = ("bread", "butter", "cheese", "olives", "tea")
 DAY = "2026-11-02"
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {
         "sale_id": n,
         "ts": START + timedelta(minutes=n),
-        "product": PRODUCTS[n * n % 7 % 5],
-        "cents": 150 + n * 37 % 900,
+        "product": PRODUCTS[n * n % 11 % 5],
+        "cents": 150 + n * 37 % (300 + 200 * (n * n % 11 % 5)),
     }
     for n in range(3 * 24 * 60)
 ]
@@ -56,8 +57,8 @@ def _check(found: list[tuple[object, ...]], products: tuple[str, ...] | list[str
     cents: Counter[str] = Counter()
     for row in ROWS:
         if f"{row['ts']:%Y-%m-%d}" == DAY and row["product"] in products:
-            sold[str(row["product"])] += 1
-            cents[str(row["product"])] += int(str(row["cents"]))
+            sold[row["product"]] += 1
+            cents[row["product"]] += row["cents"]
     agree("sales by product", {row[0]: row[1] for row in found}, dict(sold), source="the batches")
     agree("revenue by product", {row[0]: row[2] for row in found}, {p: n / 100 for p, n in cents.items()},
           source="the batches")  # fmt: skip

@@ -16,7 +16,7 @@ def create_view(sales: icedb.Table) -> icedb.Table:
     """The view, a table beside it. It begins with the sales that are there."""
     return sales.create_view(
         "by_product",
-        # Over one batch, never over the whole table: so keep what can be added up. An average cannot; sum and count can.
+        # Over one batch, never the whole table: keep what can be added up. An average cannot; sum and count can.
         """
         SELECT strftime(ts, '%Y-%m-%d') AS day, product,
                count(*) AS sales, sum(cents)::BIGINT AS cents, max(cents) AS dearest

@@ -1,7 +1,7 @@
 """The run of a small example: a folder for its tables, answers as tables on the terminal, an exit status.
 
-    python -m examples.simple            the tables are gone afterwards
-    python -m examples.simple lake       the tables stay in ./lake, to look at: icedb info lake/events
+python -m examples.simple            the tables are gone afterwards
+python -m examples.simple lake       the tables stay in ./lake, to look at: icedb info lake/events
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import boto3
+
+from examples.shared.service import free_port
 
 __all__ = ["LocalS3", "local_s3"]
 
@@ -48,10 +49,8 @@ def local_s3() -> Iterator[LocalS3]:
     """A server with an empty bucket; both are gone afterwards. Raises RuntimeError when it does not start."""
     if importlib.util.find_spec("ministack") is None:
         raise RuntimeError("this example wants an S3 server of its own: pip install 'ministack>=1.5.33,<1.6'")
-    with tempfile.TemporaryDirectory(prefix="icedb-example-s3-") as folder, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+    with tempfile.TemporaryDirectory(prefix="icedb-example-s3-") as folder:
+        port = free_port()
         env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         env |= {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "SERVICES": "s3", "LOG_LEVEL": "WARNING"}
         env |= {"S3_PERSIST": "0", "S3_DATA_DIR": f"{folder}/data", "TMPDIR": folder}

@@ -15,10 +15,10 @@ BATCHES = [
         {
             "ts": START + timedelta(hours=6 * batch, minutes=n),
             "tenant": ("acme", "globex")[n % 2],
-            "user_id": n % 25,
-            "event": "buy" if n % 9 == 0 else "open",
+            "user_id": n * n % (30 + batch),
+            "event": "buy" if n * (batch + 1) % 13 == 0 else "open",
         }
-        for n in range(300)
+        for n in range(200 + 37 * batch % 100)
     ]
     for batch in range(12)
 ]

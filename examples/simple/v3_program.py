@@ -14,8 +14,8 @@ __all__ = ["open_v3", "visits_by_day"]
 
 
 def by_tenant_and_day(row: Mapping[str, Any]) -> str:
-    """The path of a row's partition."""
-    return f"tenant={row['tenant']}/day={datetime.fromtimestamp(row['ts'] / 1000, UTC):%Y-%m-%d}"
+    """The path of a row's partition. Its names are columns of every query, so they are none that rows have."""
+    return f"cust={row['tenant']}/d={datetime.fromtimestamp(row['ts'] / 1000, UTC):%Y-%m-%d}"
 
 
 def open_v3(prefix: str, bucket: str, region: str, endpoint: str, access_key: str, secret_key: str) -> IceDBv3:
@@ -38,11 +38,11 @@ def open_v3(prefix: str, bucket: str, region: str, endpoint: str, access_key: st
 def visits_by_day(ice: IceDBv3) -> list[tuple[Any, ...]]:
     """What v3 programs do to ask: the log says which files live, and DuckDB reads those."""
     client = ice.log_s3c
-    _, markers, _, _ = IceLogIO("reader").read_at_max_time(client, round(time.time() * 1000))  # noqa: TID251
+    _, markers, _, _ = IceLogIO("reader").read_at_max_time(client, round(time.time() * 1000))
     live = [f"s3://{client.s3bucket}/{marker.path}" for marker in markers if marker.tombstone is None]
     answer = ice.get_duckdb().execute(
         """
-        SELECT tenant, CAST(day AS VARCHAR) AS day, count(DISTINCT user_id), count(*),
+        SELECT tenant, CAST(d AS VARCHAR) AS day, count(DISTINCT user_id), count(*),
                count(*) FILTER (event = 'buy')
         FROM read_parquet(?, hive_partitioning = 1) GROUP BY ALL ORDER BY ALL
         """,

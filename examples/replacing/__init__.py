@@ -1,0 +1,1 @@
+"""The newest row of each key, without an update in place."""

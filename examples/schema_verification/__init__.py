@@ -1,0 +1,1 @@
+"""What becomes of a batch that does not fit its table."""

@@ -1,0 +1,80 @@
+"""The HTTP service `icedb ingest`, for an example: in a process of its own, on a port of 127.0.0.1."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+__all__ = ["Service", "free_port"]
+
+START_SECONDS_MAX = 60
+
+
+def free_port() -> int:
+    """A port that nobody listens on now. `listen = "127.0.0.1:0"` is better where nobody has to know it beforehand."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Service:
+    """A service that runs inside the `with` block, and what a machine may do to it."""
+
+    def __init__(self, config: str) -> None:
+        """`config`: what its ingest.toml says."""
+        self._folder = tempfile.TemporaryDirectory(prefix="icedb-example-service-")
+        folder = Path(self._folder.name)
+        self._config, self._errors = folder / "ingest.toml", folder / "ingest.log"
+        self._config.write_text(config)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        try:
+            self.endpoint = self._wait()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+        self._folder.cleanup()
+
+    def start(self) -> None:
+        """Start it, and do not wait for it."""
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "icedb.cli", "ingest", "--config", str(self._config)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                # What is killed cleans nothing up.
+                env=os.environ | {"TMPDIR": self._folder.name},
+            )
+
+    def kill(self) -> None:
+        """End it as kill -9 does: it can do nothing more."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _wait(self) -> str:
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while time.monotonic() < deadline and self._process is not None and self._process.poll() is None:
+            if found := re.search(r"listening on (http\S+?)[,;]", self._errors.read_text()):
+                return found[1]
+            time.sleep(0.05)
+        raise RuntimeError(f"icedb ingest did not start:\n{self._errors.read_text()}")
