@@ -253,6 +253,13 @@ def test_arrow_that_is_none_or_larger_than_it_looks(client: Client) -> None:
         assert len(reply.body) < 600
 
 
+@pytest.mark.parametrize("rows", [-7, 2**40, -(2**62)])
+def test_arrow_that_says_it_has_another_number_of_rows(client: Client, rows: int) -> None:
+    """Nulls take no bytes, however many they are; and fewer than none would make up for more elsewhere."""
+    body = stream(pa.table({"a": pa.nulls(7)})).replace(struct.pack("<q", 7), struct.pack("<q", rows))
+    assert client.send("events", body, kind=ARROW).status == (400 if rows < 0 else 413)
+
+
 def test_arrow_with_any_byte_changed(client: Client) -> None:
     """Buffers that point elsewhere must not be followed: each answer is a yes or a no."""
     sound = stream(pa.table({"kind": ["one", "two", None], "list": [[1], [2, 3], None]}))
