@@ -737,7 +737,8 @@ class Table:
         was killed, files without `_SUCCESS` stay. Let one program at a time export to a target.
 
         Raises InvalidOption, UnknownColumn, InvalidURI before anything is written; SnapshotExpired when cleanup took a
-        part meanwhile (pin the time of long exports), MissingPart, the errors of both stores.
+        part meanwhile (pin the time of long exports), MissingPart, the errors of both stores; CommitUncertain when
+        all but the last put was answered.
         """
         return export_parquet(
             self._handle,

@@ -16,9 +16,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import typer
-from click.testing import Result
 from rich.console import Console
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from icedb import Table, __version__
 from icedb.cli import app

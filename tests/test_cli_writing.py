@@ -9,8 +9,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from icedb import Dedup, Replacing, Table
 from icedb.cli import app
@@ -295,7 +294,7 @@ def test_each_phrase_is_still_said_by_the_library() -> None:
 
 def test_paths_that_are_wrong_are_named(tmp_path: Path) -> None:
     uri = Table.create(tmp_path / "table", schema={"n": "BIGINT"}).uri
-    for words, said in [
+    wrong: list[tuple[list[object], str]] = [
         (
             ["query", uri, "FROM t", "--format", "csv", "--output", tmp_path / "no" / "x"],
             f"'{tmp_path / 'no'}': there is",
@@ -303,7 +302,8 @@ def test_paths_that_are_wrong_are_named(tmp_path: Path) -> None:
         (["query", uri, "--file", tmp_path / "no.sql"], f"'{tmp_path / 'no.sql'}': No such file"),
         (["export", uri, "--delta", "--leave-out", "m"], "--leave-out names"),
         (["insert", uri, __file__], "this is no name of a file of Parquet (.parquet)"),
-    ]:
+    ]
+    for words, said in wrong:
         assert said in run(*words, status=2).stderr
     far = ["insert", uri, "s3://bucket/*.csv", "--endpoint-url", "http://127.0.0.1:9"]
     assert "cannot be listed now" in run(*far, status=3).stderr

@@ -23,6 +23,7 @@ PHRASES = (
     (r"delete\(where\)", "icedb delete --where"),
     (r"sweep_orphans deletes", "icedb orphans --delete deletes"),
     (r"as snapshot\(\)\.partitions\(\) lists them", "as icedb partitions lists them"),
+    (r"the name of a profile \(AWS_PROFILE\)", "give --profile (or AWS_PROFILE)"),
     (r"\bleave_out\b", "--leave-out"),
     (r"overwrite replaces what", "--overwrite replaces what"),
     (r"with overwrite\.", "with --overwrite."),
