@@ -1,7 +1,6 @@
 """Pools of threads, also while the interpreter ends.
 
-From Python 3.12 on, no thread can be started once the main program is over,
-and not in what runs at exit either. To
+From Python 3.12 on, no thread can be started once the main program is over, and not in what runs at exit either. To
 commit what a `BufferedWriter` still holds then, the thread that there is must do.
 """
 
