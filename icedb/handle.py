@@ -206,9 +206,10 @@ class Handle:
         path = self._copies / part.key
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            whole = path.with_name(f".{self.clock.new_id()}")
-            fetch(self.store, part.key, whole)
-            whole.replace(path)  # another thread may look for it meanwhile
+            with tempfile.TemporaryDirectory(dir=self._copies) as folder:
+                whole = Path(folder, "part")
+                fetch(self.store, part.key, whole)
+                whole.replace(path)  # another thread may look for it meanwhile
         return str(path)
 
     @cached_property

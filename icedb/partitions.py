@@ -129,7 +129,7 @@ def _types(
             described = describe(con, query)
             one_value = con.execute(f"SELECT count(*) FROM ({query})").fetchone() == (1,)
         except duckdb.Error as error:
-            found = sorted(f"{c} {t}" for c, t in describe(con, f"SELECT * FROM ({source})").items())
+            found = _described(con, source, columns)
             raise InvalidPartitionExpression(
                 f"{table}: the partition expression '{expression.sql} AS {expression.name}' does not fit the rows: "
                 f"{str(error).splitlines()[0].rstrip('.')} (columns: {', '.join(found)}). Declare a type, cast "
@@ -142,6 +142,14 @@ def _types(
             )
         types[expression.name] = described[_PROBE]
     return types
+
+
+def _described(con: duckdb.DuckDBPyConnection, source: str, columns: Sequence[str]) -> list[str]:
+    """Columns with their types; without, when a name is what made DuckDB refuse."""
+    try:
+        return sorted(f"{c} {t}" for c, t in describe(con, f"SELECT * FROM ({source})").items())
+    except duckdb.Error:
+        return sorted(map(repr, columns))
 
 
 def path_value_types(values: Mapping[str, Sequence[str | None]]) -> dict[str, str]:
