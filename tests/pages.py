@@ -15,9 +15,13 @@ import shlex
 import subprocess
 import sys
 import tokenize
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -51,6 +55,16 @@ def run_page(
         text=True,
         timeout=240,
     )
+
+
+def bucket_of(page: Path, request: pytest.FixtureRequest) -> dict[str, str]:
+    """The environment of a page that uses a bucket of its own; of another, nothing."""
+    if "BUCKET" not in whole_program(page):
+        return {}
+    server = request.getfixturevalue("s3_server")
+    name = f"icedb-page-{uuid.uuid4().hex[:8]}"
+    server.client().create_bucket(Bucket=name)
+    return {**server.storage_options, "BUCKET": name}
 
 
 def execute(code: str, name: str) -> int:

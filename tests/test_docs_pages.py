@@ -5,13 +5,12 @@ Those that start Spark are in tests/test_docs_pages_spark.py, so that others nee
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.pages import DOCS, ROOT, commands, execute, run_page, runnable_pages, whole_program
+from tests.pages import DOCS, ROOT, bucket_of, commands, execute, run_page, runnable_pages, whole_program
 
 #: Pages of which another test runs everything: they need a server, or an environment from nothing.
 ELSEWHERE = {"proxy.md": "test_proxy_docs.py", "ingest.md": "test_ingest_docs.py", "tutorial.md": "test_newcomer.py"}
@@ -28,16 +27,8 @@ def marked(page: Path) -> Any:
 def test_what_a_page_shows_runs_and_gives_what_it_says(
     page: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    env = bucket(request.getfixturevalue("s3_server")) if "BUCKET" in whole_program(page) else {}
-    done = run_page(page, tmp_path, env=env)
+    done = run_page(page, tmp_path, env=bucket_of(page, request))
     assert done.returncode == 0, done.stderr
-
-
-def bucket(server: Any) -> dict[str, str]:
-    """The environment of a page that uses a bucket of its own."""
-    name = f"icedb-page-{uuid.uuid4().hex[:8]}"
-    server.client().create_bucket(Bucket=name)
-    return {**server.storage_options, "BUCKET": name}
 
 
 def test_every_page_about_programs_has_something_to_run() -> None:

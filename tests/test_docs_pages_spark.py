@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import DOCS, run_page, runnable_pages
+from tests.pages import DOCS, bucket_of, run_page, runnable_pages
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("page", runnable_pages(spark=True), ids=lambda page: page.relative_to(DOCS).as_posix())
-def test_what_a_page_shows_runs_and_gives_what_it_says(page: Path, tmp_path: Path) -> None:
-    done = run_page(page, tmp_path)
+def test_what_a_page_shows_runs_and_gives_what_it_says(
+    page: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    done = run_page(page, tmp_path, env=bucket_of(page, request))
     assert done.returncode == 0, done.stderr
