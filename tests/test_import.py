@@ -562,11 +562,11 @@ FAULTS = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE
     ("fault", "source"),
     [
         *((fault, SOURCE) for fault in FAULTS),
-        *((fault, source) for source in (DATA, "folder") for fault in (Fault.CRASH_BEFORE, Fault.LOSE_RESPONSE)),
+        *((Fault.LOSE_RESPONSE, source) for source in (DATA, "folder")),
         *(
             pytest.param(fault, source, marks=pytest.mark.slow)
             for source in (DATA, "folder")
-            for fault in (Fault.CRASH_AFTER, Fault.FAIL, Fault.REPEAT)
+            for fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.REPEAT)
         ),
     ],
 )

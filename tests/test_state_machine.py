@@ -197,6 +197,6 @@ def _settings(examples: int) -> settings:
 
 
 TestTableMachine = pytest.mark.simulation(TableMachine.TestCase)
-TestTableMachine.settings = _settings(10)
+TestTableMachine.settings = _settings(6)
 TestTableMachineForLong = pytest.mark.slow(_LongMachine.TestCase)
 TestTableMachineForLong.settings = _settings(60)
