@@ -94,6 +94,8 @@ def test_merges_aggregate_as_the_flags_say(tmp_path: Path) -> None:
         (["--compression", "zip"], "compression 'zip' is none of"),
         (["--schema-policy", "closed"], "give 'open' or 'declared'"),
         (["--partition-by", "strftime(ts"], "strftime(ts"),
+        (["--sort-by", "user_id,ts"], "write --sort-by user_id --sort-by ts"),
+        (["--merge-by", "a", "--merge-sum", "n, m"], "write --merge-sum n --merge-sum m"),
     ],
 )
 def test_a_spec_that_is_wrong_creates_nothing(tmp_path: Path, flags: list[str], said: str) -> None:

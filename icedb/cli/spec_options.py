@@ -28,6 +28,7 @@ __all__ = [
     "SchemaPolicyOption",
     "SortBy",
     "merging_of",
+    "several",
     "types_of",
 ]
 
@@ -35,15 +36,28 @@ __all__ = [
 MERGING = "What merges make of rows with one key"
 
 
-def _some(flag: str, metavar: str, text: str, panel: str | None = None) -> Any:
-    return typer.Option(flag, metavar=metavar, help=f"{text} May be repeated.", rich_help_panel=panel)
+def several(flag: str, metavar: str, text: str, panel: str | None = None) -> Any:
+    """An option that may be repeated."""
+    one_each = _one_column_each if metavar == "COLUMN" else None
+    return typer.Option(
+        flag, metavar=metavar, help=f"{text} May be repeated.", rich_help_panel=panel, callback=one_each
+    )
+
+
+def _one_column_each(param: typer.CallbackParam, given: list[str] | None) -> list[str] | None:
+    """Other programs take a list with commas. Here it would be one strange column, which the first rows do not have."""
+    for text in given or ():
+        if "," in text:
+            flags = " ".join(f"{param.opts[0]} {name.strip()}" for name in text.split(",") if name.strip())
+            raise typer.BadParameter(f"{text!r} is more than one column; write {flags}.")
+    return given
 
 
 PartitionBy = Annotated[
     list[str] | None,
-    _some("--partition-by", "EXPRESSION", "DuckDB, with a name: \"strftime(ts, '%Y-%m-%d') AS d\"."),
+    several("--partition-by", "EXPRESSION", "DuckDB, with a name: \"strftime(ts, '%Y-%m-%d') AS d\"."),
 ]
-SortBy = Annotated[list[str] | None, _some("--sort-by", "COLUMN", "What the rows of a part are sorted by.")]
+SortBy = Annotated[list[str] | None, several("--sort-by", "COLUMN", "What the rows of a part are sorted by.")]
 CompressionOption = Annotated[
     str | None, typer.Option("--compression", metavar="CODEC", help="zstd (the default), snappy, gzip, lz4_raw, ...")
 ]
@@ -51,15 +65,15 @@ RowGroupRows = Annotated[
     int | None, typer.Option("--row-group-rows", metavar="NUMBER", help="Rows per Parquet row group.")
 ]
 Columns = Annotated[
-    list[str] | None, _some("--column", "NAME=TYPE", "A column and its DuckDB type, before any row brings it.")
+    list[str] | None, several("--column", "NAME=TYPE", "A column and its DuckDB type, before any row brings it.")
 ]
-Required = Annotated[list[str] | None, _some("--required", "COLUMN", "A column that must not be null.")]
+Required = Annotated[list[str] | None, several("--required", "COLUMN", "A column that must not be null.")]
 SchemaPolicyOption = Annotated[
     str | None,
     typer.Option("--schema-policy", metavar="POLICY", help="open: rows may bring columns; declared: only --column."),
 ]
 PathColumns = Annotated[
-    list[str] | None, _some("--path-column", "NAME=TYPE", "A partition column that only the paths tell.")
+    list[str] | None, several("--path-column", "NAME=TYPE", "A partition column that only the paths tell.")
 ]
 InsertQuery = Annotated[
     str | None, typer.Option("--insert-query", metavar="SQL", help="Over _rows: its answer is stored in their place.")
@@ -71,7 +85,7 @@ MergeQuery = Annotated[
     ),
 ]
 MergeBy = Annotated[
-    list[str] | None, _some("--merge-by", "COLUMN", "The key. Alone: one of the equal rows stays.", MERGING)
+    list[str] | None, several("--merge-by", "COLUMN", "The key. Alone: one of the equal rows stays.", MERGING)
 ]
 MergeVersion = Annotated[
     str | None,
@@ -82,10 +96,10 @@ MergeVersion = Annotated[
         rich_help_panel=MERGING,
     ),
 ]
-MergeSum = Annotated[list[str] | None, _some("--merge-sum", "COLUMN", "Summed.", MERGING)]
-MergeMin = Annotated[list[str] | None, _some("--merge-min", "COLUMN", "The smallest stays.", MERGING)]
-MergeMax = Annotated[list[str] | None, _some("--merge-max", "COLUMN", "The greatest stays.", MERGING)]
-MergeAny = Annotated[list[str] | None, _some("--merge-any", "COLUMN", "Any of the values stays.", MERGING)]
+MergeSum = Annotated[list[str] | None, several("--merge-sum", "COLUMN", "Summed.", MERGING)]
+MergeMin = Annotated[list[str] | None, several("--merge-min", "COLUMN", "The smallest stays.", MERGING)]
+MergeMax = Annotated[list[str] | None, several("--merge-max", "COLUMN", "The greatest stays.", MERGING)]
+MergeAny = Annotated[list[str] | None, several("--merge-any", "COLUMN", "Any of the values stays.", MERGING)]
 MergeCount = Annotated[
     str | None,
     typer.Option("--merge-count", metavar="COLUMN", help="A column that counts rows.", rich_help_panel=MERGING),

@@ -209,7 +209,7 @@ def import_files(
     uri: Uri,
     create: Annotated[bool, typer.Option("--create", help="Create the table, laid out as the files are.")] = False,
     sort_by: Annotated[
-        list[str] | None, typer.Option("--sort-by", metavar="COLUMN", help="With --create: sort new parts by it.")
+        list[str] | None, flags.several("--sort-by", "COLUMN", "With --create: new parts are sorted by it.")
     ] = None,
     trust_paths: Annotated[
         bool, typer.Option("--trust-paths", help="Do not compare the rows with the folders that they lie in.")
