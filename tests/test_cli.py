@@ -113,6 +113,13 @@ def test_drop_by_paths_or_by_a_predicate(table: Table) -> None:
     assert rows(table) == []
 
 
+@pytest.mark.parametrize("name", ["k=7", "k<7", "k"])
+def test_a_drop_of_what_is_no_partition_drops_nothing(table: Table, name: str) -> None:
+    for dry in ([], ["--dry-run"]):
+        assert f"no partition '{name}' has rows" in run("drop", table.uri, "k=0", name, *dry, status=2).stderr
+    assert rows(table) == [0, 1, 10, 11, 20, 21]
+
+
 @pytest.mark.parametrize("chosen", [[], ["k=0", "--where", "k = 0"]])
 def test_a_drop_names_partitions_in_one_way(table: Table, chosen: list[str]) -> None:
     assert "one of the two" in run("drop", table.uri, *chosen, status=2).stderr
@@ -173,7 +180,12 @@ def test_a_duration_has_a_number_and_a_unit(table: Table, duration: str) -> None
     assert "90s, 5m, 24h or 7d" in " ".join(run("cleanup", table.uri, f"--grace={duration}", status=2).stderr.split())
 
 
-@pytest.mark.parametrize("moment", ["2026-11-21T10:00:00", "yesterday", "2026-11-21"])
+@pytest.mark.parametrize(("ago", "count"), [("0s", 1), ("1.5h", 0), ("7d", 0)])
+def test_a_time_may_be_so_long_ago(table: Table, ago: str, count: int) -> None:
+    assert run_json("query", table.uri, "SELECT count(*) AS n FROM t", "--as-of", ago) == [{"n": 6 * count}]
+
+
+@pytest.mark.parametrize("moment", ["2026-11-21T10:00:00", "yesterday", "2026-11-21", "99999d"])
 def test_a_time_has_a_zone(table: Table, moment: str) -> None:
     assert "no time with a zone" in run("restore", table.uri, f"--as-of={moment}", status=2).stderr
 

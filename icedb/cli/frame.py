@@ -7,6 +7,7 @@ status, see `Exit`. While a verb works on something long, a terminal shows how f
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,9 +26,10 @@ from typer.exceptions import TyperException
 from icedb import __version__
 from icedb.cli.output import errors, one_line, print_report, show, tell
 from icedb.cli.progress import bars
-from icedb.durations import parse_duration
+from icedb.clock import SystemClock
+from icedb.durations import DURATION, parse_duration
 from icedb.errors import Damaged, IceDBError, InvalidOption, LookFirst, TryAgain
-from icedb.times import AsOf, parse_as_of
+from icedb.times import AsOf, as_of_ms, parse_as_of
 
 if TYPE_CHECKING:
     from icedb.table import Table
@@ -175,10 +177,12 @@ def _duration_ms(text: str) -> int:
 
 def _time(text: str) -> AsOf:
     try:
+        if re.match(DURATION, text):
+            return as_of_ms(SystemClock().now_ms() - parse_duration(text) // timedelta(milliseconds=1))
         return parse_as_of(text, table="TIME")
     except InvalidOption:
         raise typer.BadParameter(
-            f"{text!r} is no time with a zone; write 2026-11-21T10:00:00Z or unix milliseconds."
+            f"{text!r} is no time with a zone; write 2026-11-21T10:00:00Z, unix milliseconds, or 2h for two hours ago."
         ) from None
 
 
@@ -200,7 +204,9 @@ def limit(text: str) -> Any:
 
 def time_option(flag: str, text: str) -> Any:
     """An option that is a time; the verb gets an `AsOf`."""
-    return typer.Option(flag, parser=_time, metavar="TIME", help=f"{text} ISO with zone, or unix milliseconds.")
+    return typer.Option(
+        flag, parser=_time, metavar="TIME", help=f"{text} ISO with zone, unix milliseconds, or 2h: ago."
+    )
 
 
 # ------------------------------------------------------------------------------------------------ connection
