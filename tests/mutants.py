@@ -34,6 +34,9 @@ TXN = "tests/test_transactions.py"
 ORPHANS = "tests/test_orphans.py"
 READING = ("tests/test_reading.py", "tests/test_snapshot.py")
 SIMULATION = "tests/test_simulation.py"
+BUFFERED = "tests/test_buffered.py"
+BUFFERED_IDS = "tests/test_buffered_ids.py"
+DELTA = "tests/test_export_delta.py"
 
 
 @dataclass(frozen=True)
@@ -285,6 +288,76 @@ MUTANTS = (
         "    state = handle.read(everything=True)\n    claims = read_claims(handle)\n",
         (ORPHANS,),
     ),
+    Mutant(
+        "rows with ids are committed by plain appends",
+        "icedb/buffering/committing.py",
+        "self._append(group, dropped, (ids.application, ids.sequence))",
+        "self._append(group, dropped, None)",
+        (BUFFERED_IDS,),
+    ),
+    Mutant(
+        "rows whose sequence another writer took are acknowledged",
+        "icedb/buffering/committing.py",
+        "                    self.counts.retries += 1\n                    continue\n",
+        "                    self.counts.retries += 1\n",
+        (BUFFERED_IDS,),
+    ),
+    Mutant(
+        "a writer does not learn the ids that others committed",
+        "icedb/buffering/ids.py",
+        "            self._read(self._new(state))\n",
+        "            self._new(state)\n",
+        (BUFFERED_IDS,),
+    ),
+    Mutant(
+        "ids whose log files were cleaned up meanwhile are not learned",
+        "icedb/buffering/ids.py",
+        " or (last != self._last and forgotten):\n",
+        ":\n",
+        (BUFFERED_IDS,),
+    ),
+    Mutant(
+        "who does not know whether parts were published does not look",
+        "icedb/buffering/committing.py",
+        "            if unsure and txn is None:\n",
+        "            if False:\n",
+        (BUFFERED,),
+    ),
+    Mutant(
+        "parts that were merged and forgotten are published again",
+        "icedb/buffering/committing.py",
+        "                late = target.clock.now_ms() - began_ms > target.timing.grace_ms // 2\n",
+        "                late = False\n",
+        (BUFFERED,),
+    ),
+    Mutant(
+        "a submission that shares a group with a bad one is refused, too",
+        "icedb/buffering/committing.py",
+        "            if len(group) == 1:\n",
+        "            if group:\n",
+        (BUFFERED,),
+    ),
+    Mutant(
+        "the pin of an export goes before its readers have",
+        "icedb/exporting/delta.py",
+        "    return superseded_ms + handle.timing.grace_ms + handle.timing.max_skew_ms <= handle.clock.now_ms()\n",
+        "    return True\n",
+        (DELTA,),
+    ),
+    Mutant(
+        "an export takes its snapshot before it looks who came first",
+        "icedb/exporting/delta_plan.py",
+        "    log = read_delta_log(handle, folder)\n    snapshot, pin_ms = _look(handle, as_of_ms)\n",
+        "    snapshot, pin_ms = _look(handle, as_of_ms)\n    log = read_delta_log(handle, folder)\n",
+        (DELTA,),
+    ),
+    Mutant(
+        "an export is published without its pin",
+        "icedb/exporting/delta.py",
+        "            kept = _pin(handle, plan, keep)\n",
+        "            kept = _pin(handle, plan, keep)\n            unpin(handle, kept.name)\n",
+        (DELTA,),
+    ),
 )
 
 
@@ -320,7 +393,7 @@ def _failing_test(root: Path, test: str) -> str | None:
         return None
     if done.returncode != 1:  # nothing was collected, or pytest itself failed: that proves nothing
         raise RuntimeError(f"{test} could not run:\n{done.stdout[-2_000:]}{done.stderr[-2_000:]}")
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
     return failed[0].split(" - ")[0].removeprefix("FAILED ") if failed else test
 
 
