@@ -40,7 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("version", nargs="*", help=f"of Python; {' and '.join(PYTHONS)} when none is given")
     parser.add_argument("--jobs", type=int, default=2, help="test processes at a time; 2 when not given")
     given = parser.parse_args(arguments)
-    outcomes = [_try(version, given.jobs) for version in given.version or PYTHONS]
+    outcomes = []
+    for version in given.version or PYTHONS:
+        sys.stderr.write(f"{version}: an environment, then the tests: ten minutes\n")
+        outcomes.append(_try(version, given.jobs))
+        sys.stderr.write(f"{version}: {outcomes[-1].result}, {outcomes[-1].seconds:.0f} s\n")
     return report("The unit suite", outcomes)
 
 

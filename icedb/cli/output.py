@@ -83,11 +83,11 @@ def show(result: object, *, json: bool, dry_run: bool = False) -> None:
 def print_report(console: Console, result: object, *, dry_run: bool = False) -> None:
     """A line for each field of a report: no value is cut or broken, however narrow a terminal is.
 
-    That nothing was committed is no news of a dry run; that it was one is always said.
+    That nothing was committed is no news of a dry run; that it was one is always said, and that it was none never.
     """
-    names = _names(result)
     is_dry = dry_run or getattr(result, "dry_run", False)
-    told = {_label(n): _text(n, getattr(result, n)) for n in names if not (is_dry and n in ("commit", "log_file"))}
+    unsaid = ("dry_run", "commit", "log_file") if is_dry else ("dry_run",)
+    told = {_label(n): _text(n, getattr(result, n)) for n in _names(result) if n not in unsaid}
     if is_dry:
         told["dry run"] = "yes: nothing was changed"
     if _is_verification(result):
