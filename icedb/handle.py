@@ -9,10 +9,10 @@ import atexit
 import copy
 import shutil
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -40,6 +40,9 @@ Fencing = Literal["claims", "none"]
 STORED_MS_PRECISION = 1_000
 # These mean something else to DuckDB, or do not survive in an address.
 _NO_PATH = frozenset("?*[]\\\n\r")
+
+# A cached property has no lock of its own from Python 3.12 on.
+_making_folders = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class Handle:
         self.latest: tuple[LogState, Sequence[Part]] | None = None
         self._schema: dict[str, str] = {}
         self._probed = False
+        self._copies_folder: Path | None = None
         self._clock_checked = False
 
     def _log_reader(self, *, tolerant: bool) -> LogReader:
@@ -212,12 +216,15 @@ class Handle:
                 whole.replace(path)  # another thread may look for it meanwhile
         return str(path)
 
-    @cached_property
+    @property
     def _copies(self) -> Path:
-        # Until the process ends: a lazy relation may outlive its table.
-        folder = tempfile.mkdtemp(prefix="icedb-memory-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return Path(folder)
+        """A folder of this handle's own, whichever of its threads is the first to need it."""
+        with _making_folders:
+            if self._copies_folder is None:
+                # Until the process ends: a lazy relation may outlive its table.
+                self._copies_folder = Path(tempfile.mkdtemp(prefix="icedb-memory-"))
+                atexit.register(shutil.rmtree, self._copies_folder, ignore_errors=True)
+            return self._copies_folder
 
     def write_context(self) -> WriteContext:
         """All that a writer, here or on another machine, must know."""

@@ -51,6 +51,8 @@ _LOSSY = {
     "GEOMETRY": "BLOB (WKB)",
     "NULL": "the type that it will have",
 }
+# Of a type in a message, so many characters.
+_SHOWN = 200
 # Quoted names and texts; but DuckDB's type of null alone is written with quotes.
 _QUOTED = re.compile(r"""'(?:[^']|'')*'|"(?!NULL"(?:$|[,)\[]))(?:[^"]|"")*\"""")
 
@@ -67,9 +69,11 @@ def storage_type(type_: str, *, column: str, table: str) -> str:
         return _STORED_AS.get(type_, type_)
     stored = _nested_in_parquet(type_)
     if stored is None:
+        shown = type_ if len(type_) <= _SHOWN else f"{type_[:_SHOWN]}..."
         raise UnsupportedType(
-            f"{table}: column '{column}' is {type_}, which Parquet cannot hold: it has a field without a name, or two "
-            "that differ in case at most. Rename them."
+            f"{table}: column '{column}' is {shown}, which Parquet cannot hold: it has a field without a name, or two "
+            "that differ in case at most, or more than 100 levels, of which a list takes two. Rename them, or store it "
+            "as JSON."
         )
     return stored
 
@@ -77,13 +81,16 @@ def storage_type(type_: str, *, column: str, table: str) -> str:
 @lru_cache(maxsize=4096)
 def _nested_in_parquet(type_: str) -> str | None:
     """The type that comes back: fixed arrays are lists, an ENUM inside of something is text. None: there is no such."""
+    from pyarrow.parquet import read_schema
+
     folder = Path(tempfile.mkdtemp(prefix="icedb-type-"))
     try:
         with connect_sandbox(folder) as con:
             path = quote_text(str(folder / "nothing.parquet"))
             con.execute(f"COPY (SELECT CAST(NULL AS {type_}) AS value) TO {path} (FORMAT parquet)")
+            read_schema(folder / "nothing.parquet")  # takes fewer levels than DuckDB, as do those who build upon Arrow
             return describe(con, f"SELECT * FROM read_parquet({path})")["value"]
-    except duckdb.Error:
+    except (duckdb.Error, OSError):
         return None
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -379,3 +379,26 @@ def test_a_snapshot_in_the_future_is_the_latest(memory: Any) -> None:
     table = Table.create(memory.uri)
     table.insert(ROWS)
     assert table.snapshot(as_of=datetime(2100, 1, 1, tzinfo=UTC)).rows == 1
+
+
+@pytest.mark.parametrize("depth", [50, 200, 600, 5_000])
+def test_a_value_that_is_nested_too_deep_is_refused(place: Any, depth: int) -> None:
+    """By Parquet, whose readers take 100 levels; by Python, which looks at it."""
+    table = Table.create(place.uri, storage_options=place.storage_options)
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    with pytest.raises((UnsupportedType, InvalidBatch), match=r"column 'a'.*(more than 100 levels|nested too deep)"):
+        table.insert([{"a": value}])
+    assert table.insert([{"a": [[1]]}]).rows == 1
+    assert [p.rows for p in table.snapshot().parts] == [1]
+
+
+def test_arrow_that_is_nested_too_deep_is_refused(place: Any) -> None:
+    table = Table.create(place.uri, storage_options=place.storage_options)
+    type_ = pa.int64()
+    for _ in range(50):
+        type_ = pa.list_(type_)
+    with pytest.raises(UnsupportedType, match="more than 100 levels"):
+        table.insert(pa.table({"a": pa.nulls(1, type_)}))
+    assert table.snapshot().parts == ()

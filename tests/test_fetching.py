@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -180,3 +182,28 @@ def test_many_small_rewrites_have_a_thread_each_and_few_share_them(
     assert table.query("SELECT n, count(*) FROM t GROUP BY n ORDER BY n").fetchall() == [
         (n, 2) for n in range(partitions)
     ]
+
+
+def test_threads_that_ask_at_once_share_the_folder_of_copies(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DuckDB does not read this process's memory. Each part is copied once, whoever is the first."""
+    table = Table.create(memory.uri, storage_options=memory.storage_options)
+    table.insert([{"n": 1}])
+    made, asked = [], threading.Barrier(4)
+    make = tempfile.mkdtemp
+
+    def slowly(*arguments: Any, **options: Any) -> str:
+        time.sleep(0.05)
+        made.append(make(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr("icedb.handle.tempfile.mkdtemp", slowly)
+    [part] = table.snapshot().parts
+
+    def ask(_: int) -> str:
+        asked.wait()
+        return table.handle.readable_path(part)
+
+    with ThreadPoolExecutor(4) as pool:
+        [path] = set(pool.map(ask, range(4)))
+    assert Path(path).is_file()
+    assert len({folder for folder in made if Path(folder).name.startswith("icedb-memory-")}) == 1

@@ -118,12 +118,22 @@ class Observer:
         except RefusedValue as error:
             where = f"{self.where(error.row)} of column '{error.path}'"
             raise InvalidBatch(f"{self.table}: {where} holds {error.reason}.") from None
+        except RecursionError:
+            raise self._too_deep(name) from None
+
+    def _too_deep(self, name: str) -> InvalidBatch:
+        return InvalidBatch(f"{self.table}: column '{name}' holds a value that is nested too deep. Store it as text.")
 
     def columns(self, on_conflict: OnConflict) -> Columns:
         """How the rows are built. Raises SchemaConflict, InvalidBatch, UnsupportedType."""
         if self.rows and not self.shapes:
             raise InvalidBatch(f"{self.table}: none of the {self.rows} rows has a column.")
-        columns = {n: self._column(n, s, on_conflict) for n, s in self.shapes.items()}
+        columns = {}
+        for name, shape in self.shapes.items():
+            try:
+                columns[name] = self._column(name, shape, on_conflict)
+            except RecursionError:
+                raise self._too_deep(name) from None
         return Columns(self.table, columns, json=self.json, failed=self.failed)
 
     def _column(self, name: str, shape: Shape, on_conflict: OnConflict) -> _Column:
