@@ -47,6 +47,7 @@ def quick(config: dict[str, Any]) -> None:
     """Intervals of a second, for scenarios that are not about how long the shipped ones take."""
     config["run_coordinator"]["config"] = {"dequeue_interval_seconds": 1}
     config["run_monitoring"] |= {"poll_interval_seconds": 1, "free_slots_after_run_end_seconds": 1}
+    config["run_launcher"]["config"] = {"lost_after_seconds": 10}
     # The queue lets all runs of a table out at once, so that it is the pool that keeps them apart.
     config["concurrency"]["runs"] = {"max_concurrent_runs": 12}
     # Each run would start four processes that copy what it prints, and runs of this process would share what it prints.

@@ -34,7 +34,7 @@ MOMENTS = {
     "paused": "before-claim",
     "canceled": "before-claim",
 }
-MORE = ("outlived", "interrupted", "waited", "cut_off", "twins")
+MORE = ("outlived", "interrupted", "waited", "cut_off", "twins", "lost", "orphaned")
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +136,26 @@ def test_two_daemons_on_one_database_leave_the_table_exact(platform: Platform) -
     _check_free_and_exact(platform, "twins")
 
 
+def test_runs_whose_code_server_died_fail_and_a_worker_that_is_left_changes_nothing(platform: Platform) -> None:
+    tables = ("lost", "orphaned")
+    platform.fill(*tables)
+    for table in tables:
+        platform.arm(table, "before-claim")
+    runs = [platform.merge(table) for table in tables]
+    lost, orphaned = (platform.reached(table, "before-claim") for table in tables)
+    [code_server] = {_parent(lost), _parent(orphaned)}
+    os.kill(code_server, signal.SIGKILL)
+    os.kill(lost, signal.SIGKILL)
+    assert platform.ended(*runs) == ["FAILURE", "FAILURE"]
+    assert all("The worker is gone: its code server at" in platform.why(run) for run in runs)
+    _check_free_and_exact(platform, *tables)
+    live = platform.live_parts("orphaned")
+    platform.open("orphaned", "before-claim")
+    until(lambda: not _runs(orphaned), "end of the worker that lost its code server")
+    assert platform.live_parts("orphaned") == live
+    _check_free_and_exact(platform, *tables)
+
+
 def test_a_merge_comes_to_its_end_whether_postgres_is_back_before_or_after_its_commit(platform: Platform) -> None:
     tables = ("waited", "cut_off")
     platform.fill(*tables)
@@ -176,6 +196,10 @@ def _runs(pid: int) -> bool:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _check_free_and_exact(platform: Platform, *tables: str) -> None:

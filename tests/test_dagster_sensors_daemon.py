@@ -76,6 +76,15 @@ class Story:
     def runs(self) -> list[dg.DagsterRun]:
         return list(self.instance.get_runs())
 
+    def what_became_of_runs(self) -> str:
+        told = []
+        for record in self.instance.get_run_records():
+            run = record.dagster_run
+            told.append(f"{run.job_name} {run.run_id}: {run.status.value}, created {record.create_timestamp}")
+            events = [e.dagster_event for e in self.instance.all_logs(run.run_id) if e.dagster_event]
+            told += [f"    {event.event_type_value}: {event.message}" for event in events]
+        return "\n".join(told)
+
     def sensors_have_begun(self) -> bool:
         found = [state.instigator_data for state in self.instance.all_instigator_state()]
         cursors = [data.cursor for data in found if isinstance(data, SensorInstigatorData)]
@@ -132,7 +141,11 @@ def test_a_daemon_that_is_killed_repeats_no_run_and_no_event(story: Story, kills
         for _ in range(kills):
             story.kill_daemon_around_a_tick(chance.choice([0, chance.uniform(0, 0.3), chance.uniform(0, 3)]))
         # Both jobs' runs may have been killed so: then their time runs out, and the sensor waits before it asks again.
-        until(lambda: any(run.is_success for run in story.runs()), "merge that a sensor asked for", timeout_s=400)
+        try:
+            until(lambda: any(run.is_success for run in story.runs()), "merge that a sensor asked for", timeout_s=400)
+        except AssertionError as error:
+            error.add_note(story.what_became_of_runs())
+            raise
     until(lambda: len(story.told()) >= len(story.commits()), "event of each commit")
     until(lambda: {run.status.value for run in story.runs()} <= ENDED, "end of all runs")
     time.sleep(6)  # two more ticks of each sensor: Dagster's daemon looks every 5 seconds

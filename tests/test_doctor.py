@@ -51,6 +51,7 @@ HEALTHY = Settings(
     monitoring=True,
     poll_s=10,
     free_slots_s=30,
+    knows_workers=True,
 )
 
 
@@ -67,6 +68,7 @@ HEALTHY = Settings(
         ({"monitoring": False}, "run monitoring", "problem", "enabled: true"),
         ({"free_slots_s": None}, "run monitoring", "problem", "free_slots_after_run_end_seconds: 30"),
         ({"poll_s": 30, "free_slots_s": 120}, "run monitoring", "warning", "poll_interval_seconds: 10"),
+        ({"knows_workers": False}, "run monitoring", "warning", "class: MonitoredRunLauncher"),
     ],
 )
 def test_a_setting_that_is_wrong_is_one_finding_with_the_setting_that_is_right(

@@ -28,6 +28,8 @@ class Settings:
     monitoring: bool
     poll_s: int
     free_slots_s: int | None
+    #: Whether the run launcher can say that a started run's worker is gone.
+    knows_workers: bool
 
     @property
     def on_postgres(self) -> bool:
@@ -56,6 +58,7 @@ def read_settings(instance: dg.DagsterInstance) -> Settings:
         monitoring=instance.run_monitoring_enabled,
         poll_s=instance.run_monitoring_poll_interval_seconds,
         free_slots_s=instance.run_monitoring_settings.get("free_slots_after_run_end_seconds") or None,
+        knows_workers=instance.run_launcher.supports_check_run_worker_health,
     )
 
 
@@ -122,6 +125,13 @@ def _monitoring(settings: Settings) -> Finding:
         return problem(check, "off: a worker that dies holds its table's pool for ever", remedy)
     if settings.free_slots_s is None:
         return problem(check, "the slots of runs that have ended are never freed", remedy)
+    if not settings.knows_workers:
+        return warning(
+            check,
+            "a worker that dies together with its code server holds its table's pool until its run is terminated",
+            "in dagster.yaml: run_launcher: {module: icedb_dagster.launcher, class: MonitoredRunLauncher}; or a "
+            "launcher that starts a container for each run",
+        )
     found = f"a dead worker's slot is free {settings.slot_free_s} s later at the latest"
     if settings.slot_free_s > SLOT_FREE_S_MAX:
         return warning(check, f"{found}; the table's runs wait so long", remedy)
