@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from icedb.errors import InvalidOption
 
-__all__ = ["AzureAccess", "azure_access"]
+__all__ = ["AzureAccess", "azure_access", "known_options"]
 
 # Where several say the same, the first of them holds.
 _OPTIONS = {
@@ -70,7 +70,7 @@ def azure_access(storage_options: Mapping[str, str], *, text: str) -> AzureAcces
         known = sorted(name.upper() for name in _OPTIONS if name.startswith("azure_storage"))
         raise InvalidOption(f"{text}: unknown storage options {unknown}. Known for Azure: {known}.")
     from_environment = {name: value for name, value in os.environ.items() if name.startswith("AZURE_")}
-    options, given = _known(from_environment), _known(storage_options)
+    options, given = known_options(from_environment, _OPTIONS), known_options(storage_options, _OPTIONS)
     if given.keys() & _SECRETS:  # a key is never of another place than the signature, nor the other way round
         options = {name: value for name, value in options.items() if name not in _SECRETS}
     options |= given
@@ -95,9 +95,10 @@ def azure_access(storage_options: Mapping[str, str], *, text: str) -> AzureAcces
     return AzureAccess(account, endpoint, key, sas_token)
 
 
-def _known(options: Mapping[str, str]) -> dict[str, str]:
+def known_options(options: Mapping[str, str], names: dict[str, str]) -> dict[str, str]:
+    """What options mean, by these names in lower case. Of several with one meaning, the first of `names` holds."""
     given = {name.lower(): str(value) for name, value in options.items() if value}
-    return {meaning: given[name] for name, meaning in reversed(_OPTIONS.items()) if name in given}
+    return {meaning: given[name] for name, meaning in reversed(names.items()) if name in given}
 
 
 def _is_base64(text: str) -> bool:

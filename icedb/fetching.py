@@ -19,7 +19,7 @@ from icedb.store import FETCH_BYTES, fetch
 
 __all__ = ["Fetched", "concurrent_fetches", "fetch_parts"]
 
-# Of a larger part DuckDB reads many ranges at once, and it would take much of the disk.
+# Of a larger part in S3 DuckDB reads many ranges at once, and it would take much of the disk.
 PART_BYTES_MAX = 256 * 1024 * 1024
 # The longest name that a file can have, in bytes of UTF-8.
 _NAME_BYTES_MAX = 255
@@ -61,7 +61,8 @@ def fetch_parts(handle: Handle, parts: Sequence[Part], folder: Path, pool: Execu
 
 
 def _is_to_fetch(handle: Handle, part: Part) -> bool:
-    if handle.location.scheme not in ("s3", "az") or part.bytes > PART_BYTES_MAX:
+    scheme = handle.location.scheme
+    if scheme not in ("s3", "az") or (scheme == "s3" and part.bytes > PART_BYTES_MAX):
         return False
     names = part.key.split("/")
     return not has_unsafe_segment(names) and all(len(n.encode()) <= _NAME_BYTES_MAX for n in names)

@@ -40,6 +40,8 @@ Fencing = Literal["claims", "none"]
 STORED_MS_PRECISION = 1_000
 # These mean something else to DuckDB, or do not survive in an address.
 _NO_PATH = frozenset("?*[]\\\n\r")
+# What lies there DuckDB does not open. A part that was fetched has a path of this machine.
+_COPIED = ("memory://", "az://")
 
 # A cached property has no lock of its own from Python 3.12 on.
 _making_folders = threading.Lock()
@@ -204,8 +206,7 @@ class Handle:
         That is what only this process's memory holds or what lies in Azure, and a name, of a v3 program, that DuckDB
         takes for a pattern.
         """
-        scheme = self.location.scheme
-        if scheme in ("file", "s3") and _NO_PATH.isdisjoint(part.key):
+        if not part.path.startswith(_COPIED) and _NO_PATH.isdisjoint(part.key):
             return part.path
         path = self._copies / part.key
         if not path.exists():

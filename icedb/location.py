@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from icedb.azure import AzureAccess, azure_access
+from icedb.azure import AzureAccess, azure_access, known_options
 from icedb.credentials import CredentialProvider, Credentials, Provider, as_provider, usual_chain, usual_region
 from icedb.errors import InvalidOption, InvalidURI
 from icedb.format.names import Keys
@@ -96,6 +96,22 @@ class Location:
     def root_uri(self) -> str:
         """What a key is appended to (after a slash) for a path that DuckDB can open."""
         return self.root if self.scheme == "file" else f"{self.scheme}://{self.root}"
+
+    @property
+    def is_opened_by_engines(self) -> bool:
+        """Whether DuckDB and Arrow open its objects themselves; of others they get copies."""
+        return self.scheme in ("file", "s3")
+
+    @property
+    def access(self) -> tuple[object, ...]:
+        """Where, and who asks: with equal ones, a store can copy from one address to the other."""
+        return self.scheme, self.root, self.endpoint, self.explicit_credentials, self.provider, self.azure
+
+    def reached_as(self, other: Location) -> Location:
+        """This address with what is known of how to reach another, if that is in a store of the same kind."""
+        if self.scheme != other.scheme or self.scheme not in ("s3", "az"):
+            return self
+        return replace(other, root=self.root, prefix=self.prefix, log=None)
 
     @property
     def storage_options(self) -> dict[str, str]:
@@ -285,8 +301,7 @@ def _shown(text: str) -> str:
 
 
 def _check_options(options: Mapping[str, str], *, text: str, strict: bool = True) -> dict[str, str]:
-    given = {k.lower(): str(v) for k, v in options.items() if v}
-    known = {field: given[name] for name, field in reversed(_OPTIONS.items()) if name in given}
+    known = known_options(options, _OPTIONS)
     unknown = sorted(k for k in options if k.lower() not in _OPTIONS)
     if strict and unknown:
         raise InvalidOption(

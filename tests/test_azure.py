@@ -91,6 +91,7 @@ def test_a_table_lives_in_azure(azure: Place) -> None:
     assert events.insert([{"day": "2026-11-20", "n": 6}], txn=("job", 1)).rows == 1
     assert events.insert([{"day": "2026-11-20", "n": 6}], txn=("job", 1)).rows == 0
     assert events.merge().merged_parts == 7
+    assert list(events.handle._copies.rglob("*.parquet")) == [], "a merge fetches its parts, and keeps no copies"
     assert events.query("SELECT day, sum(n) FROM t GROUP BY day ORDER BY day").fetchall() == [
         ("2026-11-20", 12),
         ("2026-11-21", 9),
@@ -100,6 +101,7 @@ def test_a_table_lives_in_azure(azure: Place) -> None:
     events.drop_partitions("day = '2026-11-21'")
     events.merge_log()
     again = icedb.Table.open(azure.uri, storage_options=azure.storage_options)
+    assert again.verify().ok
     assert again.verify(deep=True).ok
     assert again.snapshot().to_arrow().sort_by("n")["n"].to_pylist() == [2, 4, 6]
     assert again.query("SELECT sum(n) FROM t WHERE n > 2").fetchall() == [(10,)]

@@ -184,6 +184,14 @@ def test_many_small_rewrites_have_a_thread_each_and_few_share_them(
     ]
 
 
+def test_a_part_that_was_fetched_is_not_copied_once_more(memory: Any) -> None:
+    table = Table.create(memory.uri, storage_options=memory.storage_options)
+    table.insert([{"n": 1}])
+    [part] = table.snapshot().parts
+    assert table.handle.readable_path(replace(part, path="/here/part.parquet")) == "/here/part.parquet"
+    assert table.handle.readable_path(part) != part.path
+
+
 def test_threads_that_ask_at_once_share_the_folder_of_copies(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """DuckDB does not read this process's memory. Each part is copied once, whoever is the first."""
     table = Table.create(memory.uri, storage_options=memory.storage_options)

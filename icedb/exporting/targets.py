@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from icedb.commit import Put, put_settled
 from icedb.errors import CommitUncertain, InvalidOption, StoreUnavailable
@@ -82,27 +82,16 @@ def open_target(
     """Look at the place, and change nothing. Raises InvalidOption when files cannot go there, the store's errors."""
     location = parse_location(target, storage_options)
     home = handle.location
-    if storage_options is None and location.scheme == home.scheme and location.scheme in ("s3", "az"):
-        location = replace(home, root=location.root, prefix=location.prefix, log=None)
+    if storage_options is None:
+        location = location.reached_as(home)
     store = handle.store.beside(location) if storage_options is None else open_store(location)
     root = f"{location.prefix}/" if location.prefix else ""
     _check_apart(handle, location)
     _check_no_table_above(handle, store, location)
     earlier = [info.key for info in store.list(root)]
     _check_replaceable(handle, location, root, earlier, overwrite=overwrite)
-    same = location.scheme != "file" and _access(location) == _access(home)
+    same = location.scheme != "file" and location.access == home.access
     return Target(location.uri, store, root, same, earlier)
-
-
-def _access(location: Location) -> tuple[object, ...]:
-    return (
-        location.scheme,
-        location.root,
-        location.endpoint,
-        location.explicit_credentials,
-        location.provider,
-        location.azure,
-    )
 
 
 def _check_apart(handle: Handle, location: Location) -> None:

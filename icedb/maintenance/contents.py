@@ -47,8 +47,8 @@ class _Content:
 
 def check_footers(handle: Handle, markers: Sequence[Marker]) -> list[Problem]:
     """Problems of parts whose footer does not count the rows that the marker does. Raises the store's errors."""
-    if handle.location.scheme == "memory":
-        return check_contents(handle, markers, deep=False)  # DuckDB cannot look into this process's memory
+    if not handle.location.is_opened_by_engines:
+        return check_contents(handle, markers, deep=False)
     chunks = [markers[i : i + FOOTERS_AT_ONCE] for i in range(0, len(markers), FOOTERS_AT_ONCE)]
     con = connect_reader(handle.location)
     try:

@@ -131,7 +131,7 @@ class Footers:
     def _ask(
         self, file: SourceFile, question: Callable[[duckdb.DuckDBPyConnection, str], _Answer], *, whole: bool = False
     ) -> _Answer:
-        odd = self._location.scheme == "memory" or bool(_ODD & set(file.path))
+        odd = not self._location.is_opened_by_engines or bool(_ODD & set(file.path))
         if not odd and not whole:
             try:
                 with self._con.cursor() as con:

@@ -84,9 +84,9 @@ def open_source(
     if location.scheme == "file" and Path(location.root).is_file():
         pattern, location = Path(location.root).name, replace(location, root=str(Path(location.root).parent))
     home = table.location
-    if storage_options is None and location.scheme == home.scheme and location.scheme in ("s3", "az"):
-        location = replace(home, root=location.root, prefix=location.prefix, log=None)
-    same = location.scheme != "file" and _access(location) == _access(home)
+    if storage_options is None:
+        location = location.reached_as(home)
+    same = location.scheme != "file" and location.access == home.access
     store = Origin(location, same).store(table)
     _refuse_other_table(store, location, home, address)
     root, infos = _list(store, location)
@@ -101,17 +101,6 @@ def open_source(
             f"{home.uri}: there are no files to import at '{address}'{_left_out(infos, root)}. Correct the address."
         )
     return Source(address, Origin(location, same), files, f"{location.root_uri}/{root}{pattern}")
-
-
-def _access(location: Location) -> tuple[object, ...]:
-    return (
-        location.scheme,
-        location.root,
-        location.endpoint,
-        location.explicit_credentials,
-        location.provider,
-        location.azure,
-    )
 
 
 def _split_glob(address: str) -> tuple[str, str]:

@@ -47,7 +47,7 @@ def dataset(
     parts = chosen_parts(snapshot, parts_where)
     schema = arrow_schema({**snapshot.schema, **visible}, uuid=uuid)
     guarantees = _guarantees({p.partition: p.values for p in parts}, visible, schema)
-    copied = snapshot.handle.location.scheme not in ("file", "s3")
+    copied = not snapshot.handle.location.is_opened_by_engines
     filesystem = fs.LocalFileSystem() if copied else _filesystem(snapshot.handle.location)
     format_ = ds.ParquetFileFormat()
     fragments = [
