@@ -13,6 +13,7 @@ import duckdb
 
 from icedb.engine import connect_reader
 from icedb.errors import InvalidOption
+from icedb.format.records import total_bytes, total_rows
 from icedb.handle import Handle, Part
 from icedb.live_parts import LiveParts
 from icedb.scan import explain, relation
@@ -121,11 +122,11 @@ def _by_partition(added: Iterable[Part], removed: Iterable[Part]) -> tuple[Parti
         PartitionDiff(
             path=path,
             added_parts=len(came),
-            added_rows=_sum(p.rows for p in came),
-            added_bytes=sum(p.bytes for p in came),
+            added_rows=total_rows(came),
+            added_bytes=total_bytes(came),
             removed_parts=len(went),
-            removed_rows=_sum(p.rows for p in went),
-            removed_bytes=sum(p.bytes for p in went),
+            removed_rows=total_rows(went),
+            removed_bytes=total_bytes(went),
         )
         for path, (came, went) in sorted(found.items())
     )

@@ -17,7 +17,7 @@ import msgspec
 from icedb.errors import InvalidOption
 from icedb.format.codec import decode
 from icedb.format.names import partition_of
-from icedb.format.records import Marker, StoredLogFile
+from icedb.format.records import Marker, StoredLogFile, total_bytes, total_rows
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
 
@@ -209,11 +209,11 @@ def _info(
         at_ms=at_ms,
         kind=_kind(deed.own, added, removed, at_ms, dead, exact=exact),
         added_parts=len(added),
-        added_rows=_rows(added),
-        added_bytes=sum(m.bytes for m in added),
+        added_rows=total_rows(added),
+        added_bytes=total_bytes(added),
         removed_parts=len(removed),
-        removed_rows=_rows(removed),
-        removed_bytes=sum(m.bytes for m in removed),
+        removed_rows=total_rows(removed),
+        removed_bytes=total_bytes(removed),
         partitions=len(paths),
         txn=dict(txn) if own is None else {name: last[0] for name, last in own.txn.items() if last[1] == at_ms},
         writer=None if deed.key is None else handle.keys.parse_log_file(deed.key).writer,
@@ -237,7 +237,7 @@ def _kind(
         return "drop"
     if not all(m.moved for m in added):
         return "overwrite" if removed else "insert"
-    before, after = _rows(removed), _rows(added)
+    before, after = total_rows(removed), total_rows(added)
     told = exact and before is not None and after is not None
     if told and before == after and len(added) < len(removed):
         return "merge"
@@ -255,16 +255,6 @@ def _kind_of_log_file(own: StoredLogFile | None) -> CommitKind:
         return "void"
     replaces = any(t.created_ms == own.file.t_ms for t in own.file.tombstones)
     return "log" if isinstance(own.file.spec, msgspec.UnsetType) or replaces else "alter"
-
-
-def _rows(markers: Iterable[Marker]) -> int | None:
-    """Rows together; None when one does not say."""
-    total = 0
-    for marker in markers:
-        if marker.rows is None:
-            return None
-        total += marker.rows
-    return total
 
 
 # ------------------------------------------------------------------------------------------------ log files

@@ -7,7 +7,8 @@ failed, they stay behind as orphans, for nobody may know whether a log file name
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from icedb.commit import Commit, append, nothing_to_commit
 from icedb.errors import EmptyBatch, FixInput
@@ -48,22 +49,16 @@ def publish_append(handle: Handle, written: WrittenParts, *, txn: Txn | None = N
 
 def publish_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> Commit:
     """Make parts visible in the place of the live parts of some partitions (None: of the whole table)."""
-    check_overwrite(handle, written, partitions)
-    try:
+    # Refused before anything was claimed, or by `exclusive`, which deletes the parts too: twice does no harm.
+    with _discarded_if_refused(handle, written):
+        refuse_overwrite(handle, written, partitions)
         return replace_partitions(handle, written, partitions)
-    except FixInput:
-        # Refused before anything was claimed, or by `exclusive`, which deletes them too: twice does no harm.
-        discard(handle.store, [m.key for m in written.markers])
-        raise
 
 
 def check_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> None:
     """As `refuse_overwrite`, and the parts of an overwrite that is refused are deleted."""
-    try:
+    with _discarded_if_refused(handle, written):
         refuse_overwrite(handle, written, partitions)
-    except FixInput:
-        discard(handle.store, [m.key for m in written.markers])
-        raise
 
 
 def refuse_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> None:
@@ -81,8 +76,15 @@ def refuse_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen |
 
 def _check(handle: Handle, written: WrittenParts, known: Mapping[str, str]) -> None:
     """Types, too: the parts were written against what was known then."""
-    try:
+    with _discarded_if_refused(handle, written):
         check_columns(written.schema, known, table=handle.table)
+
+
+@contextmanager
+def _discarded_if_refused(handle: Handle, written: WrittenParts) -> Iterator[None]:
+    """Parts that no log file can name are deleted."""
+    try:
+        yield
     except FixInput:
         discard(handle.store, [m.key for m in written.markers])
         raise

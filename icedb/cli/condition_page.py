@@ -19,6 +19,7 @@ from icedb.cli.output import moment
 from icedb.cli.rows import count_text, size_text
 from icedb.durations import duration_text
 from icedb.maintenance.condition import Condition, Due, PartitionCondition, Thresholds
+from icedb.maintenance.gauges import level
 from icedb.maintenance.merge import PART_BYTES_MAX
 
 __all__ = ["due_text", "figures", "info_document", "print_info"]
@@ -188,4 +189,4 @@ def _threshold(partition: PartitionCondition, thresholds: Thresholds) -> int:
 
 def _style(figure: int, threshold: int) -> str:
     """Yellow from where maintenance is recommended on, red from the threshold on."""
-    return STYLES[(figure >= threshold // 2) + (figure >= threshold)]
+    return STYLES[level(figure, threshold)]

@@ -1,6 +1,5 @@
 """The verb `export`: the table for programs that do not know it."""
 
-from contextlib import ExitStack
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -8,7 +7,6 @@ import typer
 
 from icedb.cli.frame import WRITE, Connection, DryRun, Json, Uri, Yes, duration, run, time_option, verb
 from icedb.cli.output import show
-from icedb.progress import Advance, progress
 
 __all__: list[str] = []
 
@@ -59,17 +57,7 @@ def export(
     target = parquet
 
     def operation(dry: bool) -> object:
-        with ExitStack() as stack:
-            advance: Advance | None = None
-
-            def on_part(done: int, total: int, bytes_done: int) -> None:
-                nonlocal advance
-                advance = advance or stack.enter_context(progress("exporting parts", total, "parts"))
-                advance(1)
-
-            return table.export_parquet(
-                target, as_of=as_of, where=where, overwrite=overwrite, on_part=on_part, dry_run=dry
-            )
+        return table.export_parquet(target, as_of=as_of, where=where, overwrite=overwrite, dry_run=dry)
 
     if overwrite:  # what is there goes
         run(operation, dry_run=dry_run, yes=yes, json=json)

@@ -11,7 +11,7 @@ from icedb.cli.output import output, time_text, write_json
 from icedb.cli.rows import Cell, count_text, number_text, print_list, signed_text, size_text
 
 if TYPE_CHECKING:
-    from icedb.diff import Diff
+    from icedb.diff import Diff, PartitionDiff
     from icedb.history import CommitInfo
 
 _STYLES = {
@@ -59,15 +59,22 @@ def _line(commit: "CommitInfo") -> list[Cell]:
     return [
         time_text(commit.at_ms),
         Text(commit.kind + ("" if commit.exact else "*"), style=_STYLES.get(commit.kind, "")),
-        signed_text(commit.added_parts, "+"),
-        signed_text(commit.removed_parts, "-"),
-        signed_text(commit.added_rows, "+") if commit.added_parts else "",
-        signed_text(commit.removed_rows, "-") if commit.removed_parts else "",
-        Text(f"+{size_text(commit.added_bytes)}", style="green") if commit.added_parts else "",
-        Text(f"-{size_text(commit.removed_bytes)}", style="red") if commit.removed_parts else "",
+        *_came_and_went(commit),
         f"{commit.partitions:,}" if commit.partitions else "",
         ", ".join(f"{name}:{sequence}" for name, sequence in sorted(commit.txn.items())),
         commit.writer or "",
+    ]
+
+
+def _came_and_went(of: "CommitInfo | PartitionDiff") -> list[Cell]:
+    """Parts, rows and bytes."""
+    return [
+        signed_text(of.added_parts, "+"),
+        signed_text(of.removed_parts, "-"),
+        signed_text(of.added_rows, "+"),
+        signed_text(of.removed_rows, "-"),
+        Text(f"+{size_text(of.added_bytes)}", style="green") if of.added_parts else "",
+        Text(f"-{size_text(of.removed_bytes)}", style="red") if of.removed_parts else "",
     ]
 
 
@@ -93,15 +100,8 @@ def diff(
         print_list(
             console,
             [">parts", "", ">rows", "", ">bytes", "", "partition"],
-            (
-                [signed_text(p.added_parts, "+"), signed_text(p.removed_parts, "-"),
-                 signed_text(p.added_rows, "+"), signed_text(p.removed_rows, "-"),
-                 Text(f"+{size_text(p.added_bytes)}", style="green") if p.added_parts else "",
-                 Text(f"-{size_text(p.removed_bytes)}", style="red") if p.removed_parts else "",
-                 p.path or "(all)"]
-                for p in found.partitions
-            ),
-        )  # fmt: skip
+            ([*_came_and_went(p), p.path or "(all)"] for p in found.partitions),
+        )
     for line in _told(found):
         console.print(line, soft_wrap=True, highlight=False)
 

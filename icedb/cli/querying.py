@@ -8,6 +8,7 @@ import typer
 
 from icedb.cli.answers import BINARY, Form, destination, print_answer, write_answer
 from icedb.cli.frame import LOOK, Connection, Uri, time_option, verb
+from icedb.cli.inputs import read_sql
 from icedb.errors import InvalidQuery
 
 # What a person looks at; `--limit` shows more.
@@ -65,15 +66,11 @@ def query(
 
 
 def _text(sql: str | None, file: Path | None) -> str:
-    if file is not None and sql is not None:
-        raise typer.BadParameter("give the query, or --file; one of the two.")
-    if file is not None:
-        return file.read_text()
-    if sql == "-" or (sql is None and not sys.stdin.isatty()):
-        return sys.stdin.read()
-    if sql is None:
+    if file is None and (sql == "-" or (sql is None and not sys.stdin.isatty())):
+        return read_sql(None, Path("-"))
+    if file is None and sql is None:
         raise typer.BadParameter("give a query such as 'SELECT count(*) FROM t', or --file.")
-    return sql
+    return read_sql(sql, file)
 
 
 def _form(form: Form, to: Path | None, *, json: bool) -> Form:

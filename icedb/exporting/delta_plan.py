@@ -24,6 +24,7 @@ from icedb.exporting.delta_statistics import delta_statistics
 from icedb.exporting.delta_types import NO_ZONE, delta_schema
 from icedb.exporting.rearranged import rearranged
 from icedb.handle import Handle, Part
+from icedb.maintenance.pins import newest_ms
 from icedb.scan import visible_partitions
 from icedb.snapshot import Snapshot, take_snapshot
 
@@ -100,12 +101,12 @@ def _look(handle: Handle, as_of_ms: int | None) -> tuple[Snapshot, int | None]:
     if as_of_ms is not None:
         return take_snapshot(handle, as_of_ms), as_of_ms
     now_ms = handle.clock.now_ms()
-    times_ms = handle.read().times_ms
-    newest_ms = max((t for t in times_ms if t < handle.far_ahead_ms(now_ms)), default=None)
-    if newest_ms == max(times_ms, default=None):
-        return take_snapshot(handle, newest_ms), newest_ms
+    state = handle.read()
+    pin_ms = newest_ms(handle, state, now_ms) or None
+    if (pin_ms or 0) == state.newest_ms:
+        return take_snapshot(handle, pin_ms), pin_ms
     # What a clock far ahead wrote can neither be pinned nor superseded before its time has come.
-    return take_snapshot(handle), newest_ms
+    return take_snapshot(handle), pin_ms
 
 
 def _columns(snapshot: Snapshot, leave_out: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -27,6 +27,7 @@ from icedb.format.names import encode_partition
 from icedb.format.records import total_rows
 from icedb.handle import Handle, Part
 from icedb.predicates import Predicate, check_predicate
+from icedb.progress import Advance, progress
 from icedb.scan import explain, relation, visible_partitions
 from icedb.snapshot import Snapshot, Where, take_snapshot
 from icedb.statistics import TEXT_MAX, Bounds, bounds_of
@@ -95,8 +96,9 @@ def export_parquet(
         told = {"table": handle.table, "as_of": snapshot.as_of_ms, "id": handle.clock.new_id()}
         place.begin(msgspec.json.encode(told))
         try:
-            export.copy([p for p in parts if p.key in paths], paths)
-            export.rewrite([p for p in parts if p.key not in paths])
+            with progress("exporting parts", len(parts), "parts") as export.advance:
+                export.copy([p for p in parts if p.key in paths], paths)
+                export.rewrite([p for p in parts if p.key not in paths])
         except BaseException:
             _give_up(place, export.written.keys)
             raise
@@ -172,6 +174,7 @@ class _Export:
         self._predicate = predicate
         self._on_part = on_part
         self._total = total
+        self.advance: Advance = lambda _: None
         self._done = self._done_bytes = 0
         self._names: set[str] = set()
         self.written = _Written()
@@ -285,5 +288,6 @@ class _Export:
     def _tell(self, part: Part) -> None:
         self._done += 1
         self._done_bytes += part.bytes
+        self.advance(1)
         if self._on_part is not None:
             self._on_part(self._done, self._total, self._done_bytes)

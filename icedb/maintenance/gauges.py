@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from icedb.maintenance.condition import Condition, Thresholds
 
-__all__ = ["Gauge", "gauges"]
+__all__ = ["Gauge", "gauges", "level"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,13 @@ class Gauge:
 
     @property
     def level(self) -> int:
-        """0: fine; 1: maintenance is due soon, or now; 2: too much."""
-        return (self.value >= self.limit // 2) + (self.value >= self.limit)
+        """How far it is, as `level` tells."""
+        return level(self.value, self.limit)
+
+
+def level(figure: int, limit: int) -> int:
+    """0: fine; 1: from half the threshold on, where maintenance is recommended; 2: from the threshold on."""
+    return (figure >= limit // 2) + (figure >= limit)
 
 
 def gauges(condition: Condition, thresholds: Thresholds) -> tuple[Gauge, ...]:

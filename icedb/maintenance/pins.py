@@ -43,6 +43,7 @@ __all__ = [
     "check_not_ahead",
     "is_needed",
     "is_pinned",
+    "newest_ms",
     "pin",
     "pins_in_force",
     "read_pins",
@@ -93,7 +94,7 @@ def pin(
     state = handle.read(fresh=True)
     check_not_ahead(handle, state, as_of_ms, now_ms=created_ms)
     if as_of_ms is None:
-        as_of_ms = _newest_ms(handle, state, created_ms) or created_ms - 1
+        as_of_ms = newest_ms(handle, state, created_ms) or created_ms - 1
     planned = Pin(name, as_of_ms, created_ms, _expires_ms(handle, expires, created_ms))
     _check_kept(handle, state, planned, now_ms=created_ms)
     if dry_run:
@@ -149,13 +150,13 @@ def is_needed(marker: Marker, pins: Iterable[Pin]) -> bool:
 
 def check_not_ahead(handle: Handle, state: LogState, as_of_ms: int | None, *, now_ms: int) -> None:
     """Raise InvalidOption for a time that is still to come: nobody knows what the table will be then."""
-    if as_of_ms is not None and as_of_ms > (newest_ms := max(now_ms, _newest_ms(handle, state, now_ms))):
-        raise InvalidOption(f"{handle.table}: {as_of_ms} (unix ms) is in the future. Give {newest_ms} or earlier.")
+    if as_of_ms is not None and as_of_ms > (latest_ms := max(now_ms, newest_ms(handle, state, now_ms))):
+        raise InvalidOption(f"{handle.table}: {as_of_ms} (unix ms) is in the future. Give {latest_ms} or earlier.")
 
 
-def _newest_ms(handle: Handle, state: LogState, now_ms: int) -> int:
-    """The newest time in the log that no clock far ahead wrote. Every later exclusive commit has a later one."""
-    return max((t for t in state.times_ms if t <= now_ms + 2 * handle.timing.max_skew_ms), default=0)
+def newest_ms(handle: Handle, state: LogState, now_ms: int) -> int:
+    """The newest time in the log that no clock far ahead wrote; 0: none. Later exclusive commits have later ones."""
+    return max((t for t in state.times_ms if t < handle.far_ahead_ms(now_ms)), default=0)
 
 
 def _expires_ms(handle: Handle, expires: Expires | None, now_ms: int) -> int | None:
