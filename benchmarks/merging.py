@@ -59,7 +59,7 @@ _WHY = (
 )
 _WHY_MEMORY = (
     "DuckDB keeps to the option in what it counts; what its allocator keeps of spilled blocks, and buffers of reading "
-    "and encoding, come on top. It is told to give such blocks back at once, which took 380 MiB to 300. To give DuckDB "
+    "and encoding, come on top. It is told to give such blocks back at once, which took 380 MiB to 310. To give DuckDB "
     "less than 256 MiB makes it fail on such rows, whatever the size of row groups"
 )
 

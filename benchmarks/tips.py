@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +24,7 @@ from rich.console import Console
 from benchmarks import tips_rows, tips_tables
 from benchmarks.figures import Finding, Way
 from benchmarks.lab import Lab
-from benchmarks.tuning import Experiment, as_grid, by_experiment, draw, short
+from benchmarks.tuning import Experiment, as_grid, by_experiment, draw, measure, short
 
 __all__ = ["FIGURES", "PAGES", "TIPS", "as_markdown", "measure", "read_figures", "with_tables"]
 
@@ -46,16 +44,6 @@ TIPS: Mapping[str, Experiment] = {
     "opening": Experiment("Keep the table open", "log files", tips_tables.opening, grows=False),
     "cold": Experiment("A cold start", "step", tips_tables.cold, grows=False, drawn=False),
 }
-
-
-def measure(lab: Lab, only: Sequence[str] = ()) -> list[Finding]:
-    """Measure all reasons, or some. Raises AssertionError for an answer that is wrong."""
-    found = []
-    for key, tip in TIPS.items():
-        if not only or key in only:
-            found += tip.run(lab)
-            shutil.rmtree(lab.folder / "tables", ignore_errors=True)
-    return found
 
 
 def as_markdown(key: str, findings: Sequence[Finding]) -> str:
@@ -91,9 +79,8 @@ def read_figures(file: Path = FIGURES) -> dict[str, list[Finding]]:
 
 
 def _write_figures(found: Mapping[str, Sequence[Finding]], file: Path) -> None:
-    kept = ("key", "title", "unit")
     written = [
-        {name: asdict(f)[name] for name in kept} | {"ways": [{"name": w.name, "values": w.values} for w in f.ways]}
+        {"key": f.key, "title": f.title, "unit": f.unit, "ways": [{"name": w.name, "values": w.values} for w in f.ways]}
         for key in TIPS
         for f in found.get(key, ())
     ]
@@ -119,7 +106,7 @@ def main(
         ExitStack() as closing,
     ):
         lab = Lab(Path(name), rows, commits, rounds, 0, status.update, closing)
-        found = by_experiment(measure(lab, chosen))
+        found = by_experiment(measure(lab, chosen, experiments=TIPS))
     for key, of_key in found.items():
         console.print(as_grid(TIPS[key], of_key))
         if TIPS[key].drawn:

@@ -128,7 +128,7 @@ def _events(fields: int, first: int, size: int, shape: Callable[[dict[str, objec
     return made
 
 
-def _insert(table: Table, rows: Rows) -> object:
+def _insert(table: Table, rows: Rows | pa.Table) -> object:
     return table.insert(rows).rows
 
 
@@ -149,7 +149,7 @@ def batches(lab: Lab) -> list[Finding]:
         _in_batches(local, rows, size)
         stored[str(size)] = sum(f.stat().st_size for f in Path(local.uri).rglob("*.*")) / len(rows)
         timed_table = lab.table(f"batches-timed-{size}", sort_by=["user_id", "ts"])
-        works[str(size)] = partial(_one_batch, timed_table, rows.slice(0, size))
+        works[str(size)] = partial(_insert, timed_table, rows.slice(0, size))
     [processor, _] = lab.turns("batches", "inserting", works, same_answers=False)
     per_row = {way.name: [ms * 1000 / int(way.name) for ms in way.values] for way in processor.ways}
     return [
@@ -162,7 +162,3 @@ def batches(lab: Lab) -> list[Finding]:
 def _in_batches(table: Table, rows: pa.Table, size: int) -> None:
     for first in range(0, len(rows), size):
         table.insert(rows.slice(first, size))
-
-
-def _one_batch(table: Table, rows: pa.Table) -> object:
-    return table.insert(rows).rows

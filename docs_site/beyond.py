@@ -10,8 +10,18 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-__all__ = ["BEYOND", "ROOT", "files_beyond", "for_the_site", "in_repository", "on_site", "page_of_program"]
+__all__ = [
+    "BEYOND",
+    "ROOT",
+    "files_beyond",
+    "for_the_site",
+    "in_repository",
+    "on_site",
+    "page_of_program",
+    "pages_named",
+]
 
 ROOT = Path(__file__).parents[1]
 DOCS = PurePosixPath("docs")
@@ -106,3 +116,12 @@ def _pieces(text: str) -> Iterator[tuple[str, bool]]:
         yield fenced[0], True
         end = fenced.end()
     yield text[end:], False
+
+
+def pages_named(nav: Any) -> Iterator[str]:
+    """The pages that a navigation of MkDocs has."""
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for item in nav.values() if isinstance(nav, dict) else nav:
+            yield from pages_named(item)

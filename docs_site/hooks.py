@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,7 +18,7 @@ from docs_site import beyond  # as a module: MkDocs takes every name here that b
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the files beyond docs/ that the navigation has or pages link."""
     pages = [PurePosixPath(file.src_uri) for file in files.documentation_pages()]
-    pages += [page for page in map(PurePosixPath, _named(config.nav)) if page.is_relative_to(beyond.BEYOND)]
+    pages += [page for page in map(PurePosixPath, beyond.pages_named(config.nav)) if page.is_relative_to(beyond.BEYOND)]
     for file in beyond.files_beyond([beyond.in_repository(page) for page in pages]):
         there, here = str(beyond.on_site(file)), str(beyond.ROOT / file)
         if file.suffix in beyond.LANGUAGES:
@@ -36,12 +35,3 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if page.file.src_uri.startswith("reference/"):
         page.meta["search"] = {"boost": 0.002}  # a heading counts a thousand times what is below it
     return beyond.for_the_site(markdown, beyond.in_repository(PurePosixPath(page.file.src_uri)))
-
-
-def _named(nav: Any) -> Iterator[str]:
-    """The pages that the navigation has."""
-    if isinstance(nav, str):
-        yield nav
-    else:
-        for item in nav.values() if isinstance(nav, dict) else nav:
-            yield from _named(item)

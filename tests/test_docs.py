@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import pytest
 import yaml
@@ -37,17 +35,9 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in headings(there), target
 
 
-def in_navigation(nav: Any) -> Iterator[str]:
-    if isinstance(nav, str):
-        yield nav
-    else:
-        for item in nav.values() if isinstance(nav, dict) else nav:
-            yield from in_navigation(item)
-
-
 def test_every_page_has_one_place_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text()
-    named = list(in_navigation(yaml.safe_load(text[text.index("\nnav:") :])["nav"]))
+    named = list(beyond.pages_named(yaml.safe_load(text[text.index("\nnav:") :])["nav"]))
     assert len(named) == len(set(named))
     here = {page for page in named if not page.startswith("project/")}
     assert here == {page.relative_to(DOCS).as_posix() for page in PAGES}, "give each page its place in mkdocs.yml"

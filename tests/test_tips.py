@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import tips, tips_rows, tips_tables
 from benchmarks.lab import Lab
-from benchmarks.tuning import by_experiment, draw
+from benchmarks.tuning import by_experiment, draw, measure
 from tests.pages import ROOT
 
 FIGURES = tips.read_figures()
@@ -97,7 +97,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
 def check_runs(lab: Lab, keys: list[str]) -> None:
     """Each gives what the page has, in the same lines, and the first can be drawn."""
     pytest.importorskip("matplotlib")
-    found = by_experiment(tips.measure(lab, keys))
+    found = by_experiment(measure(lab, keys, experiments=tips.TIPS))
     assert list(found) == keys
     for key, findings in found.items():
         written = FIGURES[key]
