@@ -33,8 +33,9 @@ from icedb.errors import InvalidOption
 
 __all__ = ["MonitoredRunLauncher"]
 
-#: On each run: the machine that its code server was asked on.
-HOST_TAG = "icedb/launched_on"
+#: On each run that was launched: the run, and the machine that asked its code server. A run that a script executes
+#: again has all the tags of its parent.
+LAUNCHED_TAG = "icedb/launched"
 LOST_AFTER_S = 60
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 # Of a run that ends by itself meanwhile, nobody asks again.
@@ -48,7 +49,7 @@ class MonitoredRunLauncher(dg.DefaultRunLauncher):
     `run_monitoring: {enabled: true}`. A started run fails when for `lost_after_seconds` (60) its code server could
     not be reached, or answered that it does not know it. Nothing is concluded where nobody can tell: from a code server
     that is reached and does not answer, from a proxy of `dagster code-server start`, from one on another machine that
-    only that machine reaches, and of a run that no code server started. One code server is behind each address.
+    only that machine reaches, and of a run that it did not launch. One code server is behind each address.
     """
 
     def __init__(self, lost_after_seconds: int = LOST_AFTER_S, inst_data: ConfigurableClassData | None = None) -> None:
@@ -73,7 +74,7 @@ class MonitoredRunLauncher(dg.DefaultRunLauncher):
 
     def launch_run(self, context: LaunchRunContext) -> None:
         """Have a code server start a run's worker."""
-        self._instance.add_run_tags(context.dagster_run.run_id, {HOST_TAG: socket.gethostname()})
+        self._instance.add_run_tags(context.dagster_run.run_id, {LAUNCHED_TAG: _launched(context.dagster_run)})
         super().launch_run(context)
 
     @property
@@ -99,13 +100,18 @@ class MonitoredRunLauncher(dg.DefaultRunLauncher):
         return now_s - self._missing_since[run_id]
 
 
+def _launched(run: dg.DagsterRun) -> str:
+    return f"{run.run_id[:8]}@{socket.gethostname()}"
+
+
 def _why_missing(run: dg.DagsterRun) -> str:
     """Why a run's worker seems to be gone; empty when it lives, and where nobody can tell."""
-    if GRPC_INFO_TAG not in run.tags:
+    launched = run.tags.get(LAUNCHED_TAG, "")
+    if GRPC_INFO_TAG not in run.tags or not launched.startswith(f"{run.run_id[:8]}@"):
         return ""
     address = json.loads(run.tags[GRPC_INFO_TAG])
     named, host = address.get("socket"), address.get("host")
-    if (named or host in _LOCAL) and run.tags.get(HOST_TAG) != socket.gethostname():
+    if (named or host in _LOCAL) and launched != _launched(run):
         return ""
     client = DagsterGrpcClient(
         port=address.get("port"), socket=named, host=host, use_ssl=bool(address.get("use_ssl", False))

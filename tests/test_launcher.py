@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ from dagster._grpc.client import DagsterGrpcClient
 
 from icedb.errors import InvalidOption
 from icedb_dagster import launcher as launchers
-from icedb_dagster.launcher import HOST_TAG, MonitoredRunLauncher
+from icedb_dagster.launcher import LAUNCHED_TAG, MonitoredRunLauncher
 from icedb_dagster.stack.home import PACKAGED_CONFIG
 from icedb_dagster.stack.ports import free_port
 from tests.dagster_platform import until
@@ -62,8 +63,9 @@ def answers(port: int) -> bool:
 
 def run_at(address: dict[str, Any], *, host: str | None = None) -> Any:
     """A started run whose worker a code server has started."""
-    tags = {GRPC_INFO_TAG: json.dumps(address), HOST_TAG: host or socket.gethostname()}
-    return dg.DagsterRun(job_name="job", status=dg.DagsterRunStatus.STARTED, tags=tags)
+    run_id = str(uuid.uuid4())
+    tags = {GRPC_INFO_TAG: json.dumps(address), LAUNCHED_TAG: f"{run_id[:8]}@{host or socket.gethostname()}"}
+    return dg.DagsterRun(job_name="job", run_id=run_id, status=dg.DagsterRunStatus.STARTED, tags=tags)
 
 
 @pytest.fixture
@@ -120,8 +122,9 @@ def test_a_proxy_that_cannot_say_what_runs_there_are_fails_none(
         dg.DagsterRun(job_name="of_no_code_server"),
         run_at({"host": "localhost", "socket": "/nowhere"}, host="another-machine"),
         run_at({"host": "127.0.0.1", "port": 1}, host="another-machine"),
+        dg.DagsterRun(job_name="again", tags=run_at({"host": "127.0.0.1", "port": 1}).tags),
     ],
-    ids=["no code server", "socket elsewhere", "loopback elsewhere"],
+    ids=["no code server", "socket elsewhere", "loopback elsewhere", "executed again by a script"],
 )
 def test_of_what_cannot_be_seen_from_here_nothing_is_concluded(run: Any, look: Callable[[Any, float], Any]) -> None:
     assert [look(run, now).status for now in (1000, 5000)] == [WorkerStatus.RUNNING] * 2
