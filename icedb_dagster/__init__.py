@@ -1,6 +1,13 @@
-"""IceDB in Dagster: tables as assets, maintenance as jobs, sensors and checks, a lock, places for Spark programs."""
+"""IceDB in Dagster: tables as assets, maintenance as jobs, sensors and checks, a lock, places for Spark programs.
+
+Each name is loaded when somebody first asks for it. Dagster's web server and daemon, which know no table, load the run
+launcher alone, and neither Arrow nor DuckDB.
+"""
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 try:
     import dagster as _dagster  # noqa: F401
@@ -12,27 +19,28 @@ except ImportError as _error:
         "Install it with: pip install 'icedb-dagster[dagster]' (and [spark] for Spark assets)."
     ) from None
 
-from icedb_dagster.checks import (
-    FreshnessCheck,
-    HorizonCheck,
-    LogDepthCheck,
-    ObjectsCheck,
-    QuarantineCheck,
-    SchemaCheck,
-    SmallPartsCheck,
-    TableChecks,
-    build_table_checks,
-)
-from icedb_dagster.component import IceDBTable
-from icedb_dagster.emr import EmrServerlessSpark, EmrSpark
-from icedb_dagster.io_manager import IceDBIOManager
-from icedb_dagster.locks import ensure_pool, icedb_pool
-from icedb_dagster.maintenance import TimeToLive, build_table_definitions
-from icedb_dagster.progress import spark_progress
-from icedb_dagster.resource import IceDBResource
-from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
-from icedb_dagster.spark import ConnectSpark, LocalSpark, SparkPlace, StandaloneSpark
-from icedb_dagster.specs import build_observation, observable_table, table_spec
+if TYPE_CHECKING:
+    from icedb_dagster.checks import (
+        FreshnessCheck,
+        HorizonCheck,
+        LogDepthCheck,
+        ObjectsCheck,
+        QuarantineCheck,
+        SchemaCheck,
+        SmallPartsCheck,
+        TableChecks,
+        build_table_checks,
+    )
+    from icedb_dagster.component import IceDBTable
+    from icedb_dagster.emr import EmrServerlessSpark, EmrSpark
+    from icedb_dagster.io_manager import IceDBIOManager
+    from icedb_dagster.locks import ensure_pool, icedb_pool
+    from icedb_dagster.maintenance import TimeToLive, build_table_definitions
+    from icedb_dagster.progress import spark_progress
+    from icedb_dagster.resource import IceDBResource
+    from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
+    from icedb_dagster.spark import ConnectSpark, LocalSpark, SparkPlace, StandaloneSpark
+    from icedb_dagster.specs import build_observation, observable_table, table_spec
 
 __all__ = [
     "CommitsSensor",
@@ -64,3 +72,44 @@ __all__ = [
     "spark_progress",
     "table_spec",
 ]
+
+# Where a name is.
+_HOMES = {
+    "icedb_dagster.checks": (
+        "FreshnessCheck",
+        "HorizonCheck",
+        "LogDepthCheck",
+        "ObjectsCheck",
+        "QuarantineCheck",
+        "SchemaCheck",
+        "SmallPartsCheck",
+        "TableChecks",
+        "build_table_checks",
+    ),
+    "icedb_dagster.component": ("IceDBTable",),
+    "icedb_dagster.emr": ("EmrServerlessSpark", "EmrSpark"),
+    "icedb_dagster.io_manager": ("IceDBIOManager",),
+    "icedb_dagster.locks": ("ensure_pool", "icedb_pool"),
+    "icedb_dagster.maintenance": ("TimeToLive", "build_table_definitions"),
+    "icedb_dagster.progress": ("spark_progress",),
+    "icedb_dagster.resource": ("IceDBResource",),
+    "icedb_dagster.sensors": ("CommitsSensor", "MaintenanceSensor"),
+    "icedb_dagster.spark": ("ConnectSpark", "LocalSpark", "SparkPlace", "StandaloneSpark"),
+    "icedb_dagster.specs": ("build_observation", "observable_table", "table_spec"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+if not TYPE_CHECKING:  # which knows all names, and shall tell those that are none
+
+    def __getattr__(name: str) -> object:
+        """A public name that nobody has asked for before."""
+        if name not in _HOME:
+            raise AttributeError(f"module 'icedb_dagster' has no attribute {name!r}")
+        found: object = getattr(import_module(_HOME[name]), name)
+        globals()[name] = found  # the next one who asks does not come here
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

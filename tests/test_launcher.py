@@ -155,3 +155,9 @@ def test_the_packaged_instance_has_it_and_its_setting_is_checked(tmp_path: Path)
         dg.DagsterInstance.from_config(str(tmp_path)) as instance,
     ):
         assert instance.run_launcher
+
+
+def test_dagster_s_own_processes_load_neither_arrow_nor_duckdb_for_it() -> None:
+    code = "import sys, icedb_dagster.launcher; print(sorted({'pyarrow', 'duckdb', 'boto3'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "[]\n"
