@@ -168,6 +168,7 @@ PUBLIC = {
         "spark_progress",
         "table_spec",
     ],
+    "icedb_dagster.launcher": ["MonitoredRunLauncher"],
 }
 
 
