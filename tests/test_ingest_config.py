@@ -14,7 +14,8 @@ from icedb.errors import InvalidOption
 from icedb.ingest.check import check_config
 from icedb.ingest.config import load_config
 from icedb.ingest.segment import SEGMENT_SCHEMA
-from icedb.ingest.server import _Reloaded
+from icedb.ingest.tenants import Tenants
+from icedb.ingest.tenants_file import TenantsFile
 from tests.ingest_process import KEY, OTHER_KEY, SECRET
 from tests.proxy_process import ROOT, proxy_command
 
@@ -214,16 +215,17 @@ def test_tenants_of_other_tables_than_those_that_run_are_not_taken_over(
 ) -> None:
     """Who may write a table was decided of the table of the file, by its address and by what keeps tenants apart."""
     path = written(tmp_path, TABLE + ACME)
-    running = _Reloaded(path, load_config(path))
+    taken: list[Tenants] = []
+    running = TenantsFile(path, load_config(path), taken.append)
     for text in (
         TABLE + 'id_column = "id"\ntenant_column = "tenant"\n' + ACME + GLOBEX,
         TABLE.replace("lake/events", "lake/others") + ACME,
         TABLE + TABLE.replace("events", "more") + ACME + GLOBEX.replace("events", "more"),
     ):
         written(tmp_path, text)
-        assert running.tenants() is None
+        assert not running.reload()
     assert caplog.text.count("take a restart") == 3
     written(tmp_path, TABLE + 'delay_max = "2s"\n' + ACME + GLOBEX)
-    taken = running.tenants()
-    assert taken is not None
-    assert taken.count == 2
+    assert running.reload()
+    (tenants,) = taken
+    assert [found and found.name for found in map(tenants.of_key, (KEY, OTHER_KEY))] == ["acme", "globex"]

@@ -12,7 +12,7 @@ import pytest
 
 from icedb import Table
 from icedb.clock import SystemClock
-from icedb.errors import AccessDenied, CommitUncertain, DamagedLog, StoreUnavailable, TableNotFound
+from icedb.errors import AccessDenied, BufferFull, CommitUncertain, DamagedLog, StoreUnavailable, TableNotFound
 from icedb.ingest.refusals import Refusal
 from icedb.ingest.settings import IngestSettings, TableSettings
 from icedb.ingest.writers import TableWriter, open_table
@@ -78,6 +78,25 @@ def test_what_is_not_the_clients_fault_is_told_to_the_operator(
         assert "secret-place" not in refusal.value.message
         assert "secret-place" in caplog.text
         assert writer.reached == reached
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(BufferFull("no room"), "Too much waits"), (TimeoutError(), "takes too long: whether it happens is not known")],
+)
+def test_too_much_that_waits_is_told_apart_from_a_commit_that_takes_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
+    """Both are a TimeoutError; of one of them it is known that nothing is committed."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    with writing(tmp_path) as writer:
+        monkeypatch.setattr(writer._writer, "submit", fail)
+        with pytest.raises(Refusal, match=told) as refusal:
+            committed(writer, {"n": 1})
+        assert refusal.value.status == 503
 
 
 def test_a_table_is_made_only_where_the_file_says_so(tmp_path: Path) -> None:

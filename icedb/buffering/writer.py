@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from itertools import islice
 from types import TracebackType
 from typing import Self, get_args
 
@@ -388,14 +389,14 @@ class BufferedWriter:
         """What was done, and what waits. Raises WriterClosed after a fork."""
         self._check_process()
         with self._changed:
-            waiting = [*self._group, *self._queue]
+            submissions = len(self._group) + len(self._queue)
             pending_rows = self._queued_rows + sum(s.count for s in self._group)
             pending_bytes = self._queued_bytes + sum(s.bytes for s in self._group)
-            oldest = min((s.since for s in waiting[:1] + list(self._queue)[:1]), default=None)
+            oldest = min((s.since for s in (*self._group[:1], *islice(self._queue, 1))), default=None)
             last_ms, total_ms = self._last_ms, self._total_ms
         counts = self._committer.counts
         return BufferStats(
-            pending_submissions=len(waiting),
+            pending_submissions=submissions,
             pending_rows=pending_rows,
             pending_bytes=pending_bytes,
             oldest_pending_ms=0 if oldest is None else round((time.monotonic() - oldest) * 1000),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import msgspec
 
-from icedb.serving.lines import Lines, line_text
+from icedb.serving.lines import Lines, record_line
 
 __all__ = ["AccessLog", "AccessRecord"]
 
@@ -42,12 +40,8 @@ class AccessLog:
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
-        self._encoder = msgspec.json.Encoder()
 
     def write(self, record: AccessRecord) -> None:
         """Give the line of a record away."""
         said = msgspec.structs.asdict(record)
-        at = datetime.fromtimestamp(said.pop("time_ms") / 1000, UTC)
-        texts = {name: line_text(value) if isinstance(value, str) else value for name, value in said.items()}
-        time = at.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
-        self._lines.write(self._encoder.encode({"time": time, **texts}) + b"\n")
+        self._lines.write(record_line(said.pop("time_ms"), said))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -30,9 +32,9 @@ def check_head(scope: Scope) -> None:
 
 
 async def send_json(
-    send: Send, status: int, document: dict[str, Any], headers: list[tuple[str, str]], *, head: bool
+    send: Send, status: int, document: dict[str, Any], headers: list[tuple[str, str]], *, head: bool, timeout_ms: int
 ) -> None:
-    """Send an answer. It may take as long as the client does."""
+    """Send an answer. What a client does not take in time ends there: the server then breaks off the connection."""
     body = _encode(document) + b"\n"
     every = [("content-type", "application/json"), ("content-length", str(len(body))), *headers]
     start: Message = {
@@ -40,5 +42,7 @@ async def send_json(
         "status": status,
         "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in every],
     }
-    await send(start)
-    await send({"type": "http.response.body", "body": b"" if head else body})
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_ms / 1000):
+            await send(start)
+            await send({"type": "http.response.body", "body": b"" if head else body})

@@ -6,16 +6,14 @@ client is told, or its connection breaks.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from icedb.clock import Clock, SystemClock
+from icedb.clock import SystemClock
 from icedb.ingest.access_log import AccessLog, AccessRecord
 from icedb.ingest.answers import check_head, send_json
 from icedb.ingest.bodies import ClientGone, Incoming
@@ -49,8 +47,7 @@ class IngestApp:
         metrics: Metrics,
         access_log: AccessLog,
         *,
-        clock: Clock | None = None,
-        stopping: Callable[[], bool] = lambda: False,
+        stopping: Callable[[], bool],
     ) -> None:
         self._intake = Intake(settings, tenants, writers, stopping)
         #: Of bodies in memory.
@@ -59,7 +56,7 @@ class IngestApp:
         self._writers = writers
         self._metrics = metrics
         self._access_log = access_log
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._stopping = stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,7 +79,7 @@ class IngestApp:
             self._access_log.write(record)
 
     def know(self, tenants: Tenants) -> None:
-        """From now on these are the tenants."""
+        """From now on these are the tenants. For any thread."""
         self._intake.tenants = tenants
 
     def ready(self) -> list[str]:
@@ -152,14 +149,12 @@ class IngestApp:
         headers: list[tuple[str, str]] | None = None,
     ) -> None:
         every = [("x-request-id", exchange.record.request_id), *(headers or ())]
-        with suppress(TimeoutError):  # the server breaks off connections whose answer has no end
-            async with asyncio.timeout(self._settings.send_timeout_ms / 1000):
-                await send_json(send, status, document, every, head=exchange.record.method == "HEAD")
+        head, timeout_ms = exchange.record.method == "HEAD", self._settings.send_timeout_ms
+        await send_json(send, status, document, every, head=head, timeout_ms=timeout_ms)
 
     async def _tell_state(self, scope: Scope, send: Send) -> None:
         """Whether the process lives, and whether it should get requests: without reasons, for strangers ask, too."""
         well = scope["path"] == HEALTH_PATH or not self.ready()
         document = {"status": "ok" if well else "not ready"}
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.send_timeout_ms / 1000):
-                await send_json(send, 200 if well else 503, document, [_LAST], head=scope["method"] == "HEAD")
+        head, timeout_ms = scope["method"] == "HEAD", self._settings.send_timeout_ms
+        await send_json(send, 200 if well else 503, document, [_LAST], head=head, timeout_ms=timeout_ms)

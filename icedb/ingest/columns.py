@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from icedb.incoming import PARTITION_COLUMN
 from icedb.ingest.refusals import Refusal
 from icedb.ingest.settings import TableSettings
 
@@ -23,8 +24,6 @@ __all__ = ["Columns"]
 
 #: More would only make schemas and messages long.
 _NAME_CHARS_MAX = 200
-#: With it a row would choose its partition, and be found where it does not belong.
-_PARTITION = "_partition"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -47,7 +46,8 @@ class Columns:
         self._columns_max = columns_max
         self._known = {name.casefold(): type_.upper() for name, type_ in schema.items()}
         own = (settings.tenant_column, settings.received_column)
-        self._own = {name.casefold() for name in own if name is not None} | {_PARTITION}
+        # With the last a row would choose its partition, and be found where it does not belong.
+        self._own = {*(name.casefold() for name in own if name is not None), PARTITION_COLUMN}
         self._plans: dict[str, _Column] = {}
 
     def fit(self, rows: list[dict[str, Any]] | pa.Table, tenant: str, received: datetime) -> list[Any] | pa.Table:

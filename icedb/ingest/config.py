@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from icedb.errors import InvalidOption
+from icedb.incoming import PARTITION_COLUMN
 from icedb.ingest.segment import SEGMENT_ID, SEGMENT_SCHEMA
 from icedb.ingest.settings import IngestConfig, IngestSettings, Nested, TableSettings, TenantLimits, TenantSettings
 from icedb.serving.config import (
@@ -195,7 +196,7 @@ def _check_own_columns(given: Mapping[str, Any], place: str) -> None:
         column = given.get(name)
         if column is None:
             continue
-        if not column.strip() or column.casefold() == "_partition":
+        if not column.strip() or column.casefold() == PARTITION_COLUMN:
             raise InvalidOption(f"{place}: {name} is {column!r}, which is no column's name. Give another one.")
         if column.casefold() in known:
             raise InvalidOption(f"{place}: {name} and {known[column.casefold()]} are one column. Give each its own.")

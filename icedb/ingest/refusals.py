@@ -4,15 +4,13 @@ from __future__ import annotations
 
 __all__ = ["Refusal"]
 
-#: The name of the error for programs, by status; some have several.
+#: The name of the error for programs, by status.
 _ERRORS = {
     400: "bad_request",
     401: "unauthorized",
     403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
-    408: "timeout",
-    411: "length_required",
     413: "too_large",
     415: "unsupported_media_type",
     429: "slow_down",
@@ -33,13 +31,12 @@ class Refusal(Exception):
         status: int,
         message: str,
         *,
-        error: str | None = None,
         retry_after_seconds: int | None = None,
         headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.error = error or _ERRORS[status]
+        self.error = _ERRORS[status]
         self.message = message
         after = () if retry_after_seconds is None else (("retry-after", str(retry_after_seconds)),)
         self.headers = (*headers, *after)

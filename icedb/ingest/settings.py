@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from icedb.options import DAY_MS
 from icedb.serving.settings import FileStamp, ListenSettings
 
 __all__ = ["IngestConfig", "IngestSettings", "Nested", "TableSettings", "TenantLimits", "TenantSettings"]
@@ -48,7 +49,7 @@ class TableSettings:
     schema_policy: Literal["open", "declared"] = "open"
     #: A row whose id was committed in the last `id_window_ms` is not committed again. None: rows have no ids.
     id_column: str | None = None
-    id_window_ms: int = 24 * 3_600_000
+    id_window_ms: int = DAY_MS
     on_conflict: Literal["raise", "cast", "quarantine"] = "raise"
     nested: Nested = "text"
     #: Columns that the service sets, and no client can.

@@ -26,8 +26,6 @@ class Tenants:
         self._secret = secrets.token_bytes(32)
         self._by_key = {self._digest(key): tenant for tenant in tenants for key in tenant.keys}
         self._by_name = {tenant.name: tenant for tenant in tenants}
-        #: How many.
-        self.count = len(tenants)
 
     def of_key(self, key: str) -> TenantSettings | None:
         """Whose key it is; None: nobody's."""

@@ -139,19 +139,17 @@ class TableWriter:
                 done = await asyncio.wrap_future(future)
             self.reached = True
             return done
-        except TimeoutError as error:
-            if isinstance(error, IceDBError):
-                raise self._refusal(error) from None
+        except ViewBehind as error:
+            logger.error("table '%s': %s", self.settings.name, error)
+            return Acknowledged(rows=len(rows))
+        except IceDBError as error:  # before TimeoutError, which some of them are, too
+            raise self._refusal(error) from None
+        except TimeoutError:
             raise Refusal(
                 503,
                 "The commit takes too long: whether it happens is not known. Send the same again, with the same ids.",
                 retry_after_seconds=_AWAY_SECONDS,
             ) from None
-        except ViewBehind as error:
-            logger.error("table '%s': %s", self.settings.name, error)
-            return Acknowledged(rows=len(rows))
-        except IceDBError as error:
-            raise self._refusal(error) from None
 
     def flush(self) -> None:
         """Commit what is pending, without waiting for more."""

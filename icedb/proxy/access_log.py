@@ -7,12 +7,11 @@ addresses are taken out, and the header Authorization is no field.
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from urllib.parse import unquote
 
 import msgspec
 
-from icedb.serving.lines import Lines, line_text
+from icedb.serving.lines import Lines, record_line
 
 __all__ = ["AccessLog", "AccessRecord", "without_secrets"]
 
@@ -53,11 +52,14 @@ class AccessLog:
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
-        self._encoder = msgspec.json.Encoder()
 
     def write(self, record: AccessRecord) -> None:
         """Give the line of a record away."""
-        self._lines.write(self._encoder.encode(_line(record)) + b"\n")
+        said = msgspec.structs.asdict(record)
+        said["query"] = without_secrets(record.query)
+        said["path"] = _without_question(record.path)
+        said["milliseconds"] = round(record.milliseconds, 1)
+        self._lines.write(record_line(said.pop("time_ms"), said))
 
 
 def without_secrets(query: str) -> str:
@@ -74,13 +76,3 @@ def _without_question(path: str) -> str:
 def _without_secret(piece: str) -> str:
     name = unquote(piece).partition("=")[0]
     return f"{name}=..." if name.strip().lower() in _SECRET_PARAMETERS else piece
-
-
-def _line(record: AccessRecord) -> dict[str, object]:
-    said = msgspec.structs.asdict(record)
-    at = datetime.fromtimestamp(said.pop("time_ms") / 1000, UTC)
-    said["query"] = without_secrets(record.query)
-    said["path"] = _without_question(record.path)
-    said["milliseconds"] = round(record.milliseconds, 1)
-    texts = {name: line_text(value) if isinstance(value, str) else value for name, value in said.items()}
-    return {"time": at.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z", **texts}

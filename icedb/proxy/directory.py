@@ -1,8 +1,4 @@
-"""The tenants of the configuration file, read anew without a restart; and several directories as one.
-
-Keys are rotated by editing the file, or the files of the secrets: `changed` tells when, `reload` takes over. What
-cannot be read takes nothing away: the tenants stay as they were, and the log says why.
-"""
+"""The tenants of the configuration file, read anew without a restart; and several directories as one."""
 
 from __future__ import annotations
 
@@ -12,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from icedb.errors import InvalidOption
 from icedb.proxy.config import load_config
 from icedb.proxy.settings import ProxyConfig
 from icedb.proxy.tenants import Directory, Found, Tenant
+from icedb.serving.reloading import WatchedFile
 from icedb.serving.settings import FileStamp
 
 __all__ = ["FileDirectory", "FirstOf"]
@@ -26,7 +22,7 @@ _log = logging.getLogger("icedb.proxy")
 _SAID_AS = {"host": "listen", "port": "listen", "admin_host": "admin_listen", "admin_port": "admin_listen"}
 
 
-class FileDirectory:
+class FileDirectory(WatchedFile[ProxyConfig]):
     """The tenants that `proxy.toml` lists.
 
     `config` is what was read of it when the proxy started, by which its server still works; `environ` is where the
@@ -34,35 +30,24 @@ class FileDirectory:
     """
 
     def __init__(self, path: Path, config: ProxyConfig, environ: Mapping[str, str] = os.environ) -> None:
+        super().__init__(config.files, _log)
         self._path = path
         self._environ = environ
         self._running = config
-        self._seen = dict(config.files)
         self._found = _by_key(config.tenants)
 
     async def find(self, access_key_id: str) -> Found | None:
         """The owner of a key, as of the last load; None: nobody."""
         return self._found.get(access_key_id)
 
-    def changed(self) -> bool:
-        """Whether the file, or one that it names, is another than at the last load, be it that this one failed."""
-        return any(FileStamp.of(path) != stamp for path, stamp in self._seen.items())
+    def _read(self, seen: dict[Path, FileStamp | None]) -> ProxyConfig:
+        return load_config(self._path, self._environ, seen=seen)
 
-    def reload(self) -> bool:
-        """Read the file anew; the next `find` knows its tenants. False: it is wrong, and nothing has changed."""
-        seen: dict[Path, FileStamp | None] = {}
-        try:
-            config = load_config(self._path, self._environ, seen=seen)
-        except InvalidOption as error:
-            _log.error("the configuration was not taken over, the tenants stay as they were: %s", error)
-            return False
-        finally:
-            self._seen = seen
+    def _take(self, config: ProxyConfig) -> None:
         self._found = _by_key(config.tenants)  # at once: a request sees the old tenants or the new ones
         _log.info("%s was read anew: %d tenants, %d keys", self._path, len(config.tenants), len(self._found))
         if names := _differing(self._running, config):
             _log.warning("%s: changes of %s take a restart", self._path, ", ".join(names))
-        return True
 
 
 class FirstOf:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,25 +31,21 @@ from icedb.proxy.metrics import CONTENT_TYPE, Metrics
 from icedb.proxy.s3_errors import S3Error
 from icedb.proxy.settings import ProxyConfig
 from icedb.proxy.tenants import Directory, Found
-from icedb.serving.connections import Server
+from icedb.serving.connections import ADMIN_CONNECTIONS, Server
 from icedb.serving.lines import LineWriter
 from icedb.serving.process import (
-    address_text,
+    Listeners,
     allow_connections,
     beside,
     end_soon,
     heed_signals,
     lines_to,
-    listening_socket,
+    listeners,
     log_to,
 )
+from icedb.serving.reloading import reloading
 
 __all__ = ["serve"]
-
-#: How often the tenants' file is looked at.
-_LOOK_SECONDS = 2.0
-#: Of the listener for health and metrics: a few programs ask it.
-_ADMIN_CONNECTIONS = 64
 
 
 def serve(path: Path, *, tell: Callable[[str], None]) -> None:
@@ -60,25 +55,20 @@ def serve(path: Path, *, tell: Callable[[str], None]) -> None:
     names the address, when nothing can listen there.
     """
     config = load_config(path)
-    settings = config.server
-    allow_connections(settings.connections)
+    allow_connections(config.server.connections)
     with contextlib.ExitStack() as closing:
         errors = closing.enter_context(lines_to(sys.stderr.fileno(), "log"))
         log_to(errors, "icedb.proxy")
         access_lines = closing.enter_context(lines_to(sys.stdout.fileno(), "access log"))
-        listener = closing.enter_context(listening_socket(settings.host, settings.port))
-        admin = None
-        if settings.admin_host is not None and settings.admin_port is not None:
-            admin = closing.enter_context(listening_socket(settings.admin_host, settings.admin_port))
+        sockets = closing.enter_context(listeners(config.server))
         # A third less work per byte than asyncio's own loop. When it returns, no request is left that writes a line.
-        uvloop.run(_serve(path, config, listener, admin, access_lines, tell))
+        uvloop.run(_serve(path, config, sockets, access_lines, tell))
 
 
 async def _serve(
     path: Path,
     config: ProxyConfig,
-    listener: socket.socket,
-    admin_listener: socket.socket | None,
+    sockets: Listeners,
     access_lines: LineWriter,
     tell: Callable[[str], None],
 ) -> None:
@@ -108,34 +98,16 @@ async def _serve(
         server = Server(app, settings, tls=True)
         reload = asyncio.Event()
         heed_signals(server, reload)
-        await closing.enter_async_context(beside(_reloading(directory, metrics, reload)))
-        if admin_listener is not None:
-            admin = Server(_admin_app(metrics, look, server), settings, connections=_ADMIN_CONNECTIONS)
-            await closing.enter_async_context(beside(admin.serve([admin_listener])))
-        tell(_beginning(config, listener, admin_listener))
-        await server.serve([listener])
+        await closing.enter_async_context(beside(reloading(directory, reload, metrics.reloaded)))
+        if sockets.admin is not None:
+            admin = Server(_admin_app(metrics, look, server), settings, connections=ADMIN_CONNECTIONS)
+            await closing.enter_async_context(beside(admin.serve([sockets.admin])))
+        tell(f"icedb proxy: {sockets.text}; tenants in the file: {len(config.tenants)}")
+        await server.serve([sockets.clients])
         end_soon()
 
 
-def _beginning(config: ProxyConfig, listener: socket.socket, admin_listener: socket.socket | None) -> str:
-    scheme = "http" if config.server.tls_certificate is None else "https"
-    admin = "" if admin_listener is None else f", health and metrics on http://{address_text(admin_listener)}"
-    where = f"{scheme}://{address_text(listener)}{admin}"
-    return f"icedb proxy: listening on {where}; tenants in the file: {len(config.tenants)}"
-
-
 # ------------------------------------------------------------------------------------------------ while it runs
-
-
-async def _reloading(directory: FileDirectory, metrics: Metrics, asked: asyncio.Event) -> None:
-    """Load the tenants again when somebody asks for it, and when their file has changed."""
-    while True:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asked.wait(), _LOOK_SECONDS)
-        must = asked.is_set()
-        asked.clear()
-        if must or await asyncio.to_thread(directory.changed):
-            metrics.reloaded(await asyncio.to_thread(directory.reload))
 
 
 class _Counting:

@@ -16,6 +16,7 @@ import msgspec
 from icedb.durations import parse_duration
 from icedb.errors import InvalidOption
 from icedb.location import parse_location
+from icedb.options import DAY_MS
 from icedb.serving.documents import Machine, check_positive
 from icedb.serving.settings import ListenSettings
 
@@ -23,7 +24,7 @@ __all__ = ["LISTEN_DURATIONS", "check_listening", "given_settings", "listening",
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 # As long as S3 lets a presigned address live; none of the other times is sensibly longer.
-_DURATION_MS_MAX = 7 * 24 * 3_600_000
+_DURATION_MS_MAX = 7 * DAY_MS
 
 #: The least that each may be, in milliseconds.
 LISTEN_DURATIONS = {"header_timeout": 1, "send_timeout": 1, "stop_timeout": 0}

@@ -24,9 +24,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from icedb.serving.settings import HEAD_BYTES_MAX, ListenSettings
 
-__all__ = ["Server"]
+__all__ = ["ADMIN_CONNECTIONS", "Server"]
 
 logger = logging.getLogger(__name__)
+
+#: Of a server for health and metrics: a few programs ask it.
+ADMIN_CONNECTIONS = 64
 
 #: How long a client may keep a connection without a request: longer than the minute after which load balancers let go
 #: of it, so that it is never closed under a request that is on its way. When room is needed, it goes earlier.

@@ -10,9 +10,13 @@ import logging
 import select
 import threading
 from collections import deque
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import BinaryIO, Protocol
 
-__all__ = ["LineWriter", "Lines", "TextLines", "line_text"]
+import msgspec
+
+__all__ = ["LineWriter", "Lines", "TextLines", "record_line"]
 
 #: Twenty thousand usual lines of the access log; a client can make one of 50 kilobytes.
 WAITING_BYTES_MAX = 8 * 1024 * 1024
@@ -24,6 +28,7 @@ _PIECE_BYTES = select.PIPE_BUF
 _TEXT_MAX = 2_000
 
 _log = logging.getLogger(__name__)
+_encode = msgspec.json.Encoder().encode
 
 
 class Lines(Protocol):
@@ -140,7 +145,14 @@ class TextLines:
         self._lines.write(text.encode(errors="backslashreplace"))
 
 
-def line_text(text: str) -> str:
+def record_line(time_ms: int, said: Mapping[str, object]) -> bytes:
+    """One line of JSON: the time (of unix milliseconds), and what is said, in its order; texts may be a client's."""
+    time = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+    texts = {name: _line_text(value) if isinstance(value, str) else value for name, value in said.items()}
+    return _encode({"time": time, **texts}) + b"\n"
+
+
+def _line_text(text: str) -> str:
     """A client's text, cut, and without what a terminal or a reader of the log could take for more than text."""
     text = text[:_TEXT_MAX]
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -11,19 +11,21 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import dataclass
 from io import FileIO
 
 from icedb.serving.connections import Server
 from icedb.serving.lines import LineWriter, TextLines
+from icedb.serving.settings import ListenSettings
 
 __all__ = [
-    "address_text",
+    "Listeners",
     "allow_connections",
     "beside",
     "end_soon",
     "heed_signals",
     "lines_to",
-    "listening_socket",
+    "listeners",
     "log_to",
 ]
 
@@ -93,11 +95,34 @@ def end_soon() -> None:
 # ------------------------------------------------------------------------------------------------ sockets
 
 
-def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that clients can already connect to, so that it is known before anything else that they can.
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """The sockets of a server: for its clients, and for who asks for health and metrics, if anybody may."""
+
+    clients: socket.socket
+    admin: socket.socket | None
+    #: Where they listen, for people.
+    text: str
+
+
+@contextlib.contextmanager
+def listeners(settings: ListenSettings) -> Iterator[Listeners]:
+    """Sockets that clients can already connect to, so that it is known before anything else that they can.
 
     Raises OSError, which names the address, when nothing can listen there.
     """
+    with contextlib.ExitStack() as closing:
+        clients = closing.enter_context(_listening_socket(settings.host, settings.port))
+        admin = None
+        scheme = "http" if settings.tls_certificate is None else "https"
+        text = f"listening on {scheme}://{_address_text(clients)}"
+        if settings.admin_host is not None and settings.admin_port is not None:
+            admin = closing.enter_context(_listening_socket(settings.admin_host, settings.admin_port))
+            text += f", health and metrics on http://{_address_text(admin)}"
+        yield Listeners(clients, admin, text)
+
+
+def _listening_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -107,7 +132,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         raise OSError(f"{host}:{port}: cannot listen there: {why}") from None
 
 
-def address_text(listener: socket.socket) -> str:
+def _address_text(listener: socket.socket) -> str:
     """Where a socket listens, as addresses of the web say it."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
