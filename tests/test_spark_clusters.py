@@ -111,6 +111,7 @@ def test_each_job_is_one_commit_of_exactly_its_rows(cluster: Cluster, table: Tab
     assert table.verify().problems == ()
 
 
+@pytest.mark.slow
 def test_what_is_written_is_read_then_and_now_and_by_partition(
     cluster: Cluster, table: Table, place: dict[str, str]
 ) -> None:
@@ -126,6 +127,7 @@ def test_what_is_written_is_read_then_and_now_and_by_partition(
     assert tuples(cluster.driver.ask("read", place=place, where="third = 1")) == some
 
 
+@pytest.mark.slow
 def test_tasks_merge_and_this_process_sees_one_commit(cluster: Cluster, table: Table, place: dict[str, str]) -> None:
     for first in (0, 100, 200):
         cluster.driver.ask("append", place=place, first=first, last=first + 100, tasks=2)

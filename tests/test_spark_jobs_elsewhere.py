@@ -44,6 +44,7 @@ def raw_events(folder: Path, lines: list[Any]) -> str:
     return str(path)
 
 
+@pytest.mark.slow  # the short run has what `test_spark_launch` tells Dagster
 def test_dagster_is_told_what_was_done_and_a_step_that_fails_says_why(spark_home: Path, tmp_path: Path) -> None:
     table = Table.create(tmp_path / "events", partition_by=["n % 2 AS odd"], schema={"n": "BIGINT"})
     source = raw_events(tmp_path, [{"n": 1}, {"n": 2}, "no json"])
