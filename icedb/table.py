@@ -798,10 +798,10 @@ class Table:
     def sweep_orphans(
         self, *, min_age_ms: int | None = None, limit: int = ORPHANS_MAX, dry_run: bool = False
     ) -> SweepReport:
-        """Delete parts that no log file and no claim names and that are older than `min_age_ms` (default: a day).
+        """Delete parts that no log file and no undecided claim names and that are older than `min_age_ms`.
 
-        At most `limit` of them; the report says what remains. Raises GraceTooShort, ClockSkew, and DamagedLog when a
-        log file or a claim cannot be read: nothing is deleted then.
+        The default age is a day. At most `limit` go; the report says what remains. Raises GraceTooShort, ClockSkew,
+        and DamagedLog when a log file or a claim cannot be read: nothing is deleted then.
         """
         return sweep_orphans(self._handle, min_age_ms=min_age_ms, limit=limit, dry_run=dry_run)
 

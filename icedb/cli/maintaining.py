@@ -34,7 +34,7 @@ def orphans(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Find parts that no log file and no claim names, left by crashed writes; --delete deletes them."""
+    """Find parts that no log file and no undecided claim names, left by crashed writes; --delete deletes them."""
     table = connection.open(uri)
     run(lambda dry: table.sweep_orphans(min_age_ms=min_age, dry_run=dry), dry_run=not delete, yes=yes, json=json)
 
