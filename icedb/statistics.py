@@ -17,6 +17,7 @@ import msgspec
 from icedb.engine import quote_name
 from icedb.format.records import Marker, Stats
 from icedb.partitions import PartitionExpression
+from icedb.sandboxes import question
 
 __all__ = [
     "TEXT_TYPES",
@@ -25,6 +26,7 @@ __all__ = [
     "bounds_of",
     "encode_statistics",
     "figures_sql",
+    "may_hold",
     "statistics_columns",
 ]
 
@@ -90,6 +92,39 @@ def _above(text: str) -> str | None:
         return None
     after = ord(kept[-1]) + 1
     return kept[:-1] + chr(_AFTER_SURROGATES if after == 0xD800 else after)
+
+
+def may_hold(markers: Sequence[Marker], column: str, type_: str, condition: str) -> list[Marker]:
+    """The markers of the parts that may hold a row for which something is true of a column of this DuckDB type.
+
+    `condition` is SQL over the part's `lo` and `hi` of the column, its number of `nulls` and of `rows`, and is false or
+    null where there is no such row. A part that says nothing of the column stays, and so does one whose figures cannot
+    be read: another program may have written them.
+    """
+    figures = [bounds(marker, column) for marker in markers]
+    columns = zip(*(f or (None, None, None) for f in figures), strict=True)
+    lo, hi, nulls = (list(c) for c in columns) if markers else ([], [], [])
+    with question() as con:
+        found = con.execute(
+            f"""
+            WITH told AS (
+                SELECT unnest(CAST($known AS BOOLEAN[])) AS known, unnest(CAST($lo AS VARCHAR[])) AS lo_text,
+                       unnest(CAST($hi AS VARCHAR[])) AS hi_text, unnest(CAST($nulls AS BIGINT[])) AS nulls,
+                       unnest(CAST($rows AS BIGINT[])) AS rows),
+            typed AS (SELECT *, TRY_CAST(lo_text AS {type_}) AS lo, TRY_CAST(hi_text AS {type_}) AS hi FROM told)
+            SELECT NOT known OR (lo_text IS NOT NULL AND lo IS NULL) OR (hi_text IS NOT NULL AND hi IS NULL)
+                OR coalesce(({condition}), lo IS NULL AND nulls IS DISTINCT FROM rows)
+            FROM typed
+            """,
+            {
+                "known": [f is not None for f in figures],
+                "lo": lo,
+                "hi": hi,
+                "nulls": nulls,
+                "rows": [m.rows for m in markers],
+            },
+        ).fetchall()
+    return [marker for marker, (stays,) in zip(markers, found, strict=True) if stays]
 
 
 def bounds(marker: Marker, column: str) -> Bounds | None:
