@@ -273,8 +273,22 @@ MUTANTS = (
     Mutant(
         "the orphan sweep ignores claims",
         "icedb/maintenance/orphans.py",
-        "    named = frozenset(in_log | named_by_claims(claims))\n",
+        "    named = frozenset(in_log | named_by_claims(claims, epoch=state.epoch))\n",
         "    named = frozenset(in_log)\n",
+        (ORPHANS,),
+    ),
+    Mutant(
+        "claims of decided epochs keep their parts from the orphan sweep",
+        "icedb/maintenance/orphans.py",
+        "if c.epoch is None or c.epoch > epoch)",
+        "if c.epoch is None or c.epoch > 0)",
+        (ORPHANS,),
+    ),
+    Mutant(
+        "the orphan sweep takes the open epoch for decided",
+        "icedb/maintenance/orphans.py",
+        "if c.epoch is None or c.epoch > epoch)",
+        "if c.epoch is None or c.epoch > epoch + 1)",
         (ORPHANS,),
     ),
     Mutant(

@@ -11,7 +11,7 @@ import pytest
 
 from icedb import Table, Timing
 from icedb.clock import SystemClock
-from icedb.errors import ClockSkew, DamagedLog, GraceTooShort, StoreUnavailable
+from icedb.errors import ClockSkew, CommitUncertain, DamagedLog, GraceTooShort, StoreUnavailable
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
 from icedb.location import parse_location
@@ -145,6 +145,77 @@ def test_parts_that_only_a_claim_names_stay(
     clock.advance(30 * DAY_MS)
     assert table.sweep_orphans().deleted_parts == ()
     assert data(clocked) == {claimed}
+
+
+def crashed_overwrite(store: ClockedStore, clock: ManualClock) -> str:
+    """Crash an overwrite right after its claim; the part that the claim names."""
+    dying = FaultyStore(store)
+    dying.inject(Fault.CRASH_AFTER, kind="create", key="_claims/epoch")
+    before = data(store)
+    with pytest.raises(Crash):
+        open_table(dying, clock).overwrite([{"k": 1, "n": 2}])
+    [claimed] = data(store) - before
+    return claimed
+
+
+def test_the_part_of_a_claim_that_became_void_is_an_orphan_although_cleanup_keeps_the_claim(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    """Epoch 1 stays live, so the claim of epoch 2 stays for good: it guards the log against lost epochs."""
+    table.insert([{"k": k, "n": k} for k in range(8)])  # too large a log file for merge_log to take with the others
+    claimed = crashed_overwrite(clocked, clock)
+    clock.advance(2 * table.handle.timing.commit_timeout_ms)
+    table.alter(row_group_rows=4096)  # it finds the old claim and puts the void
+    for _ in range(3):
+        clock.advance(30 * DAY_MS)
+        table.merge_log()
+        table.cleanup()
+    assert clocked.location.keys.epoch_claim(2) in clocked.objects
+    [problem] = [p for p in table.verify().problems if p.kind == "orphans"]
+    assert claimed in problem.message
+    assert table.sweep_orphans().deleted_parts == (claimed,)
+    assert table.verify().problems == ()
+    assert rows(table) == list(range(8))
+    check_sound(clocked)
+
+
+def test_the_part_of_a_claim_beyond_a_log_that_lost_its_epochs_stays(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    table.insert([{"k": 1, "n": 1}])
+    claimed = crashed_overwrite(clocked, clock)
+    clock.advance(2 * table.handle.timing.commit_timeout_ms)
+    table.alter(row_group_rows=4096)
+    keys = clocked.location.keys
+    later = [i.key for i in clocked.list(keys.log_prefix) if (keys.parse_log_file(i.key).epoch or 0) > 1]
+    assert later
+    clocked.delete(later)  # another program; nothing tells any more whether epoch 2 was void
+    clock.advance(30 * DAY_MS)
+    assert open_table(clocked, clock).sweep_orphans().deleted_parts == ()
+    assert claimed in data(clocked)
+
+
+def test_a_writer_that_wakes_after_the_sweep_took_its_part_publishes_nothing(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    table.insert([{"k": 1, "n": 1}])
+    swept: list[str] = []
+
+    def sleep(request: Request) -> None:
+        if request.kind == "create" and "_claims/epoch" in request.keys[0] and not swept:
+            clock.advance(30 * DAY_MS)
+            table.alter(row_group_rows=4096)
+            clock.advance(30 * DAY_MS)
+            table.cleanup()
+            swept.extend(table.sweep_orphans().deleted_parts)
+
+    store = FaultyStore(clocked)
+    store.after = sleep
+    with pytest.raises(CommitUncertain):
+        open_table(store, clock).overwrite([{"k": 1, "n": 2}])
+    assert len(swept) == 1
+    assert rows(table) == [1]
+    check_sound(clocked)
 
 
 def test_a_log_file_that_is_ignored_names_its_parts_too(

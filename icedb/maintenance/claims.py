@@ -1,7 +1,7 @@
 """Read the claims: which log files are to be, and which parts those would name.
 
-A claim may become a log file at any moment, so the parts that it names are nobody's to delete. What cannot be read as
-a claim may name parts as well: it is reported, and who deletes by what is named stops there.
+An undecided claim may become a log file at any moment, so nothing may delete the parts that it names. What cannot be
+read as a claim may name parts as well: it is reported, and a program that deletes unnamed parts stops there.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Delete orphans: parts that no log file and no claim names, left by a crashed write or a lost race.
+"""Delete orphans: parts that no log file and no undecided claim names, left by a crashed write or a lost race.
 
 A part is written before anything names it, so a part without a name may be one that is being written: only its age
 tells. Parts are not published later than `part_timeout_ms` after they were written, and the sweep waits at least twice
 that, by the store's clock. It lists parts, then claims, then log files (claims turn into log files, never back), and
-once more in that order right before it deletes. Log files that are ignored or superseded name parts too. What cannot
-be read stops it: unknown means keep. It never leaves the table's own `_data/` and deletes only `.parquet` there.
+once more in that order right before it deletes. Log files that are ignored or superseded name parts too. A claim of
+an epoch that the log has decided names none: its log file does, if it is no void. What cannot be read stops it:
+unknown means keep. It never leaves the table's own `_data/` and deletes only `.parquet` there.
 """
 
 from __future__ import annotations
@@ -121,10 +122,15 @@ def _look(handle: Handle, min_age_ms: int) -> SweepPlan:
         raise DamagedLog(f"{handle.table}: {claims.damaged[0]} No orphan was deleted.", key=claims.damaged[0].key)
     state = handle.read(everything=True)
     in_log = {m.key for f in state.files.values() for m in f.file.markers}
-    named = frozenset(in_log | named_by_claims(claims))
+    named = frozenset(in_log | named_by_claims(claims, epoch=state.epoch))
     return plan_sweep(objects, named, keys=handle.keys, now_ms=now_ms, min_age_ms=min_age_ms)
 
 
-def named_by_claims(claims: Claims) -> set[str]:
-    """The parts that a claim may yet make part of the table."""
-    return {m.key for c in claims.found for m in c.file.markers}
+def named_by_claims(claims: Claims, *, epoch: int) -> set[str]:
+    """The parts that a claim may yet make part of the table, in a log whose newest epoch is `epoch`.
+
+    The log must have been read after the claims. A decided epoch's claim is never published again, and cleanup may keep
+    it for good as the claim after a live epoch. A writer that rebases the same parts takes a later claim in time.
+    """
+    undecided = (c.file for c in claims.found if c.epoch is None or c.epoch > epoch)
+    return {marker.key for file in undecided for marker in file.markers}

@@ -164,7 +164,7 @@ def _unnamed(handle: Handle, stored: Mapping[str, ObjectInfo], claims: Claims, l
     in_log = {m.key for f in log.state.files.values() for m in f.file.markers}
     return plan_sweep(
         stored.values(),
-        frozenset(in_log | named_by_claims(claims)),
+        frozenset(in_log | named_by_claims(claims, epoch=log.state.epoch)),
         keys=handle.keys,
         now_ms=now_ms - handle.timing.max_skew_ms,
         min_age_ms=handle.timing.min_age_ms,
