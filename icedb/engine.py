@@ -23,6 +23,7 @@ from icedb.spec import TableSpec
 __all__ = [
     "MEMORY_BYTES_MIN",
     "READING_SHARE",
+    "RESERVED",
     "ROWS_PER_BATCH",
     "WRITE_MEMORY_BYTES_MIN",
     "check_write_memory",
@@ -32,8 +33,13 @@ __all__ = [
     "memory_bytes_default",
     "quote_name",
     "quote_text",
+    "read_file",
     "renew_access",
 ]
+
+#: The prefix of every name that the library's SQL gives beside a table's columns. No column may begin with it: DuckDB
+#: takes a column before an alias, and an alias that a column shadows changes the answer.
+RESERVED = "__icedb_"
 
 MIB = 1024 * 1024
 # DuckDB spills what does not fit; below this not even its buffers for sorting rows of some hundred bytes do.
@@ -72,6 +78,14 @@ def quote_name(name: str) -> str:
 def quote_text(text: str) -> str:
     """A string literal in DuckDB's SQL."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def read_file(path: Path | str) -> str:
+    """A `read_parquet(...)` of one local file, with the columns that the file has.
+
+    Without the option, DuckDB takes a folder such as `d=1` above the file for a column, instead of the file's own.
+    """
+    return f"read_parquet({quote_text(str(path))}, hive_partitioning = false)"
 
 
 def copy_statement(query: str, path: Path, spec: TableSpec, *, level: int | None = None, told: bool = True) -> str:
