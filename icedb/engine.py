@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +31,7 @@ __all__ = [
     "connect_reader",
     "connect_sandbox",
     "copy_statement",
+    "lock_reader",
     "memory_bytes_default",
     "quote_name",
     "quote_text",
@@ -184,12 +186,24 @@ def connect_reader(
         con.execute(f"SET temp_directory = {quote_text(str(folder / 'spill'))}")
     con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
     _draw_no_progress(con)
+    con.execute("SET autoinstall_known_extensions = false; SET autoload_known_extensions = false")
     con.execute("SET GLOBAL python_enable_replacements = false")  # a query sees the table, not this library's variables
     if location.scheme == "s3":
         attach_s3(con, location)
     if checked:
         con.execute("SET allow_unsigned_extensions = false")
     return con
+
+
+def lock_reader(con: duckdb.DuckDBPyConnection, paths: Sequence[str] | None) -> None:
+    """Let nobody change a connection's settings; with `paths`, let it open these files and addresses alone.
+
+    It keeps its credentials, which SQL can neither see nor send elsewhere: nothing else is opened.
+    """
+    if paths is not None:
+        con.execute("SET allowed_paths = ?", [list(paths)])
+        con.execute("SET enable_external_access = false")
+    con.execute("SET lock_configuration = true")
 
 
 def attach_s3(con: duckdb.DuckDBPyConnection, location: Location) -> None:

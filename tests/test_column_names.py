@@ -247,7 +247,7 @@ def test_a_column_rowid_does_not_choose_the_type_of_another(local: Any) -> None:
     table = Table.create(local.uri)
     rows = [{"rowid": 9, "x": 1}, {"rowid": 1, "x": "text"}, {"rowid": 0, "x": True}]
     table.insert(rows, on_conflict="quarantine")
-    assert dict(table.schema)["x"] == "BIGINT"
+    assert table.snapshot().schema["x"] == "BIGINT"
     assert table.query("SELECT rowid, x FROM t").fetchall() == [(9, 1)]
 
 
