@@ -96,9 +96,9 @@ def check_reads(text: str, *, tables: Sequence[str], table: str) -> None:
 
     def refuse(why: str) -> InvalidQuery:
         return InvalidQuery(
-            f"{table}: the query {text.strip()[:200]!r} {why}. It runs in a sandbox, which reads the table alone. Write "
-            f"one SELECT over {tables[0]}. The table is called {tables[0]}. For SQL of your own: sandbox=False, or icedb "
-            "query --no-sandbox."
+            f"{table}: the query {text.strip()[:200]!r} {why}. It runs in a sandbox, which reads the table alone. "
+            f"Write one SELECT over {tables[0]}. The table is called {tables[0]}. For SQL of your own: "
+            "sandbox=False, or icedb query --no-sandbox."
         )
 
     names = _Names(tables[0], frozenset(map(_folded, tables)), v3=False, distinct=True)

@@ -1,8 +1,8 @@
 """Queries that callers ask of a snapshot: one SELECT always, and with `sandbox` one that reads the table alone.
 
 The parser decides, not the text: DuckDB names the kind of each statement, and its syntax tree names the functions.
-The connection that runs the query is the second wall. It downloads nothing, and no setting can be changed. With `sandbox` it
-opens the snapshot's parts and no other file.
+The connection that runs the query is the second wall. It downloads nothing, and no setting can be changed. With
+`sandbox` it opens the snapshot's parts and no other file.
 """
 
 from __future__ import annotations
