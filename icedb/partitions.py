@@ -16,7 +16,7 @@ from functools import lru_cache
 import duckdb
 import pyarrow as pa
 
-from icedb.engine import quote_name, quote_text
+from icedb.engine import RESERVED, quote_name, quote_text
 from icedb.errors import InvalidPartitionExpression
 from icedb.expressions import parse_expression
 from icedb.format.names import decode_partition
@@ -27,8 +27,8 @@ from icedb.spec import TableSpec
 __all__ = ["PartitionExpression", "matching", "parse_partition_by", "partition_expressions", "partition_types",
            "path_value_types"]  # fmt: skip
 
-_PROBE = "__icedb_partition_value"
-_PATH = "__icedb_path"
+_PROBE = f"{RESERVED}partition_value"
+_PATH = f"{RESERVED}path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,10 @@ def partition_expressions(spec: TableSpec, *, table: str) -> tuple[PartitionExpr
         for name, type_ in spec.path_columns.items()
     )
     names = [e.name.casefold() for e in (*computed, *told)]
+    if reserved := [n for n in names if n.startswith(RESERVED)]:
+        raise InvalidPartitionExpression(
+            f"{table}: the partition column '{reserved[0]}' has a reserved name. Rename it."
+        )
     if len(set(names)) < len(names):
         raise InvalidPartitionExpression(
             f"{table}: a partition column has two meanings: {list(spec.partition_by)}, {list(spec.path_columns)}."

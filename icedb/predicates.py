@@ -14,7 +14,7 @@ from typing import Any
 
 import duckdb
 
-from icedb.engine import quote_text
+from icedb.engine import RESERVED, quote_text
 from icedb.errors import IceDBError, InvalidOption, UnknownColumn
 from icedb.expressions import items_sql, parse_expression, replaced, tree_of, walk
 from icedb.sandboxes import question
@@ -22,7 +22,7 @@ from icedb.schema import describe, typed_nothing
 
 __all__ = ["Predicate", "check_predicate"]
 
-_VALUE = "__icedb_value"
+_VALUE = f"{RESERVED}value"
 # What a predicate may ask for the time.
 _TIMES = frozenset((
     "ago", "current_date", "current_localtime", "current_localtimestamp", "current_time", "current_timestamp",

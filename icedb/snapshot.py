@@ -17,8 +17,8 @@ from functools import cached_property
 import duckdb
 import pyarrow as pa
 
-from icedb.engine import connect_reader, quote_name
-from icedb.errors import InvalidOption, InvalidPartitionExpression
+from icedb.engine import connect_reader, lock_reader, quote_name
+from icedb.errors import InvalidPartitionExpression
 from icedb.final import final_relation
 from icedb.format.names import decode_partition
 from icedb.format.records import total_bytes, total_rows
@@ -32,6 +32,7 @@ from icedb.predicates import Predicate, check_predicate
 from icedb.pruning import may_match
 from icedb.result import QueryResult
 from icedb.scan import explain, relation, visible_partitions
+from icedb.selects import check_select
 from icedb.spec import TableSpec, all_columns
 from icedb.store import ObjectNotFound
 
@@ -42,7 +43,6 @@ Where = str | duckdb.Expression
 
 # For fewer, to think takes longer than to open them.
 _PARTS_MIN = 16
-_QUERIES = frozenset((duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.CALL))
 _NO_FINAL = re.compile(r'Table with name "?final"? does not exist', re.IGNORECASE)
 
 
@@ -153,7 +153,7 @@ class Snapshot:
     def _is_older(self, partition: str) -> bool:
         return not self.partition_schema.keys() <= decode_partition(partition).keys()
 
-    def query(self, sql: str, *, where: Where | None = None) -> QueryResult:
+    def query(self, sql: str, *, where: Where | None = None, sandbox: bool = False) -> QueryResult:
         """The answer to a DuckDB query over the table `t`: lazy, and as rows, Arrow, pandas or Polars.
 
         With `where`, a predicate as for `files`, `t` holds the rows for which it is true; no part is opened that
@@ -163,30 +163,29 @@ class Snapshot:
         table with `merging`, however much of it is merged yet. Of other tables it is `t`. `where` is asked of its rows,
         so after the merging.
 
-        Raises InvalidOption, UnknownColumn and DuckDB's own errors. Rows are read when they are fetched, so that a part
-        that is gone is told then: SnapshotExpired, MissingPart.
+        The query is one SELECT, or EXPLAIN of one; it downloads nothing and writes no file. It can read other files of
+        this machine, to join them, and what the connection's credentials open. With `sandbox` it reads `t` and `final`
+        alone: for SQL that others wrote.
+
+        Raises InvalidOption, InvalidQuery, UnknownColumn and DuckDB's own errors. Rows are read when they are fetched,
+        so that a part that is gone is told then: SnapshotExpired, MissingPart.
         """
         predicate = None if where is None else self._predicate(where)
         parts = self._that_it_asks_for(sql, self.parts if predicate is None else self._that_may_match(predicate))
         con = connect_reader(self._handle.location)
         try:
-            self._check_query(con, sql)
+            check_select(con, sql, table=self.table, sandbox=sandbox)
             rows = relation(self._handle, parts, self.schema, self.partition_schema, expressions=self.expressions)
             con.execute(f"CREATE VIEW t AS {_within(rows, predicate)}")
+            lock_reader(con, [self._handle.readable_path(p) for p in self._openable(parts)] if sandbox else None)
             answer = self._ask(con, sql, predicate)
         except (duckdb.Error, ObjectNotFound) as error:
             raise self._explained(error) from None
         return QueryResult(answer, self._explained, again=lambda: con.cursor().sql(sql))
 
-    def _check_query(self, con: duckdb.DuckDBPyConnection, sql: str) -> None:
-        """Raise InvalidOption unless it is one statement that gives rows and does nothing else."""
-        statements = con.extract_statements(sql)
-        # PIVOT is two: DuckDB makes a type first.
-        kinds = [s.type for s in statements if s.type != duckdb.StatementType.CREATE]
-        if len(kinds) != 1 or kinds[0] not in _QUERIES:
-            raise InvalidOption(
-                f"{self.table}: the query has no answer: {sql.strip()[:80]!r}. Write one SELECT over t."
-            )
+    def _openable(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """The parts that `t` and `final` read: of a table with merging, `final` may need more of them."""
+        return parts if self._spec.merging is None else self.parts
 
     def _explained(self, error: Exception) -> Exception:
         return explain(self._handle, self.parts, error, as_of_ms=self.as_of_ms)

@@ -347,14 +347,18 @@ class Table:
         """The live parts and the schema, now or at a time. Raises SnapshotExpired, DamagedLog, the store's errors."""
         return take_snapshot(self._handle, None if as_of is None else as_of_ms(as_of))
 
-    def query(self, sql: str, *, as_of: AsOf | None = None, where: Where | None = None) -> QueryResult:
+    def query(
+        self, sql: str, *, as_of: AsOf | None = None, where: Where | None = None, sandbox: bool = False
+    ) -> QueryResult:
         """The answer to a DuckDB query over the table `t`: `print` it, `.fetchall()`, `.to_arrow()`, `.to_polars()`.
 
         `final` is, beside `t`, what that will be when all is merged: the exact rows of a table with `merging`.
         `where`: a predicate over any columns. `t` holds the rows for which it is true, and no part is opened that
         certainly has none; so it is with what the query's own WHERE says of `t`.
+        `sandbox`: the query reads the table and nothing else, for SQL that others wrote; without it, it may read other
+        files of this machine, too (`Snapshot.query`).
         """
-        return self.snapshot(as_of).query(sql, where=where)
+        return self.snapshot(as_of).query(sql, where=where, sandbox=sandbox)
 
     def changes(
         self,

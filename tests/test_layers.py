@@ -49,6 +49,7 @@ LAYERS = [
     "icedb.result",
     "icedb.expressions",
     "icedb.queries",
+    "icedb.selects",
     "icedb.schema",
     "icedb.bounding",
     "icedb.narrowing",
