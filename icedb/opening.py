@@ -7,10 +7,10 @@ from typing import Any
 
 from icedb.clock import Clock
 from icedb.declared import checked_spec
-from icedb.errors import SchemaConflict, TableExists, TableNotFound
+from icedb.errors import FixInput, SchemaConflict, TableExists, TableNotFound
 from icedb.format.names import decode_partition, encode_value, partition_of
 from icedb.format.snapshot import LogState
-from icedb.handle import Fencing, Handle
+from icedb.handle import Fencing, Handle, damaged_spec
 from icedb.log_store import claim_log_store, find_log_store
 from icedb.options import Timing
 from icedb.partitions import path_value_types
@@ -43,7 +43,11 @@ def open_handle(
             return adopted
     spec = decode_spec(body, table=location.uri, key=location.keys.spec)
     store = find_log_store(store, spec, log_storage_options)
-    return Handle(store, spec, timing=timing, fencing=fencing, clock=clock)
+    handle = Handle(store, TableSpec(), timing=timing, fencing=fencing, clock=clock)
+    try:
+        return handle.with_spec(spec)
+    except FixInput as error:  # another program may have written it
+        raise damaged_spec(handle.table, handle.keys.spec, error) from None
 
 
 def _adopt(handle: Handle) -> Handle:

@@ -7,11 +7,12 @@ paths say of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from icedb.errors import DamagedLog, InvalidOption
+from icedb.times import COUNT_MAX
 
 __all__ = [
     "COMPRESSIONS",
@@ -88,7 +89,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     #: Random, so that a creator recognises its own put when the answer was lost.
     id: str = ""
     #: Rises with each `Table.alter`; a greater one, recorded in the log, holds instead of this.
-    revision: int = 0
+    revision: Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)] = 0
     partition_by: tuple[str, ...] = ()
     #: Expressions of earlier revisions: there are parts with these names in their paths.
     earlier_partition_by: tuple[str, ...] = ()
@@ -160,14 +161,18 @@ def encode_spec(spec: TableSpec, *, indent: int = 2) -> bytes:
 
 
 def decode_spec(body: bytes, *, table: str, key: str) -> TableSpec:
-    """The spec in `_table.json`. Raises DamagedLog when it is not one, or of a later version; as `check_spec` does."""
+    """Decode the spec in the object `key`. Raises DamagedLog unless it is one of this version with valid values."""
     try:
+        body.decode()  # the decoder skips unknown keys, and does not look at their text
         spec = msgspec.json.decode(body, type=TableSpec)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedLog(f"{table}: '{key}' is not a table's spec ({error}).", key=key) from None
     if spec.version != SPEC_VERSION:
         raise DamagedLog(
             f"{table}: '{key}' has version {spec.version}; this program reads {SPEC_VERSION}. Upgrade it.", key=key
         )
-    check_spec(spec, table=table)  # somebody else may have written it
+    try:
+        check_spec(spec, table=table)  # another program may have written it
+    except InvalidOption as error:
+        raise DamagedLog(f"{table}: '{key}' is not a table's spec ({error})", key=key) from None
     return spec

@@ -6,12 +6,16 @@ from datetime import UTC, datetime
 
 from icedb.errors import InvalidOption
 
-__all__ = ["UNIX_MS_MIN", "AsOf", "as_of_ms", "parse_as_of"]
+__all__ = ["COUNT_MAX", "TIME_MS_MAX", "UNIX_MS_MIN", "AsOf", "as_of_ms", "parse_as_of"]
 
 #: A point in time: an aware datetime, or unix milliseconds.
 AsOf = datetime | int
 #: No table is so old, and seconds are far below: taken for milliseconds, a restore to them would empty a table.
 UNIX_MS_MIN = 100_000_000_000
+#: The greatest time that an object of a table may hold, 9999-12-31T00:00:00Z. It is a date in every time zone.
+TIME_MS_MAX = 253_402_214_400_000
+#: The greatest count of bytes, rows, lines, epochs or revisions: every program that reads JSON holds it exactly.
+COUNT_MAX = 2**53 - 1
 
 
 def as_of_ms(as_of: AsOf, *, name: str = "as_of") -> int:

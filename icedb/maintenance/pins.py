@@ -32,10 +32,11 @@ from icedb.errors import (
     SnapshotExpired,
     StoreUnavailable,
 )
-from icedb.format.records import Marker
+from icedb.format.records import Marker, TimeMs
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import STORED_MS_PRECISION, Handle
 from icedb.store import ObjectNotFound, StoredObject
+from icedb.times import TIME_MS_MAX
 
 __all__ = [
     "Expires",
@@ -74,9 +75,9 @@ class _Body(msgspec.Struct, frozen=True):
     """What a pin's object holds."""
 
     name: str
-    as_of: int
-    created: int
-    expires: int | None = None
+    as_of: TimeMs
+    created: TimeMs
+    expires: TimeMs | None = None
 
 
 _decoder = msgspec.json.Decoder(_Body)
@@ -172,6 +173,10 @@ def _expires_ms(handle: Handle, expires: Expires | None, now_ms: int) -> int | N
         raise InvalidOption(
             f"{handle.table}: expires is {expires!r}; give datetime(..., tzinfo=UTC), unix milliseconds or a timedelta."
         )
+    if expires_ms > TIME_MS_MAX:
+        raise InvalidOption(
+            f"{handle.table}: the pin would expire after 9999-12-31. Leave out expires: it then holds until unpin."
+        )
     if expires_ms <= now_ms:
         raise InvalidOption(f"{handle.table}: the pin would expire at {expires_ms} (unix ms), which is not to come.")
     return expires_ms
@@ -255,7 +260,7 @@ def _encode(planned: Pin) -> bytes:
 def _decode(handle: Handle, key: str, stored: StoredObject) -> Pin:
     try:
         body = _decoder.decode(stored.body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(handle, key, str(error)) from None
     if body.name != handle.keys.parse_pin(key):
         raise _damaged(handle, key, f"it says that its name is '{body.name}'")
