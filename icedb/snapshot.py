@@ -27,8 +27,8 @@ from icedb.handle import Handle, Part
 from icedb.live_parts import LiveParts, latest_parts, live_parts
 from icedb.maintenance.pins import is_pinned
 from icedb.narrowing import asked_of_table
-from icedb.partitions import PartitionExpression, matching, partition_expressions, partition_types
-from icedb.predicates import Predicate, check_predicate
+from icedb.partitions import PartitionExpression, partition_expressions, partition_types
+from icedb.predicates import Predicate, check_predicate, matching
 from icedb.pruning import may_match
 from icedb.result import QueryResult
 from icedb.scan import explain, relation, visible_partitions

@@ -141,7 +141,8 @@ def _ttl(task: Task[TtlConfig], *, ttl: TimeToLive | Expiry) -> Report:
     figures = {"reference": reference.isoformat(timespec="minutes"), **how}
     if not chosen and not isinstance(chosen, str):
         return Report({**figures, "partitions dropped": 0, **_dry(dry_run=config.dry_run)})
-    report = table.drop_partitions(chosen, dry_run=config.dry_run)
+    # A run that is executed again finds what the first one dropped gone.
+    report = table.drop_partitions(chosen, missing_ok=True, dry_run=config.dry_run)
     return Report(
         {
             **figures,
