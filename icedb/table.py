@@ -348,7 +348,11 @@ class Table:
     # ------------------------------------------------------------------------------------ read
 
     def snapshot(self, as_of: AsOf | None = None) -> Snapshot:
-        """The live parts and the schema, now or at a time. Raises SnapshotExpired, DamagedLog, the store's errors."""
+        """The live parts and the schema, now or at a time.
+
+        Raises InvalidOption for a time before the table's creation or in the future (more than twice `max_skew_ms`
+        ahead of this clock, and later than every commit), SnapshotExpired, DamagedLog, the store's errors.
+        """
         return take_snapshot(self._handle, None if as_of is None else as_of_ms(as_of))
 
     def query(self, sql: str, *, as_of: AsOf | None = None, where: Where | None = None) -> QueryResult:
@@ -761,20 +765,21 @@ class Table:
 
     # ------------------------------------------------------------------------------------ undo and keep
 
-    def restore(self, as_of: AsOf, *, dry_run: bool = False) -> RestoreReport:
+    def restore(self, as_of: AsOf, *, allow_empty: bool = False, dry_run: bool = False) -> RestoreReport:
         """Make the table what it was at a time, in one exclusive commit: undo a drop, overwrite, deletion or bad merge.
 
         Parts that were superseded since come back as copies that the store makes; parts that came since are
         tombstoned, so rows that were appended after `as_of` go, those of transactions too (which stay recorded, and
         are not written again when they are retried). What a plain append adds after the restore has last read the log
         survives. Rows that somebody deleted on purpose come back as well. The schema and the spec stay as they are.
-        The restore can be undone by another one, to the time before it.
+        The restore can be undone by another one, to the time before it. A restore that leaves no rows is refused,
+        unless `allow_empty`; the report has the table's rows before and after.
 
         Works as far back as snapshots can be read: from the horizon on, and at pinned times. Raises SnapshotExpired
-        (nothing was restored), InvalidOption for a time to come, CommitContended, CommitUncertain, PublicationTooLate
-        and the store's errors.
+        (nothing was restored), InvalidOption for a time before the table's creation or in the future, CommitContended,
+        CommitUncertain, PublicationTooLate and the store's errors.
         """
-        return restore(self._handle, as_of_ms(as_of), dry_run=dry_run)
+        return restore(self._handle, as_of_ms(as_of), allow_empty=allow_empty, dry_run=dry_run)
 
     def pin(
         self, name: str, as_of: AsOf | None = None, *, expires: Expires | None = None, dry_run: bool = False

@@ -209,13 +209,16 @@ def restore(
     connection: Connection,
     uri: Uri,
     as_of: Annotated[Any, time_option("--as-of", "The time to go back to.")],
+    allow_empty: Annotated[
+        bool, typer.Option("--allow-empty", help="Restore also to a time at which the table had no rows.")
+    ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Make the table what it was at a time. Can be undone by another restore, to the time before it."""
     table = connection.open(uri)
-    run(lambda dry: table.restore(as_of, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
+    run(lambda dry: table.restore(as_of, allow_empty=allow_empty, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
 
 
 @verb(MAINTAIN)
