@@ -25,10 +25,10 @@ from icedb.format.records import total_bytes, total_rows
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import Handle, Part
 from icedb.live_parts import LiveParts, latest_parts, live_parts
-from icedb.maintenance.pins import is_pinned
+from icedb.maintenance.pins import check_readable_time, is_pinned
 from icedb.narrowing import asked_of_table
-from icedb.partitions import PartitionExpression, matching, partition_expressions, partition_types
-from icedb.predicates import Predicate, check_predicate
+from icedb.partitions import PartitionExpression, partition_expressions, partition_types
+from icedb.predicates import Predicate, check_predicate, matching
 from icedb.pruning import may_match
 from icedb.result import QueryResult
 from icedb.scan import explain, relation, visible_partitions
@@ -249,6 +249,8 @@ def _within(rows: str, predicate: Predicate | None) -> str:
 def take_snapshot(handle: Handle, as_of_ms: int | None = None) -> Snapshot:
     """The snapshot at a time (unix milliseconds), or the latest. Raises SnapshotExpired and `LogReader.read`'s.
 
+    Raises InvalidOption for a time before the table's creation or in the future.
+
     A time before the horizon can be read if it is pinned; only then are the pins looked at, after the log.
     """
     # Before the log is read, and before this millisecond: a commit of this machine that comes next has a later time,
@@ -256,6 +258,8 @@ def take_snapshot(handle: Handle, as_of_ms: int | None = None) -> Snapshot:
     now_ms = handle.clock.now_ms() - 1
     state = handle.read()
     latest_ms = max(now_ms, state.newest_ms)
+    if as_of_ms is not None:
+        check_readable_time(handle, state, as_of_ms, now_ms=now_ms)
     if as_of_ms is None or as_of_ms > latest_ms:
         return _snapshot_of(handle, state, latest_parts(handle, state), latest_ms)
     pinned = as_of_ms < state.horizon_ms and is_pinned(handle, as_of_ms)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from icedb.errors import InvalidOption
 
-__all__ = ["COUNT_MAX", "TIME_MS_MAX", "UNIX_MS_MIN", "AsOf", "as_of_ms", "parse_as_of"]
+__all__ = ["COUNT_MAX", "TIME_MS_MAX", "UNIX_MS_MIN", "AsOf", "as_of_ms", "parse_as_of", "time_text"]
 
 #: A point in time: an aware datetime, or unix milliseconds.
 AsOf = datetime | int
@@ -32,6 +32,15 @@ def as_of_ms(as_of: AsOf, *, name: str = "as_of") -> int:
             "seconds, or a date? Give datetime(..., tzinfo=UTC) or unix milliseconds."
         )
     return as_of
+
+
+def time_text(unix_ms: int) -> str:
+    """A time as messages write it: ISO 8601 in UTC, and the unix milliseconds that an API takes."""
+    try:
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=unix_ms)
+    except OverflowError:
+        return f"{unix_ms} (unix ms)"
+    return f"{moment.isoformat(timespec='milliseconds').replace('+00:00', 'Z')} ({unix_ms} unix ms)"
 
 
 def parse_as_of(text: str, *, table: str, name: str = "as_of") -> int:
