@@ -85,6 +85,7 @@ LAYERS = [
     "icedb.splitting",
     "icedb.parts",
     "icedb.handle",
+    "icedb.table_place",
     "icedb.live_parts",
     "icedb.fetching",
     "icedb.pruning",
