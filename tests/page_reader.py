@@ -35,6 +35,7 @@ class Reading:
 
     def columns(self, at: int) -> set[str]:
         """The columns of the log in a snapshot."""
+        at = max(at, min(self.came.values(), default=at))
         return {column for column, t in self.came.items() if t <= at}
 
     def live(self, at: int | None = None) -> set[str]:

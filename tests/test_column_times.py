@@ -52,6 +52,7 @@ def test_a_snapshot_has_the_columns_of_its_time(table: Table, clock: ManualClock
     for at_ms, columns in ((first_ms, ["d", "a"]), (second_ms - 1, ["d", "a"]), (second_ms, ["d", "a", "b"])):
         assert list(table.snapshot(at_ms).schema) == columns
         assert table.query("SELECT * FROM t", as_of=at_ms).to_arrow().column_names == columns
+    assert list(table.snapshot(first_ms - 1).schema) == ["d", "a"], "no rows yet, and the columns that come first"
     assert {"a", "b"} <= table.snapshot().schema.keys()
     assert table.snapshot(clock.now_ms()).schema == table.snapshot().schema
 

@@ -45,8 +45,12 @@ def _schema_ms(key: str, file: LogFile, effective: Collection[str]) -> int:
 
 
 def schema_at(state: LogState, at_ms: int) -> dict[str, str]:
-    """Return the columns that had come at a time (unix milliseconds), with their types of today."""
+    """Return the columns that had come at a time (unix milliseconds), with their types of today.
+
+    A time before the first column has the columns that came first: there are no rows then, but queries can name them.
+    """
     times = column_times(state)
+    at_ms = max([at_ms, *([min(times.values())] if times else ())])
     return {column: type_ for column, type_ in state.schema.items() if times[column] <= at_ms}
 
 
