@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +21,7 @@ import pyarrow as pa
 from icedb.engine import connect_reader, lock_reader, quote_name
 from icedb.errors import InvalidPartitionExpression
 from icedb.final import final_relation
+from icedb.format.column_times import schema_at
 from icedb.format.names import decode_partition
 from icedb.format.records import total_bytes, total_rows
 from icedb.format.snapshot import LogState, live_markers
@@ -33,7 +35,7 @@ from icedb.pruning import may_match
 from icedb.result import QueryResult
 from icedb.scan import explain, relation, visible_partitions
 from icedb.selects import check_select
-from icedb.spec import TableSpec, all_columns
+from icedb.spec import TableSpec, all_columns, spec_at
 from icedb.store import ObjectNotFound
 
 __all__ = ["Snapshot", "Where", "take_snapshot"]
@@ -54,7 +56,7 @@ class Snapshot:
     as_of_ms: int
     #: In key order. Of a large table, each is made when it is asked for.
     parts: Sequence[Part]
-    #: Column -> DuckDB type; the schema is not versioned.
+    #: Column -> DuckDB type: the columns that the table had at that time.
     schema: Mapping[str, str]
     #: How many log files it took to know this, and how many exclusive commits there had been.
     log_files: int
@@ -69,6 +71,11 @@ class Snapshot:
     def handle(self) -> Handle:
         """The open table that it was taken of."""
         return self._handle
+
+    @property
+    def spec(self) -> TableSpec:
+        """The table's spec as it was at the snapshot's time, as far as its columns depend on it."""
+        return self._spec
 
     @cached_property
     def id(self) -> str:
@@ -92,9 +99,20 @@ class Snapshot:
         try:
             return partition_types(self.expressions, self.schema, table=self.table)
         except InvalidPartitionExpression:
-            if self.parts:
+            if self.parts and self.schema.keys() >= self._handle.columns.keys():
                 raise
-            return {}
+            return self._fitting_types()
+
+    def _fitting_types(self) -> dict[str, str]:
+        """The partition columns that follow from the columns of the snapshot's time.
+
+        The table may have been partitioned by others since, by a program that does not record its earlier specs.
+        """
+        types: dict[str, str] = {}
+        for expression in self.expressions:
+            with suppress(InvalidPartitionExpression):
+                types |= partition_types([expression], self.schema, table=self.table)
+        return types if self.parts else {}
 
     @cached_property
     def expressions(self) -> tuple[PartitionExpression, ...]:
@@ -261,19 +279,27 @@ def take_snapshot(handle: Handle, as_of_ms: int | None = None) -> Snapshot:
     if as_of_ms is not None:
         check_readable_time(handle, state, as_of_ms, now_ms=now_ms)
     if as_of_ms is None or as_of_ms > latest_ms:
-        return _snapshot_of(handle, state, latest_parts(handle, state), latest_ms)
+        return _snapshot_of(handle, state, latest_parts(handle, state), latest_ms, handle.spec, state.schema)
     pinned = as_of_ms < state.horizon_ms and is_pinned(handle, as_of_ms)
-    return _snapshot_of(handle, state, live_parts(handle, live_markers(state, as_of_ms, pinned=pinned)), as_of_ms)
+    parts = live_parts(handle, live_markers(state, as_of_ms, pinned=pinned))
+    return _snapshot_of(handle, state, parts, as_of_ms, spec_at(handle.spec, as_of_ms), schema_at(state, as_of_ms))
 
 
-def _snapshot_of(handle: Handle, state: LogState, parts: Sequence[Part], as_of_ms: int) -> Snapshot:
+def _snapshot_of(
+    handle: Handle,
+    state: LogState,
+    parts: Sequence[Part],
+    as_of_ms: int,
+    spec: TableSpec,
+    schema: Mapping[str, str],
+) -> Snapshot:
     return Snapshot(
         table=handle.table,
         as_of_ms=as_of_ms,
         parts=parts,
-        schema=all_columns(handle.spec, state.schema),
+        schema=all_columns(spec, schema),
         log_files=len(state.files),
         epoch=state.epoch,
         _handle=handle,
-        _spec=handle.spec,
+        _spec=spec,
     )

@@ -118,7 +118,7 @@ class Rows:
     def _in_paths(self) -> frozenset[str]:
         """The partition columns whose values in the paths are those of the rows, case folded."""
         visible = visible_partitions(self.snapshot.schema, self.snapshot.partition_schema)
-        stored = [e.name for e in self.snapshot.handle.expressions if e.sql.strip('"') == e.name]
+        stored = [e.name for e in self.snapshot.expressions if e.sql.strip('"') == e.name]
         return frozenset(name.casefold() for name in (*visible, *stored))
 
 

@@ -34,6 +34,7 @@ LAYERS = [
     "icedb.format.log_schema",
     "icedb.format.part_columns",
     "icedb.format.snapshot",
+    "icedb.format.column_times",
     "icedb.format.feed",
     "icedb.format.rewrite",
     "icedb.credentials",

@@ -51,6 +51,8 @@ def encode(file: LogFile) -> bytes:
         line_count=part_line + len(file.markers),
         foreign_ms=file.foreign_ms,
         spec=file.spec,
+        schema_ms=file.schema_ms,
+        column_ms=file.column_ms,
     )
     lines = [header, file.schema, *file.tombstones, *file.markers]
     return b"\n".join(map(_encoder.encode, lines))
@@ -90,6 +92,8 @@ def decode(body: bytes, key: str, keys: Keys) -> LogFile:
         txn=header.txn,
         foreign_ms=header.foreign_ms,
         spec=header.spec,
+        schema_ms=header.schema_ms,
+        column_ms=header.column_ms,
     )
     _check(file, key, keys)
     return file

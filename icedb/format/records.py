@@ -118,6 +118,7 @@ class LogTombstone(msgspec.Struct, frozen=True, rename={"key": "p", "created_ms"
 class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     "version": "v", "t_ms": "t", "schema_line": "sch", "tombstone_line": "tmb", "part_line": "f",
     "epoch": "e", "live_epochs": "le", "horizon_ms": "hz", "line_count": "n", "spec": "spec", "foreign_ms": "fm",
+    "schema_ms": "st", "column_ms": "ct",
 }):  # fmt: skip
     """Line 0: where the rest is, and what kind of commit this was."""
 
@@ -138,6 +139,10 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     foreign_ms: TimeMs = 0
     #: The table's spec since this commit or an earlier one that it replaces, still encoded; see `icedb.spec`.
     spec: Encoded = msgspec.UNSET
+    #: When the columns of the schema came, but for those of `column_ms`; None: at `t_ms`, see `format.column_times`.
+    schema_ms: int | None = None
+    #: Column -> when it came.
+    column_ms: dict[str, int] = {}
 
 
 class LogFile(msgspec.Struct, frozen=True):
@@ -155,6 +160,8 @@ class LogFile(msgspec.Struct, frozen=True):
     txn: dict[str, tuple[int, int]] = {}
     foreign_ms: int = 0
     spec: Encoded = msgspec.UNSET
+    schema_ms: int | None = None
+    column_ms: dict[str, int] = {}
 
     @property
     def newest_foreign_ms(self) -> int:

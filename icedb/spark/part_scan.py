@@ -46,7 +46,7 @@ def scan_of(snapshot: Snapshot, schema: StructType, options: ReadOptions) -> Par
     """How the parts of a snapshot are read for the columns that Spark was promised. Raises as `chosen_columns`."""
     return PartScan(
         location=snapshot.handle.location,
-        spec=snapshot.handle.spec,
+        spec=snapshot.spec,
         schema=dict(snapshot.schema),
         partition_schema=dict(snapshot.partition_schema),
         columns=_declared_columns(snapshot, schema),

@@ -34,7 +34,10 @@ def planned_schema(options: Mapping[str, str]) -> tuple[StructType, dict[str, st
     """What a read with these options gives, and the option that says of what time it is. Raises as `open_reader`."""
     told = read_options(options)
     # Of changes, too: when a stream goes on, `since` may be long past, and what counts is in its checkpoint.
-    snapshot = Table.open(told.path, storage_options=told.storage_options).snapshot(told.as_of_ms)
+    table = Table.open(told.path, storage_options=told.storage_options)
+    snapshot = table.snapshot(told.as_of_ms)
+    if isinstance(told.until, int) and told.until < snapshot.as_of_ms:
+        snapshot = table.snapshot(told.until)  # changes up to a time have the columns of that time
     if told.where is not None:
         snapshot.partitions(told.where)  # a wrong one is told now, not when the rows are asked for
     schema = spark_schema(chosen_columns(snapshot, told.columns))
