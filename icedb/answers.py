@@ -15,7 +15,7 @@ from pathlib import Path
 import duckdb
 
 from icedb.conflicts import EXAMPLE_LENGTH_MAX, Conversion, convert_answer
-from icedb.engine import ROWS_PER_BATCH, quote_name
+from icedb.engine import RESERVED, ROWS_PER_BATCH, quote_name
 from icedb.errors import InvalidBatch, InvalidQuery, InvariantViolated, SchemaConflict
 from icedb.format.names import decode_partition, encode_partition
 from icedb.handle import Handle, Part
@@ -28,9 +28,9 @@ from icedb.written import WrittenFile, write_file
 
 __all__ = ["Answer", "RowsQuery", "copy_answer", "query_of_merges"]
 
-_STREAM = "__icedb_stream"
-_ANSWER = "__icedb_answer"
-_VALUE = "__icedb_p"
+_STREAM = f"{RESERVED}stream"
+_ANSWER = f"{RESERVED}answer"
+_VALUE = f"{RESERVED}p"
 
 
 @dataclass(frozen=True, slots=True)

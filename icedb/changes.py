@@ -7,9 +7,10 @@ is, as long as cleanup leaves it. See `icedb.format.feed`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from icedb.errors import InvalidOption
+from icedb.format.column_times import schema_at
 from icedb.format.feed import (
     BEGINNING,
     Cursor,
@@ -25,7 +26,7 @@ from icedb.format.records import Marker
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
 from icedb.snapshot import Snapshot
-from icedb.spec import all_columns
+from icedb.spec import all_columns, spec_at
 
 __all__ = ["Changes", "changes_of", "cursor_of", "settled_ms", "take_changes"]
 
@@ -69,8 +70,13 @@ def take_changes(
     else:
         _check_until(handle, start, until)
         end, markers = advance(state, handle.keys, start, settled_ms=settled, until_ms=until, limits=limits)
-    as_of_ms = until if isinstance(until, int) else max(now_ms, state.newest_ms)
-    return changes_of(handle, state, start, end, markers, as_of_ms=as_of_ms)
+    latest_ms = max(now_ms, state.newest_ms)
+    if not isinstance(until, int) or until > latest_ms:
+        as_of_ms = until if isinstance(until, int) else latest_ms
+        return changes_of(handle, state, start, end, markers, as_of_ms=as_of_ms)
+    spec, schema = spec_at(handle.spec, until), schema_at(state, until)
+    changes = changes_of(handle, state, start, end, markers, as_of_ms=until)
+    return replace(changes, schema=all_columns(spec, schema), _spec=spec)
 
 
 def changes_of(

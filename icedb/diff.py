@@ -13,7 +13,9 @@ import duckdb
 
 from icedb.engine import connect_reader
 from icedb.errors import InvalidOption
+from icedb.format.column_times import UNKNOWN_MS, column_times
 from icedb.format.records import total_bytes, total_rows
+from icedb.format.snapshot import LogState
 from icedb.handle import Handle, Part
 from icedb.live_parts import LiveParts
 from icedb.scan import explain, relation
@@ -144,7 +146,7 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 def _count(before: Snapshot, removed: Sequence[Part], after: Snapshot, added: Sequence[Part]) -> tuple[int, int]:
     """Rows of the added parts that no removed part has, and the other way round."""
     handle = after.handle
-    # The columns of now for both: the schema is not versioned.
+    # The columns of the second time for both: rows that lack a column that came meanwhile have null there.
     old, new = (
         relation(handle, parts, after.schema, after.partition_schema, expressions=after.expressions)
         for parts in (removed, added)
@@ -183,7 +185,7 @@ class ColumnInfo:
 
 def columns_of(handle: Handle) -> list[ColumnInfo]:
     """The columns of the table and its partition columns. Raises what `take_snapshot` raises."""
-    snapshot, since = take_snapshot(handle), _came(handle)
+    snapshot, since = take_snapshot(handle), _came(handle.read())
     stored = [
         ColumnInfo(name, type_, name in handle.spec.required, None, *since.get(name, (None, False)))
         for name, type_ in snapshot.schema.items()
@@ -196,26 +198,18 @@ def columns_of(handle: Handle) -> list[ColumnInfo]:
     ]
 
 
-def _came(handle: Handle) -> dict[str, tuple[int, bool]]:
-    """Column -> the time of the oldest log file that names it, and whether that one brought it.
-
-    A column comes with an exclusive commit. So a log file has brought what it names first, if it replaced none and all
-    earlier exclusive commits are there. Log files that were replaced tell as much, as long as they are stored.
-    """
-    state = handle.read(everything=True)
-    files = [f.file for k, f in state.files.items() if k not in state.ignored or k in state.log_tombstones]
-    epochs = {f.epoch for f in files if f.epoch is not None}
-    first: dict[str, tuple[int, bool]] = {}
-    for file in sorted(files, key=lambda f: f.t_ms):
-        whole = file.epoch is not None and epochs.issuperset(range(1, file.epoch)) and not file.tombstones
-        for name in file.schema:
-            first.setdefault(name, (file.t_ms, whole))
-    return first
+def _came(state: LogState) -> dict[str, tuple[int, bool]]:
+    """Return column -> when it came, and whether the log records that time; else the oldest log file that names it."""
+    oldest: dict[str, int] = {}
+    for stored in sorted(state.effective.values(), key=lambda stored: -stored.file.t_ms):
+        oldest.update(dict.fromkeys(stored.file.schema, stored.file.t_ms))
+    times = column_times(state)
+    return {c: (oldest[c], False) if at_ms == UNKNOWN_MS else (at_ms, True) for c, at_ms in times.items()}
 
 
 def _new_columns(handle: Handle, since_ms: int, until_ms: int) -> tuple[dict[str, str], bool]:
     """The columns that surely came between two times, and whether no other can have."""
     schema = handle.columns
-    late = {name: told for name, told in _came(handle).items() if told[0] > since_ms}
+    late = {name: told for name, told in _came(handle.read()).items() if told[0] > since_ms}
     sure = {name: schema[name] for name, (at_ms, exact) in late.items() if exact and at_ms <= until_ms}
     return sure, all(exact for _, exact in late.values())

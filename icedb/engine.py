@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -23,17 +24,24 @@ from icedb.spec import TableSpec
 __all__ = [
     "MEMORY_BYTES_MIN",
     "READING_SHARE",
+    "RESERVED",
     "ROWS_PER_BATCH",
     "WRITE_MEMORY_BYTES_MIN",
     "check_write_memory",
     "connect_reader",
     "connect_sandbox",
     "copy_statement",
+    "lock_reader",
     "memory_bytes_default",
     "quote_name",
     "quote_text",
+    "read_file",
     "renew_access",
 ]
+
+#: The prefix of every name that the library's SQL gives beside a table's columns. No column may begin with it: DuckDB
+#: takes a column before an alias, and an alias that a column shadows changes the answer.
+RESERVED = "__icedb_"
 
 MIB = 1024 * 1024
 # DuckDB spills what does not fit; below this not even its buffers for sorting rows of some hundred bytes do.
@@ -72,6 +80,14 @@ def quote_name(name: str) -> str:
 def quote_text(text: str) -> str:
     """A string literal in DuckDB's SQL."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def read_file(path: Path | str) -> str:
+    """A `read_parquet(...)` of one local file, with the columns that the file has.
+
+    Without the option, DuckDB takes a folder such as `d=1` above the file for a column, instead of the file's own.
+    """
+    return f"read_parquet({quote_text(str(path))}, hive_partitioning = false)"
 
 
 def copy_statement(query: str, path: Path, spec: TableSpec, *, level: int | None = None, told: bool = True) -> str:
@@ -170,12 +186,24 @@ def connect_reader(
         con.execute(f"SET temp_directory = {quote_text(str(folder / 'spill'))}")
     con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
     _draw_no_progress(con)
+    con.execute("SET autoinstall_known_extensions = false; SET autoload_known_extensions = false")
     con.execute("SET GLOBAL python_enable_replacements = false")  # a query sees the table, not this library's variables
     if location.scheme == "s3":
         attach_s3(con, location)
     if checked:
         con.execute("SET allow_unsigned_extensions = false")
     return con
+
+
+def lock_reader(con: duckdb.DuckDBPyConnection, paths: Sequence[str] | None) -> None:
+    """Let nobody change a connection's settings; with `paths`, let it open these files and addresses alone.
+
+    It keeps its credentials, which SQL can neither see nor send elsewhere: nothing else is opened.
+    """
+    if paths is not None:
+        con.execute("SET allowed_paths = ?", [list(paths)])
+        con.execute("SET enable_external_access = false")
+    con.execute("SET lock_configuration = true")
 
 
 def attach_s3(con: duckdb.DuckDBPyConnection, location: Location) -> None:

@@ -37,6 +37,8 @@ __all__ = [
 
 # Deeper trees exhaust the stack of whatever walks them; DuckDB's own limit is 1,000 expressions.
 _LEVELS_MAX = 500
+# What DuckDB takes anything for a truth value in: `d = 1 OR 2` is true for every row.
+_LOGIC = frozenset(("CONJUNCTION_AND", "CONJUNCTION_OR", "OPERATOR_NOT"))
 _TOO_DEEP: dict[str, Any] = {"error": True, "error_message": "it is nested too deep"}
 
 # fmt: off
@@ -82,6 +84,10 @@ class Expression:
     column: str
     #: What the expression is the AND of; itself when it is no AND.
     conjuncts: tuple[Conjunct, ...]
+    #: The operands of AND, OR and NOT that are none of these themselves; the expression when it is none of these.
+    conditions: tuple[Conjunct, ...]
+    #: The operands of each OR among them.
+    alternatives: tuple[Conjunct, ...]
 
 
 def parse_expression(text: str, *, refuse: Callable[[str], IceDBError], stable: bool = True) -> Expression:
@@ -125,9 +131,35 @@ def _parse(text: str, stable: bool) -> Expression:
         expression = node["select_list"][0]
         _check(expression, stable)
         parts = expression["children"] if expression.get("type") == "CONJUNCTION_AND" else [expression]
-        sql, *conjuncts = items_sql(con, [expression, *parts])
-    pieces = tuple(Conjunct(text, _columns(part)) for text, part in zip(conjuncts, parts, strict=True))
-    return Expression(sql, expression.get("alias") or "", _column_name(expression), pieces)
+        conditions, alternatives = _conditions(expression)
+        pieces = [*parts, *conditions, *alternatives]
+        sql, *texts = items_sql(con, [expression, *pieces])
+    conjuncts = [Conjunct(text, _columns(piece)) for text, piece in zip(texts, pieces, strict=True)]
+    first, second = len(parts), len(parts) + len(conditions)
+    return Expression(
+        sql,
+        expression.get("alias") or "",
+        _column_name(expression),
+        tuple(conjuncts[:first]),
+        tuple(conjuncts[first:second]),
+        tuple(conjuncts[second:]),
+    )
+
+
+def _conditions(expression: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The operands of AND, OR and NOT that are none of these themselves, and the operands of each OR."""
+    conditions: list[Mapping[str, Any]] = []
+    alternatives: list[Mapping[str, Any]] = []
+    waiting = [expression]
+    while waiting:
+        node = waiting.pop()
+        if node.get("type") not in _LOGIC:
+            conditions.append(node)
+            continue
+        waiting.extend(reversed(node["children"]))
+        if node["type"] == "CONJUNCTION_OR":
+            alternatives.extend(node["children"])
+    return conditions, alternatives
 
 
 def is_type(text: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from icedb.engine import quote_name
+from icedb.engine import RESERVED, quote_name
 from icedb.errors import InvalidOption
 from icedb.handle import Handle, Part
 from icedb.merging import final_sql
@@ -19,7 +19,7 @@ from icedb.spec import Merging, TableSpec
 
 __all__ = ["final_relation"]
 
-_PATH = "__icedb_path"
+_PATH = f"{RESERVED}path"
 
 
 def final_relation(
@@ -70,7 +70,7 @@ def _of_layout(
     rows = relation(handle, parts, schema, told, expressions=expressions, with_file=True)
     # Where a part lies, not its partition columns: a data column of such a name hides one, and a row may be elsewhere
     # than its expressions say.
-    rows = f"(SELECT *, regexp_replace({FILE_COLUMN}, '[^/]*$', '') AS {_PATH} FROM ({rows})) AS stored"
+    rows = f"(SELECT *, regexp_replace({FILE_COLUMN}, '[^/]*$', '') AS {_PATH} FROM ({rows}))"
     merged = final_sql(merging, schema, [*kept, _PATH], rows=rows, table=handle.table)
     lacking = {e.name: e.sql for e in expressions if e.name in visible and e.name not in told}
     computed = "".join(f", CAST((\n{sql}\n) AS {visible[name]}) AS {quote_name(name)}" for name, sql in lacking.items())

@@ -15,6 +15,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from icedb.engine import RESERVED
 from icedb.inputs.offsets import aligned
 
 __all__ = ["Coded", "Held", "coded", "hold"]
@@ -81,7 +82,7 @@ class Held:
 
 
 def _register(con: duckdb.DuckDBPyConnection, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> str:
-    name = f"__icedb_held{next(_numbers)}"  # a reader that was read must not be found under its name
+    name = f"{RESERVED}held{next(_numbers)}"  # a reader that was read must not be found under its name
     con.register(name, pa.RecordBatchReader.from_batches(schema, batches))
     return name
 

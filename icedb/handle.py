@@ -19,7 +19,7 @@ from typing import Literal, get_args
 import msgspec
 
 from icedb.clock import Clock, SystemClock, writer_name
-from icedb.errors import ClockSkew, InvalidOption, UnsupportedStore
+from icedb.errors import ClockSkew, DamagedLog, FixInput, InvalidOption, UnsupportedStore
 from icedb.format.names import Keys, decode_partition, partition_of
 from icedb.format.records import Marker, Stats
 from icedb.format.snapshot import LogState
@@ -32,7 +32,7 @@ from icedb.shaping import WriteContext
 from icedb.spec import TableSpec, all_columns, decode_spec
 from icedb.store import ObjectExists, ObjectStore, fetch
 
-__all__ = ["Fencing", "Handle", "Part", "clock_ahead_ms"]
+__all__ = ["Fencing", "Handle", "Part", "clock_ahead_ms", "damaged_spec"]
 
 Fencing = Literal["claims", "none"]
 
@@ -164,7 +164,12 @@ class Handle:
     def _learn_spec(self, state: LogState) -> None:
         if self._fixed_spec or isinstance(state.spec, msgspec.UnsetType):
             return
-        self.learn_spec(decode_spec(bytes(state.spec), table=self.table, key=self.keys.log_prefix))
+        recorded = decode_spec(bytes(state.spec), table=self.table, key=self.keys.log_prefix)
+        try:
+            self.learn_spec(recorded)
+        except FixInput as error:  # another program may have written it
+            key = next(k for k, f in state.effective.items() if f.file.spec is state.spec)
+            raise damaged_spec(self.table, key, error) from None
 
     def learn_spec(self, recorded: TableSpec) -> None:
         """Remember a spec that the log records, unless a newer one is known."""
@@ -297,6 +302,15 @@ def clock_ahead_ms(*, put_after_ms: int, stored_ms: int, now_ms: int) -> int:
     ahead_ms = put_after_ms - STORED_MS_PRECISION - stored_ms
     behind_ms = stored_ms - now_ms
     return max(ahead_ms, 0) or -max(behind_ms, 0)
+
+
+def damaged_spec(table: str, key: str, error: FixInput) -> DamagedLog:
+    """The error for a stored spec that no program of this project would have written."""
+    return DamagedLog(
+        f"{table}: the spec in '{key}' cannot be obeyed: {error} Restore the object from a backup or an earlier "
+        "version of it.",
+        key=key,
+    )
 
 
 def _with_checked_types(spec: TableSpec, table: str) -> TableSpec:

@@ -15,7 +15,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from icedb.engine import quote_name, quote_text
+from icedb.engine import RESERVED, quote_name, quote_text
 from icedb.errors import IceDBError, InvalidBatch, InvalidOption, InvalidQuery, UnsupportedType
 from icedb.gathering import ROWS_AT_A_TIME, Held, hold
 from icedb.inputs.batches import Batch
@@ -26,7 +26,7 @@ from icedb.schema import check_columns, checked_type, describe
 __all__ = ["CHOSEN", "PARTITION_COLUMN", "PREFIX", "Incoming", "receive"]
 
 #: Names that a batch's columns must not begin with: they are ours.
-PREFIX = "__icedb_"
+PREFIX = RESERVED
 #: The column of a batch that chooses a row's partition, as a path.
 PARTITION_COLUMN = "_partition"
 #: What it is called here, where `_partition` may be a column to store.

@@ -19,6 +19,7 @@ from icedb.clock import Clock, SystemClock
 from icedb.commit import Put, put_settled
 from icedb.errors import CommitContended, CommitUncertain, DamagedLog, InvalidOption, InvalidURI
 from icedb.format.codec import VERSION, decode, encode
+from icedb.format.column_times import schema_at
 from icedb.format.names import has_reserved_end, has_unsafe_segment
 from icedb.format.records import LogFile, Marker
 from icedb.format.records import LogTombstone as LogTombstoneRecord
@@ -182,9 +183,9 @@ class IceLogIO:
     ) -> tuple[Schema, list[FileMarker], list[LogTombstone], list[str]]:
         """Schema, parts (tombstoned ones too), log tombstones and log files, as of a time in unix milliseconds.
 
-        A log file of exactly that time counts. The schema is today's. Log tombstones are those of log files that are
-        still there. Raises NoLogFilesException, SnapshotExpired, SchemaConflictException, DamagedLog, the store's
-        errors.
+        A log file of exactly that time counts. The schema has the columns that had come by then. Log tombstones are
+        those of log files that are still there. Raises NoLogFilesException, SnapshotExpired, SchemaConflictException,
+        DamagedLog, the store's errors.
         """
         with v3_conflicts():
             state = s3client.table.read(fresh=True)
@@ -202,7 +203,7 @@ class IceLogIO:
             for key, t in sorted(state.log_tombstones.items())
             if t <= timestamp and key in state.listed_ms
         ]
-        return schema_of(state.schema), markers, tombstones, keys
+        return schema_of(schema_at(state, timestamp)), markers, tombstones, keys
 
     def read_log_forward(
         self, s3client: S3Client, log_files: Sequence[str]

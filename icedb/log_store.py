@@ -100,7 +100,7 @@ def find_log_owner(store: ObjectStore) -> Location | None:
     body = store.get(key).body
     try:
         owner = msgspec.json.decode(body, type=_Probe).table
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedLog(f"{store.location.uri}: '{key}' does not say whose log this is ({error}).", key=key) from None
     return parse_location(owner) if owner else None
 

@@ -7,15 +7,16 @@ from typing import Any
 
 from icedb.clock import Clock
 from icedb.declared import checked_spec
-from icedb.errors import SchemaConflict, TableExists, TableNotFound
+from icedb.errors import DamagedLog, FixInput, SchemaConflict, TableExists, TableNotFound
 from icedb.format.names import decode_partition, encode_value, partition_of
 from icedb.format.snapshot import LogState
-from icedb.handle import Fencing, Handle
+from icedb.handle import Fencing, Handle, damaged_spec
 from icedb.log_store import claim_log_store, find_log_store
 from icedb.options import Timing
 from icedb.partitions import path_value_types
 from icedb.spec import TableSpec, decode_spec, encode_spec
-from icedb.store import ObjectExists, ObjectNotFound, ObjectStore
+from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, some_below
+from icedb.table_place import check_address
 
 __all__ = ["create_handle", "open_beside", "open_handle", "quarantine_name"]
 
@@ -43,7 +44,11 @@ def open_handle(
             return adopted
     spec = decode_spec(body, table=location.uri, key=location.keys.spec)
     store = find_log_store(store, spec, log_storage_options)
-    return Handle(store, spec, timing=timing, fencing=fencing, clock=clock)
+    handle = Handle(store, TableSpec(), timing=timing, fencing=fencing, clock=clock)
+    try:
+        return handle.with_spec(spec)
+    except FixInput as error:  # another program may have written it
+        raise damaged_spec(handle.table, handle.keys.spec, error) from None
 
 
 def _adopt(handle: Handle) -> Handle:
@@ -53,6 +58,14 @@ def _adopt(handle: Handle) -> Handle:
     except SchemaConflict:
         return handle  # repair opens it, nothing else can be done with it; then it is opened anew
     if not state.listed_ms:
+        if parts := some_below(handle.store, handle.keys.data_prefix):
+            raise DamagedLog(
+                f"{handle.table}: '{handle.keys.spec}' is missing, and neither a log nor a spec says what the files "
+                f"below '_data/' are ('{parts[0].key}'). If this table has a log_uri, restore '_table.json' from a "
+                "backup: it says where the log is. If the files are of another program, Table.adopt makes a table of "
+                "them.",
+                key=handle.keys.spec,
+            )
         raise TableNotFound(
             f"{handle.table}: there is no table ('{handle.keys.spec}' is missing). Create one with Table.create, or "
             "correct the address."
@@ -93,15 +106,18 @@ def create_handle(
     timing: Timing | None = None,
     fencing: Fencing = "claims",
     clock: Clock | None = None,
+    over_files: bool = False,
     dry_run: bool = False,
 ) -> Handle:
     """Create an empty table with this spec. A dry run looks whether it could.
 
-    Raises TableExists, FixInput errors for the spec, the store's errors.
+    `over_files`: files may lie below `_data/`, for an import in place. Raises TableExists, InvalidURI for an address
+    inside another table, FixInput errors for the spec, the store's errors.
     """
     spec = checked_spec(spec, table=store.location.uri)  # refuses a bad one before anything is written
     handle = Handle(store, spec, timing=timing, fencing=fencing, clock=clock)
-    _refuse_foreign_log(handle)
+    check_address(handle)
+    _refuse_leftovers(handle, over_files=over_files)
     if dry_run:
         if _has_spec(handle):
             raise _table_exists(handle)
@@ -135,12 +151,19 @@ def open_beside(handle: Handle, name: str, spec: TableSpec | None = None) -> Han
         return open_handle(store, **with_ours)
 
 
-def _refuse_foreign_log(handle: Handle) -> None:
-    if handle.log.list_after(None) and not _has_spec(handle):
-        raise TableExists(
-            f"{handle.table}: log files are there already (of a table that another program made, or whose "
-            "_table.json was lost). Choose another address, or restore '_table.json'."
-        )
+def _refuse_leftovers(handle: Handle, *, over_files: bool) -> None:
+    """Refuse a place where objects of a table lie without its spec: the next sweep or commit would use them."""
+    keys = handle.keys
+    places = [("log files", keys.log_prefix), ("claims", keys.claims_prefix)]
+    places += [] if over_files else [("files", keys.data_prefix)]
+    for what, prefix in places:
+        found = [i.key for i in some_below(handle.store, prefix) if i.key != keys.probe]
+        if found and not _has_spec(handle):
+            raise TableExists(
+                f"{handle.table}: {what} are there already ('{found[0]}'), and '{keys.spec}' is missing: they belong "
+                "to a table whose '_table.json' was lost, or to another program. Restore '_table.json' from a backup, "
+                "or choose another address. To create a table over Parquet files below '_data/', use Table.adopt."
+            )
 
 
 def _create_spec(handle: Handle) -> None:

@@ -14,21 +14,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import duckdb
-import pyarrow as pa
 
-from icedb.engine import quote_name, quote_text
+from icedb.engine import RESERVED, quote_name
 from icedb.errors import InvalidPartitionExpression
 from icedb.expressions import parse_expression
-from icedb.format.names import decode_partition
 from icedb.sandboxes import question
 from icedb.schema import checked_type, describe, typed_nothing
 from icedb.spec import TableSpec
 
-__all__ = ["PartitionExpression", "matching", "parse_partition_by", "partition_expressions", "partition_types",
-           "path_value_types"]  # fmt: skip
+__all__ = ["PartitionExpression", "parse_partition_by", "partition_expressions", "partition_types", "path_value_types"]
 
-_PROBE = "__icedb_partition_value"
-_PATH = "__icedb_path"
+_PROBE = f"{RESERVED}partition_value"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +51,10 @@ def partition_expressions(spec: TableSpec, *, table: str) -> tuple[PartitionExpr
         for name, type_ in spec.path_columns.items()
     )
     names = [e.name.casefold() for e in (*computed, *told)]
+    if reserved := [n for n in names if n.startswith(RESERVED)]:
+        raise InvalidPartitionExpression(
+            f"{table}: the partition column '{reserved[0]}' has a reserved name. Rename it."
+        )
     if len(set(names)) < len(names):
         raise InvalidPartitionExpression(
             f"{table}: a partition column has two meanings: {list(spec.partition_by)}, {list(spec.path_columns)}."
@@ -180,29 +180,3 @@ def _check_user(expression: PartitionExpression, columns: Sequence[str], *, tabl
             f"{table}: the partition expression '{expression.sql} AS {expression.name}' does not fit the rows: they "
             f"have no column 'user' (columns: {sorted(columns)})."
         )
-
-
-def matching(partitions: Sequence[str], where: str, types: Mapping[str, str], *, table: str) -> list[str]:
-    """Those partitions (as paths) for which the SQL predicate `where` over their columns is true.
-
-    It is one expression over these columns, which may ask for the time. Raises InvalidPartitionExpression.
-    """
-
-    def refuse(why: str) -> InvalidPartitionExpression:
-        return InvalidPartitionExpression(
-            f"{table}: the predicate {quote_text(str(where))} does not fit the partition columns "
-            f"({', '.join(f'{n} {t}' for n, t in types.items()) or 'there are none'}): it {why}."
-        )
-
-    condition = parse_expression(where, refuse=refuse, stable=False).sql
-    typed = ", ".join(f"CAST(v.{quote_name(n)} AS {t}) AS {quote_name(n)}" for n, t in types.items())
-    values = [decode_partition(path) for path in partitions]
-    texts = {n: pa.array([v.get(n) for v in values], pa.string()) for n in types}
-    with question() as con:
-        con.register("v", pa.table({_PATH: pa.array(partitions, pa.string()), **texts}))
-        try:
-            rows_of_t = f"SELECT {_PATH}{', ' if typed else ''}{typed} FROM v"
-            found = con.execute(f"SELECT {_PATH} FROM ({rows_of_t}) AS t WHERE (\n{condition}\n)")
-            return sorted(str(path) for (path,) in found.fetchall())
-        except duckdb.Error as error:
-            raise refuse(f"has no answer ({str(error).splitlines()[0]})") from None

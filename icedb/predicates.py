@@ -2,27 +2,36 @@
 
 A predicate is one checked DuckDB expression over the columns of `t`, data and partition columns, whose value is a
 truth value. What is FALSE or NULL for a row leaves the row alone. An AND of several conditions is kept in pieces,
-for those that speak of partition columns only decide without opening a part.
+for those that speak of partition columns only decide without opening a part. A predicate that chooses partitions is
+one over their columns alone.
+
+DuckDB takes any number for a truth value: `WHERE 2026-11-21` is true for every row. So a predicate, and each operand of
+its ANDs, ORs and NOTs, must have the type BOOLEAN.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
-from icedb.engine import quote_text
-from icedb.errors import IceDBError, InvalidOption, UnknownColumn
-from icedb.expressions import items_sql, parse_expression, replaced, tree_of, walk
+from icedb.engine import RESERVED, quote_name, quote_text
+from icedb.errors import IceDBError, InvalidOption, InvalidPartitionExpression, UnknownColumn
+from icedb.expressions import Expression, items_sql, parse_expression, replaced, tree_of, walk
+from icedb.format.names import decode_partition
 from icedb.sandboxes import question
 from icedb.schema import describe, typed_nothing
 
-__all__ = ["Predicate", "check_predicate"]
+__all__ = ["Predicate", "check_partition_predicate", "check_predicate", "matching"]
 
-_VALUE = "__icedb_value"
+_VALUE = f"{RESERVED}value"
+_PATH = f"{RESERVED}path"
+# The literals, as DuckDB writes them.
+_TRUE, _FALSE = "CAST('t' AS BOOLEAN)", "CAST('f' AS BOOLEAN)"
 # What a predicate may ask for the time.
 _TIMES = frozenset((
     "ago", "current_date", "current_localtime", "current_localtimestamp", "current_time", "current_timestamp",
@@ -78,11 +87,10 @@ def check_predicate(
     in_paths = {c.casefold() for c in partition_schema}
     with question() as con:  # one, for it takes longer than what it is asked
         try:
-            type_ = _bind(con, parsed.sql, columns)
+            _bind(con, parsed.sql, columns)
         except duckdb.Error as error:
             raise _unfit(error, text, columns, table) from None
-        if type_ != "BOOLEAN":
-            raise refuse(f"is {type_}, and neither true nor false")
+        _check_boolean(con, parsed, columns, refuse=refuse)
         # By name, for DuckDB finds a meaning for some columns that are not there.
         needs_no_part = tuple(
             c.sql
@@ -127,9 +135,28 @@ def _asks_time(node: Mapping[str, Any], columns: Collection[str]) -> bool:
 
 def _bind(con: duckdb.DuckDBPyConnection, sql: str, columns: Mapping[str, str]) -> str:
     """The type of an expression over rows with these columns; as a condition, so that it has one value per row."""
-    source = f"({typed_nothing(columns)}) AS t"
-    con.execute(f"SELECT 1 FROM {source} WHERE (\n{sql}\n)")
-    return describe(con, f"SELECT (\n{sql}\n) AS {_VALUE} FROM {source}")[_VALUE]
+    con.execute(f"SELECT 1 FROM ({typed_nothing(columns)}) AS t WHERE (\n{sql}\n)")
+    return _types(con, [sql], columns)[0]
+
+
+def _types(con: duckdb.DuckDBPyConnection, expressions: Sequence[str], columns: Mapping[str, str]) -> list[str]:
+    named = ", ".join(f"(\n{sql}\n) AS {_VALUE}_{n}" for n, sql in enumerate(expressions))
+    return list(describe(con, f"SELECT {named} FROM ({typed_nothing(columns)}) AS t").values())
+
+
+def _check_boolean(
+    con: duckdb.DuckDBPyConnection,
+    parsed: Expression,
+    columns: Mapping[str, str],
+    *,
+    refuse: Callable[[str], IceDBError],
+) -> None:
+    """Raise an error unless the expression, and each operand of its ANDs, ORs and NOTs, is BOOLEAN."""
+    conditions = [c.sql for c in parsed.conditions]
+    for sql, type_ in zip(conditions, _types(con, conditions, columns), strict=True):
+        if type_ != "BOOLEAN" or sql == "NULL":
+            actual = f"is {'NULL' if sql == 'NULL' else type_}, and neither true nor false"
+            raise refuse(actual if len(conditions) == 1 else f"holds {quote_text(sql)}, which {actual}")
 
 
 def _binds(con: duckdb.DuckDBPyConnection, sql: str, columns: Mapping[str, str]) -> bool:
@@ -152,3 +179,64 @@ def _unknown(column: str, text: str, columns: Mapping[str, str], table: str) -> 
         f"{table}: the predicate {quote_text(text)} names '{column}', and the table has no such column (it has "
         f"{sorted(columns)}). Correct the name."
     )
+
+
+def check_partition_predicate(text: str, types: Mapping[str, str], *, table: str) -> str:
+    """The SQL of a predicate that chooses partitions, over partition columns of these types.
+
+    It names a partition column, also in each operand of an OR, or it is `true` or `false`. It may call `now()`.
+    Raises InvalidPartitionExpression.
+    """
+    refuse = _partition_refusal(text, types, table=table)
+    parsed = parse_expression(text, refuse=refuse, stable=False)
+    if parsed.alias:
+        raise refuse(f"has a name ('{parsed.alias}')")
+    with question() as con:
+        try:
+            _bind(con, parsed.sql, types)
+            _check_boolean(con, parsed, types, refuse=refuse)
+        except duckdb.Error as error:
+            raise refuse(f"has no answer ({str(error).splitlines()[0]})") from None
+    if parsed.sql in (_TRUE, _FALSE):
+        return parsed.sql
+    in_paths = {name.casefold() for name in types}
+    if not any(c.columns & in_paths for c in parsed.conjuncts):
+        raise refuse("names no partition column (write true to choose all partitions)")
+    for one in parsed.alternatives:
+        if not one.columns & in_paths and one.sql != _FALSE:
+            raise refuse(f"holds {quote_text(one.sql)} beside an OR, which names no partition column")
+    return parsed.sql
+
+
+def _partition_refusal(
+    text: object, types: Mapping[str, str], *, table: str
+) -> Callable[[str], InvalidPartitionExpression]:
+    columns = ", ".join(f"{n} {t}" for n, t in types.items()) or "there are none"
+
+    def refuse(why: str) -> InvalidPartitionExpression:
+        return InvalidPartitionExpression(
+            f"{table}: the predicate {quote_text(str(text))} does not fit the partition columns ({columns}): it {why}. "
+            "Write one DuckDB condition over the partition columns, such as \"d = '2026-11-21'\"."
+        )
+
+    return refuse
+
+
+def matching(partitions: Sequence[str], where: str, types: Mapping[str, str], *, table: str) -> list[str]:
+    """Those partitions (as paths) for which the SQL predicate `where` over their columns is true.
+
+    Raises InvalidPartitionExpression, see `check_partition_predicate`.
+    """
+    condition = check_partition_predicate(where, types, table=table)
+    typed = ", ".join(f"CAST(v.{quote_name(n)} AS {t}) AS {quote_name(n)}" for n, t in types.items())
+    values = [decode_partition(path) for path in partitions]
+    texts = {n: pa.array([v.get(n) for v in values], pa.string()) for n in types}
+    with question() as con:
+        con.register("v", pa.table({_PATH: pa.array(partitions, pa.string()), **texts}))
+        try:
+            rows_of_t = f"SELECT {_PATH}{', ' if typed else ''}{typed} FROM v"
+            found = con.execute(f"SELECT {_PATH} FROM ({rows_of_t}) AS t WHERE (\n{condition}\n)")
+            return sorted(str(path) for (path,) in found.fetchall())
+        except duckdb.Error as error:
+            why = f"has no answer ({str(error).splitlines()[0]})"
+            raise _partition_refusal(where, types, table=table)(why) from None

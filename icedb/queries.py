@@ -19,7 +19,7 @@ import duckdb
 from icedb.errors import InvalidQuery
 from icedb.expressions import query_sql, sees_more, select_items_sql, syntax_tree, walk
 
-__all__ = ["QUERY_CHARS_MAX", "TABLE_FUNCTIONS", "UserQuery", "check_output", "check_query"]
+__all__ = ["QUERY_CHARS_MAX", "TABLE_FUNCTIONS", "UserQuery", "check_output", "check_query", "check_reads"]
 
 # No one writes more; DuckDB takes seconds for some texts that are longer.
 QUERY_CHARS_MAX = 100_000
@@ -54,6 +54,8 @@ class _Names:
     relation: str
     all: frozenset[str]
     v3: bool
+    #: Whether each of them is a relation of its own.
+    distinct: bool = False
 
 
 def check_query(
@@ -87,6 +89,20 @@ def _checked(text: str, relation: str, table: str, what: str, also: tuple[str, .
     if _bare(again) != _bare(tree):
         raise refuse("means something else when DuckDB writes it as SQL again; write it in a simpler way")
     return UserQuery(sql, relation)
+
+
+def check_reads(text: str, *, tables: Sequence[str], table: str) -> None:
+    """Raise InvalidQuery unless `text` is one SELECT over these relations, and over what it makes of them."""
+
+    def refuse(why: str) -> InvalidQuery:
+        return InvalidQuery(
+            f"{table}: the query {text.strip()[:200]!r} {why}. It runs in a sandbox, which reads the table alone. "
+            f"Write one SELECT over {tables[0]}. The table is called {tables[0]}. For SQL of your own: "
+            "sandbox=False, or icedb query --no-sandbox."
+        )
+
+    names = _Names(tables[0], frozenset(map(_folded, tables)), v3=False, distinct=True)
+    _check(_tree(text, refuse), names, refuse)
 
 
 def _tree(text: str, refuse: Callable[[str], InvalidQuery]) -> dict[str, Any]:
@@ -159,6 +175,8 @@ def _check_table(
         return
     if qualified != name or _folded(name) not in names.all:
         raise refuse(f"reads '{qualified}', which is neither {names.relation} nor made in the query")
+    if names.distinct:
+        return
     if _folded(name) != _folded(names.relation):
         node["alias"] = node["alias"] or name
     node["table_name"] = names.relation

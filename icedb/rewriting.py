@@ -25,6 +25,7 @@ import msgspec
 from icedb.answers import RowsQuery, copy_answer
 from icedb.engine import (
     MEMORY_BYTES_MIN,
+    RESERVED,
     connect_reader,
     connect_sandbox,
     memory_bytes_default,
@@ -58,7 +59,6 @@ AHEAD_BYTES = 512 * 1024 * 1024
 PUTTING_SHARE = 4
 # With so many rewrites for each thread, all are soon busy without sharing one; shared, a small one costs more.
 REWRITES_PER_THREAD = 4
-_PREFIX = "__icedb_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +381,7 @@ def _source(handle: Handle, con: duckdb.DuckDBPyConnection, rewrite: Rewrite, sc
     # Cast to the table's types: union_by_name alone would take what the parts happen to have. A column that only the
     # parts know (a program of v3 may write one) is kept as it is, and no predicate sees it.
     names = {c: quote_name(c) for c in schema if c in present}
-    names |= {c: f"{_PREFIX}{n}" for n, c in enumerate(present) if c not in schema}
+    names |= {c: f"{RESERVED}{n}" for n, c in enumerate(present) if c not in schema}
     columns = {c: schema.get(c, present[c]) for c in names}
     select = [f"CAST({quote_name(c)} AS {columns[c]}) AS {name}" for c, name in names.items()]
     if rewrite.drop_where is not None:

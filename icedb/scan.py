@@ -7,12 +7,12 @@ age go together, and partition predicates skip files by their paths.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 import duckdb
 
-from icedb.engine import quote_name, quote_text
+from icedb.engine import RESERVED, quote_name, quote_text
 from icedb.errors import AccessDenied, InvalidOption, MissingPart, SnapshotExpired, StoreUnavailable
 from icedb.format.names import NULL_VALUE, encode_value
 from icedb.format.records import total_rows
@@ -30,10 +30,10 @@ SERVER_ERROR = 500
 _UNREACHABLE = re.compile("could not (?:connect|establish)|connection error|timeout was reached", re.IGNORECASE)
 
 _FILENAME = "filename"
-_NAMED_SO = "__icedb_filename"
+_NAMED_SO = f"{RESERVED}filename"
 
 #: The column, on demand, that says which file a row came from.
-FILE_COLUMN = "__icedb_file"
+FILE_COLUMN = f"{RESERVED}file"
 
 
 def visible_partitions(schema: Mapping[str, str], partition_schema: Mapping[str, str]) -> dict[str, str]:
@@ -90,16 +90,18 @@ def read_as(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], *,
 
     `files` adds FILE_COLUMN. To say the schema spares DuckDB a look into every part before it knows what to read.
     """
+    # By a column of this name, DuckDB chooses files instead of rows: it must have another one.
+    hides_file_names = files and _has_filename(schema)
     # Of a file that it has not looked into, DuckDB does not know how many threads can share it: one alone is opened.
-    if len(parts) == 1:
+    if len(parts) == 1 and not hides_file_names:
         options = "hive_partitioning = false" + (f", filename = {quote_text(FILE_COLUMN)}" if files else "")
         columns = [f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in schema.items()]
         columns += [FILE_COLUMN] if files else []
         stored = f"SELECT * FROM read_parquet({_paths(handle, parts)}, {options})"
         rows = f"{typed_nothing(schema)} UNION ALL BY NAME {stored}"
         return f"SELECT {', '.join(columns)} FROM ({rows})"
-    # By its own name, for only a condition on that column lets DuckDB skip files; then no other can have the name.
-    names = {c: _NAMED_SO if c.casefold() == _FILENAME and files else c for c in schema}
+    # By its own name, for only a condition on that column lets DuckDB skip files.
+    names = {c: _NAMED_SO if hides_file_names and c.casefold() == _FILENAME else c for c in schema}
     columns = [quote_name(n) if n == c else f"{quote_name(n)} AS {quote_name(c)}" for c, n in names.items()]
     options = f"schema = {_file_schema(names, schema)}, hive_partitioning = false"
     options += f", {_FILENAME} = true" if files else ""
@@ -107,6 +109,10 @@ def read_as(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], *,
         options += f", explicit_cardinality = {rows_known}"  # else it expects few rows, and joins in a bad order
     selected = ", ".join([*columns, *([f"{_FILENAME} AS {FILE_COLUMN}"] if files else ())])
     return f"SELECT {selected} FROM read_parquet({_paths(handle, parts)}, {options})"
+
+
+def _has_filename(columns: Iterable[str]) -> bool:
+    return any(c.casefold() == _FILENAME for c in columns)
 
 
 def _file_schema(names: Mapping[str, str], schema: Mapping[str, str]) -> str:
@@ -165,6 +171,8 @@ def _with_partitions(rows: str, in_path: Mapping[str, str], lacking: Mapping[str
 def _read_all(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], lacking: Mapping[str, str]) -> str:
     options = f"hive_partitioning = false, filename = {quote_text(FILE_COLUMN)}"
     rows = f"SELECT * FROM {read_parquet(handle, parts, options)}"
+    if _has_filename(schema):
+        rows = f"SELECT * FROM ({rows} OFFSET 0)"  # DuckDB must see no condition on that column: see `read_as`
     # What computes a lacking column may name any column of the schema.
     return f"{typed_nothing(schema)} UNION ALL BY NAME {rows}" if lacking else rows
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 import duckdb
 
-from icedb.engine import connect_sandbox, quote_name, quote_text
+from icedb.engine import connect_sandbox, quote_name, quote_text, read_file
 from icedb.errors import InvalidBatch, InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
 from icedb.expressions import is_type
 from icedb.sandboxes import question
@@ -86,10 +86,10 @@ def _nested_in_parquet(type_: str) -> str | None:
     folder = Path(tempfile.mkdtemp(prefix="icedb-type-"))
     try:
         with connect_sandbox(folder) as con:
-            path = quote_text(str(folder / "nothing.parquet"))
-            con.execute(f"COPY (SELECT CAST(NULL AS {type_}) AS value) TO {path} (FORMAT parquet)")
-            read_schema(folder / "nothing.parquet")  # takes fewer levels than DuckDB, as do those who build upon Arrow
-            return describe(con, f"SELECT * FROM read_parquet({path})")["value"]
+            path = folder / "nothing.parquet"
+            con.execute(f"COPY (SELECT CAST(NULL AS {type_}) AS value) TO {quote_text(str(path))} (FORMAT parquet)")
+            read_schema(path)  # takes fewer levels than DuckDB, as do those who build upon Arrow
+            return describe(con, f"SELECT * FROM {read_file(path)}")["value"]
     except (duckdb.Error, OSError):
         return None
     finally:

@@ -206,8 +206,9 @@ def _type_of_mixed(incoming: Incoming, column: str, on_conflict: OnConflict) -> 
     kinds = [
         str(found)
         for (found,) in incoming.con.execute(
-            f"SELECT json_type({name}) AS {kind} FROM {incoming.relation} WHERE {name} IS NOT NULL "
-            f"AND json_type({name}) <> 'NULL' GROUP BY {kind} ORDER BY min(rowid)"
+            # Not by rowid, which may be a column of the batch.
+            f"SELECT {kind} FROM (SELECT json_type({name}) AS {kind}, row_number() OVER () AS {PREFIX}number "
+            f"FROM {incoming.relation}) WHERE {kind} <> 'NULL' GROUP BY {kind} ORDER BY min({PREFIX}number)"
         ).fetchall()
     ]
     numbers = {"BIGINT": "BIGINT", "UBIGINT": "BIGINT", "DOUBLE": "DOUBLE"}

@@ -11,28 +11,31 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
 import duckdb
 import pyarrow as pa
 
-from icedb.engine import connect_reader, quote_name
-from icedb.errors import InvalidOption, InvalidPartitionExpression
+from icedb.engine import connect_reader, lock_reader, quote_name
+from icedb.errors import InvalidPartitionExpression
 from icedb.final import final_relation
+from icedb.format.column_times import schema_at
 from icedb.format.names import decode_partition
 from icedb.format.records import total_bytes, total_rows
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import Handle, Part
 from icedb.live_parts import LiveParts, latest_parts, live_parts
-from icedb.maintenance.pins import is_pinned
+from icedb.maintenance.pins import check_readable_time, is_pinned
 from icedb.narrowing import asked_of_table
-from icedb.partitions import PartitionExpression, matching, partition_expressions, partition_types
-from icedb.predicates import Predicate, check_predicate
+from icedb.partitions import PartitionExpression, partition_expressions, partition_types
+from icedb.predicates import Predicate, check_predicate, matching
 from icedb.pruning import may_match
 from icedb.result import QueryResult
 from icedb.scan import explain, relation, visible_partitions
-from icedb.spec import TableSpec, all_columns
+from icedb.selects import check_select
+from icedb.spec import TableSpec, all_columns, spec_at
 from icedb.store import ObjectNotFound
 
 __all__ = ["Snapshot", "Where", "take_snapshot"]
@@ -42,7 +45,6 @@ Where = str | duckdb.Expression
 
 # For fewer, to think takes longer than to open them.
 _PARTS_MIN = 16
-_QUERIES = frozenset((duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.CALL))
 _NO_FINAL = re.compile(r'Table with name "?final"? does not exist', re.IGNORECASE)
 
 
@@ -54,7 +56,7 @@ class Snapshot:
     as_of_ms: int
     #: In key order. Of a large table, each is made when it is asked for.
     parts: Sequence[Part]
-    #: Column -> DuckDB type; the schema is not versioned.
+    #: Column -> DuckDB type: the columns that the table had at that time.
     schema: Mapping[str, str]
     #: How many log files it took to know this, and how many exclusive commits there had been.
     log_files: int
@@ -69,6 +71,11 @@ class Snapshot:
     def handle(self) -> Handle:
         """The open table that it was taken of."""
         return self._handle
+
+    @property
+    def spec(self) -> TableSpec:
+        """The table's spec as it was at the snapshot's time, as far as its columns depend on it."""
+        return self._spec
 
     @cached_property
     def id(self) -> str:
@@ -92,9 +99,20 @@ class Snapshot:
         try:
             return partition_types(self.expressions, self.schema, table=self.table)
         except InvalidPartitionExpression:
-            if self.parts:
+            if self.parts and self.schema.keys() >= self._handle.columns.keys():
                 raise
-            return {}
+            return self._fitting_types()
+
+    def _fitting_types(self) -> dict[str, str]:
+        """The partition columns that follow from the columns of the snapshot's time.
+
+        The table may have been partitioned by others since, by a program that does not record its earlier specs.
+        """
+        types: dict[str, str] = {}
+        for expression in self.expressions:
+            with suppress(InvalidPartitionExpression):
+                types |= partition_types([expression], self.schema, table=self.table)
+        return types if self.parts else {}
 
     @cached_property
     def expressions(self) -> tuple[PartitionExpression, ...]:
@@ -153,7 +171,7 @@ class Snapshot:
     def _is_older(self, partition: str) -> bool:
         return not self.partition_schema.keys() <= decode_partition(partition).keys()
 
-    def query(self, sql: str, *, where: Where | None = None) -> QueryResult:
+    def query(self, sql: str, *, where: Where | None = None, sandbox: bool = False) -> QueryResult:
         """The answer to a DuckDB query over the table `t`: lazy, and as rows, Arrow, pandas or Polars.
 
         With `where`, a predicate as for `files`, `t` holds the rows for which it is true; no part is opened that
@@ -163,30 +181,29 @@ class Snapshot:
         table with `merging`, however much of it is merged yet. Of other tables it is `t`. `where` is asked of its rows,
         so after the merging.
 
-        Raises InvalidOption, UnknownColumn and DuckDB's own errors. Rows are read when they are fetched, so that a part
-        that is gone is told then: SnapshotExpired, MissingPart.
+        The query is one SELECT, or EXPLAIN of one; it downloads nothing and writes no file. It can read other files of
+        this machine, to join them, and what the connection's credentials open. With `sandbox` it reads `t` and `final`
+        alone: for SQL that others wrote.
+
+        Raises InvalidOption, InvalidQuery, UnknownColumn and DuckDB's own errors. Rows are read when they are fetched,
+        so that a part that is gone is told then: SnapshotExpired, MissingPart.
         """
         predicate = None if where is None else self._predicate(where)
         parts = self._that_it_asks_for(sql, self.parts if predicate is None else self._that_may_match(predicate))
         con = connect_reader(self._handle.location)
         try:
-            self._check_query(con, sql)
+            check_select(con, sql, table=self.table, sandbox=sandbox)
             rows = relation(self._handle, parts, self.schema, self.partition_schema, expressions=self.expressions)
             con.execute(f"CREATE VIEW t AS {_within(rows, predicate)}")
+            lock_reader(con, [self._handle.readable_path(p) for p in self._openable(parts)] if sandbox else None)
             answer = self._ask(con, sql, predicate)
         except (duckdb.Error, ObjectNotFound) as error:
             raise self._explained(error) from None
         return QueryResult(answer, self._explained, again=lambda: con.cursor().sql(sql))
 
-    def _check_query(self, con: duckdb.DuckDBPyConnection, sql: str) -> None:
-        """Raise InvalidOption unless it is one statement that gives rows and does nothing else."""
-        statements = con.extract_statements(sql)
-        # PIVOT is two: DuckDB makes a type first.
-        kinds = [s.type for s in statements if s.type != duckdb.StatementType.CREATE]
-        if len(kinds) != 1 or kinds[0] not in _QUERIES:
-            raise InvalidOption(
-                f"{self.table}: the query has no answer: {sql.strip()[:80]!r}. Write one SELECT over t."
-            )
+    def _openable(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """The parts that `t` and `final` read: of a table with merging, `final` may need more of them."""
+        return parts if self._spec.merging is None else self.parts
 
     def _explained(self, error: Exception) -> Exception:
         return explain(self._handle, self.parts, error, as_of_ms=self.as_of_ms)
@@ -250,6 +267,8 @@ def _within(rows: str, predicate: Predicate | None) -> str:
 def take_snapshot(handle: Handle, as_of_ms: int | None = None) -> Snapshot:
     """The snapshot at a time (unix milliseconds), or the latest. Raises SnapshotExpired and `LogReader.read`'s.
 
+    Raises InvalidOption for a time before the table's creation or in the future.
+
     A time before the horizon can be read if it is pinned; only then are the pins looked at, after the log.
     """
     # Before the log is read, and before this millisecond: a commit of this machine that comes next has a later time,
@@ -257,20 +276,30 @@ def take_snapshot(handle: Handle, as_of_ms: int | None = None) -> Snapshot:
     now_ms = handle.clock.now_ms() - 1
     state = handle.read()
     latest_ms = max(now_ms, state.newest_ms)
+    if as_of_ms is not None:
+        check_readable_time(handle, state, as_of_ms, now_ms=now_ms)
     if as_of_ms is None or as_of_ms > latest_ms:
-        return _snapshot_of(handle, state, latest_parts(handle, state), latest_ms)
+        return _snapshot_of(handle, state, latest_parts(handle, state), latest_ms, handle.spec, state.schema)
     pinned = as_of_ms < state.horizon_ms and is_pinned(handle, as_of_ms)
-    return _snapshot_of(handle, state, live_parts(handle, live_markers(state, as_of_ms, pinned=pinned)), as_of_ms)
+    parts = live_parts(handle, live_markers(state, as_of_ms, pinned=pinned))
+    return _snapshot_of(handle, state, parts, as_of_ms, spec_at(handle.spec, as_of_ms), schema_at(state, as_of_ms))
 
 
-def _snapshot_of(handle: Handle, state: LogState, parts: Sequence[Part], as_of_ms: int) -> Snapshot:
+def _snapshot_of(
+    handle: Handle,
+    state: LogState,
+    parts: Sequence[Part],
+    as_of_ms: int,
+    spec: TableSpec,
+    schema: Mapping[str, str],
+) -> Snapshot:
     return Snapshot(
         table=handle.table,
         as_of_ms=as_of_ms,
         parts=parts,
-        schema=all_columns(handle.spec, state.schema),
+        schema=all_columns(spec, schema),
         log_files=len(state.files),
         epoch=state.epoch,
         _handle=handle,
-        _spec=handle.spec,
+        _spec=spec,
     )

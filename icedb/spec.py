@@ -7,26 +7,30 @@ paths say of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from icedb.errors import DamagedLog, InvalidOption
+from icedb.times import COUNT_MAX
 
 __all__ = [
     "COMPRESSIONS",
     "Aggregating",
     "Compression",
     "Dedup",
+    "EarlierSpec",
     "Merging",
     "Replacing",
     "SchemaPolicy",
     "TableSpec",
     "View",
     "all_columns",
+    "altered_spec",
     "check_spec",
     "decode_spec",
     "encode_spec",
+    "spec_at",
 ]
 
 Compression = Literal["zstd", "snappy", "gzip", "lz4_raw", "brotli", "uncompressed"]
@@ -81,6 +85,16 @@ class View(msgspec.Struct, frozen=True):
     query: str
 
 
+class EarlierSpec(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What of an earlier spec a snapshot of its time needs. It held until a time in unix milliseconds."""
+
+    until: int
+    partition_by: tuple[str, ...] = ()
+    path_columns: dict[str, str] = {}
+    merge_query: str = ""
+    merging: Merging | None = None
+
+
 class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """What `Table.create` was told. `partition_by` are DuckDB expressions with a name, `sort_by` are columns."""
 
@@ -88,7 +102,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     #: Random, so that a creator recognises its own put when the answer was lost.
     id: str = ""
     #: Rises with each `Table.alter`; a greater one, recorded in the log, holds instead of this.
-    revision: int = 0
+    revision: Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)] = 0
     partition_by: tuple[str, ...] = ()
     #: Expressions of earlier revisions: there are parts with these names in their paths.
     earlier_partition_by: tuple[str, ...] = ()
@@ -115,6 +129,10 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     #: Partition columns that only the paths tell, after those of `partition_by`, with their DuckDB types.
     path_columns: dict[str, str] = {}
     views: tuple[View, ...] = ()
+    #: Specs that held before, in the order of their times: those that gave a snapshot other columns.
+    earlier: tuple[EarlierSpec, ...] = ()
+    #: Declared column -> when it was declared (unix milliseconds), of those that came after the table.
+    declared_ms: dict[str, int] = {}
 
 
 #: What `_table.json` says only when it is not the default: tables that do not use it stay as small as they were.
@@ -130,7 +148,35 @@ _WHEN_USED = (
     "preserve_partition",
     "path_columns",
     "views",
+    "earlier",
+    "declared_ms",
 )
+#: What a snapshot has of the spec of its time.
+_OF_SNAPSHOTS = ("partition_by", "path_columns", "merge_query", "merging")
+
+
+def altered_spec(old: TableSpec, new: TableSpec, t_ms: int) -> TableSpec:
+    """Return `new` as the revision after `old`, with what snapshots before its time `t_ms` need of `old`."""
+    then = EarlierSpec(until=t_ms, **{name: getattr(old, name) for name in _OF_SNAPSHOTS})
+    differs = any(getattr(old, name) != getattr(new, name) for name in _OF_SNAPSHOTS)
+    declared = {c: t_ms for c in new.columns if c not in old.columns}
+    return msgspec.structs.replace(
+        new,
+        revision=old.revision + 1,
+        earlier=(*old.earlier, then) if differs else old.earlier,
+        declared_ms={**old.declared_ms, **declared},
+    )
+
+
+def spec_at(spec: TableSpec, at_ms: int) -> TableSpec:
+    """Return the spec as it was for snapshots of a time (unix milliseconds): `spec` itself if nothing was otherwise."""
+    then = next((earlier for earlier in spec.earlier if at_ms < earlier.until), None)
+    late = {c for c, declared_ms in spec.declared_ms.items() if declared_ms > at_ms}
+    if then is None and late.isdisjoint(spec.columns):
+        return spec
+    changes = {} if then is None else {name: getattr(then, name) for name in _OF_SNAPSHOTS}
+    columns = {c: t for c, t in spec.columns.items() if c not in late}
+    return msgspec.structs.replace(spec, columns=columns, **changes)
 
 
 def all_columns(spec: TableSpec, schema: Mapping[str, str]) -> dict[str, str]:
@@ -160,14 +206,18 @@ def encode_spec(spec: TableSpec, *, indent: int = 2) -> bytes:
 
 
 def decode_spec(body: bytes, *, table: str, key: str) -> TableSpec:
-    """The spec in `_table.json`. Raises DamagedLog when it is not one, or of a later version; as `check_spec` does."""
+    """Decode the spec in the object `key`. Raises DamagedLog unless it is one of this version with valid values."""
     try:
+        body.decode()  # the decoder skips unknown keys, and does not look at their text
         spec = msgspec.json.decode(body, type=TableSpec)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedLog(f"{table}: '{key}' is not a table's spec ({error}).", key=key) from None
     if spec.version != SPEC_VERSION:
         raise DamagedLog(
             f"{table}: '{key}' has version {spec.version}; this program reads {SPEC_VERSION}. Upgrade it.", key=key
         )
-    check_spec(spec, table=table)  # somebody else may have written it
+    try:
+        check_spec(spec, table=table)  # another program may have written it
+    except InvalidOption as error:
+        raise DamagedLog(f"{table}: '{key}' is not a table's spec ({error})", key=key) from None
     return spec

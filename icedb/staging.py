@@ -465,7 +465,9 @@ def _set_misfits_aside(incoming: Incoming, context: WriteContext, shape: Shape, 
         f"CREATE TEMP TABLE misfits AS SELECT CASE {reasons} END AS {_MISFIT}, * FROM {incoming.relation} "
         f"WHERE {shape.misfit}"
     )
-    [(count, example)] = con.execute(f"SELECT count(*), first({_MISFIT} ORDER BY rowid) FROM misfits").fetchall()
+    # Not by rowid, which may be a column of the batch.
+    query = f"SELECT count(*), (SELECT {_MISFIT} FROM misfits LIMIT 1) FROM misfits"
+    [(count, example)] = con.execute(query).fetchall()
     if count and on_conflict != "quarantine":
         raise _misfit(context, shape, int(count), str(example), answered=incoming.answered)
     return int(count)

@@ -46,6 +46,7 @@ __all__ = [
     "open_store",
     "open_stream",
     "presign",
+    "some_below",
 ]
 
 # A request and its retries end well before a commit's deadline (5 minutes), so that a put which nobody waits
@@ -292,6 +293,15 @@ class ObstoreStore:
         except ObjectNotFound:
             return None
 
+    def some_below(self, prefix: str) -> list[ObjectInfo]:
+        """Return the first objects of a listing; see the function of this name."""
+        backend = self._open()
+        if backend is None:
+            return []
+        with self._errors("list", prefix):
+            page = next(iter(obstore.list(backend, prefix.rstrip("/"))), ())
+            return [ObjectInfo(m["path"], m["size"], _ms(m["last_modified"])) for m in page]
+
     def list(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         """List objects by key."""
         backend = self._open()
@@ -399,6 +409,12 @@ def fetch(store: ObjectStore, key: str, path: Path) -> None:
         store.fetch(key, path)
     else:
         path.write_bytes(store.get(key).body)
+
+
+def some_below(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
+    """Return some of the objects below a prefix, by one request; an empty list if there are none."""
+    store = _store_of(store, prefix)
+    return store.some_below(prefix) if isinstance(store, ObstoreStore) else store.list(prefix)
 
 
 async def open_stream(store: ObjectStore, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:

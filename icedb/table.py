@@ -36,7 +36,7 @@ from icedb.maintenance.alter import alter, spec_change
 from icedb.maintenance.cleanup import DELETES_MAX, CleanupReport, cleanup
 from icedb.maintenance.condition import Condition, Thresholds, examine
 from icedb.maintenance.delete import DeleteReport, delete, find_rows
-from icedb.maintenance.drop import DropReport, drop_partitions
+from icedb.maintenance.drop import DropReport, check_chosen, drop_partitions
 from icedb.maintenance.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES_MAX, MergeReport, Order, Tiers, merge
 from icedb.maintenance.merge_log import LINES_MAX, MergeLogReport, merge_log
 from icedb.maintenance.orphans import ORPHANS_MAX, SweepReport, sweep_orphans
@@ -257,6 +257,8 @@ class Table:
         meanwhile survives. Views are not told: refresh them. Raises EmptyBatch (use `drop_partitions` to empty),
         FixInput, and as `insert` does.
         """
+        if partitions is not None:
+            check_chosen(self._handle, partitions)
         if is_spark_frame(data):
             return overwrite_frame(
                 self._handle, data, partitions=partitions, on_conflict=on_conflict, memory_bytes=memory_bytes
@@ -282,6 +284,8 @@ class Table:
             txn = check_txn(txn, table=self.uri)
         if partitions is not None and not overwrite:
             raise InvalidOption(f"{self.uri}: partitions go with overwrite=True. Leave them out for an insert.")
+        if partitions is not None:
+            check_chosen(self._handle, partitions)
         return foresee(
             self._handle,
             data,
@@ -344,17 +348,25 @@ class Table:
     # ------------------------------------------------------------------------------------ read
 
     def snapshot(self, as_of: AsOf | None = None) -> Snapshot:
-        """The live parts and the schema, now or at a time. Raises SnapshotExpired, DamagedLog, the store's errors."""
+        """The live parts and the schema, now or at a time.
+
+        Raises InvalidOption for a time before the table's creation or in the future (more than twice `max_skew_ms`
+        ahead of this clock, and later than every commit), SnapshotExpired, DamagedLog, the store's errors.
+        """
         return take_snapshot(self._handle, None if as_of is None else as_of_ms(as_of))
 
-    def query(self, sql: str, *, as_of: AsOf | None = None, where: Where | None = None) -> QueryResult:
+    def query(
+        self, sql: str, *, as_of: AsOf | None = None, where: Where | None = None, sandbox: bool = False
+    ) -> QueryResult:
         """The answer to a DuckDB query over the table `t`: `print` it, `.fetchall()`, `.to_arrow()`, `.to_polars()`.
 
         `final` is, beside `t`, what that will be when all is merged: the exact rows of a table with `merging`.
         `where`: a predicate over any columns. `t` holds the rows for which it is true, and no part is opened that
         certainly has none; so it is with what the query's own WHERE says of `t`.
+        `sandbox`: the query reads the table and nothing else, for SQL that others wrote; without it, it may read other
+        files of this machine, too (`Snapshot.query`).
         """
-        return self.snapshot(as_of).query(sql, where=where)
+        return self.snapshot(as_of).query(sql, where=where, sandbox=sandbox)
 
     def changes(
         self,
@@ -560,13 +572,17 @@ class Table:
             self._handle, partition, query, new_columns=new_columns, dry_run=dry_run, engine=engine or IN_PROCESS
         )
 
-    def drop_partitions(self, partitions: Sequence[str] | str, *, dry_run: bool = False) -> DropReport:
+    def drop_partitions(
+        self, partitions: Sequence[str] | str, *, missing_ok: bool = False, dry_run: bool = False
+    ) -> DropReport:
         """Tombstone all live parts of some partitions: paths, or a DuckDB predicate over the partition columns.
 
-        Readers of older snapshots keep reading until `cleanup`. A predicate never takes parts of a partitioning before
-        the last `alter` (`older_parts` in the report): `delete` does. Raises FixInput errors and the store's.
+        A predicate names a partition column, or is `true`: all partitions. A path without live parts is refused,
+        unless `missing_ok`. Readers of older snapshots keep reading until `cleanup`. A predicate never takes parts of a
+        partitioning before the last `alter` (`older_parts` in the report): `delete` does. Raises FixInput errors and
+        the store's.
         """
-        return drop_partitions(self._handle, partitions, dry_run=dry_run)
+        return drop_partitions(self._handle, partitions, missing_ok=missing_ok, dry_run=dry_run)
 
     def cleanup(
         self,
@@ -753,20 +769,21 @@ class Table:
 
     # ------------------------------------------------------------------------------------ undo and keep
 
-    def restore(self, as_of: AsOf, *, dry_run: bool = False) -> RestoreReport:
+    def restore(self, as_of: AsOf, *, allow_empty: bool = False, dry_run: bool = False) -> RestoreReport:
         """Make the table what it was at a time, in one exclusive commit: undo a drop, overwrite, deletion or bad merge.
 
         Parts that were superseded since come back as copies that the store makes; parts that came since are
         tombstoned, so rows that were appended after `as_of` go, those of transactions too (which stay recorded, and
         are not written again when they are retried). What a plain append adds after the restore has last read the log
         survives. Rows that somebody deleted on purpose come back as well. The schema and the spec stay as they are.
-        The restore can be undone by another one, to the time before it.
+        The restore can be undone by another one, to the time before it. A restore that leaves no rows is refused,
+        unless `allow_empty`; the report has the table's rows before and after.
 
         Works as far back as snapshots can be read: from the horizon on, and at pinned times. Raises SnapshotExpired
-        (nothing was restored), InvalidOption for a time to come, CommitContended, CommitUncertain, PublicationTooLate
-        and the store's errors.
+        (nothing was restored), InvalidOption for a time before the table's creation or in the future, CommitContended,
+        CommitUncertain, PublicationTooLate and the store's errors.
         """
-        return restore(self._handle, as_of_ms(as_of), dry_run=dry_run)
+        return restore(self._handle, as_of_ms(as_of), allow_empty=allow_empty, dry_run=dry_run)
 
     def pin(
         self, name: str, as_of: AsOf | None = None, *, expires: Expires | None = None, dry_run: bool = False

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from icedb.errors import InvalidOption
 
-__all__ = ["UNIX_MS_MIN", "AsOf", "as_of_ms", "parse_as_of"]
+__all__ = ["COUNT_MAX", "TIME_MS_MAX", "UNIX_MS_MIN", "AsOf", "as_of_ms", "parse_as_of", "time_text"]
 
 #: A point in time: an aware datetime, or unix milliseconds.
 AsOf = datetime | int
 #: No table is so old, and seconds are far below: taken for milliseconds, a restore to them would empty a table.
 UNIX_MS_MIN = 100_000_000_000
+#: The greatest time that an object of a table may hold, 9999-12-31T00:00:00Z. It is a date in every time zone.
+TIME_MS_MAX = 253_402_214_400_000
+#: The greatest count of bytes, rows, lines, epochs or revisions: every program that reads JSON holds it exactly.
+COUNT_MAX = 2**53 - 1
 
 
 def as_of_ms(as_of: AsOf, *, name: str = "as_of") -> int:
@@ -28,6 +32,15 @@ def as_of_ms(as_of: AsOf, *, name: str = "as_of") -> int:
             "seconds, or a date? Give datetime(..., tzinfo=UTC) or unix milliseconds."
         )
     return as_of
+
+
+def time_text(unix_ms: int) -> str:
+    """A time as messages write it: ISO 8601 in UTC, and the unix milliseconds that an API takes."""
+    try:
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=unix_ms)
+    except OverflowError:
+        return f"{unix_ms} (unix ms)"
+    return f"{moment.isoformat(timespec='milliseconds').replace('+00:00', 'Z')} ({unix_ms} unix ms)"
 
 
 def parse_as_of(text: str, *, table: str, name: str = "as_of") -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import duckdb
 
-from icedb.engine import copy_statement, quote_name, quote_text
+from icedb.engine import copy_statement, quote_name, read_file
 from icedb.spec import TableSpec
 from icedb.statistics import TEXT_MAX, figures_sql
 
@@ -51,7 +51,7 @@ def figures(con: duckdb.DuckDBPyConnection, file: WrittenFile, columns: Mapping[
     """Of columns with these types: what `figures_sql` would find in the file. Raises DuckDB's errors."""
     told = {c: _told(file.statistics.get(quote_name(c)), type_, file.rows) for c, type_ in columns.items()}
     if asked := {c: t for c, t in columns.items() if told[c] is None}:
-        query = f"SELECT {figures_sql(asked)} FROM read_parquet({quote_text(str(file.path))})"
+        query = f"SELECT {figures_sql(asked)} FROM {read_file(file.path)}"
         [(found,)] = con.execute(query).fetchall()
         told |= {c: found[3 * n : 3 * n + 3] for n, c in enumerate(asked)}
     return [figure for c in columns for figure in told[c] or ()]

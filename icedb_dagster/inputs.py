@@ -18,6 +18,7 @@ from icedb import Snapshot
 from icedb.engine import ROWS_PER_BATCH, quote_name
 from icedb.errors import IceDBError, InvalidOption, TableNotFound, UnknownColumn
 from icedb.expressions import Expression, parse_expression
+from icedb.predicates import check_predicate
 from icedb.readers import polars
 from icedb.readers.arrow import dataset
 from icedb.scan import visible_partitions
@@ -67,6 +68,9 @@ class Rows:
             )
 
         parsed = None if condition is None else parse_expression(condition, refuse=refuse, stable=False)
+        if parsed is not None and known:
+            visible = visible_partitions(snapshot.schema, snapshot.partition_schema)
+            check_predicate(parsed.sql, snapshot.schema, visible, table=snapshot.table, at_once=True)
         return cls(snapshot, where, columns, parsed)
 
     @property
@@ -96,14 +100,14 @@ class Rows:
     def predicate(self) -> str | None:
         """What is known of the partitions: `where`, and what of the condition is about them alone."""
         conjuncts = self.condition.conjuncts if self.condition else ()
-        of_paths = [c.sql for c in conjuncts if c.columns <= self._in_paths]
+        of_paths = [c.sql for c in conjuncts if c.columns and c.columns <= self._in_paths]
         known = [*([] if self.where is None else [self.where]), *of_paths]
         return " AND ".join(f"(\n{one}\n)" for one in known) if known else None
 
     def check_of_partitions(self, type_: str) -> None:
         """Raise InvalidOption when the condition is about more than partitions: others filter by themselves."""
         conjuncts = self.condition.conjuncts if self.condition else ()
-        if beyond := [c.sql for c in conjuncts if not c.columns <= self._in_paths]:
+        if beyond := [c.sql for c in conjuncts if not c.columns or not c.columns <= self._in_paths]:
             raise InvalidOption(
                 f"{self.snapshot.table}: the input is a {type_}, and the condition {beyond[0]!r} in its metadata "
                 f"'where' is not about partition columns ({sorted(self._in_paths)}) alone. Filter the {type_} in the "
@@ -114,7 +118,7 @@ class Rows:
     def _in_paths(self) -> frozenset[str]:
         """The partition columns whose values in the paths are those of the rows, case folded."""
         visible = visible_partitions(self.snapshot.schema, self.snapshot.partition_schema)
-        stored = [e.name for e in self.snapshot.handle.expressions if e.sql.strip('"') == e.name]
+        stored = [e.name for e in self.snapshot.expressions if e.sql.strip('"') == e.name]
         return frozenset(name.casefold() for name in (*visible, *stored))
 
 

@@ -185,7 +185,7 @@ def _is_about_none(context: dg.InputContext) -> bool:
 def _predicate(selection: Selection, snapshot: Snapshot) -> str:
     """Raises InvalidOption when the table's partitions do not tell those of the asset apart."""
     predicate = selection.predicate(snapshot.partition_schema)
-    check_alignment(selection, snapshot.handle.expressions, snapshot.schema)
+    check_alignment(selection, snapshot.expressions, snapshot.schema)
     return predicate
 
 

@@ -109,7 +109,7 @@ def markdown_table(figures: Mapping[str, object]) -> dg.MarkdownMetadataValue:
 
 
 def _column_schema(snapshot: icedb.Snapshot) -> dg.TableSchema:
-    required = {c.casefold() for c in snapshot.handle.spec.required}
+    required = {c.casefold() for c in snapshot.spec.required}
     columns = [
         dg.TableColumn(c, t, constraints=dg.TableColumnConstraints(nullable=c.casefold() not in required))
         for c, t in snapshot.schema.items()

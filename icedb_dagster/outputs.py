@@ -122,7 +122,7 @@ def _clear(table: Table, selection: Selection | None) -> Commit:
     """Empty the partitions; of an asset without partitions, the table."""
     snapshot = table.snapshot()
     if selection is None or not snapshot.parts:
-        return table.drop_partitions(snapshot.partitions() or [""]).commit
+        return table.drop_partitions(snapshot.partitions() or [""], missing_ok=True).commit
     if older := next(filter(snapshot.is_older, snapshot.parts), None):
         raise InvalidOption(
             f"{table.uri}: the part '{older.key}' was written before the table was partitioned as it is now, and may "

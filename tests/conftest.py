@@ -336,7 +336,7 @@ def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def pushdown(spark: Any) -> Iterator[None]:
-    """Spark asks the data source for its filters."""
+    """Spark offers its filters to Python data sources."""
     name = "spark.sql.python.filterPushdown.enabled"
     spark.conf.set(name, "true")
     yield

@@ -172,7 +172,12 @@ def snapshot(table: Table, at: int) -> dict[str, Any]:
         taken = table.snapshot(at)
     except SnapshotExpired:
         return {"as_of_ms": at, "expired": True}
-    return {"as_of_ms": at, "live_parts": [p.key for p in taken.parts], "rows": taken.rows}
+    return {
+        "as_of_ms": at,
+        "live_parts": [p.key for p in taken.parts],
+        "rows": taken.rows,
+        "columns": list(taken.schema),
+    }
 
 
 def answer(table: Table, at: int | None) -> list[list[Any]]:

@@ -30,6 +30,13 @@ class Reading:
     spec: dict[str, Any]
     txn: dict[str, int]
     pinned: set[int] = field(default_factory=set)
+    #: Column -> when it came; 0: not known.
+    came: dict[str, int] = field(default_factory=dict)
+
+    def columns(self, at: int) -> set[str]:
+        """The columns of the log in a snapshot."""
+        at = max(at, min(self.came.values(), default=at))
+        return {column for column, t in self.came.items() if t <= at}
 
     def live(self, at: int | None = None) -> set[str]:
         """The keys of the live parts. Raises LookupError for a time that has expired."""
@@ -75,9 +82,15 @@ def read_as_the_page_says(
         spec=json.loads(store[f"{prefix}_table.json"]) if f"{prefix}_table.json" in store else {},
         txn={},
     )
-    for header, columns, _, parts in (f for key, f in files.items() if key not in ignored):
+    for key, (header, columns, dead, parts) in ((k, f) for k, f in files.items() if k not in ignored):
         assert header["t"] > 0
         _replay(reading, columns, parts)
+        counted = dead and all(d["p"] in files and d["p"] not in ignored for d in dead)
+        carries = key.rsplit("/", 1)[-1].split("_")[1] == "m" and not counted
+        since = header.get("st", 0 if carries else header["t"])
+        for column in columns:
+            t = header.get("ct", {}).get(column, since)
+            reading.came[column] = min(t, reading.came.get(column, t))
         for application, (sequence, _) in header.get("txn", {}).items():
             reading.txn[application] = max(sequence, reading.txn.get(application, 0))
         if header.get("spec", {}).get("revision", 0) > reading.spec.get("revision", 0):

@@ -375,10 +375,55 @@ def test_every_error_is_also_the_builtin_it_resembles_and_quotes_nothing() -> No
     assert issubclass(StoreUnavailable, ConnectionError)
 
 
-def test_a_snapshot_in_the_future_is_the_latest(memory: Any) -> None:
+@pytest.mark.parametrize(
+    ("year", "says"),
+    [
+        (2100, r"the time 2100-01-01T00:00:00\.000Z \(4102444800000 unix ms\) is in the future"),
+        (2001, r"the time 2001-01-01T00:00:00\.000Z \(978307200000 unix ms\) is before the table's creation"),
+    ],
+)
+def test_a_time_outside_of_the_tables_life_is_refused_alike(memory: Any, year: int, says: str) -> None:
     table = Table.create(memory.uri)
     table.insert(ROWS)
-    assert table.snapshot(as_of=datetime(2100, 1, 1, tzinfo=UTC)).rows == 1
+    before, moment = table.snapshot().id, datetime(year, 1, 1, tzinfo=UTC)
+    uses: list[Callable[[], object]] = [
+        lambda: table.snapshot(moment),
+        lambda: table.query("SELECT 1 FROM t", as_of=moment),
+        lambda: table.pin("then", moment),
+        lambda: table.pin("then", moment, dry_run=True),
+        lambda: table.restore(moment),
+        lambda: table.restore(moment, allow_empty=True, dry_run=True),
+        lambda: table.export_parquet("memory://elsewhere/copy", as_of=moment, dry_run=True),
+    ]
+    for use in uses:
+        with pytest.raises(InvalidOption, match=says):
+            use()
+    assert (table.snapshot().id, table.pins()) == (before, [])
+
+
+def test_a_time_of_another_machines_clock_is_no_future(clocked: ClockedStore, clock: ManualClock) -> None:
+    table = create_table(clocked, clock)
+    table.insert(ROWS)
+    skew_ms = table.handle.timing.max_skew_ms
+    behind = open_table(clocked, clock.skewed(-2 * skew_ms))
+    assert behind.snapshot(table.snapshot().as_of_ms).rows == 1
+    with pytest.raises(InvalidOption, match="in the future"):
+        behind.snapshot(clock.now_ms() + 1)
+
+
+def test_a_table_may_be_read_as_of_a_time_between_its_creation_and_its_first_commit(
+    clocked: ClockedStore, clock: ManualClock
+) -> None:
+    table = create_table(clocked, clock)
+    empty_ms = clock.now_ms()
+    clock.advance(10 * 60_000)
+    table.insert(ROWS)
+    assert table.snapshot(empty_ms).rows == 0
+    with pytest.raises(InvalidOption, match="before the table's creation"):
+        table.snapshot(empty_ms - 10 * 60_000)
+    clock.advance(1)
+    table.merge_log(files_min=1)
+    assert table.snapshot(empty_ms).rows == 0
 
 
 @pytest.mark.parametrize("depth", [50, 200, 600, 5_000])

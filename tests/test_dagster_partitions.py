@@ -16,7 +16,8 @@ dg = pytest.importorskip("dagster")
 # ruff: noqa: E402 - without the extra there is nothing to import
 from icedb.engine import connect_sandbox, quote_text
 from icedb.errors import InvalidOption
-from icedb.partitions import matching, parse_partition_by
+from icedb.partitions import parse_partition_by
+from icedb.predicates import matching
 from icedb_dagster.alignment import check_alignment
 from icedb_dagster.partitions import Selection, select_partitions
 

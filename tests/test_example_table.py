@@ -77,7 +77,8 @@ def test_the_library_reads_it_and_writes_nothing(folder: Path) -> None:
         else:
             taken = table.snapshot(snapshot["as_of_ms"])
             assert [p.key for p in taken.parts] == snapshot["live_parts"]
-            assert len(answer(table, snapshot["as_of_ms"])) == taken.rows == snapshot["rows"]
+            assert len(taken.to_arrow()) == taken.rows == snapshot["rows"]
+            assert list(taken.schema) == snapshot["columns"]
     assert contents(folder) == before
 
 
@@ -101,6 +102,7 @@ def test_a_reader_made_from_the_format_page_alone_agrees() -> None:
                 read.live(snapshot["as_of_ms"])
         else:
             assert sorted(read.live(snapshot["as_of_ms"])) == snapshot["live_parts"]
+            assert read.columns(snapshot["as_of_ms"]) == set(snapshot["columns"])
 
 
 def test_the_parts_are_what_their_markers_say(folder: Path) -> None:

@@ -107,6 +107,13 @@ def test_every_key_of_a_log_file_is_on_the_page() -> None:
     assert [{name.strip("`") for name, *_ in table} for table in tables_of("key | type | meaning")] == records
 
 
+def test_the_example_of_columns_with_their_times_is_what_is_written() -> None:
+    [text] = re.findall(r"^```jsonl columns\n(.*?)\n```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    file = decode(text.encode(), KEYS.log_file(1_795_263_600_000, merged=True, writer="w.e3"), KEYS)
+    assert encode(file).decode() == text
+    assert (file.schema_ms, file.column_ms) == (1_795_255_200_000, {"seen": 1_795_255_260_000})
+
+
 def test_the_example_of_a_void_is_what_is_written() -> None:
     [text] = re.findall(r"^```jsonl void\n(.*?)\n```$", PAGE, flags=re.DOTALL | re.MULTILINE)
     key = max(LOG)

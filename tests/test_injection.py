@@ -328,12 +328,12 @@ def stored_sort_column(world: World, text: str) -> None:
     plant_spec(world, sort_by=[text]).insert([ROW])
 
 
-@position("stored declared type", TYPES, InvalidOption)
+@position("stored declared type", TYPES, DamagedLog)
 def stored_declared_type(world: World, text: str) -> None:
     plant_spec(world, columns={"c": text}).insert([ROW])
 
 
-@position("stored path column", TYPES, InvalidOption)
+@position("stored path column", TYPES, DamagedLog)
 def stored_path_column(world: World, text: str) -> None:
     plant_spec(world, path_columns={"c": text}).insert([ROW])
 

@@ -89,6 +89,7 @@ def once(kind: Kind, action: Callable[[], object]) -> Callable[[Request], None]:
 def test_an_orphan_goes_when_it_is_surely_older_than_the_least_age(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
+    table.insert([{"k": "1", "n": 0}])  # a log without commits stops the sweep
     key = orphan(clocked)
     clock.advance(DAY_MS + SKEW_MS - 1)
     report = table.sweep_orphans()
@@ -107,6 +108,7 @@ def test_an_age_at_which_a_part_may_still_be_published_is_refused(table: Table) 
 
 
 def test_a_clock_that_is_far_ahead_deletes_nothing(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    table.insert([{"k": "1", "n": 0}])  # a log without commits stops the sweep
     key = orphan(clocked)
     fast = open_table(clocked, clock.skewed(2 * DAY_MS))
     before = data(clocked)
@@ -288,6 +290,7 @@ def test_what_cannot_be_read_stops_the_sweep_before_it_deletes(
 def test_only_parts_of_this_table_are_deleted_and_foreign_objects_are_told(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
+    table.insert([{"k": "1", "n": 0}])  # a log without commits stops the sweep
     prefix = clocked.location.keys.data_prefix
     foreign = [f"{prefix}k=1/notes.txt", f"{prefix}k=1/x.parquet.crc", f"{prefix}a//b.parquet", f"{prefix}.parquet"]
     neighbours = ["table2/_data/k=1/x.parquet", "table/other.parquet", "table/_delta_log/x.parquet"]
@@ -304,6 +307,7 @@ def test_only_parts_of_this_table_are_deleted_and_foreign_objects_are_told(
 def test_a_call_keeps_to_its_limit_takes_the_oldest_first_and_says_what_remains(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
+    table.insert([{"k": "1", "n": 0}])  # a log without commits stops the sweep
     keys = []
     for n in (3, 1, 2):
         keys.append(orphan(clocked, f"orphan{n}"))
@@ -311,12 +315,13 @@ def test_a_call_keeps_to_its_limit_takes_the_oldest_first_and_says_what_remains(
     clock.advance(30 * DAY_MS)
     report = table.sweep_orphans(limit=2)
     assert (report.deleted_parts, report.remaining) == (tuple(keys[:2]), 1)
-    assert data(clocked) == {keys[2]}
+    assert data(clocked) & set(keys) == {keys[2]}
     report = table.sweep_orphans(limit=2)
     assert (report.deleted_parts, report.remaining) == ((keys[2],), 0)
 
 
 def test_a_dry_run_tells_the_same_and_writes_nothing(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    table.insert([{"k": "1", "n": 0}])  # a log without commits stops the sweep
     key = orphan(clocked)
     clock.advance(30 * DAY_MS)
     store = FaultyStore(clocked)

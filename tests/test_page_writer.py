@@ -133,6 +133,24 @@ def test_an_exclusive_commit_made_from_the_page_is_the_next_epoch(
     assert sound(table, clocked)
 
 
+def test_column_times_made_from_the_page_are_those_of_snapshots(
+    table: Table, writer: PageWriter, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    first_ms, seen = writer.read().came["n"], writer.read()
+    markers = [m for _, m in sorted(seen.markers.items())]
+    times = {"st": first_ms, "ct": {"n": first_ms + 2}}
+    key, body = writer.log_file(markers, replaces=seen.log_files, epoch=2, le=[2], **times)
+    writer.claim_epoch(key, body, 2)
+    writer.put(key, body)
+    for at_ms, columns in ((first_ms + 1, {"k"}), (first_ms + 2, {"k", "n"})):
+        assert set(table.snapshot(at_ms).schema) == columns == writer.read().columns(at_ms)
+    clock.advance(MINUTE_MS)
+    table.merge_log()
+    table.drop_partitions(["p=1"])
+    assert set(table.snapshot(first_ms + 1).schema) == {"k"} == writer.read().columns(first_ms + 1)
+    assert sound(table, clocked)
+
+
 @pytest.mark.parametrize(("minutes", "expected"), [(1, [2, 3]), (6, [1, 2, 3])])
 def test_a_claim_that_was_left_behind_is_published_while_young_and_void_when_old(
     table: Table, writer: PageWriter, clocked: ClockedStore, clock: ManualClock, minutes: int, expected: list[int]

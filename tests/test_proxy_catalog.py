@@ -16,6 +16,7 @@ from icedb.format.records import Marker
 from icedb.options import HOUR_MS, MINUTE_MS
 from icedb.proxy.catalog import AHEAD_MS_MAX, KNOWN_SECONDS
 from icedb.proxy.remembered import Remembered
+from icedb.proxy.s3_errors import S3Error
 from icedb.proxy.tenants import VirtualBucket
 from icedb.proxy.views import View
 from icedb.testing import Request
@@ -256,7 +257,8 @@ def test_no_part_is_there_before_it_was_made_nor_in_the_view_of_another_time() -
         after_ms = world.clock.now_ms() - 1
         assert await is_there(tables, bucket, first)
         assert not await is_there(tables, bucket, first, after_ms)
-        assert not await is_there(tables, bucket, first, before_ms - HOUR_MS)
+        with pytest.raises(S3Error, match="before the table's creation"):
+            await is_there(tables, bucket, first, before_ms - HOUR_MS)
 
     run(work())
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from icedb import Dedup, Table, snapshot
 from icedb.engine import connect_sandbox
 from icedb.errors import InvalidOption, UnknownColumn
+from icedb.format.records import Marker
 from icedb.narrowing import asked_of_table
 from icedb.predicates import check_predicate
-from icedb.statistics import TEXT_MAX, bounds_of, encode_statistics
+from icedb.statistics import TEXT_MAX, bounds_of, encode_statistics, may_hold
 from tests.conftest import Place
 
 LONG = "ж" * 70
@@ -398,3 +399,32 @@ def test_parts_that_are_left_out_are_not_fetched(s3: Place) -> None:
     found = table.snapshot()
     table.handle.store.delete([p.key for p in found.parts if p not in found.files("n = 1")])
     assert found.query("SELECT n FROM t", where="n = 1").fetchall() == [(1,)]
+
+
+def _marker(key: str, stats: Any, rows: int | None = 10) -> Marker:
+    raw = msgspec.UNSET if stats is None else msgspec.Raw(msgspec.json.encode(stats))
+    return Marker(key, bytes=1, created_ms=0, rows=rows, stats=raw)
+
+
+def test_statistics_leave_out_a_part_only_if_it_surely_has_no_such_row() -> None:
+    markers = [
+        _marker("low", {"n": [1, 5, 0]}),
+        _marker("high", {"n": [10, 20, 3]}),
+        _marker("nulls", {"n": [None, None, 10]}),
+        _marker("uncounted", {"n": [None, None, 10]}, rows=None),
+        _marker("silent", None),
+        _marker("other", {"m": [1, 2, 0]}),
+        _marker("strange", {"n": ["a", "b", 0]}),
+        _marker("broken", {"n": 5}),
+    ]
+
+    def kept(condition: str) -> set[str]:
+        return {m.key for m in may_hold(markers, "n", "BIGINT", condition)}
+
+    always = {"uncounted", "silent", "other", "strange", "broken"}
+    assert kept("hi > 7") == always | {"high"}
+    assert kept("lo < 7") == always | {"low"}
+    assert kept("nulls > 0") == always | {"high", "nulls"}
+    assert kept("lo IS NOT NULL OR nulls < rows") == always | {"low", "high"}
+    assert kept("hi > 1000") == always
+    assert may_hold([], "n", "BIGINT", "lo < 7") == []

@@ -155,8 +155,9 @@ def test_time_travel_by_every_way_to_say_a_time(place: Place, con: duckdb.DuckDB
     for as_of in times:
         assert numbers(con, f"events(as_of := {as_of})") == [1], as_of
     assert numbers(con, "events(as_of := ?)", [then]) == [1]
-    assert numbers(con, "events(as_of := now() + INTERVAL 1 DAY)") == [1, 2]
-    assert numbers(con, "events(as_of := DATE '2001-01-01')") == []
+    for as_of, says in [("now() + INTERVAL 1 DAY", "in the future"), ("DATE '2001-01-01'", "table's creation")]:
+        with pytest.raises(duckdb.Error, match=says):
+            numbers(con, f"events(as_of := {as_of})")
     [(difference,)] = rows(con, f"SELECT count(*) FROM events e ANTI JOIN events(as_of := {then_ms}) o USING (n)")
     assert difference == 1
 

@@ -278,8 +278,14 @@ def test_a_table_can_be_restored_to_emptiness(table: Table, clocked: ClockedStor
     as_of = clock.now_ms()
     clock.advance(MINUTE_MS)
     fill(table)
-    report = table.restore(as_of)
+    before = table.snapshot().id
+    for dry_run in (True, False):
+        with pytest.raises(InvalidOption, match=r"would remove 6 rows\. Nothing was restored.*pass allow_empty=True"):
+            table.restore(as_of, dry_run=dry_run)
+    assert table.snapshot().id == before
+    report = table.restore(as_of, allow_empty=True)
     assert (len(report.tombstoned), report.restored) == (6, ())
+    assert (report.rows_before, report.rows_after) == (6, 0)
     assert table.snapshot().parts == ()
     assert table.schema() == {"k": "BIGINT", "n": "BIGINT"}
     check_sound(clocked)

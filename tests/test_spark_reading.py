@@ -6,6 +6,7 @@ The executors are processes of their own (see conftest); the S3 server is a real
 from __future__ import annotations
 
 import dataclasses
+import os
 import pickle
 import random
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 import icedb
 from icedb import spark as icedb_spark
+from icedb.engine import MIB
 from icedb.errors import (
     InvalidOption,
     InvalidPartitionExpression,
@@ -34,7 +36,9 @@ from icedb.errors import (
     TableNotFound,
     UnknownColumn,
 )
+from icedb.handle import Part
 from icedb.snapshot import Snapshot
+from icedb.spark.part_scan import share_out
 from icedb.spark.reader import open_reader, planned_schema
 from icedb.spark.types import held, spark_schema
 from tests.spark_answers import plan_of, rows_of
@@ -484,9 +488,31 @@ def test_small_parts_are_read_together_and_large_ones_by_themselves(
     for n in range(4):
         table.insert(pa.table({"n": [n]}))
     source = spark.read.format("icedb")
-    one, many = source.load(table.uri), source.option("split_bytes", "1").load(table.uri)
-    assert (one.rdd.getNumPartitions(), many.rdd.getNumPartitions()) == (1, 4)
-    assert sorted(r.n for r in one.collect()) == sorted(r.n for r in many.collect()) == [0, 1, 2, 3]
+    usual, many = source.load(table.uri), source.option("split_bytes", "1").load(table.uri)
+    assert usual.rdd.getNumPartitions() == min(4, os.cpu_count() or 1)
+    assert many.rdd.getNumPartitions() == 4
+    assert sorted(r.n for r in usual.collect()) == sorted(r.n for r in many.collect()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "processors", "tasks"),
+    [
+        ([], 4, 0),
+        ([1], 4, 1),
+        ([1] * 4, 2, 2),
+        ([1] * 4, 100, 4),
+        ([1] * 600, 2, 20),  # 31 parts weigh 124 MiB and a little more
+        ([40 * MIB] * 5, 2, 3),
+        ([500 * MIB, 1, 1, 500 * MIB], 2, 3),
+        ([1] * 10_000, 1, 323),
+    ],
+)
+def test_parts_are_divided_among_tasks_by_bytes_and_number(sizes: list[int], processors: int, tasks: int) -> None:
+    parts = [Part(f"k{n}", f"/t/k{n}", "", size, 1, 0) for n, size in enumerate(sizes)]
+    groups = list(share_out(parts, split_bytes=128 * MIB, processors=processors))
+    assert [part for group in groups for part in group] == parts
+    assert len(groups) == tasks
+    assert [len(g) for g in share_out(parts, split_bytes=1, processors=processors)] == [1] * len(parts)
 
 
 def test_a_large_part_comes_in_batches_of_bounded_size(create: Callable[..., icedb.Table]) -> None:
@@ -496,8 +522,8 @@ def test_a_large_part_comes_in_batches_of_bounded_size(create: Callable[..., ice
     options = {"path": table.uri}
     schema, of_time = planned_schema(options)
     reader = open_reader(schema, {**options, **of_time})
-    [task] = reader.partitions()
-    batches = list(pickle.loads(pickle.dumps(reader)).read(task))
+    in_task = pickle.loads(pickle.dumps(reader))
+    batches = [batch for task in reader.partitions() for batch in in_task.read(task)]
     assert all(b.schema.equals(to_arrow_schema(schema, timezone="UTC")) for b in batches)
     assert max(b.num_rows for b in batches) <= 64 * 1024 + 2048
     assert max(b.nbytes for b in batches) < 40_000_000 // 1.1  # one part has more than that
@@ -508,9 +534,7 @@ def test_a_large_part_comes_in_batches_of_bounded_size(create: Callable[..., ice
 
 
 @pytest.mark.s3
-def test_executors_read_from_s3_without_hadoop_and_nothing_shows_the_secret(
-    spark: SparkSession, s3: Any, pushdown: None
-) -> None:
+def test_executors_read_from_s3_without_hadoop_and_nothing_shows_the_secret(spark: SparkSession, s3: Any) -> None:
     table = icedb.Table.create(
         s3.uri, storage_options=s3.storage_options, partition_by=["p || '' AS place"], sort_by=["n"]
     )
@@ -616,7 +640,13 @@ def test_a_schema_of_one_s_own_must_be_the_table_s(spark: SparkSession, create: 
     table = create()
     table.insert(pa.table({"n": [1], "word": ["a"]}))
     source = spark.read.format("icedb")
-    assert [tuple(r) for r in source.schema("word STRING, n BIGINT").load(table.uri).collect()] == [("a", 1)]
+    now = str(table.snapshot().as_of_ms)
+    pinned = source.schema("word STRING, n BIGINT").option("as_of", now).load(table.uri)
+    table.insert(pa.table({"n": [2]}))
+    assert [tuple(r) for r in pinned.collect()] == [("a", 1)]
+    for options in ({}, {"since": now}):
+        with pytest.raises(PySparkException, match=r"InvalidOption.*no fixed snapshot.*set the option '(as_of|until)'"):
+            spark.read.format("icedb").schema("n BIGINT").options(**options).load(table.uri).collect()
     with pytest.raises(PySparkException, match=r"InvalidOption.*column 'n' is bigint.*this read says int\."):
         source.schema("n INT").load(table.uri).collect()
     with pytest.raises(PySparkException, match=r"UnknownColumn.*columns names 'm'"):

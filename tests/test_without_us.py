@@ -416,12 +416,12 @@ EXAMPLE = "docs/example-table/table"
 def test_the_command_prints_parts_as_lines_and_as_json() -> None:
     done = command(EXAMPLE, "--where-partition", "d=2026-01-05")
     key = "_data/d=2026-01-05/8527a891e224136950ff32ca212b45bc.parquet"
-    assert done.stdout == f"{ROOT / EXAMPLE}/{key}\t545\t6\td=2026-01-05\n"
+    assert done.stdout == f"{ROOT / EXAMPLE}/{key}\t556\t6\td=2026-01-05\n"
     done = command(f"file://{ROOT}/{EXAMPLE}/", "--json", "--as-of", "1767620400000")
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert found[0] == {
         "path": f"{ROOT / EXAMPLE}/{key}",
-        "bytes": 545,
+        "bytes": 556,
         "rows": 6,
         "partition": "d=2026-01-05",
         "values": {"d": "2026-01-05"},

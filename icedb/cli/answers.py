@@ -30,6 +30,8 @@ BINARY = ("parquet", "arrow")
 # DuckDB writes these of floating-point numbers; JSON knows none of them.
 _NO_JSON = re.compile(r"\b(NaN|Infinity)\b")
 _QUOTE = '"'
+# A relation's name stands for its row, unless a column of the answer has the name.
+_ROW = "__icedb_row"
 _QUOTED = re.compile(r'^$|[",\r\n]')
 # DuckDB's types of numbers: they stand at the right.
 _NUMBERS = re.compile(r"(TINY|SMALL|BIG|HUGE|U|UTINY|USMALL|UBIG|UHUGE)?INT(EGER)?$|DECIMAL|FLOAT|DOUBLE|BIGNUM")
@@ -38,7 +40,7 @@ _NUMBERS = re.compile(r"(TINY|SMALL|BIG|HUGE|U|UTINY|USMALL|UBIG|UHUGE)?INT(EGER
 def print_answer(result: QueryResult, *, limit: int | None) -> None:
     """As a table on standard output: the first `limit` rows, or all."""
     right = [_NUMBERS.match(type_) is not None for type_ in result.types]
-    texts = result.query("answer", "SELECT CAST(COLUMNS(*) AS VARCHAR) FROM answer")
+    texts = result.query(_ROW, f"SELECT CAST(COLUMNS(*) AS VARCHAR) FROM {_ROW}")
     found = texts.fetchall() if limit is None else texts.fetchmany(limit + 1)
     shown = found if limit is None else found[:limit]
     names = [f">{visible(n)}" if at_right else visible(n) for n, at_right in zip(texts.columns, right, strict=True)]
@@ -105,10 +107,10 @@ def _csv_lines(result: QueryResult) -> Iterator[str]:
     """RFC 4180 with line feeds: null is nothing, and the empty text a pair of quotes."""
     from icedb.engine import quote_name
 
-    columns = result.query("answer", "FROM answer").columns  # DuckDB gives each a name of its own
+    columns = result.query(_ROW, f"FROM {_ROW}").columns  # DuckDB gives each a name of its own
     yield ",".join(f'"{n.replace(_QUOTE, 2 * _QUOTE)}"' if _QUOTED.search(n) else n for n in columns) + "\n"
     fields = ", ".join(_csv_field(f"({quote_name(name)}::VARCHAR)") for name in columns)
-    yield from _texts(result.query("answer", f"SELECT concat_ws(',', {fields}) FROM answer"))
+    yield from _texts(result.query(_ROW, f"SELECT concat_ws(',', {fields}) FROM {_ROW}"))
 
 
 def _csv_field(text: str) -> str:
@@ -120,7 +122,7 @@ def _csv_field(text: str) -> str:
 
 def _json_lines(result: QueryResult) -> Iterator[str]:
     """An object for each row. Numbers that JSON does not know are null."""
-    for text in _texts(result.query("answer", "SELECT to_json(answer)::VARCHAR FROM answer")):
+    for text in _texts(result.query(_ROW, f"SELECT to_json({_ROW})::VARCHAR FROM {_ROW}")):
         yield "".join(map(_sound, text.splitlines(keepends=True))) if _NO_JSON.search(text) else text
 
 

@@ -1,7 +1,6 @@
 """The verbs that maintain a table: merges, cleanup, drops, deletions, and how to undo them."""
 
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Event
@@ -16,11 +15,9 @@ from icedb.cli.frame import MAINTAIN, Connection, DryRun, Json, Uri, Yes, durati
 from icedb.cli.output import one_line, show, tell, time_text
 from icedb.clock import SystemClock
 from icedb.errors import InvalidOption, InvalidPartitionExpression
-from icedb.format.names import stored_path
 
 if TYPE_CHECKING:
     from icedb.maintenance.merge import MergeReport, Order
-    from icedb.table import Table
 
 PinName = Annotated[str, typer.Argument(help="The pin's name.", show_default=False)]
 
@@ -162,22 +159,11 @@ def drop(
         raise typer.BadParameter("name partitions, or give --where; one of the two.")
     table = connection.open(uri)
     chosen = where or partitions or []
-    _check_live(table, partitions or ())
     try:
         run(lambda dry: table.drop_partitions(chosen, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
     except InvalidPartitionExpression as error:
         error.args = (f"{error} A condition over other columns is for icedb delete.",)
         raise
-
-
-def _check_live(table: "Table", named: Sequence[str]) -> None:
-    """A name that is misspelt, or a condition that was taken for one, must not look like a drop that was done."""
-    live = set(map(stored_path, table.snapshot().partitions() if named else ()))
-    if missing := [path for path in named if stored_path(path.strip("/")) not in live]:
-        raise InvalidOption(
-            f"{table.uri}: no partition '{missing[0]}' has rows, and nothing was dropped. icedb partitions lists those "
-            "that have; a condition goes with --where."
-        )
 
 
 @verb(MAINTAIN)
@@ -223,13 +209,16 @@ def restore(
     connection: Connection,
     uri: Uri,
     as_of: Annotated[Any, time_option("--as-of", "The time to go back to.")],
+    allow_empty: Annotated[
+        bool, typer.Option("--allow-empty", help="Restore also to a time at which the table had no rows.")
+    ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Make the table what it was at a time. Can be undone by another restore, to the time before it."""
     table = connection.open(uri)
-    run(lambda dry: table.restore(as_of, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
+    run(lambda dry: table.restore(as_of, allow_empty=allow_empty, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
 
 
 @verb(MAINTAIN)

@@ -40,6 +40,10 @@ def query(
             "--limit", min=0, metavar="NUMBER", help="Rows of a table; 0: all. Default: 100 on a terminal, else all."
         ),
     ] = None,
+    sandbox: Annotated[
+        bool,
+        typer.Option("--sandbox/--no-sandbox", help="Whether the query reads the table alone, or other files, too."),
+    ] = True,
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Ask the table a DuckDB query; `final` is, beside `t`, what `t` will be when all is merged."""
@@ -51,7 +55,7 @@ def query(
     text = _text(sql, file)
     table = connection.open(uri)
     try:
-        result = table.query(text, as_of=as_of, where=where)
+        result = table.query(text, as_of=as_of, where=where, sandbox=sandbox)
         if form == "table":
             shown = rows_max if rows_max is not None or not sys.stdout.isatty() else ROWS_SHOWN
             print_answer(result, limit=shown or None)

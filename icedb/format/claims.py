@@ -10,6 +10,7 @@ import msgspec
 from icedb.errors import DamagedLog
 from icedb.format.codec import decode
 from icedb.format.names import Keys
+from icedb.format.records import Count, Sequenced, TimeMs
 
 __all__ = ["Claim", "EpochClaim", "TxnClaim", "decode_epoch_claim", "decode_txn_claim"]
 
@@ -18,7 +19,7 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
     """What all claims have in common. `stored_ms` is the store's time; None for one that was just put."""
 
     key: str
-    t: int
+    t: TimeMs
     body: str
     stored_ms: int | None = None
 
@@ -39,9 +40,9 @@ class TxnClaim(Claim, frozen=True, omit_defaults=True, kw_only=True):
     """
 
     application: str
-    sequence: int
+    sequence: Sequenced
     brings_columns: bool = False
-    generation: int = 0
+    generation: Count = 0
 
 
 def decode_epoch_claim(body: bytes, key: str, keys: Keys, *, stored_ms: int) -> EpochClaim:
@@ -51,7 +52,7 @@ def decode_epoch_claim(body: bytes, key: str, keys: Keys, *, stored_ms: int) -> 
         claim = msgspec.json.decode(body, type=EpochClaim)
         file = decode(claim.body.encode(), claim.key, keys)
         name = keys.parse_log_file(claim.key)
-    except (msgspec.DecodeError, UnicodeError, DamagedLog) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError, DamagedLog) as error:
         raise DamagedLog(f"'{key}' is not a claim ({error}).", key=key) from None
     if file.epoch != epoch or name.epoch != epoch:
         raise DamagedLog(f"the claim '{key}' holds epoch {file.epoch}.", key=key)
@@ -62,7 +63,7 @@ def decode_txn_claim(body: bytes, key: str, keys: Keys, *, stored_ms: int) -> Tx
     """The claim that was read from `key`. Raises DamagedLog unless it is of the transaction that the key says."""
     try:
         claim = msgspec.json.decode(body, type=TxnClaim)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedLog(f"'{key}' is not a transaction's claim ({error}).", key=key) from None
     if keys.txn_claim(claim.application, claim.sequence, claim.generation) != key:
         raise DamagedLog(f"the claim '{key}' is of {claim.application!r}, {claim.sequence}. Was it copied?", key=key)

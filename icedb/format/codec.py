@@ -13,6 +13,7 @@ import msgspec
 from icedb.errors import DamagedLog
 from icedb.format.names import Keys, has_unsafe_segment
 from icedb.format.records import COLUMNS_MIN, Header, LogFile, LogTombstone, Marker, PackedMarkers
+from icedb.spec import decode_spec
 
 __all__ = ["decode", "encode"]
 
@@ -21,11 +22,16 @@ VERSION = 1
 # Decoded at once, in bytes: their markers are still in the processor's cache when they become columns.
 _PIECE_BYTES = 1 << 19
 
+# Messages quote a text that may be anything.
+TEXT_CHARS = 200
+
 _encoder = msgspec.json.Encoder()
 _header = msgspec.json.Decoder(Header)
 _schema = msgspec.json.Decoder(dict[str, str])
 _tombstones = msgspec.json.Decoder(LogTombstone)
 _markers = msgspec.json.Decoder(Marker)
+# A line that is nested too deep raises the last one.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def encode(file: LogFile) -> bytes:
@@ -45,6 +51,8 @@ def encode(file: LogFile) -> bytes:
         line_count=part_line + len(file.markers),
         foreign_ms=file.foreign_ms,
         spec=file.spec,
+        schema_ms=file.schema_ms,
+        column_ms=file.column_ms,
     )
     lines = [header, file.schema, *file.tombstones, *file.markers]
     return b"\n".join(map(_encoder.encode, lines))
@@ -52,6 +60,8 @@ def encode(file: LogFile) -> bytes:
 
 def decode(body: bytes, key: str, keys: Keys) -> LogFile:
     """The log file in `body`, which was read from `key`; DamagedLog if it is not one of this table."""
+    if not body.isascii():
+        _check_text(body, key)
     header = _decode_header(body, key)
     if body.endswith(b"\n"):
         raise _damaged(key, "it ends in a newline, so its last lines are cut off")
@@ -68,7 +78,7 @@ def decode(body: bytes, key: str, keys: Keys) -> LogFile:
         schema = _schema.decode(_line(body, header.schema_line, key))
         tombstones = _tombstones.decode_lines(body[tombstone_at:part_at]) if tombstone_at is not None else []
         markers = _decode_markers(body, part_at, count=lines - parts_from)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise _damaged(key, f"a line is cut or is not what its section says ({error})") from None
     file = LogFile(
         t_ms=header.t_ms,
@@ -82,18 +92,30 @@ def decode(body: bytes, key: str, keys: Keys) -> LogFile:
         txn=header.txn,
         foreign_ms=header.foreign_ms,
         spec=header.spec,
+        schema_ms=header.schema_ms,
+        column_ms=header.column_ms,
     )
     _check(file, key, keys)
     return file
 
 
+def _check_text(body: bytes, key: str) -> None:
+    """Raise DamagedLog unless the bytes are UTF-8: the decoder does not look into statistics and unknown keys."""
+    try:
+        for piece in _pieces(body, 0):
+            str(piece, "utf-8")
+    except UnicodeDecodeError:
+        raise _damaged(key, "it is not UTF-8 text") from None
+
+
 def _decode_header(body: bytes, key: str) -> Header:
     try:
         header = _header.decode(_line(body, 0, key))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise _damaged(key, f"its first line is not a header ({error})") from None
     if str(header.version) != str(VERSION):
-        raise _damaged(key, f"it has version {header.version!r}, and this program reads version {VERSION}")
+        version = repr(header.version)[:TEXT_CHARS]
+        raise _damaged(key, f"it has version {version}, and this program reads version {VERSION}")
     if header.epoch is not None and (header.epoch < 1 or header.epoch not in (header.live_epochs or ())):
         raise _damaged(key, "its epoch is not among its live epochs")
     return header
@@ -127,7 +149,7 @@ def _decode_markers(body: bytes, start: int, *, count: int) -> Sequence[Marker]:
     except (OverflowError, ValueError) as error:
         if isinstance(error, msgspec.DecodeError | UnicodeDecodeError):
             raise
-        return tuple(_markers.decode_lines(body[start:]))  # a number that no column can hold
+        return tuple(_markers.decode_lines(body[start:]))  # a text that no column can hold
 
 
 def _pieces(body: bytes, start: int) -> Iterator[memoryview]:
@@ -146,6 +168,10 @@ def _check(file: LogFile, key: str, keys: Keys) -> None:
     if not isinstance(markers, PackedMarkers) or any(_fault(n, keys.data_prefix) for n in markers.samples()):
         _check_names((m.key for m in markers), keys.data_prefix, key)
     _check_names((t.key for t in file.tombstones), keys.log_prefix, key)
+    if any(not column or "\0" in column for column in file.schema):
+        raise _damaged(key, "its schema names a column with an empty name, or with a zero character in it")
+    if not isinstance(file.spec, msgspec.UnsetType):
+        decode_spec(bytes(file.spec), table=f"the spec that '{key}' records", key=key)
 
 
 def _check_names(names: Iterable[str], prefix: str, key: str) -> None:
@@ -156,8 +182,8 @@ def _check_names(names: Iterable[str], prefix: str, key: str) -> None:
 
 def _fault(named: str, prefix: str) -> str:
     if not named.startswith(prefix) or has_unsafe_segment(named[len(prefix) :].split("/")):
-        return f"it names '{named}', which is outside '{prefix}'"
-    return f"it names {named!r}, and no object has a zero character in its key" if "\0" in named else ""
+        return f"it names '{named[:TEXT_CHARS]}', which is outside '{prefix}'"
+    return f"it names {named[:TEXT_CHARS]!r}, and no object has a zero character in its key" if "\0" in named else ""
 
 
 def _damaged(key: str, reason: str) -> DamagedLog:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from icedb.format.records import Marker, PackedMarkers, Stats
 
-__all__ = ["AT_ONCE", "Block", "MarkerColumns", "packed_name", "row_numbers"]
+__all__ = ["AT_ONCE", "Block", "MarkerColumns", "exact_sum", "packed_name", "row_numbers"]
 
 # What a part id is in a column, and a digest.
 _ID_BYTES = 16
@@ -226,14 +226,14 @@ class MarkerColumns(PackedMarkers):
     @property
     def bytes_together(self) -> int:
         """The bytes of all their parts."""
-        return sum(pc.sum(b.bytes).as_py() or 0 for b in self.blocks)
+        return sum(exact_sum(b.bytes) for b in self.blocks)
 
     @property
     def rows_together(self) -> int | None:
         """The rows of all their parts; None when one of them does not say."""
         if any(b.rows.null_count for b in self.blocks):
             return None
-        return sum(pc.sum(b.rows).as_py() or 0 for b in self.blocks)
+        return sum(exact_sum(b.rows) for b in self.blocks)
 
     def told(self) -> Iterator[tuple[str, bool]]:
         """The key of each marker, and whether it has a tombstone."""
@@ -259,6 +259,14 @@ def row_numbers(numbers: Iterable[int]) -> pa.Array:
     """As Arrow has them."""
     made = array("I", numbers)
     return pa.Array.from_buffers(pa.uint32(), len(made), [None, pa.py_buffer(made)])
+
+
+def exact_sum(numbers: pa.Array | pa.ChunkedArray) -> int:
+    """The sum of counts. Arrow's own sum of 64-bit numbers overflows in silence."""
+    greatest = pc.max(numbers).as_py() or 0
+    if greatest * len(numbers) < 1 << 63:
+        return int(pc.sum(numbers).as_py() or 0)
+    return sum(n or 0 for n in numbers.to_pylist())
 
 
 def packed_name(name: str) -> bytes | None:

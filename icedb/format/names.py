@@ -45,9 +45,9 @@ NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"
 SEGMENT_BYTES_MAX = 255
 KEY_BYTES_MAX = 1_024
 
-_LOG_NAME = re.compile(r"(?P<t>\d{13})(?P<merged>_m)?_(?P<writer>[A-Za-z0-9._-]+)\.jsonl")
-_EPOCH_SUFFIX = re.compile(r"\.e([1-9]\d*)$")
-_OUR_WRITER = re.compile(r"-\d+-[0-9a-f]{12}(\.e\d+)?$")
+_LOG_NAME = re.compile(r"(?P<t>[0-9]{13})(?P<merged>_m)?_(?P<writer>[A-Za-z0-9._-]+)\.jsonl")
+_EPOCH_SUFFIX = re.compile(r"\.e([1-9][0-9]{0,15})$")
+_OUR_WRITER = re.compile(r"-[0-9]+-[0-9a-f]{12}(\.e[0-9]+)?$")
 _SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
 
 
@@ -156,7 +156,7 @@ class Keys:
 
     def parse_epoch_claim(self, key: str) -> int | None:
         """The epoch of a claim's key, or None for any other object among the claims."""
-        found = re.fullmatch(r"epoch-([1-9]\d*)\.json", key.removeprefix(self.claims_prefix))
+        found = re.fullmatch(r"epoch-([1-9][0-9]{0,15})\.json", key.removeprefix(self.claims_prefix))
         return int(found[1]) if found else None
 
     def txn_claim(self, application: str, sequence: int, generation: int = 0) -> str:
@@ -169,7 +169,10 @@ class Keys:
 
     def is_txn_claim(self, key: str) -> bool:
         """Whether a key among the claims is one of a transaction."""
-        return re.fullmatch(r"txn-[0-9a-f]{32}-\d+(\.\d+)?\.json", key.removeprefix(self.claims_prefix)) is not None
+        return (
+            re.fullmatch(r"txn-[0-9a-f]{32}-[0-9]{1,19}(\.[0-9]{1,16})?\.json", key.removeprefix(self.claims_prefix))
+            is not None
+        )
 
     def pin(self, name: str) -> str:
         """The key of a pin: a time that cleanup respects. Raises InvalidOption for a name that is no file's."""

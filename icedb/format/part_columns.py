@@ -19,7 +19,7 @@ from typing import Any, overload
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from icedb.format.marker_columns import AT_ONCE, Block, MarkerColumns, packed_name, row_numbers
+from icedb.format.marker_columns import AT_ONCE, Block, MarkerColumns, exact_sum, packed_name, row_numbers
 from icedb.format.records import Marker, Named, PackedMarkers, StoredLogFile, merge_markers, tombstoned
 
 __all__ = ["MarkerView", "PartColumns", "PartsNamed"]
@@ -346,13 +346,13 @@ class MarkerView(PackedMarkers):
     @property
     def bytes_together(self) -> int:
         """The bytes of all their parts."""
-        return pc.sum(self.column("bytes", pa.int64())).as_py() or 0
+        return exact_sum(self.column("bytes", pa.int64()))
 
     @property
     def rows_together(self) -> int | None:
         """The rows of all their parts; None when one of them does not say."""
         counts = self.column("rows", pa.int64())
-        return None if counts.null_count else pc.sum(counts).as_py() or 0
+        return None if counts.null_count else exact_sum(counts)
 
     def samples(self) -> Iterator[str]:
         """Their keys."""

@@ -9,13 +9,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
-__all__ = ["Encoded", "Header", "LogFile", "LogTombstone", "Marker", "Named", "PackedMarkers", "Stats",
-           "StoredLogFile", "merge_markers", "told", "tombstoned", "total_bytes",
+from icedb.times import COUNT_MAX, TIME_MS_MAX
+
+__all__ = ["Count", "Encoded", "Header", "LogFile", "LogTombstone", "Marker", "Named", "PackedMarkers", "Positive",
+           "Sequenced", "Stats", "StoredLogFile", "TimeMs", "merge_markers", "told", "tombstoned", "total_bytes",
            "total_rows"]  # fmt: skip
+
+# The decoder refuses any other number, so that nothing above meets one that no calendar or column can hold.
+TimeMs = Annotated[int, msgspec.Meta(ge=0, le=TIME_MS_MAX)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
+#: An epoch, or the number of a line that is not the header's.
+Positive = Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
+#: The sequence of a transaction.
+Sequenced = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 #: JSON that is decoded by who needs it.
 Encoded = msgspec.Raw | msgspec.UnsetType
@@ -30,10 +40,10 @@ class Marker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename={
     """The line that names a part. `rows` and `stats` are unknown for parts that programs of v3 wrote."""
 
     key: str
-    bytes: int
-    created_ms: int
-    tombstoned_ms: int | None = None
-    rows: int | None = None
+    bytes: Count
+    created_ms: TimeMs
+    tombstoned_ms: TimeMs | None = None
+    rows: Count | None = None
     #: `{column: [min, max, null count]}`; see `icedb.statistics`.
     stats: Stats = msgspec.UNSET
     #: The first 32 hexadecimal digits of the object's SHA-256; `verify(deep=True)` compares.
@@ -102,32 +112,37 @@ class LogTombstone(msgspec.Struct, frozen=True, rename={"key": "p", "created_ms"
     """The line that names a log file which this one replaces."""
 
     key: str
-    created_ms: int
+    created_ms: TimeMs
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     "version": "v", "t_ms": "t", "schema_line": "sch", "tombstone_line": "tmb", "part_line": "f",
     "epoch": "e", "live_epochs": "le", "horizon_ms": "hz", "line_count": "n", "spec": "spec", "foreign_ms": "fm",
+    "schema_ms": "st", "column_ms": "ct",
 }):  # fmt: skip
     """Line 0: where the rest is, and what kind of commit this was."""
 
     version: int | str
-    t_ms: int
-    schema_line: int
-    part_line: int | None = None
-    tombstone_line: int | None = None
-    epoch: int | None = None
-    live_epochs: tuple[int, ...] | None = None
+    t_ms: TimeMs
+    schema_line: Positive
+    part_line: Positive | None = None
+    tombstone_line: Positive | None = None
+    epoch: Positive | None = None
+    live_epochs: tuple[Positive, ...] | None = None
     void: bool = False
-    horizon_ms: int = 0
+    horizon_ms: TimeMs = 0
     #: application -> (last committed sequence, when)
-    txn: dict[str, tuple[int, int]] = {}
+    txn: dict[str, tuple[Sequenced, TimeMs]] = {}
     #: How many lines there are, this one included: tells a log file that was cut between two lines.
-    line_count: int | None = None
+    line_count: Positive | None = None
     #: When a program of v3 tombstoned parts for the last time, in the log files that this one replaces; 0: never.
-    foreign_ms: int = 0
+    foreign_ms: TimeMs = 0
     #: The table's spec since this commit or an earlier one that it replaces, still encoded; see `icedb.spec`.
     spec: Encoded = msgspec.UNSET
+    #: When the columns of the schema came, but for those of `column_ms`; None: at `t_ms`, see `format.column_times`.
+    schema_ms: int | None = None
+    #: Column -> when it came.
+    column_ms: dict[str, int] = {}
 
 
 class LogFile(msgspec.Struct, frozen=True):
@@ -145,6 +160,8 @@ class LogFile(msgspec.Struct, frozen=True):
     txn: dict[str, tuple[int, int]] = {}
     foreign_ms: int = 0
     spec: Encoded = msgspec.UNSET
+    schema_ms: int | None = None
+    column_ms: dict[str, int] = {}
 
     @property
     def newest_foreign_ms(self) -> int:

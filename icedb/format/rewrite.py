@@ -16,6 +16,7 @@ from itertools import chain
 import msgspec
 
 from icedb.errors import InvariantViolated
+from icedb.format.column_times import stored_times
 from icedb.format.records import Encoded, LogFile, LogTombstone, Marker, PackedMarkers, told
 from icedb.format.snapshot import LogState
 
@@ -62,17 +63,21 @@ def draft(
         )
         carried = _as_many(chain(died, new), like=carried)
     forgotten_ms = [t for k in forget if (t := state.parts[k].tombstoned_ms) is not None]
+    file = LogFile(
+        t_ms=t_ms,
+        schema=_union([*(f.schema for f in sources), schema or {}]),
+        markers=carried if isinstance(carried, PackedMarkers) else tuple(carried),
+        tombstones=_tombstones(state, sources, replaces, t_ms),
+        horizon_ms=max([0, *forgotten_ms, *(f.horizon_ms for f in sources)]),
+        foreign_ms=max((f.newest_foreign_ms for f in sources), default=0),
+        txn={a: last for f in sources for a, last in f.txn.items() if last == state.txn[a]} | dict(txn or {}),
+        spec=state.spec if isinstance(spec, msgspec.UnsetType) and any(map(_has_spec, sources)) else spec,
+    )
+    if file.carries_tombstones:  # any other log file has the time of its own columns
+        schema_ms, column_ms = stored_times(state, file.schema, t_ms)
+        file = msgspec.structs.replace(file, schema_ms=schema_ms, column_ms=dict(column_ms))
     return Draft(
-        LogFile(
-            t_ms=t_ms,
-            schema=_union([*(f.schema for f in sources), schema or {}]),
-            markers=carried if isinstance(carried, PackedMarkers) else tuple(carried),
-            tombstones=_tombstones(state, sources, replaces, t_ms),
-            horizon_ms=max([0, *forgotten_ms, *(f.horizon_ms for f in sources)]),
-            foreign_ms=max((f.newest_foreign_ms for f in sources), default=0),
-            txn={a: last for f in sources for a, last in f.txn.items() if last == state.txn[a]} | dict(txn or {}),
-            spec=state.spec if isinstance(spec, msgspec.UnsetType) and any(map(_has_spec, sources)) else spec,
-        ),
+        file,
         replaces=tuple(sorted(replaces)),
         added=frozenset(m.key for m in new),
         tombstoned=frozenset(dead),

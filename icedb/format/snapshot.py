@@ -31,6 +31,7 @@ from icedb.format.records import (
 
 if TYPE_CHECKING:
     from icedb.format.part_columns import PartColumns
+from icedb.times import time_text
 
 __all__ = ["LogState", "StoredLogFile", "ignored_by", "live_markers", "live_to_v3_readers", "replay"]
 
@@ -286,8 +287,9 @@ def live_markers(state: LogState, as_of_ms: int | None, *, pinned: bool = False)
         return state.live
     if as_of_ms < state.horizon_ms and not pinned:
         raise SnapshotExpired(
-            f"{state.table}: cleanup has forgotten what was superseded before {state.horizon_ms} (unix ms); a "
-            f"snapshot at {as_of_ms} can no longer be answered. Ask for {state.horizon_ms} or later.",
+            f"{state.table}: cleanup has forgotten what was superseded before "
+            f"{time_text(state.horizon_ms)}; a snapshot at {time_text(as_of_ms)} can no longer be answered. Ask for "
+            f"{time_text(state.horizon_ms)} or later.",
             horizon_ms=state.horizon_ms,
         )
     if state.columns is not None:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from icedb.engine import (
     READING_SHARE,
+    RESERVED,
     WRITE_MEMORY_BYTES_MIN,
     attach_s3,
     connect_reader,
@@ -47,7 +48,7 @@ __all__ = [
 ]
 
 #: The path of a row's file, under a name that no column has.
-FILE_COLUMN = "__icedb_file"
+FILE_COLUMN = f"{RESERVED}file"
 _TELLING = re.compile(r"Expected Number of Columns|Value with unterminated quote|Invalid unicode|Maximum line size")
 _TYPES_OF_TEXT = re.compile(r"(?<![A-Za-z_])(UUID|JSON)(?![A-Za-z_])")
 

@@ -156,7 +156,7 @@ def create_by_import(
     unsaved = Handle(store, checked_spec(spec, table=store.location.uri), timing=timing, fencing=fencing)
     _refuse_table(unsaved)
     return _import(
-        lambda: create_handle(store, spec, timing=timing, fencing=fencing),
+        lambda: create_handle(store, spec, timing=timing, fencing=fencing, over_files=True),
         unsaved,
         source,
         source_storage_options,

@@ -21,7 +21,7 @@ from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
 from icedb.partitions import parse_partition_by
-from icedb.spec import Compression, Merging, SchemaPolicy, TableSpec, all_columns, encode_spec
+from icedb.spec import Compression, Merging, SchemaPolicy, TableSpec, all_columns, altered_spec, encode_spec
 
 __all__ = ["Change", "alter", "plan_alter", "spec_change"]
 
@@ -102,7 +102,7 @@ class _Alter:
         if new == old:
             return None
         new = _checked(new, state)
-        new = msgspec.structs.replace(_with_earlier(old, new, state.table), revision=old.revision + 1)
+        new = altered_spec(old, _with_earlier(old, new, state.table), t_ms)
         self.new, encoded = new, encode_spec(new, indent=0)
         # The older revisions go with the log files that they are in.
         holders = [k for k, f in state.effective.items() if not isinstance(f.file.spec, msgspec.UnsetType)]

@@ -67,7 +67,7 @@ def _decode(key: str, stored: StoredObject, keys: Keys) -> FoundClaim:
         claim = msgspec.json.decode(stored.body, type=Claim)
         file = decode(claim.body.encode(), claim.key, keys)
         name = keys.parse_log_file(claim.key)
-    except (msgspec.DecodeError, UnicodeError, DamagedLog) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError, DamagedLog) as error:
         raise _damaged(key, str(error)) from None
     if epoch is not None and {file.epoch, name.epoch} != {epoch}:
         raise _damaged(key, f"it holds epoch {file.epoch} for '{claim.key}'")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import duckdb
 
-from icedb.engine import connect_reader, quote_text
+from icedb.engine import RESERVED, connect_reader, quote_text, read_file
 from icedb.format.records import Marker
 from icedb.handle import Handle
 from icedb.maintenance.audit import Problem
@@ -150,8 +150,8 @@ def _count_rows(con: duckdb.DuckDBPyConnection, path: Path) -> int:
 
 def _decode_rows(con: duckdb.DuckDBPyConnection, path: Path) -> int:
     """Hashing every row makes DuckDB decode every page."""
-    source = f"read_parquet({quote_text(str(path))}, hive_partitioning = false) part"
-    return int(con.execute(f"SELECT count(*), bit_xor(hash(part)) FROM {source}").fetchall()[0][0])
+    row = f"{RESERVED}row"
+    return int(con.execute(f"SELECT count(*), bit_xor(hash({row})) FROM {read_file(path)} AS {row}").fetchall()[0][0])
 
 
 def _compare(table: str, marker: Marker, content: _Content) -> Iterator[Problem]:

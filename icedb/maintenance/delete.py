@@ -23,9 +23,9 @@ from icedb.exclusive import exclusive
 from icedb.format.records import Marker
 from icedb.handle import Handle, Part
 from icedb.maintenance.operations import Rewritten
-from icedb.partitions import matching, partition_types
+from icedb.partitions import partition_types
 from icedb.parts import discard
-from icedb.predicates import Predicate, check_predicate
+from icedb.predicates import Predicate, check_predicate, matching
 from icedb.progress import progress
 from icedb.rewriting import Rewrite, Rewriter, rewrite_parts
 from icedb.scan import FILE_COLUMN, explain, relation, visible_partitions

@@ -19,13 +19,16 @@ from icedb.format.records import total_rows
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle, Part
 from icedb.maintenance.operations import Replace
-from icedb.partitions import matching, partition_types
+from icedb.partitions import partition_types
 from icedb.parts import WrittenParts
+from icedb.predicates import check_partition_predicate, matching
+from icedb.spec import all_columns
 
 __all__ = [
     "Chosen",
     "DropReport",
     "PartitionChoice",
+    "check_chosen",
     "check_inside",
     "drop_partitions",
     "parts_to_replace",
@@ -86,13 +89,22 @@ class PartitionChoice:
         return {p for p in paths if stored_path(p) in wanted}
 
 
-def drop_partitions(handle: Handle, partitions: Sequence[str] | str, *, dry_run: bool = False) -> DropReport:
+def drop_partitions(
+    handle: Handle, partitions: Sequence[str] | str, *, missing_ok: bool = False, dry_run: bool = False
+) -> DropReport:
     """Tombstone all live parts of the chosen partitions. See `Table.drop_partitions`."""
+    check_chosen(handle, partitions)
     if not partitions:
         raise InvalidOption(f"{handle.table}: no partitions are named; nothing is ever dropped by default.")
     older: list[Part] = []
+    is_first_look = True
 
     def choose(now: LogState) -> list[str]:
+        nonlocal is_first_look
+        # At a later look, another drop may have come first, or one that we began may have been completed for us.
+        if is_first_look:
+            _check_there(handle, now, partitions, missing_ok=missing_ok)
+        is_first_look = False
         older[:] = _older_parts(handle, now) if isinstance(partitions, str) else []
         return _live_parts(handle, now, partitions)
 
@@ -110,6 +122,33 @@ def drop_partitions(handle: Handle, partitions: Sequence[str] | str, *, dry_run:
             partitions,
         )
     return _report(commit.tombstoned, older, commit, dry_run=False)
+
+
+def check_chosen(handle: Handle, partitions: object) -> None:
+    """Raise InvalidOption unless this is a predicate, a list of paths, or a function that makes a predicate."""
+    if isinstance(partitions, str) or callable(partitions):
+        return
+    if not isinstance(partitions, list | tuple | set | frozenset) or not all(isinstance(p, str) for p in partitions):
+        raise InvalidOption(
+            f"{handle.table}: partitions is {partitions!r}; give a list of paths (['d=2026-11-21']), or a predicate "
+            "over the partition columns as text."
+        )
+
+
+def _check_there(handle: Handle, state: LogState, partitions: Sequence[str] | str, *, missing_ok: bool) -> None:
+    """Raise an error for a path that no live part has, and for a predicate that does not fit an empty table."""
+    if isinstance(partitions, str):
+        if not state.live and (columns := all_columns(handle.spec, state.schema)):
+            types = partition_types(handle.expressions, columns, table=handle.table)
+            check_partition_predicate(partitions, types, table=handle.table)
+        return
+    live = {stored_path(handle.partition(m)) for m in state.live}
+    missing = [p for p in partitions if stored_path(p.strip("/")) not in live]
+    if missing and not missing_ok:
+        raise InvalidOption(
+            f"{handle.table}: no partition '{missing[0]}' has rows, and nothing was dropped. Name whole paths, as "
+            "snapshot().partitions() or icedb partitions lists them; pass missing_ok=True if one may be gone already."
+        )
 
 
 def replace_partitions(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> Commit:

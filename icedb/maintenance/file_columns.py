@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from icedb.engine import quote_name
+from icedb.engine import RESERVED, quote_name
 from icedb.errors import InvalidBatch, SchemaConflict, UnknownColumn, UnsupportedType
 from icedb.handle import Handle
 from icedb.maintenance.footers import Footer
@@ -13,7 +13,6 @@ from icedb.schema import check_columns
 
 __all__ = ["check_file_columns", "union_of_columns"]
 
-_RESERVED = "__icedb_"
 _PARTITION_COLUMN = "_partition"
 
 
@@ -59,7 +58,7 @@ def check_file_columns(
         )
     for file, footer in files:
         of_file = {*footer.columns, *footer.untyped}
-        if reserved := [c for c in of_file if c.casefold().startswith(_RESERVED)]:
+        if reserved := [c for c in of_file if c.casefold().startswith(RESERVED)]:
             raise InvalidBatch(f"{handle.table}: '{file.path}' has a column '{reserved[0]}', a reserved name.")
         if _PARTITION_COLUMN in of_file and not spec.preserve_partition:
             raise InvalidBatch(

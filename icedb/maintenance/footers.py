@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 
 import duckdb
 
-from icedb.engine import connect_reader, quote_name, quote_text
+from icedb.engine import RESERVED, connect_reader, quote_name, quote_text, read_file
 from icedb.errors import InvalidBatch, InvalidOption, UnsupportedType
 from icedb.format.records import Stats
 from icedb.maintenance.sources import Origin, SourceFile
@@ -31,6 +31,8 @@ from icedb.work import Means
 __all__ = ["Demand", "Examined", "Footer", "Footers"]
 
 _Answer = TypeVar("_Answer")
+
+_ROW = f"{RESERVED}row"
 
 # What DuckDB or a URL would take for something else than a name.
 _ODD = frozenset("*?[]#%\\")
@@ -170,7 +172,7 @@ class Footers:
             link.unlink()
 
     def _footer(self, con: duckdb.DuckDBPyConnection, path: str, file: SourceFile) -> Footer:
-        described = describe(con, f"SELECT * FROM {_rows(path)}")
+        described = describe(con, f"SELECT * FROM {read_file(path)}")
         text = quote_text(path)
         [(rows,)] = con.execute(f"SELECT sum(num_rows) FROM parquet_file_metadata({text})").fetchall()
         tree = con.execute(
@@ -194,11 +196,13 @@ class Footers:
         self, con: duckdb.DuckDBPyConnection, path: str, file: SourceFile, footer: Footer, demand: Demand
     ) -> Examined:
         hashed = digest(Path(path)) if demand.content else None
-        decode = ", bit_xor(hash(part))" if demand.content else ""
+        decode = f", bit_xor(hash({_ROW}))" if demand.content else ""
         required = [c for c in demand.required if c in footer.columns]
         if required or decode:
             counts = "".join(f", count({quote_name(c)})" for c in required)
-            [(rows, *found)] = con.execute(f"SELECT count(*){counts}{decode} FROM {_rows(path)} part").fetchall()
+            [(rows, *found)] = con.execute(
+                f"SELECT count(*){counts}{decode} FROM {read_file(path)} AS {_ROW}"
+            ).fetchall()
             self._check_counts(file, int(rows), dict(zip(required, found, strict=False)), footer)
         partitions = _partitions(con, path, footer, demand) if demand.expressions else ()
         return Examined(_statistics(con, path, footer, demand.statistics), partitions, hashed)
@@ -214,10 +218,6 @@ class Footers:
                     f"{self._table}: column '{column}' is null in {rows - filled} rows of '{file.path}', and the table "
                     "requires it. Fill it in, or leave the file out."
                 )
-
-
-def _rows(path: str) -> str:
-    return f"read_parquet({quote_text(path)}, hive_partitioning = false)"
 
 
 def _columns_of_nulls(tree: Sequence[tuple[str, int, str]]) -> set[str]:
@@ -247,8 +247,8 @@ def _partitions(
     select += [f"CAST(NULL AS {t}) AS {quote_name(c)}" for c, t in demand.schema.items() if c not in footer.columns]
     values = ", ".join(f"CAST((\n{e.sql}\n) AS VARCHAR)" for e in demand.expressions)
     found = con.execute(
-        f"SELECT [{values}]::VARCHAR[] AS v, count(*) FROM (SELECT {', '.join(select)} FROM {_rows(path)}) "
-        "GROUP BY v ORDER BY 2 DESC, 1 LIMIT 2"
+        f"SELECT [{values}]::VARCHAR[], count(*) FROM (SELECT {', '.join(select)} FROM {read_file(path)}) "
+        "GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 2"
     ).fetchall()
     return tuple(tuple(texts) for texts, _ in found)
 
@@ -259,7 +259,7 @@ def _statistics(con: duckdb.DuckDBPyConnection, path: str, footer: Footer, colum
     told = {c: f for c, t in present.items() if t in _EXACT and (f := _from_footer(con, path, c, t)) is not None}
     asked = {c: t for c, t in present.items() if c not in told}
     if asked:
-        [(figures,)] = con.execute(f"SELECT {figures_sql(asked)} FROM {_rows(path)}").fetchall()
+        [(figures,)] = con.execute(f"SELECT {figures_sql(asked)} FROM {read_file(path)}").fetchall()
         told |= {c: list(figures[3 * n : 3 * n + 3]) for n, c in enumerate(asked)}
     return encode_statistics(present, [figure for c in present for figure in told[c]], footer.rows)
 

@@ -19,6 +19,7 @@ from icedb.format.names import Keys, partition_of
 from icedb.handle import Handle
 from icedb.maintenance.claims import Claims, read_claims
 from icedb.store import ObjectInfo
+from icedb.table_place import RESERVED, foreign_roots, is_below
 
 __all__ = ["ORPHANS_MAX", "SweepPlan", "SweepReport", "is_part", "named_by_claims", "plan_sweep", "sweep_orphans"]
 
@@ -28,7 +29,10 @@ ORPHANS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """Objects under `_data/` that nothing names. `young` may be being written; `foreign` are no parts of anybody."""
+    """Objects under `_data/` that nothing names. `young` may be being written.
+
+    `foreign` are no parts of this table: they have other names, or lie below another table.
+    """
 
     orphans: tuple[ObjectInfo, ...]
     young: tuple[ObjectInfo, ...]
@@ -53,22 +57,25 @@ def plan_sweep(
     objects: Iterable[ObjectInfo], named: frozenset[str], *, keys: Keys, now_ms: int, min_age_ms: int
 ) -> SweepPlan:
     """Which of the objects under `_data/` are orphans, the oldest first. Pure."""
+    objects = list(objects)
+    others = foreign_roots((i.key for i in objects), keys)
     unnamed = sorted((i for i in objects if i.key not in named), key=lambda i: (i.stored_ms, i.key))
-    parts = [i for i in unnamed if is_part(keys, i.key)]
+    parts = [i for i in unnamed if is_part(keys, i.key) and not is_below(i.key, others)]
+    kept = {i.key for i in parts}
     return SweepPlan(
         orphans=tuple(i for i in parts if now_ms - i.stored_ms >= min_age_ms),
         young=tuple(i for i in parts if now_ms - i.stored_ms < min_age_ms),
-        foreign=tuple(i for i in unnamed if not is_part(keys, i.key)),
+        foreign=tuple(i for i in unnamed if i.key not in kept),
     )
 
 
 def is_part(keys: Keys, key: str) -> bool:
-    """Whether an object is named as a part of this table is."""
+    """Whether an object is named as a part of this table is. No partition has a segment that tables reserve."""
     try:
-        partition_of(keys.data_prefix, key)
+        path = partition_of(keys.data_prefix, key)
     except DamagedLog:
         return False
-    return key.endswith(".parquet")
+    return key.endswith(".parquet") and RESERVED.isdisjoint(path.split("/"))
 
 
 def sweep_orphans(
@@ -76,8 +83,8 @@ def sweep_orphans(
 ) -> SweepReport:
     """Delete orphans that are older than `min_age_ms` (default: the table's, a day), at most `limit` of them.
 
-    Raises GraceTooShort, ClockSkew, DamagedLog (a log file or a claim that cannot be read), and what reading the log
-    raises; nothing is deleted then.
+    Raises GraceTooShort, ClockSkew, DamagedLog (a log file or a claim that cannot be read, or old parts and a log
+    without commits), and what reading the log raises; nothing is deleted then.
     """
     min_age_ms = _check_age(handle, min_age_ms)
     plan = _look(handle, min_age_ms)
@@ -123,7 +130,15 @@ def _look(handle: Handle, min_age_ms: int) -> SweepPlan:
     state = handle.read(everything=True)
     in_log = {m.key for f in state.files.values() for m in f.file.markers}
     named = frozenset(in_log | named_by_claims(claims, epoch=state.epoch))
-    return plan_sweep(objects, named, keys=handle.keys, now_ms=now_ms, min_age_ms=min_age_ms)
+    plan = plan_sweep(objects, named, keys=handle.keys, now_ms=now_ms, min_age_ms=min_age_ms)
+    if plan.orphans and not state.files:
+        # A table that was never written and one whose log was lost look the same. The parts may be all its rows.
+        raise DamagedLog(
+            f"{handle.table}: the log has no commit, and {len(plan.orphans)} old parts lie below '_data/'. They may "
+            "belong to a table whose log was lost. No orphan was deleted. Restore the log, or insert rows first.",
+            key=handle.keys.log_prefix,
+        )
+    return plan
 
 
 def named_by_claims(claims: Claims, *, epoch: int) -> set[str]:

@@ -32,15 +32,17 @@ from icedb.errors import (
     SnapshotExpired,
     StoreUnavailable,
 )
-from icedb.format.records import Marker
+from icedb.format.records import Marker, TimeMs
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import STORED_MS_PRECISION, Handle
 from icedb.store import ObjectNotFound, StoredObject
+from icedb.times import TIME_MS_MAX, time_text
 
 __all__ = [
     "Expires",
     "Pin",
-    "check_not_ahead",
+    "check_past_time",
+    "check_readable_time",
     "is_needed",
     "is_pinned",
     "newest_ms",
@@ -74,9 +76,9 @@ class _Body(msgspec.Struct, frozen=True):
     """What a pin's object holds."""
 
     name: str
-    as_of: int
-    created: int
-    expires: int | None = None
+    as_of: TimeMs
+    created: TimeMs
+    expires: TimeMs | None = None
 
 
 _decoder = msgspec.json.Decoder(_Body)
@@ -92,8 +94,9 @@ def pin(
     _check_free(handle, key, name)
     created_ms = handle.clock.now_ms()
     state = handle.read(fresh=True)
-    check_not_ahead(handle, state, as_of_ms, now_ms=created_ms)
-    if as_of_ms is None:
+    if as_of_ms is not None:
+        check_past_time(handle, state, as_of_ms, now_ms=created_ms)
+    else:
         as_of_ms = newest_ms(handle, state, created_ms) or created_ms - 1
     planned = Pin(name, as_of_ms, created_ms, _expires_ms(handle, expires, created_ms))
     _check_kept(handle, state, planned, now_ms=created_ms)
@@ -148,10 +151,50 @@ def is_needed(marker: Marker, pins: Iterable[Pin]) -> bool:
     return any(marker.created_ms <= p.as_of_ms and (dead_ms is None or p.as_of_ms < dead_ms) for p in pins)
 
 
-def check_not_ahead(handle: Handle, state: LogState, as_of_ms: int | None, *, now_ms: int) -> None:
-    """Raise InvalidOption for a time that is still to come: nobody knows what the table will be then."""
-    if as_of_ms is not None and as_of_ms > (latest_ms := max(now_ms, newest_ms(handle, state, now_ms))):
-        raise InvalidOption(f"{handle.table}: {as_of_ms} (unix ms) is in the future. Give {latest_ms} or earlier.")
+def check_readable_time(handle: Handle, state: LogState, as_of_ms: int, *, now_ms: int) -> None:
+    """Raise InvalidOption for a time that a read cannot mean: before the table's creation, or in the future.
+
+    A time up to twice `max_skew_ms` ahead of this clock may be one that another machine read from its own clock.
+    """
+    latest_ms = max(handle.far_ahead_ms(now_ms) - 1, state.newest_ms)
+    if as_of_ms > latest_ms:
+        raise _ahead(handle, as_of_ms, max(now_ms, state.newest_ms))
+    _check_created(handle, state, as_of_ms)
+
+
+def check_past_time(handle: Handle, state: LogState, as_of_ms: int, *, now_ms: int) -> None:
+    """`check_readable_time` for what is kept or restored: no time after the newest commit and this clock."""
+    latest_ms = max(now_ms, newest_ms(handle, state, now_ms))
+    if as_of_ms > latest_ms:
+        raise _ahead(handle, as_of_ms, latest_ms)
+    _check_created(handle, state, as_of_ms)
+
+
+def _ahead(handle: Handle, as_of_ms: int, latest_ms: int) -> InvalidOption:
+    return InvalidOption(
+        f"{handle.table}: the time {time_text(as_of_ms)} is in the future. Give {time_text(latest_ms)} or earlier."
+    )
+
+
+def _check_created(handle: Handle, state: LogState, as_of_ms: int) -> None:
+    """Raise InvalidOption for a time before the table's creation. After the horizon is always after that."""
+    if state.horizon_ms or not state.files or as_of_ms >= min(state.times_ms):
+        return
+    # Nothing is forgotten before there is a horizon: the first commit's time is that of its parts.
+    first_ms = min(state.times_ms)
+    first_ms = min((m.created_ms for m in state.parts.values()), default=first_ms)
+    if as_of_ms >= first_ms:
+        return
+    try:
+        stored_ms = handle.store.head(handle.keys.spec).stored_ms
+    except ObjectNotFound:  # a table of IceDB v3
+        stored_ms = first_ms
+    created_ms = min(first_ms, stored_ms)
+    if as_of_ms < created_ms - handle.timing.max_skew_ms - STORED_MS_PRECISION:
+        raise InvalidOption(
+            f"{handle.table}: the time {time_text(as_of_ms)} is before the table's creation at "
+            f"{time_text(created_ms)}. Its first commit is of {time_text(first_ms)}. Give that time or later."
+        )
 
 
 def newest_ms(handle: Handle, state: LogState, now_ms: int) -> int:
@@ -172,8 +215,12 @@ def _expires_ms(handle: Handle, expires: Expires | None, now_ms: int) -> int | N
         raise InvalidOption(
             f"{handle.table}: expires is {expires!r}; give datetime(..., tzinfo=UTC), unix milliseconds or a timedelta."
         )
+    if expires_ms > TIME_MS_MAX:
+        raise InvalidOption(
+            f"{handle.table}: the pin would expire after 9999-12-31. Leave out expires: it then holds until unpin."
+        )
     if expires_ms <= now_ms:
-        raise InvalidOption(f"{handle.table}: the pin would expire at {expires_ms} (unix ms), which is not to come.")
+        raise InvalidOption(f"{handle.table}: the pin would expire at {time_text(expires_ms)}, which is in the past.")
     return expires_ms
 
 
@@ -190,9 +237,9 @@ def _check_kept(handle: Handle, state: LogState, planned: Pin, *, now_ms: int) -
         dead_ms = [m.tombstoned_ms for m in state.parts.values() if m.tombstoned_ms is not None]
         oldest_ms = max(t for t in dead_ms if t <= doomed_ms)
         raise SnapshotExpired(
-            f"{handle.table}: {len(doomed)} parts of the snapshot at {planned.as_of_ms} were superseded so long ago "
-            f"that a cleanup may be deleting them now. Pin {oldest_ms} (unix ms) or later; or restore the snapshot "
-            "and pin what you have then.",
+            f"{handle.table}: {len(doomed)} parts of the snapshot at {time_text(planned.as_of_ms)} were superseded so "
+            f"long ago that a cleanup may be deleting them now. Pin {time_text(oldest_ms)} or later; "
+            "or restore the snapshot and pin what you have then.",
             horizon_ms=oldest_ms,
         )
 
@@ -255,7 +302,7 @@ def _encode(planned: Pin) -> bytes:
 def _decode(handle: Handle, key: str, stored: StoredObject) -> Pin:
     try:
         body = _decoder.decode(stored.body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(handle, key, str(error)) from None
     if body.name != handle.keys.parse_pin(key):
         raise _damaged(handle, key, f"it says that its name is '{body.name}'")

@@ -17,7 +17,7 @@ from pathlib import Path
 import duckdb
 
 from icedb.conflicts import Conversion, lossless, stringify
-from icedb.engine import connect_reader, copy_statement, memory_bytes_default, quote_name, quote_text
+from icedb.engine import connect_reader, copy_statement, memory_bytes_default, quote_name, quote_text, read_file
 from icedb.errors import InvariantViolated, SchemaConflict
 from icedb.format.records import Marker
 from icedb.handle import Handle, Part
@@ -58,9 +58,9 @@ def find_miscast(handle: Handle, parts: Sequence[Part], types: Mapping[str, str]
 
 def _as_stored(con: duckdb.DuckDBPyConnection, folder: Path, type_: str) -> str:
     """What a footer makes of a column of this type: Parquet has no arrays of a fixed length, for example."""
-    path = quote_text(str(folder / "nothing.parquet"))
-    con.execute(f"COPY (SELECT CAST(NULL AS {type_}) AS value WHERE false) TO {path} (FORMAT parquet)")
-    return describe(con, f"SELECT * FROM read_parquet({path})")["value"]
+    path = folder / "nothing.parquet"
+    con.execute(f"COPY (SELECT CAST(NULL AS {type_}) AS value WHERE false) TO {quote_text(str(path))} (FORMAT parquet)")
+    return describe(con, f"SELECT * FROM {read_file(path)}")["value"]
 
 
 def _miscast(
@@ -157,7 +157,7 @@ def _recast(handle: Handle, con: duckdb.DuckDBPyConnection, miscast: Miscast, ke
                 f"{part.rows}. Nothing was published."
             )
         sorted_by = statistics_columns(handle.spec.sort_by, miscast.columns, handle.expressions)
-        figures = f"SELECT {figures_sql(sorted_by)} FROM read_parquet({quote_text(str(path))})"
+        figures = f"SELECT {figures_sql(sorted_by)} FROM {read_file(path)}"
         stats = encode_statistics(sorted_by, own.execute(figures).fetchall()[0][0] if sorted_by else [], rows)
     stored = put_part(handle.store, key, path)
     return Marker(key, stored.bytes, 0, rows=rows, stats=stats, digest=stored.digest)

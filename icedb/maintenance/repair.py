@@ -24,7 +24,7 @@ from icedb.maintenance.common_types import RepairedColumn, choose_types
 from icedb.maintenance.recast import Miscast, check_values, find_miscast, recast
 from icedb.partitions import partition_types
 from icedb.schema import checked_type, storage_type
-from icedb.spec import TableSpec, encode_spec
+from icedb.spec import TableSpec, altered_spec, encode_spec
 
 __all__ = ["RepairReport", "repair"]
 
@@ -157,7 +157,7 @@ class _Repair:
         if not miscast and not self.wrong:
             return None
         gone = [p.key for p in miscast]
-        spec = self._spec()
+        spec = self._spec(t_ms)
         holders = [k for k, f in state.effective.items() if not isinstance(f.file.spec, msgspec.UnsetType)]
         replaces = self.wrong.union(state.replaceable(gone, t_ms=t_ms), holders if spec else ()) - state.far_ahead(t_ms)
         return draft(
@@ -194,10 +194,8 @@ class _Repair:
                 types=(column.types[0], column.types[1]),
             )
 
-    def _spec(self) -> TableSpec | None:
+    def _spec(self, t_ms: int) -> TableSpec | None:
         """The spec, if it declares one of the columns with a type that it had; None: it stays as it is."""
         spec = self.handle.spec
         new = {c: t for c, t in self.types.items() if spec.columns.get(c, t) != t}
-        return (
-            msgspec.structs.replace(spec, columns={**spec.columns, **new}, revision=spec.revision + 1) if new else None
-        )
+        return altered_spec(spec, msgspec.structs.replace(spec, columns={**spec.columns, **new}), t_ms) if new else None

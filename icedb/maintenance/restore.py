@@ -17,15 +17,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 from icedb.commit import Commit, nothing_to_commit
-from icedb.errors import SnapshotExpired
+from icedb.errors import InvalidOption, SnapshotExpired
 from icedb.exclusive import exclusive
 from icedb.format.names import partition_of
 from icedb.format.records import Marker, total_rows
 from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import Handle, Part
-from icedb.maintenance.pins import check_not_ahead, is_pinned
+from icedb.maintenance.pins import check_past_time, is_pinned
 from icedb.store import ObjectNotFound
+from icedb.times import time_text
 
 __all__ = ["RestorePlan", "RestoreReport", "plan_restore", "restore"]
 
@@ -53,7 +54,8 @@ class RestorePlan:
 class RestoreReport:
     """What a restore did, or would do. `restored` are the parts as they were; `commit.parts` are their copies.
 
-    `rows` and `bytes` are those of the restored parts; `rows` is None when one does not say how many it has.
+    `rows` and `bytes` are those of the restored parts. `rows_before` and `rows_after` are the table's rows, as of the
+    state on which the restore was built. Each is None when a part does not say how many rows it has.
     """
 
     as_of_ms: int
@@ -61,6 +63,8 @@ class RestoreReport:
     rows: int | None
     bytes: int
     tombstoned: tuple[Part, ...]
+    rows_before: int | None
+    rows_after: int | None
     commit: Commit
     dry_run: bool
 
@@ -96,44 +100,35 @@ def _without(markers: Sequence[Marker], shared: Mapping[_Content | None, int]) -
     return tuple(kept)
 
 
-def restore(handle: Handle, as_of_ms: int, *, dry_run: bool = False) -> RestoreReport:
+def restore(handle: Handle, as_of_ms: int, *, allow_empty: bool = False, dry_run: bool = False) -> RestoreReport:
     """Make the table what it was at a time (unix milliseconds). See `Table.restore`."""
     if not dry_run:
         handle.check_writable()
     state = handle.read(fresh=True)
-    check_not_ahead(handle, state, as_of_ms, now_ms=handle.clock.now_ms())
-    plan = _plan(handle, state, as_of_ms)
+    check_past_time(handle, state, as_of_ms, now_ms=handle.clock.now_ms())
+    operation = _Restore(handle, as_of_ms, allow_empty)
+    plan = operation.plan(state)
     if dry_run or not plan:
-        return _report(
-            handle, as_of_ms, plan.back, tuple(map(handle.part, plan.gone)), nothing_to_commit(handle), dry_run
-        )
-    logger.info("%s: copying %d parts to restore %d", handle.table, len(plan.back), as_of_ms)
-    operation = _Restore(handle, as_of_ms)
+        gone = tuple(map(handle.part, plan.gone))
+        return _report(operation, plan.back, gone, nothing_to_commit(handle), dry_run)
+    logger.info("%s: copying %d parts to restore %s", handle.table, len(plan.back), time_text(as_of_ms))
     commit = exclusive(handle, operation)
     # By what was committed, not by the last plan: another may have completed an earlier one for us.
     back = [operation.sources[p.key] for p in commit.parts if p.key in operation.sources]
-    return _report(handle, as_of_ms, back, commit.tombstoned, commit, dry_run)
-
-
-def _plan(handle: Handle, state: LogState, as_of_ms: int) -> RestorePlan:
-    pinned = as_of_ms < state.horizon_ms and is_pinned(handle, as_of_ms)
-    return plan_restore(state, as_of_ms, pinned=pinned)
+    return _report(operation, back, commit.tombstoned, commit, dry_run)
 
 
 def _report(
-    handle: Handle,
-    as_of_ms: int,
-    back: Sequence[Marker],
-    gone: Sequence[Part],
-    commit: Commit,
-    dry_run: bool,
+    operation: _Restore, back: Sequence[Marker], gone: Sequence[Part], commit: Commit, dry_run: bool
 ) -> RestoreReport:
     return RestoreReport(
-        as_of_ms=as_of_ms,
-        restored=tuple(map(handle.part, back)),
+        as_of_ms=operation.as_of_ms,
+        restored=tuple(map(operation.handle.part, back)),
         rows=total_rows(back),
         bytes=sum(m.bytes for m in back),
         tombstoned=tuple(gone),
+        rows_before=operation.rows_before,
+        rows_after=operation.rows_after,
         commit=commit,
         dry_run=dry_run,
     )
@@ -145,6 +140,9 @@ class _Restore:
 
     handle: Handle
     as_of_ms: int
+    allow_empty: bool
+    rows_before: int | None = None
+    rows_after: int | None = None
     #: Source's key -> the copy's marker.
     copies: dict[str, Marker] = field(default_factory=dict)
     #: Copy's key -> the source's marker, of every copy ever made.
@@ -157,9 +155,24 @@ class _Restore:
     def outputs(self) -> list[str]:
         return [m.key for m in self.copies.values()]
 
+    def plan(self, state: LogState) -> RestorePlan:
+        """What to restore. Raises SnapshotExpired, and InvalidOption for a table that it would leave without rows."""
+        pinned = self.as_of_ms < state.horizon_ms and is_pinned(self.handle, self.as_of_ms)
+        plan = plan_restore(state, self.as_of_ms, pinned=pinned)
+        then = live_markers(state, self.as_of_ms, pinned=pinned)
+        self.rows_before, self.rows_after = total_rows(state.live), total_rows(then)
+        if plan.gone and self.rows_after == 0 and not self.allow_empty:
+            first_ms = min(m.created_ms for m in state.parts.values())
+            raise InvalidOption(
+                f"{self.handle.table}: at {time_text(self.as_of_ms)} the table had no rows, and a restore would remove "
+                f"{'all' if self.rows_before is None else self.rows_before} rows. Nothing was restored. The oldest "
+                f"part in the log is of {time_text(first_ms)}. Choose a later time, or pass allow_empty=True."
+            )
+        return plan
+
     def build(self, state: LogState, t_ms: int) -> Draft | None:
         """Raises SnapshotExpired when the time can no longer be read, or a part of it is not there any more."""
-        plan = _plan(self.handle, state, self.as_of_ms)
+        plan = self.plan(state)
         for key in self.copies.keys() - {m.key for m in plan.back}:
             self.unused.append(self.copies.pop(key).key)
         self._copy(state, [m for m in plan.back if m.key not in self.copies])
@@ -192,8 +205,8 @@ class _Restore:
             except ObjectNotFound as error:
                 pool.shutdown(cancel_futures=True)
                 raise SnapshotExpired(
-                    f"{self.handle.table}: the part '{error}' of the snapshot at {self.as_of_ms} was cleaned up. "
-                    "Nothing was restored. Choose a later time.",
+                    f"{self.handle.table}: the part '{error}' of the snapshot at {time_text(self.as_of_ms)} was "
+                    "cleaned up. Nothing was restored. Choose a later time.",
                     horizon_ms=max(state.horizon_ms, self.as_of_ms + 1),
                 ) from None
             except BaseException:

@@ -22,6 +22,7 @@ from icedb.maintenance.contents import check_contents, check_footers
 from icedb.maintenance.orphans import SweepPlan, named_by_claims, plan_sweep
 from icedb.maintenance.pins import is_needed, read_pins
 from icedb.store import ObjectInfo
+from icedb.table_place import foreign_roots, is_below
 
 __all__ = ["VerifyReport", "verify"]
 
@@ -146,6 +147,8 @@ def _look(handle: Handle) -> _Look:
         unnamed = _unnamed(handle, stored, claims, log, now_ms)
     ours = (keys.data_prefix, keys.log_prefix, keys.claims_prefix, keys.delta_prefix)
     outside = [i.key for i in objects if i.key != keys.spec and not i.key.startswith(ours)]
+    beside = foreign_roots(outside, keys)  # tables at nested addresses, such as `events/daily` below `events`
+    outside = [key for key in outside if not is_below(key, beside)]
     foreign = tuple(sorted([*outside, *(i.key for i in unnamed.foreign)]))
     problems = [
         *log.problems,

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from icedb.clock import Clock, SystemClock
-from icedb.errors import BucketNotFound, IceDBError, SnapshotExpired, TableNotFound, TryAgain
+from icedb.errors import BucketNotFound, IceDBError, InvalidOption, SnapshotExpired, TableNotFound, TryAgain
 from icedb.format.names import partition_of
 from icedb.format.records import Marker
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import Handle
-from icedb.maintenance.pins import is_pinned
+from icedb.maintenance.pins import check_readable_time, is_pinned
 from icedb.proxy.recent import Recent
 from icedb.proxy.remembered import Remembered
 from icedb.proxy.s3_errors import S3Error
@@ -322,6 +322,9 @@ class Tables:
             except SnapshotExpired:
                 table.expired.put(at_ms, loop.time())
                 raise _no_more() from None
+            except InvalidOption:
+                why = "The time after the bucket's name is before the table's creation, or in the future."
+                raise S3Error("InvalidArgument", why) from None
             except (IceDBError, OSError) as error:
                 raise _answer_for(error, table.address) from None
             same = table.views.get((view.snapshot_id, ()))
@@ -353,6 +356,7 @@ def _open(address: str, storage_options: Mapping[str, str] | None) -> Handle:
 
 def _view_at(known: _Known, at_ms: int) -> View:
     handle, state = known.handle, known.state
+    check_readable_time(handle, state, at_ms, now_ms=handle.clock.now_ms())
     pinned = at_ms < state.horizon_ms and is_pinned(handle, at_ms)
     markers = live_markers(state, at_ms, pinned=pinned)
     view = View.of(markers, data_prefix=handle.keys.data_prefix, as_of_ms=at_ms)

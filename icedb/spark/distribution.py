@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from icedb.engine import connect_sandbox, quote_name
+from icedb.engine import RESERVED, connect_sandbox, quote_name
 from icedb.errors import InvalidOption, InvalidPartitionExpression
 from icedb.handle import Handle
 from icedb.spark.locality import column_of, partition_text
@@ -33,8 +33,8 @@ __all__ = ["TaskRange", "distribute", "plan_ranges"]
 SAMPLE_FRACTION = 0.1
 # So many rows keep a task busy for some seconds, and make parts that need no merge.
 ROWS_PER_TASK = 1_000_000
-_TASK = "__icedb_task"
-_KEY = "__icedb_key"
+_TASK = f"{RESERVED}task"
+_KEY = f"{RESERVED}key"
 
 
 @dataclass(frozen=True, slots=True)

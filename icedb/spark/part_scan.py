@@ -5,6 +5,7 @@ So no file system of Hadoop is needed, and a task never holds a whole part.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,25 +31,26 @@ from icedb.spark.types import held
 from icedb.spec import TableSpec
 from icedb.store import ObjectNotFound, open_store
 
-__all__ = ["PartScan", "chosen_columns", "in_tasks", "scan_of"]
+__all__ = ["PartScan", "chosen_columns", "in_tasks", "scan_of", "share_out"]
 
 # DuckDB's own vectors: batches are made of them, so that rows of any length stay within the bytes.
 ROWS_PER_VECTOR = 2_048
 # What is handed to Spark at a time: large enough that the hand-over does not count.
 BATCH_BYTES = 8 * 1024 * 1024
 ROWS_PER_BATCH = 64 * 1024
+# Opening a part takes as long as reading this much of it; Spark's own scan assumes the same (openCostInBytes).
+OPEN_COST_BYTES = 4 * 1024 * 1024
 
 
 def scan_of(snapshot: Snapshot, schema: StructType, options: ReadOptions) -> PartScan:
     """How the parts of a snapshot are read for the columns that Spark was promised. Raises as `chosen_columns`."""
     return PartScan(
         location=snapshot.handle.location,
-        spec=snapshot.handle.spec,
+        spec=snapshot.spec,
         schema=dict(snapshot.schema),
         partition_schema=dict(snapshot.partition_schema),
         columns=_declared_columns(snapshot, schema),
         where=options.where,
-        conditions=(),
         arrow=to_arrow_schema(schema, timezone="UTC"),
         as_of_ms=snapshot.as_of_ms,
         memory_bytes=options.memory_bytes,
@@ -56,17 +58,30 @@ def scan_of(snapshot: Snapshot, schema: StructType, options: ReadOptions) -> Par
 
 
 def in_tasks(snapshot: Snapshot, parts: Iterable[Part], split_bytes: int) -> Iterator[InputPartition]:
-    """Neighbours together, until they are as large as a task shall be; what tasks do is decided here, for all."""
-    waiting: list[Part] = []
-    size = 0
+    """Group neighbouring parts into tasks of at most `split_bytes`, and of fewer if processors would be idle."""
+    for group in share_out(list(parts), split_bytes=split_bytes, processors=os.cpu_count() or 1):
+        yield _piece(snapshot, group)
+
+
+def share_out(parts: Sequence[Part], *, split_bytes: int, processors: int) -> Iterator[list[Part]]:
+    """Group neighbouring parts by the rule of Spark's own scan; no part is divided. Pure.
+
+    A part weighs its bytes and the cost of opening it. A group weighs at most `split_bytes`, and at most the share of
+    one processor of the driver, unless it is one part.
+    """
+    share = sum(part.bytes + OPEN_COST_BYTES for part in parts) // processors
+    most = min(split_bytes, max(OPEN_COST_BYTES, share))
+    group: list[Part] = []
+    weight = 0
     for part in parts:
-        if waiting and size + part.bytes > split_bytes:
-            yield _piece(snapshot, waiting)
-            waiting, size = [], 0
-        waiting.append(part)
-        size += part.bytes
-    if waiting:
-        yield _piece(snapshot, waiting)
+        more = part.bytes + OPEN_COST_BYTES
+        if group and weight + more > most:
+            yield group
+            group, weight = [], 0
+        group.append(part)
+        weight += more
+    if group:
+        yield group
 
 
 def _piece(snapshot: Snapshot, parts: Sequence[Part]) -> InputPartition:
@@ -117,7 +132,6 @@ class PartScan:
     #: The columns that are read, in Spark's order, with DuckDB's types.
     columns: Mapping[str, str]
     where: str | None
-    conditions: tuple[str, ...]
     #: What Spark was promised, exactly.
     arrow: pa.Schema
     as_of_ms: int
@@ -145,12 +159,9 @@ class PartScan:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _sql(self, handle: Handle, parts: Sequence[Part], *, mixed: bool) -> str:
-        conditions = list(self.conditions)
-        if self.where is not None and mixed:
-            conditions.append(f"(\n{self.where}\n)")
         columns = ", ".join(_column_sql(name, type_) for name, type_ in self.columns.items())
         rows = relation(handle, parts, self.schema, self.partition_schema)
-        within = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        within = f" WHERE (\n{self.where}\n)" if self.where is not None and mixed else ""
         return f"SELECT {columns} FROM ({rows}) AS t{within}"
 
 

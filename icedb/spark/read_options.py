@@ -7,7 +7,8 @@
     where           a DuckDB predicate over the partition columns; it leaves out whole partitions
     columns         names with commas between them, or a JSON list of names
     batch_parts_max, batch_bytes_max    in a stream: what one micro-batch may have
-    split_bytes     what one task reads: parts go together up to that, and none is divided
+    split_bytes     what one task reads at most: parts are grouped up to that, and none is divided. Each part counts
+                    4 MiB more than its size. Tasks are smaller if the driver's processors would be idle
     memory_bytes    what DuckDB may use in one task before it spills to disk
 
 All others are storage options, such as AWS_ENDPOINT_URL.

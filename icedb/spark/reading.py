@@ -22,6 +22,7 @@ from icedb.format.names import decode_partition, encode_partition
 from icedb.handle import Part
 from icedb.scan import explain, visible_partitions
 from icedb.snapshot import Snapshot
+from icedb.spark import pushdown
 from icedb.spark.options import check_place
 from icedb.spark.part_scan import chosen_columns
 from icedb.spark.types import held, spark_schema
@@ -84,6 +85,7 @@ def frame(
             "spark.createDataFrame(snapshot.to_arrow())."
         )
     check_place(snapshot.table)
+    pushdown.warn_if_enabled(spark)
     chosen = chosen_columns(snapshot, columns)
     parts = snapshot.in_partitions(where)
     if not parts:

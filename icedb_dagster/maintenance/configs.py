@@ -106,3 +106,4 @@ class RestoreConfig(_Changing):
     """Back to when."""
 
     as_of: str = Field(description="A time with its zone (2026-11-21T10:00:00Z), or unix milliseconds.")
+    allow_empty: bool = Field(default=False, description="Restore also to a time at which the table had no rows.")

@@ -141,7 +141,8 @@ def _ttl(task: Task[TtlConfig], *, ttl: TimeToLive | Expiry) -> Report:
     figures = {"reference": reference.isoformat(timespec="minutes"), **how}
     if not chosen and not isinstance(chosen, str):
         return Report({**figures, "partitions dropped": 0, **_dry(dry_run=config.dry_run)})
-    report = table.drop_partitions(chosen, dry_run=config.dry_run)
+    # A run that is executed again finds what the first one dropped gone.
+    report = table.drop_partitions(chosen, missing_ok=True, dry_run=config.dry_run)
     return Report(
         {
             **figures,
@@ -258,7 +259,7 @@ def _verify(task: Task[VerifyConfig]) -> Report:
 
 def _restore(task: Task[RestoreConfig]) -> Report:
     moment_ms = parse_as_of(task.config.as_of, table=task.table.uri)
-    report = task.table.restore(moment_ms, dry_run=task.config.dry_run)
+    report = task.table.restore(moment_ms, allow_empty=task.config.allow_empty, dry_run=task.config.dry_run)
     return Report(
         {
             "as of": _utc(report.as_of_ms),
@@ -266,6 +267,8 @@ def _restore(task: Task[RestoreConfig]) -> Report:
             "rows restored": _known(report.rows),
             "bytes restored": report.bytes,
             "parts that came later, gone": len(report.tombstoned),
+            "rows before": _known(report.rows_before),
+            "rows after": _known(report.rows_after),
             **_written(report.commit, dry_run=report.dry_run),
         }
     )

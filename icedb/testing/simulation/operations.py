@@ -159,7 +159,7 @@ def _restore(task: Task) -> None:
     truth = task.world.truth
     truth.revivers.add(task.act.process.name)
     began = task.world.step
-    report = restore(task.handle, as_of_ms)
+    report = restore(task.handle, as_of_ms, allow_empty=True)
     task.must_have_landed(report.commit)
     if report.commit.key is None:
         return
