@@ -85,7 +85,7 @@ def test_sequences_of_plans_over_spark_connect(spark_home: Path, tmp_path: Path)
     (tmp_path / "server").mkdir()
     with connect_server(tmp_path / "server", env) as address:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.spark_plans", address, str(tmp_path / "tables"), "20"],
+            [sys.executable, "-m", "tests.spark_plans", address, str(tmp_path / "tables"), "4"],
             env=env,
             cwd=Path(__file__).parent.parent,
             capture_output=True,
