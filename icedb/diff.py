@@ -88,7 +88,8 @@ def diff(handle: Handle, since_ms: int, until_ms: int | None = None, *, rows: bo
         )
     if since_ms > handle.clock.now_ms() + handle.timing.max_skew_ms:
         raise InvalidOption(f"{handle.table}: since ({since_ms}, in unix milliseconds) is a time to come. Correct it.")
-    before, after = take_snapshot(handle, since_ms), take_snapshot(handle, until_ms)
+    # Before its creation the table had no rows, and all of them came since then.
+    before, after = take_snapshot(handle, since_ms, may_precede=True), take_snapshot(handle, until_ms)
     earlier, later = set(_keys(before.parts)), set(_keys(after.parts))
     removed, added = _without(before.parts, later), _without(after.parts, earlier)
     new_columns, exact = _new_columns(handle, since_ms, after.as_of_ms)

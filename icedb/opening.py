@@ -58,7 +58,8 @@ def _adopt(handle: Handle) -> Handle:
     except SchemaConflict:
         return handle  # repair opens it, nothing else can be done with it; then it is opened anew
     if not state.listed_ms:
-        if parts := some_below(handle.store, handle.keys.data_prefix):
+        # Another program may have created the table since its spec was looked for.
+        if (parts := some_below(handle.store, handle.keys.data_prefix)) and not _has_spec(handle):
             raise DamagedLog(
                 f"{handle.table}: '{handle.keys.spec}' is missing, and neither a log nor a spec says what the files "
                 f"below '_data/' are ('{parts[0].key}'). If this table has a log_uri, restore '_table.json' from a "

@@ -264,10 +264,10 @@ def _within(rows: str, predicate: Predicate | None) -> str:
     return rows if predicate is None else f"SELECT * FROM ({rows}) AS t WHERE (\n{predicate.sql}\n)"
 
 
-def take_snapshot(handle: Handle, as_of_ms: int | None = None) -> Snapshot:
+def take_snapshot(handle: Handle, as_of_ms: int | None = None, *, may_precede: bool = False) -> Snapshot:
     """The snapshot at a time (unix milliseconds), or the latest. Raises SnapshotExpired and `LogReader.read`'s.
 
-    Raises InvalidOption for a time before the table's creation or in the future.
+    Raises InvalidOption for a time before the table's creation, unless `may_precede`, or in the future.
 
     A time before the horizon can be read if it is pinned; only then are the pins looked at, after the log.
     """
@@ -277,7 +277,7 @@ def take_snapshot(handle: Handle, as_of_ms: int | None = None) -> Snapshot:
     state = handle.read()
     latest_ms = max(now_ms, state.newest_ms)
     if as_of_ms is not None:
-        check_readable_time(handle, state, as_of_ms, now_ms=now_ms)
+        check_readable_time(handle, state, as_of_ms, now_ms=now_ms, may_precede=may_precede)
     if as_of_ms is None or as_of_ms > latest_ms:
         return _snapshot_of(handle, state, latest_parts(handle, state), latest_ms, handle.spec, state.schema)
     pinned = as_of_ms < state.horizon_ms and is_pinned(handle, as_of_ms)

@@ -42,7 +42,7 @@ ABOUT = {
         "tests/test_dagster_resource.py",
         "tests/test_component.py",
     ),
-    "pyspark": ("tests/test_spark.py", "tests/test_spark_writing.py", "tests/test_spark_filters.py"),
+    "pyspark": ("tests/test_spark.py", "tests/test_spark_writing.py", "tests/test_spark_plans.py"),
 }
 SHOWN = ("dagster", "duckdb", "msgspec", "obstore", "pandas", "polars", "pyarrow", "pyspark")
 RESOLUTIONS = {"lowest": "lowest-direct", "newest": "highest"}

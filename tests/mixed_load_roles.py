@@ -20,7 +20,7 @@ from typing import Any
 import duckdb
 
 from icedb import Table, Timing
-from icedb.errors import LookFirst, SnapshotExpired, TryAgain
+from icedb.errors import InvalidOption, LookFirst, SnapshotExpired, TryAgain
 from icedb.location import parse_location
 from icedb.objects import StoredObject
 from icedb.opening import open_handle
@@ -206,7 +206,7 @@ def change(life: Life) -> None:
         [
             lambda t: t.insert(rows),
             lambda t: t.overwrite(rows, partitions=[path]),
-            lambda t: t.drop_partitions([path]),
+            lambda t: t.drop_partitions([path], missing_ok=True),
             lambda t: t.delete(f"writer = {CHANGING} AND i < 5"),
             rewrite,
         ],
@@ -262,6 +262,11 @@ def _travel(life: Life, table: Table, past: dict[int, tuple[frozenset[str], Any]
         check_batches(snapshot)
     except (SnapshotExpired, TryAgain, duckdb.IOException) as error:
         life.journal.add(again=f"{type(error).__name__} of the past")
+        del past[at_ms]
+        return
+    except InvalidOption as error:
+        if "before the table's creation" not in str(error):
+            raise
         del past[at_ms]
         return
     now, before = (frozenset(p.key for p in snapshot.parts), rows), past[at_ms]

@@ -233,13 +233,16 @@ def test_a_part_takes_little_memory() -> None:
     assert state.parts.nbytes / 50_000 <= 200, "bytes of a part, its statistics included"
 
 
-def test_a_log_file_with_something_that_no_column_holds_is_read_as_well() -> None:
-    for odd in (Marker(f"{PREFIX}a.parquet", 2**63, 1), Marker(f"{PREFIX}a.parquet", 1, 1, rows=2**64)):
-        file = many(5_000)
-        file = replace_markers(file, (*file.markers, odd))
-        assert encode(stored("w", file).file) == encode(file)
-        state = replay([stored("w", file)], table="table")
-        assert (len(state.live), state.parts[odd.key]) == (5_001, odd)
+def test_a_large_log_file_holds_the_greatest_numbers_and_refuses_greater_ones() -> None:
+    most = 2**53 - 1
+    odd = Marker(f"{PREFIX}a.parquet", most, 1, rows=most)
+    file = replace_markers(many(5_000), (*many(5_000).markers, odd))
+    assert encode(stored("w", file).file) == encode(file)
+    state = replay([stored("w", file)], table="table")
+    assert (len(state.live), state.parts[odd.key]) == (5_001, odd)
+    for larger in (Marker(f"{PREFIX}a.parquet", most + 1, 1), Marker(f"{PREFIX}a.parquet", 1, 1, rows=most + 1)):
+        with pytest.raises(DamagedLog, match="9007199254740991"):
+            stored("w", replace_markers(many(5_000), (*many(5_000).markers, larger)))
 
 
 @pytest.mark.parametrize(

@@ -393,7 +393,10 @@ def test_dg_lists_scaffolds_and_checks_tables_in_a_new_project(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     story = [json.loads(line) for line in done.stdout.splitlines()]
     listed, *scaffolded, good_yaml, good_defs, pools, bad_yaml, bad_defs = story
-    entry = next(e for e in json.loads(listed[2])["items"] if e["key"] == "icedb_dagster.IceDBTable")
+    # In a fresh home directory, Dagster prints a notice about telemetry before the JSON.
+    entry = next(
+        e for e in json.loads(listed[2][listed[2].index("{") :])["items"] if e["key"] == "icedb_dagster.IceDBTable"
+    )
     assert entry["summary"].startswith("A table of IceDB: its asset, maintenance jobs")
     assert [code for _, code, _ in (*scaffolded, good_yaml, good_defs, bad_yaml, bad_defs)] == [0, 0, 0, 0, 1, 1]
     assert "All component YAML validated successfully" in good_yaml[2]

@@ -410,7 +410,7 @@ class World:
         self.table.merge_log()
 
     def drop(self) -> None:
-        self.table.drop_partitions([f"k={self.chance.randrange(4)}"])
+        self.table.drop_partitions([f"k={self.chance.randrange(4)}"], missing_ok=True)
 
     def delete(self) -> None:
         if self.came:  # before, the table has no columns

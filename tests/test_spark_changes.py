@@ -238,7 +238,8 @@ def test_what_makes_no_sense_for_a_stream_is_refused(case: str) -> None:
 
 def test_what_is_wrong_with_a_stream_is_told_in_our_words(spark: Any, table: Table, tmp_path: Path) -> None:
     insert(table, 0)
-    for options, reason in (STREAM["of batches"], ({"since": "{}"}, "InvalidOption: .* is no cursor")):
+    as_of = {"as_of": str(table.snapshot().as_of_ms)}
+    for options, reason in ((as_of, STREAM["of batches"][1]), ({"since": "{}"}, "InvalidOption: .* is no cursor")):
         with pytest.raises(StreamingQueryException, match=reason):
             Stream(spark, table, tmp_path / "wrong", **options).run()
 

@@ -245,7 +245,7 @@ def world(*files: Logged, times: tuple[int, ...] = (), **changed: tuple[str, str
 A, B = Logged(100, {"d=1/a": (100, None)}), Logged(200, {"d=2/b": (200, None)}, writer="v-2-0123456789ab")
 
 WORLDS = {
-    "appends": world(A, B, times=(99, 100, 199, 200, 10**12)),
+    "appends": world(A, B, times=(99, 100, 199, 200, 1_000)),
     "a tombstone wins over a later live marker": world(
         Logged(50, {"d=1/a": (40, 50)}, epochs=(1,)), A, B, times=(40, 49, 50, 100)
     ),

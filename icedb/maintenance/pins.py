@@ -151,15 +151,19 @@ def is_needed(marker: Marker, pins: Iterable[Pin]) -> bool:
     return any(marker.created_ms <= p.as_of_ms and (dead_ms is None or p.as_of_ms < dead_ms) for p in pins)
 
 
-def check_readable_time(handle: Handle, state: LogState, as_of_ms: int, *, now_ms: int) -> None:
+def check_readable_time(
+    handle: Handle, state: LogState, as_of_ms: int, *, now_ms: int, may_precede: bool = False
+) -> None:
     """Raise InvalidOption for a time that a read cannot mean: before the table's creation, or in the future.
 
     A time up to twice `max_skew_ms` ahead of this clock may be one that another machine read from its own clock.
+    `may_precede`: a time before the table's creation is no error.
     """
     latest_ms = max(handle.far_ahead_ms(now_ms) - 1, state.newest_ms)
     if as_of_ms > latest_ms:
         raise _ahead(handle, as_of_ms, max(now_ms, state.newest_ms))
-    _check_created(handle, state, as_of_ms)
+    if not may_precede:
+        _check_created(handle, state, as_of_ms)
 
 
 def check_past_time(handle: Handle, state: LogState, as_of_ms: int, *, now_ms: int) -> None:
