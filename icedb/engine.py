@@ -196,7 +196,7 @@ def connect_reader(
 
 
 def lock_reader(con: duckdb.DuckDBPyConnection, paths: Sequence[str] | None) -> None:
-    """Let nobody change a connection's settings; with `paths`, let it open these files and addresses alone.
+    """Lock a connection's settings; with `paths`, restrict it to these files and addresses.
 
     It keeps its credentials, which SQL can neither see nor send elsewhere: nothing else is opened.
     """

@@ -86,7 +86,7 @@ class View(msgspec.Struct, frozen=True):
 
 
 class EarlierSpec(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What of an earlier spec a snapshot of its time needs. It held until a time in unix milliseconds."""
+    """The part of an earlier spec that a snapshot of its time needs. It held until a time in unix milliseconds."""
 
     until: int
     partition_by: tuple[str, ...] = ()

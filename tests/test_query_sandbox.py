@@ -48,7 +48,7 @@ WRITES = (
     "CREATE SECRET s (TYPE s3)",
     "",
 )
-# What a query of somebody else's may not read, either.
+# Queries that only a sandbox refuses.
 READS = (
     "FROM read_text('{file}')",
     "FROM \"read_text\"('{file}')",

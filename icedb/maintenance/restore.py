@@ -156,7 +156,7 @@ class _Restore:
         return [m.key for m in self.copies.values()]
 
     def plan(self, state: LogState) -> RestorePlan:
-        """What to restore. Raises SnapshotExpired, and InvalidOption for a table that it would leave without rows."""
+        """Plan the restore. Raises SnapshotExpired, and InvalidOption for a table that it would leave without rows."""
         pinned = self.as_of_ms < state.horizon_ms and is_pinned(self.handle, self.as_of_ms)
         plan = plan_restore(state, self.as_of_ms, pinned=pinned)
         then = live_markers(state, self.as_of_ms, pinned=pinned)
