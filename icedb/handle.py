@@ -19,7 +19,7 @@ from typing import Literal, get_args
 import msgspec
 
 from icedb.clock import Clock, SystemClock, writer_name
-from icedb.errors import ClockSkew, DamagedLog, FixInput, InvalidOption, UnsupportedStore
+from icedb.errors import ClockSkew, DamagedLog, FixInput, InvalidOption, StoreUnavailable, UnsupportedStore
 from icedb.format.names import Keys, decode_partition, partition_of
 from icedb.format.records import Marker, Stats
 from icedb.format.snapshot import LogState
@@ -30,7 +30,7 @@ from icedb.reading import LogReader
 from icedb.schema import checked_type, type_name
 from icedb.shaping import WriteContext
 from icedb.spec import TableSpec, all_columns, decode_spec
-from icedb.store import ObjectExists, ObjectStore, fetch
+from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, fetch
 
 __all__ = ["Fencing", "Handle", "Part", "clock_ahead_ms", "damaged_spec"]
 
@@ -38,6 +38,8 @@ Fencing = Literal["claims", "none"]
 
 # S3 tells the time of an object in whole seconds.
 STORED_MS_PRECISION = 1_000
+# A sweep takes the object of a comparison only when the comparing process slept for hours right after its put.
+CLOCK_ATTEMPTS_MAX = 3
 # These mean something else to DuckDB, or do not survive in an address.
 _NO_PATH = frozenset("?*[]\\\n\r")
 # What lies there DuckDB does not open. A part that was fetched has a path of this machine.
@@ -272,15 +274,22 @@ class Handle:
             self._compare(key, put_after_ms)
 
     def _check_clock_now(self) -> None:
-        """By an object that is put for this alone. Left behind, it is an orphan like others."""
-        before_ms = self.clock.now_ms()
-        key = self.keys.part("", self.clock.new_id())
-        try:
-            with suppress(ObjectExists):  # the key is random: our own put, repeated by the client library
-                self.store.create(key, b"")
-            self._compare(key, before_ms)
-        finally:
-            self.store.delete([key])
+        """Compare by an object that is put for this alone. Left behind, it is an orphan like others."""
+        for _ in range(CLOCK_ATTEMPTS_MAX):
+            before_ms = self.clock.now_ms()
+            key = self.keys.part("", self.clock.new_id())
+            try:
+                with suppress(ObjectExists):  # the key is random: our own put, repeated by the client library
+                    self.store.create(key, b"")
+                return self._compare(key, before_ms)
+            except ObjectNotFound:
+                continue  # this process slept for so long that another program's sweep deleted the object
+            finally:
+                self.store.delete([key])
+        raise StoreUnavailable(
+            f"{self.table}: {CLOCK_ATTEMPTS_MAX} objects below '{self.keys.data_prefix}' were gone before their time "
+            "could be read, so the clocks could not be compared. Nothing was published or deleted. Try again."
+        )
 
     def _compare(self, key: str, put_after_ms: int) -> None:
         stored_ms = self.store.head(key).stored_ms

@@ -118,6 +118,33 @@ def test_a_clock_that_is_far_ahead_deletes_nothing(table: Table, clocked: Clocke
     assert key in before
 
 
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_sweep_that_sleeps_while_another_deletes_its_clock_object_compares_the_clocks_again(
+    table: Table, clocked: ClockedStore, clock: ManualClock, times: int
+) -> None:
+    table.insert([{"k": "1", "n": 0}])
+    key = orphan(clocked)
+    clock.advance(2 * DAY_MS)
+    deleted: list[str] = []
+
+    def sleep(request: Request) -> None:
+        if request.kind == "create" and "/_data/" in request.keys[0] and len(deleted) < times:
+            clock.advance(2 * DAY_MS)
+            clocked.delete([request.keys[0]])  # as another program's sweep, which now takes it for an orphan
+            deleted.append(request.keys[0])
+
+    store = FaultyStore(clocked)
+    store.after = sleep
+    if times < 3:
+        assert open_table(store, clock).sweep_orphans().deleted_parts == (key,)
+    else:
+        with pytest.raises(StoreUnavailable, match="could not be compared"):
+            open_table(store, clock).sweep_orphans()
+        assert key in data(clocked)
+    assert len(deleted) == times
+    check_sound(clocked)
+
+
 # ------------------------------------------------------------------------------------------------ what names a part
 
 
