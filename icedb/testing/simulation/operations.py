@@ -53,7 +53,8 @@ class Operation:
         """What an actor does."""
 
         def run(act: Act) -> str:
-            task = Task(world, act, transactions, refusals, since_step=world.step)
+            since_ms = act.process.handle.clock.now_ms()
+            task = Task(world, act, transactions, refusals, since_step=world.step, since_ms=since_ms)
             alone, spawned = act.process.busy == 1, act.process.spawned
             try:
                 self.run(task)
@@ -63,7 +64,8 @@ class Operation:
                     act.process.retired |= alone
                     writer = act.process.name if alone else None
                     parts = frozenset(task.parts)
-                    refusals.append(Refusal(act.name, type(error).__name__, parts, writer, task.since_step))
+                    since = task.since_step, task.since_ms
+                    refusals.append(Refusal(act.name, type(error).__name__, parts, writer, *since))
                 world.say(act.name, f"raised {type(error).__name__}: {error}")
                 return type(error).__name__
             except CommitUncertain as error:
