@@ -15,7 +15,9 @@
     │   ├── InvalidURI               no table can be at that address                       (ValueError)
     │   ├── InvalidOption            an unknown or contradictory option                    (ValueError)
     │   ├── InvalidBatch             the rows cannot become a table                        (ValueError)
-    │   │   └── EmptyBatch               there is nothing to put in the place of what is there
+    │   │   ├── EmptyBatch               there is nothing to put in the place of what is there
+    │   │   ├── TooManyColumns           the table would have more columns than it may
+    │   │   └── TooManyPartitions        the rows lie in more partitions than they may
     │   ├── InvalidQuery             SQL that is not one query over the rows it is given   (ValueError)
     │   ├── InvalidPartitionExpression                                                     (ValueError)
     │   ├── InvalidPartitionValue    it cannot be part of an object's key                  (ValueError)
@@ -85,6 +87,8 @@ __all__ = [
     "StoreUnavailable",
     "TableExists",
     "TableNotFound",
+    "TooManyColumns",
+    "TooManyPartitions",
     "TornListing",
     "TryAgain",
     "UnknownColumn",
@@ -180,6 +184,14 @@ class EmptyBatch(InvalidBatch):
     def __init__(self, message: str, *, table: str | None = None) -> None:
         super().__init__(message)
         self.table = table
+
+
+class TooManyColumns(InvalidBatch):
+    """The rows bring columns, and the table would have more than its writer allows."""
+
+
+class TooManyPartitions(InvalidBatch):
+    """The rows lie in more partitions than their writer allows."""
 
 
 class InvalidQuery(FixInput, ValueError):

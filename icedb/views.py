@@ -75,10 +75,13 @@ class ViewParts:
     views: Sequence[ViewParts]
 
 
-def write_views(handle: Handle, stage: Stage, *, memory_bytes: int | None = None) -> list[ViewParts]:
+def write_views(
+    handle: Handle, stage: Stage, *, memory_bytes: int | None = None, partitions_max: int | None = None
+) -> list[ViewParts]:
     """Write the parts of all views for a staged batch. Raises what is wrong with one; nothing is left then.
 
-    `memory_bytes` is for the views alone.
+    `memory_bytes` is for the views alone. `partitions_max`: how many partitions of each view the rows may lie in, see
+    `Stage.check_partitions`.
     """
     views: list[ViewParts] = []
     if not stage.rows:
@@ -86,7 +89,7 @@ def write_views(handle: Handle, stage: Stage, *, memory_bytes: int | None = None
     try:
         for view in handle.spec.views:
             target = _open(handle, view)
-            views.append(_write_with_views(handle, target, view, stage, memory_bytes=memory_bytes))
+            views.append(_write_with_views(handle, target, view, stage, memory_bytes, partitions_max))
     except BaseException:
         discard_views(views)
         raise
@@ -251,11 +254,12 @@ def _open(handle: Handle, view: View) -> Handle:
 
 
 def _write_with_views(
-    handle: Handle, target: Handle, view: View, stage: Stage, *, memory_bytes: int | None
+    handle: Handle, target: Handle, view: View, stage: Stage, memory_bytes: int | None, partitions_max: int | None
 ) -> ViewParts:
     memory_bytes = half_of(memory_bytes) if target.spec.views else memory_bytes
     with _staged(handle, target, view, stage.stream(), memory_bytes=memory_bytes) as answer:
-        views = write_views(target, answer, memory_bytes=memory_bytes)
+        answer.check_partitions(partitions_max)
+        views = write_views(target, answer, memory_bytes=memory_bytes, partitions_max=partitions_max)
         try:
             written = put_parts(answer, store=target.store, clock=target.clock)
         except BaseException:

@@ -34,9 +34,17 @@ class Reading:
     came: dict[str, int] = field(default_factory=dict)
 
     def columns(self, at: int) -> set[str]:
-        """The columns of the log in a snapshot."""
-        at = max(at, min(self.came.values(), default=at))
-        return {column for column, t in self.came.items() if t <= at}
+        """The columns of a snapshot: those of the log, and those that were declared by then."""
+        from_log = max(at, min(self.came.values(), default=at))
+        declared_ms = self.spec.get("declared_ms", {})
+        declared = {c for c in self.spec.get("columns", {}) if declared_ms.get(c, 0) <= at}
+        return {column for column, t in self.came.items() if t <= from_log} | declared
+
+    def partition_by(self, at: int) -> list[str]:
+        """The partition expressions of a snapshot."""
+        earlier = next((e for e in self.spec.get("earlier", []) if at < e["until"]), self.spec)
+        expressions: list[str] = earlier.get("partition_by", [])
+        return expressions
 
     def live(self, at: int | None = None) -> set[str]:
         """The keys of the live parts. Raises LookupError for a time that has expired."""

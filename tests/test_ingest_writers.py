@@ -29,7 +29,7 @@ def writing(folder: Path, **settings: Any) -> Iterator[TableWriter]:
 
 
 def committed(writer: TableWriter, *rows: dict[str, Any]) -> int:
-    return asyncio.run(writer.commit(writer.fit(list(rows), "acme"))).rows
+    return asyncio.run(writer.commit(writer.fit(list(rows), "acme"), "acme")).rows
 
 
 def test_rows_that_do_not_fit_are_set_aside_where_the_file_says_so(tmp_path: Path) -> None:

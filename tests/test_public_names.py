@@ -98,6 +98,8 @@ PUBLIC = {
         "StoreUnavailable",
         "TableExists",
         "TableNotFound",
+        "TooManyColumns",
+        "TooManyPartitions",
         "TornListing",
         "TryAgain",
         "UnknownColumn",
