@@ -119,7 +119,8 @@ def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str],
     for _ in range(APPEND_ATTEMPTS_MAX):
         t_ms = max(handle.clock.now_ms(), t_ms + 1)
         check_age(handle, born_ms)
-        file = LogFile(t_ms, dict(schema), tuple(msgspec.structs.replace(m, created_ms=t_ms) for m in markers))
+        made = tuple(msgspec.structs.replace(m, created_ms=t_ms) for m in markers)
+        file = LogFile(t_ms, dict(schema), made, operation="insert")
         key = handle.keys.log_file(t_ms, merged=False, writer=handle.writer)
         body = encode(file)
         if handle.clock.now_ms() - t_ms > handle.timing.commit_timeout_ms:

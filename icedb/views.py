@@ -151,7 +151,8 @@ def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backf
     if backfill:
         refresh_view(handle, name)
     else:
-        exclusive(target, Replace(lambda now: (), sequences=_sequences(handle.read(fresh=True))))
+        sequences = _sequences(handle.read(fresh=True))
+        exclusive(target, Replace(lambda now: (), sequences=sequences, operation="refresh"))
     return target
 
 
@@ -192,7 +193,8 @@ def refresh_view(handle: Handle, name: str, *, memory_bytes: int | None = None) 
     target = _open(handle, view)
     state = handle.read(fresh=True)
     written = _write_all(handle, target, view, state, memory_bytes // 2) if state.live else None
-    return exclusive(target, Replace(lambda now: [m.key for m in now.live], written, sequences=_sequences(state)))
+    refresh = Replace(lambda now: [m.key for m in now.live], written, sequences=_sequences(state), operation="refresh")
+    return exclusive(target, refresh)
 
 
 def _write_all(handle: Handle, target: Handle, view: View, state: LogState, memory_bytes: int) -> WrittenParts:

@@ -32,6 +32,8 @@ class Reading:
     pinned: set[int] = field(default_factory=set)
     #: Column -> when it came; 0: not known.
     came: dict[str, int] = field(default_factory=dict)
+    #: Time of a commit -> the names that log files record for it.
+    operations: dict[int, set[str]] = field(default_factory=dict)
 
     def columns(self, at: int) -> set[str]:
         """The columns of the log in a snapshot."""
@@ -91,6 +93,9 @@ def read_as_the_page_says(
         for column in columns:
             t = header.get("ct", {}).get(column, since)
             reading.came[column] = min(t, reading.came.get(column, t))
+        for name, times in [(header.get("op", ""), [header["t"]]), *header.get("ops", {}).items()]:
+            for t in times:
+                reading.operations.setdefault(t, set()).add(name)
         for application, (sequence, _) in header.get("txn", {}).items():
             reading.txn[application] = max(sequence, reading.txn.get(application, 0))
         if header.get("spec", {}).get("revision", 0) > reading.spec.get("revision", 0):

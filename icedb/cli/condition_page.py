@@ -122,6 +122,7 @@ def figures(condition: Condition, thresholds: Thresholds) -> Iterable[tuple[str,
          max(_style(c.expired_bytes, t.expired_bytes), _style(expired_objects, t.expired_objects), key=STYLES.index)),
         ("horizon", _horizon(c), ""),
         ("newest rows", _newest(c), ""),
+        ("last commit", _last_commit(c), ""),
     )  # fmt: skip
 
 
@@ -145,6 +146,12 @@ def _newest(condition: Condition) -> str:
         return "none yet"
     exact = last_ms == condition.newest_rows_ms
     return _ago(condition, last_ms) if exact else f"{_ago(condition, last_ms)}, or earlier: cleanup has forgotten when"
+
+
+def _last_commit(condition: Condition) -> str:
+    if condition.last_commit_ms is None:
+        return "none yet"
+    return f"{condition.last_operation or 'not recorded what it did'}, {_ago(condition, condition.last_commit_ms)}"
 
 
 def _ago(condition: Condition, unix_ms: int) -> str:

@@ -303,4 +303,5 @@ class _Import:
             )
         times, before_ms = state.txn.get(self.name, (0, 0))
         remembered = {self.name: (times + 1, max(before_ms, self.listed_ms))}
-        return draft(state, t_ms=t_ms, schema=dict(self.schema), add=left, txn=remembered)
+        schema = dict(self.schema)
+        return draft(state, t_ms=t_ms, schema=schema, add=left, txn=remembered, operation="import")

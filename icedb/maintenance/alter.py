@@ -107,7 +107,7 @@ class _Alter:
         # The older revisions go with the log files that they are in.
         holders = [k for k, f in state.effective.items() if not isinstance(f.file.spec, msgspec.UnsetType)]
         replaces = set(state.replaceable((), t_ms=t_ms)) | (set(holders) - state.far_ahead(t_ms))
-        return draft(state, t_ms=t_ms, spec=msgspec.Raw(encoded), replaces=replaces)
+        return draft(state, t_ms=t_ms, spec=msgspec.Raw(encoded), replaces=replaces, operation="alter")
 
 
 def _with_earlier(old: TableSpec, new: TableSpec, table: str) -> TableSpec:

@@ -342,4 +342,4 @@ class _Forget:
         if not (dead or calling):
             return None
         self.replaced = tuple(sorted(calling.union(state.replaceable(keys, t_ms=t_ms))))
-        return draft(state, t_ms=t_ms, replaces=self.replaced, forget=keys)
+        return draft(state, t_ms=t_ms, replaces=self.replaced, forget=keys, operation="cleanup")

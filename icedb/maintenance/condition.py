@@ -145,6 +145,9 @@ class Condition:
     recommendations: tuple[Recommendation, ...] = ()
     #: The live parts by size, the smallest first; classes without any are left out.
     sizes: tuple[SizeClass, ...] = ()
+    #: When the newest commit was made, and the operation that its header records; None: there is none.
+    last_commit_ms: int | None = None
+    last_operation: str | None = None
 
     @property
     def small_parts(self) -> int:
@@ -250,6 +253,7 @@ def condition_of(
     expired_log_files = _expired_log_files(state, cutoff_ms)
     small_log_files = plan_merge_log(mergeable_log_files(state, ahead_ms))
     partitions, sizes = _partitions(handle, state, _free(live, held, thresholds), thresholds, now_ms=now_ms)
+    last = max((f.file for f in state.effective.values()), key=lambda file: file.t_ms, default=None)
     return Condition(
         table=handle.table,
         at_ms=now_ms,
@@ -269,6 +273,8 @@ def condition_of(
         expired_basis=_digest([*(m.key for m in expired), *expired_log_files]),
         horizon_ms=state.horizon_ms,
         newest_rows_ms=_newest_rows_ms(state),
+        last_commit_ms=None if last is None else last.t_ms,
+        last_operation=None if last is None else last.operation or None,
         sizes=sizes,
     )
 
