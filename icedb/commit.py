@@ -157,8 +157,11 @@ def check_clock(handle: Handle, markers: Sequence[Marker], born_ms: int) -> None
 
 def check_age(handle: Handle, born_ms: int | None) -> None:
     """Raise PublicationTooLate when the oldest part is too old to be published; None: there are no parts."""
-    age_ms = handle.clock.now_ms() - (born_ms if born_ms is not None else handle.clock.now_ms())
-    if age_ms > handle.timing.part_timeout_ms:
+    if born_ms is None:
+        return
+    handle.learn_changed_times()
+    age_ms = handle.clock.now_ms() - born_ms
+    if age_ms > handle.shortest_ms("part_timeout_ms"):
         raise PublicationTooLate(
             f"{handle.table}: the parts were written {age_ms / 60_000:,.1f} minutes ago and are not published any "
             "more: an orphan sweep may have taken them. Write the batch again, in smaller pieces."

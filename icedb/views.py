@@ -142,7 +142,7 @@ def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backf
     _check_fits(handle, name, query, spec)
     store = handle.store.beside(handle.location.beside(name))
     spec = msgspec.structs.replace(spec, id=_view_id(handle, View(name, query)))
-    target = create_handle(store, spec, timing=handle.timing, fencing=handle.fencing, clock=handle.clock)
+    target = create_handle(store, spec, timing=handle.spec.timing, fencing=handle.fencing, clock=handle.clock)
 
     def add(now: TableSpec) -> TableSpec:
         return msgspec.structs.replace(now, views=(*(v for v in now.views if v.name != name), View(name, query)))

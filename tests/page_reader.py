@@ -135,6 +135,28 @@ def _parse(body: bytes) -> tuple[dict[str, Any], dict[str, str], list[dict[str, 
     return header, lines[header["sch"]], lines[header["tmb"] : parts_at] if "tmb" in header else [], lines[parts_at:]
 
 
+#: The page's table of times.
+DEFAULT_MS = {
+    "max_skew_ms": 60_000, "commit_timeout_ms": 300_000, "grace_ms": 3_600_000, "part_timeout_ms": 43_200_000,
+    "late_ms": 86_400_000, "min_age_ms": 86_400_000, "txn_retention_ms": 30 * 86_400_000,
+}  # fmt: skip
+
+
+def counting_times(spec: Mapping[str, Any], now_ms: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Each time of a table as it counts at a moment; and the smallest, for the two limits that are so."""
+    own = DEFAULT_MS | spec.get("timing", {})
+    greatest, smallest = dict(own), dict(own)
+    for entry in spec.get("earlier_timing", []):
+        then = DEFAULT_MS | entry["timing"]
+        known = entry["until"] + then["grace_ms"] + 2 * (then["commit_timeout_ms"] + then["max_skew_ms"])
+        for name, value in then.items():
+            if known + value > now_ms:
+                greatest[name] = max(greatest[name], value)
+            if known > now_ms:
+                smallest[name] = min(smallest[name], value)
+    return greatest, smallest
+
+
 @dataclass
 class Refresher:
     """The log files that a reader knows which lists only what can be new. A log file never changes: it keeps them."""

@@ -20,6 +20,7 @@ from icedb.exclusive import exclusive
 from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
+from icedb.options import Timing
 from icedb.partitions import parse_partition_by
 from icedb.spec import Compression, Merging, SchemaPolicy, TableSpec, all_columns, altered_spec, encode_spec
 
@@ -44,6 +45,7 @@ def spec_change(
     merge_query: str | None = None,
     merging: Merging | Literal["none"] | None = None,
     row_id: bool | None = None,
+    timing: Timing | None = None,
 ) -> Change:
     """The change that the options of `Table.alter` ask for. Raises InvalidOption."""
     given = {
@@ -57,6 +59,7 @@ def spec_change(
         "insert_query": insert_query,
         "merge_query": merge_query,
         "row_id": row_id,
+        "timing": timing,
     }
     changes: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if merging is not None:

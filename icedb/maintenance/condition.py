@@ -16,7 +16,7 @@ import hashlib
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from icedb.errors import InvalidOption
@@ -29,6 +29,7 @@ from icedb.live_parts import LiveParts
 from icedb.maintenance.merge import PART_BYTES_MAX, Tiers, plan_merge
 from icedb.maintenance.merge_log import mergeable_log_files, plan_merge_log
 from icedb.maintenance.pins import Pin, is_needed, pins_in_force
+from icedb.options import Timing
 
 __all__ = ["Condition", "Due", "PartitionCondition", "Recommendation", "SizeClass", "Thresholds", "condition_of",
            "examine", "recommend"]  # fmt: skip
@@ -148,6 +149,8 @@ class Condition:
     #: When the newest commit was made, and the operation that its header records; None: there is none.
     last_commit_ms: int | None = None
     last_operation: str | None = None
+    #: The table's times that count now.
+    timing: Timing = field(default_factory=Timing)
 
     @property
     def small_parts(self) -> int:
@@ -275,6 +278,7 @@ def condition_of(
         newest_rows_ms=_newest_rows_ms(state),
         last_commit_ms=None if last is None else last.t_ms,
         last_operation=None if last is None else last.operation or None,
+        timing=handle.timing,
         sizes=sizes,
     )
 
