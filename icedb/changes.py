@@ -60,8 +60,9 @@ def take_changes(
     Raises InvalidOption, SnapshotExpired, ForeignMaintenance and what `LogReader.read` raises.
     """
     _check_limits(handle, limits)
-    settled, now_ms = settled_ms(handle), handle.clock.now_ms() - 1  # before the log is read
+    now_ms = handle.clock.now_ms()  # before the log is read
     state = handle.read()
+    settled, now_ms = settled_ms(handle, now_ms), now_ms - 1
     start = BEGINNING if since is None else cursor_of(handle, since)
     if isinstance(until, str):
         end = decode_cursor(until, table=handle.table)
@@ -102,9 +103,12 @@ def cursor_of(handle: Handle, since: int | str) -> Cursor:
     return decode_cursor(since, table=handle.table) if isinstance(since, str) else at_time(since)
 
 
-def settled_ms(handle: Handle) -> int:
-    """The time (unix milliseconds) up to which no log file can appear any more."""
-    return handle.clock.now_ms() - handle.timing.late_publication_ms
+def settled_ms(handle: Handle, now_ms: int) -> int:
+    """The time (unix milliseconds) up to which no log file can appear any more, in a log that was read after `now_ms`.
+
+    Ask after the log was read, for it may say that publications may be later.
+    """
+    return now_ms - handle.timing.late_publication_ms
 
 
 def _check_until(handle: Handle, start: Cursor, until_ms: int | None) -> None:

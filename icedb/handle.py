@@ -19,12 +19,20 @@ from typing import Literal, get_args
 import msgspec
 
 from icedb.clock import Clock, SystemClock, writer_name
-from icedb.errors import ClockSkew, DamagedLog, FixInput, InvalidOption, StoreUnavailable, UnsupportedStore
+from icedb.errors import (
+    AccessDenied,
+    ClockSkew,
+    DamagedLog,
+    FixInput,
+    InvalidOption,
+    StoreUnavailable,
+    UnsupportedStore,
+)
 from icedb.format.names import Keys, decode_partition, partition_of
 from icedb.format.records import Marker, Stats
 from icedb.format.snapshot import LogState
 from icedb.location import Location
-from icedb.options import Timing
+from icedb.options import Timing, shortest_at, timing_at
 from icedb.partitions import PartitionExpression, partition_expressions
 from icedb.reading import LogReader
 from icedb.schema import checked_type, type_name
@@ -78,7 +86,6 @@ class Handle:
         spec: TableSpec,
         *,
         clock: Clock | None = None,
-        timing: Timing | None = None,
         fencing: Fencing = "claims",
         fixed_spec: bool = False,
     ) -> None:
@@ -92,7 +99,6 @@ class Handle:
         self._fixed_spec = fixed_spec
         self._expressions: tuple[PartitionExpression, ...] | None = None
         self.clock: Clock = clock or SystemClock()
-        self.timing = timing or Timing()
         self.fencing: Fencing = fencing
         self.writer = writer_name(self.clock)
         self.log = self._log_reader(tolerant=False)
@@ -106,16 +112,22 @@ class Handle:
         self._probed = False
         self._copies_folder: Path | None = None
         self._clock_checked = False
+        #: The spec that the times are of, as one value for all threads; None: no spec of the table is known.
+        self._times: TableSpec | None = None
+        #: When the log was read last.
+        self._read_at_ms: int | None = None
+        if spec.id or not fixed_spec:
+            self._learn_times(spec)
 
     def _log_reader(self, *, tolerant: bool) -> LogReader:
-        return LogReader(
-            self.store, self.keys, clock=self.clock, timing=self.timing, type_name=type_name, tolerant=tolerant
-        )
+        return LogReader(self.store, self.keys, clock=self.clock, type_name=type_name, tolerant=tolerant)
 
     def tolerant(self) -> Handle:
         """This table once more, for `repair`: it puts up with a column of several types, and its states tell them."""
         other = copy.copy(self)
         other.log = self._log_reader(tolerant=True)
+        if self._times is not None:
+            other.log.learn_timing(self._times.timing, self._times.earlier_timing)
         return other
 
     @property
@@ -132,6 +144,31 @@ class Handle:
     def spec(self) -> TableSpec:
         """How the table is partitioned, sorted and stored, as of the last look at the log."""
         return self._spec
+
+    @property
+    def timing(self) -> Timing:
+        """The table's times that count now, as of the last look at the log; see `options.timing_at`."""
+        times = self._times
+        if times is None or not times.earlier_timing:
+            return times.timing if times is not None else Timing()
+        return timing_at(times.timing, times.earlier_timing, self.clock.now_ms())
+
+    def shortest_ms(self, name: str) -> int:
+        """The shortest value of a time by which some program may still delete; see `options.shortest_at`."""
+        times = self._times or TableSpec()
+        return shortest_at(times.timing, times.earlier_timing, self.clock.now_ms(), name)
+
+    def learn_changed_times(self) -> None:
+        """Read the log if the last look is longer ago than `grace_ms`: another program may have changed the times."""
+        now_ms, read_at_ms = self.clock.now_ms(), self._read_at_ms
+        grace_ms = (self._times or TableSpec()).timing.grace_ms
+        if read_at_ms is None or not 0 <= now_ms - read_at_ms <= grace_ms:
+            self.read()
+
+    def _learn_times(self, spec: TableSpec) -> None:
+        if self._times is None or spec.revision >= self._times.revision:
+            self._times = spec
+            self.log.learn_timing(spec.timing, spec.earlier_timing)
 
     @property
     def expressions(self) -> tuple[PartitionExpression, ...]:
@@ -152,7 +189,11 @@ class Handle:
 
     def read(self, *, everything: bool = False, fresh: bool = False) -> LogState:
         """The state of the table now; see `LogReader.read`."""
+        started_ms = self.clock.now_ms()
+        if self._times is None:
+            self._learn_first_times()
         state = self.log.read(everything=everything, fresh=fresh)
+        self._read_at_ms = started_ms
         self._schema = dict(state.schema)
         self._learn_spec(state)
         return state
@@ -161,12 +202,15 @@ class Handle:
         """This table with another spec. What was read of the log is shared."""
         other = copy.copy(self)
         other._spec, other._expressions = _with_checked_types(spec, self.table), None
+        if not self._fixed_spec:
+            other._learn_times(spec)
         return other
 
     def _learn_spec(self, state: LogState) -> None:
-        if self._fixed_spec or isinstance(state.spec, msgspec.UnsetType):
+        if isinstance(state.spec, msgspec.UnsetType):
             return
         recorded = decode_spec(bytes(state.spec), table=self.table, key=self.keys.log_prefix)
+        self._learn_times(recorded)
         try:
             self.learn_spec(recorded)
         except FixInput as error:  # another program may have written it
@@ -177,6 +221,16 @@ class Handle:
         """Remember a spec that the log records, unless a newer one is known."""
         if recorded.revision > self._spec.revision and not self._fixed_spec:
             self._spec, self._expressions = _with_checked_types(recorded, self.table), None
+            self._learn_times(recorded)
+
+    def _learn_first_times(self) -> None:
+        """Learn the times from `_table.json`, if there is one: a program of the v3 API brings a spec of its own."""
+        try:
+            body = self.store.get(self.keys.spec).body
+        except (ObjectNotFound, AccessDenied):  # a log alone needs no access to the parts, and later specs are in it
+            self._times = TableSpec()
+        else:
+            self._learn_times(decode_spec(body, table=self.table, key=self.keys.spec))
 
     def fresh_writer(self) -> str:
         """A writer's name that no log file has yet, of this host and process."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from icedb.clock import Clock
 from icedb.declared import checked_spec
-from icedb.errors import DamagedLog, FixInput, SchemaConflict, TableExists, TableNotFound
+from icedb.errors import DamagedLog, FixInput, InvalidOption, SchemaConflict, TableExists, TableNotFound
 from icedb.format.names import decode_partition, encode_value, partition_of
 from icedb.format.snapshot import LogState
 from icedb.handle import Fencing, Handle, damaged_spec
 from icedb.log_store import claim_log_store, find_log_store
-from icedb.options import Timing
+from icedb.options import Timing, timing_differences
 from icedb.partitions import path_value_types
 from icedb.spec import TableSpec, decode_spec, encode_spec
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, some_below
@@ -31,24 +33,43 @@ def open_handle(
 ) -> Handle:
     """The handle of the table in a store, and of its log, if that is in another. Raises TableNotFound, DamagedLog.
 
-    Log files without a spec are a table of an IceDB v3 program: its paths tell what its partition columns are.
+    `timing`: raise InvalidOption unless these are the table's times. Log files without a spec are a table of an
+    IceDB v3 program: its paths tell what its partition columns are.
     """
     location = store.location
     try:
         body = store.get(location.keys.spec).body
     except ObjectNotFound:
-        adopted = _adopt(Handle(store, TableSpec(), timing=timing, fencing=fencing, clock=clock))
+        adopted = _adopt(Handle(store, TableSpec(), fencing=fencing, clock=clock))
         try:
             body = store.get(location.keys.spec).body  # may have come with its log files since we looked
         except ObjectNotFound:
-            return adopted
+            return _checked_timing(adopted, timing)
     spec = decode_spec(body, table=location.uri, key=location.keys.spec)
     store = find_log_store(store, spec, log_storage_options)
-    handle = Handle(store, TableSpec(), timing=timing, fencing=fencing, clock=clock)
+    handle = Handle(store, TableSpec(), fencing=fencing, clock=clock)
     try:
-        return handle.with_spec(spec)
+        handle = handle.with_spec(spec)
     except FixInput as error:  # another program may have written it
         raise damaged_spec(handle.table, handle.keys.spec, error) from None
+    return _checked_timing(handle, timing)
+
+
+def _checked_timing(handle: Handle, timing: Timing | None) -> Handle:
+    """Return the handle. Raises InvalidOption if the caller asks for other times than the table's newest spec has."""
+    if timing is None:
+        return handle
+    handle.read()
+    own = handle.spec.timing
+    if names := timing_differences(timing, own):
+        table_has = ", ".join(f"{name}={getattr(own, name)}" for name in names)
+        asked_for = ", ".join(f"{name}={getattr(timing, name)}" for name in names)
+        raise InvalidOption(
+            f"{handle.table}: the table has the times {table_has}, and this program asks for {asked_for}. All programs "
+            "use those of the table. Open it without timing, or change the table's with Table.alter(timing=...) or "
+            "icedb alter."
+        )
+    return handle
 
 
 def _adopt(handle: Handle) -> Handle:
@@ -115,8 +136,9 @@ def create_handle(
     `over_files`: files may lie below `_data/`, for an import in place. Raises TableExists, InvalidURI for an address
     inside another table, FixInput errors for the spec, the store's errors.
     """
+    spec = spec if timing is None else msgspec.structs.replace(spec, timing=timing)
     spec = checked_spec(spec, table=store.location.uri)  # refuses a bad one before anything is written
-    handle = Handle(store, spec, timing=timing, fencing=fencing, clock=clock)
+    handle = Handle(store, spec, fencing=fencing, clock=clock)
     check_address(handle)
     _refuse_leftovers(handle, over_files=over_files)
     if dry_run:
@@ -140,14 +162,14 @@ def open_beside(handle: Handle, name: str, spec: TableSpec | None = None) -> Han
     Raises TableNotFound, InvalidURI when there is no such folder, and the store's errors.
     """
     store = handle.store.beside(handle.location.beside(name))
-    with_ours: dict[str, Any] = {"timing": handle.timing, "fencing": handle.fencing, "clock": handle.clock}
+    with_ours: dict[str, Any] = {"fencing": handle.fencing, "clock": handle.clock}
     try:
         return open_handle(store, **with_ours)
     except TableNotFound:
         if spec is None:
             raise
     try:
-        return create_handle(store, spec, **with_ours)
+        return create_handle(store, spec, timing=handle.spec.timing, **with_ours)
     except TableExists:  # somebody else was faster
         return open_handle(store, **with_ours)
 

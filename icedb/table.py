@@ -504,8 +504,12 @@ class Table:
         merge_query: str | None = None,
         merging: Merging | Literal["none"] | None = None,
         row_id: bool | None = None,
+        timing: Timing | None = None,
     ) -> Commit:
         """Change how new parts are partitioned, sorted, stored and merged; what is None stays. Parts stay as they are.
+
+        `timing`: all of the table's times. A longer one counts at once. Of one that is shortened, the earlier value
+        goes on to count for a while, see docs/format.md, "A change of times".
 
         Queries see the new partition columns for all rows. `schema` declares further columns. An empty query and
         `merging="none"` take back what there was. Raises InvalidOption, InvalidPartitionExpression, InvalidQuery,
@@ -526,6 +530,7 @@ class Table:
             merge_query=merge_query,
             merging=merging,
             row_id=row_id,
+            timing=timing,
         )
         return alter(self._handle, change)
 

@@ -156,7 +156,7 @@ def _plan(handle: Handle, written: WrittenParts, txn: Txn, generation: int) -> T
     application, sequence = txn
     t_ms = handle.clock.now_ms()
     markers = tuple(msgspec.structs.replace(m, created_ms=t_ms) for m in written.markers)
-    file = LogFile(t_ms, dict(written.schema), markers, txn={application: (sequence, t_ms)})
+    file = LogFile(t_ms, dict(written.schema), markers, txn={application: (sequence, t_ms)}, operation="insert")
     key = handle.keys.log_file(t_ms, merged=False, writer=handle.fresh_writer())
     brings_columns = bool(new_columns(written.schema, handle.known_schema))
     return TxnClaim(
@@ -296,4 +296,5 @@ class _PublishOnce:
             raise
         markers: Sequence[Marker] = self._file.markers
         txn = {application: (sequence, t_ms)}
-        return draft(state, t_ms=t_ms, schema=dict(self._file.schema), txn=txn, add=markers)
+        operation = self._file.operation
+        return draft(state, t_ms=t_ms, schema=dict(self._file.schema), txn=txn, add=markers, operation=operation)

@@ -145,7 +145,7 @@ def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backf
     _check_fits(handle, name, query, spec)
     store = handle.store.beside(handle.location.beside(name))
     spec = msgspec.structs.replace(spec, id=_view_id(handle, View(name, query)))
-    target = create_handle(store, spec, timing=handle.timing, fencing=handle.fencing, clock=handle.clock)
+    target = create_handle(store, spec, timing=handle.spec.timing, fencing=handle.fencing, clock=handle.clock)
 
     def add(now: TableSpec) -> TableSpec:
         return msgspec.structs.replace(now, views=(*(v for v in now.views if v.name != name), View(name, query)))
@@ -154,7 +154,8 @@ def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backf
     if backfill:
         refresh_view(handle, name)
     else:
-        exclusive(target, Replace(lambda now: (), sequences=_sequences(handle.read(fresh=True))))
+        sequences = _sequences(handle.read(fresh=True))
+        exclusive(target, Replace(lambda now: (), sequences=sequences, operation="refresh"))
     return target
 
 
@@ -195,7 +196,8 @@ def refresh_view(handle: Handle, name: str, *, memory_bytes: int | None = None) 
     target = _open(handle, view)
     state = handle.read(fresh=True)
     written = _write_all(handle, target, view, state, memory_bytes // 2) if state.live else None
-    return exclusive(target, Replace(lambda now: [m.key for m in now.live], written, sequences=_sequences(state)))
+    refresh = Replace(lambda now: [m.key for m in now.live], written, sequences=_sequences(state), operation="refresh")
+    return exclusive(target, refresh)
 
 
 def _write_all(handle: Handle, target: Handle, view: View, state: LogState, memory_bytes: int) -> WrittenParts:

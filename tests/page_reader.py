@@ -32,6 +32,8 @@ class Reading:
     pinned: set[int] = field(default_factory=set)
     #: Column -> when it came; 0: not known.
     came: dict[str, int] = field(default_factory=dict)
+    #: Time of a commit -> the names that log files record for it.
+    operations: dict[int, set[str]] = field(default_factory=dict)
 
     def columns(self, at: int) -> set[str]:
         """The columns of a snapshot: those of the log, and those that were declared by then."""
@@ -99,6 +101,9 @@ def read_as_the_page_says(
         for column in columns:
             t = header.get("ct", {}).get(column, since)
             reading.came[column] = min(t, reading.came.get(column, t))
+        for name, times in [(header.get("op", ""), [header["t"]]), *header.get("ops", {}).items()]:
+            for t in times:
+                reading.operations.setdefault(t, set()).add(name)
         for application, (sequence, _) in header.get("txn", {}).items():
             reading.txn[application] = max(sequence, reading.txn.get(application, 0))
         if header.get("spec", {}).get("revision", 0) > reading.spec.get("revision", 0):
@@ -136,6 +141,28 @@ def _parse(body: bytes) -> tuple[dict[str, Any], dict[str, str], list[dict[str, 
     assert header.get("n", len(lines)) == len(lines), "a log file that was cut"
     parts_at = header.get("f", len(lines))
     return header, lines[header["sch"]], lines[header["tmb"] : parts_at] if "tmb" in header else [], lines[parts_at:]
+
+
+#: The page's table of times.
+DEFAULT_MS = {
+    "max_skew_ms": 60_000, "commit_timeout_ms": 300_000, "grace_ms": 3_600_000, "part_timeout_ms": 43_200_000,
+    "late_ms": 86_400_000, "min_age_ms": 86_400_000, "txn_retention_ms": 30 * 86_400_000,
+}  # fmt: skip
+
+
+def counting_times(spec: Mapping[str, Any], now_ms: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Each time of a table as it counts at a moment; and the smallest, for the two limits that are so."""
+    own = DEFAULT_MS | spec.get("timing", {})
+    greatest, smallest = dict(own), dict(own)
+    for entry in spec.get("earlier_timing", []):
+        then = DEFAULT_MS | entry["timing"]
+        known = entry["until"] + then["grace_ms"] + 2 * (then["commit_timeout_ms"] + then["max_skew_ms"])
+        for name, value in then.items():
+            if known + value > now_ms:
+                greatest[name] = max(greatest[name], value)
+            if known > now_ms:
+                smallest[name] = min(smallest[name], value)
+    return greatest, smallest
 
 
 @dataclass

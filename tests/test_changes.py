@@ -333,4 +333,6 @@ def test_whenever_a_consumer_looks_it_gets_each_row_once_and_again_the_same(seed
 
 def test_the_past_is_over_when_the_protocol_says_so(table: Table, clock: ManualClock) -> None:
     timing = table.handle.timing
-    assert settled_ms(table.handle) == clock.now_ms() - 2 * (timing.commit_timeout_ms + timing.max_skew_ms)
+    assert settled_ms(table.handle, clock.now_ms()) == clock.now_ms() - 2 * (
+        timing.commit_timeout_ms + timing.max_skew_ms
+    )

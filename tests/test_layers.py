@@ -28,6 +28,7 @@ LAYERS = [
     "icedb.format",
     "icedb.format.records",
     "icedb.format.names",
+    "icedb.format.operation_names",
     "icedb.format.marker_columns",
     "icedb.format.codec",
     "icedb.format.claims",

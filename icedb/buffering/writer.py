@@ -136,7 +136,8 @@ class BufferedWriter:
         _open.add(self)
 
     def _check_options(self, **options: int) -> None:
-        uri, timing = self._table.uri, self._table.handle.timing
+        self._table.handle.learn_changed_times()
+        uri, timing = self._table.uri, self._table.spec.timing
         for name, value in options.items():
             least = 0 if name in ("delay_max_ms", "retry_max_ms") else 1
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -144,7 +145,7 @@ class BufferedWriter:
         if options["id_window_ms"] >= timing.txn_retention_ms:
             raise InvalidOption(
                 f"{uri}: id_window_ms is {options['id_window_ms']}, and the log remembers transactions for "
-                f"{timing.txn_retention_ms} ms (txn_retention_ms of the table's Timing). Give less."
+                f"{timing.txn_retention_ms} ms (the table's txn_retention_ms). Give less."
             )
 
     def __repr__(self) -> str:

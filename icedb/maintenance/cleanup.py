@@ -161,9 +161,12 @@ def cleanup(
     Raises GraceTooShort, InvalidOption, DamagedLog (a pin cannot be read), CommitContended, CommitUncertain and the
     store's errors.
     """
-    grace_ms = handle.timing.grace_ms if grace_ms is None else grace_ms
-    short = grace_ms < 2 * handle.timing.commit_timeout_ms
-    if grace_ms < 0 or (short and not allow_short_grace):
+    if grace_ms is None:
+        short = False
+    else:
+        handle.read()  # another program may have changed the times
+        short = grace_ms < 2 * handle.timing.commit_timeout_ms
+    if grace_ms is not None and (grace_ms < 0 or (short and not allow_short_grace)):
         raise GraceTooShort(
             f"{handle.table}: a grace period of {duration_text(grace_ms)} could delete what a running reader or writer "
             f"still needs; it must be at least {duration_text(2 * handle.timing.commit_timeout_ms)}. If nothing else "
@@ -183,7 +186,8 @@ class _Run:
     """One call, in one round or, without a grace period, several; and what it has done so far."""
 
     handle: Handle
-    grace_ms: int
+    #: None: the table's.
+    grace_ms: int | None
     deletes_left: int
     dry_run: bool
     at_rest: bool
@@ -203,11 +207,12 @@ class _Run:
         """Whether another round could find more to do."""
         state = self.handle.read(everything=True)
         now_ms = self._now_ms(state)
-        cutoff_ms = now_ms - self.grace_ms
+        grace_ms = self.handle.timing.grace_ms if self.grace_ms is None else self.grace_ms  # after the log was read
+        cutoff_ms = now_ms - grace_ms
         plan = plan_cleanup(
             state,
             now_ms=now_ms,
-            grace_ms=self.grace_ms,
+            grace_ms=grace_ms,
             pins=pins_in_force(self.handle, cutoff_ms=cutoff_ms),
             deletes_max=self.deletes_left,
         )
@@ -342,4 +347,4 @@ class _Forget:
         if not (dead or calling):
             return None
         self.replaced = tuple(sorted(calling.union(state.replaceable(keys, t_ms=t_ms))))
-        return draft(state, t_ms=t_ms, replaces=self.replaced, forget=keys)
+        return draft(state, t_ms=t_ms, replaces=self.replaced, forget=keys, operation="cleanup")

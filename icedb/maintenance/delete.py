@@ -192,7 +192,7 @@ def delete(
     markers = rewriter(handle, rewrites, state.schema)
     written = {r: () if m is None else (m,) for r, m in zip(rewrites, markers, strict=True)}
     _check_counts(handle, written, found)
-    operation = Rewritten(written, born_ms=born_ms)
+    operation = Rewritten(written, operation="delete", born_ms=born_ms)
     commit = exclusive(handle, operation)
     emptied = sum(not markers for markers in operation.kept.values())
     return DeleteReport(

@@ -222,7 +222,8 @@ def carry_out(
         groups = tuple(replace(g, query=query) for g in plan.groups)
     markers = rewriter(handle, groups, schema)
     written = {g: () if m is None else (m,) for g, m in zip(groups, markers, strict=True)}
-    operation = Rewritten(written, born_ms=born_ms, schema=new_columns(schema, state.schema), sparing=True)
+    brought = new_columns(schema, state.schema)
+    operation = Rewritten(written, operation="merge", born_ms=born_ms, schema=brought, sparing=True)
     commit = exclusive(handle, operation)
     return MergeReport(
         commit=commit,

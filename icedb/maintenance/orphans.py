@@ -86,7 +86,6 @@ def sweep_orphans(
     Raises GraceTooShort, ClockSkew, DamagedLog (a log file or a claim that cannot be read, or old parts and a log
     without commits), and what reading the log raises; nothing is deleted then.
     """
-    min_age_ms = _check_age(handle, min_age_ms)
     plan = _look(handle, min_age_ms)
     chosen = plan.orphans[: max(0, limit)]
     if chosen and not dry_run:
@@ -119,10 +118,9 @@ def _check_age(handle: Handle, min_age_ms: int | None) -> int:
     return min_age_ms
 
 
-def _look(handle: Handle, min_age_ms: int) -> SweepPlan:
+def _look(handle: Handle, min_age_ms: int | None) -> SweepPlan:
     """Parts, then claims, then log files: in any other order, a claim could become a log file unseen."""
-    # The time before the listing, and the skew on the safe side: no part looks older than it is.
-    now_ms = handle.clock.now_ms() - handle.timing.max_skew_ms
+    listed_ms = handle.clock.now_ms()
     objects = handle.store.list(handle.keys.data_prefix)
     claims = read_claims(handle)
     if claims.damaged:
@@ -130,6 +128,10 @@ def _look(handle: Handle, min_age_ms: int) -> SweepPlan:
     state = handle.read(everything=True)
     in_log = {m.key for f in state.files.values() for m in f.file.markers}
     named = frozenset(in_log | named_by_claims(claims, epoch=state.epoch))
+    # The time before the listing, and the skew on the safe side: no part looks older than it is.
+    now_ms = listed_ms - handle.timing.max_skew_ms
+    # By the times of the log that was just read: another program may have made them longer.
+    min_age_ms = _check_age(handle, min_age_ms)
     plan = plan_sweep(objects, named, keys=handle.keys, now_ms=now_ms, min_age_ms=min_age_ms)
     if plan.orphans and not state.files:
         # A table that was never written and one whose log was lost look the same. The parts may be all its rows.

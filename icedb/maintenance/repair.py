@@ -169,6 +169,7 @@ class _Repair:
             moved=True,
             tombstone=gone,
             replaces=replaces,
+            operation="repair",
         )
 
     def _write(self, parts: Sequence[Part]) -> None:

@@ -186,6 +186,7 @@ class _Restore:
             moved=True,
             tombstone=gone,
             replaces=state.replaceable(gone, t_ms=t_ms),
+            operation="restore",
         )
 
     def _copy(self, state: LogState, markers: Sequence[Marker]) -> None:

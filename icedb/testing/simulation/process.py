@@ -60,7 +60,7 @@ class Process:
         self.retired = False
         number = len(world.processes)
         clock = world.clock.skewed(skew_ms)
-        self.handle = Handle(View(world.store, world.location, self), world.spec, clock=clock, timing=TIMING)
+        self.handle = Handle(View(world.store, world.location, self), world.spec, clock=clock)
         # As `writer_name` makes them, but without this machine's name, so that keys are the same everywhere.
         self.name = f"p{number}-{number}"
         self.handle.writer = f"{self.name}-{clock.new_id()[:12]}"

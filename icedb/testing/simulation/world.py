@@ -68,7 +68,7 @@ class World:
         self.clock = ManualClock()
         self.start_ms = self.clock.now_ms()
         self.location = Location("memory", "simulation", "table")
-        self.spec = TableSpec(id="simulation")
+        self.spec = TableSpec(id="simulation", timing=TIMING)
         self.scheduler = Scheduler(self.rng, now_ms=self.clock.now_ms, sleep_until=self.let_pass_until)
         self.store = SimulatedStore(self.clock.now_ms)
         self.truth = Truth(self.location.keys)
