@@ -34,6 +34,7 @@ TXN = "tests/test_transactions.py"
 ORPHANS = "tests/test_orphans.py"
 READING = ("tests/test_reading.py", "tests/test_snapshot.py")
 SIMULATION = "tests/test_simulation.py"
+SCENES = "tests/test_simulation_scenes.py"
 BUFFERED = "tests/test_buffered.py"
 BUFFERED_IDS = "tests/test_buffered_ids.py"
 DELTA = "tests/test_export_delta.py"
@@ -184,6 +185,13 @@ MUTANTS = (
         "        unlisted = live_epochs - {f.file.epoch for f in found.values()}\n",
         "        unlisted: frozenset[int] = frozenset()\n",
         (*READING, KILLERS),
+    ),
+    Mutant(
+        "a log file of v3 is skipped for its name",
+        "icedb/format/names.py",
+        "        return _OUR_WRITER.search(self.writer) is not None\n",
+        "        return True\n",
+        (SCENES,),
     ),
     Mutant(
         "log files of dead epochs count",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from icedb.handle import Handle
+from icedb.handle import Fencing, Handle
 from icedb.options import Timing
 from icedb.testing.faults import Crash, Kind
 from icedb.testing.simulation.faults import Request, Strike
@@ -15,7 +16,7 @@ from icedb.testing.simulation.store import View
 if TYPE_CHECKING:
     from icedb.testing.simulation.world import World
 
-__all__ = ["LATE_MS", "PARTITIONS", "TIMING", "Act", "Process"]
+__all__ = ["LATE_MS", "PARTITIONS", "TIMING", "Act", "Process", "Setting"]
 
 #: As the defaults, but for a thousand times smaller numbers: the order of the times is what counts.
 TIMING = Timing(
@@ -32,6 +33,14 @@ LATE_MS = 2 * (TIMING.commit_timeout_ms + TIMING.max_skew_ms)
 PARTITIONS = ("d=1", "d=2")
 #: No operation makes so many requests; one that does runs in circles.
 REQUESTS_MAX = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How the table of a world is set up, where that differs from the usual."""
+
+    timing: Timing = TIMING
+    fencing: Fencing = "claims"
 
 
 class Act(Actor):
@@ -60,7 +69,14 @@ class Process:
         self.retired = False
         number = len(world.processes)
         clock = world.clock.skewed(skew_ms)
-        self.handle = Handle(View(world.store, world.location, self), world.spec, clock=clock, timing=TIMING)
+        self.store = View(world.store, world.location, self)
+        self.handle = Handle(
+            self.store,
+            world.spec,
+            clock=clock,
+            timing=world.setting.timing,
+            fencing=world.setting.fencing,
+        )
         # As `writer_name` makes them, but without this machine's name, so that keys are the same everywhere.
         self.name = f"p{number}-{number}"
         self.handle.writer = f"{self.name}-{clock.new_id()[:12]}"

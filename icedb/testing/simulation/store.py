@@ -46,11 +46,13 @@ class SimulatedStore:
         self.put(key, body)
 
     def put(self, key: str, body: bytes) -> None:
-        """Put an object, whatever is there."""
-        if key not in self.objects:
+        """Put an object, whatever is there. Equal bytes in the place of others change its time alone."""
+        before = self.objects.get(key)
+        if before is None:
             bisect.insort(self._keys, key)
         self.objects[key] = StoredObject(body, self._now_ms())
-        self.landed(key, body)
+        if before is None or before.body != body:
+            self.landed(key, body)
 
     def get(self, key: str) -> StoredObject:
         """Read an object."""
@@ -138,6 +140,20 @@ class View:
                 raise StoreUnavailable(f"{self.location.uri}: create '{key}' took too long (simulated).")
             arrived = True
             self.inner.create(key, content)
+
+        self._request("create", key, put)
+
+    def overwrite(self, key: str, body: bytes) -> None:
+        """Put an object whatever is there, as programs of IceDB v3 do, within the same bounds."""
+        issued_ms = self.caller.now_ms()
+        arrived = False
+
+        def put() -> None:
+            nonlocal arrived
+            if not arrived and not self.caller.lands_in_time(key, issued_ms):
+                raise StoreUnavailable(f"{self.location.uri}: put '{key}' took too long (simulated).")
+            arrived = True
+            self.inner.put(key, body)
 
         self._request("create", key, put)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from icedb.errors import DamagedLog
 from icedb.format.codec import decode
+from icedb.format.records import LogFile
 from icedb.location import Location
 from icedb.spec import TableSpec, encode_spec
 from icedb.testing.clock import ManualClock
@@ -22,10 +23,10 @@ from icedb.testing.faults import Crash
 from icedb.testing.simulation.faults import Request, Strike
 from icedb.testing.simulation.followers import Followers
 from icedb.testing.simulation.invariants import Checker
-from icedb.testing.simulation.process import TIMING, Act, Process
+from icedb.testing.simulation.process import TIMING, Act, Process, Setting
 from icedb.testing.simulation.scheduler import Scheduler
 from icedb.testing.simulation.store import SimulatedStore
-from icedb.testing.simulation.truth import Truth, Violation
+from icedb.testing.simulation.truth import Landing, Truth, Violation
 
 __all__ = ["Tally", "World"]
 
@@ -61,7 +62,15 @@ class Tally:
 class World:
     """See the module's docstring. `trace` collects a line for each request and event."""
 
-    def __init__(self, seed: int, *, trace: Callable[[str], None] | None = None, fine: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int | str,
+        *,
+        trace: Callable[[str], None] | None = None,
+        fine: bool = True,
+        setting: Setting | None = None,
+    ) -> None:
+        self.setting = setting or Setting()
         self.rng = random.Random(seed)  # noqa: S311
         self.trace = trace
         self.fine = fine
@@ -79,6 +88,8 @@ class World:
         self.tally = Tally()
         self.step = 0
         self.violation: str | None = None
+        #: Called for each log file that lands for the first time. They may raise Violation.
+        self.watchers: list[Callable[[LogFile, Landing], None]] = []
         self._named = 0
         self._rows = 0
         for key in _NEIGHBOURS:
@@ -222,7 +233,10 @@ class World:
             if key.startswith(keys.data_prefix):
                 self.truth.part_landed(key, body, now_ms=self.clock.now_ms())
             elif key.startswith(keys.log_prefix):
+                is_new = key not in self.truth.landings
                 self.truth.log_landed(key, body, step=self.step, now_ms=self.clock.now_ms())
+                for watch in self.watchers if is_new else ():
+                    watch(decode(body, key, keys), self.truth.landings[key])
                 self.say("store", f"has {self.describe(key, body)}")
                 self.check(f"after '{key}' landed")
         except (Violation, DamagedLog) as violation:

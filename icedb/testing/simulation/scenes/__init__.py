@@ -1,0 +1,17 @@
+"""Scenes: actors and circumstances that the usual histories do not have, each with its promises.
+
+A scene is played on request (`--scene NAME`) and draws from numbers of its own, so a seed without a scene stays the
+history that it was. `scene` is the base; every other module is one scene.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from icedb.testing.simulation.scenes.scene import Scene
+from icedb.testing.simulation.scenes.v3_writers import V3Writers
+
+__all__ = ["SCENES", "Scene"]
+
+#: Scene by name.
+SCENES: Mapping[str, type[Scene]] = {"v3 writers": V3Writers}

@@ -1,0 +1,54 @@
+"""The base of scenes: what a history plays beyond the usual, and what must hold then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from icedb.testing.simulation.operations import Operation
+from icedb.testing.simulation.process import Setting
+from icedb.testing.simulation.world import World
+
+__all__ = ["USUAL", "Scene"]
+
+#: Operations that every scene mixes with its own.
+USUAL = (
+    "append",
+    "append",
+    "column",
+    "txn",
+    "overwrite",
+    "drop",
+    "delete",
+    "merge",
+    "merge",
+    "merge log",
+    "restore",
+    "cleanup",
+    "cleanup",
+    "sweep",
+    "read",
+    "read as of",
+    "follow",
+)
+
+
+class Scene:
+    """One for each history, which it may remember.
+
+    `enter` is called before the first operation, `leave` after the last.
+
+    `crowd` names the operations that run, one that is named twice twice as often. `operations` are those of the scene
+    itself.
+    """
+
+    setting = Setting()
+    crowd: tuple[str, ...] = USUAL
+
+    def __init__(self) -> None:
+        self.operations: Mapping[str, Operation] = {}
+
+    def enter(self, world: World) -> None:
+        """Prepare the world."""
+
+    def leave(self, world: World) -> None:
+        """Check the promises of the scene, and let what it began end. Raises Violation."""

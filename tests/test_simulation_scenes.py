@@ -1,0 +1,63 @@
+"""Scenes: what the usual histories do not have, each with its promises; and the faults that they find.
+
+`-m slow` plays more of each; `python -m icedb.testing.simulation --scene NAME` as many as you like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from icedb.format.names import LogName
+from icedb.testing.simulation import SCENES, run_seed
+
+#: Histories of each scene in the short run, and in the long one.
+SHORT, LONG = 2, 60
+
+pytestmark = pytest.mark.simulation
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_scene_keeps_every_promise(scene: str) -> None:
+    done = _play(scene, range(SHORT))
+    assert done >= SCENES[scene]().operations.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", SCENES)
+def test_many_histories_of_a_scene_keep_every_promise(scene: str) -> None:
+    _play(scene, range(SHORT, LONG))
+
+
+def _play(scene: str, seeds: range) -> set[str]:
+    """Play histories; the operations that ended in them."""
+    done: set[str] = set()
+    for seed in seeds:
+        outcome = run_seed(seed, scene=scene)
+        assert outcome.violation is None, f"{scene}, seed {seed}: {outcome.violation}"
+        done |= {name for name, _ in outcome.tally.outcomes}
+    return done
+
+
+# ------------------------------------------------------------------------------------ does it find what is wrong?
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def _log_files_of_v3_are_skipped_by_their_names(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LogName, "is_ours", property(lambda _: True))
+
+
+#: What is broken -> the scene, and the first of its seeds that finds it.
+BREAKS: dict[Break, tuple[str, int]] = {
+    _log_files_of_v3_are_skipped_by_their_names: ("v3 writers", 0),
+}
+
+
+@pytest.mark.parametrize("broken", BREAKS, ids=[b.__name__.strip("_") for b in BREAKS])
+def test_a_scene_finds_it_when(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, seed = BREAKS[broken]
+    assert run_seed(seed, scene=scene).violation is None
+    broken(monkeypatch)
+    assert run_seed(seed, scene=scene).violation is not None
