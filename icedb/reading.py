@@ -134,7 +134,9 @@ class LogReader:
             return None
         if not 0 <= now_ms - last.whole_at_ms <= min(timing.grace_ms, timing.late_ms // 2):
             return None
-        since_ms = min(last.at_ms, now_ms) - timing.late_publication_ms
+        # By the store's clock too: this one may be hours ahead, and a reader has no other way to notice.
+        newest_ms = max(last.stored_ms.values(), default=0)
+        since_ms = max(0, min(last.at_ms, now_ms, newest_ms) - timing.late_publication_ms)
         return self._keys.log_prefix + f"{since_ms:013d}"
 
     # ------------------------------------------------------------------------------------ replaying

@@ -161,8 +161,8 @@ MUTANTS = (
     Mutant(
         "an old claim is completed instead of voided",
         "icedb/exclusive.py",
-        "    if epochs_gone or handle.clock.now_ms() - claim.since_ms > handle.timing.commit_timeout_ms:\n",
-        "    if epochs_gone:\n",
+        "    if epochs_gone or is_ahead or handle.clock.now_ms() - claim.since_ms > handle.timing.commit_timeout_ms:\n",
+        "    if epochs_gone or is_ahead:\n",
         (COMMIT, KILLERS),
     ),
     Mutant(
@@ -192,6 +192,27 @@ MUTANTS = (
         "        return _OUR_WRITER.search(self.writer) is not None\n",
         "        return True\n",
         (SCENES,),
+    ),
+    Mutant(
+        "a cleanup does not compare the clocks",
+        "icedb/maintenance/cleanup.py",
+        '            self.handle.check_clock("", put_after_ms=0)\n',
+        "",
+        (CLEANUP, SCENES),
+    ),
+    Mutant(
+        "a claim from a clock far ahead is published",
+        "icedb/exclusive.py",
+        "    is_ahead = not mine and claim.t >= handle.far_ahead_ms(handle.clock.now_ms())\n",
+        "    is_ahead = False\n",
+        (COMMIT, SCENES),
+    ),
+    Mutant(
+        "a reader believes its own clock alone",
+        "icedb/reading.py",
+        "min(last.at_ms, now_ms, newest_ms)",
+        "min(last.at_ms, now_ms)",
+        (*READING, SCENES),
     ),
     Mutant(
         "log files of dead epochs count",

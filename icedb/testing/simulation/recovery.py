@@ -24,7 +24,7 @@ from icedb.testing.simulation.tasks import Refusal, Transactions
 from icedb.testing.simulation.truth import Violation
 from icedb.testing.simulation.world import World
 
-__all__ = ["recover"]
+__all__ = ["maintain", "recover"]
 
 #: A tombstone of the first merge is ripe for the second cleanup, the log files of that for the third.
 CLEANUPS = 3
@@ -53,6 +53,14 @@ def recover(world: World, transactions: Transactions, refusals: Sequence[Refusal
     _healthy(world, "sweep", sweep_orphans)
     _healthy(world, "verify", _verify)
     _check_nothing_left(world)
+
+
+def maintain(world: World) -> None:
+    """Merge, clean up and merge the log without faults, while the table may yet hold what cannot be replaced."""
+    _healthy(world, "merge", lambda handle: merge(handle, rewriter=plain_rewriter))
+    world.clock.advance(TIMING.grace_ms + TIMING.commit_timeout_ms)
+    _healthy(world, "cleanup", cleanup)
+    _healthy(world, "merge log", merge_log)
 
 
 def _healthy(world: World, what: str, action: Callable[[Handle], object]) -> None:

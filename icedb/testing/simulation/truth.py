@@ -159,6 +159,8 @@ class Truth:
         for row in out.keys() - into.keys():
             fate = self.fates[row][-1]
             fate.removed_ms, fate.removed_step, fate.removed_epoch = file.t_ms, step, file.epoch or 0
+        for row in into.keys() & out.keys():  # its part may have been from a clock far ahead
+            self.fates[row][-1].added_ms = min(self.fates[row][-1].added_ms, file.t_ms)
         for row in into.keys() - out.keys():
             lives = self.fates.setdefault(row, [])
             if lives and not (revives and lives[-1].ended):

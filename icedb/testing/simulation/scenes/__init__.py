@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from icedb.testing.simulation.scenes.clocks import Clocks
 from icedb.testing.simulation.scenes.scene import Scene
 from icedb.testing.simulation.scenes.v3_writers import V3Writers
 
 __all__ = ["SCENES", "Scene"]
 
 #: Scene by name.
-SCENES: Mapping[str, type[Scene]] = {"v3 writers": V3Writers}
+SCENES: Mapping[str, type[Scene]] = {"v3 writers": V3Writers, "clocks": Clocks}

@@ -59,8 +59,11 @@ def _same_column(task: Task) -> None:
     task.must_have_added(publish_append(task.handle, written), rows)
 
 
-def put_v3_batch(task: Task, rows: dict[str, list[int]], schema: dict[str, str]) -> str | None:
-    """Put parts and a log file as v3 does; its key, or None if the program was asleep for too long and gave up."""
+def put_v3_batch(task: Task, rows: dict[str, list[int]], schema: dict[str, str], *, ahead_ms: int = 0) -> str | None:
+    """Put parts and a log file as v3 does; its key, or None if the program was asleep for too long and gave up.
+
+    `ahead_ms`: how far the program's clock is ahead.
+    """
     store, clock, world = task.act.process.store, task.handle.clock, task.world
     began_ms = clock.now_ms()
     markers = []
@@ -70,7 +73,7 @@ def put_v3_batch(task: Task, rows: dict[str, list[int]], schema: dict[str, str])
         markers.append({"p": key, "b": len(body)})
     if clock.now_ms() - began_ms > TIMING.part_timeout_ms:
         return None  # not promised: such a pause, in a program that does not look at the age of its parts
-    t_ms = clock.now_ms()
+    t_ms = clock.now_ms() + ahead_ms
     header = {"v": world.rng.choice((1, "1")), "t": t_ms, "sch": 1, "f": 2}
     lines = [header, schema, *({**m, "t": t_ms} for m in markers)]
     # The program's own number keeps two of one millisecond apart, as hosts' names do.
