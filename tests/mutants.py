@@ -194,6 +194,20 @@ MUTANTS = (
         (SCENES,),
     ),
     Mutant(
+        "an old claim is published although parts are gone",
+        "icedb/transactions.py",
+        "    if not young and (lost := _lost_part(handle, file)):\n",
+        "    if not young and (lost := _lost_part(handle, file)) and False:\n",
+        (TXN, SCENES),
+    ),
+    Mutant(
+        "claims go to the store of the parts",
+        "icedb/two_stores.py",
+        "        self._of_log = (keys.log_prefix, keys.claims_prefix)\n",
+        "        self._of_log = (keys.log_prefix,)\n",
+        (SCENES,),
+    ),
+    Mutant(
         "a cleanup does not compare the clocks",
         "icedb/maintenance/cleanup.py",
         '            self.handle.check_clock("", put_after_ms=0)\n',
@@ -224,8 +238,8 @@ MUTANTS = (
     Mutant(
         "a refresh lists from the last listing on",
         "icedb/reading.py",
-        "since_ms = min(last.at_ms, now_ms) - timing.late_publication_ms",
-        "since_ms = min(last.at_ms, now_ms)",
+        "min(last.at_ms, now_ms, newest_ms) - timing.late_publication_ms",
+        "min(last.at_ms, now_ms, newest_ms)",
         (*READING, SIMULATION),
     ),
     Mutant(

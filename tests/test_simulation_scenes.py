@@ -9,10 +9,13 @@ from collections.abc import Callable
 
 import pytest
 
+import icedb.transactions
 from icedb.format.names import LogName
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
+from icedb.objects import ObjectStore
 from icedb.testing.simulation import SCENES, run_seed
+from icedb.two_stores import TwoStores
 
 #: Histories of each scene in the short run, and in the long one.
 SHORT, LONG = 2, 60
@@ -59,11 +62,32 @@ def _log_files_far_ahead_are_replaced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LogState, "far_ahead", lambda *_: frozenset())
 
 
+def _transactions_take_no_claim(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(icedb.transactions, "_take", lambda _handle, own: own)
+
+
+def _old_claims_are_published_although_parts_are_gone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(icedb.transactions, "_lost_part", lambda *_: None)
+
+
+def _claims_go_to_the_store_of_the_parts(patch: pytest.MonkeyPatch) -> None:
+    init = TwoStores.__init__
+
+    def made(stores: TwoStores, data: ObjectStore, log: ObjectStore) -> None:
+        init(stores, data, log)
+        stores._of_log = stores._of_log[:1]
+
+    patch.setattr(TwoStores, "__init__", made)
+
+
 #: What is broken -> the scene, and the first of its seeds that finds it.
 BREAKS: dict[Break, tuple[str, int]] = {
     _log_files_of_v3_are_skipped_by_their_names: ("v3 writers", 0),
     _no_program_compares_the_clocks: ("clocks", 0),
     _log_files_far_ahead_are_replaced: ("clocks", 0),
+    _transactions_take_no_claim: ("forgotten transactions", 3),
+    _old_claims_are_published_although_parts_are_gone: ("forgotten transactions", 28),
+    _claims_go_to_the_store_of_the_parts: ("two stores", 0),
 }
 
 

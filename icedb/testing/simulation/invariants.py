@@ -99,7 +99,8 @@ class Checker:
         keys, truth = self._location.keys, self._truth
         if key in truth.live:
             raise Violation(f"the object of the live part '{key}' was deleted")
-        if not key.startswith("table/"):
+        roots = tuple(f"{each.prefix}/" for each in (self._location, self._location.log) if each is not None)
+        if not key.startswith(roots):
             raise Violation(f"'{key}' of a neighbour was deleted")
         if key in (keys.spec, keys.probe):
             raise Violation(f"'{key}' was deleted")

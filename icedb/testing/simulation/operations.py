@@ -60,13 +60,16 @@ class Operation:
             except (TryAgain, FixInput) as error:
                 if self.refuses:
                     alone = alone and act.process.spawned == spawned and world.rng.random() < 0.5
+                    alone = alone and not act.process.unsettled
                     act.process.retired |= alone
                     writer = act.process.name if alone else None
                     parts = frozenset(task.parts)
                     refusals.append(Refusal(act.name, type(error).__name__, parts, writer, task.since_step))
+                act.process.unsettled |= not self.refuses
                 world.say(act.name, f"raised {type(error).__name__}: {error}")
                 return type(error).__name__
             except CommitUncertain as error:
+                act.process.unsettled = True
                 world.say(act.name, f"raised CommitUncertain: {error}")
                 return "CommitUncertain"
             return "done"

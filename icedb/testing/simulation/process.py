@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from icedb.handle import Fencing, Handle
 from icedb.options import Timing
 from icedb.testing.faults import Crash, Kind
-from icedb.testing.simulation.faults import Request, Strike
+from icedb.testing.simulation.faults import Request, Strike, Trouble
 from icedb.testing.simulation.scheduler import Actor
 from icedb.testing.simulation.store import View
+from icedb.two_stores import TwoStores
 
 if TYPE_CHECKING:
     from icedb.testing.simulation.world import World
@@ -41,6 +42,10 @@ class Setting:
 
     timing: Timing = TIMING
     fencing: Fencing = "claims"
+    #: The prefix of log and claims in a store of their own; None: they lie beside the parts.
+    log_root: str | None = None
+    #: Transactions may be forgotten before a cleanup removes their claims, which then stay.
+    keeps_claims: bool = False
 
 
 class Act(Actor):
@@ -67,11 +72,14 @@ class Process:
         self.spawned = 0
         #: No further operation runs in it: what it publishes from now on is the work of those that ended.
         self.retired = False
+        #: An operation ended in it without knowing what becomes of its claim: others may publish that later.
+        self.unsettled = False
         number = len(world.processes)
         clock = world.clock.skewed(skew_ms)
-        self.store = View(world.store, world.location, self)
+        self.store = View(world.store, replace(world.location, log=None), self)
+        log = None if world.location.log is None else View(world.store, world.location.log, self)
         self.handle = Handle(
-            self.store,
+            self.store if log is None else TwoStores(self.store, log),
             world.spec,
             clock=clock,
             timing=world.setting.timing,
@@ -88,7 +96,7 @@ class Process:
         """See `Caller`."""
         world, act = self.world, self._act
         self._check_alive()
-        if not key.startswith("table/"):
+        if not key.startswith(world.roots):
             world.violate(f"{act.name} leaves its table: {kind} '{key}'")
         act.requests += 1
         act.pending = kind, key
@@ -102,6 +110,8 @@ class Process:
         strike = next((s for s in act.strikes if s.takes(request)), None)
         if strike is not None:
             self._prepare(strike)
+        elif any(key.startswith(root) and world.clock.now_ms() < until_ms for root, until_ms in world.away.items()):
+            strike = Strike(Trouble.FAIL)
         world.note(act, request, strike)
         return request, strike
 

@@ -148,7 +148,8 @@ class _Run:
             scene.enter(world)
             self._operations = {**OPERATIONS, **scene.operations}
             self._rounds = []
-            self._profile = replace(self._profile, operations=scene.crowd)
+            pauses_ms = scene.pauses_ms or self._profile.pauses_ms
+            self._profile = replace(self._profile, operations=scene.crowd, pauses_ms=pauses_ms)
         self._transactions = Transactions()
         self._refusals: list[Refusal] = []
 
@@ -166,6 +167,7 @@ class _Run:
             self._crowd()
         if self._scene is not None:
             world.run(patient=True)
+            world.deliver_all()
             self._scene.leave(world)
         recover(world, self._transactions, self._refusals)
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from icedb.errors import IceDBError, StoreUnavailable
+from icedb.errors import IceDBError, InvariantViolated, StoreUnavailable
 from icedb.location import Location
 from icedb.store import ObjectExists, ObjectInfo, ObjectNotFound, StoredObject
 from icedb.testing.faults import Crash, Kind
@@ -189,6 +189,8 @@ class View:
         self._request("create", target, lambda: self.inner.put(target, self.inner.get(source).body))
 
     def _request(self, kind: Kind, key: str, action: Callable[[], _Answer]) -> _Answer:
+        if not key.startswith(f"{self.location.prefix}/"):
+            raise InvariantViolated(f"'{key}' is not of the store of {self.location.uri} (simulated)")
         request, strike = self.caller.turn(kind, key)
         if strike is None:
             return action()

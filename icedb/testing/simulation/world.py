@@ -11,7 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from icedb.errors import DamagedLog
 from icedb.format.codec import decode
@@ -78,6 +78,14 @@ class World:
         self.start_ms = self.clock.now_ms()
         self.location = Location("memory", "simulation", "table")
         self.spec = TableSpec(id="simulation")
+        if self.setting.log_root is not None:
+            log = Location("memory", "simulation-log", self.setting.log_root)
+            self.location = replace(self.location, log=log)
+            self.spec = TableSpec(id="simulation", log_uri=log.uri)
+        #: The prefixes of all that is the table's: one for each of its stores.
+        self.roots = tuple(f"{each.prefix}/" for each in (self.location, self.location.log) if each is not None)
+        #: Prefix of a store -> until when it answers nobody.
+        self.away: dict[str, int] = {}
         self.scheduler = Scheduler(self.rng, now_ms=self.clock.now_ms, sleep_until=self.let_pass_until)
         self.store = SimulatedStore(self.clock.now_ms)
         self.truth = Truth(self.location.keys)
@@ -95,6 +103,8 @@ class World:
         for key in _NEIGHBOURS:
             self.store.put(key, b"not ours")
         self.store.put(self.location.keys.spec, encode_spec(self.spec))
+        if self.location.log is not None:
+            self.store.put(self.location.keys.probe, b'{"table": "the simulation"}')
         self.store.landed, self.store.deleted = self._landed, self._deleted
 
     def adopt(self, other: World) -> None:

@@ -9,10 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from icedb.testing.simulation.scenes.clocks import Clocks
+from icedb.testing.simulation.scenes.forgotten import Forgotten
 from icedb.testing.simulation.scenes.scene import Scene
+from icedb.testing.simulation.scenes.two_stores import TwoPlaces
 from icedb.testing.simulation.scenes.v3_writers import V3Writers
 
 __all__ = ["SCENES", "Scene"]
 
 #: Scene by name.
-SCENES: Mapping[str, type[Scene]] = {"v3 writers": V3Writers, "clocks": Clocks}
+SCENES: Mapping[str, type[Scene]] = {
+    "v3 writers": V3Writers,
+    "clocks": Clocks,
+    "forgotten transactions": Forgotten,
+    "two stores": TwoPlaces,
+}

@@ -6,6 +6,7 @@ has not come it is neither replaced nor forgotten, and a program of v3 may go on
 
 from __future__ import annotations
 
+from icedb.errors import DamagedLog
 from icedb.format.records import LogFile
 from icedb.testing.simulation.operations import OPERATIONS, Operation
 from icedb.testing.simulation.process import LATE_MS, PARTITIONS, TIMING
@@ -57,7 +58,11 @@ class Clocks(Scene):
         act.process.busy += 1
         act.process.retired = True
         self._wrong.add(act.process.name)
-        OPERATIONS[task.choose(_WITH_WRONG_CLOCK)].run(task)
+        try:
+            OPERATIONS[task.choose(_WITH_WRONG_CLOCK)].run(task)
+        except DamagedLog:  # to a sweep whose clock is far ahead, the parts of the first commit are old orphans
+            if any(landing.added for landing in world.truth.landings.values()):
+                raise
 
     def _append_ahead(self, task: Task) -> None:
         ahead_ms = task.world.rng.choice(_AHEAD_MS)

@@ -43,6 +43,8 @@ class Scene:
 
     setting = Setting()
     crowd: tuple[str, ...] = USUAL
+    #: Times that pass between crowds; empty: the usual ones.
+    pauses_ms: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         self.operations: Mapping[str, Operation] = {}
