@@ -208,6 +208,13 @@ MUTANTS = (
         (SCENES,),
     ),
     Mutant(
+        "an import does not know the copies of another",
+        "icedb/maintenance/adoption.py",
+        '        marker = self._by_key.get(key or "") or self._copies.get((file_id, size))\n',
+        '        marker = self._by_key.get(key or "")\n',
+        (SCENES,),
+    ),
+    Mutant(
         "a cleanup does not compare the clocks",
         "icedb/maintenance/cleanup.py",
         '            self.handle.check_clock("", put_after_ms=0)\n',

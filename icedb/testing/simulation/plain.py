@@ -16,7 +16,7 @@ from typing import Any, Self
 from icedb.errors import InvariantViolated, MissingPart, SnapshotExpired
 from icedb.format.records import Marker
 from icedb.handle import Handle, Part
-from icedb.maintenance import restore, verify
+from icedb.maintenance import examining, restore, verify
 from icedb.maintenance.delete import Found
 from icedb.parts import WrittenParts, discard
 from icedb.rewriting import Rewrite
@@ -141,6 +141,9 @@ class _OneByOne:
             done.set_exception(error)
         return done
 
+    def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        return map(work, items)
+
     def shutdown(self, **_: object) -> None:
         return
 
@@ -149,10 +152,12 @@ class _OneByOne:
 def plainly() -> Iterator[None]:
     """While a simulation runs: no threads of the library's own, and nobody looks for Parquet in our parts."""
     pool, footers = restore.__dict__["ThreadPoolExecutor"], verify.__dict__["check_footers"]
-    setattr(restore, "ThreadPoolExecutor", _OneByOne)  # noqa: B010
+    for module in (restore, examining):
+        setattr(module, "ThreadPoolExecutor", _OneByOne)  # noqa: B010
     setattr(verify, "check_footers", lambda *_: [])  # noqa: B010
     try:
         yield
     finally:
-        setattr(restore, "ThreadPoolExecutor", pool)  # noqa: B010
+        for module in (restore, examining):
+            setattr(module, "ThreadPoolExecutor", pool)  # noqa: B010
         setattr(verify, "check_footers", footers)  # noqa: B010

@@ -44,6 +44,8 @@ class Setting:
     fencing: Fencing = "claims"
     #: The prefix of log and claims in a store of their own; None: they lie beside the parts.
     log_root: str | None = None
+    #: Prefixes of files of others that the table's programs read.
+    sources: tuple[str, ...] = ()
     #: Transactions may be forgotten before a cleanup removes their claims, which then stay.
     keeps_claims: bool = False
 
@@ -76,7 +78,7 @@ class Process:
         self.unsettled = False
         number = len(world.processes)
         clock = world.clock.skewed(skew_ms)
-        self.store = View(world.store, replace(world.location, log=None), self)
+        self.store = View(world.store, replace(world.location, log=None), self, also=world.setting.sources)
         log = None if world.location.log is None else View(world.store, world.location.log, self)
         self.handle = Handle(
             self.store if log is None else TwoStores(self.store, log),
@@ -96,7 +98,7 @@ class Process:
         """See `Caller`."""
         world, act = self.world, self._act
         self._check_alive()
-        if not key.startswith(world.roots):
+        if not key.startswith(world.roots + world.setting.sources):
             world.violate(f"{act.name} leaves its table: {kind} '{key}'")
         act.requests += 1
         act.pending = kind, key

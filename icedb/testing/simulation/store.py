@@ -114,9 +114,12 @@ class Caller(Protocol):
 
 
 class View:
-    """One actor's `ObjectStore`."""
+    """One actor's `ObjectStore`: what lies below its location, and what it may read `also`."""
 
-    def __init__(self, store: SimulatedStore, location: Location, caller: Caller) -> None:
+    def __init__(
+        self, store: SimulatedStore, location: Location, caller: Caller, *, also: tuple[str, ...] = ()
+    ) -> None:
+        self._roots = (f"{location.prefix}/", *also)
         self.inner = store
         self.location = location
         self.caller = caller
@@ -189,7 +192,7 @@ class View:
         self._request("create", target, lambda: self.inner.put(target, self.inner.get(source).body))
 
     def _request(self, kind: Kind, key: str, action: Callable[[], _Answer]) -> _Answer:
-        if not key.startswith(f"{self.location.prefix}/"):
+        if not key.startswith(self._roots):
             raise InvariantViolated(f"'{key}' is not of the store of {self.location.uri} (simulated)")
         request, strike = self.caller.turn(kind, key)
         if strike is None:

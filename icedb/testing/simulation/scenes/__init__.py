@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from icedb.testing.simulation.scenes.clocks import Clocks
 from icedb.testing.simulation.scenes.forgotten import Forgotten
+from icedb.testing.simulation.scenes.imports import Imports
 from icedb.testing.simulation.scenes.scene import Scene
 from icedb.testing.simulation.scenes.two_stores import TwoPlaces
 from icedb.testing.simulation.scenes.v3_writers import V3Writers
@@ -22,4 +23,5 @@ SCENES: Mapping[str, type[Scene]] = {
     "clocks": Clocks,
     "forgotten transactions": Forgotten,
     "two stores": TwoPlaces,
+    "imports": Imports,
 }
