@@ -215,6 +215,13 @@ MUTANTS = (
         (SCENES,),
     ),
     Mutant(
+        "an import does not ask whether another was forgotten",
+        "icedb/maintenance/adopt.py",
+        "        if state.horizon_ms > self.planned.horizon_ms and imports_of(state) != imports_of(self.planned):\n",
+        "        if False:\n",
+        ("tests/test_import.py",),
+    ),
+    Mutant(
         "a cleanup does not compare the clocks",
         "icedb/maintenance/cleanup.py",
         '            self.handle.check_clock("", put_after_ms=0)\n',
@@ -357,7 +364,7 @@ MUTANTS = (
         "icedb/buffering/committing.py",
         "self._append(group, dropped, (ids.application, ids.sequence))",
         "self._append(group, dropped, None)",
-        (BUFFERED_IDS,),
+        (SCENES, BUFFERED_IDS),
     ),
     Mutant(
         "rows whose sequence another writer took are acknowledged",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 import icedb.transactions
+from icedb.buffering.committing import Committer
 from icedb.format.names import LogName
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
@@ -86,6 +87,13 @@ def _imports_do_not_know_the_copies_of_others(patch: pytest.MonkeyPatch) -> None
     patch.setattr(NamedParts, "reason", lambda named, key, _id, size: reason(named, key, "", size))
 
 
+def _rows_with_ids_are_committed_by_plain_appends(patch: pytest.MonkeyPatch) -> None:
+    publish = Committer._publish
+    patch.setattr(
+        Committer, "_publish", lambda committer, target, written, _txn, group: publish(committer, target, written, None)
+    )
+
+
 #: What is broken -> the scene, and the first of its seeds that finds it.
 BREAKS: dict[Break, tuple[str, int]] = {
     _log_files_of_v3_are_skipped_by_their_names: ("v3 writers", 0),
@@ -95,6 +103,7 @@ BREAKS: dict[Break, tuple[str, int]] = {
     _old_claims_are_published_although_parts_are_gone: ("forgotten transactions", 28),
     _claims_go_to_the_store_of_the_parts: ("two stores", 0),
     _imports_do_not_know_the_copies_of_others: ("imports", 0),
+    _rows_with_ids_are_committed_by_plain_appends: ("group commits", 4),
 }
 
 

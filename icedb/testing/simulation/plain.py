@@ -13,7 +13,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Self
 
-from icedb.errors import InvariantViolated, MissingPart, SnapshotExpired
+import duckdb
+
+from icedb.buffering import committing, ids
+from icedb.engine import connect_reader
+from icedb.errors import InvalidBatch, InvariantViolated, MissingPart, SnapshotExpired
 from icedb.format.records import Marker
 from icedb.handle import Handle, Part
 from icedb.maintenance import examining, restore, verify
@@ -22,9 +26,11 @@ from icedb.parts import WrittenParts, discard
 from icedb.rewriting import Rewrite
 from icedb.schema import check_columns
 from icedb.store import ObjectExists, ObjectNotFound
+from icedb.writing import Unpublished, write_unpublished
 
 __all__ = [
     "plain_finder",
+    "plain_insert",
     "plain_rewriter",
     "plain_writer",
     "plainly",
@@ -121,6 +127,16 @@ def plain_writer(
     return write_rows(handle, {rewrite.partition: rows} if rows and not dry_run else {}, schema)
 
 
+def plain_insert(handle: Handle, data: Sequence[Mapping[str, Any]], **_: object) -> Unpublished:
+    """As `icedb.writing.write_unpublished`; a row has an `id` and its `partition`, and may be `bad`."""
+    rows: dict[str, list[int]] = {}
+    for row in data:
+        if row["bad"]:
+            raise InvalidBatch(f"{handle.table}: row {row['id']} is bad (simulated)")
+        rows.setdefault(row["partition"], []).append(row["id"])
+    return Unpublished(write_rows(handle, rows, {"id": "BIGINT"}), (), 0, None)
+
+
 class _OneByOne:
     """A pool of threads without threads: what is submitted is done at once, so that a run can be repeated."""
 
@@ -155,9 +171,13 @@ def plainly() -> Iterator[None]:
     for module in (restore, examining):
         setattr(module, "ThreadPoolExecutor", _OneByOne)  # noqa: B010
     setattr(verify, "check_footers", lambda *_: [])  # noqa: B010
+    setattr(committing, "write_unpublished", plain_insert)  # noqa: B010
+    setattr(ids, "connect_reader", lambda _: duckdb.connect(config={"threads": 1}))  # noqa: B010
     try:
         yield
     finally:
         for module in (restore, examining):
             setattr(module, "ThreadPoolExecutor", pool)  # noqa: B010
         setattr(verify, "check_footers", footers)  # noqa: B010
+        setattr(committing, "write_unpublished", write_unpublished)  # noqa: B010
+        setattr(ids, "connect_reader", connect_reader)  # noqa: B010

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from icedb.testing.simulation.scenes.clocks import Clocks
 from icedb.testing.simulation.scenes.forgotten import Forgotten
+from icedb.testing.simulation.scenes.group_commits import GroupCommits
 from icedb.testing.simulation.scenes.imports import Imports
 from icedb.testing.simulation.scenes.scene import Scene
 from icedb.testing.simulation.scenes.two_stores import TwoPlaces
@@ -24,4 +25,5 @@ SCENES: Mapping[str, type[Scene]] = {
     "forgotten transactions": Forgotten,
     "two stores": TwoPlaces,
     "imports": Imports,
+    "group commits": GroupCommits,
 }
