@@ -17,6 +17,7 @@ from icedb.handle import Handle
 from icedb.maintenance.adoption import NamedParts
 from icedb.objects import ObjectStore
 from icedb.testing.simulation import SCENES, run_seed
+from icedb.testing.simulation.scenes.no_fencing import NoFencing
 from icedb.two_stores import TwoStores
 
 #: Histories of each scene in the short run, and in the long one.
@@ -94,6 +95,10 @@ def _rows_with_ids_are_committed_by_plain_appends(patch: pytest.MonkeyPatch) -> 
     )
 
 
+def _two_programs_maintain_without_fencing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(NoFencing, "_is_free", lambda _: True)
+
+
 #: What is broken -> the scene, and the first of its seeds that finds it.
 BREAKS: dict[Break, tuple[str, int]] = {
     _log_files_of_v3_are_skipped_by_their_names: ("v3 writers", 0),
@@ -104,6 +109,7 @@ BREAKS: dict[Break, tuple[str, int]] = {
     _claims_go_to_the_store_of_the_parts: ("two stores", 0),
     _imports_do_not_know_the_copies_of_others: ("imports", 0),
     _rows_with_ids_are_committed_by_plain_appends: ("group commits", 4),
+    _two_programs_maintain_without_fencing: ("no fencing", 2),
 }
 
 

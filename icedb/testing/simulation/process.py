@@ -42,6 +42,8 @@ class Setting:
 
     timing: Timing = TIMING
     fencing: Fencing = "claims"
+    #: The store replaces objects although told to create them.
+    overwrites: bool = False
     #: The prefix of log and claims in a store of their own; None: they lie beside the parts.
     log_root: str | None = None
     #: Prefixes of files of others that the table's programs read.
@@ -93,6 +95,11 @@ class Process:
         world.processes.append(self)
 
     # ------------------------------------------------------------------------------------ Caller
+
+    @property
+    def overwrites(self) -> bool:
+        """See `Caller`."""
+        return self.world.setting.overwrites
 
     def turn(self, kind: Kind, key: str) -> tuple[Request, Strike | None]:
         """See `Caller`."""

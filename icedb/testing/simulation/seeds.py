@@ -149,14 +149,15 @@ class _Run:
             self._operations = {**OPERATIONS, **scene.operations}
             self._rounds = []
             pauses_ms = scene.pauses_ms or self._profile.pauses_ms
-            self._profile = replace(self._profile, operations=scene.crowd, pauses_ms=pauses_ms)
+            troubles = scene.troubles or self._profile.troubles
+            self._profile = replace(self._profile, operations=scene.crowd, pauses_ms=pauses_ms, troubles=troubles)
         self._transactions = Transactions()
         self._refusals: list[Refusal] = []
 
     def whole(self) -> None:
         world, rng = self._world, self._rng
         world.scheduler.stickiness = rng.choice((0.0, 0.5, 0.8, 0.95))
-        if rng.random() < 0.85:
+        if (self._scene is not None and self._scene.begins) or rng.random() < 0.85:
             self._begin()
         rounds: list[_Round | None] = [*self._rounds, *[None] * rng.randint(2, 4)]
         for planned in rng.sample(rounds, len(rounds)):

@@ -84,6 +84,11 @@ class SimulatedStore:
 class Caller(Protocol):
     """Who makes requests through a view, and what befalls him; `icedb.testing.simulation.world` has the one."""
 
+    @property
+    def overwrites(self) -> bool:
+        """Whether the store replaces objects although told to create them."""
+        ...
+
     def turn(self, kind: Kind, key: str) -> tuple[Request, Strike | None]:
         """Let others have their turn; then the request, and the fault that hits it. Raises Crash when dead."""
         ...
@@ -137,14 +142,15 @@ class View:
         issued_ms = self.caller.now_ms()
         arrived = False
 
-        def put() -> None:
+        def create() -> None:
             nonlocal arrived
             if not arrived and not self.caller.lands_in_time(key, issued_ms):
                 raise StoreUnavailable(f"{self.location.uri}: create '{key}' took too long (simulated).")
             arrived = True
-            self.inner.create(key, content)
+            put = self.inner.put if self.caller.overwrites else self.inner.create
+            put(key, content)
 
-        self._request("create", key, put)
+        self._request("create", key, create)
 
     def overwrite(self, key: str, body: bytes) -> None:
         """Put an object whatever is there, as programs of IceDB v3 do, within the same bounds."""

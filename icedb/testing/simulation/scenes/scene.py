@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from icedb.testing.simulation.faults import Trouble
 from icedb.testing.simulation.operations import Operation
 from icedb.testing.simulation.process import Setting
 from icedb.testing.simulation.world import World
@@ -45,6 +46,10 @@ class Scene:
     crowd: tuple[str, ...] = USUAL
     #: Times that pass between crowds; empty: the usual ones.
     pauses_ms: tuple[int, ...] = ()
+    #: The faults that strike; empty: the usual ones.
+    troubles: tuple[Trouble, ...] = ()
+    #: Whether each history begins with a table that has rows.
+    begins = False
 
     def __init__(self) -> None:
         self.operations: Mapping[str, Operation] = {}
