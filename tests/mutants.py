@@ -222,6 +222,13 @@ MUTANTS = (
         ("tests/test_import.py",),
     ),
     Mutant(
+        "a repair does not look at parts that came since",
+        "icedb/maintenance/repair.py",
+        "        new = [p for p in live if p.key not in self.looked_at and p.key not in self.sources]\n",
+        "        new = [] if self.looked_at else live\n",
+        (SCENES,),
+    ),
+    Mutant(
         "a cleanup does not compare the clocks",
         "icedb/maintenance/cleanup.py",
         '            self.handle.check_clock("", put_after_ms=0)\n',

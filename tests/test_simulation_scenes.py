@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
+import icedb.maintenance.repair
 import icedb.transactions
 from icedb.buffering.committing import Committer
 from icedb.format.names import LogName
 from icedb.format.snapshot import LogState
-from icedb.handle import Handle
+from icedb.handle import Handle, Part
 from icedb.maintenance.adoption import NamedParts
 from icedb.objects import ObjectStore
 from icedb.testing.simulation import SCENES, run_seed
@@ -99,6 +100,16 @@ def _two_programs_maintain_without_fencing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NoFencing, "_is_free", lambda _: True)
 
 
+def _repairs_do_not_look_at_parts_that_came_since(patch: pytest.MonkeyPatch) -> None:
+    plan = icedb.maintenance.repair._Repair.plan
+
+    def first_time_only(operation: icedb.maintenance.repair._Repair, state: LogState, t_ms: int) -> list[Part]:
+        seen = {*operation.looked_at}
+        return [p for p in plan(operation, state, t_ms) if not seen or p.key in seen]
+
+    patch.setattr(icedb.maintenance.repair._Repair, "plan", first_time_only)
+
+
 #: What is broken -> the scene, and the first of its seeds that finds it.
 BREAKS: dict[Break, tuple[str, int]] = {
     _log_files_of_v3_are_skipped_by_their_names: ("v3 writers", 0),
@@ -110,6 +121,7 @@ BREAKS: dict[Break, tuple[str, int]] = {
     _imports_do_not_know_the_copies_of_others: ("imports", 0),
     _rows_with_ids_are_committed_by_plain_appends: ("group commits", 4),
     _two_programs_maintain_without_fencing: ("no fencing", 2),
+    _repairs_do_not_look_at_parts_that_came_since: ("repairs", 12),
 }
 
 

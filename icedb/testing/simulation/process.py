@@ -42,6 +42,8 @@ class Setting:
 
     timing: Timing = TIMING
     fencing: Fencing = "claims"
+    #: Programs bring columns with types that differ.
+    several_types: bool = False
     #: The store replaces objects although told to create them.
     overwrites: bool = False
     #: The prefix of log and claims in a store of their own; None: they lie beside the parts.

@@ -68,6 +68,7 @@ class Truth:
     """The table as it must be."""
 
     keys: Keys
+    several_types: bool = False
     #: Part key -> its rows, for every part that was ever put.
     contents: dict[str, tuple[int, ...]] = field(default_factory=dict)
     stored_ms: dict[str, int] = field(default_factory=dict)
@@ -130,7 +131,7 @@ class Truth:
 
     def _merge_schema(self, schema: Mapping[str, str], key: str) -> None:
         for column, type_ in schema.items():
-            if self.schema.setdefault(column, type_) != type_:
+            if self.schema.setdefault(column, type_) != type_ and not self.several_types:
                 raise Violation(f"'{key}' says that column '{column}' is {type_}; it is {self.schema[column]}")
 
     def _note_earlier(self, markers: Iterable[Marker]) -> None:

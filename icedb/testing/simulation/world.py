@@ -88,8 +88,8 @@ class World:
         self.away: dict[str, int] = {}
         self.scheduler = Scheduler(self.rng, now_ms=self.clock.now_ms, sleep_until=self.let_pass_until)
         self.store = SimulatedStore(self.clock.now_ms)
-        self.truth = Truth(self.location.keys)
-        self.checker = Checker(self.store, self.truth, self.location)
+        self.truth = Truth(self.location.keys, several_types=self.setting.several_types)
+        self.checker = Checker(self.store, self.truth, self.location, several_types=self.setting.several_types)
         self.followers = Followers()
         self.processes: list[Process] = []
         self.network: list[Delivery] = []
@@ -116,7 +116,7 @@ class World:
         self.step, self._rows = other.step, other._rows
         self.truth, self.followers = deepcopy(other.truth), deepcopy(other.followers)
         self.store.adopt(other.store)
-        self.checker = Checker(self.store, self.truth, self.location)
+        self.checker = Checker(self.store, self.truth, self.location, several_types=self.setting.several_types)
         self.checker.pins = dict(other.checker.pins)
 
     # ------------------------------------------------------------------------------------ actors

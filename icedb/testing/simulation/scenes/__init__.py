@@ -13,6 +13,7 @@ from icedb.testing.simulation.scenes.forgotten import Forgotten
 from icedb.testing.simulation.scenes.group_commits import GroupCommits
 from icedb.testing.simulation.scenes.imports import Imports
 from icedb.testing.simulation.scenes.no_fencing import NoFencing
+from icedb.testing.simulation.scenes.repairs import Repairs
 from icedb.testing.simulation.scenes.scene import Scene
 from icedb.testing.simulation.scenes.two_stores import TwoPlaces
 from icedb.testing.simulation.scenes.v3_writers import V3Writers
@@ -28,4 +29,5 @@ SCENES: Mapping[str, type[Scene]] = {
     "imports": Imports,
     "group commits": GroupCommits,
     "no fencing": NoFencing,
+    "repairs": Repairs,
 }

@@ -12,6 +12,7 @@ import json
 from icedb.format.records import LogFile
 from icedb.publishing import publish_append
 from icedb.testing.simulation.operations import Operation
+from icedb.testing.simulation.plain import body_of
 from icedb.testing.simulation.process import PARTITIONS, TIMING
 from icedb.testing.simulation.scenes.scene import USUAL, Scene
 from icedb.testing.simulation.tasks import BASE_SCHEMA, Task
@@ -68,7 +69,7 @@ def put_v3_batch(task: Task, rows: dict[str, list[int]], schema: dict[str, str],
     began_ms = clock.now_ms()
     markers = []
     for partition, numbers in rows.items():
-        key, body = f"table/_data/{partition}/{clock.new_id()}.parquet", json.dumps(sorted(numbers)).encode()
+        key, body = f"table/_data/{partition}/{clock.new_id()}.parquet", body_of(numbers, schema)
         store.overwrite(key, body)
         markers.append({"p": key, "b": len(body)})
     if clock.now_ms() - began_ms > TIMING.part_timeout_ms:
