@@ -249,7 +249,9 @@ def _publish_claim(
     body = claim.body.encode()
     # In a log whose epochs are gone, what a claim holds may be long replaced: it is never published again.
     epochs_gone = state.epoch == 0 and state.files and not mine
-    if epochs_gone or handle.clock.now_ms() - claim.since_ms > handle.timing.commit_timeout_ms:
+    # A program whose clock was far ahead died before it could void its claim.
+    is_ahead = not mine and claim.t >= handle.far_ahead_ms(handle.clock.now_ms())
+    if epochs_gone or is_ahead or handle.clock.now_ms() - claim.since_ms > handle.timing.commit_timeout_ms:
         body = encode(_void(state, epoch, claim.t))
     elif mine:
         check_age(handle, operation.born_ms)  # waking up late must not publish what a sweep may have taken

@@ -352,7 +352,7 @@ class Handle:
             raise ClockSkew(
                 f"{self.table}: this machine's clock is {abs(ahead_ms) / 1000:.0f} s "
                 f"{'ahead of' if ahead_ms > 0 else 'behind'} the store's; {self.timing.max_skew_ms / 1000:.0f} s "
-                "are allowed. Nothing was published. Synchronise it (NTP)."
+                "are allowed. Nothing was published or deleted. Synchronise it (NTP)."
             )
         self._clock_checked = True
 

@@ -131,7 +131,8 @@ class LogReader:
         """The key before which nothing new can appear; None: list all.
 
         What was replaced since the last listing is ignored, for a log tombstone names it; these are kept `late_ms`, so
-        a whole listing is due well before, by the spec's own times: of one that was shortened, the shorter is safe. A log without epochs may be maintained by programs that replace files.
+        a whole listing is due well before, by the spec's own times: of one that was shortened, the shorter is safe. A
+        log without epochs may be maintained by programs that replace files.
         """
         (timing, earlier), last = self._times, self._last
         if last.whole_at_ms is None or not any(f.file.epoch for f in self._seen.values()):
@@ -139,7 +140,9 @@ class LogReader:
         if not 0 <= now_ms - last.whole_at_ms <= min(timing.grace_ms, timing.late_ms // 2):
             return None
         late_ms = timing_at(timing, earlier, now_ms).late_publication_ms
-        since_ms = min(last.at_ms, now_ms) - late_ms
+        # By the store's clock too: this one may be hours ahead, and a reader has no other way to notice.
+        newest_ms = max(last.stored_ms.values(), default=0)
+        since_ms = max(0, min(last.at_ms, now_ms, newest_ms) - late_ms)
         return self._keys.log_prefix + f"{since_ms:013d}"
 
     # ------------------------------------------------------------------------------------ replaying

@@ -34,6 +34,7 @@ TXN = "tests/test_transactions.py"
 ORPHANS = "tests/test_orphans.py"
 READING = ("tests/test_reading.py", "tests/test_snapshot.py")
 SIMULATION = "tests/test_simulation.py"
+SCENES = "tests/test_simulation_scenes.py"
 BUFFERED = "tests/test_buffered.py"
 BUFFERED_IDS = "tests/test_buffered_ids.py"
 DELTA = "tests/test_export_delta.py"
@@ -160,8 +161,8 @@ MUTANTS = (
     Mutant(
         "an old claim is completed instead of voided",
         "icedb/exclusive.py",
-        "    if epochs_gone or handle.clock.now_ms() - claim.since_ms > handle.timing.commit_timeout_ms:\n",
-        "    if epochs_gone:\n",
+        "    if epochs_gone or is_ahead or handle.clock.now_ms() - claim.since_ms > handle.timing.commit_timeout_ms:\n",
+        "    if epochs_gone or is_ahead:\n",
         (COMMIT, KILLERS),
     ),
     Mutant(
@@ -186,6 +187,69 @@ MUTANTS = (
         (*READING, KILLERS),
     ),
     Mutant(
+        "a log file of v3 is skipped for its name",
+        "icedb/format/names.py",
+        "        return _OUR_WRITER.search(self.writer) is not None\n",
+        "        return True\n",
+        (SCENES,),
+    ),
+    Mutant(
+        "an old claim is published although parts are gone",
+        "icedb/transactions.py",
+        "    if not young and (lost := _lost_part(handle, file)):\n",
+        "    if not young and (lost := _lost_part(handle, file)) and False:\n",
+        (TXN, SCENES),
+    ),
+    Mutant(
+        "claims go to the store of the parts",
+        "icedb/two_stores.py",
+        "        self._of_log = (keys.log_prefix, keys.claims_prefix)\n",
+        "        self._of_log = (keys.log_prefix,)\n",
+        (SCENES,),
+    ),
+    Mutant(
+        "an import does not know the copies of another",
+        "icedb/maintenance/adoption.py",
+        '        marker = self._by_key.get(key or "") or self._copies.get((file_id, size))\n',
+        '        marker = self._by_key.get(key or "")\n',
+        (SCENES,),
+    ),
+    Mutant(
+        "an import does not ask whether another was forgotten",
+        "icedb/maintenance/adopt.py",
+        "        if state.horizon_ms > self.planned.horizon_ms and imports_of(state) != imports_of(self.planned):\n",
+        "        if False:\n",
+        ("tests/test_import.py",),
+    ),
+    Mutant(
+        "a repair does not look at parts that came since",
+        "icedb/maintenance/repair.py",
+        "        new = [p for p in live if p.key not in self.looked_at and p.key not in self.sources]\n",
+        "        new = [] if self.looked_at else live\n",
+        (SCENES,),
+    ),
+    Mutant(
+        "a cleanup does not compare the clocks",
+        "icedb/maintenance/cleanup.py",
+        '            self.handle.check_clock("", put_after_ms=0)\n',
+        "",
+        (CLEANUP, SCENES),
+    ),
+    Mutant(
+        "a claim from a clock far ahead is published",
+        "icedb/exclusive.py",
+        "    is_ahead = not mine and claim.t >= handle.far_ahead_ms(handle.clock.now_ms())\n",
+        "    is_ahead = False\n",
+        (COMMIT, SCENES),
+    ),
+    Mutant(
+        "a reader believes its own clock alone",
+        "icedb/reading.py",
+        "min(last.at_ms, now_ms, newest_ms)",
+        "min(last.at_ms, now_ms)",
+        (*READING, SCENES),
+    ),
+    Mutant(
         "log files of dead epochs count",
         "icedb/format/snapshot.py",
         "    dead = {key for number, key in epochs.items() if number not in live_epochs}",
@@ -195,8 +259,8 @@ MUTANTS = (
     Mutant(
         "a refresh lists from the last listing on",
         "icedb/reading.py",
-        "since_ms = min(last.at_ms, now_ms) - timing.late_publication_ms",
-        "since_ms = min(last.at_ms, now_ms)",
+        "min(last.at_ms, now_ms, newest_ms) - timing.late_publication_ms",
+        "min(last.at_ms, now_ms, newest_ms)",
         (*READING, SIMULATION),
     ),
     Mutant(
@@ -307,7 +371,7 @@ MUTANTS = (
         "icedb/buffering/committing.py",
         "self._append(group, dropped, (ids.application, ids.sequence))",
         "self._append(group, dropped, None)",
-        (BUFFERED_IDS,),
+        (SCENES, BUFFERED_IDS),
     ),
     Mutant(
         "rows whose sequence another writer took are acknowledged",

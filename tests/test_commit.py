@@ -752,6 +752,26 @@ def test_a_head_from_a_clock_far_ahead_does_not_hide_what_comes_after_it(world: 
     assert {decode_partition(partition_of("table/_data/", m.key))["k"] for m in state.live} == {"0"}
 
 
+def test_a_claim_from_a_clock_far_ahead_becomes_void(world: World) -> None:
+    # Its program died before it could compare the clocks. Published, its tombstones would come into force in ten hours.
+    store = FaultyStore(world.store)
+    ahead = open_table(store, world.clock.skewed(10 * HOUR_MS))
+
+    def die(request: Request) -> None:
+        if request.kind == "head":
+            raise Crash
+
+    store.before = die
+    with pytest.raises(Crash):
+        ahead.drop_partitions(["k=0"])
+    assert world.store.list(world.store.location.keys.epoch_claim(2))
+    rows = world.rows()
+    table, _ = world.actor()
+    table.drop_partitions(["k=1"])
+    assert world.rows() == tuple(r for r in rows if r[0] == 0)
+    assert check_sound(world.store).epoch == 3
+
+
 def check_sound_but_for_v3(store: ClockedStore) -> LogState:
     """A v3 reader goes by key order, and a clock ten hours ahead is beyond what the format promises it."""
     try:

@@ -514,6 +514,32 @@ def test_what_was_merged_and_forgotten_is_not_imported_again(clocked: ClockedSto
     assert numbers(table) == [3, 3]
 
 
+def test_an_import_that_slept_while_another_was_forgotten_imports_nothing(
+    clocked: ClockedStore, clock: ManualClock
+) -> None:
+    clocked.create("source/0.parquet", encode([{"n": 0}]))
+    clocked.create("source/1.parquet", encode([{"n": 1}]))
+    clock.advance(MINUTE_MS)
+    other = create_table(clocked, clock)
+    store = FaultyStore(clocked)
+    slow = open_table(store, clock)
+
+    def sleep(request: Request) -> None:
+        if request.kind == "copy":  # it has planned
+            store.before = None
+            other.import_files("memory://clocked/source")
+            other.merge()
+            clock.advance(2 * HOUR_MS)
+            assert len(other.cleanup().deleted_parts) == 2
+
+    store.before = sleep
+    with pytest.raises(PublicationTooLate, match="another import was committed"):
+        slow.import_files("memory://clocked/source")
+    assert numbers(other) == [0, 1]
+    assert not slow.import_files("memory://clocked/source").commit.committed
+    assert numbers(other) == [0, 1]
+
+
 def test_what_was_dropped_stays_dropped(clocked: ClockedStore, clock: ManualClock) -> None:
     table = in_table(clocked, clock)
     for source in (SOURCE, DATA):

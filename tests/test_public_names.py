@@ -126,6 +126,7 @@ PUBLIC = {
     "icedb.testing.simulation": [
         "CHUNK",
         "Outcome",
+        "SCENES",
         "Story",
         "all_cells",
         "pair_stories",

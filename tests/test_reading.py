@@ -84,12 +84,22 @@ def test_a_refresh_without_news_is_one_list_from_where_something_could_have_chan
     world = World()
     assert world.live() == {"first"}
     assert world.listed.afters == [None]
+    newest_ms = world.clock.now_ms()
     for by_ms in (10 * MINUTE_MS, 0, 30_000):
-        last_ms = world.clock.now_ms()
         world.clock.advance(by_ms)
         assert world.live() == {"first"}
         assert [r.kind for r in world.listed.requests] == ["list"]
-        assert world.listed.afters == [f"table/_log/{last_ms - BEHIND_MS}"]
+        assert world.listed.afters == [f"table/_log/{newest_ms - BEHIND_MS}"]
+
+
+@pytest.mark.parametrize("ahead_ms", [20 * MINUTE_MS, HOUR_MS, 10 * DAY_MS])
+def test_a_reader_whose_clock_is_far_ahead_sees_new_commits(ahead_ms: int) -> None:
+    world = World()
+    reader = LogReader(world.store, KEYS, clock=world.clock.skewed(ahead_ms))
+    assert names(reader) == {"first"}
+    world.clock.advance(MINUTE_MS)
+    world.append("new")
+    assert names(reader) == {"first", "new"}
 
 
 @pytest.mark.parametrize("behind_ms", [0, MINUTE_MS, BEHIND_MS - 1, BEHIND_MS])
@@ -107,18 +117,19 @@ def test_a_log_file_that_lands_as_far_behind_as_it_may_is_seen(behind_ms: int) -
 def test_a_log_file_from_long_past_is_seen_at_once_by_a_fresh_read_and_by_any_after_the_grace_period() -> None:
     world = World()
     world.clock.advance(3 * HOUR_MS)
+    world.append("recent")
     world.live()
     world.append("late", t_ms=world.clock.now_ms() - 2 * HOUR_MS)
-    assert world.live() == {"first"}
+    assert world.live() == {"first", "recent"}
     assert LogReader(world.store, KEYS, clock=world.clock).read().parts.keys() > {"table/_data/late.parquet"}
     for _ in range(12):
         world.clock.advance(5 * MINUTE_MS)
-        assert world.live() == {"first"}
+        assert world.live() == {"first", "recent"}
     world.clock.advance(1)
-    assert world.live() == {"first", "late"}
+    assert world.live() == {"first", "recent", "late"}
     assert world.listed.afters == [None]
     world.append("later", t_ms=world.clock.now_ms() - 2 * HOUR_MS)
-    assert world.live(fresh=True) == {"first", "late", "later"}
+    assert world.live(fresh=True) == {"first", "recent", "late", "later"}
 
 
 def test_a_clock_that_is_set_back_is_no_reason_to_miss_anything() -> None:
@@ -216,10 +227,11 @@ def test_a_refresh_that_was_torn_lists_all() -> None:
     # A void that was put hours after its time is behind every refresh; the next epoch lists it.
     world = World()
     world.clock.advance(5 * HOUR_MS)
+    world.append("recent")
     world.live()
     world.put(LogFile(world.clock.now_ms() - 4 * HOUR_MS, {}, epoch=2, live_epochs=(1, 2), void=True))
     world.put(LogFile(world.clock.now_ms(), {}, (marker("c", 1),), epoch=3, live_epochs=(1, 2, 3)))
-    assert world.live() == {"first", "c"}
+    assert world.live() == {"first", "recent", "c"}
     assert world.listed.afters[0] is not None
     assert world.listed.afters[1] is None
 

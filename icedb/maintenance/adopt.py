@@ -28,7 +28,7 @@ from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState
 from icedb.handle import Fencing, Handle
 from icedb.location import parse_location
-from icedb.maintenance.adoption import NamedParts, SkippedFile, Takeover, import_name, plan_takeovers
+from icedb.maintenance.adoption import NamedParts, SkippedFile, Takeover, import_name, imports_of, plan_takeovers
 from icedb.maintenance.copying import copy_files, stored_parts
 from icedb.maintenance.footers import Footers
 from icedb.maintenance.hive import infer_spec
@@ -121,7 +121,13 @@ def _import(
     copied = copy_files(handle, state, found, [f for f in plan.files if f.key is None], engine)
     _check_unchanged(handle, found, plan.files, storage_options)
     operation = _Import(
-        handle, copied.markers | _registered(plan.files), plan.columns, copied.born_ms, import_name(found), listed_ms
+        handle,
+        copied.markers | _registered(plan.files),
+        plan.columns,
+        copied.born_ms,
+        import_name(found),
+        listed_ms,
+        planned=state,
     )
     commit = exclusive(handle, operation)
     _check_registered(handle, plan.files)
@@ -279,6 +285,8 @@ class _Import:
     #: What the log remembers of this import: the files that were there then were imported.
     name: str
     listed_ms: int
+    #: What the files were compared with when the import was planned.
+    planned: LogState
     #: Id of the source's file -> why it is not imported after all.
     taken: dict[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
@@ -286,7 +294,7 @@ class _Import:
     reads_everything: bool = False
 
     def build(self, state: LogState, t_ms: int) -> Draft | None:
-        """Raises SchemaConflict, and PublicationTooLate when a part is not there any more."""
+        """Raises SchemaConflict; PublicationTooLate when a part is gone, or what another imported may be forgotten."""
         check_columns(self.schema, all_columns(self.handle.spec, state.schema), table=state.table)
         named = NamedParts(state)
         self.taken = {
@@ -297,6 +305,12 @@ class _Import:
         left = [m for file_id, m in self.markers.items() if file_id not in self.taken]
         if not left:
             return None
+        if state.horizon_ms > self.planned.horizon_ms and imports_of(state) != imports_of(self.planned):
+            raise PublicationTooLate(
+                f"{state.table}: another import was committed since these files were compared with the log, and "
+                "cleanup has made the log forget parts since. So the table may have these files already. Nothing was "
+                "imported. Import again."
+            )
         folders = {partition_of(self.handle.keys.data_prefix, m.key) for m in left}
         present = {i.key: i.bytes for i in stored_parts(self.handle, folders)}
         if gone := sorted(m.key for m in left if present.get(m.key) != m.bytes):

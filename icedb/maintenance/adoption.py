@@ -27,7 +27,7 @@ from icedb.statistics import statistics_columns
 from icedb.store import ObjectNotFound
 from icedb.work import IN_PROCESS, Engine
 
-__all__ = ["NamedParts", "Plan", "SkippedFile", "Takeover", "import_name", "plan_takeovers"]
+__all__ = ["NamedParts", "Plan", "SkippedFile", "Takeover", "import_name", "imports_of", "plan_takeovers"]
 
 # What one request can copy, or put, in S3.
 COPY_BYTES_MAX = 5 * 1024**3
@@ -106,9 +106,14 @@ def import_name(source: Source) -> str:
     return f"{_IMPORT}{source.name}"
 
 
+def imports_of(state: LogState) -> dict[str, tuple[int, int]]:
+    """The imports that the log remembers: how often from each source, and when its files were listed last."""
+    return {application: last for application, last in state.txn.items() if application.startswith(_IMPORT)}
+
+
 def _imported_ms(state: LogState, file: SourceFile, source: Source) -> int:
     """When files were last imported from where this one lies: if it was there, it was imported then."""
-    names = ((a.removeprefix(_IMPORT), t_ms) for a, (_, t_ms) in state.txn.items() if a.startswith(_IMPORT))
+    names = ((a.removeprefix(_IMPORT), t_ms) for a, (_, t_ms) in imports_of(state).items())
     return max((t_ms for name, t_ms in names if was_listed(name, file, source)), default=0)
 
 

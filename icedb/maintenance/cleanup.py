@@ -158,8 +158,8 @@ def cleanup(
     timeout it needs `allow_short_grace` (tests; one writer at rest), and then it repeats until nothing is ripe. Whoever
     pins counts on the table's grace period: with a shorter one here, nobody may be putting a pin meanwhile.
 
-    Raises GraceTooShort, InvalidOption, DamagedLog (a pin cannot be read), CommitContended, CommitUncertain and the
-    store's errors.
+    Raises GraceTooShort, InvalidOption, ClockSkew, DamagedLog (a pin cannot be read), CommitContended, CommitUncertain
+    and the store's errors.
     """
     if grace_ms is None:
         short = False
@@ -222,7 +222,7 @@ class _Run:
         if not self.dry_run:
             self.handle.check_writable()
             # Log files first: a part's markers can be forgotten once no log file in the store calls it live.
-            self.handle.store.delete(plan.log_files)
+            self._delete(plan.log_files)
             parts = self._delete_parts(plan.parts, cutoff_ms)
             forgotten = self._forget(parts, cutoff_ms)
             state = self.handle.read()
@@ -250,8 +250,14 @@ class _Run:
         pins = pins_in_force(self.handle, cutoff_ms=cutoff_ms)
         parts = [m for m in planned if not is_needed(m, pins)]
         self.kept_for_pins += len(planned) - len(parts)
-        self.handle.store.delete([m.key for m in parts])
+        self._delete([m.key for m in parts])
         return parts
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        """To a clock that is a day ahead, everything is old enough. Raises ClockSkew; nothing is deleted then."""
+        if keys:
+            self.handle.check_clock("", put_after_ms=0)
+            self.handle.store.delete(keys)
 
     def _forget(self, parts: Sequence[Marker], cutoff_ms: int) -> int:
         """One commit without the markers of deleted parts; how many those were."""
@@ -275,7 +281,7 @@ class _Run:
         has_pins = any(handle.keys.parse_pin(k) is not None for k in old)
         pins = [p.name for p in read_pins(handle) if p.expired(cutoff_ms)] if has_pins else []
         if not self.dry_run:
-            handle.store.delete([*claims, *map(handle.keys.pin, pins)])
+            self._delete([*claims, *map(handle.keys.pin, pins)])
         self.claims += claims
         self.pins += pins
 

@@ -10,6 +10,7 @@ from time import monotonic
 from icedb.testing.simulation.exhaustive import Story, pair_stories, run_story, single_stories, torn_stories
 from icedb.testing.simulation.many import run_seeds, run_stories
 from icedb.testing.simulation.report import Report
+from icedb.testing.simulation.scenes import SCENES
 from icedb.testing.simulation.seeds import run_seed
 
 COMMAND = "python -m icedb.testing.simulation"
@@ -20,12 +21,13 @@ def main() -> int:
     options = _parse()
     logging.disable(logging.WARNING)
     if options.seed is not None:
-        return _one(options.seed, trace=options.trace)
+        return _one(options.seed, scene=options.scene, trace=options.trace)
     if options.story is not None:
         return _one_story(options.story, trace=options.trace)
     if options.exhaustive:
         return _all_stories(long=options.long, processes=options.processes)
-    return _all_seeds(range(options.first, options.first + options.seeds), processes=options.processes)
+    seeds = range(options.first, options.first + options.seeds)
+    return _all_seeds(seeds, scene=options.scene, processes=options.processes)
 
 
 def _parse() -> argparse.Namespace:
@@ -33,6 +35,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=300, metavar="N", help="run so many seeds (default 300)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them (default 0)")
     parser.add_argument("--seed", type=int, metavar="N", help="run this one")
+    parser.add_argument("--scene", choices=SCENES, help="play what the usual histories do not have")
     parser.add_argument("--exhaustive", action="store_true", help="a fault at every request of every operation")
     parser.add_argument("--long", action="store_true", help="with --exhaustive: the second operation dies, too")
     parser.add_argument("--story", metavar="NAME", help="tell this one of the exhaustive stories")
@@ -41,8 +44,8 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _one(seed: int, *, trace: bool) -> int:
-    return _verdict(run_seed(seed, trace=print if trace else None).violation)
+def _one(seed: int, *, scene: str | None, trace: bool) -> int:
+    return _verdict(run_seed(seed, scene=scene, trace=print if trace else None).violation)
 
 
 def _one_story(name: str, *, trace: bool) -> int:
@@ -54,12 +57,13 @@ def _verdict(violation: str | None) -> int:
     return 1 if violation else 0
 
 
-def _all_seeds(seeds: range, *, processes: int) -> int:
-    report = Report(len(seeds))
-    for outcome in run_seeds(seeds, processes=processes):
+def _all_seeds(seeds: range, *, scene: str | None, processes: int) -> int:
+    report = Report(len(seeds), scene=scene)
+    option = f"--scene '{scene}' " if scene is not None else ""
+    for outcome in run_seeds(seeds, scene=scene, processes=processes):
         report.add(outcome)
         if outcome.violation is not None:
-            print(f"\nseed {outcome.seed}: {outcome.violation}\n  {COMMAND} --seed {outcome.seed} --trace")
+            print(f"\nseed {outcome.seed}: {outcome.violation}\n  {COMMAND} {option}--seed {outcome.seed} --trace")
         if report.runs % 50 == 0:
             print(f"\r{report.progress()}", end="", file=sys.stderr, flush=True)
     print(f"\n{report}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from typing import TypeVar
 
@@ -19,9 +20,9 @@ _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
 
-def run_seeds(seeds: Sequence[int], *, processes: int) -> Iterator[Outcome]:
+def run_seeds(seeds: Sequence[int], *, scene: str | None = None, processes: int) -> Iterator[Outcome]:
     """Run seeds; the outcomes in order."""
-    return _spread(_run_some, seeds, processes)
+    return _spread(partial(_run_some, scene=scene), seeds, processes)
 
 
 def run_stories(stories: Sequence[Story], *, processes: int) -> Iterator[tuple[Story, str | None]]:
@@ -29,8 +30,8 @@ def run_stories(stories: Sequence[Story], *, processes: int) -> Iterator[tuple[S
     return _spread(_tell_some, stories, processes)
 
 
-def _run_some(seeds: Sequence[int]) -> list[Outcome]:
-    return [run_seed(seed) for seed in seeds]
+def _run_some(seeds: Sequence[int], *, scene: str | None) -> list[Outcome]:
+    return [run_seed(seed, scene=scene) for seed in seeds]
 
 
 def _tell_some(stories: Sequence[Story]) -> list[tuple[Story, str | None]]:

@@ -13,18 +13,30 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Self
 
-from icedb.errors import InvariantViolated, MissingPart, SnapshotExpired
+import duckdb
+
+from icedb.buffering import committing, ids
+from icedb.engine import connect_reader
+from icedb.errors import InvalidBatch, InvariantViolated, MissingPart, SnapshotExpired
 from icedb.format.records import Marker
 from icedb.handle import Handle, Part
-from icedb.maintenance import restore, verify
+from icedb.maintenance import examining, repair, restore, verify
 from icedb.maintenance.delete import Found
+from icedb.maintenance.recast import Miscast, check_values, find_miscast, recast
 from icedb.parts import WrittenParts, discard
 from icedb.rewriting import Rewrite
 from icedb.schema import check_columns
 from icedb.store import ObjectExists, ObjectNotFound
+from icedb.writing import Unpublished, write_unpublished
 
 __all__ = [
+    "TYPED",
+    "body_of",
+    "type_of",
+    "plain_miscast",
+    "plain_recast",
     "plain_finder",
+    "plain_insert",
     "plain_rewriter",
     "plain_writer",
     "plainly",
@@ -35,15 +47,32 @@ __all__ = [
 ]
 
 
+#: The one column whose type a part tells.
+TYPED = "x"
+
+
 def rows_of(body: bytes) -> tuple[int, ...]:
     """The rows in a part. One without content is put to learn the store's time, and is never named."""
-    return tuple(json.loads(body or b"[]"))
+    content = json.loads(body or b"[]")
+    return tuple(content["rows"] if isinstance(content, dict) else content)
 
 
-def put_rows(handle: Handle, key: str, rows: Iterable[int]) -> Marker:
+def type_of(body: bytes) -> str | None:
+    """The type that a part gives the column `TYPED`; None if it lacks the column."""
+    content = json.loads(body or b"[]")
+    return content["type"] if isinstance(content, dict) else None
+
+
+def body_of(rows: Iterable[int], schema: Mapping[str, str]) -> bytes:
+    """A part with these rows, and with the type of the column `TYPED` if the schema has it."""
+    content = sorted(rows)
+    return json.dumps({"rows": content, "type": schema[TYPED]} if TYPED in schema else content).encode()
+
+
+def put_rows(handle: Handle, key: str, rows: Iterable[int], schema: Mapping[str, str] | None = None) -> Marker:
     """Put one part. As `icedb.parts.put_part`: an object that is there already is our own put, repeated."""
     content = sorted(rows)
-    body = json.dumps(content).encode()
+    body = body_of(content, schema or {})
     try:
         handle.store.create(key, body)
     except ObjectExists:
@@ -61,7 +90,7 @@ def write_rows(handle: Handle, by_partition: Mapping[str, Iterable[int]], schema
     born_ms = handle.clock.now_ms()
     keys = {partition: handle.keys.part(partition, handle.clock.new_id()) for partition in by_partition}
     try:
-        markers = tuple(put_rows(handle, keys[p], rows) for p, rows in by_partition.items())
+        markers = tuple(put_rows(handle, keys[p], rows, schema) for p, rows in by_partition.items())
     except BaseException:
         discard(handle.store, list(keys.values()))
         raise
@@ -121,6 +150,42 @@ def plain_writer(
     return write_rows(handle, {rewrite.partition: rows} if rows and not dry_run else {}, schema)
 
 
+def plain_insert(handle: Handle, data: Sequence[Mapping[str, Any]], **_: object) -> Unpublished:
+    """As `icedb.writing.write_unpublished`; a row has an `id` and its `partition`, and may be `bad`."""
+    rows: dict[str, list[int]] = {}
+    for row in data:
+        if row["bad"]:
+            raise InvalidBatch(f"{handle.table}: row {row['id']} is bad (simulated)")
+        rows.setdefault(row["partition"], []).append(row["id"])
+    return Unpublished(write_rows(handle, rows, {"id": "BIGINT"}), (), 0, None)
+
+
+def plain_miscast(handle: Handle, parts: Sequence[Part], types: Mapping[str, str]) -> list[Miscast]:
+    """As `icedb.maintenance.recast.find_miscast`."""
+    wrong = []
+    for part in parts:
+        try:
+            found = type_of(handle.store.get(part.key).body)
+        except ObjectNotFound:
+            raise _explain(handle, part.key, None) from None
+        if TYPED in types and found not in (None, types[TYPED]):
+            wrong.append(Miscast(part, {TYPED: types[TYPED]}, {}))
+    return wrong
+
+
+def plain_recast(handle: Handle, miscasts: Sequence[Miscast]) -> list[Marker]:
+    """As `icedb.maintenance.recast.recast`."""
+    keys = [handle.keys.part(m.part.partition, handle.clock.new_id()) for m in miscasts]
+    try:
+        return [
+            put_rows(handle, key, read_rows(handle, [m.part.key]), m.columns)
+            for key, m in zip(keys, miscasts, strict=True)
+        ]
+    except BaseException:
+        discard(handle.store, keys)
+        raise
+
+
 class _OneByOne:
     """A pool of threads without threads: what is submitted is done at once, so that a run can be repeated."""
 
@@ -141,6 +206,9 @@ class _OneByOne:
             done.set_exception(error)
         return done
 
+    def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        return map(work, items)
+
     def shutdown(self, **_: object) -> None:
         return
 
@@ -149,10 +217,22 @@ class _OneByOne:
 def plainly() -> Iterator[None]:
     """While a simulation runs: no threads of the library's own, and nobody looks for Parquet in our parts."""
     pool, footers = restore.__dict__["ThreadPoolExecutor"], verify.__dict__["check_footers"]
-    setattr(restore, "ThreadPoolExecutor", _OneByOne)  # noqa: B010
+    for module in (restore, examining):
+        setattr(module, "ThreadPoolExecutor", _OneByOne)  # noqa: B010
     setattr(verify, "check_footers", lambda *_: [])  # noqa: B010
+    setattr(committing, "write_unpublished", plain_insert)  # noqa: B010
+    setattr(repair, "find_miscast", plain_miscast)  # noqa: B010
+    setattr(repair, "check_values", lambda *_: None)  # noqa: B010
+    setattr(repair, "recast", plain_recast)  # noqa: B010
+    setattr(ids, "connect_reader", lambda _: duckdb.connect(config={"threads": 1}))  # noqa: B010
     try:
         yield
     finally:
-        setattr(restore, "ThreadPoolExecutor", pool)  # noqa: B010
+        for module in (restore, examining):
+            setattr(module, "ThreadPoolExecutor", pool)  # noqa: B010
         setattr(verify, "check_footers", footers)  # noqa: B010
+        setattr(committing, "write_unpublished", write_unpublished)  # noqa: B010
+        setattr(repair, "find_miscast", find_miscast)  # noqa: B010
+        setattr(repair, "check_values", check_values)  # noqa: B010
+        setattr(repair, "recast", recast)  # noqa: B010
+        setattr(ids, "connect_reader", connect_reader)  # noqa: B010

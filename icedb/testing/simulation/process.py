@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from icedb.handle import Handle
+from icedb.handle import Fencing, Handle
 from icedb.options import Timing
 from icedb.testing.faults import Crash, Kind
-from icedb.testing.simulation.faults import Request, Strike
+from icedb.testing.simulation.faults import Request, Strike, Trouble
 from icedb.testing.simulation.scheduler import Actor
 from icedb.testing.simulation.store import View
+from icedb.two_stores import TwoStores
 
 if TYPE_CHECKING:
     from icedb.testing.simulation.world import World
 
-__all__ = ["LATE_MS", "PARTITIONS", "TIMING", "Act", "Process"]
+__all__ = ["LATE_MS", "PARTITIONS", "TIMING", "Act", "Process", "Setting"]
 
 #: As the defaults, but for a thousand times smaller numbers: the order of the times is what counts.
 TIMING = Timing(
@@ -32,6 +34,24 @@ LATE_MS = 2 * (TIMING.commit_timeout_ms + TIMING.max_skew_ms)
 PARTITIONS = ("d=1", "d=2")
 #: No operation makes so many requests; one that does runs in circles.
 REQUESTS_MAX = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How the table of a world is set up, where that differs from the usual."""
+
+    timing: Timing = TIMING
+    fencing: Fencing = "claims"
+    #: Programs bring columns with types that differ.
+    several_types: bool = False
+    #: The store replaces objects although told to create them.
+    overwrites: bool = False
+    #: The prefix of log and claims in a store of their own; None: they lie beside the parts.
+    log_root: str | None = None
+    #: Prefixes of files of others that the table's programs read.
+    sources: tuple[str, ...] = ()
+    #: Transactions may be forgotten before a cleanup removes their claims, which then stay.
+    keeps_claims: bool = False
 
 
 class Act(Actor):
@@ -60,7 +80,14 @@ class Process:
         self.retired = False
         number = len(world.processes)
         clock = world.clock.skewed(skew_ms)
-        self.handle = Handle(View(world.store, world.location, self), world.spec, clock=clock)
+        self.store = View(world.store, replace(world.location, log=None), self, also=world.setting.sources)
+        log = None if world.location.log is None else View(world.store, world.location.log, self)
+        self.handle = Handle(
+            self.store if log is None else TwoStores(self.store, log),
+            world.spec,
+            clock=clock,
+            fencing=world.setting.fencing,
+        )
         # As `writer_name` makes them, but without this machine's name, so that keys are the same everywhere.
         self.name = f"p{number}-{number}"
         self.handle.writer = f"{self.name}-{clock.new_id()[:12]}"
@@ -68,11 +95,16 @@ class Process:
 
     # ------------------------------------------------------------------------------------ Caller
 
+    @property
+    def overwrites(self) -> bool:
+        """See `Caller`."""
+        return self.world.setting.overwrites
+
     def turn(self, kind: Kind, key: str) -> tuple[Request, Strike | None]:
         """See `Caller`."""
         world, act = self.world, self._act
         self._check_alive()
-        if not key.startswith("table/"):
+        if not key.startswith(world.roots + world.setting.sources):
             world.violate(f"{act.name} leaves its table: {kind} '{key}'")
         act.requests += 1
         act.pending = kind, key
@@ -86,6 +118,8 @@ class Process:
         strike = next((s for s in act.strikes if s.takes(request)), None)
         if strike is not None:
             self._prepare(strike)
+        elif any(key.startswith(root) and world.clock.now_ms() < until_ms for root, until_ms in world.away.items()):
+            strike = Strike(Trouble.FAIL)
         world.note(act, request, strike)
         return request, strike
 

@@ -24,7 +24,7 @@ from icedb.testing.simulation.tasks import Refusal, Transactions
 from icedb.testing.simulation.truth import Violation
 from icedb.testing.simulation.world import World
 
-__all__ = ["recover"]
+__all__ = ["healthy", "maintain", "recover"]
 
 #: A tombstone of the first merge is ripe for the second cleanup, the log files of that for the third.
 CLEANUPS = 3
@@ -34,28 +34,38 @@ def recover(world: World, transactions: Transactions, refusals: Sequence[Refusal
     """Maintain the table without faults, and check it after each step. Raises Violation."""
     world.run(patient=True)
     world.deliver_all()
-    _healthy(world, "nothing", lambda _: None)
+    healthy(world, "nothing", lambda _: None)
     # The epoch that is open may have a claim, and the claim parts: the next exclusive commit decides it.
-    _healthy(world, "alter", _decide_epoch)
+    healthy(world, "alter", _decide_epoch)
     _check_refusals(world, refusals)
-    _healthy(world, "follow", partial(_follow, world))
+    healthy(world, "follow", partial(_follow, world))
     for application in transactions.next:
-        _healthy(world, "txn", partial(_next_txn, world, transactions, application))
+        healthy(world, "txn", partial(_next_txn, world, transactions, application))
     world.checker.pins.clear()
-    _healthy(world, "unpin", _unpin_all)
-    _healthy(world, "merge", lambda handle: merge(handle, rewriter=plain_rewriter))
+    healthy(world, "unpin", _unpin_all)
+    healthy(world, "merge", lambda handle: merge(handle, rewriter=plain_rewriter))
     for _ in range(CLEANUPS):
         world.clock.advance(TIMING.grace_ms + TIMING.commit_timeout_ms)
-        _healthy(world, "cleanup", cleanup)
-        _healthy(world, "merge log", merge_log)
+        healthy(world, "cleanup", cleanup)
+        healthy(world, "merge log", merge_log)
     world.clock.advance(TIMING.min_age_ms + TIMING.max_skew_ms + 1)
-    _healthy(world, "cleanup", cleanup)
-    _healthy(world, "sweep", sweep_orphans)
-    _healthy(world, "verify", _verify)
+    healthy(world, "cleanup", cleanup)
+    healthy(world, "sweep", sweep_orphans)
+    healthy(world, "verify", _verify)
     _check_nothing_left(world)
 
 
-def _healthy(world: World, what: str, action: Callable[[Handle], object]) -> None:
+def maintain(world: World) -> None:
+    """Merge, clean up and merge the log without faults, while the table may yet hold what cannot be replaced."""
+    healthy(world, "merge", lambda handle: merge(handle, rewriter=plain_rewriter))
+    world.clock.advance(TIMING.grace_ms + TIMING.commit_timeout_ms)
+    healthy(world, "cleanup", cleanup)
+    healthy(world, "merge log", merge_log)
+
+
+def healthy(world: World, what: str, action: Callable[[Handle], object]) -> None:
+    """Run one operation in a program of its own, without faults, and check the table. Raises Violation."""
+
     def body(act: Act) -> str:
         action(act.process.handle)
         return "done"
@@ -119,9 +129,13 @@ def _check_nothing_left(world: World) -> None:
     """Storage is bounded: parts that are live, few log files, no claims but the probe and open transactions'."""
     keys = world.location.keys
     parts = set(world.store.keys(keys.data_prefix))
+    claims = [k for k in world.store.keys(keys.claims_prefix) if k != keys.probe]
+    if world.setting.keeps_claims:
+        of_txns = {k: world.store.objects[k].body.decode() for k in claims if keys.is_txn_claim(k)}
+        claims = [k for k in claims if k not in of_txns]
+        parts = {part for part in parts if not any(part in body for body in of_txns.values())}
     if extra := parts - world.truth.live:
         raise Violation(f"objects that nothing needs were left: {sorted(extra)}")
-    claims = [k for k in world.store.keys(keys.claims_prefix) if k != keys.probe]
     # The last cleanup's own claim is younger than the grace period; and the claim after each live epoch stays.
     after_live = {n + 1 for n in world.checker.state().live_epochs}
     kept = {keys.epoch_claim(n) for n in {world.truth.epoch, world.truth.epoch + 1} | after_live}

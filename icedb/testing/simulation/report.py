@@ -7,6 +7,7 @@ from time import monotonic
 
 from icedb.testing.simulation.faults import Trouble
 from icedb.testing.simulation.operations import OPERATIONS
+from icedb.testing.simulation.scenes import SCENES
 from icedb.testing.simulation.seeds import Cell, Outcome, all_cells
 
 __all__ = ["Report"]
@@ -15,8 +16,10 @@ __all__ = ["Report"]
 class Report:
     """Adds up outcomes. As text it ends in the matrix: operation struck by operation in flight, summed over faults."""
 
-    def __init__(self, planned: int) -> None:
+    def __init__(self, planned: int, *, scene: str | None = None) -> None:
         self.planned = planned
+        self.names = [*OPERATIONS, *(SCENES[scene]().operations if scene is not None else ())]
+        self._is_usual = scene is None
         self.runs = 0
         self.failures: list[int] = []
         self.requests: Counter[str] = Counter()
@@ -66,19 +69,17 @@ class Report:
                 f"faults: {_counts(self.troubles)}",
                 f"requests: {_counts(self.requests)}",
                 *self._outcome_lines(),
-                *self._matrix_lines(),
-                f"{len(all_cells()):,} combinations of operation, operation in flight and fault; "
-                f"{len(self.empty_cells)} not tried {self.empty_cells[:5] if self.empty_cells else ''}",
+                *(self._matrix_lines() if self._is_usual else ()),
                 f"broken: {self.failures}" if self.failures else "Every promise held.",
             ]
         )
 
     def _outcome_lines(self) -> list[str]:
-        of: dict[str, Counter[str]] = {name: Counter() for name in OPERATIONS}
+        of: dict[str, Counter[str]] = {name: Counter() for name in self.names}
         for (name, outcome), count in self.outcomes.items():
             if name in of:
                 of[name][outcome] += count
-        return [f"  {name:<11} {_counts(counter)}" for name, counter in of.items()]
+        return [f"  {name:<11} {_counts(counter)}" for name, counter in of.items() if counter]
 
     def _matrix_lines(self) -> list[str]:
         width = max(map(len, OPERATIONS)) + 1
@@ -86,6 +87,10 @@ class Report:
         for struck in OPERATIONS:
             counts = [sum(self.cells[struck, other, t.value] for t in Trouble) for other in OPERATIONS]
             lines.append(f"{struck:<{width}}" + " ".join(f"{count:7d}" for count in counts))
+        lines.append(
+            f"{len(all_cells()):,} combinations of operation, operation in flight and fault; "
+            f"{len(self.empty_cells)} not tried {self.empty_cells[:5] if self.empty_cells else ''}"
+        )
         return lines
 
 

@@ -7,14 +7,15 @@ after hours in which cleanup may have run. Any `CHUNK` consecutive seeds cover t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from icedb.testing.simulation.faults import READ_FAULTS, Strike, Trouble
 from icedb.testing.simulation.operations import OPERATIONS, Operation
 from icedb.testing.simulation.plain import plainly
 from icedb.testing.simulation.process import TIMING, Act, Process
 from icedb.testing.simulation.recovery import recover
+from icedb.testing.simulation.scenes import SCENES, Scene
 from icedb.testing.simulation.tasks import Refusal, Transactions
 from icedb.testing.simulation.truth import Violation
 from icedb.testing.simulation.world import Tally, World
@@ -80,12 +81,16 @@ def all_cells() -> set[Cell]:
     return {(r.struck, partner, r.trouble.value) for r in _ROUNDS for partner in r.partners}
 
 
-def run_seed(seed: int, *, trace: Callable[[str], None] | None = None) -> Outcome:
-    """One world from beginning to end."""
-    world = World(seed, trace=trace)
+def run_seed(seed: int, *, scene: str | None = None, trace: Callable[[str], None] | None = None) -> Outcome:
+    """One world from beginning to end; with a scene, one that plays it, and draws from numbers of its own."""
+    played = None if scene is None else SCENES[scene]()
+    if played is None:
+        world = World(seed, trace=trace)
+    else:
+        world = World(f"{scene} {seed}", trace=trace, setting=played.setting)
     try:
         with plainly():
-            _Run(world, seed).whole()
+            _Run(world, seed, played).whole()
     except Violation as violation:
         return Outcome(seed, str(violation), world.tally)
     return Outcome(seed, None, world.tally)
@@ -132,18 +137,27 @@ _PROFILES = (
 
 
 class _Run:
-    def __init__(self, world: World, seed: int) -> None:
+    def __init__(self, world: World, seed: int, scene: Scene | None) -> None:
         self._world = world
         self._rng = rng = world.rng
+        self._scene = scene
+        self._operations: Mapping[str, Operation] = OPERATIONS
         self._rounds = _ROUNDS[seed % CHUNK :: CHUNK]
         self._profile = rng.choice(_PROFILES)
+        if scene is not None:
+            scene.enter(world)
+            self._operations = {**OPERATIONS, **scene.operations}
+            self._rounds = []
+            pauses_ms = scene.pauses_ms or self._profile.pauses_ms
+            troubles = scene.troubles or self._profile.troubles
+            self._profile = replace(self._profile, operations=scene.crowd, pauses_ms=pauses_ms, troubles=troubles)
         self._transactions = Transactions()
         self._refusals: list[Refusal] = []
 
     def whole(self) -> None:
         world, rng = self._world, self._rng
         world.scheduler.stickiness = rng.choice((0.0, 0.5, 0.8, 0.95))
-        if rng.random() < 0.85:
+        if (self._scene is not None and self._scene.begins) or rng.random() < 0.85:
             self._begin()
         rounds: list[_Round | None] = [*self._rounds, *[None] * rng.randint(2, 4)]
         for planned in rng.sample(rounds, len(rounds)):
@@ -152,6 +166,10 @@ class _Run:
         while not self._enough():
             world.scheduler.stickiness = 0.0
             self._crowd()
+        if self._scene is not None:
+            world.run(patient=True)
+            world.deliver_all()
+            self._scene.leave(world)
         recover(world, self._transactions, self._refusals)
 
     def _enough(self) -> bool:
@@ -166,7 +184,7 @@ class _Run:
         """A table with a little history, without faults."""
         process = self._world.process(skew_ms=0)
         for name in ("append", "append", "append", self._rng.choice(("merge", "overwrite", "append", "txn", "delete"))):
-            self._spawn(OPERATIONS[name], process)
+            self._spawn(self._operations[name], process)
             self._world.run(patient=True)
         self._world.let_pass_until(self._world.clock.now_ms() + self._rng.choice((0, 500, TIMING.grace_ms + 500)))
 
@@ -174,10 +192,10 @@ class _Run:
         """Many at once, as this seed's profile has them; most faults hit what changes something."""
         rng = self._rng
         for _ in range(rng.randint(4, self._profile.crowd)):
-            act = self._spawn(OPERATIONS[rng.choice(self._profile.operations)])
+            act = self._spawn(self._operations[rng.choice(self._profile.operations)])
             if rng.random() < self._profile.faults:
                 strike = self._strike(rng.choice(self._profile.troubles), rng.randint(1, 12))
-                if not OPERATIONS[act.operation].changes:  # best between two pages of a listing
+                if not self._operations[act.operation].changes:  # best between two pages of a listing
                     strike.changes_only, strike.number = False, rng.randint(1, 6)
                 act.strikes.append(strike)
         self._world.run(patient=False)
@@ -185,7 +203,7 @@ class _Run:
     def _aimed_round(self, planned: _Round) -> None:
         rng = self._rng
         partners = [self._spawn(OPERATIONS[name]) for name in planned.partners]
-        others = [self._spawn(OPERATIONS[rng.choice(self._profile.operations)]) for _ in range(rng.randint(1, 2))]
+        others = [self._spawn(self._operations[rng.choice(self._profile.operations)]) for _ in range(rng.randint(1, 2))]
         for act in (*partners, *others):
             if rng.random() < 0.35:
                 act.strikes.append(self._strike(rng.choice(list(Trouble)), rng.randint(1, rng.choice((4, 12, 30)))))

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from icedb.errors import IceDBError, StoreUnavailable
+from icedb.errors import IceDBError, InvariantViolated, StoreUnavailable
 from icedb.location import Location
 from icedb.store import ObjectExists, ObjectInfo, ObjectNotFound, StoredObject
 from icedb.testing.faults import Crash, Kind
@@ -46,11 +46,13 @@ class SimulatedStore:
         self.put(key, body)
 
     def put(self, key: str, body: bytes) -> None:
-        """Put an object, whatever is there."""
-        if key not in self.objects:
+        """Put an object, whatever is there. Equal bytes in the place of others change its time alone."""
+        before = self.objects.get(key)
+        if before is None:
             bisect.insort(self._keys, key)
         self.objects[key] = StoredObject(body, self._now_ms())
-        self.landed(key, body)
+        if before is None or before.body != body:
+            self.landed(key, body)
 
     def get(self, key: str) -> StoredObject:
         """Read an object."""
@@ -82,6 +84,11 @@ class SimulatedStore:
 class Caller(Protocol):
     """Who makes requests through a view, and what befalls him; `icedb.testing.simulation.world` has the one."""
 
+    @property
+    def overwrites(self) -> bool:
+        """Whether the store replaces objects although told to create them."""
+        ...
+
     def turn(self, kind: Kind, key: str) -> tuple[Request, Strike | None]:
         """Let others have their turn; then the request, and the fault that hits it. Raises Crash when dead."""
         ...
@@ -112,9 +119,12 @@ class Caller(Protocol):
 
 
 class View:
-    """One actor's `ObjectStore`."""
+    """One actor's `ObjectStore`: what lies below its location, and what it may read `also`."""
 
-    def __init__(self, store: SimulatedStore, location: Location, caller: Caller) -> None:
+    def __init__(
+        self, store: SimulatedStore, location: Location, caller: Caller, *, also: tuple[str, ...] = ()
+    ) -> None:
+        self._roots = (f"{location.prefix}/", *also)
         self.inner = store
         self.location = location
         self.caller = caller
@@ -132,12 +142,27 @@ class View:
         issued_ms = self.caller.now_ms()
         arrived = False
 
-        def put() -> None:
+        def create() -> None:
             nonlocal arrived
             if not arrived and not self.caller.lands_in_time(key, issued_ms):
                 raise StoreUnavailable(f"{self.location.uri}: create '{key}' took too long (simulated).")
             arrived = True
-            self.inner.create(key, content)
+            put = self.inner.put if self.caller.overwrites else self.inner.create
+            put(key, content)
+
+        self._request("create", key, create)
+
+    def overwrite(self, key: str, body: bytes) -> None:
+        """Put an object whatever is there, as programs of IceDB v3 do, within the same bounds."""
+        issued_ms = self.caller.now_ms()
+        arrived = False
+
+        def put() -> None:
+            nonlocal arrived
+            if not arrived and not self.caller.lands_in_time(key, issued_ms):
+                raise StoreUnavailable(f"{self.location.uri}: put '{key}' took too long (simulated).")
+            arrived = True
+            self.inner.put(key, body)
 
         self._request("create", key, put)
 
@@ -173,6 +198,8 @@ class View:
         self._request("create", target, lambda: self.inner.put(target, self.inner.get(source).body))
 
     def _request(self, kind: Kind, key: str, action: Callable[[], _Answer]) -> _Answer:
+        if not key.startswith(self._roots):
+            raise InvariantViolated(f"'{key}' is not of the store of {self.location.uri} (simulated)")
         request, strike = self.caller.turn(kind, key)
         if strike is None:
             return action()

@@ -68,6 +68,7 @@ class Truth:
     """The table as it must be."""
 
     keys: Keys
+    several_types: bool = False
     #: Part key -> its rows, for every part that was ever put.
     contents: dict[str, tuple[int, ...]] = field(default_factory=dict)
     stored_ms: dict[str, int] = field(default_factory=dict)
@@ -130,7 +131,7 @@ class Truth:
 
     def _merge_schema(self, schema: Mapping[str, str], key: str) -> None:
         for column, type_ in schema.items():
-            if self.schema.setdefault(column, type_) != type_:
+            if self.schema.setdefault(column, type_) != type_ and not self.several_types:
                 raise Violation(f"'{key}' says that column '{column}' is {type_}; it is {self.schema[column]}")
 
     def _note_earlier(self, markers: Iterable[Marker]) -> None:
@@ -159,6 +160,8 @@ class Truth:
         for row in out.keys() - into.keys():
             fate = self.fates[row][-1]
             fate.removed_ms, fate.removed_step, fate.removed_epoch = file.t_ms, step, file.epoch or 0
+        for row in into.keys() & out.keys():  # its part may have been from a clock far ahead
+            self.fates[row][-1].added_ms = min(self.fates[row][-1].added_ms, file.t_ms)
         for row in into.keys() - out.keys():
             lives = self.fates.setdefault(row, [])
             if lives and not (revives and lives[-1].ended):

@@ -11,10 +11,13 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from icedb.errors import DamagedLog
 from icedb.format.codec import decode
+from icedb.format.records import LogFile
 from icedb.location import Location
 from icedb.spec import TableSpec, encode_spec
 from icedb.testing.clock import ManualClock
@@ -22,10 +25,10 @@ from icedb.testing.faults import Crash
 from icedb.testing.simulation.faults import Request, Strike
 from icedb.testing.simulation.followers import Followers
 from icedb.testing.simulation.invariants import Checker
-from icedb.testing.simulation.process import TIMING, Act, Process
+from icedb.testing.simulation.process import TIMING, Act, Process, Setting
 from icedb.testing.simulation.scheduler import Scheduler
 from icedb.testing.simulation.store import SimulatedStore
-from icedb.testing.simulation.truth import Truth, Violation
+from icedb.testing.simulation.truth import Landing, Truth, Violation
 
 __all__ = ["Tally", "World"]
 
@@ -61,29 +64,49 @@ class Tally:
 class World:
     """See the module's docstring. `trace` collects a line for each request and event."""
 
-    def __init__(self, seed: int, *, trace: Callable[[str], None] | None = None, fine: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int | str,
+        *,
+        trace: Callable[[str], None] | None = None,
+        fine: bool = True,
+        setting: Setting | None = None,
+    ) -> None:
+        self.setting = setting or Setting()
         self.rng = random.Random(seed)  # noqa: S311
         self.trace = trace
         self.fine = fine
         self.clock = ManualClock()
         self.start_ms = self.clock.now_ms()
         self.location = Location("memory", "simulation", "table")
-        self.spec = TableSpec(id="simulation", timing=TIMING)
+        self.spec = TableSpec(id="simulation", timing=self.setting.timing)
+        if self.setting.log_root is not None:
+            log = Location("memory", "simulation-log", self.setting.log_root)
+            self.location = replace(self.location, log=log)
+            self.spec = msgspec.structs.replace(self.spec, log_uri=log.uri)
+        #: The prefixes of all that is the table's: one for each of its stores.
+        self.roots = tuple(f"{each.prefix}/" for each in (self.location, self.location.log) if each is not None)
+        #: Prefix of a store -> until when it answers nobody.
+        self.away: dict[str, int] = {}
         self.scheduler = Scheduler(self.rng, now_ms=self.clock.now_ms, sleep_until=self.let_pass_until)
         self.store = SimulatedStore(self.clock.now_ms)
-        self.truth = Truth(self.location.keys)
-        self.checker = Checker(self.store, self.truth, self.location)
+        self.truth = Truth(self.location.keys, several_types=self.setting.several_types)
+        self.checker = Checker(self.store, self.truth, self.location, several_types=self.setting.several_types)
         self.followers = Followers()
         self.processes: list[Process] = []
         self.network: list[Delivery] = []
         self.tally = Tally()
         self.step = 0
         self.violation: str | None = None
+        #: Called for each log file that lands for the first time. They may raise Violation.
+        self.watchers: list[Callable[[LogFile, Landing], None]] = []
         self._named = 0
         self._rows = 0
         for key in _NEIGHBOURS:
             self.store.put(key, b"not ours")
         self.store.put(self.location.keys.spec, encode_spec(self.spec))
+        if self.location.log is not None:
+            self.store.put(self.location.keys.probe, b'{"table": "the simulation"}')
         self.store.landed, self.store.deleted = self._landed, self._deleted
 
     def adopt(self, other: World) -> None:
@@ -95,7 +118,7 @@ class World:
         self.step, self._rows = other.step, other._rows
         self.truth, self.followers = deepcopy(other.truth), deepcopy(other.followers)
         self.store.adopt(other.store)
-        self.checker = Checker(self.store, self.truth, self.location)
+        self.checker = Checker(self.store, self.truth, self.location, several_types=self.setting.several_types)
         self.checker.pins = dict(other.checker.pins)
 
     # ------------------------------------------------------------------------------------ actors
@@ -222,7 +245,10 @@ class World:
             if key.startswith(keys.data_prefix):
                 self.truth.part_landed(key, body, now_ms=self.clock.now_ms())
             elif key.startswith(keys.log_prefix):
+                is_new = key not in self.truth.landings
                 self.truth.log_landed(key, body, step=self.step, now_ms=self.clock.now_ms())
+                for watch in self.watchers if is_new else ():
+                    watch(decode(body, key, keys), self.truth.landings[key])
                 self.say("store", f"has {self.describe(key, body)}")
                 self.check(f"after '{key}' landed")
         except (Violation, DamagedLog) as violation:

@@ -1,0 +1,33 @@
+"""Scenes: actors and circumstances that the usual histories do not have, each with its promises.
+
+A scene is played on request (`--scene NAME`) and draws from numbers of its own, so a seed without a scene stays the
+history that it was. `scene` is the base; every other module is one scene.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from icedb.testing.simulation.scenes.clocks import Clocks
+from icedb.testing.simulation.scenes.forgotten import Forgotten
+from icedb.testing.simulation.scenes.group_commits import GroupCommits
+from icedb.testing.simulation.scenes.imports import Imports
+from icedb.testing.simulation.scenes.no_fencing import NoFencing
+from icedb.testing.simulation.scenes.repairs import Repairs
+from icedb.testing.simulation.scenes.scene import Scene
+from icedb.testing.simulation.scenes.two_stores import TwoPlaces
+from icedb.testing.simulation.scenes.v3_writers import V3Writers
+
+__all__ = ["SCENES", "Scene"]
+
+#: Scene by name.
+SCENES: Mapping[str, type[Scene]] = {
+    "v3 writers": V3Writers,
+    "clocks": Clocks,
+    "forgotten transactions": Forgotten,
+    "two stores": TwoPlaces,
+    "imports": Imports,
+    "group commits": GroupCommits,
+    "no fencing": NoFencing,
+    "repairs": Repairs,
+}

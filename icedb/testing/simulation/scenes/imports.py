@@ -1,0 +1,103 @@
+"""Files of others lie beside the table, new ones come, and several programs import them at a time.
+
+Each file is in the table once, or not at all; none is deleted or changed. A file that no import has taken is taken by
+the next, or an error says that it cannot be known whether it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
+
+from icedb.errors import InvalidOption
+from icedb.handle import Handle
+from icedb.maintenance.adopt import ImportReport, import_files
+from icedb.maintenance.copying import Copying
+from icedb.maintenance.examining import Examining, ReadingFooters
+from icedb.maintenance.footers import Examined, Footer
+from icedb.testing.simulation.operations import Operation
+from icedb.testing.simulation.plain import rows_of
+from icedb.testing.simulation.process import Setting
+from icedb.testing.simulation.recovery import healthy
+from icedb.testing.simulation.scenes.scene import USUAL, Scene
+from icedb.testing.simulation.tasks import Task
+from icedb.testing.simulation.truth import Violation
+from icedb.testing.simulation.world import World
+from icedb.work import Item, Means, Result, Work
+
+__all__ = ["Imports"]
+
+_FOLDER = "files/"
+_ADDRESS = "memory://simulation/files"
+
+
+class Imports(Scene):
+    """See the module's docstring."""
+
+    setting = Setting(sources=(_FOLDER,))
+    crowd = (*USUAL, "import", "import", "import", "new file", "new file")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = {
+            # A refused import says that nothing was imported; but what it would have taken, another may have.
+            "import": Operation("import", self._import, refuses=False),
+            "new file": Operation("new file", self._new_file, changes=False),
+        }
+        self._bodies: dict[str, bytes] = {}
+
+    def enter(self, world: World) -> None:
+        """See Scene."""
+        for _ in range(3):
+            self._put_file(world)
+
+    def leave(self, world: World) -> None:
+        """The last import takes what is left."""
+        healthy(world, "import", lambda handle: self._import_rest(world, handle))
+        for key, body in self._bodies.items():
+            if key not in world.store.objects or world.store.objects[key].body != body:
+                raise Violation(f"'{key}' was changed by an import")
+
+    def _put_file(self, world: World) -> None:
+        key = f"{_FOLDER}{len(self._bodies)}.parquet"
+        self._bodies[key] = json.dumps(world.new_rows(world.rng.randint(1, 3))).encode()
+        world.store.put(key, self._bodies[key])
+
+    def _new_file(self, task: Task) -> None:
+        task.handle.store.head(task.handle.keys.spec)  # a turn, so that others are in flight
+        self._put_file(task.world)
+
+    def _import(self, task: Task) -> None:
+        before = set(self._bodies)
+        report = import_files(task.handle, _ADDRESS, engine=_PlainEngine())
+        task.must_have_landed(report.commit)
+        self._must_be_there(task.world, report, before)
+
+    def _must_be_there(self, world: World, report: ImportReport, keys: set[str]) -> None:
+        """What was there when the import began was imported, by it or by another. Raises Violation."""
+        if lost := [key for key in sorted(keys) if not set(rows_of(self._bodies[key])) <= world.truth.fates.keys()]:
+            raise Violation(f"an import succeeded without {lost}: {[str(s) for s in report.skipped]}")
+
+    def _import_rest(self, world: World, handle: Handle) -> None:
+        with suppress(InvalidOption):  # files older than the horizon, of which the log cannot tell
+            self._must_be_there(world, import_files(handle, _ADDRESS, engine=_PlainEngine()), set(self._bodies))
+
+
+class _PlainEngine:
+    """Reads plain files for Parquet, one after the other; copies them as the library does."""
+
+    def run(self, handle: Handle, work: Work[Item, Result], items: Sequence[Item]) -> list[Result]:
+        """See Engine."""
+        results: list[object] = []
+        match work:
+            case ReadingFooters():
+                bodies = [handle.store.get(file.key).body for file in items]  # type: ignore[attr-defined]
+                results += [Footer(len(rows_of(body)), {"id": "BIGINT"}, frozenset()) for body in bodies]
+            case Examining():
+                results += [Examined(msgspec.UNSET, ((),), None) for _ in items]
+            case Copying():
+                results += work.do(handle, items, Means()) if items else []  # type: ignore[arg-type]
+        return results  # type: ignore[return-value]

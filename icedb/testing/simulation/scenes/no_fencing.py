@@ -1,0 +1,60 @@
+"""A store that overwrites, and `fencing="none"`: one program at a time maintains the table, any number appends to it.
+
+All promises hold then, but for two. An append that brings a column is an exclusive commit, and so the maintainer's; and
+no put may be carried out after its client has given up: of two log files of one epoch the store refuses none.
+"""
+
+from __future__ import annotations
+
+from icedb.testing.simulation.faults import Trouble
+from icedb.testing.simulation.operations import OPERATIONS, Operation
+from icedb.testing.simulation.process import Act, Setting
+from icedb.testing.simulation.scenes.scene import Scene
+from icedb.testing.simulation.tasks import Task
+
+__all__ = ["NoFencing"]
+
+_MAINTENANCE = (
+    "column",
+    "overwrite",
+    "drop",
+    "delete",
+    "rewrite",
+    "merge",
+    "merge",
+    "merge log",
+    "alter",
+    "restore",
+    "cleanup",
+    "cleanup",
+    "sweep",
+    "pin",
+    "unpin",
+)
+
+
+class NoFencing(Scene):
+    """See the module's docstring."""
+
+    setting = Setting(fencing="none", overwrites=True)
+    crowd = ("append", "append", "append", "read", "read", "read as of", "follow", *["maintain"] * 8)
+    troubles = tuple(t for t in Trouble if t is not Trouble.DELAY)
+    #: The first append brings the columns.
+    begins = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = {"maintain": Operation("maintain", self._maintain, refuses=False)}
+        self._maintainer: Act | None = None
+
+    def _is_free(self) -> bool:
+        """Whether no program maintains the table: the last one has ended, or has died."""
+        return self._maintainer is None or self._maintainer.finished or self._maintainer.process.dead
+
+    def _maintain(self, task: Task) -> None:
+        for _ in range(task.world.rng.randint(1, 3)):
+            task.handle.store.head(task.handle.keys.spec)  # a turn, so that others are in flight
+            if not self._is_free() and self._maintainer is not task.act:
+                return
+            self._maintainer = task.act
+            OPERATIONS[task.choose(_MAINTENANCE)].run(task)

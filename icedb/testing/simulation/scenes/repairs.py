@@ -1,0 +1,75 @@
+"""Programs of v3 bring a column with several types, and no strict program can read the table until `repair`.
+
+No row is lost or doubled by it, whatever comes between. When the log gives a column one type again, no live part holds
+it with another.
+"""
+
+from __future__ import annotations
+
+from icedb.maintenance.repair import repair
+from icedb.publishing import publish_append
+from icedb.testing.simulation.operations import Operation
+from icedb.testing.simulation.plain import TYPED, type_of, write_rows
+from icedb.testing.simulation.process import PARTITIONS, Setting
+from icedb.testing.simulation.recovery import healthy
+from icedb.testing.simulation.scenes.scene import USUAL, Scene
+from icedb.testing.simulation.scenes.v3_writers import put_v3_batch
+from icedb.testing.simulation.tasks import BASE_SCHEMA, Task
+from icedb.testing.simulation.truth import Landing, Violation
+from icedb.testing.simulation.world import World
+
+__all__ = ["Repairs"]
+
+#: All fit into the last.
+_TYPES = ("SMALLINT", "INTEGER", "BIGINT")
+
+
+class Repairs(Scene):
+    """See the module's docstring."""
+
+    setting = Setting(several_types=True)
+    crowd = (*(name for name in USUAL if name != "txn"), "typed", *["v3 typed"] * 5, *["repair"] * 7)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = {
+            "typed": Operation("typed", _typed),
+            "v3 typed": Operation("v3 typed", _v3_typed, refuses=False),
+            "repair": Operation("repair", _repair),
+        }
+
+    def enter(self, world: World) -> None:
+        """See Scene."""
+        world.watchers.append(lambda file, landing: _check_types(world, landing))
+
+    def leave(self, world: World) -> None:
+        """No program of v3 writes any more, so one repair is enough."""
+        healthy(world, "repair", repair)
+        if conflicts := world.checker.state().conflicts:
+            raise Violation(f"after a repair without faults the columns {sorted(conflicts)} have several types")
+
+
+def _typed(task: Task) -> None:
+    """A program of ours brings the column, or takes the type that it knows of."""
+    rows = task.new_rows(task.choose(PARTITIONS))
+    type_ = task.handle.known_schema.get(TYPED) or task.choose(_TYPES)
+    written = write_rows(task.handle, rows, {**BASE_SCHEMA, TYPED: type_})
+    task.parts |= {m.key for m in written.markers}
+    task.must_have_added(publish_append(task.handle, written), rows)
+
+
+def _v3_typed(task: Task) -> None:
+    put_v3_batch(task, task.new_rows(task.choose(PARTITIONS)), {**BASE_SCHEMA, TYPED: task.choose(_TYPES)})
+
+
+def _repair(task: Task) -> None:
+    task.must_have_landed(repair(task.handle).commit)
+
+
+def _check_types(world: World, landing: Landing) -> None:
+    state = world.checker.state()
+    if TYPED in state.conflicts or TYPED not in state.schema:
+        return
+    types = {key: type_of(world.store.objects[key].body) for key in world.truth.live if key in world.store.objects}
+    if wrong := {key: t for key, t in types.items() if t not in (None, state.schema[TYPED])}:
+        raise Violation(f"after '{landing.key}' the column is {state.schema[TYPED]}, and {wrong} hold it otherwise")
