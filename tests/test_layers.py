@@ -123,6 +123,7 @@ LAYERS = [
     "icedb.maintenance.common_types",
     "icedb.maintenance.recast",
     "icedb.maintenance.repair",
+    "icedb.maintenance.repair_spec",
     "icedb.maintenance.sources",
     "icedb.maintenance.footers",
     "icedb.maintenance.examining",
