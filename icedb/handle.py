@@ -40,7 +40,7 @@ from icedb.shaping import WriteContext
 from icedb.spec import TableSpec, all_columns, decode_spec
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, fetch
 
-__all__ = ["Fencing", "Handle", "Part", "clock_ahead_ms", "damaged_spec"]
+__all__ = ["Fencing", "Handle", "Part", "clock_ahead_ms", "damaged_spec", "lost_spec"]
 
 Fencing = Literal["claims", "none"]
 
@@ -102,6 +102,10 @@ class Handle:
         self.fencing: Fencing = fencing
         self.writer = writer_name(self.clock)
         self.log = self._log_reader(tolerant=False)
+        #: The body of `_table.json` in one line: the first exclusive commit records it in the log. `{}`: there is none.
+        self.stored_spec = msgspec.Raw(b"{}")
+        #: Whether the log is of a table whose `_table.json` is gone: it can be read, and not be written.
+        self.spec_is_lost = False
         #: Two appends of one handle need two names, also within a millisecond.
         self.last_append_ms = 0
         #: An exclusive commit that sees an older head than this handle has seen is not of this table's line.
@@ -292,11 +296,17 @@ class Handle:
         """All that a writer, here or on another machine, must know."""
         return WriteContext(self.location, self.spec, self.expressions, self.columns)
 
-    def check_writable(self) -> None:
-        """Once per handle, before the first write: does the store refuse to overwrite an object?
+    def check_spec(self) -> None:
+        """Refuse to change a table whose `_table.json` is gone. Makes no request. Raises DamagedLog."""
+        if self.spec_is_lost:
+            raise lost_spec(self.table, self.keys.spec)
 
-        Raises UnsupportedStore and the store's errors (no bucket, no access).
+    def check_writable(self) -> None:
+        """Refuse a table without its spec; once per handle, look whether the store refuses to overwrite an object.
+
+        Raises DamagedLog, UnsupportedStore and the store's errors (no bucket, no access).
         """
+        self.check_spec()
         if self._probed or self.fencing == "none":
             return
         try:
@@ -365,6 +375,16 @@ def clock_ahead_ms(*, put_after_ms: int, stored_ms: int, now_ms: int) -> int:
     ahead_ms = put_after_ms - STORED_MS_PRECISION - stored_ms
     behind_ms = stored_ms - now_ms
     return max(ahead_ms, 0) or -max(behind_ms, 0)
+
+
+def lost_spec(table: str, key: str) -> DamagedLog:
+    """The error for a write to a table whose `_table.json` is gone."""
+    return DamagedLog(
+        f"{table}: '{key}' is missing, and the log is of a table that had it. The table can be read, and not be "
+        "written. Restore the object from a backup, or make it anew from the log with 'icedb repair-spec' or "
+        "Table.repair_spec, then open the table again.",
+        key=key,
+    )
 
 
 def damaged_spec(table: str, key: str, error: FixInput) -> DamagedLog:

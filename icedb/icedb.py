@@ -35,11 +35,13 @@ from icedb.log_records import FileMarker, LogMetadata, Schema, schema_of, v3_con
 from icedb.log_store import check_log_place, claim_log
 from icedb.maintenance.cleanup import cleanup
 from icedb.maintenance.merge import MergePlan, carry_out, mergeable
+from icedb.opening import is_lost, one_line
 from icedb.parts import put_parts
 from icedb.publishing import prepare, publish_append
 from icedb.spec import Compression, TableSpec, check_spec
 from icedb.staging import Stage, stage_rows
 from icedb.store import ObjectNotFound, open_store
+from icedb.table_place import check_address
 from icedb.v3_rules import (
     column_name,
     drop_paths,
@@ -371,7 +373,15 @@ class IceDBv3:
         opened = self._now()
         handle = opened.handle
         if not opened.log_is_ours:
-            check_log_place(handle)
+            body = check_log_place(handle)
+            if body is not None:
+                handle.stored_spec = one_line(body)
+            else:
+                state = self._read(handle)
+                handle.spec_is_lost = is_lost(state, handle)
+                handle.check_spec()
+                if not state.files:  # the first write makes the table
+                    check_address(handle)
             claim_log(handle)
             self._opened = dataclasses.replace(opened, log_is_ours=True)
         handle.check_writable()

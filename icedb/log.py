@@ -44,6 +44,7 @@ from icedb.log_store import find_log_owner
 from icedb.schema import check_columns, checked_type
 from icedb.spec import TableSpec
 from icedb.store import ObjectNotFound, open_store
+from icedb.table_place import check_address
 
 __all__ = [
     "FileMarker",
@@ -293,6 +294,8 @@ class IceLogIO:
             raise InvalidOption(f"{handle.table}: log files of version {version!r} cannot be written; give {VERSION}.")
         with v3_conflicts():
             state = handle.read(fresh=True)
+            if not state.files:  # the first append makes the table
+                check_address(handle)
             check_columns(file.schema, state.schema, table=handle.table)
         if file.carries_tombstones and state.epoch:
             raise InvalidOption(

@@ -13,14 +13,14 @@ from icedb.errors import DamagedLog, FixInput, InvalidOption, SchemaConflict, Ta
 from icedb.format.names import decode_partition, encode_value, partition_of
 from icedb.format.snapshot import LogState
 from icedb.handle import Fencing, Handle, damaged_spec
-from icedb.log_store import claim_log_store, find_log_store
+from icedb.log_store import claim_log_store, find_log_owner, find_log_store
 from icedb.options import Timing, timing_differences
 from icedb.partitions import path_value_types
 from icedb.spec import TableSpec, decode_spec, encode_spec
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, some_below
 from icedb.table_place import check_address
 
-__all__ = ["create_handle", "open_beside", "open_handle", "quarantine_name"]
+__all__ = ["create_handle", "is_lost", "one_line", "open_beside", "open_handle", "quarantine_name"]
 
 
 def open_handle(
@@ -34,7 +34,8 @@ def open_handle(
     """The handle of the table in a store, and of its log, if that is in another. Raises TableNotFound, DamagedLog.
 
     `timing`: raise InvalidOption unless these are the table's times. Log files without a spec are a table of an
-    IceDB v3 program: its paths tell what its partition columns are.
+    IceDB v3 program: its paths tell what its partition columns are. If the log says that the table had a spec
+    (`is_lost`), the handle reads with the newest that the log records, and does not write.
     """
     location = store.location
     try:
@@ -48,6 +49,7 @@ def open_handle(
     spec = decode_spec(body, table=location.uri, key=location.keys.spec)
     store = find_log_store(store, spec, log_storage_options)
     handle = Handle(store, TableSpec(), fencing=fencing, clock=clock)
+    handle.stored_spec = one_line(body)
     try:
         handle = handle.with_spec(spec)
     except FixInput as error:  # another program may have written it
@@ -92,8 +94,43 @@ def _adopt(handle: Handle) -> Handle:
             f"{handle.table}: there is no table ('{handle.keys.spec}' is missing). Create one with Table.create, or "
             "correct the address."
         )
+    if is_lost(state, handle):
+        return _read_only(handle, state)
     if handle.spec.revision == 0:  # else `alter` recorded one, with the path columns that it knew
         return handle.with_spec(TableSpec(path_columns=_path_columns(handle, state)))
+    return handle
+
+
+def one_line(body: bytes) -> msgspec.Raw:
+    """Return the body of `_table.json` as a log file records it."""
+    return msgspec.Raw(msgspec.json.format(body, indent=-1))
+
+
+def is_lost(state: LogState, handle: Handle) -> bool:
+    """Whether a log that has no `_table.json` is of a table that had one, and not of programs of IceDB v3.
+
+    The first exclusive commit records the spec. That of a table without `_table.json` has no id.
+    """
+    if not state.spec:
+        return state.epoch > 0  # before exclusive commits recorded it
+    return bool(decode_spec(bytes(state.spec), table=handle.table, key=handle.keys.log_prefix).id)
+
+
+def _read_only(handle: Handle, state: LogState) -> Handle:
+    """The handle of a table whose `_table.json` is gone. Raises DamagedLog for a log without the parts beside it."""
+    if state.spec:
+        recorded = decode_spec(bytes(state.spec), table=handle.table, key=handle.keys.log_prefix)
+        if recorded.log_uri and handle.location.log is None:
+            owner = find_log_owner(handle.store)
+            raise DamagedLog(
+                f"{handle.table}: this is the log of a table whose parts are elsewhere"
+                f"{f', at {owner.uri!r}' if owner else ''}. Open that table.",
+                key=handle.keys.spec,
+            )
+        handle = handle.with_spec(recorded)
+    else:
+        handle = handle.with_spec(TableSpec(path_columns=_path_columns(handle, state)))
+    handle.spec_is_lost = True
     return handle
 
 
@@ -147,6 +184,7 @@ def create_handle(
         return handle
     claim_log_store(handle)
     handle.check_writable()
+    handle.stored_spec = one_line(encode_spec(handle.spec))
     _create_spec(handle)
     return handle
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from icedb.changes import Changes, take_changes
 from icedb.clock import SystemClock
@@ -42,6 +42,7 @@ from icedb.maintenance.merge_log import LINES_MAX, MergeLogReport, merge_log
 from icedb.maintenance.orphans import ORPHANS_MAX, SweepReport, sweep_orphans
 from icedb.maintenance.pins import Expires, Pin, pin, read_pins, unpin
 from icedb.maintenance.repair import RepairReport, repair
+from icedb.maintenance.repair_spec import SpecRepairReport, repair_spec
 from icedb.maintenance.restore import RestoreReport, restore
 from icedb.maintenance.rewrite import RewriteReport, rewrite_partition
 from icedb.maintenance.verify import VerifyReport, verify
@@ -205,6 +206,34 @@ class Table:
         except TableNotFound:
             return False
         return True
+
+    @classmethod
+    def repair_spec(
+        cls,
+        uri: str | os.PathLike[str],
+        *,
+        spec: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        credential_provider: CredentialProvider | None = None,
+        log_uri: str | os.PathLike[str] | None = None,
+        log_storage_options: Mapping[str, str] | None = None,
+        fencing: Fencing = "claims",
+        dry_run: bool = False,
+    ) -> SpecRepairReport:
+        """Create a lost `_table.json` anew, from the newest spec that the log records.
+
+        Until then the table opens read-only. `log_uri`: where the log is, if not beside the parts. `spec`: for a log
+        that records none, a dict with the keys of `_table.json`; it is compared with the columns and paths in the log.
+        A `_table.json` that is there is never replaced. The repair can be repeated, and two at once do no harm.
+
+        Raises TableNotFound without a log; DamagedLog when the log records no spec and none is given, or is that of
+        another table; InvalidOption for a `spec` that does not fit the log; TableExists when another spec came back
+        meanwhile; UnsupportedStore, StoreUnavailable and the store's errors.
+        """
+        location = parse_location(uri, storage_options, credential_provider)
+        if log_uri is not None:
+            location = with_log(location, log_uri, log_storage_options)
+        return repair_spec(Handle(open_store(location), TableSpec(), fencing=fencing), spec, dry_run=dry_run)
 
     # ------------------------------------------------------------------------------------ write
 

@@ -124,6 +124,7 @@ LAYERS = [
     "icedb.maintenance.common_types",
     "icedb.maintenance.recast",
     "icedb.maintenance.repair",
+    "icedb.maintenance.repair_spec",
     "icedb.maintenance.sources",
     "icedb.maintenance.footers",
     "icedb.maintenance.examining",

@@ -54,6 +54,7 @@ PUBLIC = {
         "Schema",
         "SchemaConflictException",
         "Snapshot",
+        "SpecRepairReport",
         "SweepReport",
         "Table",
         "Thresholds",

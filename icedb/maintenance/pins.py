@@ -114,6 +114,7 @@ def pin(
 
 def unpin(handle: Handle, name: str, *, dry_run: bool = False) -> bool:
     """Remove a pin; whether there was one. See `Table.unpin`."""
+    handle.check_spec()
     key = handle.keys.pin(name)
     try:
         handle.store.head(key)

@@ -15,12 +15,13 @@ from itertools import islice
 from icedb.errors import DamagedLog, InvalidOption
 from icedb.format.names import Keys
 from icedb.format.records import Marker, total_rows
-from icedb.handle import Handle
+from icedb.handle import Handle, lost_spec
 from icedb.maintenance.audit import Problem, ReadLog, check_claims, check_log, read_log
 from icedb.maintenance.claims import Claims, read_claims
 from icedb.maintenance.contents import check_contents, check_footers
 from icedb.maintenance.orphans import SweepPlan, named_by_claims, plan_sweep
 from icedb.maintenance.pins import is_needed, read_pins
+from icedb.opening import is_lost
 from icedb.store import ObjectInfo
 from icedb.table_place import foreign_roots, is_below
 
@@ -152,6 +153,7 @@ def _look(handle: Handle) -> _Look:
     foreign = tuple(sorted([*outside, *(i.key for i in unnamed.foreign)]))
     problems = [
         *log.problems,
+        *_check_spec(handle, log, spec_is_listed=any(i.key == keys.spec for i in objects)),
         *check_log(log, now_ms=handle.clock.now_ms(), skew_ms=timing.max_skew_ms),  # listed since `now_ms`
         *check_claims(claims.found, log),
         *_check_claims_read(handle.keys, claims),
@@ -172,6 +174,12 @@ def _unnamed(handle: Handle, stored: Mapping[str, ObjectInfo], claims: Claims, l
         now_ms=now_ms - handle.timing.max_skew_ms,
         min_age_ms=handle.timing.min_age_ms,
     )
+
+
+def _check_spec(handle: Handle, log: ReadLog, *, spec_is_listed: bool) -> Iterator[Problem]:
+    if not spec_is_listed and not log.unread and is_lost(log.state, handle):
+        error = lost_spec(handle.table, handle.keys.spec)
+        yield Problem("lost_spec", "error", handle.keys.spec, str(error))
 
 
 def _check_claims_read(keys: Keys, claims: Claims) -> Iterator[Problem]:

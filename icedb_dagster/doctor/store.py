@@ -150,6 +150,7 @@ def _table(store: ObjectStore) -> Finding:
         if handle.location.log is not None:
             handle.check_writable()  # the other store's word; the probe has asked the one of the parts
         state = handle.read(fresh=True)
+        handle.check_spec()
         if _is_foreign(handle):
             return problem(check, str(foreign_maintenance(handle, state.epoch + 1)), "icedb verify tells more")
     except TableNotFound:
