@@ -5,10 +5,8 @@ Everything above (scan, maintenance, the Spark source) works on a `Handle`; `Tab
 
 from __future__ import annotations
 
-import atexit
 import copy
-import shutil
-import tempfile
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +29,7 @@ from icedb.schema import checked_type, type_name
 from icedb.shaping import WriteContext
 from icedb.spec import TableSpec, all_columns, decode_spec
 from icedb.store import ObjectExists, ObjectStore, fetch
+from icedb.temporary import make_folder, temporary_folder
 
 __all__ = ["Fencing", "Handle", "Part", "clock_ahead_ms", "damaged_spec"]
 
@@ -102,7 +101,7 @@ class Handle:
         self.latest: tuple[LogState, Sequence[Part]] | None = None
         self._schema: dict[str, str] = {}
         self._probed = False
-        self._copies_folder: Path | None = None
+        self._copies_folder: tuple[int, Path] | None = None
         self._clock_checked = False
 
     def _log_reader(self, *, tolerant: bool) -> LogReader:
@@ -216,8 +215,8 @@ class Handle:
         path = self._copies / part.key
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self._copies) as folder:
-                whole = Path(folder, "part")
+            with temporary_folder("part", below=self._copies) as folder:
+                whole = folder / "part"
                 fetch(self.store, part.key, whole)
                 whole.replace(path)  # another thread may look for it meanwhile
         return str(path)
@@ -226,11 +225,10 @@ class Handle:
     def _copies(self) -> Path:
         """A folder of this handle's own, whichever of its threads is the first to need it."""
         with _making_folders:
-            if self._copies_folder is None:
-                # Until the process ends: a lazy relation may outlive its table.
-                self._copies_folder = Path(tempfile.mkdtemp(prefix="icedb-memory-"))
-                atexit.register(shutil.rmtree, self._copies_folder, ignore_errors=True)
-            return self._copies_folder
+            # Until the process ends: a lazy relation may outlive its table. A forked one has a folder of its own.
+            if self._copies_folder is None or self._copies_folder[0] != os.getpid():
+                self._copies_folder = os.getpid(), make_folder("memory")
+            return self._copies_folder[1]
 
     def write_context(self) -> WriteContext:
         """All that a writer, here or on another machine, must know."""

@@ -6,8 +6,6 @@ after the whole object was fetched and could not be read either: a network that 
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -23,6 +21,7 @@ from icedb.maintenance.audit import Problem
 from icedb.parts import digest
 from icedb.progress import progress
 from icedb.store import ObjectNotFound
+from icedb.temporary import make_folder, remove_folder
 
 __all__ = ["check_contents", "check_footers"]
 
@@ -89,7 +88,7 @@ def check_contents(handle: Handle, markers: Sequence[Marker], *, deep: bool) -> 
     """
     if not markers:
         return []
-    folder = Path(tempfile.mkdtemp(prefix="icedb-verify-"))
+    folder = make_folder("verify")
     con = connect_reader(handle.location)
     try:
         problems: list[Problem] = []
@@ -105,7 +104,7 @@ def check_contents(handle: Handle, markers: Sequence[Marker], *, deep: bool) -> 
         return problems
     finally:
         con.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
 
 
 def _check_part(
