@@ -21,6 +21,7 @@ from icedb.errors import ClockSkew, DamagedLog, FixInput, InvalidOption, Unsuppo
 from icedb.format.names import Keys, decode_partition, partition_of
 from icedb.format.records import Marker, Stats
 from icedb.format.snapshot import LogState
+from icedb.local_files import check_links
 from icedb.location import Location
 from icedb.options import Timing
 from icedb.partitions import PartitionExpression, partition_expressions
@@ -204,12 +205,27 @@ class Handle:
         """The time from which on a log file is from a clock far ahead: no commit of `now_ms` can replace it."""
         return now_ms + 2 * self.timing.max_skew_ms + 1
 
-    def readable_path(self, part: Part) -> str:
-        """What DuckDB can open: the part itself, or a copy of what it cannot reach.
+    def own_paths(self, parts: Sequence[Part]) -> list[str]:
+        """The paths of parts, for engines that open them by path. Raises SymbolicLink, also for a folder on the way."""
+        if self.location.scheme == "file":
+            root = self.location.root
+            check_links(root, (p.key for p in parts if p.path == f"{root}/{p.key}"))  # a fetched copy lies elsewhere
+        return [p.path for p in parts]
+
+    def readable_paths(self, parts: Sequence[Part]) -> list[str]:
+        """What DuckDB can open: the parts themselves, or copies of what it cannot reach. Raises SymbolicLink.
 
         That is what only this process's memory holds or what lies in Azure, and a name, of a v3 program, that DuckDB
         takes for a pattern.
         """
+        self.own_paths(parts)
+        return [self._readable(p) for p in parts]
+
+    def readable_path(self, part: Part) -> str:
+        """See `readable_paths`."""
+        return self.readable_paths([part])[0]
+
+    def _readable(self, part: Part) -> str:
         if not part.path.startswith(_COPIED) and _NO_PATH.isdisjoint(part.key):
             return part.path
         path = self._copies / part.key

@@ -96,6 +96,7 @@ PUBLIC = {
         "SparkJobFailed",
         "StackError",
         "StoreUnavailable",
+        "SymbolicLink",
         "TableExists",
         "TableNotFound",
         "TornListing",

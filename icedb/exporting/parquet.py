@@ -221,7 +221,7 @@ class _Export:
     @contextmanager
     def _fetched(self, part: Part, folder: Path) -> Iterator[Path]:
         if self._handle.location.scheme == "file":
-            yield Path(part.path)
+            yield Path(*self._handle.own_paths([part]))
             return
         path = folder / part.key.rpartition("/")[2]
         fetch(self._handle.store, part.key, path)

@@ -66,7 +66,7 @@ def check_footers(handle: Handle, markers: Sequence[Marker]) -> list[Problem]:
 
 def _suspects(handle: Handle, con: duckdb.DuckDBPyConnection, markers: Sequence[Marker]) -> list[Marker]:
     """The parts whose footer cannot be read or counts other rows. One bad part fails its query, so halves are tried."""
-    by_path = {handle.part(m).path: m for m in markers}
+    by_path = dict(zip(handle.own_paths([handle.part(m) for m in markers]), markers, strict=True))
     paths = ", ".join(map(quote_text, by_path))
     query = f"SELECT file_name, num_rows FROM parquet_file_metadata([{paths}])"
     try:
@@ -122,7 +122,7 @@ def _check_part(
 def _fetched(handle: Handle, marker: Marker, path: Path) -> Iterator[Path]:
     """The object as a file: where it lies, or a copy at `path` for as long as it is looked at."""
     if handle.location.scheme == "file":
-        yield Path(handle.part(marker).path)
+        yield Path(*handle.own_paths([handle.part(marker)]))
         return
     path.write_bytes(handle.store.get(marker.key).body)
     try:

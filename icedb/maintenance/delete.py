@@ -153,7 +153,7 @@ class Finding(Work[tuple[Part, ...], dict[str, int]]):
         return counts
 
     def _count(self, handle: Handle, con: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> dict[str, int]:
-        keys = {handle.readable_path(p): p.key for p in parts}
+        keys = dict(zip(handle.readable_paths(parts), (p.key for p in parts), strict=True))
         rows = relation(handle, parts, self.schema, self.types, with_file=True)
         found = con.execute(
             f"SELECT {FILE_COLUMN}, count(*) FROM ({rows}) AS t WHERE (\n{self.predicate}\n) GROUP BY ALL"

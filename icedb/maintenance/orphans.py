@@ -31,7 +31,7 @@ ORPHANS_MAX = 10_000
 class SweepPlan:
     """Objects under `_data/` that nothing names. `young` may be being written.
 
-    `foreign` are no parts of this table: they have other names, or lie below another table.
+    `foreign` are no parts of this table: they have other names, lie below another table, or are symbolic links.
     """
 
     orphans: tuple[ObjectInfo, ...]
@@ -60,7 +60,7 @@ def plan_sweep(
     objects = list(objects)
     others = foreign_roots((i.key for i in objects), keys)
     unnamed = sorted((i for i in objects if i.key not in named), key=lambda i: (i.stored_ms, i.key))
-    parts = [i for i in unnamed if is_part(keys, i.key) and not is_below(i.key, others)]
+    parts = [i for i in unnamed if not i.is_link and is_part(keys, i.key) and not is_below(i.key, others)]
     kept = {i.key for i in parts}
     return SweepPlan(
         orphans=tuple(i for i in parts if now_ms - i.stored_ms >= min_age_ms),

@@ -186,7 +186,7 @@ class _Scan:
     def _parquet(self, parts: Sequence[Part], *, hive_schema: Mapping[str, Any] | None = None) -> Any:
         polars = self.polars
         return polars.scan_parquet(
-            [self.handle.readable_path(p) for p in parts],
+            self.handle.readable_paths(parts),
             glob=False,
             schema=self.columns.stored,
             hive_partitioning=hive_schema is not None,
