@@ -8,7 +8,7 @@ A file is put so that a power failure leaves all of it or nothing.
 The content is written and synced under a staged name, which listings skip (it ends in `#` and digits); a hard link
 then gives it its key, whole and only if nothing has that key; last, its folder is synced, so that the name stays, and
 once per process those above it.
-A crash may leave a staged file behind. It is in nobody's way, and may be deleted by hand.
+A crash may leave a staged file behind. Nothing reads it, and the orphan sweep deletes it when it is old.
 
 Deletions are not synced: one that a power failure undoes finds its tombstone still in the log, and is repeated.
 """
@@ -19,7 +19,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
 from itertools import count, groupby
@@ -59,8 +59,9 @@ _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # NONBLOCK: to open a pipe would wait for its writer.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# A staged file, which no listing shows.
+# Files that no listing shows; and those of them that puts of this module leave when they are cut short.
 _STAGED = re.compile(r"#[0-9]+\Z")
+_OURS = re.compile(r"\.staged#[0-9]+\Z")
 
 
 def check_folder(folder: Path) -> bool:
@@ -149,20 +150,32 @@ def file_status(root: str, key: str) -> os.stat_result:
     return status
 
 
-def list_files(root: str, prefix: str, *, after: str = "") -> Iterator[tuple[str, os.stat_result]]:
+def list_files(
+    root: str, prefix: str, *, after: str = "", unfinished: bool = False
+) -> Iterator[tuple[str, os.stat_result]]:
     """Each file below a folder (`prefix` without a slash at its end), and each link, with its own status.
 
-    In no order. Raises SymbolicLink if the prefix leads through a link, OSError, and ValueError for a name that cannot
-    be in a key.
+    `unfinished`: the staged files of puts instead. In no order. Raises SymbolicLink if the prefix leads through a link,
+    OSError, and ValueError for a name that cannot be in a key.
     """
     try:
         folder = _open_folder(root, segments_of(prefix) if prefix else [], flags=_LISTED)
     except (FileNotFoundError, NotADirectoryError):
         return
-    yield from _listed(folder, f"{prefix}/" if prefix else "", after)
+    yield from _listed(folder, f"{prefix}/" if prefix else "", after, _is_unfinished if unfinished else _is_shown)
 
 
-def _listed(folder: int, prefix: str, after: str) -> Iterator[tuple[str, os.stat_result]]:
+def _is_shown(name: str) -> bool:
+    return _STAGED.search(name) is None
+
+
+def _is_unfinished(name: str) -> bool:
+    return _OURS.match(name) is not None
+
+
+def _listed(
+    folder: int, prefix: str, after: str, wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, os.stat_result]]:
     """The files below an open folder, which is closed."""
     try:
         with os.scandir(folder) as entries:
@@ -173,8 +186,8 @@ def _listed(folder: int, prefix: str, after: str) -> Iterator[tuple[str, os.stat
                         below = os.open(entry.name, _LISTED | os.O_NOFOLLOW, dir_fd=folder)
                     except (FileNotFoundError, NotADirectoryError):
                         continue  # removed, or replaced, since
-                    yield from _listed(below, f"{key}/", after)
-                elif key > after and not _STAGED.search(entry.name):
+                    yield from _listed(below, f"{key}/", after, wanted)
+                elif key > after and wanted(entry.name):
                     if not entry.name.isprintable() and _cannot_be_in_a_key(entry.name):
                         raise ValueError(key)
                     with suppress(FileNotFoundError):
@@ -286,6 +299,8 @@ def _open_staged(folder: Path) -> tuple[Path, int]:
 def _link(staged: Path, path: Path, root: Path) -> None:
     try:
         path.hardlink_to(staged)
+    except FileNotFoundError:  # a sweep took the staged file of a process that slept for a day
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE)) from None
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise

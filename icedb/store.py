@@ -52,6 +52,7 @@ __all__ = [
     "open_stream",
     "presign",
     "some_below",
+    "unfinished_puts",
 ]
 
 # A request and its retries end well before a commit's deadline (5 minutes), so that a put which nobody waits
@@ -442,6 +443,10 @@ class LocalFolder(ObstoreStore):
         """Return the first files of a listing; see the function of this name."""
         return list(islice(self._listed(prefix), SOME))
 
+    def unfinished(self, prefix: str) -> list[ObjectInfo]:
+        """List what puts that were cut short have left; see `unfinished_puts`."""
+        return [info for info in self._listed(prefix, unfinished=True) if not info.is_link]
+
     def list(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         """List files by key, and links as links."""
         found = []
@@ -453,11 +458,12 @@ class LocalFolder(ObstoreStore):
             advance(len(found) % TOLD_EVERY)
         return sorted(found, key=lambda info: info.key)
 
-    def _listed(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+    def _listed(self, prefix: str, after: str = "", *, unfinished: bool = False) -> Iterator[ObjectInfo]:
         if self._open() is None:
             return
         with self._errors("list", prefix):
-            for key, status in list_files(self.location.root, prefix.rstrip("/"), after=after):
+            files = list_files(self.location.root, prefix.rstrip("/"), after=after, unfinished=unfinished)
+            for key, status in files:
                 yield _info(key, status)
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -489,6 +495,15 @@ def some_below(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
     """Return some of the objects below a prefix, by one request; an empty list if there are none."""
     store = _store_of(store, prefix)
     return store.some_below(prefix) if isinstance(store, ObstoreStore) else store.list(prefix)
+
+
+def unfinished_puts(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
+    """Files that puts into a folder have left when their process was killed, or are writing now; no listing has them.
+
+    Other stores keep nothing of a put that did not finish.
+    """
+    store = _store_of(store, prefix)
+    return store.unfinished(prefix) if isinstance(store, LocalFolder) else []
 
 
 async def open_stream(store: ObjectStore, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
