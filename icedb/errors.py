@@ -42,6 +42,7 @@
     └── Damaged                  the store holds something that must not be there, or lacks something
         ├── DamagedLog               a log file that cannot be read as one                 (ValueError)
         ├── MissingPart              a live part without its object                        (FileNotFoundError)
+        ├── SymbolicLink             a link inside a table's folder                        (OSError)
         ├── ForeignMaintenance       another program made or removed epochs of our log     (RuntimeError)
         └── InvariantViolated        a check before or after a write failed: our bug       (AssertionError)
 
@@ -85,6 +86,7 @@ __all__ = [
     "SparkJobFailed",
     "StackError",
     "StoreUnavailable",
+    "SymbolicLink",
     "TableExists",
     "TableNotFound",
     "TooManyColumns",
@@ -303,6 +305,10 @@ class DamagedLog(Damaged, ValueError):
 
 class MissingPart(Damaged, FileNotFoundError):
     """A live part whose object is not in the store."""
+
+
+class SymbolicLink(Damaged, OSError):
+    """A symbolic link inside the folder of a table. It is not followed: it may lead to any file of the machine."""
 
 
 class ForeignMaintenance(Damaged, RuntimeError):

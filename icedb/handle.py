@@ -5,10 +5,8 @@ Everything above (scan, maintenance, the Spark source) works on a `Handle`; `Tab
 
 from __future__ import annotations
 
-import atexit
 import copy
-import shutil
-import tempfile
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +29,7 @@ from icedb.errors import (
 from icedb.format.names import Keys, decode_partition, partition_of
 from icedb.format.records import Marker, Stats
 from icedb.format.snapshot import LogState
+from icedb.local_files import check_links
 from icedb.location import Location
 from icedb.options import Timing, shortest_at, timing_at
 from icedb.partitions import PartitionExpression, partition_expressions
@@ -39,6 +38,7 @@ from icedb.schema import checked_type, type_name
 from icedb.shaping import WriteContext
 from icedb.spec import TableSpec, all_columns, decode_spec
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, fetch
+from icedb.temporary import make_folder, temporary_folder
 
 __all__ = ["Fencing", "Handle", "Part", "clock_ahead_ms", "damaged_spec", "lost_spec"]
 
@@ -114,7 +114,7 @@ class Handle:
         self.latest: tuple[LogState, Sequence[Part]] | None = None
         self._schema: dict[str, str] = {}
         self._probed = False
-        self._copies_folder: Path | None = None
+        self._copies_folder: tuple[int, Path] | None = None
         self._clock_checked = False
         #: The spec that the times are of, as one value for all threads; None: no spec of the table is known.
         self._times: TableSpec | None = None
@@ -265,19 +265,34 @@ class Handle:
         """The time from which on a log file is from a clock far ahead: no commit of `now_ms` can replace it."""
         return now_ms + 2 * self.timing.max_skew_ms + 1
 
-    def readable_path(self, part: Part) -> str:
-        """What DuckDB can open: the part itself, or a copy of what it cannot reach.
+    def own_paths(self, parts: Sequence[Part]) -> list[str]:
+        """The paths of parts, for engines that open them by path. Raises SymbolicLink, also for a folder on the way."""
+        if self.location.scheme == "file":
+            root = self.location.root
+            check_links(root, (p.key for p in parts if p.path == f"{root}/{p.key}"))  # a fetched copy lies elsewhere
+        return [p.path for p in parts]
+
+    def readable_paths(self, parts: Sequence[Part]) -> list[str]:
+        """What DuckDB can open: the parts themselves, or copies of what it cannot reach. Raises SymbolicLink.
 
         That is what only this process's memory holds or what lies in Azure, and a name, of a v3 program, that DuckDB
         takes for a pattern.
         """
+        self.own_paths(parts)
+        return [self._readable(p) for p in parts]
+
+    def readable_path(self, part: Part) -> str:
+        """See `readable_paths`."""
+        return self.readable_paths([part])[0]
+
+    def _readable(self, part: Part) -> str:
         if not part.path.startswith(_COPIED) and _NO_PATH.isdisjoint(part.key):
             return part.path
         path = self._copies / part.key
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self._copies) as folder:
-                whole = Path(folder, "part")
+            with temporary_folder("part", below=self._copies) as folder:
+                whole = folder / "part"
                 fetch(self.store, part.key, whole)
                 whole.replace(path)  # another thread may look for it meanwhile
         return str(path)
@@ -286,11 +301,10 @@ class Handle:
     def _copies(self) -> Path:
         """A folder of this handle's own, whichever of its threads is the first to need it."""
         with _making_folders:
-            if self._copies_folder is None:
-                # Until the process ends: a lazy relation may outlive its table.
-                self._copies_folder = Path(tempfile.mkdtemp(prefix="icedb-memory-"))
-                atexit.register(shutil.rmtree, self._copies_folder, ignore_errors=True)
-            return self._copies_folder
+            # Until the process ends: a lazy relation may outlive its table. A forked one has a folder of its own.
+            if self._copies_folder is None or self._copies_folder[0] != os.getpid():
+                self._copies_folder = os.getpid(), make_folder("memory")
+            return self._copies_folder[1]
 
     def write_context(self) -> WriteContext:
         """All that a writer, here or on another machine, must know."""

@@ -23,7 +23,7 @@ import msgspec
 
 from icedb.clock import SystemClock
 from icedb.commit import Commit
-from icedb.engine import load_httpfs, quote_text
+from icedb.engine import load_httpfs, quote_text, set_spill
 from icedb.errors import CommitContended, InvalidBatch, InvalidOption, InvalidPartitionValue
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle, Part
@@ -42,6 +42,7 @@ from icedb.spec import Compression, TableSpec, check_spec
 from icedb.staging import Stage, stage_rows
 from icedb.store import ObjectNotFound, open_store
 from icedb.table_place import check_address
+from icedb.temporary import spill_path
 from icedb.v3_rules import (
     column_name,
     drop_paths,
@@ -306,6 +307,7 @@ class IceDBv3:
     def get_duckdb(self) -> duckdb.DuckDBPyConnection:
         """A connection that reads the bucket: httpfs and the credentials. Raises StoreUnavailable, InvalidOption."""
         con = duckdb.connect(":memory:")
+        set_spill(con, spill_path())
         settings = {"extension_directory": self.duckdb_ext_dir}
         _apply(con, settings)
         if self.max_threads is not None:

@@ -184,7 +184,7 @@ def read_parquet(handle: Handle, parts: Sequence[Part], options: str = "hive_par
 
 def _paths(handle: Handle, parts: Sequence[Part]) -> str:
     """What of these parts DuckDB opens, as a list."""
-    return f"[{', '.join(quote_text(handle.readable_path(p)) for p in parts)}]"
+    return f"[{', '.join(map(quote_text, handle.readable_paths(parts)))}]"
 
 
 def explain(

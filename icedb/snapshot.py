@@ -195,7 +195,7 @@ class Snapshot:
             check_select(con, sql, table=self.table, sandbox=sandbox)
             rows = relation(self._handle, parts, self.schema, self.partition_schema, expressions=self.expressions)
             con.execute(f"CREATE VIEW t AS {_within(rows, predicate)}")
-            lock_reader(con, [self._handle.readable_path(p) for p in self._openable(parts)] if sandbox else None)
+            lock_reader(con, self._handle.readable_paths(self._openable(parts)) if sandbox else None)
             answer = self._ask(con, sql, predicate)
         except (duckdb.Error, ObjectNotFound) as error:
             raise self._explained(error) from None

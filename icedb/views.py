@@ -14,12 +14,9 @@ A refreshed view knows the transactions of its source, so to try one of them aga
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -51,6 +48,7 @@ from icedb.schema import typed_nothing
 from icedb.shaping import WriteContext
 from icedb.spec import TableSpec, View
 from icedb.staging import Stage, stage_rows
+from icedb.temporary import make_folder, remove_folder
 from icedb.transactions import Txn
 
 __all__ = [
@@ -202,7 +200,7 @@ def refresh_view(handle: Handle, name: str, *, memory_bytes: int | None = None) 
 
 def _write_all(handle: Handle, target: Handle, view: View, state: LogState, memory_bytes: int) -> WrittenParts:
     """Write the view's parts for all live rows of its source."""
-    folder = Path(tempfile.mkdtemp(prefix="icedb-view-"))
+    folder = make_folder("view")
     try:
         with connect_reader(handle.location, memory_bytes=memory_bytes, folder=folder) as con:
             con.execute("SET arrow_lossless_conversion = true")
@@ -212,7 +210,7 @@ def _write_all(handle: Handle, target: Handle, view: View, state: LogState, memo
             with _staged(handle, target, view, stream, memory_bytes=memory_bytes) as stage:
                 return put_parts(stage, store=target.store, clock=target.clock)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
 
 
 def _sequences(state: LogState) -> dict[str, int]:

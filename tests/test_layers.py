@@ -21,6 +21,7 @@ LAYERS = [
     "icedb.progress",
     "icedb.threads",
     "icedb.clock",
+    "icedb.temporary",
     "icedb.durations",
     "icedb.times",
     "icedb.options",

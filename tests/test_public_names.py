@@ -97,6 +97,7 @@ PUBLIC = {
         "SparkJobFailed",
         "StackError",
         "StoreUnavailable",
+        "SymbolicLink",
         "TableExists",
         "TableNotFound",
         "TooManyColumns",

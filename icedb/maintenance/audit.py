@@ -26,7 +26,7 @@ from icedb.maintenance.claims import FoundClaim
 from icedb.schema import type_name
 from icedb.store import StoredObject
 
-__all__ = ["Problem", "ReadLog", "Severity", "check_claims", "check_log", "read_log"]
+__all__ = ["Problem", "ReadLog", "Severity", "check_claims", "check_log", "link_problem", "read_log"]
 
 Severity = Literal["error", "warning"]
 
@@ -63,10 +63,12 @@ class ReadLog:
 
 def read_log(handle: Handle) -> ReadLog:
     """List the log, read each log file on its own, and replay those that are good. Raises the store's errors only."""
-    listed_ms = {info.key: info.stored_ms for info in handle.store.list(handle.keys.log_prefix)}
-    problems: list[Problem] = []
+    listed = handle.store.list(handle.keys.log_prefix)
+    listed_ms = {info.key: info.stored_ms for info in listed}
+    links = {info.key for info in listed if info.is_link}
+    problems = [link_problem(handle.table, key) for key in sorted(links)]
     files: dict[str, StoredLogFile] = {}
-    for some in _batches(listed_ms):
+    for some in _batches(key for key in listed_ms if key not in links):
         for key, stored in handle.store.get_many(some).items():
             try:
                 handle.keys.parse_log_file(key)
@@ -77,7 +79,7 @@ def read_log(handle: Handle) -> ReadLog:
             else:
                 files[key] = found
                 problems += _check_file(found, stored, handle.keys)
-    damaged = {p.key for p in problems if p.kind == "damaged_log"}
+    damaged = links | {p.key for p in problems if p.kind == "damaged_log"}
     state, conflicts = _replay_good(handle.table, files, listed_ms)
     gone = listed_ms.keys() - files.keys() - damaged - state.ignored
     problems += [_gone(handle.table, key) for key in sorted(gone)]
@@ -91,6 +93,17 @@ def _announced(log_files: Iterable[str], keys: Keys) -> frozenset[int]:
         with suppress(DamagedLog):
             epochs.add(keys.parse_log_file(key).epoch)
     return frozenset(e for e in epochs if e is not None)
+
+
+def link_problem(table: str, key: str) -> Problem:
+    """The problem of a symbolic link in a folder of the table."""
+    return Problem(
+        "symbolic_link",
+        "error",
+        key,
+        f"{table}: '{key}' is a symbolic link. What it leads to is neither read nor deleted. Put the file or folder "
+        "itself in its place, or remove the link.",
+    )
 
 
 def _gone(table: str, key: str) -> Problem:

@@ -89,7 +89,7 @@ def _copied_before(
     return {
         (info.key.rpartition("/")[2][:_ID_LENGTH], info.bytes, partition_of(prefix, info.key)): info
         for info in stored_parts(handle, partitions)
-        if info.key not in state.parts and info.stored_ms >= least_ms
+        if info.key not in state.parts and info.stored_ms >= least_ms and not info.is_link
     }
 
 

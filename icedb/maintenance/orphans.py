@@ -6,6 +6,9 @@ that, by the store's clock. It lists parts, then claims, then log files (claims 
 once more in that order right before it deletes. Log files that are ignored or superseded name parts too. A claim of
 an epoch that the log has decided names none: its log file does, if it is no void. What cannot be read stops it:
 unknown means keep. It never leaves the table's own `_data/` and deletes only `.parquet` there.
+
+In a folder it also deletes what puts of killed processes have left, as old as orphans have to be. It holds rows, or
+values of the log, and no listing has it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from icedb.errors import DamagedLog, GraceTooShort
 from icedb.format.names import Keys, partition_of
 from icedb.handle import Handle
 from icedb.maintenance.claims import Claims, read_claims
-from icedb.store import ObjectInfo
+from icedb.store import ObjectInfo, unfinished_puts
 from icedb.table_place import RESERVED, foreign_roots, is_below
 
 __all__ = ["ORPHANS_MAX", "SweepPlan", "SweepReport", "is_part", "named_by_claims", "plan_sweep", "sweep_orphans"]
@@ -31,7 +34,7 @@ ORPHANS_MAX = 10_000
 class SweepPlan:
     """Objects under `_data/` that nothing names. `young` may be being written.
 
-    `foreign` are no parts of this table: they have other names, or lie below another table.
+    `foreign` are no parts of this table: they have other names, lie below another table, or are symbolic links.
     """
 
     orphans: tuple[ObjectInfo, ...]
@@ -51,6 +54,8 @@ class SweepReport:
     young_bytes: int
     foreign: tuple[str, ...]
     dry_run: bool
+    #: What puts into a folder left when they were cut short, and this deleted or would delete.
+    unfinished_puts: int = 0
 
 
 def plan_sweep(
@@ -60,7 +65,7 @@ def plan_sweep(
     objects = list(objects)
     others = foreign_roots((i.key for i in objects), keys)
     unnamed = sorted((i for i in objects if i.key not in named), key=lambda i: (i.stored_ms, i.key))
-    parts = [i for i in unnamed if is_part(keys, i.key) and not is_below(i.key, others)]
+    parts = [i for i in unnamed if not i.is_link and is_part(keys, i.key) and not is_below(i.key, others)]
     kept = {i.key for i in parts}
     return SweepPlan(
         orphans=tuple(i for i in parts if now_ms - i.stored_ms >= min_age_ms),
@@ -88,13 +93,14 @@ def sweep_orphans(
     """
     plan = _look(handle, min_age_ms)
     chosen = plan.orphans[: max(0, limit)]
-    if chosen and not dry_run:
+    unfinished = _unfinished(handle, min_age_ms)
+    if (chosen or unfinished) and not dry_run:
         handle.check_writable()
         # A clock that is a day ahead would take what is being written for old.
         handle.check_clock("", put_after_ms=0)
         still = {i.key for i in _look(handle, min_age_ms).orphans}
         chosen = tuple(i for i in chosen if i.key in still)
-        handle.store.delete([i.key for i in chosen])
+        handle.store.delete([*(i.key for i in chosen), *unfinished])
     return SweepReport(
         deleted_parts=tuple(i.key for i in chosen),
         deleted_bytes=sum(i.bytes for i in chosen),
@@ -103,7 +109,16 @@ def sweep_orphans(
         young_bytes=sum(i.bytes for i in plan.young),
         foreign=tuple(i.key for i in plan.foreign),
         dry_run=dry_run,
+        unfinished_puts=len(unfinished),
     )
+
+
+def _unfinished(handle: Handle, min_age_ms: int) -> list[str]:
+    """Old staged files of the table's own folders. A put that is being written is young: its file just changed."""
+    now_ms = handle.clock.now_ms() - handle.timing.max_skew_ms
+    prefixes = (handle.keys.data_prefix, handle.keys.log_prefix, handle.keys.claims_prefix)
+    found = (info for prefix in prefixes for info in unfinished_puts(handle.store, prefix))
+    return [info.key for info in found if now_ms - info.stored_ms >= min_age_ms]
 
 
 def _check_age(handle: Handle, min_age_ms: int | None) -> int:

@@ -90,6 +90,11 @@ def open_source(
     store = Origin(location, same).store(table)
     _refuse_other_table(store, location, home, address)
     root, infos = _list(store, location)
+    if links := [i.key for i in infos if i.is_link and not _is_hidden(i.key.removeprefix(root).split("/"))]:
+        raise InvalidOption(
+            f"{home.uri}: '{location.root_uri}/{links[0]}' is a symbolic link, which imports do not follow. Put the "
+            "file or folder itself in its place, or import the address that it leads to."
+        )
     accepts = _matcher(pattern)
     files = tuple(
         _file(info, location, home, root=root, same=same)

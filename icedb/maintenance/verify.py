@@ -16,7 +16,7 @@ from icedb.errors import DamagedLog, InvalidOption
 from icedb.format.names import Keys
 from icedb.format.records import Marker, total_rows
 from icedb.handle import Handle, lost_spec
-from icedb.maintenance.audit import Problem, ReadLog, check_claims, check_log, read_log
+from icedb.maintenance.audit import Problem, ReadLog, check_claims, check_log, link_problem, read_log
 from icedb.maintenance.claims import Claims, read_claims
 from icedb.maintenance.contents import check_contents, check_footers
 from icedb.maintenance.orphans import SweepPlan, named_by_claims, plan_sweep
@@ -103,7 +103,8 @@ class _Look:
     @property
     def present(self) -> list[Marker]:
         """The live parts whose object is there."""
-        return [m for m in self.log.state.live if m.key in self.stored]
+        stored = self.stored
+        return [m for m in self.log.state.live if m.key in stored and not stored[m.key].is_link]
 
 
 def verify(handle: Handle, *, deep: bool = False, footers: bool = True) -> VerifyReport:
@@ -150,13 +151,14 @@ def _look(handle: Handle) -> _Look:
     outside = [i.key for i in objects if i.key != keys.spec and not i.key.startswith(ours)]
     beside = foreign_roots(outside, keys)  # tables at nested addresses, such as `events/daily` below `events`
     outside = [key for key in outside if not is_below(key, beside)]
-    foreign = tuple(sorted([*outside, *(i.key for i in unnamed.foreign)]))
+    foreign = tuple(sorted([*outside, *(i.key for i in unnamed.foreign if not i.is_link)]))
     problems = [
         *log.problems,
         *_check_spec(handle, log, spec_is_listed=any(i.key == keys.spec for i in objects)),
         *check_log(log, now_ms=handle.clock.now_ms(), skew_ms=timing.max_skew_ms),  # listed since `now_ms`
         *check_claims(claims.found, log),
         *_check_claims_read(handle.keys, claims),
+        *(link_problem(handle.table, i.key) for i in stored.values() if i.is_link),
         *_check_objects(handle.table, log.state.live, stored),
         *(_check_pins(handle, log, stored, now_ms) if claims.pins else ()),
         *_check_unnamed(handle.table, unnamed, timing.min_age_ms, sure=not log.unread and not claims.damaged),
@@ -194,6 +196,8 @@ def _check_claims_read(keys: Keys, claims: Claims) -> Iterator[Problem]:
 def _check_objects(table: str, live: Iterable[Marker], stored: Mapping[str, ObjectInfo]) -> Iterator[Problem]:
     for marker in live:
         found = stored.get(marker.key)
+        if found is not None and found.is_link:
+            continue  # it has a problem of its own
         if found is None:
             yield Problem(
                 "missing_part",
