@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from icedb.arguments import checks_arguments
 from icedb.errors import InvalidOption
 
 __all__ = ["Timing"]
@@ -13,6 +14,7 @@ HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 
 
+@checks_arguments
 @dataclass(frozen=True, slots=True)
 class Timing:
     """All in milliseconds. Every program that writes a table, or follows its changes, must use the same."""

@@ -23,6 +23,7 @@ LAYERS = [
     "icedb.clock",
     "icedb.durations",
     "icedb.times",
+    "icedb.arguments",
     "icedb.options",
     "icedb.spec",
     "icedb.format",

@@ -77,6 +77,7 @@ PUBLIC = {
         "ForeignMaintenance",
         "GraceTooShort",
         "IceDBError",
+        "InvalidArgument",
         "InvalidBatch",
         "InvalidOption",
         "InvalidPartitionExpression",
