@@ -19,6 +19,7 @@ from typing import Literal, get_args
 import msgspec
 
 from icedb.clock import Clock, SystemClock, writer_name
+from icedb.declared import check_stored_spec
 from icedb.errors import ClockSkew, DamagedLog, FixInput, InvalidOption, UnsupportedStore
 from icedb.format.names import Keys, decode_partition, partition_of
 from icedb.format.records import Marker, Stats
@@ -165,7 +166,10 @@ class Handle:
         if self._fixed_spec or isinstance(state.spec, msgspec.UnsetType):
             return
         recorded = decode_spec(bytes(state.spec), table=self.table, key=self.keys.log_prefix)
+        if recorded.revision <= self._spec.revision:
+            return
         try:
+            check_stored_spec(recorded, table=self.table)
             self.learn_spec(recorded)
         except FixInput as error:  # another program may have written it
             key = next(k for k, f in state.effective.items() if f.file.spec is state.spec)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from icedb.clock import Clock
-from icedb.declared import checked_spec
+from icedb.declared import check_stored_spec, checked_spec
 from icedb.errors import DamagedLog, FixInput, SchemaConflict, TableExists, TableNotFound
 from icedb.format.names import decode_partition, encode_value, partition_of
 from icedb.format.snapshot import LogState
@@ -46,6 +46,7 @@ def open_handle(
     store = find_log_store(store, spec, log_storage_options)
     handle = Handle(store, TableSpec(), timing=timing, fencing=fencing, clock=clock)
     try:
+        check_stored_spec(spec, table=handle.table)
         return handle.with_spec(spec)
     except FixInput as error:  # another program may have written it
         raise damaged_spec(handle.table, handle.keys.spec, error) from None
