@@ -56,6 +56,8 @@ ROWS_PER_BATCH = 100_000
 READING_SHARE = 4
 # More brings nothing: a part is a few hundred megabytes, and only a few are written at a time.
 MEMORY_BYTES_MAX = 16 * 1024 * MIB
+# The greatest limit that DuckDB parses is a little more: so much is no limit.
+_MEMORY_BYTES_PARSED = 2**60
 # What a thread of DuckDB needs to read, sort and write Parquet.
 MEMORY_BYTES_PER_THREAD = 128 * MIB
 # With so little, a hundred megabytes that DuckDB's allocator keeps of what was spilled, and that nobody counts, matter:
@@ -141,7 +143,7 @@ def _draw_no_progress(con: duckdb.DuckDBPyConnection) -> None:
 
 def _limit(con: duckdb.DuckDBPyConnection, memory_bytes: int | None, threads: int | None) -> None:
     if memory_bytes is not None:
-        con.execute(f"SET memory_limit = '{memory_bytes}B'")
+        con.execute(f"SET memory_limit = '{min(memory_bytes, _MEMORY_BYTES_PARSED)}B'")
         if memory_bytes <= MEMORY_BYTES_SCARCE:
             con.execute(f"SET allocator_bulk_deallocation_flush_threshold = '{_GIVEN_BACK_FROM}'")
         threads = threads or max(1, min(os.cpu_count() or 1, memory_bytes // MEMORY_BYTES_PER_THREAD))

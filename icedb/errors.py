@@ -14,6 +14,7 @@
     ├── FixInput                 the caller must change something
     │   ├── InvalidURI               no table can be at that address                       (ValueError)
     │   ├── InvalidOption            an unknown or contradictory option                    (ValueError)
+    │   │   └── InvalidArgument          an argument of another type than its parameter       (TypeError)
     │   ├── InvalidBatch             the rows cannot become a table                        (ValueError)
     │   │   ├── EmptyBatch               there is nothing to put in the place of what is there
     │   │   ├── TooManyColumns           the table would have more columns than it may
@@ -46,8 +47,11 @@
         ├── ForeignMaintenance       another program made or removed epochs of our log     (RuntimeError)
         └── InvariantViolated        a check before or after a write failed: our bug       (AssertionError)
 
-Each also subclasses the builtin it resembles. A message names the table, the object and what to do next;
-credentials never appear in one: errors of client libraries are rephrased, not chained.
+Each also subclasses the builtin it resembles. A message names the table, the object and what to do next; credentials
+never appear in one: errors of client libraries are rephrased, not chained.
+
+Three kinds of errors are not of the tree: Python's TypeError for a call with a missing or unknown parameter; an OSError
+with an `errno`, of the machine itself (a full disk); and what a function of the caller raises (`on_part`).
 """
 
 from __future__ import annotations
@@ -67,6 +71,7 @@ __all__ = [
     "ForeignMaintenance",
     "GraceTooShort",
     "IceDBError",
+    "InvalidArgument",
     "InvalidBatch",
     "InvalidOption",
     "InvalidPartitionExpression",
@@ -101,12 +106,19 @@ __all__ = [
 ]
 
 
+#: A message has the remedy at its end, and an argument of any length in its middle: that is shortened.
+_BEGIN_CHARS, _END_CHARS = 2_400, 600
+_MESSAGE_CHARS_MAX = _BEGIN_CHARS + _END_CHARS
+
+
 class IceDBError(Exception):
     """The root of the tree; see the module's docstring."""
 
     def __str__(self) -> str:
         # Explicit, because KeyError would quote the message and OSError would format it as (errno, text).
-        return str(self.args[0]) if self.args else type(self).__name__
+        text = str(self.args[0]) if self.args else type(self).__name__
+        left_out = len(text) - _MESSAGE_CHARS_MAX
+        return text if left_out <= 0 else f"{text[:_BEGIN_CHARS]} [{left_out:,} characters] {text[-_END_CHARS:]}"
 
     def __reduce__(self) -> tuple[object, ...]:
         # Explicit, because some take more than a message, and all come back whole from another process.
@@ -174,6 +186,10 @@ class InvalidURI(FixInput, ValueError):
 
 class InvalidOption(FixInput, ValueError):
     """An unknown or contradictory option."""
+
+
+class InvalidArgument(InvalidOption, TypeError):
+    """An argument of another type than its parameter, which the message names."""
 
 
 class InvalidBatch(FixInput, ValueError):

@@ -17,6 +17,7 @@ from typing import Literal, get_args
 import msgspec
 
 from icedb.clock import Clock, SystemClock, writer_name
+from icedb.declared import check_stored_spec
 from icedb.errors import (
     AccessDenied,
     ClockSkew,
@@ -215,7 +216,10 @@ class Handle:
             return
         recorded = decode_spec(bytes(state.spec), table=self.table, key=self.keys.log_prefix)
         self._learn_times(recorded)
+        if self._fixed_spec or recorded.revision <= self._spec.revision:
+            return
         try:
+            check_stored_spec(recorded, table=self.table)
             self.learn_spec(recorded)
         except FixInput as error:  # another program may have written it
             key = next(k for k, f in state.effective.items() if f.file.spec is state.spec)

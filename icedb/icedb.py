@@ -21,6 +21,7 @@ from typing import Any, cast
 import duckdb
 import msgspec
 
+from icedb.arguments import checks_arguments
 from icedb.clock import SystemClock
 from icedb.commit import Commit
 from icedb.engine import load_httpfs, quote_text, set_spill
@@ -55,8 +56,8 @@ from icedb.v3_rules import (
 
 __all__ = ["CompressionCodec", "IceDBv3"]
 
-#: A row of a v3 program.
-Row = Mapping[str, Any]
+#: A row of a v3 program: a dict. Rows are checked one by one, so that the message has the number.
+Row = Any
 PartitionFunction = Callable[[Any], str]
 RowFormatter = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -79,6 +80,7 @@ class InvalidCodec(InvalidOption, AttributeError):
     """`compression_codec` is no CompressionCodec; v3 programs catch AttributeError."""
 
 
+@checks_arguments
 class IceDBv3:
     """A table as programs of IceDB v3 use it. Safe to share between threads."""
 
@@ -97,7 +99,7 @@ class IceDBv3:
         custom_merge_query: str | None = None,
         custom_insert_query: str | None = None,
         row_group_size: int = 122_880,
-        compression_codec: CompressionCodec = CompressionCodec.SNAPPY,
+        compression_codec: CompressionCodec | Any = CompressionCodec.SNAPPY,  # InvalidCodec for any other
         preserve_partition: bool = False,
         max_threads: int | None = os.cpu_count(),
         log_s3_client: S3Client | None = None,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from icedb.clock import Clock
-from icedb.declared import checked_spec
+from icedb.declared import check_stored_spec, checked_spec
 from icedb.errors import DamagedLog, FixInput, InvalidOption, SchemaConflict, TableExists, TableNotFound
 from icedb.format.names import decode_partition, encode_value, partition_of
 from icedb.format.snapshot import LogState
@@ -51,6 +51,7 @@ def open_handle(
     handle = Handle(store, TableSpec(), fencing=fencing, clock=clock)
     handle.stored_spec = one_line(body)
     try:
+        check_stored_spec(spec, table=handle.table)
         handle = handle.with_spec(spec)
     except FixInput as error:  # another program may have written it
         raise damaged_spec(handle.table, handle.keys.spec, error) from None

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 
+from icedb.arguments import checks_arguments
 from icedb.errors import InvalidOption
 from icedb.times import TIME_MS_MAX
 
@@ -20,6 +21,7 @@ DAY_MS = 24 * HOUR_MS
 LENGTH_MS_MAX = 36_525 * DAY_MS
 
 
+@checks_arguments
 @dataclass(frozen=True, slots=True)
 class Timing:
     """All in milliseconds. They are part of a table's spec: `Table.create` sets them, `Table.alter` changes them."""

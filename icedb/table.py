@@ -15,6 +15,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Literal, Self
 
+from icedb.arguments import checks_arguments
 from icedb.changes import Changes, take_changes
 from icedb.clock import SystemClock
 from icedb.commit import Commit
@@ -62,6 +63,7 @@ from icedb.writing import insert, overwrite
 __all__ = ["Table"]
 
 
+@checks_arguments
 class Table:
     """An open table. Made by `Table.create` and `Table.open`; safe to share between threads."""
 
@@ -147,7 +149,6 @@ class Table:
         elif log_storage_options is not None:
             raise InvalidOption(f"{location.uri}: log_storage_options are given, but no log_uri.")
         store = open_store(location)
-        _check_types(store.location.uri, partition_by, sort_by, row_group_rows, required)
         spec = TableSpec(
             id=SystemClock().new_id(),
             partition_by=tuple(partition_by),
@@ -347,7 +348,6 @@ class Table:
 
         Raises InvalidQuery, TableExists, and as `create` and `refresh_view` do.
         """
-        _check_types(self.uri, partition_by, sort_by, ROW_GROUP_ROWS)
         spec = TableSpec(
             id=self._handle.clock.new_id(),
             partition_by=tuple(partition_by),
@@ -544,7 +544,6 @@ class Table:
         `merging="none"` take back what there was. Raises InvalidOption, InvalidPartitionExpression, InvalidQuery,
         UnknownColumn, SchemaConflict, CommitContended, CommitUncertain and the store's errors.
         """
-        _check_types(self.uri, partition_by or (), sort_by or (), row_group_rows or ROW_GROUP_ROWS, required or ())
         change = spec_change(
             table=self.uri,
             partition_by=partition_by,
@@ -865,14 +864,3 @@ class Table:
         and the store's errors.
         """
         return verify(self._handle, deep=deep, footers=footers)
-
-
-def _check_types(
-    table: str, partition_by: object, sort_by: object, row_group_rows: object, required: object = ()
-) -> None:
-    """What a type checker would have said."""
-    for name, texts in (("partition_by", partition_by), ("sort_by", sort_by), ("required", required)):
-        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-            raise InvalidOption(f"{table}: {name} must be a list of texts, not {texts!r}.")
-    if not isinstance(row_group_rows, int):
-        raise InvalidOption(f"{table}: row_group_rows must be a whole number, not {row_group_rows!r}.")

@@ -24,6 +24,7 @@ LAYERS = [
     "icedb.temporary",
     "icedb.durations",
     "icedb.times",
+    "icedb.arguments",
     "icedb.options",
     "icedb.spec",
     "icedb.format",

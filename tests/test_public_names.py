@@ -78,6 +78,7 @@ PUBLIC = {
         "ForeignMaintenance",
         "GraceTooShort",
         "IceDBError",
+        "InvalidArgument",
         "InvalidBatch",
         "InvalidOption",
         "InvalidPartitionExpression",

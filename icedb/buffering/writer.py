@@ -20,6 +20,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, get_args
 
+from icedb.arguments import checks_arguments
 from icedb.buffering.committing import Committer
 from icedb.buffering.ids import Ids
 from icedb.buffering.queue import SubmissionQueue
@@ -44,6 +45,7 @@ _FAILED_MAX = 1_000
 _open: weakref.WeakSet[BufferedWriter] = weakref.WeakSet()
 
 
+@checks_arguments
 class BufferedWriter:
     """Gathers rows and commits them together: by number, by size or by time, whichever comes first.
 

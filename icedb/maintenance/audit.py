@@ -127,7 +127,11 @@ def _batches(keys: Iterable[str]) -> Iterator[list[str]]:
 def _check_file(stored: StoredLogFile, body: StoredObject, keys: Keys) -> Iterator[Problem]:
     """What decoding alone does not see: name and content say the same, and sections lie one after the other."""
     key, file, name = stored.key, stored.file, keys.parse_log_file(stored.key)
-    header = msgspec.json.decode(body.body.split(b"\n", 1)[0], type=Header)
+    try:
+        header = msgspec.json.decode(body.body.split(b"\n", 1)[0], type=Header)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        yield Problem("damaged_log", "error", key, f"the header of the log file '{key}' cannot be read ({error}).")
+        return
     lines = body.body.count(b"\n") + 1
     parts_from = lines if header.part_line is None else header.part_line
     tombstones_from = parts_from if header.tombstone_line is None else header.tombstone_line

@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from icedb.arguments import checks_arguments
 from icedb.errors import InvalidOption
 from icedb.format.names import partition_of
 from icedb.format.part_columns import MarkerView
@@ -44,6 +45,7 @@ _LEAST_OF_OTHERS = 2
 _MEGABYTE = 1_000_000
 
 
+@checks_arguments
 @dataclass(frozen=True, slots=True)
 class Thresholds:
     """What a table should stay below. Maintenance is recommended from half of each on, rounded down.

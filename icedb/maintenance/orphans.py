@@ -93,7 +93,7 @@ def sweep_orphans(
     """
     plan = _look(handle, min_age_ms)
     chosen = plan.orphans[: max(0, limit)]
-    unfinished = _unfinished(handle, min_age_ms)
+    unfinished = _unfinished(handle, _check_age(handle, min_age_ms))
     if (chosen or unfinished) and not dry_run:
         handle.check_writable()
         # A clock that is a day ahead would take what is being written for old.

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow import fs
 
+from icedb.arguments import checks_arguments
 from icedb.engine import ROWS_PER_BATCH
 from icedb.errors import InvalidOption
 from icedb.location import Location
@@ -30,6 +31,7 @@ from icedb.snapshot import Snapshot
 __all__ = ["dataset", "record_batches"]
 
 
+@checks_arguments
 def dataset(
     snapshot: Snapshot, parts_where: str | None = None, *, uuid: pa.DataType | None = None
 ) -> ds.FileSystemDataset:
@@ -58,6 +60,7 @@ def dataset(
     return ds.FileSystemDataset(fragments, schema, format_, filesystem)
 
 
+@checks_arguments
 def record_batches(
     snapshot: Snapshot,
     columns: Sequence[str] | None = None,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from icedb.arguments import checks_arguments
 from icedb.engine import connect_sandbox, quote_text
 from icedb.errors import UnsupportedType
 from icedb.extras import imported
@@ -44,6 +45,7 @@ _SAME_IN_PATHS = re.compile(
 _USUAL_DAY = re.compile(r"\d{4}-[^(]*")
 
 
+@checks_arguments
 def scan(snapshot: Snapshot, parts_where: str | None = None) -> pl.LazyFrame:
     """The rows of a snapshot, or of those of its parts that may hold rows for which `parts_where` is true.
 
