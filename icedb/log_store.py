@@ -17,7 +17,15 @@ from icedb.spec import TableSpec, decode_spec
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, open_store
 from icedb.two_stores import TwoStores
 
-__all__ = ["check_log_place", "claim_log", "claim_log_store", "check_log_owner", "find_log_owner", "find_log_store"]
+__all__ = [
+    "check_log_place",
+    "claim_log",
+    "claim_log_store",
+    "check_log_owner",
+    "find_log_owner",
+    "find_log_store",
+    "refuse_log_of_another",
+]
 
 
 def claim_log_store(handle: Handle) -> None:
@@ -48,6 +56,19 @@ def claim_log(handle: Handle) -> None:
                 f"{handle.table}: '{log.uri}' holds the log of another table ('{handle.keys.probe}' says which). Give "
                 "each table a log_uri of its own."
             ) from None
+
+
+def refuse_log_of_another(handle: Handle) -> None:
+    """Raise TableExists where the probe says that another table has its log there."""
+    try:
+        owner = find_log_owner(handle.store)
+    except ObjectNotFound:
+        return
+    if owner is not None and owner.uri != handle.table:
+        raise TableExists(
+            f"{handle.table}: the table '{owner.uri}' has its log there ('{handle.keys.probe}' says so). Two tables "
+            "cannot share a log. Choose another address."
+        )
 
 
 def check_log_place(handle: Handle) -> bytes | None:

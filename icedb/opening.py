@@ -13,7 +13,7 @@ from icedb.errors import DamagedLog, FixInput, InvalidOption, SchemaConflict, Ta
 from icedb.format.names import decode_partition, encode_value, partition_of
 from icedb.format.snapshot import LogState
 from icedb.handle import Fencing, Handle, damaged_spec
-from icedb.log_store import claim_log_store, find_log_owner, find_log_store
+from icedb.log_store import claim_log_store, find_log_owner, find_log_store, refuse_log_of_another
 from icedb.options import Timing, timing_differences
 from icedb.partitions import path_value_types
 from icedb.spec import TableSpec, decode_spec, encode_spec
@@ -219,7 +219,10 @@ def _refuse_leftovers(handle: Handle, *, over_files: bool) -> None:
     places = [("log files", keys.log_prefix), ("claims", keys.claims_prefix)]
     places += [] if over_files else [("files", keys.data_prefix)]
     for what, prefix in places:
-        found = [i.key for i in some_below(handle.store, prefix) if i.key != keys.probe]
+        listed = [i.key for i in some_below(handle.store, prefix)]
+        if keys.probe in listed and handle.location.log is None:
+            refuse_log_of_another(handle)
+        found = [key for key in listed if key != keys.probe]
         if found and not _has_spec(handle):
             raise TableExists(
                 f"{handle.table}: {what} are there already ('{found[0]}'), and '{keys.spec}' is missing: they belong "

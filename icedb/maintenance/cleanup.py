@@ -8,6 +8,7 @@ request: the next run finishes the work. Objects that no log file names are not 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -22,9 +23,12 @@ from icedb.format.snapshot import LogState
 from icedb.handle import Handle
 from icedb.maintenance.carrying import calling_live
 from icedb.maintenance.pins import Pin, is_needed, pins_in_force, read_pins
+from icedb.table_place import below_other_tables
 from icedb.transactions import is_recorded
 
 __all__ = ["DELETES_MAX", "CleanupPlan", "CleanupReport", "cleanup", "plan_cleanup"]
+
+logger = logging.getLogger(__name__)
 
 # With a grace period of (nearly) nothing, forgetting makes new ripe tombstones; each round leaves fewer.
 ROUNDS_MAX = 10
@@ -250,6 +254,9 @@ class _Run:
         pins = pins_in_force(self.handle, cutoff_ms=cutoff_ms)
         parts = [m for m in planned if not is_needed(m, pins)]
         self.kept_for_pins += len(planned) - len(parts)
+        if foreign := below_other_tables(self.handle, (m.key for m in parts)):
+            logger.warning("%s: parts of another table are named by the log, and kept: %s", self.handle.table, foreign)
+            parts = [m for m in parts if m.key not in foreign]
         self._delete([m.key for m in parts])
         return parts
 
