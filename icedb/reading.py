@@ -131,7 +131,8 @@ class LogReader:
         """The key before which nothing new can appear; None: list all.
 
         What was replaced since the last listing is ignored, for a log tombstone names it; these are kept `late_ms`, so
-        a whole listing is due well before, by the spec's own times: of one that was shortened, the shorter is safe. A log without epochs may be maintained by programs that replace files.
+        a whole listing is due well before, by the spec's own times: of one that was shortened, the shorter is safe. A
+        log without epochs may be maintained by programs that replace files.
         """
         (timing, earlier), last = self._times, self._last
         if last.whole_at_ms is None or not any(f.file.epoch for f in self._seen.values()):
