@@ -161,7 +161,7 @@ def check_age(handle: Handle, born_ms: int | None) -> None:
         return
     handle.learn_changed_times()
     age_ms = handle.clock.now_ms() - born_ms
-    if age_ms > handle.shortest_ms("part_timeout_ms"):
+    if age_ms > handle.part_timeout_ms(born_ms):
         raise PublicationTooLate(
             f"{handle.table}: the parts were written {age_ms / 60_000:,.1f} minutes ago and are not published any "
             "more: an orphan sweep may have taken them. Write the batch again, in smaller pieces."

@@ -32,7 +32,7 @@ from icedb.format.records import Marker, Stats
 from icedb.format.snapshot import LogState
 from icedb.local_files import check_links
 from icedb.location import Location
-from icedb.options import Timing, shortest_at, timing_at
+from icedb.options import Timing, doomed_at, part_timeout_at, timing_at
 from icedb.partitions import PartitionExpression, partition_expressions
 from icedb.reading import LogReader
 from icedb.schema import checked_type, type_name
@@ -158,10 +158,15 @@ class Handle:
             return times.timing if times is not None else Timing()
         return timing_at(times.timing, times.earlier_timing, self.clock.now_ms())
 
-    def shortest_ms(self, name: str) -> int:
-        """The shortest value of a time by which some program may still delete; see `options.shortest_at`."""
+    def part_timeout_ms(self, born_ms: int) -> int:
+        """The age up to which a part that was written at `born_ms` may be published; see `options.part_timeout_at`."""
         times = self._times or TableSpec()
-        return shortest_at(times.timing, times.earlier_timing, self.clock.now_ms(), name)
+        return part_timeout_at(times.timing, times.earlier_timing, born_ms)
+
+    def doomed_ms(self, now_ms: int) -> int:
+        """The newest tombstone whose part may be deleted by `now_ms`; see `options.doomed_at`."""
+        times = self._times or TableSpec()
+        return doomed_at(times.timing, times.earlier_timing, now_ms)
 
     def learn_changed_times(self) -> None:
         """Read the log if the last look is longer ago than `grace_ms`: another program may have changed the times."""

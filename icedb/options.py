@@ -12,7 +12,7 @@ from icedb.arguments import checks_arguments
 from icedb.errors import InvalidOption
 from icedb.times import TIME_MS_MAX
 
-__all__ = ["EarlierTiming", "Timing", "shortest_at", "timing_at", "timing_differences"]
+__all__ = ["EarlierTiming", "Timing", "doomed_at", "part_timeout_at", "timing_at", "timing_differences"]
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -87,9 +87,9 @@ class EarlierTiming:
         """
         return self.until + self.timing.grace_ms + self.timing.late_publication_ms
 
-    def is_over(self, now_ms: int) -> bool:
-        """Whether nothing that began under these times can still count on them."""
-        longest: int = max(getattr(self.timing, f.name) for f in fields(Timing))
+    def is_over(self, now_ms: int, *others: Timing) -> bool:
+        """Whether nothing that began under these times, or under others, can still count on these."""
+        longest: int = max(getattr(t, f.name) for t in (self.timing, *others) for f in fields(Timing))
         return now_ms >= self.known_ms + longest
 
 
@@ -108,13 +108,20 @@ def timing_at(timing: Timing, earlier: Sequence[EarlierTiming], now_ms: int) -> 
     return replace(timing, **longest) if longest else timing
 
 
-def shortest_at(timing: Timing, earlier: Sequence[EarlierTiming], now_ms: int, name: str) -> int:
-    """Return the shortest value of the time `name` by which some program may still delete.
+def part_timeout_at(timing: Timing, earlier: Sequence[EarlierTiming], born_ms: int) -> int:
+    """Return the age up to which a part that was written at `born_ms` may be published.
 
-    A program that relies on not being overtaken, such as a writer of old parts, keeps to this one.
+    A sweep that did not know of a longer limit yet may have taken the part for an orphan.
     """
-    values: list[int] = [getattr(t, name) for t in (timing, *(e.timing for e in earlier if now_ms < e.known_ms))]
-    return min(values)
+    return min([timing.part_timeout_ms, *(e.timing.part_timeout_ms for e in earlier if born_ms < e.known_ms)])
+
+
+def doomed_at(timing: Timing, earlier: Sequence[EarlierTiming], now_ms: int) -> int:
+    """Return the newest time of a tombstone, of those of parts that a cleanup may have deleted until `now_ms`.
+
+    By each earlier grace period a cleanup deletes until it knows of a longer one.
+    """
+    return max([now_ms - timing.grace_ms, *(min(now_ms, e.known_ms) - e.timing.grace_ms for e in earlier)])
 
 
 def timing_differences(one: Timing, other: Timing) -> list[str]:

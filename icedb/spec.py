@@ -169,7 +169,10 @@ def altered_spec(old: TableSpec, new: TableSpec, t_ms: int) -> TableSpec:
     declared = {c: t_ms for c in new.columns if c not in old.columns}
     earlier_timing = old.earlier_timing
     if old.timing != new.timing:
-        earlier_timing = (*(e for e in earlier_timing if not e.is_over(t_ms)), EarlierTiming(t_ms, old.timing))
+        earlier_timing = (
+            *(e for e in earlier_timing if not e.is_over(t_ms, old.timing, new.timing)),
+            EarlierTiming(t_ms, old.timing),
+        )
     return msgspec.structs.replace(
         new,
         revision=old.revision + 1,

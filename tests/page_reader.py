@@ -150,19 +150,33 @@ DEFAULT_MS = {
 }  # fmt: skip
 
 
-def counting_times(spec: Mapping[str, Any], now_ms: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Each time of a table as it counts at a moment; and the smallest, for the two limits that are so."""
+def counting_times(spec: Mapping[str, Any], now_ms: int) -> dict[str, int]:
+    """Each time of a table as it counts at a moment."""
+    times = DEFAULT_MS | spec.get("timing", {})
+    for known, then in _earlier_times(spec):
+        times |= {name: max(value, times[name]) for name, value in then.items() if known + value > now_ms}
+    return times
+
+
+def publishable_age(spec: Mapping[str, Any], born_ms: int) -> int:
+    """The age up to which a part may be published."""
     own = DEFAULT_MS | spec.get("timing", {})
-    greatest, smallest = dict(own), dict(own)
+    return min(
+        [own["part_timeout_ms"], *(t["part_timeout_ms"] for known, t in _earlier_times(spec) if known > born_ms)]
+    )
+
+
+def deleted_until(spec: Mapping[str, Any], pin_ms: int) -> int:
+    """The tombstones whose parts a pin takes for deleted, without skew and precision."""
+    own = DEFAULT_MS | spec.get("timing", {})
+    limits = [min(pin_ms, known) - then["grace_ms"] for known, then in _earlier_times(spec)]
+    return max([pin_ms - own["grace_ms"], *limits])
+
+
+def _earlier_times(spec: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, int]]]:
     for entry in spec.get("earlier_timing", []):
         then = DEFAULT_MS | entry["timing"]
-        known = entry["until"] + then["grace_ms"] + 2 * (then["commit_timeout_ms"] + then["max_skew_ms"])
-        for name, value in then.items():
-            if known + value > now_ms:
-                greatest[name] = max(greatest[name], value)
-            if known > now_ms:
-                smallest[name] = min(smallest[name], value)
-    return greatest, smallest
+        yield entry["until"] + then["grace_ms"] + 2 * (then["commit_timeout_ms"] + then["max_skew_ms"]), then
 
 
 @dataclass
