@@ -229,6 +229,13 @@ MUTANTS = (
         (SCENES,),
     ),
     Mutant(
+        "a refreshed view does not know the transactions of its source",
+        "icedb/views.py",
+        "    return {application: sequence for application, (sequence, _) in state.txn.items()}\n",
+        "    return {}\n",
+        (SCENES,),
+    ),
+    Mutant(
         "a cleanup does not compare the clocks",
         "icedb/maintenance/cleanup.py",
         '            self.handle.check_clock("", put_after_ms=0)\n',

@@ -11,6 +11,7 @@ import pytest
 
 import icedb.maintenance.repair
 import icedb.transactions
+import icedb.views
 from icedb.buffering.committing import Committer
 from icedb.format.names import LogName
 from icedb.format.snapshot import LogState
@@ -110,6 +111,10 @@ def _repairs_do_not_look_at_parts_that_came_since(patch: pytest.MonkeyPatch) -> 
     patch.setattr(icedb.maintenance.repair._Repair, "plan", first_time_only)
 
 
+def _refreshed_views_forget_the_transactions_of_their_source(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(icedb.views, "_sequences", lambda _: {})
+
+
 #: What is broken -> the scene, and the first of its seeds that finds it.
 BREAKS: dict[Break, tuple[str, int]] = {
     _log_files_of_v3_are_skipped_by_their_names: ("v3 writers", 0),
@@ -122,6 +127,7 @@ BREAKS: dict[Break, tuple[str, int]] = {
     _rows_with_ids_are_committed_by_plain_appends: ("group commits", 4),
     _two_programs_maintain_without_fencing: ("no fencing", 2),
     _repairs_do_not_look_at_parts_that_came_since: ("repairs", 12),
+    _refreshed_views_forget_the_transactions_of_their_source: ("views", 34),
 }
 
 

@@ -11,42 +11,47 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Self
 
 import duckdb
 
+from icedb import views, writing
 from icedb.buffering import committing, ids
-from icedb.engine import connect_reader
 from icedb.errors import InvalidBatch, InvariantViolated, MissingPart, SnapshotExpired
 from icedb.format.records import Marker
+from icedb.format.snapshot import LogState
 from icedb.handle import Handle, Part
 from icedb.maintenance import examining, repair, restore, verify
 from icedb.maintenance.delete import Found
-from icedb.maintenance.recast import Miscast, check_values, find_miscast, recast
+from icedb.maintenance.recast import Miscast
 from icedb.parts import WrittenParts, discard
 from icedb.rewriting import Rewrite
 from icedb.schema import check_columns
 from icedb.store import ObjectExists, ObjectNotFound
-from icedb.writing import Unpublished, write_unpublished
+from icedb.views import ViewParts
+from icedb.writing import Unpublished
 
 __all__ = [
     "TYPED",
     "body_of",
-    "type_of",
-    "plain_miscast",
-    "plain_recast",
     "plain_finder",
     "plain_insert",
+    "plain_miscast",
+    "plain_recast",
     "plain_rewriter",
     "plain_writer",
     "plainly",
     "put_rows",
     "read_rows",
     "rows_of",
+    "type_of",
     "write_rows",
 ]
 
 
+_VIEWED = {"id": "BIGINT"}
 #: The one column whose type a part tells.
 TYPED = "x"
 
@@ -186,6 +191,48 @@ def plain_recast(handle: Handle, miscasts: Sequence[Miscast]) -> list[Marker]:
         raise
 
 
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """What stands for a staged batch: rows by partition."""
+
+    handle: Handle
+    rows: Mapping[str, list[int]]
+    misfits: int = 0
+
+
+@contextmanager
+def plain_staged(
+    handle: Handle, data: Mapping[str, list[int]], _on_conflict: str, _memory_bytes: int | None
+) -> Iterator[tuple[_Stage, int]]:
+    """As `icedb.writing.staged`."""
+    yield _Stage(handle, data), 0
+
+
+def plain_put(stage: _Stage, **_: object) -> WrittenParts:
+    """As `icedb.parts.put_parts`."""
+    return write_rows(stage.handle, stage.rows, _VIEWED)
+
+
+def plain_views(handle: Handle, stage: _Stage, **_: object) -> list[ViewParts]:
+    """As `icedb.views.write_views`, of a source with one view, which has the same rows."""
+    target = plain_view(handle)
+    return [ViewParts("view", target, write_rows(target, stage.rows, _VIEWED), ())]
+
+
+def plain_view(handle: Handle, *_: object) -> Handle:
+    """As `icedb.views._open`: the program that has the source open has its view open, too."""
+    view: Handle = handle.store.caller.handle  # type: ignore[attr-defined]
+    return view
+
+
+def plain_refresh(handle: Handle, target: Handle, _view: object, state: LogState, _memory_bytes: int) -> WrittenParts:
+    """As `icedb.views._write_all`."""
+    rows: dict[str, list[int]] = {}
+    for marker in state.live:
+        rows.setdefault(handle.partition(marker), []).extend(read_rows(handle, [marker.key]))
+    return write_rows(target, rows, _VIEWED)
+
+
 class _OneByOne:
     """A pool of threads without threads: what is submitted is done at once, so that a run can be repeated."""
 
@@ -213,26 +260,31 @@ class _OneByOne:
         return
 
 
+_STAND_INS: tuple[tuple[ModuleType, str, object], ...] = (
+    (restore, "ThreadPoolExecutor", _OneByOne),
+    (examining, "ThreadPoolExecutor", _OneByOne),
+    (verify, "check_footers", lambda *_: []),
+    (committing, "write_unpublished", plain_insert),
+    (ids, "connect_reader", lambda _: duckdb.connect(config={"threads": 1})),
+    (repair, "find_miscast", plain_miscast),
+    (repair, "check_values", lambda *_: None),
+    (repair, "recast", plain_recast),
+    (writing, "staged", plain_staged),
+    (writing, "put_parts", plain_put),
+    (writing, "write_views", plain_views),
+    (views, "_open", plain_view),
+    (views, "_write_all", plain_refresh),
+)
+
+
 @contextmanager
 def plainly() -> Iterator[None]:
-    """While a simulation runs: no threads of the library's own, and nobody looks for Parquet in our parts."""
-    pool, footers = restore.__dict__["ThreadPoolExecutor"], verify.__dict__["check_footers"]
-    for module in (restore, examining):
-        setattr(module, "ThreadPoolExecutor", _OneByOne)  # noqa: B010
-    setattr(verify, "check_footers", lambda *_: [])  # noqa: B010
-    setattr(committing, "write_unpublished", plain_insert)  # noqa: B010
-    setattr(repair, "find_miscast", plain_miscast)  # noqa: B010
-    setattr(repair, "check_values", lambda *_: None)  # noqa: B010
-    setattr(repair, "recast", plain_recast)  # noqa: B010
-    setattr(ids, "connect_reader", lambda _: duckdb.connect(config={"threads": 1}))  # noqa: B010
+    """While a simulation runs: no threads of the library's own, and plain parts in the place of Parquet."""
+    before = [(module, name, module.__dict__[name]) for module, name, _ in _STAND_INS]
+    for module, name, stand_in in _STAND_INS:
+        setattr(module, name, stand_in)
     try:
         yield
     finally:
-        for module in (restore, examining):
-            setattr(module, "ThreadPoolExecutor", pool)  # noqa: B010
-        setattr(verify, "check_footers", footers)  # noqa: B010
-        setattr(committing, "write_unpublished", write_unpublished)  # noqa: B010
-        setattr(repair, "find_miscast", find_miscast)  # noqa: B010
-        setattr(repair, "check_values", check_values)  # noqa: B010
-        setattr(repair, "recast", recast)  # noqa: B010
-        setattr(ids, "connect_reader", connect_reader)  # noqa: B010
+        for module, name, original in before:
+            setattr(module, name, original)

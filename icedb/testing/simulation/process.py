@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from icedb.format.names import Keys
 from icedb.handle import Fencing, Handle
 from icedb.options import Timing
 from icedb.testing.faults import Crash, Kind
@@ -78,6 +79,8 @@ class Process:
         self.spawned = 0
         #: No further operation runs in it: what it publishes from now on is the work of those that ended.
         self.retired = False
+        #: Of further tables that it has open.
+        self.other_keys: tuple[Keys, ...] = ()
         number = len(world.processes)
         clock = world.clock.skewed(skew_ms)
         self.store = View(world.store, replace(world.location, log=None), self, also=world.setting.sources)
@@ -165,6 +168,8 @@ class Process:
 
     def lands_in_time(self, key: str, issued_ms: int) -> bool:
         """A client gives up before the commit timeout. Parts and pins may land whenever they like."""
-        keys = self.handle.keys
-        is_bounded = key.startswith(keys.log_prefix) or keys.parse_epoch_claim(key) or keys.is_txn_claim(key)
+        is_bounded = any(
+            key.startswith(keys.log_prefix) or keys.parse_epoch_claim(key) or keys.is_txn_claim(key)
+            for keys in (self.handle.keys, *self.other_keys)
+        )
         return not is_bounded or self.now_ms() - issued_ms <= TIMING.commit_timeout_ms

@@ -157,7 +157,8 @@ class _Run:
     def whole(self) -> None:
         world, rng = self._world, self._rng
         world.scheduler.stickiness = rng.choice((0.0, 0.5, 0.8, 0.95))
-        if (self._scene is not None and self._scene.begins) or rng.random() < 0.85:
+        begins = None if self._scene is None else self._scene.begins
+        if begins or (begins is None and rng.random() < 0.85):
             self._begin()
         rounds: list[_Round | None] = [*self._rounds, *[None] * rng.randint(2, 4)]
         for planned in rng.sample(rounds, len(rounds)):

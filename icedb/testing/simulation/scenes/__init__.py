@@ -17,6 +17,7 @@ from icedb.testing.simulation.scenes.repairs import Repairs
 from icedb.testing.simulation.scenes.scene import Scene
 from icedb.testing.simulation.scenes.two_stores import TwoPlaces
 from icedb.testing.simulation.scenes.v3_writers import V3Writers
+from icedb.testing.simulation.scenes.views import Views
 
 __all__ = ["SCENES", "Scene"]
 
@@ -30,4 +31,5 @@ SCENES: Mapping[str, type[Scene]] = {
     "group commits": GroupCommits,
     "no fencing": NoFencing,
     "repairs": Repairs,
+    "views": Views,
 }

@@ -48,8 +48,8 @@ class Scene:
     pauses_ms: tuple[int, ...] = ()
     #: The faults that strike; empty: the usual ones.
     troubles: tuple[Trouble, ...] = ()
-    #: Whether each history begins with a table that has rows.
-    begins = False
+    #: Whether histories begin with a table that has rows; None: most of them.
+    begins: bool | None = None
 
     def __init__(self) -> None:
         self.operations: Mapping[str, Operation] = {}

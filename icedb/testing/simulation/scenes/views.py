@@ -1,0 +1,190 @@
+"""A table that is a view of another: inserts feed both, with and without a transaction, and refreshes make it anew.
+
+The world's table is the view, so everything that is promised of a table is promised of it. Beyond that: the view shows
+no row that its source has not had; a row is there once, however often a transaction is tried, also after a refresh; and
+when all transactions are through, a refresh makes the view equal to its source. As the page on queries demands, nobody
+inserts during a refresh; and no put is carried out after its client gave up.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from icedb.errors import DamagedLog, ViewBehind
+from icedb.format.records import LogFile
+from icedb.handle import Handle
+from icedb.location import Location
+from icedb.maintenance.cleanup import cleanup
+from icedb.maintenance.merge import merge
+from icedb.spec import TableSpec, View, encode_spec
+from icedb.testing.simulation.faults import Trouble
+from icedb.testing.simulation.operations import Operation
+from icedb.testing.simulation.plain import plain_rewriter
+from icedb.testing.simulation.process import PARTITIONS, Act, Process, Setting
+from icedb.testing.simulation.recovery import healthy
+from icedb.testing.simulation.scenes.scene import Scene
+from icedb.testing.simulation.store import View as StoreView
+from icedb.testing.simulation.tasks import Task
+from icedb.testing.simulation.truth import Landing, Truth, Violation
+from icedb.testing.simulation.world import World
+from icedb.transactions import Txn
+from icedb.views import refresh_view
+from icedb.writing import insert
+
+__all__ = ["Views"]
+
+_SOURCE = Location("memory", "simulation", "source")
+_VIEW = "table"
+_SPEC = TableSpec(id="source", views=(View(_VIEW, "SELECT * FROM _rows"),))
+_APPLICATIONS = ("feed", "job")
+
+
+class Views(Scene):
+    """See the module's docstring."""
+
+    setting = Setting(sources=("source/",))
+    crowd = (
+        *["insert"] * 4,
+        *["insert txn"] * 6,
+        *["refresh"] * 6,
+        *("source merge", "source cleanup", "merge", "merge", "merge log", "cleanup", "cleanup", "sweep", "alter"),
+        # Not `follow`: to a consumer of changes, a refresh brings all rows again, as every overwrite does.
+        *("read", "read", "read as of"),
+    )
+    troubles = tuple(t for t in Trouble if t is not Trouble.DELAY)
+    begins = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = {
+            "insert": Operation("insert", self._insert, refuses=False),
+            "insert txn": Operation("insert txn", self._insert_txn, refuses=False),
+            "refresh": Operation("refresh", self._refresh, refuses=False),
+            "source merge": Operation("source merge", self._merge_source, refuses=False),
+            "source cleanup": Operation("source cleanup", self._clean_source, refuses=False),
+        }
+        self._source = Truth(_SOURCE.keys)
+        self._handles: dict[str, Handle] = {}
+        self._inserting: list[Act] = []
+        self._refreshing: list[Act] = []
+        self._next = dict.fromkeys(_APPLICATIONS, 0)
+        self._batches: dict[Txn, dict[str, list[int]]] = {}
+
+    def enter(self, world: World) -> None:
+        """See Scene."""
+        self._world = world
+        world.store.put(_SOURCE.keys.spec, encode_spec(_SPEC))
+        landed, deleted = world.store.landed, world.store.deleted
+        world.store.landed = lambda key, body: (
+            self._note(key, body) if key.startswith(f"{_SOURCE.prefix}/") else landed(key, body)
+        )
+        world.store.deleted = lambda key, stored_ms: (
+            self._note_deletion(key) if key.startswith(f"{_SOURCE.prefix}/") else deleted(key, stored_ms)
+        )
+        world.watchers.append(self._check_landing)
+
+    def leave(self, world: World) -> None:
+        """Each application completes its batch; then a refresh makes view and source equal."""
+        for application in _APPLICATIONS:
+            healthy(world, "insert txn", partial(self._complete, application))
+        healthy(world, "refresh", lambda handle: refresh_view(self._of(self._process(handle)), _VIEW))
+        if difference := world.truth.rows() ^ self._source.rows():
+            raise Violation(f"after a refresh, view and source differ in {sorted(difference)}")
+
+    # ------------------------------------------------------------------------------------ the source
+
+    def _note(self, key: str, body: bytes) -> None:
+        world = self._world
+        try:
+            if key.startswith(_SOURCE.keys.data_prefix):
+                self._source.part_landed(key, body, now_ms=world.clock.now_ms())
+            elif key.startswith(_SOURCE.keys.log_prefix):
+                self._source.log_landed(key, body, step=world.step, now_ms=world.clock.now_ms())
+        except (Violation, DamagedLog) as violation:
+            world.violate(f"source: {violation}")
+
+    def _note_deletion(self, key: str) -> None:
+        if key in self._source.live:
+            self._world.violate(f"source: the object of the live part '{key}' was deleted")
+
+    def _check_landing(self, file: LogFile, landing: Landing) -> None:
+        if ghosts := landing.added - self._source.fates.keys():
+            raise Violation(f"'{landing.key}' shows rows in the view that its source never had: {sorted(ghosts)}")
+
+    def _process(self, handle: Handle) -> Process:
+        return next(p for p in self._world.processes if p.handle is handle)
+
+    def _of(self, process: Process) -> Handle:
+        """The source, as this program has it open."""
+        if process.name not in self._handles:
+            clock = process.handle.clock
+            handle = Handle(
+                StoreView(self._world.store, _SOURCE, process), _SPEC, clock=clock, timing=self.setting.timing
+            )
+            handle.writer = f"{process.name}-{clock.new_id()[:12]}"
+            process.other_keys = (_SOURCE.keys,)
+            self._handles[process.name] = handle
+        return self._handles[process.name]
+
+    # ------------------------------------------------------------------------------------ operations
+
+    def _put(self, task: Task, rows: dict[str, list[int]], txn: Txn | None) -> bool:
+        """Insert, unless a refresh runs; whether view and source have the rows."""
+        if any(_is_alive(act) for act in self._refreshing):
+            task.handle.read()
+            return False
+        self._inserting.append(task.act)
+        try:
+            insert(self._of(task.act.process), rows, txn=txn)
+        except ViewBehind:
+            self._must_have(self._source, rows, "the source")
+            return False
+        finally:
+            self._inserting.remove(task.act)
+        self._must_have(self._source, rows, "the source")
+        self._must_have(self._world.truth, rows, "the view")
+        return True
+
+    def _must_have(self, truth: Truth, rows: dict[str, list[int]], where: str) -> None:
+        if missing := [row for of in rows.values() for row in of if row not in truth.fates]:
+            raise Violation(f"rows {missing} were inserted, and {where} lacks them")
+
+    def _insert(self, task: Task) -> None:
+        self._put(task, task.new_rows(task.choose(PARTITIONS)), None)
+
+    def _insert_txn(self, task: Task) -> None:
+        application = task.choose(_APPLICATIONS)
+        txn = application, self._next[application]
+        rows = self._batches.setdefault(txn, task.new_rows(task.choose(PARTITIONS)))
+        if self._put(task, rows, txn):
+            self._next[application] = max(self._next[application], txn[1] + 1)
+
+    def _complete(self, application: str, handle: Handle) -> None:
+        """The batch that was not reported, and one more, so that its claims are history."""
+        for _ in range(2):
+            txn = application, self._next[application]
+            rows = self._batches.setdefault(txn, {PARTITIONS[0]: self._world.new_rows(1)})
+            insert(self._of(self._process(handle)), rows, txn=txn)
+            self._must_have(self._source, rows, "the source")
+            self._must_have(self._world.truth, rows, "the view")
+            self._next[application] += 1
+
+    def _refresh(self, task: Task) -> None:
+        if any(_is_alive(act) for act in (*self._inserting, *self._refreshing)):
+            task.handle.read()
+            return
+        self._refreshing.append(task.act)
+        try:
+            task.must_have_landed(refresh_view(self._of(task.act.process), _VIEW))
+        finally:
+            self._refreshing.remove(task.act)
+
+    def _merge_source(self, task: Task) -> None:
+        merge(self._of(task.act.process), rewriter=plain_rewriter)
+
+    def _clean_source(self, task: Task) -> None:
+        cleanup(self._of(task.act.process))
+
+
+def _is_alive(act: Act) -> bool:
+    return not (act.finished or act.process.dead)
