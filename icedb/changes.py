@@ -25,6 +25,7 @@ from icedb.format.feed import (
 from icedb.format.records import Marker
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
+from icedb.maintenance.pins import check_readable_time
 from icedb.snapshot import Snapshot
 from icedb.spec import all_columns, spec_at
 
@@ -55,13 +56,16 @@ def take_changes(
 ) -> Changes:
     """The changes after `since`: a time (unix milliseconds), a cursor, or None: first all that the table has.
 
-    `until` is a time or a cursor, too.
+    `until` is a time or a cursor, too. A time is not in the future, see `check_readable_time`.
 
     Raises InvalidOption, SnapshotExpired, ForeignMaintenance and what `LogReader.read` raises.
     """
     _check_limits(handle, limits)
     now_ms = handle.clock.now_ms()  # before the log is read
     state = handle.read()
+    for at_ms in (since, until):
+        if isinstance(at_ms, int):
+            check_readable_time(handle, state, at_ms, now_ms=now_ms, may_precede=True)
     settled, now_ms = settled_ms(handle, now_ms), now_ms - 1
     start = BEGINNING if since is None else cursor_of(handle, since)
     if isinstance(until, str):
