@@ -850,8 +850,10 @@ class Table:
     ) -> SweepReport:
         """Delete parts that no log file and no undecided claim names and that are older than `min_age_ms`.
 
-        The default age is a day. At most `limit` go; the report says what remains. Raises GraceTooShort, ClockSkew,
-        and DamagedLog when a log file or a claim cannot be read: nothing is deleted then.
+        The default age is a day. At most `limit` go; the report says what remains. In a folder, it also deletes what
+        puts of killed processes have left (`unfinished_puts`), and skips symbolic links. Raises GraceTooShort,
+        ClockSkew, SymbolicLink when a folder of the table itself is one, and DamagedLog when a log file or a claim
+        cannot be read: nothing is deleted then.
         """
         return sweep_orphans(self._handle, min_age_ms=min_age_ms, limit=limit, dry_run=dry_run)
 

@@ -218,8 +218,14 @@ def _remove_dead(place: Path) -> None:
     with _lock:
         if now_s - _looked_s.get(place, -REMOVAL_EVERY_S) < REMOVAL_EVERY_S:
             return
-        _looked_s[place] = now_s
         own = {root.path for root in _roots.values()}
+        if any(place.is_relative_to(path) for path in own):
+            return
+        _looked_s[place] = now_s
+        for root in _roots.values():
+            if root.lock is not None:  # programs that empty temporary folders go by a file's time
+                with suppress(OSError):
+                    os.utime(root.lock)
     removed = 0
     try:
         with os.scandir(place) as entries:

@@ -549,6 +549,20 @@ def test_a_place_of_the_caller_s_is_left_as_it_was(tmp_path: Path, alive: subpro
     assert list(own.iterdir()) == []
 
 
+def test_a_process_that_lives_long_keeps_its_owner_file_young(place: Path) -> None:
+    """Programs that empty temporary folders would take it, and nobody could tell when the process is dead."""
+    with temporary_folder("rows") as folder:
+        os.utime(folder.parent / "owner", (1, 1))
+        temporary._looked_s.clear()
+        with temporary_folder("more"):
+            assert (folder.parent / "owner").stat().st_mtime > time.time() - 600
+
+
+def test_below_an_own_folder_nothing_is_looked_for(place: Path) -> None:
+    with temporary_folder("rows") as folder, temporary_folder("inside", below=folder):
+        assert list(temporary._looked_s) == [place]
+
+
 def test_a_place_that_another_program_has_emptied_gets_a_new_root(place: Path) -> None:
     one = make_folder("one")
     shutil.rmtree(one.parent)
