@@ -22,7 +22,7 @@ from typing import Self, get_args
 
 from icedb.arguments import checks_arguments
 from icedb.buffering.committing import Committer
-from icedb.buffering.ids import Ids
+from icedb.buffering.ids import Ids, check_window
 from icedb.buffering.queue import SubmissionQueue
 from icedb.buffering.room import Room, Ticket
 from icedb.buffering.submissions import Acknowledged, Answer, BufferStats, Rows, Submission, measured
@@ -138,17 +138,12 @@ class BufferedWriter:
         _open.add(self)
 
     def _check_options(self, **options: int) -> None:
-        self._table.handle.learn_changed_times()
         uri, timing = self._table.uri, self._table.spec.timing
         for name, value in options.items():
             least = 0 if name in ("delay_max_ms", "retry_max_ms") else 1
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InvalidOption(f"{uri}: {name} is {value!r}; give a whole number of at least {least}.")
-        if options["id_window_ms"] >= timing.txn_retention_ms:
-            raise InvalidOption(
-                f"{uri}: id_window_ms is {options['id_window_ms']}, and the log remembers transactions for "
-                f"{timing.txn_retention_ms} ms (the table's txn_retention_ms). Give less."
-            )
+        check_window(options["id_window_ms"], timing, table=uri)
 
     def __repr__(self) -> str:
         return f"BufferedWriter({self._table!r})"
