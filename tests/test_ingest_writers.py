@@ -67,7 +67,7 @@ def test_columns_that_another_program_declares_are_known_at_the_next_look(tmp_pa
         (DamagedLog("s3://secret-place/events: torn", key="x"), "its operator has to look", True),
         (
             SchemaConflict(
-                "s3://secret-place/events: 'a' is BIGINT in '_log/1_host-1-a.jsonl' and DATE in '_log/2_host-2-b.jsonl'",
+                "s3://secret-place/events: 'a' is BIGINT in '_log/1_host-1-a.jsonl', DATE in '_log/2_host-2-b.jsonl'",
                 column="a",
                 types=("BIGINT", "DATE"),
                 log_files=("_log/1_host-1-a.jsonl", "_log/2_host-2-b.jsonl"),
