@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,24 @@ def test_a_tenant_without_new_columns(tmp_path: Path) -> None:
         assert client.send("events", {"kind": "a", "n": 2, "m": None}).status == 200
         assert client.send("events", {"kind": "a", "m": 2}, key=VICTIM).status == 200
         assert client.send("events", {"kind": "a", "m": 3}).status == 200  # it is there now
+
+
+def test_bodies_of_one_tenant_leave_room_for_the_others(tmp_path: Path) -> None:
+    """They are never sent whole, and until their time is over they are held."""
+    limits = 'receive_timeout = "20s"\nbody_bytes_max = 200_000\nheld_bytes_max = 800_000\n[[table]]'
+    text = config(tmp_path).replace("[[table]]", limits, 1)
+    head = f"POST /v1/tables/events/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {HOSTILE}\r\n"
+    head += "Content-Type: application/json\r\nContent-Length: 200000\r\n\r\n"
+    with IngestProcess(text) as service, Client(service.endpoint) as client, ExitStack() as slow:
+        for _ in range(3):
+            connection = slow.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=30))
+            connection.sendall(head.encode() + b"[" * 199_000)
+        large = [{"kind": "a", "text": "x" * 20_000}]
+        for _ in range(20):  # until what is slow has arrived
+            if (reply := client.send("events", large)).status != 200:
+                break
+        assert (reply.status, reply.said["error"]) == (503, "unavailable")
+        assert client.send("events", large, key=VICTIM).status == 200
 
 
 def test_the_check_warns_of_an_open_schema_that_tenants_share(tmp_path: Path) -> None:

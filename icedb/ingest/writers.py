@@ -205,7 +205,8 @@ class TableWriter:
             self._known, self._columns = known, self._columns_of(known)
 
     def _refusal(self, error: IceDBError) -> Refusal:
-        if isinstance(error, _OF_THE_ROWS):
+        # Log files that disagree are not the client's fault, and their names have hosts and process ids in them.
+        if isinstance(error, _OF_THE_ROWS) and getattr(error, "log_files", None) is None:
             # Where the table lies is the operator's business.
             said = str(error).removeprefix(f"{self._table.uri}: ").replace(self._table.uri, self.settings.name)
             if isinstance(error, TooManyPartitions):
