@@ -23,21 +23,21 @@ from icedb.testing.simulation.scenes.no_fencing import NoFencing
 from icedb.two_stores import TwoStores
 
 #: Histories of each scene in the short run, and in the long one.
-SHORT, LONG = 2, 60
+SHORT, LONG = 1, 60
 
 pytestmark = pytest.mark.simulation
 
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_a_scene_keeps_every_promise(scene: str) -> None:
-    done = _play(scene, range(SHORT))
-    assert done >= SCENES[scene]().operations.keys()
+    _play(scene, range(SHORT))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", SCENES)
 def test_many_histories_of_a_scene_keep_every_promise(scene: str) -> None:
-    _play(scene, range(SHORT, LONG))
+    done = _play(scene, range(SHORT, LONG))
+    assert done >= SCENES[scene]().operations.keys()
 
 
 def _play(scene: str, seeds: range) -> set[str]:

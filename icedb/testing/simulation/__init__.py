@@ -2,7 +2,7 @@
 
     python -m icedb.testing.simulation --seeds 2000             random runs; `make simulate`
     python -m icedb.testing.simulation --seed 1234 --trace      one of them again, request by request
-    python -m icedb.testing.simulation --scene "v3 writers"     random runs with what the others do not have
+    python -m icedb.testing.simulation --scene all              random runs with what the others do not have
     python -m icedb.testing.simulation --exhaustive [--long]    a fault at every request of every operation
 
 The library's own operations run as actors that take turns at every request to a simulated store. Processes die,

@@ -14,6 +14,7 @@ from icedb.testing.simulation.scenes import SCENES
 from icedb.testing.simulation.seeds import run_seed
 
 COMMAND = "python -m icedb.testing.simulation"
+EVERY = "all"
 
 
 def main() -> int:
@@ -21,12 +22,16 @@ def main() -> int:
     options = _parse()
     logging.disable(logging.WARNING)
     if options.seed is not None:
+        if options.scene == EVERY:
+            return max(_one(options.seed, scene=scene, trace=options.trace) for scene in SCENES)
         return _one(options.seed, scene=options.scene, trace=options.trace)
     if options.story is not None:
         return _one_story(options.story, trace=options.trace)
     if options.exhaustive:
         return _all_stories(long=options.long, processes=options.processes)
     seeds = range(options.first, options.first + options.seeds)
+    if options.scene == EVERY:
+        return max(_all_seeds(seeds, scene=scene, processes=options.processes) for scene in SCENES)
     return _all_seeds(seeds, scene=options.scene, processes=options.processes)
 
 
@@ -35,7 +40,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=300, metavar="N", help="run so many seeds (default 300)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them (default 0)")
     parser.add_argument("--seed", type=int, metavar="N", help="run this one")
-    parser.add_argument("--scene", choices=SCENES, help="play what the usual histories do not have")
+    parser.add_argument(
+        "--scene",
+        choices=[*SCENES, EVERY],
+        help=f"play what the usual histories do not have; {EVERY}: one after the other",
+    )
     parser.add_argument("--exhaustive", action="store_true", help="a fault at every request of every operation")
     parser.add_argument("--long", action="store_true", help="with --exhaustive: the second operation dies, too")
     parser.add_argument("--story", metavar="NAME", help="tell this one of the exhaustive stories")
@@ -58,6 +67,8 @@ def _verdict(violation: str | None) -> int:
 
 
 def _all_seeds(seeds: range, *, scene: str | None, processes: int) -> int:
+    if scene is not None:
+        print(f"Scene: {scene}")
     report = Report(len(seeds), scene=scene)
     option = f"--scene '{scene}' " if scene is not None else ""
     for outcome in run_seeds(seeds, scene=scene, processes=processes):
