@@ -37,7 +37,7 @@ from icedb.partitions import PartitionExpression, partition_expressions
 from icedb.reading import LogReader
 from icedb.schema import checked_type, type_name
 from icedb.shaping import WriteContext
-from icedb.spec import TableSpec, all_columns, decode_spec
+from icedb.spec import TableSpec, all_columns, decode_spec, encode_spec
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, fetch
 from icedb.temporary import make_folder, temporary_folder
 
@@ -104,7 +104,7 @@ class Handle:
         self.writer = writer_name(self.clock)
         self.log = self._log_reader(tolerant=False)
         #: The body of `_table.json` in one line: the first exclusive commit records it in the log. `{}`: there is none.
-        self.stored_spec = msgspec.Raw(b"{}")
+        self.stored_spec = msgspec.Raw(encode_spec(self._spec, indent=0) if spec.id else b"{}")
         #: Whether the log is of a table whose `_table.json` is gone: it can be read, and not be written.
         self.spec_is_lost = False
         #: Two appends of one handle need two names, also within a millisecond.
@@ -176,7 +176,7 @@ class Handle:
             self.read()
 
     def _learn_times(self, spec: TableSpec) -> None:
-        if self._times is None or spec.revision >= self._times.revision:
+        if self._times is None or (spec.revision >= self._times.revision and (spec.id or not self._times.id)):
             self._times = spec
             self.log.learn_timing(spec.timing, spec.earlier_timing)
 

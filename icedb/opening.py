@@ -185,7 +185,6 @@ def create_handle(
         return handle
     claim_log_store(handle)
     handle.check_writable()
-    handle.stored_spec = one_line(encode_spec(handle.spec))
     _create_spec(handle)
     return handle
 

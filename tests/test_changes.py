@@ -208,11 +208,8 @@ def test_a_cursor_that_does_not_come_after_is_no_end(table: Table) -> None:
     first = table.changes()
     insert(table, 3)
     second = table.changes(first.cursor)
-    for since, until in (
-        (table.handle.clock.now_ms() + MINUTE_MS, first.cursor),
-        (UNIX_MS_MIN, piece.cursor),
-        (first.cursor, piece.cursor),
-    ):
+    late_ms = table.handle.clock.now_ms() + MINUTE_MS
+    for since, until in ((late_ms, first.cursor), (UNIX_MS_MIN, piece.cursor), (first.cursor, piece.cursor)):
         with pytest.raises(InvalidOption, match="does not come after since"):
             table.changes(since, until)
     assert numbers(table.changes(piece.since, piece.cursor)) == numbers(piece)
