@@ -195,7 +195,7 @@ MUTANTS = (
     Mutant(
         "a refresh lists from the last listing on",
         "icedb/reading.py",
-        "since_ms = min(last.at_ms, now_ms) - timing.late_publication_ms",
+        "since_ms = min(last.at_ms, now_ms) - late_ms",
         "since_ms = min(last.at_ms, now_ms)",
         (*READING, SIMULATION),
     ),
