@@ -266,7 +266,7 @@ MUTANTS = (
     Mutant(
         "a refresh lists from the last listing on",
         "icedb/reading.py",
-        "min(last.at_ms, now_ms, newest_ms) - timing.late_publication_ms",
+        "min(last.at_ms, now_ms, newest_ms) - late_ms",
         "min(last.at_ms, now_ms, newest_ms)",
         (*READING, SIMULATION),
     ),

@@ -165,24 +165,32 @@ def cleanup(
     Raises GraceTooShort, InvalidOption, ClockSkew, DamagedLog (a pin cannot be read), CommitContended, CommitUncertain
     and the store's errors.
     """
-    if grace_ms is None:
-        short = False
-    else:
-        handle.read()  # another program may have changed the times
-        short = grace_ms < 2 * handle.timing.commit_timeout_ms
-    if grace_ms is not None and (grace_ms < 0 or (short and not allow_short_grace)):
-        raise GraceTooShort(
-            f"{handle.table}: a grace period of {duration_text(grace_ms)} could delete what a running reader or writer "
-            f"still needs; it must be at least {duration_text(2 * handle.timing.commit_timeout_ms)}. If nothing else "
-            "uses the table now, pass allow_short_grace=True."
-        )
+    if grace_ms is not None:
+        handle.learn_changed_times()
+    short = _check_grace(handle, grace_ms, allow_short=allow_short_grace)
     if deletes_max < 1:
         raise InvalidOption(f"{handle.table}: deletes_max is {deletes_max}; give 1 at least.")
-    run = _Run(handle, grace_ms, deletes_max, dry_run, at_rest=short, commit=nothing_to_commit(handle))
+    run = _Run(
+        handle, grace_ms, allow_short_grace, deletes_max, dry_run, at_rest=short, commit=nothing_to_commit(handle)
+    )
     for _ in range(1 + (ROUNDS_MAX if short and not dry_run else 0)):
         if not run.round():
             break
     return run.report()
+
+
+def _check_grace(handle: Handle, grace_ms: int | None, *, allow_short: bool) -> bool:
+    """Whether a grace period is too short for other programs to go on. Raises GraceTooShort unless that is allowed."""
+    if grace_ms is None:
+        return False
+    least_ms = 2 * handle.timing.commit_timeout_ms
+    if grace_ms < 0 or (grace_ms < least_ms and not allow_short):
+        raise GraceTooShort(
+            f"{handle.table}: a grace period of {duration_text(grace_ms)} could delete what a running reader or writer "
+            f"still needs; it must be at least {duration_text(least_ms)}. If nothing else uses the table now, pass "
+            "allow_short_grace=True."
+        )
+    return grace_ms < least_ms
 
 
 @dataclass(slots=True)
@@ -192,6 +200,7 @@ class _Run:
     handle: Handle
     #: None: the table's.
     grace_ms: int | None
+    allow_short_grace: bool
     deletes_left: int
     dry_run: bool
     at_rest: bool
@@ -210,8 +219,10 @@ class _Run:
     def round(self) -> bool:
         """Whether another round could find more to do."""
         state = self.handle.read(everything=True)
+        # After the log was read: another program may have changed the times.
+        _check_grace(self.handle, self.grace_ms, allow_short=self.allow_short_grace)
+        grace_ms = self.handle.timing.grace_ms if self.grace_ms is None else self.grace_ms
         now_ms = self._now_ms(state)
-        grace_ms = self.handle.timing.grace_ms if self.grace_ms is None else self.grace_ms  # after the log was read
         cutoff_ms = now_ms - grace_ms
         plan = plan_cleanup(
             state,
