@@ -192,12 +192,12 @@ def _check(expression: Mapping[str, Any], stable: bool) -> None:
 def _table_functions() -> frozenset[str]:
     """Functions that only FROM can call, such as those that read files."""
     with question() as con:
-        found = con.execute(
+        rows = con.execute(
             "SELECT function_name FROM duckdb_functions() GROUP BY function_name "
             "HAVING bool_and(function_type IN ('table', 'table_macro', 'pragma'))"
         )
         # An expression may hold an unnest to DuckDB; that it has several values is said where that is found.
-        return frozenset(str(name).lower() for (name,) in found.fetchall()) - {"unnest"}
+        return frozenset(str(name).lower() for (name,) in rows.fetchall()) - {"unnest"}
 
 
 def is_stable(expression: Mapping[str, Any]) -> bool:

@@ -122,8 +122,8 @@ def test_a_reader_has_the_columns_of_the_time(tmp_path: Path, reader: str) -> No
     table = Table.create(tmp_path / "events", partition_by=["d"])
     first_ms, second_ms = evolved(table)
     for at_ms, columns, values in ((first_ms, {"d", "a"}, [1]), (second_ms, {"d", "a", "b"}, [1, 2])):
-        names, found = READERS[reader](table, at_ms, tmp_path / str(at_ms))
-        assert (set(names), len(names), found) == (columns, len(columns), values)
+        names, rows = READERS[reader](table, at_ms, tmp_path / str(at_ms))
+        assert (set(names), len(names), rows) == (columns, len(columns), values)
 
 
 def test_the_proxy_shows_parts_that_have_the_columns_of_the_time() -> None:

@@ -17,6 +17,7 @@ from icedb import Table
 from icedb.ingest.check import check_config
 from tests.ingest_process import ARROW, KEY, OTHER_KEY, Client, IngestProcess, Reply
 from tests.test_ingest import arrow
+from tests.test_ingest_server import until
 
 PARTITIONS_MAX, COLUMNS_MAX = 20, 30
 HOSTILE, VICTIM = KEY, OTHER_KEY
@@ -79,6 +80,11 @@ def at_once(service: IngestProcess, *requests: Callable[[Client], Reply]) -> lis
 
 def sending(events: Any, key: str, kind: str = "application/json") -> Callable[[Client], Reply]:
     return lambda client: client.send("events", events, key=key, kind=kind)
+
+
+def metrics_of(service: IngestProcess) -> str:
+    with Client(service.admin) as admin:
+        return admin.ask("GET", "/metrics").body.decode()
 
 
 def victim(n: int) -> Callable[[Client], Reply]:
@@ -151,7 +157,7 @@ def test_new_columns_end_where_the_table_says(service: IngestProcess, lake: Path
         assert client.send("events", dict.fromkeys(columns, 1) | {"kind": "x"}).status == 400  # the tenant's column
         known = [c for c in columns if c not in ("tenant", "kind")]
         assert client.send("events", {"kind": "visit"} | dict.fromkeys(known, 1)).status == 200
-        admin = Client(service.admin).ask("GET", "/metrics").body.decode()
+        admin = metrics_of(service)
     assert f'icedb_ingest_table_columns{{table="events"}} {len(columns)}.0' in admin
     assert 'icedb_ingest_refused_requests_total{error="too_many_columns",tenant="acme"}' in admin
     assert 20 in numbers(lake)
@@ -175,13 +181,12 @@ def test_bodies_of_one_tenant_leave_room_for_the_others(tmp_path: Path) -> None:
     head = f"POST /v1/tables/events/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {HOSTILE}\r\n"
     head += "Content-Type: application/json\r\nContent-Length: 200000\r\n\r\n"
     with IngestProcess(text) as service, Client(service.endpoint) as client, ExitStack() as slow:
-        for _ in range(3):
+        for _ in range(2):
             connection = slow.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=30))
             connection.sendall(head.encode() + b"[" * 199_000)
+        until(lambda: "icedb_ingest_held_bytes 398000.0" in metrics_of(service))
         large = [{"kind": "a", "text": "x" * 20_000}]
-        for _ in range(20):  # until what is slow has arrived
-            if (reply := client.send("events", large)).status != 200:
-                break
+        reply = client.send("events", large)
         assert (reply.status, reply.said["error"]) == (503, "unavailable")
         assert client.send("events", large, key=VICTIM).status == 200
 
