@@ -41,7 +41,7 @@ from icedb.parts import put_parts
 from icedb.publishing import prepare, publish_append
 from icedb.spec import Compression, TableSpec, check_spec
 from icedb.staging import Stage, stage_rows
-from icedb.store import ObjectNotFound, open_store
+from icedb.store import ObjectNotFound, open_store, some_below
 from icedb.table_place import check_address
 from icedb.temporary import spill_path
 from icedb.v3_rules import (
@@ -378,15 +378,14 @@ class IceDBv3:
         handle = opened.handle
         if not opened.log_is_ours:
             body = check_log_place(handle)
+            if body is None and not some_below(handle.store, handle.keys.log_prefix):
+                check_address(handle)  # the first write makes the table
+            claim_log(handle)
             if body is not None:
                 handle.stored_spec = one_line(body)
             else:
-                state = self._read(handle)
-                handle.spec_is_lost = is_lost(state, handle)
+                handle.spec_is_lost = is_lost(self._read(handle), handle)
                 handle.check_spec()
-                if not state.files:  # the first write makes the table
-                    check_address(handle)
-            claim_log(handle)
             self._opened = dataclasses.replace(opened, log_is_ours=True)
         handle.check_writable()
         return handle
