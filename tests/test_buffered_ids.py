@@ -21,7 +21,7 @@ from icedb.buffering.committing import Committer
 from icedb.buffering.ids import Ids
 from icedb.buffering.submissions import Submission, measured
 from icedb.errors import CommitUncertain, IceDBError, InvalidBatch, InvalidOption, StoreUnavailable, TryAgain
-from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS
+from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS, Timing
 from icedb.store import ObjectExists
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, check_sound, open_table
 from icedb.testing import create_table as create_in
@@ -503,3 +503,10 @@ def test_views_and_the_quarantine_get_what_was_committed(memory: Any) -> None:
     assert [i for (i,) in view.query("SELECT id FROM t ORDER BY ALL").fetchall()] == ["a", "b", "d", "e"]
     aside = Table.open(f"{memory.uri}_quarantine").query("SELECT row FROM t").fetchall()
     assert aside == [('{"id":"c","n":"text"}',)]
+
+
+def test_a_window_that_the_altered_table_no_longer_covers_is_refused(world: World) -> None:
+    writer = Writer(world)
+    world.table().alter(timing=Timing(txn_retention_ms=DAY_MS))
+    with pytest.raises(InvalidOption, match="id_window_ms is 86400000"):
+        writer.ids.refresh()
