@@ -26,6 +26,7 @@ from icedb.buffering.committing import Committer
 from icedb.buffering.ids import Ids
 from icedb.buffering.room import Room, Ticket
 from icedb.buffering.submissions import Acknowledged, Answer, BufferStats, Rows, Submission, measured
+from icedb.durations import duration_text
 from icedb.engine import MIB, check_write_memory
 from icedb.errors import BufferFull, InvalidOption, WriterClosed
 from icedb.inputs.batches import OnConflict
@@ -136,7 +137,7 @@ class BufferedWriter:
         if options["id_window_ms"] >= timing.txn_retention_ms:
             raise InvalidOption(
                 f"{uri}: id_window_ms is {options['id_window_ms']}, and the log remembers transactions for "
-                f"{timing.txn_retention_ms} ms (txn_retention_ms of the table's Timing). Give less."
+                f"{duration_text(timing.txn_retention_ms)} (txn_retention_ms of the table's Timing). Give less."
             )
 
     def __repr__(self) -> str:
