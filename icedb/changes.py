@@ -28,6 +28,7 @@ from icedb.handle import Handle
 from icedb.maintenance.pins import check_readable_time
 from icedb.snapshot import Snapshot
 from icedb.spec import all_columns, spec_at
+from icedb.times import time_text
 
 __all__ = ["Changes", "changes_of", "cursor_of", "settled_ms", "take_changes"]
 
@@ -122,7 +123,7 @@ def _check_until(handle: Handle, start: Cursor, until_ms: int | None) -> None:
         raise InvalidOption(f"{handle.table}: until goes with since; snapshot(until) is the table at a time.")
     if until_ms < start.t_ms:
         raise InvalidOption(
-            f"{handle.table}: until ({until_ms}) is before since ({start.t_ms}), in unix milliseconds. Exchange them."
+            f"{handle.table}: until ({time_text(until_ms)}) is before since ({time_text(start.t_ms)}). Exchange them."
         )
 
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 import msgspec
 
 from icedb.commit import UNANSWERED_MAX, Commit, Put, check_age, check_clock, put_settled, report
+from icedb.durations import duration_text
 from icedb.errors import (
     CommitContended,
     CommitUncertain,
@@ -228,9 +229,10 @@ def _lost_part(handle: Handle, file: LogFile) -> str | None:
 
 
 def _too_late(handle: Handle, claim: TxnClaim, lost: str) -> PublicationTooLate:
+    memory = duration_text(handle.timing.txn_retention_ms)
     return PublicationTooLate(
         f"{handle.table}: the part '{lost}' of transaction {(claim.application, claim.sequence)} is not there any "
-        f"more, and the log no longer tells what became of it (it remembers {handle.timing.txn_retention_ms} ms). "
+        f"more, and the log no longer tells what became of it (it remembers {memory}). "
         "Nothing was published. Look whether the rows are there before you write them again."
     )
 

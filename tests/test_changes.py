@@ -237,11 +237,11 @@ def test_limits_count_only_what_is_wanted(table: Table) -> None:
         (lambda t: t.changes('{"t":1,"extra":2}'), "is no cursor"),
         (lambda t: t.changes("yesterday"), "is no cursor"),
         (lambda t: t.changes(until=UNIX_MS_MIN), "until goes with since"),
-        (lambda t: t.changes(UNIX_MS_MIN + 1, UNIX_MS_MIN), "until .100000000000. is before since .100000000001."),
+        (lambda t: t.changes(UNIX_MS_MIN + 1, UNIX_MS_MIN), "until .* is before since"),
         (lambda t: t.changes(1_795_313_126), "since is 1795313126, .* Are these seconds"),
         (lambda t: t.changes(parts_max=0), "parts_max is 0"),
         (lambda t: t.changes(bytes_max=-1), "bytes_max is -1"),
-        (lambda t: t.changes(True), "since is True"),
+        (lambda t: t.changes(True), "since must be"),
     ],
 )
 def test_what_makes_no_sense_is_refused(table: Table, call: Callable[[Table], object], reason: str) -> None:

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from icedb.buffering.submissions import Submission
 from icedb.commit import Commit
 from icedb.engine import connect_reader, quote_name, renew_access
+from icedb.durations import duration_text
 from icedb.errors import InvalidBatch, InvalidOption, SnapshotExpired
 from icedb.format.records import Marker
 from icedb.format.snapshot import LogState
@@ -56,7 +57,7 @@ def check_window(id_window_ms: int, timing: Timing, *, table: str) -> None:
     if id_window_ms >= timing.txn_retention_ms:
         raise InvalidOption(
             f"{table}: id_window_ms is {id_window_ms}, and the log remembers transactions for "
-            f"{timing.txn_retention_ms} ms (the table's txn_retention_ms). Give less."
+            f"{duration_text(timing.txn_retention_ms)} (the table's txn_retention_ms). Give less."
         )
 
 

@@ -25,6 +25,7 @@ from icedb.handle import Handle
 from icedb.maintenance.claims import FoundClaim
 from icedb.schema import type_name
 from icedb.store import StoredObject
+from icedb.times import time_text
 
 __all__ = ["Problem", "ReadLog", "Severity", "check_claims", "check_log", "link_problem", "read_log"]
 
@@ -157,8 +158,8 @@ def _check_file(stored: StoredLogFile, body: StoredObject, keys: Keys) -> Iterat
             "name_time",
             "warning",
             key,
-            f"the log file '{key}' has the time {file.t_ms} in its header and {name.t_ms} in its name. Its parts count "
-            "from their markers' times; it was renamed or copied: find out by whom.",
+            f"the log file '{key}' has the time {time_text(file.t_ms)} in its header and {time_text(name.t_ms)} in its "
+            "name. Its parts count from their markers' times; it was renamed or copied: find out by whom.",
         )
     # A void stands where an append that brings a column would have stood; v3 programs name log files as they like.
     if file.epoch is not None and not file.void and file.carries_tombstones and not name.merged:

@@ -24,6 +24,7 @@ from icedb.maintenance.pins import is_needed, read_pins
 from icedb.opening import is_lost
 from icedb.store import ObjectInfo
 from icedb.table_place import foreign_roots, is_below
+from icedb.times import time_text
 
 __all__ = ["VerifyReport", "verify"]
 
@@ -72,10 +73,11 @@ class VerifyReport:
         rows = "unknown number of" if self.live_rows is None else f"{self.live_rows:,}"
         compared = f"{self.live_parts - self.unchecked_parts:,} compared with their digest"
         checked = compared if self.deep else "footers read" if self.footers else "sizes compared, no part opened"
+        horizon = time_text(self.horizon_ms) if self.horizon_ms else "none"
         lines = [
             ("table", self.table),
             ("log", f"{self.log_files:,} log files, {self.superseded_log_files:,} of them superseded"),
-            ("epoch", f"{self.epoch:,}, {self.live_epochs:,} in force; horizon {self.horizon_ms}"),
+            ("epoch", f"{self.epoch:,}, {self.live_epochs:,} in force; horizon {horizon}"),
             ("live", f"{self.live_parts:,} parts, {rows} rows, {self.live_bytes:,} bytes; {checked}"),
             ("tombstoned", f"{self.tombstoned_parts:,} parts, {self.tombstoned_bytes:,} bytes"),
             ("claims", f"{self.claims:,}, and {self.pins:,} pins"),
