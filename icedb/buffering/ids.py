@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 
 from icedb.buffering.submissions import Submission
 from icedb.commit import Commit
-from icedb.engine import connect_reader, quote_name, renew_access
 from icedb.durations import duration_text
+from icedb.engine import connect_reader, quote_name, renew_access
 from icedb.errors import InvalidBatch, InvalidOption, SnapshotExpired
 from icedb.format.records import Marker
 from icedb.format.snapshot import LogState
