@@ -228,7 +228,7 @@ def test_a_task_gets_the_credentials_of_the_moment_and_no_provider(keys: Keys) -
 
 
 def test_a_provider_is_a_session_or_a_function_and_the_only_source(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match="credential_provider is a str; give a boto3 Session, or a function"):
+    with pytest.raises(InvalidOption, match="credential_provider must be a Session or a function or None, not a str"):
         Table.open("s3://bucket/table", credential_provider="profile")  # type: ignore[arg-type]
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     with pytest.raises(InvalidOption, match="not both"):

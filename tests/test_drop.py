@@ -139,7 +139,7 @@ def test_a_path_that_another_drop_took_first_is_no_error(clocked: ClockedStore, 
 @pytest.mark.parametrize("partitions", [42, [42], None, {"k": 1}, b"k=0"])
 def test_partitions_of_a_wrong_type_are_refused(memory: Any, partitions: Any) -> None:
     table = make(memory)
-    with pytest.raises(InvalidOption, match="give a list of paths"):
+    with pytest.raises(InvalidOption, match="partitions must be a list of texts"):
         table.drop_partitions(partitions)
     assert table.snapshot().rows == 6
 

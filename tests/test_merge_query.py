@@ -35,7 +35,7 @@ from icedb.maintenance.rewrite import rewrite_partition, write_answer
 from icedb.opening import create_handle, open_handle
 from icedb.options import HOUR_MS
 from icedb.rewriting import Rewrite, rewrite_parts
-from icedb.spec import Dedup, TableSpec, encode_spec
+from icedb.spec import Dedup, TableSpec
 from icedb.store import ObjectExists
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, check_sound, open_table
 from tests.test_merging import make, rows_of
@@ -224,10 +224,7 @@ def _table_that_says(place: Any, query: str, **options: Any) -> Table:
     plain = make(place, partition_by=spec.partition_by, sort_by=spec.sort_by)
     for n in (1, 2):
         plain.insert([{"k": n, "n": n, "s": "x"}])
-    store = plain.handle.store
-    store.delete([store.location.keys.spec])
-    store.create(store.location.keys.spec, encode_spec(spec))
-    return Table(open_handle(store))
+    return Table(plain.handle.with_spec(spec))  # opening a stored one would refuse it
 
 
 def test_a_fraction_without_a_rest_may_become_an_integer(memory: Any) -> None:
