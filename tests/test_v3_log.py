@@ -208,7 +208,7 @@ def test_a_log_file_is_never_replaced(s3c: S3Client) -> None:
         {"files": [FileMarker("other/_data/x.parquet", 1, 1)]},
         {"files": [FileMarker("../x.parquet", 1, 1)]},
         {"tombstones": [LogTombstone("other/_log/x.jsonl", 1)]},
-        {"files": [FileMarker("x", "soon", 1)]},  # type: ignore[arg-type]
+        {"files": ["x"]},
         {"schema": schema(a="BIGINT); DROP TABLE t; --")},
         {"schema": schema(a="")},
         {"version": 2},
@@ -223,6 +223,11 @@ def test_what_no_log_file_can_hold_is_refused(s3c: S3Client, bad: dict[str, Any]
     with pytest.raises(InvalidOption):
         IceLogIO("host").append(s3c, **arguments)
     assert IceLogIO("host").get_current_log_files(s3c) == []
+
+
+def test_a_marker_with_a_time_that_is_no_number_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="createdMS"):
+        FileMarker("x", "soon", 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.s3
