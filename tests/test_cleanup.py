@@ -467,7 +467,7 @@ def test_what_could_not_be_deleted_is_not_forgotten(table: Table, clocked: Clock
     table.merge()
     clock.advance(2 * HOUR_MS)
     store = FaultyStore(clocked)
-    store.inject(Fault.FAIL, kind="delete", key="_data/")
+    store.inject(Fault.FAIL, kind="delete", key="_data/k=")
     with pytest.raises(StoreUnavailable):
         open_table(store, clock).cleanup()
     assert len(data(clocked)) == 8
