@@ -125,8 +125,8 @@ def measure(plan: Plan, folder: Path) -> Measured:
     with _session(folder) as spark, _stream(spark, files, path, folder / "checkpoint"), ThreadPoolExecutor() as pool:
         try:
             helpers = [
-                pool.submit(_watch, Table.open(path, timing=TIMING), measured, over),
-                pool.submit(_maintain, Table.open(path, timing=TIMING), measured, over),
+                pool.submit(_watch, Table.open(path), measured, over),
+                pool.submit(_maintain, Table.open(path), measured, over),
             ]
             _arrive(measured, WARM_UP, staged, files)
             _await_all(measured, [WARM_UP], helpers)

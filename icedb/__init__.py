@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from icedb.maintenance.orphans import SweepReport
     from icedb.maintenance.pins import Pin
     from icedb.maintenance.repair import RepairReport
+    from icedb.maintenance.repair_spec import SpecRepairReport
     from icedb.maintenance.restore import RestoreReport
     from icedb.maintenance.rewrite import RewriteReport
     from icedb.maintenance.verify import VerifyReport
@@ -98,6 +99,7 @@ __all__ = [
     "Schema",
     "SchemaConflictException",
     "Snapshot",
+    "SpecRepairReport",
     "SweepReport",
     "Table",
     "Thresholds",
@@ -146,6 +148,7 @@ _HOMES = {
     "icedb.maintenance.orphans": ("SweepReport",),
     "icedb.maintenance.pins": ("Pin",),
     "icedb.maintenance.repair": ("RepairReport",),
+    "icedb.maintenance.repair_spec": ("SpecRepairReport",),
     "icedb.maintenance.restore": ("RestoreReport",),
     "icedb.maintenance.rewrite": ("RewriteReport",),
     "icedb.maintenance.verify": ("VerifyReport",),

@@ -25,8 +25,10 @@ from icedb.format.feed import (
 from icedb.format.records import Marker
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
+from icedb.maintenance.pins import check_readable_time
 from icedb.snapshot import Snapshot
 from icedb.spec import all_columns, spec_at
+from icedb.times import time_text
 
 __all__ = ["Changes", "changes_of", "cursor_of", "settled_ms", "take_changes"]
 
@@ -55,13 +57,17 @@ def take_changes(
 ) -> Changes:
     """The changes after `since`: a time (unix milliseconds), a cursor, or None: first all that the table has.
 
-    `until` is a time or a cursor, too.
+    `until` is a time or a cursor, too. A time is not in the future, see `check_readable_time`.
 
     Raises InvalidOption, SnapshotExpired, ForeignMaintenance and what `LogReader.read` raises.
     """
     _check_limits(handle, limits)
-    settled, now_ms = settled_ms(handle), handle.clock.now_ms() - 1  # before the log is read
+    now_ms = handle.clock.now_ms()  # before the log is read
     state = handle.read()
+    for at_ms in (since, until):
+        if isinstance(at_ms, int):
+            check_readable_time(handle, state, at_ms, now_ms=now_ms, may_precede=True)
+    settled, now_ms = settled_ms(handle, now_ms), now_ms - 1
     start = BEGINNING if since is None else cursor_of(handle, since)
     if isinstance(until, str):
         end = decode_cursor(until, table=handle.table)
@@ -102,9 +108,12 @@ def cursor_of(handle: Handle, since: int | str) -> Cursor:
     return decode_cursor(since, table=handle.table) if isinstance(since, str) else at_time(since)
 
 
-def settled_ms(handle: Handle) -> int:
-    """The time (unix milliseconds) up to which no log file can appear any more."""
-    return handle.clock.now_ms() - handle.timing.late_publication_ms
+def settled_ms(handle: Handle, now_ms: int) -> int:
+    """The time (unix milliseconds) up to which no log file can appear any more, in a log that was read after `now_ms`.
+
+    Ask after the log was read, for it may say that publications may be later.
+    """
+    return now_ms - handle.timing.late_publication_ms
 
 
 def _check_until(handle: Handle, start: Cursor, until_ms: int | None) -> None:
@@ -114,7 +123,7 @@ def _check_until(handle: Handle, start: Cursor, until_ms: int | None) -> None:
         raise InvalidOption(f"{handle.table}: until goes with since; snapshot(until) is the table at a time.")
     if until_ms < start.t_ms:
         raise InvalidOption(
-            f"{handle.table}: until ({until_ms}) is before since ({start.t_ms}), in unix milliseconds. Exchange them."
+            f"{handle.table}: until ({time_text(until_ms)}) is before since ({time_text(start.t_ms)}). Exchange them."
         )
 
 

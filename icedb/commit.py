@@ -119,7 +119,8 @@ def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str],
     for _ in range(APPEND_ATTEMPTS_MAX):
         t_ms = max(handle.clock.now_ms(), t_ms + 1)
         check_age(handle, born_ms)
-        file = LogFile(t_ms, dict(schema), tuple(msgspec.structs.replace(m, created_ms=t_ms) for m in markers))
+        made = tuple(msgspec.structs.replace(m, created_ms=t_ms) for m in markers)
+        file = LogFile(t_ms, dict(schema), made, operation="insert")
         key = handle.keys.log_file(t_ms, merged=False, writer=handle.writer)
         body = encode(file)
         if handle.clock.now_ms() - t_ms > handle.timing.commit_timeout_ms:
@@ -156,8 +157,11 @@ def check_clock(handle: Handle, markers: Sequence[Marker], born_ms: int) -> None
 
 def check_age(handle: Handle, born_ms: int | None) -> None:
     """Raise PublicationTooLate when the oldest part is too old to be published; None: there are no parts."""
-    age_ms = handle.clock.now_ms() - (born_ms if born_ms is not None else handle.clock.now_ms())
-    if age_ms > handle.timing.part_timeout_ms:
+    if born_ms is None:
+        return
+    handle.learn_changed_times()
+    age_ms = handle.clock.now_ms() - born_ms
+    if age_ms > handle.part_timeout_ms(born_ms):
         raise PublicationTooLate(
             f"{handle.table}: the parts were written {age_ms / 60_000:,.1f} minutes ago and are not published any "
             "more: an orphan sweep may have taken them. Write the batch again, in smaller pieces."

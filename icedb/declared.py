@@ -15,13 +15,13 @@ import pyarrow as pa
 from icedb.errors import InvalidOption, UnknownColumn
 from icedb.incoming import PARTITION_COLUMN, PREFIX
 from icedb.merging import MERGED, check_aggregated_types, check_batch_columns, check_merging
-from icedb.partitions import partition_expressions, partition_types
+from icedb.partitions import parse_partition_by, partition_expressions, partition_types
 from icedb.queries import check_query
 from icedb.sandboxes import question
 from icedb.schema import ROW_ID, check_columns, check_sort_columns, checked_type, describe, storage_type
 from icedb.spec import SchemaPolicy, TableSpec, check_spec
 
-__all__ = ["ROWS", "DeclaredSchema", "check_name", "checked_spec", "declared_columns"]
+__all__ = ["ROWS", "DeclaredSchema", "check_name", "check_stored_spec", "checked_spec", "declared_columns"]
 
 #: The relation that the query of an insert or a view reads.
 ROWS = "_rows"
@@ -76,6 +76,30 @@ def checked_spec(spec: TableSpec, *, table: str, schema: Mapping[str, str] | Non
         check_query(view.query, relation=ROWS, table=table, what=f"query of the view '{view.name}'")
     types = {n: checked_type(t, what=f"path column '{n}'", table=table) for n, t in spec.path_columns.items()}
     return msgspec.structs.replace(spec, columns=columns, path_columns=types)
+
+
+def check_stored_spec(spec: TableSpec, *, table: str) -> None:
+    """Check what a stored spec says in SQL, and the names of its views: another program may have written it.
+
+    Raises FixInput errors. What depends on the log's columns is checked when rows are written.
+    """
+    expressions = partition_expressions(spec, table=table)
+    parse_partition_by(spec.earlier_partition_by, table=table)
+    for query, relation, what in (
+        (spec.insert_query, ROWS, "insert_query"),
+        (spec.merge_query, MERGED, "merge_query"),
+        *((view.query, ROWS, f"query of the view '{view.name}'") for view in spec.views),
+        *((earlier.merge_query, MERGED, "earlier merge_query") for earlier in spec.earlier),
+    ):
+        if query:
+            check_query(query, relation=relation, table=table, what=what)
+    for view in spec.views:
+        check_name(view.name, table=table)
+    for earlier in spec.earlier:
+        parse_partition_by(earlier.partition_by, table=table)
+    if spec.merging is not None:
+        inputs = frozenset[str]().union(*(e.columns for e in expressions))
+        check_merging(spec.merging, table=table, partition_inputs=inputs)
 
 
 def check_name(name: str, *, table: str) -> str:

@@ -21,6 +21,7 @@ from icedb.live_parts import LiveParts
 from icedb.scan import explain, relation
 from icedb.snapshot import Snapshot, take_snapshot
 from icedb.store import ObjectNotFound
+from icedb.times import time_text
 
 __all__ = ["ColumnInfo", "Diff", "PartitionDiff", "columns_of", "diff"]
 
@@ -84,10 +85,10 @@ def diff(handle: Handle, since_ms: int, until_ms: int | None = None, *, rows: bo
     """
     if until_ms is not None and until_ms < since_ms:
         raise InvalidOption(
-            f"{handle.table}: until ({until_ms}) is before since ({since_ms}), in unix milliseconds. Exchange them."
+            f"{handle.table}: until ({time_text(until_ms)}) is before since ({time_text(since_ms)}). Exchange them."
         )
     if since_ms > handle.clock.now_ms() + handle.timing.max_skew_ms:
-        raise InvalidOption(f"{handle.table}: since ({since_ms}, in unix milliseconds) is a time to come. Correct it.")
+        raise InvalidOption(f"{handle.table}: since ({time_text(since_ms)}) is in the future. Correct it.")
     # Before its creation the table had no rows, and all of them came since then.
     before, after = take_snapshot(handle, since_ms, may_precede=True), take_snapshot(handle, until_ms)
     earlier, later = set(_keys(before.parts)), set(_keys(after.parts))

@@ -20,6 +20,7 @@ import duckdb
 from icedb.errors import InvalidOption, StoreUnavailable
 from icedb.location import Location
 from icedb.spec import TableSpec
+from icedb.temporary import spill_path
 
 __all__ = [
     "MEMORY_BYTES_MIN",
@@ -37,6 +38,7 @@ __all__ = [
     "quote_text",
     "read_file",
     "renew_access",
+    "set_spill",
 ]
 
 #: The prefix of every name that the library's SQL gives beside a table's columns. No column may begin with it: DuckDB
@@ -54,6 +56,8 @@ ROWS_PER_BATCH = 100_000
 READING_SHARE = 4
 # More brings nothing: a part is a few hundred megabytes, and only a few are written at a time.
 MEMORY_BYTES_MAX = 16 * 1024 * MIB
+# The greatest limit that DuckDB parses is a little more: so much is no limit.
+_MEMORY_BYTES_PARSED = 2**60
 # What a thread of DuckDB needs to read, sort and write Parquet.
 MEMORY_BYTES_PER_THREAD = 128 * MIB
 # With so little, a hundred megabytes that DuckDB's allocator keeps of what was spilled, and that nobody counts, matter:
@@ -116,16 +120,19 @@ def connect_sandbox(
     con.execute("SET preserve_insertion_order = true")
     con.execute("SET arrow_lossless_conversion = true")  # what leaves keeps its type: a UUID, a number of 128 bits
     _limit(con, memory_bytes, threads)
+    set_spill(con, None if folder is None else folder / "spill")
     if folder is not None:
-        con.execute(f"SET temp_directory = {quote_text(str(folder / 'spill'))}")
         con.execute(f"SET allowed_directories = [{quote_text(str(folder))}]")
-    else:
-        con.execute("SET temp_directory = ''")  # else it is `.tmp` below the working directory, which could be read
     # Python objects are registered by name; SQL must not find others by theirs.
     con.execute("SET GLOBAL python_enable_replacements = false")
     con.execute("SET enable_external_access = false")
     con.execute("SET lock_configuration = true")
     return con
+
+
+def set_spill(con: duckdb.DuckDBPyConnection, path: Path | None) -> None:
+    """Tell a connection where to spill; None: nowhere. DuckDB's own choice is `.tmp` in the working directory."""
+    con.execute(f"SET temp_directory = {quote_text(str(path or ''))}")
 
 
 def _draw_no_progress(con: duckdb.DuckDBPyConnection) -> None:
@@ -136,7 +143,7 @@ def _draw_no_progress(con: duckdb.DuckDBPyConnection) -> None:
 
 def _limit(con: duckdb.DuckDBPyConnection, memory_bytes: int | None, threads: int | None) -> None:
     if memory_bytes is not None:
-        con.execute(f"SET memory_limit = '{memory_bytes}B'")
+        con.execute(f"SET memory_limit = '{min(memory_bytes, _MEMORY_BYTES_PARSED)}B'")
         if memory_bytes <= MEMORY_BYTES_SCARCE:
             con.execute(f"SET allocator_bulk_deallocation_flush_threshold = '{_GIVEN_BACK_FROM}'")
         threads = threads or max(1, min(os.cpu_count() or 1, memory_bytes // MEMORY_BYTES_PER_THREAD))
@@ -175,15 +182,14 @@ def connect_reader(
 ) -> duckdb.DuckDBPyConnection:
     """A connection that can read the table's parts. In a bucket: with httpfs and a secret for its prefix.
 
-    With `memory_bytes` all its cursors together stay below that, and spill into `folder`. `threads`: see
-    `connect_sandbox`.
+    With `memory_bytes` all its cursors together stay below that. What does not fit spills into `folder`; None: into a
+    temporary folder that stays until the process ends. `threads`: see `connect_sandbox`.
     """
     # That a connection takes unsigned extensions can only be said as it is made.
     checked = location.scheme == "s3" and _is_checked(_httpfs_in_wheel())
     con = duckdb.connect(":memory:", config={"allow_unsigned_extensions": "true"} if checked else {})
     _limit(con, memory_bytes, threads)
-    if folder is not None:
-        con.execute(f"SET temp_directory = {quote_text(str(folder / 'spill'))}")
+    set_spill(con, spill_path() if folder is None else folder / "spill")
     con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
     _draw_no_progress(con)
     con.execute("SET autoinstall_known_extensions = false; SET autoload_known_extensions = false")

@@ -14,8 +14,11 @@
     ├── FixInput                 the caller must change something
     │   ├── InvalidURI               no table can be at that address                       (ValueError)
     │   ├── InvalidOption            an unknown or contradictory option                    (ValueError)
+    │   │   └── InvalidArgument          an argument of another type than its parameter       (TypeError)
     │   ├── InvalidBatch             the rows cannot become a table                        (ValueError)
-    │   │   └── EmptyBatch               there is nothing to put in the place of what is there
+    │   │   ├── EmptyBatch               there is nothing to put in the place of what is there
+    │   │   ├── TooManyColumns           the table would have more columns than it may
+    │   │   └── TooManyPartitions        the rows lie in more partitions than they may
     │   ├── InvalidQuery             SQL that is not one query over the rows it is given   (ValueError)
     │   ├── InvalidPartitionExpression                                                     (ValueError)
     │   ├── InvalidPartitionValue    it cannot be part of an object's key                  (ValueError)
@@ -40,11 +43,15 @@
     └── Damaged                  the store holds something that must not be there, or lacks something
         ├── DamagedLog               a log file that cannot be read as one                 (ValueError)
         ├── MissingPart              a live part without its object                        (FileNotFoundError)
+        ├── SymbolicLink             a link inside a table's folder                        (OSError)
         ├── ForeignMaintenance       another program made or removed epochs of our log     (RuntimeError)
         └── InvariantViolated        a check before or after a write failed: our bug       (AssertionError)
 
-Each also subclasses the builtin it resembles. A message names the table, the object and what to do next;
-credentials never appear in one: errors of client libraries are rephrased, not chained.
+Each also subclasses the builtin it resembles. A message names the table, the object and what to do next; credentials
+never appear in one: errors of client libraries are rephrased, not chained.
+
+Three kinds of errors are not of the tree: Python's TypeError for a call with a missing or unknown parameter; an OSError
+with an `errno`, of the machine itself (a full disk); and what a function of the caller raises (`on_part`).
 """
 
 from __future__ import annotations
@@ -64,6 +71,7 @@ __all__ = [
     "ForeignMaintenance",
     "GraceTooShort",
     "IceDBError",
+    "InvalidArgument",
     "InvalidBatch",
     "InvalidOption",
     "InvalidPartitionExpression",
@@ -83,8 +91,11 @@ __all__ = [
     "SparkJobFailed",
     "StackError",
     "StoreUnavailable",
+    "SymbolicLink",
     "TableExists",
     "TableNotFound",
+    "TooManyColumns",
+    "TooManyPartitions",
     "TornListing",
     "TryAgain",
     "UnknownColumn",
@@ -95,12 +106,19 @@ __all__ = [
 ]
 
 
+#: A message has the remedy at its end, and an argument of any length in its middle: that is shortened.
+_BEGIN_CHARS, _END_CHARS = 2_400, 600
+_MESSAGE_CHARS_MAX = _BEGIN_CHARS + _END_CHARS
+
+
 class IceDBError(Exception):
     """The root of the tree; see the module's docstring."""
 
     def __str__(self) -> str:
         # Explicit, because KeyError would quote the message and OSError would format it as (errno, text).
-        return str(self.args[0]) if self.args else type(self).__name__
+        text = str(self.args[0]) if self.args else type(self).__name__
+        left_out = len(text) - _MESSAGE_CHARS_MAX
+        return text if left_out <= 0 else f"{text[:_BEGIN_CHARS]} [{left_out:,} characters] {text[-_END_CHARS:]}"
 
     def __reduce__(self) -> tuple[object, ...]:
         # Explicit, because some take more than a message, and all come back whole from another process.
@@ -170,6 +188,10 @@ class InvalidOption(FixInput, ValueError):
     """An unknown or contradictory option."""
 
 
+class InvalidArgument(InvalidOption, TypeError):
+    """An argument of another type than its parameter, which the message names."""
+
+
 class InvalidBatch(FixInput, ValueError):
     """The rows cannot become a table."""
 
@@ -180,6 +202,14 @@ class EmptyBatch(InvalidBatch):
     def __init__(self, message: str, *, table: str | None = None) -> None:
         super().__init__(message)
         self.table = table
+
+
+class TooManyColumns(InvalidBatch):
+    """The rows bring columns, and the table would have more than its writer allows."""
+
+
+class TooManyPartitions(InvalidBatch):
+    """The rows lie in more partitions than their writer allows."""
 
 
 class InvalidQuery(FixInput, ValueError):
@@ -291,6 +321,10 @@ class DamagedLog(Damaged, ValueError):
 
 class MissingPart(Damaged, FileNotFoundError):
     """A live part whose object is not in the store."""
+
+
+class SymbolicLink(Damaged, OSError):
+    """A symbolic link inside the folder of a table. It is not followed: it may lead to any file of the machine."""
 
 
 class ForeignMaintenance(Damaged, RuntimeError):

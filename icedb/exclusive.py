@@ -31,7 +31,6 @@ from icedb.format.records import LogFile
 from icedb.format.rewrite import Draft, check_draft
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
-from icedb.options import Timing
 from icedb.parts import discard
 from icedb.store import ObjectNotFound
 
@@ -151,7 +150,7 @@ def _attempt(handle: Handle, operation: Operation, tried: _Tried) -> Commit | No
             raise uncertain(handle, tried.keys[-1])
         return nothing_to_commit(handle)
     check_age(handle, operation.born_ms)
-    file = _finish(state, draft, epoch, handle.timing)
+    file = _finish(handle, state, draft, epoch)
     # A name of its own for each attempt: two threads of one handle must not take each other's log file for theirs.
     key = handle.keys.log_file(t_ms, merged=file.carries_tombstones, writer=f"{handle.fresh_writer()}.e{epoch}")
     own, before_ms = EpochClaim(key, t_ms, encode(file).decode()), handle.clock.now_ms()
@@ -188,17 +187,19 @@ def _build(handle: Handle, operation: Operation, state: LogState, t_ms: int, tri
     return draft
 
 
-def _finish(state: LogState, draft: Draft, epoch: int, timing: Timing) -> LogFile:
-    """The log file with its epoch, and without what needs no carrying any more.
+def _finish(handle: Handle, state: LogState, draft: Draft, epoch: int) -> LogFile:
+    """The log file with its epoch, with a spec if the log records none, and without what needs no carrying any more.
 
     Log tombstones are kept while the file exists, and as long as a copy of it may still arrive; transactions as long
     as a pipeline may pause.
     """
+    timing = handle.timing
     replaced = {state.files[k].file.epoch for k in draft.replaces}
     late_ms, forget_ms = draft.file.t_ms - timing.late_ms, draft.file.t_ms - timing.txn_retention_ms
     return msgspec.structs.replace(
         draft.file,
         epoch=epoch,
+        spec=draft.file.spec if draft.file.spec or state.spec else handle.stored_spec,
         live_epochs=tuple(sorted((state.live_epochs - replaced) | {epoch})),
         tombstones=tuple(t for t in draft.file.tombstones if t.key in state.listed_ms or t.created_ms > late_ms),
         txn={application: last for application, last in draft.file.txn.items() if last[1] > forget_ms},

@@ -184,6 +184,20 @@ def _check(expression: Mapping[str, Any], stable: bool) -> None:
             raise _Refused(f"calls {called}(), which gives different values for one row")
         if sees_more(called):
             raise _Refused(f"calls {called}(), which sees or does more than its arguments say")
+        if called in _table_functions():
+            raise _Refused(f"calls {called}(), which gives a table and not one value per row")
+
+
+@lru_cache(maxsize=1)
+def _table_functions() -> frozenset[str]:
+    """Functions that only FROM can call, such as those that read files."""
+    with question() as con:
+        rows = con.execute(
+            "SELECT function_name FROM duckdb_functions() GROUP BY function_name "
+            "HAVING bool_and(function_type IN ('table', 'table_macro', 'pragma'))"
+        )
+        # An expression may hold an unnest to DuckDB; that it has several values is said where that is found.
+        return frozenset(str(name).lower() for (name,) in rows.fetchall()) - {"unnest"}
 
 
 def is_stable(expression: Mapping[str, Any]) -> bool:

@@ -5,10 +5,8 @@ Everything above (scan, maintenance, the Spark source) works on a `Handle`; `Tab
 
 from __future__ import annotations
 
-import atexit
 import copy
-import shutil
-import tempfile
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,25 +17,38 @@ from typing import Literal, get_args
 import msgspec
 
 from icedb.clock import Clock, SystemClock, writer_name
-from icedb.errors import ClockSkew, DamagedLog, FixInput, InvalidOption, UnsupportedStore
+from icedb.declared import check_stored_spec
+from icedb.errors import (
+    AccessDenied,
+    ClockSkew,
+    DamagedLog,
+    FixInput,
+    InvalidOption,
+    StoreUnavailable,
+    UnsupportedStore,
+)
 from icedb.format.names import Keys, decode_partition, partition_of
 from icedb.format.records import Marker, Stats
 from icedb.format.snapshot import LogState
+from icedb.local_files import check_links
 from icedb.location import Location
-from icedb.options import Timing
+from icedb.options import Timing, doomed_at, part_timeout_at, timing_at
 from icedb.partitions import PartitionExpression, partition_expressions
 from icedb.reading import LogReader
 from icedb.schema import checked_type, type_name
 from icedb.shaping import WriteContext
-from icedb.spec import TableSpec, all_columns, decode_spec
-from icedb.store import ObjectExists, ObjectStore, fetch
+from icedb.spec import TableSpec, all_columns, decode_spec, encode_spec
+from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, fetch
+from icedb.temporary import make_folder, temporary_folder
 
-__all__ = ["Fencing", "Handle", "Part", "clock_ahead_ms", "damaged_spec"]
+__all__ = ["Fencing", "Handle", "Part", "clock_ahead_ms", "damaged_spec", "lost_spec"]
 
 Fencing = Literal["claims", "none"]
 
 # S3 tells the time of an object in whole seconds.
 STORED_MS_PRECISION = 1_000
+# A sweep takes the object of a comparison only when the comparing process slept for hours right after its put.
+CLOCK_ATTEMPTS_MAX = 3
 # These mean something else to DuckDB, or do not survive in an address.
 _NO_PATH = frozenset("?*[]\\\n\r")
 # What lies there DuckDB does not open. A part that was fetched has a path of this machine.
@@ -76,7 +87,6 @@ class Handle:
         spec: TableSpec,
         *,
         clock: Clock | None = None,
-        timing: Timing | None = None,
         fencing: Fencing = "claims",
         fixed_spec: bool = False,
     ) -> None:
@@ -90,10 +100,13 @@ class Handle:
         self._fixed_spec = fixed_spec
         self._expressions: tuple[PartitionExpression, ...] | None = None
         self.clock: Clock = clock or SystemClock()
-        self.timing = timing or Timing()
         self.fencing: Fencing = fencing
         self.writer = writer_name(self.clock)
         self.log = self._log_reader(tolerant=False)
+        #: The body of `_table.json` in one line: the first exclusive commit records it in the log. `{}`: there is none.
+        self.stored_spec = msgspec.Raw(encode_spec(self._spec, indent=0) if spec.id else b"{}")
+        #: Whether the log is of a table whose `_table.json` is gone: it can be read, and not be written.
+        self.spec_is_lost = False
         #: Two appends of one handle need two names, also within a millisecond.
         self.last_append_ms = 0
         #: An exclusive commit that sees an older head than this handle has seen is not of this table's line.
@@ -102,18 +115,24 @@ class Handle:
         self.latest: tuple[LogState, Sequence[Part]] | None = None
         self._schema: dict[str, str] = {}
         self._probed = False
-        self._copies_folder: Path | None = None
+        self._copies_folder: tuple[int, Path] | None = None
         self._clock_checked = False
+        #: The spec that the times are of, as one value for all threads; None: no spec of the table is known.
+        self._times: TableSpec | None = None
+        #: When the log was read last.
+        self._read_at_ms: int | None = None
+        if spec.id or not fixed_spec:
+            self._learn_times(spec)
 
     def _log_reader(self, *, tolerant: bool) -> LogReader:
-        return LogReader(
-            self.store, self.keys, clock=self.clock, timing=self.timing, type_name=type_name, tolerant=tolerant
-        )
+        return LogReader(self.store, self.keys, clock=self.clock, type_name=type_name, tolerant=tolerant)
 
     def tolerant(self) -> Handle:
         """This table once more, for `repair`: it puts up with a column of several types, and its states tell them."""
         other = copy.copy(self)
         other.log = self._log_reader(tolerant=True)
+        if self._times is not None:
+            other.log.learn_timing(self._times.timing, self._times.earlier_timing)
         return other
 
     @property
@@ -130,6 +149,36 @@ class Handle:
     def spec(self) -> TableSpec:
         """How the table is partitioned, sorted and stored, as of the last look at the log."""
         return self._spec
+
+    @property
+    def timing(self) -> Timing:
+        """The table's times that count now, as of the last look at the log; see `options.timing_at`."""
+        times = self._times
+        if times is None or not times.earlier_timing:
+            return times.timing if times is not None else Timing()
+        return timing_at(times.timing, times.earlier_timing, self.clock.now_ms())
+
+    def part_timeout_ms(self, born_ms: int) -> int:
+        """The age up to which a part that was written at `born_ms` may be published; see `options.part_timeout_at`."""
+        times = self._times or TableSpec()
+        return part_timeout_at(times.timing, times.earlier_timing, born_ms)
+
+    def doomed_ms(self, now_ms: int) -> int:
+        """The newest tombstone whose part may be deleted by `now_ms`; see `options.doomed_at`."""
+        times = self._times or TableSpec()
+        return doomed_at(times.timing, times.earlier_timing, now_ms)
+
+    def learn_changed_times(self) -> None:
+        """Read the log if the last look is longer ago than `grace_ms`: another program may have changed the times."""
+        now_ms, read_at_ms = self.clock.now_ms(), self._read_at_ms
+        grace_ms = (self._times or TableSpec()).timing.grace_ms
+        if read_at_ms is None or not 0 <= now_ms - read_at_ms <= grace_ms:
+            self.read()
+
+    def _learn_times(self, spec: TableSpec) -> None:
+        if self._times is None or (spec.revision >= self._times.revision and (spec.id or not self._times.id)):
+            self._times = spec
+            self.log.learn_timing(spec.timing, spec.earlier_timing)
 
     @property
     def expressions(self) -> tuple[PartitionExpression, ...]:
@@ -150,7 +199,11 @@ class Handle:
 
     def read(self, *, everything: bool = False, fresh: bool = False) -> LogState:
         """The state of the table now; see `LogReader.read`."""
+        started_ms = self.clock.now_ms()
+        if self._times is None:
+            self._learn_first_times()
         state = self.log.read(everything=everything, fresh=fresh)
+        self._read_at_ms = started_ms
         self._schema = dict(state.schema)
         self._learn_spec(state)
         return state
@@ -159,13 +212,19 @@ class Handle:
         """This table with another spec. What was read of the log is shared."""
         other = copy.copy(self)
         other._spec, other._expressions = _with_checked_types(spec, self.table), None
+        if not self._fixed_spec:
+            other._learn_times(spec)
         return other
 
     def _learn_spec(self, state: LogState) -> None:
-        if self._fixed_spec or isinstance(state.spec, msgspec.UnsetType):
+        if isinstance(state.spec, msgspec.UnsetType):
             return
         recorded = decode_spec(bytes(state.spec), table=self.table, key=self.keys.log_prefix)
+        self._learn_times(recorded)
+        if self._fixed_spec or recorded.revision <= self._spec.revision:
+            return
         try:
+            check_stored_spec(recorded, table=self.table)
             self.learn_spec(recorded)
         except FixInput as error:  # another program may have written it
             key = next(k for k, f in state.effective.items() if f.file.spec is state.spec)
@@ -175,6 +234,16 @@ class Handle:
         """Remember a spec that the log records, unless a newer one is known."""
         if recorded.revision > self._spec.revision and not self._fixed_spec:
             self._spec, self._expressions = _with_checked_types(recorded, self.table), None
+            self._learn_times(recorded)
+
+    def _learn_first_times(self) -> None:
+        """Learn the times from `_table.json`, if there is one: a program of the v3 API brings a spec of its own."""
+        try:
+            body = self.store.get(self.keys.spec).body
+        except (ObjectNotFound, AccessDenied):  # a log alone needs no access to the parts, and later specs are in it
+            self._times = TableSpec()
+        else:
+            self._learn_times(decode_spec(body, table=self.table, key=self.keys.spec))
 
     def fresh_writer(self) -> str:
         """A writer's name that no log file has yet, of this host and process."""
@@ -205,19 +274,34 @@ class Handle:
         """The time from which on a log file is from a clock far ahead: no commit of `now_ms` can replace it."""
         return now_ms + 2 * self.timing.max_skew_ms + 1
 
-    def readable_path(self, part: Part) -> str:
-        """What DuckDB can open: the part itself, or a copy of what it cannot reach.
+    def own_paths(self, parts: Sequence[Part]) -> list[str]:
+        """The paths of parts, for engines that open them by path. Raises SymbolicLink, also for a folder on the way."""
+        if self.location.scheme == "file":
+            root = self.location.root
+            check_links(root, (p.key for p in parts if p.path == f"{root}/{p.key}"))  # a fetched copy lies elsewhere
+        return [p.path for p in parts]
+
+    def readable_paths(self, parts: Sequence[Part]) -> list[str]:
+        """What DuckDB can open: the parts themselves, or copies of what it cannot reach. Raises SymbolicLink.
 
         That is what only this process's memory holds or what lies in Azure, and a name, of a v3 program, that DuckDB
         takes for a pattern.
         """
+        self.own_paths(parts)
+        return [self._readable(p) for p in parts]
+
+    def readable_path(self, part: Part) -> str:
+        """See `readable_paths`."""
+        return self.readable_paths([part])[0]
+
+    def _readable(self, part: Part) -> str:
         if not part.path.startswith(_COPIED) and _NO_PATH.isdisjoint(part.key):
             return part.path
         path = self._copies / part.key
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self._copies) as folder:
-                whole = Path(folder, "part")
+            with temporary_folder("part", below=self._copies) as folder:
+                whole = folder / "part"
                 fetch(self.store, part.key, whole)
                 whole.replace(path)  # another thread may look for it meanwhile
         return str(path)
@@ -226,21 +310,26 @@ class Handle:
     def _copies(self) -> Path:
         """A folder of this handle's own, whichever of its threads is the first to need it."""
         with _making_folders:
-            if self._copies_folder is None:
-                # Until the process ends: a lazy relation may outlive its table.
-                self._copies_folder = Path(tempfile.mkdtemp(prefix="icedb-memory-"))
-                atexit.register(shutil.rmtree, self._copies_folder, ignore_errors=True)
-            return self._copies_folder
+            # Until the process ends: a lazy relation may outlive its table. A forked one has a folder of its own.
+            if self._copies_folder is None or self._copies_folder[0] != os.getpid():
+                self._copies_folder = os.getpid(), make_folder("memory")
+            return self._copies_folder[1]
 
     def write_context(self) -> WriteContext:
         """All that a writer, here or on another machine, must know."""
         return WriteContext(self.location, self.spec, self.expressions, self.columns)
 
-    def check_writable(self) -> None:
-        """Once per handle, before the first write: does the store refuse to overwrite an object?
+    def check_spec(self) -> None:
+        """Refuse to change a table whose `_table.json` is gone. Makes no request. Raises DamagedLog."""
+        if self.spec_is_lost:
+            raise lost_spec(self.table, self.keys.spec)
 
-        Raises UnsupportedStore and the store's errors (no bucket, no access).
+    def check_writable(self) -> None:
+        """Refuse a table without its spec; once per handle, look whether the store refuses to overwrite an object.
+
+        Raises DamagedLog, UnsupportedStore and the store's errors (no bucket, no access).
         """
+        self.check_spec()
         if self._probed or self.fencing == "none":
             return
         try:
@@ -272,15 +361,22 @@ class Handle:
             self._compare(key, put_after_ms)
 
     def _check_clock_now(self) -> None:
-        """By an object that is put for this alone. Left behind, it is an orphan like others."""
-        before_ms = self.clock.now_ms()
-        key = self.keys.part("", self.clock.new_id())
-        try:
-            with suppress(ObjectExists):  # the key is random: our own put, repeated by the client library
-                self.store.create(key, b"")
-            self._compare(key, before_ms)
-        finally:
-            self.store.delete([key])
+        """Compare by an object that is put for this alone. Left behind, it is an orphan like others."""
+        for _ in range(CLOCK_ATTEMPTS_MAX):
+            before_ms = self.clock.now_ms()
+            key = self.keys.part("", self.clock.new_id())
+            try:
+                with suppress(ObjectExists):  # the key is random: our own put, repeated by the client library
+                    self.store.create(key, b"")
+                return self._compare(key, before_ms)
+            except ObjectNotFound:
+                continue  # this process slept for so long that another program's sweep deleted the object
+            finally:
+                self.store.delete([key])
+        raise StoreUnavailable(
+            f"{self.table}: {CLOCK_ATTEMPTS_MAX} objects below '{self.keys.data_prefix}' were gone before their time "
+            "could be read, so the clocks could not be compared. Nothing was published or deleted. Try again."
+        )
 
     def _compare(self, key: str, put_after_ms: int) -> None:
         stored_ms = self.store.head(key).stored_ms
@@ -302,6 +398,16 @@ def clock_ahead_ms(*, put_after_ms: int, stored_ms: int, now_ms: int) -> int:
     ahead_ms = put_after_ms - STORED_MS_PRECISION - stored_ms
     behind_ms = stored_ms - now_ms
     return max(ahead_ms, 0) or -max(behind_ms, 0)
+
+
+def lost_spec(table: str, key: str) -> DamagedLog:
+    """The error for a write to a table whose `_table.json` is gone."""
+    return DamagedLog(
+        f"{table}: '{key}' is missing, and the log is of a table that had it. The table can be read, and not be "
+        "written. Restore the object from a backup, or make it anew from the log with 'icedb repair-spec' or "
+        "Table.repair_spec, then open the table again.",
+        key=key,
+    )
 
 
 def damaged_spec(table: str, key: str, error: FixInput) -> DamagedLog:

@@ -1,22 +1,24 @@
 """The past of a table, as its log tells it: which commits there were, and which log files there are.
 
 A marker says when its part came and when it went. That is carried from log file to log file, so a commit is known by
-its parts long after its own log file was merged away, until cleanup forgets what it deleted. What else a commit was
-(who wrote it, what it was called) stands in its own log file alone. So the kind of a commit is told by what it did to
-the parts, and what nobody can know any more is left open, see `CommitInfo.exact`.
+its parts long after its own log file was merged away, until cleanup forgets what it deleted. The same holds for the
+operation that the header of a commit records. Logs of older programs record none: there the kind of a commit is
+derived from what it did to the parts, see `CommitInfo.kind_recorded`. The writer stands in the commit's own log file
+alone, and what the log has forgotten is left open, see `CommitInfo.exact`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import msgspec
 
 from icedb.errors import InvalidOption
 from icedb.format.codec import decode
 from icedb.format.names import partition_of
+from icedb.format.operation_names import carried_operations
 from icedb.format.records import Marker, StoredLogFile, total_bytes, total_rows
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
@@ -25,17 +27,31 @@ __all__ = ["CommitInfo", "CommitKind", "LogFileInfo", "LogFileState", "history",
 
 #: What a commit did.
 #:
-#:     insert     rows came: an append, or an import
-#:     overwrite  rows came, and others went
-#:     merge      the same rows in fewer parts
-#:     delete     parts were written again with fewer rows
-#:     rewrite    parts were written again otherwise, or it is not known how many rows they had
-#:     drop       parts went, and none came
-#:     restore    parts came back
-#:     alter      the table's spec
-#:     log        nothing but the log: a merge of log files, a cleanup, columns
+#: As the log records it. If it does not, the kind is derived from the parts, as the texts in brackets say.
+#:
+#:     insert     an append (rows came)
+#:     import     existing files became parts
+#:     overwrite  new rows in the place of others (rows came, and others went)
+#:     refresh    a view was made anew from its source
+#:     merge      parts became larger ones (the same rows in fewer parts)
+#:     delete     rows were removed (parts were written again with fewer rows)
+#:     rewrite    a partition was rewritten by a query (parts were written again otherwise)
+#:     repair     a column got one type
+#:     drop       partitions were dropped (parts went, and none came)
+#:     restore    an earlier state came back (parts came back)
+#:     alter      the table's spec changed
+#:     merge_log  log files were merged
+#:     cleanup    markers of deleted parts were removed from the log
+#:     log        (nothing but the log changed)
 #:     void       nothing: a writer died, and its place in the order was closed
-CommitKind = Literal["insert", "overwrite", "merge", "delete", "rewrite", "drop", "restore", "alter", "log", "void"]
+CommitKind = Literal[
+    "insert", "import", "overwrite", "refresh", "merge", "delete", "rewrite", "repair", "drop", "restore", "alter",
+    "merge_log", "cleanup", "log", "void",
+]  # fmt: skip
+
+_KINDS = frozenset(get_args(CommitKind)) - {"log", "void"}
+# The parts of all other operations hold rows that were in the table before.
+_BRINGS_ROWS = frozenset({"insert", "import", "overwrite", "refresh"})
 
 #: Whether a log file counts: it does; another one has replaced it; it was published too late and never counted.
 LogFileState = Literal["current", "replaced", "ignored"]
@@ -46,7 +62,6 @@ class CommitInfo:
     """One commit, as far as the log remembers it. Times are unix milliseconds; counts are of parts, rows and bytes."""
 
     at_ms: int
-    #: Told by what it did to the parts.
     kind: CommitKind
     added_parts: int
     #: None when a part does not say how many it has.
@@ -66,6 +81,8 @@ class CommitInfo:
     #: False when cleanup may have forgotten some of its parts: then it did at least this, and parts that it
     #: superseded may be missing.
     exact: bool
+    #: False: the log does not record what it was called, and `kind` is derived from its parts.
+    kind_recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +105,8 @@ class LogFileInfo:
     replaced_log_files: int | None = None
     columns: int | None = None
     void: bool = False
+    #: The operation of its own commit, as the log records it; None: it does not.
+    kind: CommitKind | None = None
 
 
 # ------------------------------------------------------------------------------------------------ commits
@@ -120,6 +139,7 @@ def history(handle: Handle, *, limit: int | None = None, since_ms: int | None = 
     deeds = _deeds(handle, state)
     newest = sorted((at for at in deeds if since_ms is None or at[0] >= since_ms), reverse=True)
     dead, txn = _dead_digests(state), _txn(state)
+    operations = carried_operations(stored.file for stored in state.effective.values())
     found: list[CommitInfo] = []
     while newest and (limit is None or len(found) < limit):
         some = None if limit is None else limit - len(found)
@@ -127,7 +147,11 @@ def history(handle: Handle, *, limit: int | None = None, since_ms: int | None = 
         _fetch_replaced(handle, [deeds[at] for at in chosen])
         # One that is gone by now, and whose parts nobody remembers, is no more.
         told = ((at_ms, deeds[at_ms, key]) for at_ms, key in chosen)
-        found += [_info(handle, state, at_ms, d, txn.get(at_ms, {}), dead) for at_ms, d in told if d.is_known]
+        found += [
+            _info(handle, state, at_ms, d, txn.get(at_ms, {}), dead, operations.get(at_ms, ""))
+            for at_ms, d in told
+            if d.is_known
+        ]
     return found
 
 
@@ -195,7 +219,13 @@ def _dead_digests(state: LogState) -> dict[str, int]:
 
 
 def _info(
-    handle: Handle, state: LogState, at_ms: int, deed: _Deed, txn: Mapping[str, int], dead: Mapping[str, int]
+    handle: Handle,
+    state: LogState,
+    at_ms: int,
+    deed: _Deed,
+    txn: Mapping[str, int],
+    dead: Mapping[str, int],
+    operation: str,
 ) -> CommitInfo:
     own = None if deed.own is None else deed.own.file
     added, removed, exact = deed.added, deed.removed, at_ms > state.horizon_ms
@@ -205,9 +235,10 @@ def _info(
         removed = [m for m in own.markers if m.tombstoned_ms == at_ms]
         exact = True
     paths = {partition_of(handle.keys.data_prefix, m.key) for m in (*added, *removed)}
+    recorded = _recorded_kind(operation if own is None else own.operation, added)
     return CommitInfo(
         at_ms=at_ms,
-        kind=_kind(deed.own, added, removed, at_ms, dead, exact=exact),
+        kind=recorded or _derived_kind(deed.own, added, removed, at_ms, dead, exact=exact),
         added_parts=len(added),
         added_rows=total_rows(added),
         added_bytes=total_bytes(added),
@@ -219,10 +250,21 @@ def _info(
         writer=None if deed.key is None else handle.keys.parse_log_file(deed.key).writer,
         log_file=deed.key,
         exact=exact,
+        kind_recorded=recorded is not None,
     )
 
 
-def _kind(
+def _recorded_kind(operation: str, added: Sequence[Marker]) -> CommitKind | None:
+    """Return the operation that the log records; None if this version does not know it, or the parts contradict it.
+
+    They do if a plain append of the same millisecond was merged into one log file with the commit.
+    """
+    if operation not in _KINDS or (operation not in _BRINGS_ROWS and not all(m.moved for m in added)):
+        return None
+    return cast(CommitKind, operation)
+
+
+def _derived_kind(
     own: StoredLogFile | None,
     added: Sequence[Marker],
     removed: Sequence[Marker],
@@ -294,4 +336,5 @@ def _log_file(handle: Handle, state: LogState, key: str, size: int) -> LogFileIn
         replaced_log_files=len(file.tombstones),
         columns=len(file.schema),
         void=file.void,
+        kind=_recorded_kind(file.operation, ()),
     )

@@ -21,9 +21,10 @@ from typing import Any, cast
 import duckdb
 import msgspec
 
+from icedb.arguments import checks_arguments
 from icedb.clock import SystemClock
 from icedb.commit import Commit
-from icedb.engine import load_httpfs, quote_text
+from icedb.engine import load_httpfs, quote_text, set_spill
 from icedb.errors import CommitContended, InvalidBatch, InvalidOption, InvalidPartitionValue
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle, Part
@@ -35,11 +36,14 @@ from icedb.log_records import FileMarker, LogMetadata, Schema, schema_of, v3_con
 from icedb.log_store import check_log_place, claim_log
 from icedb.maintenance.cleanup import cleanup
 from icedb.maintenance.merge import MergePlan, carry_out, mergeable
+from icedb.opening import is_lost, one_line
 from icedb.parts import put_parts
 from icedb.publishing import prepare, publish_append
 from icedb.spec import Compression, TableSpec, check_spec
 from icedb.staging import Stage, stage_rows
-from icedb.store import ObjectNotFound, open_store
+from icedb.store import ObjectNotFound, open_store, some_below
+from icedb.table_place import check_address
+from icedb.temporary import spill_path
 from icedb.v3_rules import (
     column_name,
     drop_paths,
@@ -52,8 +56,8 @@ from icedb.v3_rules import (
 
 __all__ = ["CompressionCodec", "IceDBv3"]
 
-#: A row of a v3 program.
-Row = Mapping[str, Any]
+#: A row of a v3 program: a dict. Rows are checked one by one, so that the message has the number.
+Row = Any
 PartitionFunction = Callable[[Any], str]
 RowFormatter = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -76,6 +80,7 @@ class InvalidCodec(InvalidOption, AttributeError):
     """`compression_codec` is no CompressionCodec; v3 programs catch AttributeError."""
 
 
+@checks_arguments
 class IceDBv3:
     """A table as programs of IceDB v3 use it. Safe to share between threads."""
 
@@ -94,7 +99,7 @@ class IceDBv3:
         custom_merge_query: str | None = None,
         custom_insert_query: str | None = None,
         row_group_size: int = 122_880,
-        compression_codec: CompressionCodec = CompressionCodec.SNAPPY,
+        compression_codec: CompressionCodec | Any = CompressionCodec.SNAPPY,  # InvalidCodec for any other
         preserve_partition: bool = False,
         max_threads: int | None = os.cpu_count(),
         log_s3_client: S3Client | None = None,
@@ -304,6 +309,7 @@ class IceDBv3:
     def get_duckdb(self) -> duckdb.DuckDBPyConnection:
         """A connection that reads the bucket: httpfs and the credentials. Raises StoreUnavailable, InvalidOption."""
         con = duckdb.connect(":memory:")
+        set_spill(con, spill_path())
         settings = {"extension_directory": self.duckdb_ext_dir}
         _apply(con, settings)
         if self.max_threads is not None:
@@ -371,8 +377,15 @@ class IceDBv3:
         opened = self._now()
         handle = opened.handle
         if not opened.log_is_ours:
-            check_log_place(handle)
+            body = check_log_place(handle)
+            if body is None and not some_below(handle.store, handle.keys.log_prefix):
+                check_address(handle)  # the first write makes the table
             claim_log(handle)
+            if body is not None:
+                handle.stored_spec = one_line(body)
+            else:
+                handle.spec_is_lost = is_lost(self._read(handle), handle)
+                handle.check_spec()
             self._opened = dataclasses.replace(opened, log_is_ours=True)
         handle.check_writable()
         return handle

@@ -15,9 +15,10 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
+from icedb.arguments import checks_arguments
 from icedb.clock import Clock, SystemClock
 from icedb.commit import Put, put_settled
-from icedb.errors import CommitContended, CommitUncertain, DamagedLog, InvalidOption, InvalidURI
+from icedb.errors import CommitContended, CommitUncertain, DamagedLog, InvalidArgument, InvalidOption, InvalidURI
 from icedb.format.codec import VERSION, decode, encode
 from icedb.format.column_times import schema_at
 from icedb.format.names import has_reserved_end, has_unsafe_segment
@@ -44,6 +45,7 @@ from icedb.log_store import find_log_owner
 from icedb.schema import check_columns, checked_type
 from icedb.spec import TableSpec
 from icedb.store import ObjectNotFound, open_store
+from icedb.table_place import check_address
 
 __all__ = [
     "FileMarker",
@@ -69,6 +71,7 @@ HOST_CHARS_MAX = 100
 _WHOLE = "Give a whole number, such as round(time.time() * 1000)."
 
 
+@checks_arguments
 class S3Client:
     """Where a table is in S3, and the credentials: `s3` is a boto3 client with path addressing.
 
@@ -169,6 +172,7 @@ def metadata_of(body: bytes) -> LogMetadata:
     return LogMetadataFromJSON(body.split(b"\n", 1)[0].decode())
 
 
+@checks_arguments
 class IceLogIO:
     """Reads and appends log files for programs of v3. `path_safe_hostname` becomes part of the names of new ones."""
 
@@ -242,13 +246,17 @@ class IceLogIO:
         exclusive commits are; SchemaConflictException; CommitContended, CommitUncertain, the store's errors.
         """
         handle = s3client.table
+        files, tombstones = list(files), list(tombstones or ())
+        for name, records, type_ in (("files", files, FileMarker), ("tombstones", tombstones, LogTombstone)):
+            if not all(isinstance(record, type_) for record in records):
+                raise InvalidArgument(f"{handle.table}: {name} must be a list of {type_.__name__}.")
         # As DuckDB spells them: other programs compare the texts.
         types = {c: checked_type(t, what=f"column '{c}'", table=handle.table) for c, t in schema.pairs()}
         file = LogFile(
             t_ms=0,
             schema=types,
             markers=tuple(Marker(f.path, f.fileBytes, f.createdMS, tombstoned_ms=f.tombstone) for f in files),
-            tombstones=tuple(LogTombstoneRecord(t.path, t.createdMS) for t in tombstones or ()),
+            tombstones=tuple(LogTombstoneRecord(t.path, t.createdMS) for t in tombstones),
         )
         _check_markers(handle, file)
         self._check(handle, version, file)
@@ -293,6 +301,8 @@ class IceLogIO:
             raise InvalidOption(f"{handle.table}: log files of version {version!r} cannot be written; give {VERSION}.")
         with v3_conflicts():
             state = handle.read(fresh=True)
+            if not state.files:  # the first append makes the table
+                check_address(handle)
             check_columns(file.schema, state.schema, table=handle.table)
         if file.carries_tombstones and state.epoch:
             raise InvalidOption(

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from icedb.arguments import checks_arguments
 from icedb.clock import SystemClock
-from icedb.errors import FixInput, InvalidOption, SchemaConflict
+from icedb.errors import FixInput, InvalidArgument, InvalidOption, SchemaConflict
 from icedb.format.names import Keys
 
 __all__ = [
@@ -65,6 +66,7 @@ def v3_conflicts() -> Iterator[None]:
         raise conflict from None
 
 
+@checks_arguments
 class Schema:
     """Column to DuckDB type, in the order in which the columns came."""
 
@@ -116,6 +118,7 @@ def schema_of(types: Mapping[str, str]) -> Schema:
     return schema
 
 
+@checks_arguments
 class FileMarker:
     """A part in the log. `tombstone` is when it was superseded; `vir_source_log_file` the log file that says so."""
 
@@ -139,6 +142,7 @@ class FileMarker:
         return json.dumps(self._fields())
 
 
+@checks_arguments
 class LogTombstone:
     """A log file that another one replaced, and when."""
 
@@ -154,6 +158,7 @@ class LogTombstone:
         return json.dumps({"p": self.path, "t": self.createdMS})
 
 
+@checks_arguments
 class LogMetadata:
     """The first line of a log file: where the rest is."""
 
@@ -181,28 +186,51 @@ class LogMetadata:
         return json.dumps(first | tombstones)
 
 
+@checks_arguments
 def FileMarkerFromJSON(line: str | Mapping[str, Any]) -> FileMarker:
-    """The marker in a line of a log file, or in its fields."""
-    fields = _fields(line)
-    return FileMarker(fields["p"], int(fields["t"]), int(fields["b"]), fields.get("tmb"))
+    """The marker in a line of a log file, or in its fields. Raises InvalidOption."""
+    with _is_no("marker"):
+        fields = _fields(line)
+        return FileMarker(fields["p"], int(fields["t"]), int(fields["b"]), fields.get("tmb"))
 
 
+@checks_arguments
 def LogTombstoneFromJSON(line: str | Mapping[str, Any]) -> LogTombstone:
-    """The tombstone in a line of a log file, or in its fields."""
-    fields = _fields(line)
-    return LogTombstone(fields["p"], int(fields["t"]))
+    """The tombstone in a line of a log file, or in its fields. Raises InvalidOption."""
+    with _is_no("tombstone"):
+        fields = _fields(line)
+        return LogTombstone(fields["p"], int(fields["t"]))
 
 
+@checks_arguments
 def LogMetadataFromJSON(line: str | Mapping[str, Any]) -> LogMetadata:
-    """The metadata in the first line of a log file, or in its fields."""
-    fields = _fields(line)
-    return LogMetadata(fields["v"], fields["sch"], fields["f"], fields.get("tmb"), fields["t"])
+    """The metadata in the first line of a log file, or in its fields. Raises InvalidOption."""
+    with _is_no("metadata"):
+        fields = _fields(line)
+        return LogMetadata(fields["v"], fields["sch"], fields["f"], fields.get("tmb"), fields["t"])
 
 
 def _fields(line: str | Mapping[str, Any]) -> Mapping[str, Any]:
-    return line if isinstance(line, Mapping) else json.loads(line)
+    fields = line if isinstance(line, Mapping) else json.loads(line)
+    if not isinstance(fields, Mapping):
+        raise ValueError("it is no JSON object")
+    return fields
 
 
+@contextmanager
+def _is_no(what: str) -> Iterator[None]:
+    """Errors of a line that says something else, as InvalidOption."""
+    try:
+        yield
+    except InvalidArgument as error:
+        raise InvalidOption(f"the line is no {what} of a log file: {error}") from None
+    except KeyError as error:
+        raise InvalidOption(f"the line is no {what} of a log file: it has no {error}.") from None
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise InvalidOption(f"the line is no {what} of a log file: {error}.") from None
+
+
+@checks_arguments
 def get_log_file_info(name: str) -> tuple[int, bool]:
     """What a log file's name (or key) says: its time, and whether it carries tombstones. Raises DamagedLog."""
     keys = Keys("")

@@ -17,7 +17,15 @@ from icedb.spec import TableSpec, decode_spec
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, open_store
 from icedb.two_stores import TwoStores
 
-__all__ = ["check_log_place", "claim_log", "claim_log_store", "find_log_owner", "find_log_store"]
+__all__ = [
+    "check_log_place",
+    "claim_log",
+    "claim_log_store",
+    "check_log_owner",
+    "find_log_owner",
+    "find_log_store",
+    "refuse_log_of_another",
+]
 
 
 def claim_log_store(handle: Handle) -> None:
@@ -50,12 +58,28 @@ def claim_log(handle: Handle) -> None:
             ) from None
 
 
-def check_log_place(handle: Handle) -> None:
-    """Raise InvalidOption when the table's spec says that its log is elsewhere: two logs would be two tables."""
+def refuse_log_of_another(handle: Handle) -> None:
+    """Raise TableExists where the probe says that another table has its log there."""
+    try:
+        owner = find_log_owner(handle.store)
+    except ObjectNotFound:
+        return
+    if owner is not None and owner.uri != handle.table:
+        raise TableExists(
+            f"{handle.table}: the table '{owner.uri}' has its log there ('{handle.keys.probe}' says so). Two tables "
+            "cannot share a log. Choose another address."
+        )
+
+
+def check_log_place(handle: Handle) -> bytes | None:
+    """Return the body of `_table.json`, if there is one.
+
+    Raises InvalidOption when it says that the log is elsewhere: two logs would be two tables.
+    """
     try:
         body = handle.store.get(handle.keys.spec).body
     except ObjectNotFound:
-        return
+        return None
     log = handle.location.log
     said = decode_spec(body, table=handle.table, key=handle.keys.spec).log_uri
     if said != (log.uri if log else ""):
@@ -63,6 +87,7 @@ def check_log_place(handle: Handle) -> None:
             f"{handle.table}: its log is at '{said or handle.table}', as '{handle.keys.spec}' says, and not at "
             f"'{log.uri if log else handle.table}'. Open it with the log that it has."
         )
+    return body
 
 
 def find_log_store(store: ObjectStore, spec: TableSpec, options: Mapping[str, str] | None) -> ObjectStore:
@@ -71,24 +96,30 @@ def find_log_store(store: ObjectStore, spec: TableSpec, options: Mapping[str, st
         return store
     location = with_log(store.location, spec.log_uri, options)
     whole = store if location.log is None else TwoStores(store, open_store(location.log))
+    check_log_owner(whole)
+    return whole
+
+
+def check_log_owner(store: ObjectStore) -> None:
+    """Raise DamagedLog unless the log, if it is in a store of its own, is there and is that of this table."""
+    table, log, key = store.location.uri, store.location.log, store.location.keys.probe
+    if log is None:
+        return
     try:
-        probe = whole.get(whole.location.keys.probe)  # not HEAD: its answer cannot say that the bucket is missing
+        probe = store.get(key)  # not HEAD: its answer cannot say that the bucket is missing
     except ObjectNotFound:
-        key = whole.location.keys.probe
         raise DamagedLog(
-            f"{store.location.uri}: its log should be at '{spec.log_uri}', but nothing of it is there "
+            f"{table}: its log should be at '{log.uri}', but nothing of it is there "
             f"('{key}' is missing). Without it the table would look empty. Mount the log's folder, or give "
             "log_storage_options that lead to its store.",
             key=key,
         ) from None
-    if probe.body != _whose(store.location.uri):
-        key = whole.location.keys.probe
+    if probe.body != _whose(table):
         raise DamagedLog(
-            f"{store.location.uri}: '{spec.log_uri}' holds the log of another table ('{key}' says which). With it, all "
+            f"{table}: '{log.uri}' holds the log of another table ('{key}' says which). With it, all "
             "parts would look like orphans. Mount the right folder, or give log_storage_options that lead to it.",
             key=key,
         )
-    return whole
 
 
 def find_log_owner(store: ObjectStore) -> Location | None:

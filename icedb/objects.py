@@ -43,6 +43,8 @@ class ObjectInfo:
     key: str
     bytes: int
     stored_ms: int
+    #: In a folder: whether a symbolic link has this name, of a file or a folder. No store reads it.
+    is_link: bool = False
 
 
 @dataclass(frozen=True, slots=True)

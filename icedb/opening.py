@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from icedb.clock import Clock
-from icedb.declared import checked_spec
-from icedb.errors import DamagedLog, FixInput, SchemaConflict, TableExists, TableNotFound
+from icedb.declared import check_stored_spec, checked_spec
+from icedb.errors import DamagedLog, FixInput, InvalidOption, SchemaConflict, TableExists, TableNotFound
 from icedb.format.names import decode_partition, encode_value, partition_of
 from icedb.format.snapshot import LogState
 from icedb.handle import Fencing, Handle, damaged_spec
-from icedb.log_store import claim_log_store, find_log_store
-from icedb.options import Timing
+from icedb.log_store import claim_log_store, find_log_owner, find_log_store, refuse_log_of_another
+from icedb.options import Timing, timing_differences
 from icedb.partitions import path_value_types
 from icedb.spec import TableSpec, decode_spec, encode_spec
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, some_below
 from icedb.table_place import check_address
 
-__all__ = ["create_handle", "open_beside", "open_handle", "quarantine_name"]
+__all__ = ["create_handle", "is_lost", "one_line", "open_beside", "open_handle", "quarantine_name"]
 
 
 def open_handle(
@@ -31,24 +33,46 @@ def open_handle(
 ) -> Handle:
     """The handle of the table in a store, and of its log, if that is in another. Raises TableNotFound, DamagedLog.
 
-    Log files without a spec are a table of an IceDB v3 program: its paths tell what its partition columns are.
+    `timing`: raise InvalidOption unless these are the table's times. Log files without a spec are a table of an
+    IceDB v3 program: its paths tell what its partition columns are. If the log says that the table had a spec
+    (`is_lost`), the handle reads with the newest that the log records, and does not write.
     """
     location = store.location
     try:
         body = store.get(location.keys.spec).body
     except ObjectNotFound:
-        adopted = _adopt(Handle(store, TableSpec(), timing=timing, fencing=fencing, clock=clock))
+        adopted = _adopt(Handle(store, TableSpec(), fencing=fencing, clock=clock))
         try:
             body = store.get(location.keys.spec).body  # may have come with its log files since we looked
         except ObjectNotFound:
-            return adopted
+            return _checked_timing(adopted, timing)
     spec = decode_spec(body, table=location.uri, key=location.keys.spec)
     store = find_log_store(store, spec, log_storage_options)
-    handle = Handle(store, TableSpec(), timing=timing, fencing=fencing, clock=clock)
+    handle = Handle(store, TableSpec(), fencing=fencing, clock=clock)
+    handle.stored_spec = one_line(body)
     try:
-        return handle.with_spec(spec)
+        check_stored_spec(spec, table=handle.table)
+        handle = handle.with_spec(spec)
     except FixInput as error:  # another program may have written it
         raise damaged_spec(handle.table, handle.keys.spec, error) from None
+    return _checked_timing(handle, timing)
+
+
+def _checked_timing(handle: Handle, timing: Timing | None) -> Handle:
+    """Return the handle. Raises InvalidOption if the caller asks for other times than the table's newest spec has."""
+    if timing is None:
+        return handle
+    handle.read()
+    own = handle.spec.timing
+    if names := timing_differences(timing, own):
+        table_has = ", ".join(f"{name}={getattr(own, name)}" for name in names)
+        asked_for = ", ".join(f"{name}={getattr(timing, name)}" for name in names)
+        raise InvalidOption(
+            f"{handle.table}: the table has the times {table_has}, and this program asks for {asked_for}. All programs "
+            "use those of the table. Open it without timing, or change the table's with Table.alter(timing=...) or "
+            "icedb alter."
+        )
+    return handle
 
 
 def _adopt(handle: Handle) -> Handle:
@@ -71,8 +95,43 @@ def _adopt(handle: Handle) -> Handle:
             f"{handle.table}: there is no table ('{handle.keys.spec}' is missing). Create one with Table.create, or "
             "correct the address."
         )
+    if is_lost(state, handle):
+        return _read_only(handle, state)
     if handle.spec.revision == 0:  # else `alter` recorded one, with the path columns that it knew
         return handle.with_spec(TableSpec(path_columns=_path_columns(handle, state)))
+    return handle
+
+
+def one_line(body: bytes) -> msgspec.Raw:
+    """Return the body of `_table.json` as a log file records it."""
+    return msgspec.Raw(msgspec.json.format(body, indent=-1))
+
+
+def is_lost(state: LogState, handle: Handle) -> bool:
+    """Whether a log that has no `_table.json` is of a table that had one, and not of programs of IceDB v3.
+
+    The first exclusive commit records the spec. That of a table without `_table.json` has no id.
+    """
+    if not state.spec:
+        return state.epoch > 0  # before exclusive commits recorded it
+    return bool(decode_spec(bytes(state.spec), table=handle.table, key=handle.keys.log_prefix).id)
+
+
+def _read_only(handle: Handle, state: LogState) -> Handle:
+    """The handle of a table whose `_table.json` is gone. Raises DamagedLog for a log without the parts beside it."""
+    if state.spec:
+        recorded = decode_spec(bytes(state.spec), table=handle.table, key=handle.keys.log_prefix)
+        if recorded.log_uri and handle.location.log is None:
+            owner = find_log_owner(handle.store)
+            raise DamagedLog(
+                f"{handle.table}: this is the log of a table whose parts are elsewhere"
+                f"{f', at {owner.uri!r}' if owner else ''}. Open that table.",
+                key=handle.keys.spec,
+            )
+        handle = handle.with_spec(recorded)
+    else:
+        handle = handle.with_spec(TableSpec(path_columns=_path_columns(handle, state)))
+    handle.spec_is_lost = True
     return handle
 
 
@@ -115,8 +174,9 @@ def create_handle(
     `over_files`: files may lie below `_data/`, for an import in place. Raises TableExists, InvalidURI for an address
     inside another table, FixInput errors for the spec, the store's errors.
     """
+    spec = spec if timing is None else msgspec.structs.replace(spec, timing=timing)
     spec = checked_spec(spec, table=store.location.uri)  # refuses a bad one before anything is written
-    handle = Handle(store, spec, timing=timing, fencing=fencing, clock=clock)
+    handle = Handle(store, spec, fencing=fencing, clock=clock)
     check_address(handle)
     _refuse_leftovers(handle, over_files=over_files)
     if dry_run:
@@ -140,14 +200,14 @@ def open_beside(handle: Handle, name: str, spec: TableSpec | None = None) -> Han
     Raises TableNotFound, InvalidURI when there is no such folder, and the store's errors.
     """
     store = handle.store.beside(handle.location.beside(name))
-    with_ours: dict[str, Any] = {"timing": handle.timing, "fencing": handle.fencing, "clock": handle.clock}
+    with_ours: dict[str, Any] = {"fencing": handle.fencing, "clock": handle.clock}
     try:
         return open_handle(store, **with_ours)
     except TableNotFound:
         if spec is None:
             raise
     try:
-        return create_handle(store, spec, **with_ours)
+        return create_handle(store, spec, timing=handle.spec.timing, **with_ours)
     except TableExists:  # somebody else was faster
         return open_handle(store, **with_ours)
 
@@ -158,7 +218,10 @@ def _refuse_leftovers(handle: Handle, *, over_files: bool) -> None:
     places = [("log files", keys.log_prefix), ("claims", keys.claims_prefix)]
     places += [] if over_files else [("files", keys.data_prefix)]
     for what, prefix in places:
-        found = [i.key for i in some_below(handle.store, prefix) if i.key != keys.probe]
+        listed = [i.key for i in some_below(handle.store, prefix)]
+        if keys.probe in listed and handle.location.log is None:
+            refuse_log_of_another(handle)
+        found = [key for key in listed if key != keys.probe]
         if found and not _has_spec(handle):
             raise TableExists(
                 f"{handle.table}: {what} are there already ('{found[0]}'), and '{keys.spec}' is missing: they belong "

@@ -73,6 +73,7 @@ def parse_partition_by(partition_by: Sequence[str], *, table: str) -> tuple[Part
     return parsed
 
 
+@lru_cache(maxsize=256)  # a table is opened more often than it is altered
 def _parse(text: str, table: str) -> PartitionExpression:
     def refuse(why: str) -> InvalidPartitionExpression:
         return InvalidPartitionExpression(

@@ -19,7 +19,7 @@ from icedb.format.codec import decode
 from icedb.format.log_schema import TypeName
 from icedb.format.names import Keys, LogName
 from icedb.format.snapshot import LogState, StoredLogFile, ignored_by, replay
-from icedb.options import Timing
+from icedb.options import EarlierTiming, Timing, timing_at
 from icedb.store import ObjectStore
 
 __all__ = ["LogReader"]
@@ -56,7 +56,7 @@ class LogReader:
         self._store = store
         self._keys = keys
         self._clock = clock or SystemClock()
-        self._timing = timing or Timing()
+        self._times: tuple[Timing, tuple[EarlierTiming, ...]] = (timing or Timing(), ())
         self._type_name = type_name
         self._tolerant = tolerant
         self._seen: dict[str, StoredLogFile] = {}
@@ -88,6 +88,10 @@ class LogReader:
             f"says ({torn}). Try again; if it stays so, another program deletes log files that it did not write: "
             "verify tells more."
         )
+
+    def learn_timing(self, timing: Timing, earlier: tuple[EarlierTiming, ...]) -> None:
+        """Use these times from the next listing on; see `options.timing_at`."""
+        self._times = timing, earlier
 
     def list_after(self, key: str | None) -> list[str]:
         """The keys of the log files after `key`, in order; one LIST and nothing else."""
@@ -127,16 +131,18 @@ class LogReader:
         """The key before which nothing new can appear; None: list all.
 
         What was replaced since the last listing is ignored, for a log tombstone names it; these are kept `late_ms`, so
-        a whole listing is due well before. A log without epochs may be maintained by programs that replace files.
+        a whole listing is due well before, by the spec's own times: of one that was shortened, the shorter is safe. A
+        log without epochs may be maintained by programs that replace files.
         """
-        timing, last = self._timing, self._last
+        (timing, earlier), last = self._times, self._last
         if last.whole_at_ms is None or not any(f.file.epoch for f in self._seen.values()):
             return None
         if not 0 <= now_ms - last.whole_at_ms <= min(timing.grace_ms, timing.late_ms // 2):
             return None
+        late_ms = timing_at(timing, earlier, now_ms).late_publication_ms
         # By the store's clock too: this one may be hours ahead, and a reader has no other way to notice.
         newest_ms = max(last.stored_ms.values(), default=0)
-        since_ms = max(0, min(last.at_ms, now_ms, newest_ms) - timing.late_publication_ms)
+        since_ms = max(0, min(last.at_ms, now_ms, newest_ms) - late_ms)
         return self._keys.log_prefix + f"{since_ms:013d}"
 
     # ------------------------------------------------------------------------------------ replaying

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
+from icedb.arguments import checks_arguments
 from icedb.engine import ROWS_PER_BATCH
+from icedb.errors import InvalidOption
 from icedb.extras import imported
 
 if TYPE_CHECKING:
@@ -28,14 +30,17 @@ if TYPE_CHECKING:
 __all__ = ["QueryResult"]
 
 ROWS_PER_FETCH = 10_000
+#: DuckDB counts rows of a batch in 32 bits.
+_SIZE_MAX = 2**31 - 1
 
 
+@checks_arguments
 class QueryResult:
     """What `Table.query` and `Snapshot.query` give. Iterating gives rows, as tuples.
 
-    Every method raises MissingPart, SnapshotExpired, AccessDenied, StoreUnavailable, and DuckDB's own errors for what
-    the query does. It is an Arrow stream, too (`__arrow_c_stream__`), for whatever takes one. Frames have all rows,
-    whatever was fetched before.
+    Every method raises MissingPart, SnapshotExpired, AccessDenied, StoreUnavailable, and InvalidQuery, with DuckDB's
+    text, for a query that fails while it runs. It is an Arrow stream, too (`__arrow_c_stream__`), for whatever takes
+    one. Frames have all rows, whatever was fetched before.
     """
 
     def __init__(
@@ -98,6 +103,7 @@ class QueryResult:
 
     def fetchmany(self, size: int = 1) -> list[tuple[Any, ...]]:
         """The next rows, at most `size`; none at the end."""
+        _check_size("size", size, 0)
         with self._telling():
             if self._fetching is None:  # not asked as a truth value, which DuckDB would count rows for
                 self._fetching = self._apart()
@@ -116,6 +122,7 @@ class QueryResult:
 
     def to_arrow_reader(self, batch_size: int = ROWS_PER_BATCH) -> pa.RecordBatchReader:
         """The rows as Arrow batches of at most `batch_size`, read as they are asked for."""
+        _check_size("batch_size", batch_size, 1)
         with self._telling():
             reader = self._apart().to_arrow_reader(batch_size)
 
@@ -163,3 +170,8 @@ class QueryResult:
             yield
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise self._explained(error) from None
+
+
+def _check_size(name: str, size: int, least: int) -> None:
+    if not least <= size <= _SIZE_MAX:
+        raise InvalidOption(f"{name} is out of range: give a number of rows from {least} to {_SIZE_MAX:,}.")

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,6 +41,7 @@ from icedb.scan import explain, read_parquet, scan, visible_partitions
 from icedb.schema import describe
 from icedb.statistics import encode_statistics, statistics_columns
 from icedb.store import ObjectNotFound
+from icedb.temporary import make_folder, remove_folder
 from icedb.work import IN_PROCESS, Engine, Means, Work
 from icedb.written import WrittenFile, figures, write_file
 
@@ -123,7 +122,7 @@ class Rewriting(Work[Rewrite, NewPart]):
         started_ms = handle.clock.now_ms()
         memory_bytes = _check_memory(handle, means.memory_bytes)
         keys = [handle.keys.part(r.partition, handle.clock.new_id()) for r in items]
-        folder = Path(tempfile.mkdtemp(prefix="icedb-rewrite-", dir=means.folder))
+        folder = make_folder("rewrite", below=means.folder)
         try:
             with (
                 _engines(handle, items, memory_bytes, means.threads, folder) as engines,
@@ -142,7 +141,7 @@ class Rewriting(Work[Rewrite, NewPart]):
                 raise explain(handle, inputs, error, as_of_ms=started_ms) from None
             raise
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
 
     def _write(
         self,

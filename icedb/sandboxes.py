@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from pathlib import Path
 import duckdb
 
 from icedb.engine import connect_sandbox
+from icedb.temporary import make_folder, remove_folder
 
 __all__ = ["Sandbox", "question", "sandbox"]
 
@@ -47,7 +46,7 @@ class _Idle:
 
     def close(self) -> None:
         self.root.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(self.folder)
 
 
 _idle: list[_Idle] = []
@@ -58,11 +57,11 @@ def sandbox(folder: Path | None, *, memory_bytes: int | None, threads: int | Non
     """See `connect_sandbox`. Its folder is a new one below `folder` (None: where the system keeps temporary files)."""
     found = _take(memory_bytes, threads) if folder is None else None
     if found is None:
-        own = Path(tempfile.mkdtemp(prefix="icedb-write-", dir=folder))
+        own = make_folder("write", below=folder)
         try:
             root = connect_sandbox(own, memory_bytes=memory_bytes, threads=threads)
         except BaseException:
-            shutil.rmtree(own, ignore_errors=True)
+            remove_folder(own)
             raise
         found = _Idle(root, own, memory_bytes, threads)
     kept = False

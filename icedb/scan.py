@@ -11,21 +11,32 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 import duckdb
+import pyarrow as pa
 
 from icedb.engine import RESERVED, quote_name, quote_text
-from icedb.errors import AccessDenied, InvalidOption, MissingPart, SnapshotExpired, StoreUnavailable
+from icedb.errors import (
+    AccessDenied,
+    IceDBError,
+    InvalidOption,
+    InvalidQuery,
+    InvariantViolated,
+    MissingPart,
+    SnapshotExpired,
+    StoreUnavailable,
+)
 from icedb.format.names import NULL_VALUE, encode_value
 from icedb.format.records import total_rows
 from icedb.handle import Handle, Part
 from icedb.partitions import PartitionExpression
 from icedb.schema import typed_nothing
 
-__all__ = ["FILE_COLUMN", "explain", "partition_value", "read_as", "read_parquet", "relation", "scan",
+__all__ = ["FILE_COLUMN", "explain", "partition_value", "query_error", "read_as", "read_parquet", "relation", "scan",
            "visible_partitions"]  # fmt: skip
 
 ACCESS_REFUSED = frozenset((401, 403))
 TOO_MANY_REQUESTS = 429
 SERVER_ERROR = 500
+_NO_TABLE = re.compile(r"Table with name .* does not exist")
 # What DuckDB says, in an error without a status.
 _UNREACHABLE = re.compile("could not (?:connect|establish)|connection error|timeout was reached", re.IGNORECASE)
 
@@ -184,23 +195,46 @@ def read_parquet(handle: Handle, parts: Sequence[Part], options: str = "hive_par
 
 def _paths(handle: Handle, parts: Sequence[Part]) -> str:
     """What of these parts DuckDB opens, as a list."""
-    return f"[{', '.join(quote_text(handle.readable_path(p)) for p in parts)}]"
+    return f"[{', '.join(map(quote_text, handle.readable_paths(parts)))}]"
+
+
+def query_error(error: Exception, *, table: str) -> Exception:
+    """Translate an error of DuckDB or Arrow about a query, whatever it reads, into one of the tree.
+
+    The text stays, with DuckDB's suggestions of columns, without the place in the SQL and without DuckDB's stack.
+    Errors of the operating system (a full disk) are returned as they are.
+    """
+    text = " ".join(str(error).partition("\nLINE ")[0].partition("\nStack Trace")[0].split())
+    if isinstance(error, IceDBError) or (isinstance(error, OSError) and error.errno is not None):
+        return error
+    if not isinstance(error, duckdb.Error | pa.ArrowException | OSError):
+        return error
+    status = getattr(error, "status_code", 0)
+    if status == TOO_MANY_REQUESTS or status >= SERVER_ERROR or _UNREACHABLE.search(text):
+        return StoreUnavailable(f"{table}: a file that the query reads was not served ({text}). Retry.")
+    if isinstance(error, duckdb.InternalException | duckdb.FatalException) or "INTERNAL Error" in text:
+        return InvariantViolated(f"{table}: DuckDB failed in the query ({text}). Write it otherwise, and report it.")
+    if isinstance(error, duckdb.OutOfMemoryException) or "Out of Memory Error" in text:
+        return InvalidQuery(f"{table}: the query needs more memory ({text}). Select fewer rows or columns.")
+    remedy = " The table is called t." if _NO_TABLE.search(text) else ""
+    return InvalidQuery(f"{table}: the query failed: {text}{'' if text.endswith(('.', '!', '?')) else '.'}{remedy}")
 
 
 def explain(
     handle: Handle, parts: Sequence[Part], error: Exception, *, as_of_ms: int, wrong_sql: str | None = None
 ) -> Exception:
-    """What an error of a query over these parts means. Else the error itself.
+    """Translate an error of a query over these parts into one of the tree.
 
-    "No such file": the snapshot expired, or a live part is gone. A store that refuses, or is not there, is told as
-    that. `wrong_sql` is what to say when the SQL that a caller gave does not fit the rows.
+    "No such file": the snapshot expired, or a live part is gone. A store that refuses, or does not answer, has its own
+    error. `wrong_sql` is the message if the SQL that a caller gave does not fit the rows. Every other error of DuckDB
+    or Arrow keeps its text (`query_error`); what is no error of theirs is returned as it is.
     """
     text = str(error)
     named = next((p for p in parts if p.key in text or quote(p.key) in text), None)  # as it is, or as a URL has it
     if named is None:
         if wrong_sql is not None and isinstance(error, duckdb.DataError | duckdb.ProgrammingError):
             return InvalidOption(f"{handle.table}: {wrong_sql} ({str(error).splitlines()[0]}).")
-        return error
+        return query_error(error, table=handle.table)
     status = getattr(error, "status_code", 0)
     if status == TOO_MANY_REQUESTS or status >= SERVER_ERROR or _UNREACHABLE.search(text):
         reason = f"status {status}" if status else text.splitlines()[0].partition(" to ")[0]

@@ -7,11 +7,8 @@ lack columns and may bring new ones. A conflict is found before anything is writ
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Literal
 
 import duckdb
@@ -20,6 +17,7 @@ from icedb.engine import connect_sandbox, quote_name, quote_text, read_file
 from icedb.errors import InvalidBatch, InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
 from icedb.expressions import is_type
 from icedb.sandboxes import question
+from icedb.temporary import temporary_folder
 
 __all__ = [
     "ROW_ID",
@@ -83,17 +81,14 @@ def _nested_in_parquet(type_: str) -> str | None:
     """The type that comes back: fixed arrays are lists, an ENUM inside of something is text. None: there is no such."""
     from pyarrow.parquet import read_schema
 
-    folder = Path(tempfile.mkdtemp(prefix="icedb-type-"))
-    try:
-        with connect_sandbox(folder) as con:
-            path = folder / "nothing.parquet"
+    with temporary_folder("type") as folder, connect_sandbox(folder) as con:
+        path = folder / "nothing.parquet"
+        try:
             con.execute(f"COPY (SELECT CAST(NULL AS {type_}) AS value) TO {quote_text(str(path))} (FORMAT parquet)")
             read_schema(path)  # takes fewer levels than DuckDB, as do those who build upon Arrow
             return describe(con, f"SELECT * FROM {read_file(path)}")["value"]
-    except (duckdb.Error, OSError):
-        return None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        except (duckdb.Error, OSError):
+            return None
 
 
 # What DuckDB itself calls the plain types: most logs name no others, and for these nobody needs to be asked.

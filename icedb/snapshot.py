@@ -18,6 +18,7 @@ from functools import cached_property
 import duckdb
 import pyarrow as pa
 
+from icedb.arguments import checks_arguments
 from icedb.engine import connect_reader, lock_reader, quote_name
 from icedb.errors import InvalidPartitionExpression
 from icedb.final import final_relation
@@ -49,6 +50,7 @@ _NO_FINAL = re.compile(r'Table with name "?final"? does not exist', re.IGNORECAS
 
 
 @dataclass(frozen=True)
+@checks_arguments
 class Snapshot:
     """Live parts and schema as of a time (unix milliseconds). Made by `Table.snapshot`."""
 
@@ -185,8 +187,8 @@ class Snapshot:
         this machine, to join them, and what the connection's credentials open. With `sandbox` it reads `t` and `final`
         alone: for SQL that others wrote.
 
-        Raises InvalidOption, InvalidQuery, UnknownColumn and DuckDB's own errors. Rows are read when they are fetched,
-        so that a part that is gone is told then: SnapshotExpired, MissingPart.
+        Raises InvalidOption, UnknownColumn, and InvalidQuery with DuckDB's text. Rows are read when they are fetched:
+        errors of their values, SnapshotExpired and MissingPart are raised then.
         """
         predicate = None if where is None else self._predicate(where)
         parts = self._that_it_asks_for(sql, self.parts if predicate is None else self._that_may_match(predicate))
@@ -195,7 +197,7 @@ class Snapshot:
             check_select(con, sql, table=self.table, sandbox=sandbox)
             rows = relation(self._handle, parts, self.schema, self.partition_schema, expressions=self.expressions)
             con.execute(f"CREATE VIEW t AS {_within(rows, predicate)}")
-            lock_reader(con, [self._handle.readable_path(p) for p in self._openable(parts)] if sandbox else None)
+            lock_reader(con, self._handle.readable_paths(self._openable(parts)) if sandbox else None)
             answer = self._ask(con, sql, predicate)
         except (duckdb.Error, ObjectNotFound) as error:
             raise self._explained(error) from None

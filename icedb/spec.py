@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from icedb.errors import DamagedLog, InvalidOption
+from icedb.options import EarlierTiming, Timing
 from icedb.times import COUNT_MAX
 
 __all__ = [
@@ -133,6 +134,10 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     earlier: tuple[EarlierSpec, ...] = ()
     #: Declared column -> when it was declared (unix milliseconds), of those that came after the table.
     declared_ms: dict[str, int] = {}
+    #: The times that keep the table right; every program uses these.
+    timing: Timing = Timing()
+    #: Times that held before, as long as a program may count on one that was longer.
+    earlier_timing: tuple[EarlierTiming, ...] = ()
 
 
 #: What `_table.json` says only when it is not the default: tables that do not use it stay as small as they were.
@@ -150,21 +155,30 @@ _WHEN_USED = (
     "views",
     "earlier",
     "declared_ms",
+    "timing",
+    "earlier_timing",
 )
 #: What a snapshot has of the spec of its time.
 _OF_SNAPSHOTS = ("partition_by", "path_columns", "merge_query", "merging")
 
 
 def altered_spec(old: TableSpec, new: TableSpec, t_ms: int) -> TableSpec:
-    """Return `new` as the revision after `old`, with what snapshots before its time `t_ms` need of `old`."""
+    """Return `new` as the revision after `old`, with what must be remembered of `old` from its time `t_ms` on."""
     then = EarlierSpec(until=t_ms, **{name: getattr(old, name) for name in _OF_SNAPSHOTS})
     differs = any(getattr(old, name) != getattr(new, name) for name in _OF_SNAPSHOTS)
     declared = {c: t_ms for c in new.columns if c not in old.columns}
+    earlier_timing = old.earlier_timing
+    if old.timing != new.timing:
+        earlier_timing = (
+            *(e for e in earlier_timing if not e.is_over(t_ms, old.timing, new.timing)),
+            EarlierTiming(t_ms, old.timing),
+        )
     return msgspec.structs.replace(
         new,
         revision=old.revision + 1,
         earlier=(*old.earlier, then) if differs else old.earlier,
         declared_ms={**old.declared_ms, **declared},
+        earlier_timing=earlier_timing,
     )
 
 

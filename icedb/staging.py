@@ -22,7 +22,14 @@ import pyarrow.parquet as pq
 
 from icedb.conflicts import MIXED
 from icedb.engine import ROWS_PER_BATCH, copy_statement, quote_name, quote_text
-from icedb.errors import IceDBError, InvalidBatch, InvalidPartitionExpression, InvalidPartitionValue, SchemaConflict
+from icedb.errors import (
+    IceDBError,
+    InvalidBatch,
+    InvalidPartitionExpression,
+    InvalidPartitionValue,
+    SchemaConflict,
+    TooManyPartitions,
+)
 from icedb.format.names import decode_partition, encode_partition, encode_partition_text
 from icedb.format.records import Stats
 from icedb.gathering import Coded, Held, coded
@@ -96,6 +103,14 @@ class Stage:
         """How many parts should be encoded at a time: as many as DuckDB has threads for it, and memory."""
         [(threads,)] = self.con.execute("SELECT CAST(current_setting('threads') AS BIGINT)").fetchall()
         return int(threads)
+
+    def check_partitions(self, partitions_max: int | None) -> None:
+        """Raise TooManyPartitions for rows of more partitions than that; None: any number may be."""
+        if partitions_max is not None and len(self.ranges) > partitions_max:
+            raise TooManyPartitions(
+                f"{self.context.table}: the rows lie in {len(self.ranges)} partitions, and {partitions_max} are "
+                "allowed at a time. Nothing of them was written. Send rows of fewer partitions at a time."
+            )
 
     def write(self, path: Path, first: int, last: int, *, level: int | None = None) -> int:
         """Encode neighbouring rows as one Parquet file: how many, as the file says. Threads may call it at once.

@@ -9,14 +9,19 @@ that survive a power failure (`icedb.local_files`). Nothing is ever replaced: `c
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import shutil
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from io import FileIO
+from itertools import islice
 from pathlib import Path
+from stat import S_ISLNK
 from typing import TYPE_CHECKING
 
 import obstore
@@ -26,7 +31,7 @@ from obstore.store import AzureStore, LocalStore, MemoryStore, S3Store
 from icedb.azure import AzureAccess
 from icedb.credentials import Provider, usual_chain
 from icedb.errors import AccessDenied, BucketNotFound, IceDBError, InvalidURI, StoreUnavailable
-from icedb.local_files import check_folder, create_file
+from icedb.local_files import check_folder, create_file, delete_files, file_status, list_files, open_file
 from icedb.location import Location
 from icedb.objects import ObjectExists, ObjectInfo, ObjectNotFound, ObjectStore, StoredObject, chunks
 from icedb.progress import Advance, progress
@@ -47,6 +52,7 @@ __all__ = [
     "open_stream",
     "presign",
     "some_below",
+    "unfinished_puts",
 ]
 
 # A request and its retries end well before a commit's deadline (5 minutes), so that a put which nobody waits
@@ -61,6 +67,9 @@ FETCH_BYTES = 8 * 1024 * 1024
 # Of a stream, which holds two of them. Smaller pieces cost more processor time; larger ones are no faster beyond what
 # varies from run to run (256 MB from SeaweedFS on the same machine).
 PIECE_BYTES = 1024 * 1024
+# Files of a folder, of which a listing is only asked whether it has some; and how often a long listing reports.
+SOME = 100
+TOLD_EVERY = 1_000
 
 # Keeps obstore from keeping credentials: the provider knows better when to renew them.
 EXPIRED = datetime.fromtimestamp(0, tz=UTC)
@@ -390,16 +399,87 @@ class LocalFolder(ObstoreStore):
 
     def get(self, key: str) -> StoredObject:
         """Read a file whole: into memory once, where obstore's answer would have to be copied."""
-        with self._errors("read", key):
-            found = obstore.get(self._existing(key), key)
-            body = Path(f"{self._root}/{key}").read_bytes()
-            return StoredObject(body, _ms(found.meta["last_modified"]))
+        with self._errors("read", key), self._file(key) as file:
+            return StoredObject(file.readall(), _modified_ms(os.fstat(file.fileno())))
+
+    def _file(self, key: str) -> FileIO:
+        self._existing(key)
+        return open_file(self.location.root, key)
+
+    def fetch(self, key: str, path: Path) -> None:
+        """Write a file's content to another file, piece by piece."""
+        with self._errors("read", key), self._file(key) as file, path.open("wb") as target:
+            shutil.copyfileobj(file, target, FETCH_BYTES)
+
+    async def open_stream(self, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        """A range of a file, in pieces; see the function of this name."""
+        first = await asyncio.to_thread(self._range, key, start, min(start + PIECE_BYTES, stop), stop)
+        return self._pieces(key, first, start, stop)
+
+    async def _pieces(self, key: str, piece: bytes, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        while True:
+            yield piece
+            start += len(piece)
+            if start >= stop:
+                return
+            piece = await asyncio.to_thread(self._range, key, start, min(start + PIECE_BYTES, stop), stop)
+
+    def _range(self, key: str, start: int, end: int, stop: int) -> bytes:
+        """The bytes from `start` to `end - 1` of a file that has `stop` at least."""
+        with self._errors("read", key), self._file(key) as file:
+            there = os.fstat(file.fileno()).st_size >= stop
+            piece = os.pread(file.fileno(), end - start, start) if there else b""
+        if len(piece) < end - start:
+            raise _too_short(self.location, key, start, stop)
+        return piece
+
+    def head(self, key: str) -> ObjectInfo:
+        """Size and time of a file."""
+        with self._errors("look at", key):
+            self._existing(key)
+            return _info(key, file_status(self.location.root, key))
+
+    def some_below(self, prefix: str) -> list[ObjectInfo]:
+        """Return the first files of a listing; see the function of this name."""
+        return list(islice(self._listed(prefix), SOME))
+
+    def unfinished(self, prefix: str) -> list[ObjectInfo]:
+        """List what puts that were cut short have left; see `unfinished_puts`."""
+        return [info for info in self._listed(prefix, unfinished=True) if not info.is_link]
+
+    def list(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
+        """List files by key, and links as links."""
+        found = []
+        with progress("listing objects", None, "objects") as advance:
+            for info in self._listed(prefix, after or ""):
+                found.append(info)
+                if not len(found) % TOLD_EVERY:
+                    advance(TOLD_EVERY)
+            advance(len(found) % TOLD_EVERY)
+        return sorted(found, key=lambda info: info.key)
+
+    def _listed(self, prefix: str, after: str = "", *, unfinished: bool = False) -> Iterator[ObjectInfo]:
+        if self._open() is None:
+            return
+        with self._errors("list", prefix):
+            files = list_files(self.location.root, prefix.rstrip("/"), after=after, unfinished=unfinished)
+            for key, status in files:
+                yield _info(key, status)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete files, or links; the first that fails is the last."""
+        if not keys or self._open() is None:
+            return
+        with progress("deleting objects", len(keys), "objects") as advance:
+            for some in chunks(keys):
+                with self._errors("delete", some[0], others=len(some) - 1):
+                    delete_files(self.location.root, some)
+                advance(len(some))
 
     def copy(self, source: str, target: str) -> None:
         """Copy a file. Not by a hard link: the copy would look as old as its source, and a sweep could take it."""
-        self.head(source)
-        with self._errors("copy", source):
-            create_file(self._root, target, self._root / source, fsync=self.location.fsync)
+        with self._errors("copy", source), self._file(source) as file:
+            create_file(self._root, target, file, fsync=self.location.fsync)
 
 
 def fetch(store: ObjectStore, key: str, path: Path) -> None:
@@ -415,6 +495,15 @@ def some_below(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
     """Return some of the objects below a prefix, by one request; an empty list if there are none."""
     store = _store_of(store, prefix)
     return store.some_below(prefix) if isinstance(store, ObstoreStore) else store.list(prefix)
+
+
+def unfinished_puts(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
+    """Files that puts into a folder have left when their process was killed, or are writing now; no listing has them.
+
+    Other stores keep nothing of a put that did not finish.
+    """
+    store = _store_of(store, prefix)
+    return store.unfinished(prefix) if isinstance(store, LocalFolder) else []
 
 
 async def open_stream(store: ObjectStore, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
@@ -515,6 +604,14 @@ def _first_cause(error: Exception, text: str) -> str:
         return error.strerror
     found = re.search(r"HTTP error: ([a-z ]+)", text) or re.search(r"\(os error \d+\)", text)
     return found[0] if found else type(error).__name__
+
+
+def _info(key: str, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(key, status.st_size, _modified_ms(status), S_ISLNK(status.st_mode))
+
+
+def _modified_ms(status: os.stat_result) -> int:
+    return status.st_mtime_ns // 1_000_000
 
 
 def _ms(moment: datetime) -> int:

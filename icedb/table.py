@@ -13,8 +13,9 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
+from icedb.arguments import checks_arguments
 from icedb.changes import Changes, take_changes
 from icedb.clock import SystemClock
 from icedb.commit import Commit
@@ -42,6 +43,7 @@ from icedb.maintenance.merge_log import LINES_MAX, MergeLogReport, merge_log
 from icedb.maintenance.orphans import ORPHANS_MAX, SweepReport, sweep_orphans
 from icedb.maintenance.pins import Expires, Pin, pin, read_pins, unpin
 from icedb.maintenance.repair import RepairReport, repair
+from icedb.maintenance.repair_spec import SpecRepairReport, repair_spec
 from icedb.maintenance.restore import RestoreReport, restore
 from icedb.maintenance.rewrite import RewriteReport, rewrite_partition
 from icedb.maintenance.verify import VerifyReport, verify
@@ -61,6 +63,7 @@ from icedb.writing import insert, overwrite
 __all__ = ["Table"]
 
 
+@checks_arguments
 class Table:
     """An open table. Made by `Table.create` and `Table.open`; safe to share between threads."""
 
@@ -146,7 +149,6 @@ class Table:
         elif log_storage_options is not None:
             raise InvalidOption(f"{location.uri}: log_storage_options are given, but no log_uri.")
         store = open_store(location)
-        _check_types(store.location.uri, partition_by, sort_by, row_group_rows, required)
         spec = TableSpec(
             id=SystemClock().new_id(),
             partition_by=tuple(partition_by),
@@ -205,6 +207,34 @@ class Table:
         except TableNotFound:
             return False
         return True
+
+    @classmethod
+    def repair_spec(
+        cls,
+        uri: str | os.PathLike[str],
+        *,
+        spec: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        credential_provider: CredentialProvider | None = None,
+        log_uri: str | os.PathLike[str] | None = None,
+        log_storage_options: Mapping[str, str] | None = None,
+        fencing: Fencing = "claims",
+        dry_run: bool = False,
+    ) -> SpecRepairReport:
+        """Create a lost `_table.json` anew, from the newest spec that the log records.
+
+        Until then the table opens read-only. `log_uri`: where the log is, if not beside the parts. `spec`: for a log
+        that records none, a dict with the keys of `_table.json`; it is compared with the columns and paths in the log.
+        A `_table.json` that is there is never replaced. The repair can be repeated, and two at once do no harm.
+
+        Raises TableNotFound without a log; DamagedLog when the log records no spec and none is given, or is that of
+        another table; InvalidOption for a `spec` that does not fit the log; TableExists when another spec came back
+        meanwhile; UnsupportedStore, StoreUnavailable and the store's errors.
+        """
+        location = parse_location(uri, storage_options, credential_provider)
+        if log_uri is not None:
+            location = with_log(location, log_uri, log_storage_options)
+        return repair_spec(Handle(open_store(location), TableSpec(), fencing=fencing), spec, dry_run=dry_run)
 
     # ------------------------------------------------------------------------------------ write
 
@@ -318,7 +348,6 @@ class Table:
 
         Raises InvalidQuery, TableExists, and as `create` and `refresh_view` do.
         """
-        _check_types(self.uri, partition_by, sort_by, ROW_GROUP_ROWS)
         spec = TableSpec(
             id=self._handle.clock.new_id(),
             partition_by=tuple(partition_by),
@@ -504,14 +533,17 @@ class Table:
         merge_query: str | None = None,
         merging: Merging | Literal["none"] | None = None,
         row_id: bool | None = None,
+        timing: Timing | None = None,
     ) -> Commit:
         """Change how new parts are partitioned, sorted, stored and merged; what is None stays. Parts stay as they are.
+
+        `timing`: all of the table's times. A longer one counts at once. Of one that is shortened, the earlier value
+        goes on to count for a while, see docs/format.md, "A change of times".
 
         Queries see the new partition columns for all rows. `schema` declares further columns. An empty query and
         `merging="none"` take back what there was. Raises InvalidOption, InvalidPartitionExpression, InvalidQuery,
         UnknownColumn, SchemaConflict, CommitContended, CommitUncertain and the store's errors.
         """
-        _check_types(self.uri, partition_by or (), sort_by or (), row_group_rows or ROW_GROUP_ROWS, required or ())
         change = spec_change(
             table=self.uri,
             partition_by=partition_by,
@@ -526,6 +558,7 @@ class Table:
             merge_query=merge_query,
             merging=merging,
             row_id=row_id,
+            timing=timing,
         )
         return alter(self._handle, change)
 
@@ -817,8 +850,10 @@ class Table:
     ) -> SweepReport:
         """Delete parts that no log file and no undecided claim names and that are older than `min_age_ms`.
 
-        The default age is a day. At most `limit` go; the report says what remains. Raises GraceTooShort, ClockSkew,
-        and DamagedLog when a log file or a claim cannot be read: nothing is deleted then.
+        The default age is a day. At most `limit` go; the report says what remains. In a folder, it also deletes what
+        puts of killed processes have left (`unfinished_puts`), and skips symbolic links. Raises GraceTooShort,
+        ClockSkew, SymbolicLink when a folder of the table itself is one, and DamagedLog when a log file or a claim
+        cannot be read: nothing is deleted then.
         """
         return sweep_orphans(self._handle, min_age_ms=min_age_ms, limit=limit, dry_run=dry_run)
 
@@ -831,14 +866,3 @@ class Table:
         and the store's errors.
         """
         return verify(self._handle, deep=deep, footers=footers)
-
-
-def _check_types(
-    table: str, partition_by: object, sort_by: object, row_group_rows: object, required: object = ()
-) -> None:
-    """What a type checker would have said."""
-    for name, texts in (("partition_by", partition_by), ("sort_by", sort_by), ("required", required)):
-        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-            raise InvalidOption(f"{table}: {name} must be a list of texts, not {texts!r}.")
-    if not isinstance(row_group_rows, int):
-        raise InvalidOption(f"{table}: row_group_rows must be a whole number, not {row_group_rows!r}.")

@@ -17,7 +17,7 @@ from icedb.handle import Handle
 from icedb.location import Location
 from icedb.store import ObjectNotFound, ObjectStore, some_below
 
-__all__ = ["check_address", "foreign_roots", "is_below", "locations_above"]
+__all__ = ["below_other_tables", "check_address", "foreign_roots", "is_below", "is_table", "locations_above"]
 
 #: Folders of a table that belong to the table, or to programs that read it in another format.
 RESERVED = frozenset({"_data", "_log", "_claims", "_delta_log", "metadata"})
@@ -38,25 +38,56 @@ def locations_above(location: Location) -> Iterator[Location]:
 
 
 def check_address(handle: Handle) -> None:
-    """Refuse an address, or a log address, inside a folder that belongs to another table. Raises InvalidURI."""
+    """Refuse an address, or a log address, that belongs to another table or lies inside one of its folders.
+
+    Raises InvalidURI.
+    """
     for location in (handle.location, handle.location.log):
         for above in locations_above(location) if location is not None else ():
-            if location is not None and _is_table(handle.store.beside(above)):
+            if location is not None and is_table(handle.store.beside(above)):
                 raise InvalidURI(
                     f"'{location.uri}' lies in a folder that belongs to the table '{above.uri}'. The maintenance of "
                     "that table would delete the objects of this one. Choose an address beside that table."
                 )
+    log = handle.location.log
+    if log is not None and _is_there(handle.store.beside(log), log.keys.spec):
+        raise InvalidURI(
+            f"{handle.table}: the log_uri '{log.uri}' is the address of another table. Choose an address of its own."
+        )
 
 
-def _is_table(store: ObjectStore) -> bool:
+def is_table(store: ObjectStore) -> bool:
+    """Whether a table, or the log of one, lies at the address of a store: up to three requests."""
     keys = store.location.keys
-    for key in (keys.spec, keys.probe):
-        try:
-            store.head(key)
-        except ObjectNotFound:
-            continue
-        return True
-    return bool(some_below(store, keys.log_prefix))
+    return any(_is_there(store, key) for key in (keys.spec, keys.probe)) or bool(some_below(store, keys.log_prefix))
+
+
+def _is_there(store: ObjectStore, key: str) -> bool:
+    try:
+        store.head(key)
+    except ObjectNotFound:
+        return False
+    return True
+
+
+def below_other_tables(handle: Handle, keys: Iterable[str]) -> frozenset[str]:
+    """Return those parts that lie in a folder of another table. Makes requests only for keys with such a folder."""
+    by_root: dict[str, list[str]] = {}
+    for key in keys:
+        segments = key.split("/")
+        for number in range(handle.keys.data_prefix.count("/"), len(segments)):
+            if segments[number] in RESERVED:
+                by_root.setdefault("/".join(segments[:number]), []).append(key)
+    at = handle.location
+    found = [k for root, k in by_root.items() if is_table(handle.store.beside(_below(at, root)))]
+    return frozenset(key for some in found for key in some)
+
+
+def _below(location: Location, folder: str) -> Location:
+    """The address of a folder of a table's own store, by its key."""
+    if location.scheme == "file":
+        return replace(location, root=f"{location.root}/{folder}", log=None)
+    return replace(location, prefix=folder, log=None)
 
 
 def foreign_roots(keys: Iterable[str], own: Keys) -> frozenset[str]:

@@ -17,6 +17,7 @@ from dataclasses import replace
 import msgspec
 
 from icedb.commit import UNANSWERED_MAX, Commit, Put, check_age, check_clock, put_settled, report
+from icedb.durations import duration_text
 from icedb.errors import (
     CommitContended,
     CommitUncertain,
@@ -156,7 +157,7 @@ def _plan(handle: Handle, written: WrittenParts, txn: Txn, generation: int) -> T
     application, sequence = txn
     t_ms = handle.clock.now_ms()
     markers = tuple(msgspec.structs.replace(m, created_ms=t_ms) for m in written.markers)
-    file = LogFile(t_ms, dict(written.schema), markers, txn={application: (sequence, t_ms)})
+    file = LogFile(t_ms, dict(written.schema), markers, txn={application: (sequence, t_ms)}, operation="insert")
     key = handle.keys.log_file(t_ms, merged=False, writer=handle.fresh_writer())
     brings_columns = bool(new_columns(written.schema, handle.known_schema))
     return TxnClaim(
@@ -228,9 +229,10 @@ def _lost_part(handle: Handle, file: LogFile) -> str | None:
 
 
 def _too_late(handle: Handle, claim: TxnClaim, lost: str) -> PublicationTooLate:
+    memory = duration_text(handle.timing.txn_retention_ms)
     return PublicationTooLate(
         f"{handle.table}: the part '{lost}' of transaction {(claim.application, claim.sequence)} is not there any "
-        f"more, and the log no longer tells what became of it (it remembers {handle.timing.txn_retention_ms} ms). "
+        f"more, and the log no longer tells what became of it (it remembers {memory}). "
         "Nothing was published. Look whether the rows are there before you write them again."
     )
 
@@ -296,4 +298,5 @@ class _PublishOnce:
             raise
         markers: Sequence[Marker] = self._file.markers
         txn = {application: (sequence, t_ms)}
-        return draft(state, t_ms=t_ms, schema=dict(self._file.schema), txn=txn, add=markers)
+        operation = self._file.operation
+        return draft(state, t_ms=t_ms, schema=dict(self._file.schema), txn=txn, add=markers, operation=operation)

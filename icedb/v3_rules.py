@@ -130,7 +130,7 @@ def rewrite_text(handle: Handle, text: str, sql: str) -> Commit | None:
         )
         # Of an empty answer nothing stays, new columns neither.
         schema = written.schema if written.markers else {}
-        operation = Rewritten({rewrite: written.markers}, born_ms=written.born_ms, schema=schema)
+        operation = Rewritten({rewrite: written.markers}, operation="rewrite", born_ms=written.born_ms, schema=schema)
         commit = exclusive(handle, operation)
         if operation.kept:
             return commit

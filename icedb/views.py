@@ -14,12 +14,9 @@ A refreshed view knows the transactions of its source, so to try one of them aga
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -51,6 +48,7 @@ from icedb.schema import typed_nothing
 from icedb.shaping import WriteContext
 from icedb.spec import TableSpec, View
 from icedb.staging import Stage, stage_rows
+from icedb.temporary import make_folder, remove_folder
 from icedb.transactions import Txn
 
 __all__ = [
@@ -75,10 +73,13 @@ class ViewParts:
     views: Sequence[ViewParts]
 
 
-def write_views(handle: Handle, stage: Stage, *, memory_bytes: int | None = None) -> list[ViewParts]:
+def write_views(
+    handle: Handle, stage: Stage, *, memory_bytes: int | None = None, partitions_max: int | None = None
+) -> list[ViewParts]:
     """Write the parts of all views for a staged batch. Raises what is wrong with one; nothing is left then.
 
-    `memory_bytes` is for the views alone.
+    `memory_bytes` is for the views alone. `partitions_max`: how many partitions of each view the rows may lie in, see
+    `Stage.check_partitions`.
     """
     views: list[ViewParts] = []
     if not stage.rows:
@@ -86,7 +87,7 @@ def write_views(handle: Handle, stage: Stage, *, memory_bytes: int | None = None
     try:
         for view in handle.spec.views:
             target = _open(handle, view)
-            views.append(_write_with_views(handle, target, view, stage, memory_bytes=memory_bytes))
+            views.append(_write_with_views(handle, target, view, stage, memory_bytes, partitions_max))
     except BaseException:
         discard_views(views)
         raise
@@ -142,7 +143,7 @@ def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backf
     _check_fits(handle, name, query, spec)
     store = handle.store.beside(handle.location.beside(name))
     spec = msgspec.structs.replace(spec, id=_view_id(handle, View(name, query)))
-    target = create_handle(store, spec, timing=handle.timing, fencing=handle.fencing, clock=handle.clock)
+    target = create_handle(store, spec, timing=handle.spec.timing, fencing=handle.fencing, clock=handle.clock)
 
     def add(now: TableSpec) -> TableSpec:
         return msgspec.structs.replace(now, views=(*(v for v in now.views if v.name != name), View(name, query)))
@@ -151,7 +152,8 @@ def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backf
     if backfill:
         refresh_view(handle, name)
     else:
-        exclusive(target, Replace(lambda now: (), sequences=_sequences(handle.read(fresh=True))))
+        sequences = _sequences(handle.read(fresh=True))
+        exclusive(target, Replace(lambda now: (), sequences=sequences, operation="refresh"))
     return target
 
 
@@ -192,12 +194,13 @@ def refresh_view(handle: Handle, name: str, *, memory_bytes: int | None = None) 
     target = _open(handle, view)
     state = handle.read(fresh=True)
     written = _write_all(handle, target, view, state, memory_bytes // 2) if state.live else None
-    return exclusive(target, Replace(lambda now: [m.key for m in now.live], written, sequences=_sequences(state)))
+    refresh = Replace(lambda now: [m.key for m in now.live], written, sequences=_sequences(state), operation="refresh")
+    return exclusive(target, refresh)
 
 
 def _write_all(handle: Handle, target: Handle, view: View, state: LogState, memory_bytes: int) -> WrittenParts:
     """Write the view's parts for all live rows of its source."""
-    folder = Path(tempfile.mkdtemp(prefix="icedb-view-"))
+    folder = make_folder("view")
     try:
         with connect_reader(handle.location, memory_bytes=memory_bytes, folder=folder) as con:
             con.execute("SET arrow_lossless_conversion = true")
@@ -207,7 +210,7 @@ def _write_all(handle: Handle, target: Handle, view: View, state: LogState, memo
             with _staged(handle, target, view, stream, memory_bytes=memory_bytes) as stage:
                 return put_parts(stage, store=target.store, clock=target.clock)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
 
 
 def _sequences(state: LogState) -> dict[str, int]:
@@ -251,11 +254,12 @@ def _open(handle: Handle, view: View) -> Handle:
 
 
 def _write_with_views(
-    handle: Handle, target: Handle, view: View, stage: Stage, *, memory_bytes: int | None
+    handle: Handle, target: Handle, view: View, stage: Stage, memory_bytes: int | None, partitions_max: int | None
 ) -> ViewParts:
     memory_bytes = half_of(memory_bytes) if target.spec.views else memory_bytes
     with _staged(handle, target, view, stage.stream(), memory_bytes=memory_bytes) as answer:
-        views = write_views(target, answer, memory_bytes=memory_bytes)
+        answer.check_partitions(partitions_max)
+        views = write_views(target, answer, memory_bytes=memory_bytes, partitions_max=partitions_max)
         try:
             written = put_parts(answer, store=target.store, clock=target.clock)
         except BaseException:

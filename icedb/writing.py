@@ -9,14 +9,15 @@ merged in between: then nobody can tell whether it has these rows. Without a `tx
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import get_args
 
 from icedb.commit import Commit
 from icedb.engine import READING_SHARE, WRITE_MEMORY_BYTES_MIN, check_write_memory
-from icedb.errors import InvalidOption
+from icedb.errors import InvalidOption, TooManyColumns
 from icedb.handle import Handle
 from icedb.inputs.batches import Batch, OnConflict, Rows
 from icedb.inputs.opening import open_batch
@@ -24,12 +25,13 @@ from icedb.maintenance.drop import Chosen
 from icedb.opening import open_beside, quarantine_name
 from icedb.parts import WrittenParts, discard, put_parts
 from icedb.publishing import check_overwrite, prepare, publish_append, publish_overwrite
+from icedb.schema import new_columns
 from icedb.spec import TableSpec
 from icedb.staging import QUARANTINE_COLUMNS, Stage, stage_rows
 from icedb.transactions import Txn, is_recorded, repeated
 from icedb.views import ViewParts, discard_views, publish_views, write_views
 
-__all__ = ["Unpublished", "discard_beside", "insert", "overwrite", "staged", "write_unpublished"]
+__all__ = ["BatchLimits", "Unpublished", "discard_beside", "insert", "overwrite", "staged", "write_unpublished"]
 
 
 def insert(
@@ -63,6 +65,18 @@ def _append(handle: Handle, stage: Stage, txn: Txn | None, memory_bytes: int) ->
 
 
 @dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What one batch may do to its table. None: no limit.
+
+    `partitions_max`: partitions that its rows lie in, in the table or in one of its views. `columns_max`: columns that
+    the table may have with those that the batch brings; columns that the table has already are always taken.
+    """
+
+    partitions_max: int | None = None
+    columns_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Unpublished:
     """What an insert wrote for a table, its views and its quarantine. Nothing names it yet."""
 
@@ -74,11 +88,21 @@ class Unpublished:
 
 
 def write_unpublished(
-    handle: Handle, data: Rows, *, on_conflict: OnConflict = "raise", memory_bytes: int | None = None
+    handle: Handle,
+    data: Rows,
+    *,
+    on_conflict: OnConflict = "raise",
+    memory_bytes: int | None = None,
+    limits: BatchLimits = BatchLimits(),
 ) -> Unpublished:
-    """Write the parts of an insert, for who publishes them himself. Raises as `insert` before anything is visible."""
+    """Write the parts of an insert, for who publishes them himself. Raises as `insert` before anything is visible.
+
+    Raises TooManyPartitions and TooManyColumns for rows beyond the limits, before anything is written.
+    """
     with staged(handle, data, on_conflict, memory_bytes) as (stage, memory_bytes):
-        views = write_views(handle, stage, memory_bytes=memory_bytes)
+        stage.check_partitions(limits.partitions_max)
+        _check_columns_max(handle, stage, limits.columns_max)
+        views = write_views(handle, stage, memory_bytes=memory_bytes, partitions_max=limits.partitions_max)
         written = aside = None
         try:
             written = put_parts(stage, store=handle.store, clock=handle.clock)
@@ -90,6 +114,25 @@ def write_unpublished(
             discard_views(views)
             raise
         return Unpublished(written, views, stage.misfits, aside)
+
+
+def _check_columns_max(handle: Handle, stage: Stage, columns_max: int | None) -> None:
+    """Raise TooManyColumns when the rows bring columns, and the table would have more than that."""
+    if columns_max is None or not new_columns(stage.columns, handle.columns):
+        return
+    handle.read()  # others may have brought columns since
+    brought = new_columns(stage.columns, handle.columns)
+    if brought and len(handle.columns) + len(brought) > columns_max:
+        raise TooManyColumns(
+            f"{handle.table}: the rows bring {len(brought)} new columns ({_some(brought)}), and the table has "
+            f"{len(handle.columns)} of the {columns_max} that it may have. Nothing of them was written. Leave the "
+            "columns out, or send them as one column of JSON text."
+        )
+
+
+def _some(names: Collection[str]) -> str:
+    shown = [repr(name if len(name) <= 50 else f"{name[:50]}...") for name in islice(names, 3)]
+    return ", ".join(shown) + (", ..." if len(names) > len(shown) else "")
 
 
 def discard_beside(unpublished: Unpublished) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
 from icedb.frames import is_spark_frame
+from icedb.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from pyspark import SparkContext, StatusTracker
@@ -57,7 +57,7 @@ def spark_progress(context: Context, spark: SparkSession, *, every_s: float = EV
     tracker = driver.statusTracker()
     earlier: set[int] = _asked(lambda: {*tracker.getJobIdsForGroup()}, set())
     done = threading.Event()
-    with tempfile.TemporaryDirectory(prefix="icedb-spark-log-") as folder, _log_file(driver, folder) as log_file:
+    with temporary_folder("spark-log") as folder, _log_file(driver, folder) as log_file:
 
         def copy_log() -> None:
             sys.stderr.write(log_file.read())
@@ -95,9 +95,9 @@ def _driver(spark: SparkSession) -> SparkContext | None:
 
 
 @contextmanager
-def _log_file(driver: SparkContext, folder: str) -> Iterator[TextIO]:
+def _log_file(driver: SparkContext, folder: Path) -> Iterator[TextIO]:
     """A file to which Spark logs, too."""
-    path = Path(folder, "spark.log")
+    path = folder / "spark.log"
     path.touch()
     remove = _asked(lambda: _add_appender(driver, str(path)), None)
     try:

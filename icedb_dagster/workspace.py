@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import chdir, contextmanager, redirect_stdout
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from icedb.errors import StackError
+from icedb.temporary import temporary_folder
 from icedb_dagster import stack as local_stack
 from icedb_dagster.locks import table_pools
 from icedb_dagster.resource import IceDBResource
@@ -150,8 +150,8 @@ def _load_by_servers(target: WorkspaceLoadTarget) -> Code:
 
     pools, problems = [], []
     with (
-        tempfile.TemporaryDirectory() as folder,
-        dg.DagsterInstance.local_temp(folder) as instance,
+        temporary_folder("instance") as folder,
+        dg.DagsterInstance.local_temp(str(folder)) as instance,
         WorkspaceProcessContext(
             instance, target, version=dg.__version__, read_only=True, code_server_log_level="warning"
         ) as context,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 import icedb
+from icedb.temporary import temporary_folder
 
 __all__ = [
     "BATCHES",
@@ -80,7 +80,7 @@ def packaged_file(name: str) -> Path:
 def raw_flights() -> Iterator[Path]:
     """The raw CSV, unpacked for as long as it is needed: Spark does not read zip archives."""
     with (
-        tempfile.TemporaryDirectory(prefix="icedb-flights-") as folder,
+        temporary_folder("flights") as folder,
         zipfile.ZipFile(packaged_file("flights.csv.zip")) as archive,
     ):
         yield Path(archive.extract("flights.csv", folder))

@@ -86,10 +86,10 @@ class Client:
         return self.ask("POST", f"/v1/{call}", json.dumps(document).encode(), headers)
 
 
-def service_config(folder: str, *, server: str = "", more: str = "") -> str:
+def service_config(folder: str, *, server: str = "", events: str = "", more: str = "") -> str:
     """A configuration with the tables that most tests write: `events`, `shared` of two tenants, and Segment's `calls`.
 
-    `server` and `more` are lines of [server] and after all else.
+    `server`, `events` and `more` are lines of [server], of the table `events`, and after all else.
     """
     return f"""
 [server]
@@ -104,6 +104,7 @@ schema = {{ id = "VARCHAR", ts = "TIMESTAMP WITH TIME ZONE", n = "BIGINT", price
 id_column = "id"
 received_column = "received_at"
 delay_max = "20ms"
+{events}
 [[table]]
 name = "shared"
 uri = "{folder}/shared"

@@ -45,7 +45,7 @@ ACTS: dict[str, Callable[[Table, int], int]] = {
 
 
 def main(task: dict[str, Any]) -> None:
-    table, days = Table.open(task["uri"], timing=TIMING), Days(**task["days"])
+    table, days = Table.open(task["uri"]), Days(**task["days"])
     with Path(task["journal"]).open("w", buffering=1) as journal:
         while not Path(task["stop"]).exists():
             oldest = days.today - days.kept

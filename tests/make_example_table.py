@@ -23,6 +23,7 @@ from icedb.errors import SnapshotExpired
 from icedb.maintenance.pins import pin, read_pins
 from icedb.options import MINUTE_MS
 from icedb.parts import write_parts
+from icedb.spec import spec_at
 from icedb.testing import ClockedStore, ManualClock, check_sound, create_table
 
 FOLDER = Path(__file__).parents[1] / "docs" / "example-table"
@@ -55,6 +56,7 @@ UTC.
 | 13:30 | cleanup: epoch 6. It keeps the two parts that the pin needs, and their markers |
 | 13:40 | one row with a new column, exactly once: sequence 2 of `orders`, epoch 7 |
 | 13:45 | one row, a plain append |
+| 13:47 | the spec is altered, to partition by `half`, too, and to declare the column `note`: epoch 8 |
 | 13:50 | a writer crashes between its part and its log file |
 
 The folder shows what is left of it then.
@@ -67,7 +69,7 @@ expected.json says. Nothing else here needs it.
 
 {answers}
 
-Which log files count. The one that is ignored is replaced by epoch 6; it is deleted by the next cleanup.
+Which log files count. Those that are ignored are replaced by epochs 6 and 8. The next cleanups delete them.
 
 {log_files}
 
@@ -79,7 +81,9 @@ Their rows. Only one part has the column `price`:
 
 {rows}
 
-Snapshots, of the pinned time too, which is before the horizon. What has expired must be refused:
+Snapshots, of the pinned time too, which is before the horizon. What has expired must be refused. Columns and
+partitioning are [those of the time](../format.md#columns-of-a-time): `price` came at 13:40, and the spec of 13:47 has
+the partitioning before it in `earlier`, and the time of `note` in `declared_ms`:
 
 {snapshots}
 """
@@ -116,6 +120,9 @@ class Story:
         self.at(210).cleanup()
         self.at(220).insert([{**row, "price": 2.5} for row in rows("06 00:10 9 buy")], txn=("orders", 2))
         self.at(225).insert(rows("06 00:20 3 open"))
+        self.at(227).alter(
+            partition_by=["strftime(ts, '%Y-%m-%d') AS d", "user_id % 2 AS half"], schema={"note": "VARCHAR"}
+        )
         handle = self.at(230).handle
         crashed = pa.Table.from_pylist(rows("06 00:30 7 open")).to_reader()
         write_parts(handle.write_context(), crashed, store=handle.store, clock=handle.clock)  # and never published
@@ -177,6 +184,8 @@ def snapshot(table: Table, at: int) -> dict[str, Any]:
         "live_parts": [p.key for p in taken.parts],
         "rows": taken.rows,
         "columns": list(taken.schema),
+        "partition_by": list(spec_at(table.spec, at).partition_by),
+        "partition_columns": dict(taken.partition_schema),
     }
 
 
@@ -227,7 +236,7 @@ def readme(answers: Mapping[str, Any]) -> str:
     )
     in_pins = {at: name for name, at in answers["pins"].items()}
     snapshots = markdown(
-        ["snapshot at", "", "live parts", "rows"],
+        ["snapshot at", "", "live parts", "rows", "columns", "partitioned by"],
         [
             [
                 s["as_of_ms"],
@@ -235,6 +244,8 @@ def readme(answers: Mapping[str, Any]) -> str:
                 + (f", pinned as `{in_pins[at]}`" if (at := s["as_of_ms"]) in in_pins else ""),
                 "expired" if "expired" in s else " ".join(map(short, s["live_parts"])) or "none",
                 "" if "expired" in s else s["rows"],
+                "" if "expired" in s else ", ".join(s["columns"]),
+                "" if "expired" in s else f"`{', '.join(s['partition_by'])}`",
             ]
             for s in answers["snapshots"]
         ],

@@ -146,7 +146,7 @@ def finish(table: Table, folder: Path, *, sweep: bool) -> None:
     audit(table, folder)
     if sweep:
         time.sleep((TIMING.min_age_ms + TIMING.max_skew_ms + SLACK_MS) / 1000)
-        Table.open(table.uri, timing=TIMING).sweep_orphans()
+        Table.open(table.uri).sweep_orphans()
         audit(table, folder)
         stored = {i.key for i in table.handle.store.list(table.handle.keys.data_prefix)}
         live = {p.key for p in table.snapshot().parts}
@@ -171,7 +171,9 @@ def main() -> None:
         try:
             load.run(options.seconds)
             load.stop()
-            table = Table.open(options.uri, timing=AT_REST)
+            table = Table.open(options.uri)
+            table.alter(timing=AT_REST)
+            time.sleep((TIMING.grace_ms + TIMING.late_publication_ms) / 1_000)  # a sweep may use the old ones
             audit(table, load.folder)
             finish(table, load.folder, sweep=options.seconds >= 60)
             sys.stdout.write(f"{load.figures(table, time.monotonic() - started)}\n")

@@ -129,7 +129,7 @@ class Life:
     def open(self) -> Table:
         store = MortalStore(open_store(parse_location(self.uri)))
         setattr(store, self.hook, self._die)
-        table = Table(open_handle(store, timing=TIMING))
+        table = Table(open_handle(store))
         self.journal.add(opened=self.number)
         return table
 

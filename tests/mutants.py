@@ -70,7 +70,7 @@ MUTANTS = (
     Mutant(
         "a consumer of changes takes the past for over at once",
         "icedb/changes.py",
-        "    return handle.clock.now_ms() - handle.timing.late_publication_ms",
+        "    return now_ms - handle.timing.late_publication_ms",
         "    return handle.clock.now_ms()",
         (CHANGES, SIMULATION),
     ),
@@ -266,7 +266,7 @@ MUTANTS = (
     Mutant(
         "a refresh lists from the last listing on",
         "icedb/reading.py",
-        "min(last.at_ms, now_ms, newest_ms) - timing.late_publication_ms",
+        "min(last.at_ms, now_ms, newest_ms) - late_ms",
         "min(last.at_ms, now_ms, newest_ms)",
         (*READING, SIMULATION),
     ),

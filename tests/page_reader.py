@@ -32,11 +32,21 @@ class Reading:
     pinned: set[int] = field(default_factory=set)
     #: Column -> when it came; 0: not known.
     came: dict[str, int] = field(default_factory=dict)
+    #: Time of a commit -> the names that log files record for it.
+    operations: dict[int, set[str]] = field(default_factory=dict)
 
     def columns(self, at: int) -> set[str]:
-        """The columns of the log in a snapshot."""
-        at = max(at, min(self.came.values(), default=at))
-        return {column for column, t in self.came.items() if t <= at}
+        """The columns of a snapshot: those of the log, and those that were declared by then."""
+        from_log = max(at, min(self.came.values(), default=at))
+        declared_ms = self.spec.get("declared_ms", {})
+        declared = {c for c in self.spec.get("columns", {}) if declared_ms.get(c, 0) <= at}
+        return {column for column, t in self.came.items() if t <= from_log} | declared
+
+    def partition_by(self, at: int) -> list[str]:
+        """The partition expressions of a snapshot."""
+        earlier = next((e for e in self.spec.get("earlier", []) if at < e["until"]), self.spec)
+        expressions: list[str] = earlier.get("partition_by", [])
+        return expressions
 
     def live(self, at: int | None = None) -> set[str]:
         """The keys of the live parts. Raises LookupError for a time that has expired."""
@@ -91,6 +101,9 @@ def read_as_the_page_says(
         for column in columns:
             t = header.get("ct", {}).get(column, since)
             reading.came[column] = min(t, reading.came.get(column, t))
+        for name, times in [(header.get("op", ""), [header["t"]]), *header.get("ops", {}).items()]:
+            for t in times:
+                reading.operations.setdefault(t, set()).add(name)
         for application, (sequence, _) in header.get("txn", {}).items():
             reading.txn[application] = max(sequence, reading.txn.get(application, 0))
         if header.get("spec", {}).get("revision", 0) > reading.spec.get("revision", 0):
@@ -128,6 +141,42 @@ def _parse(body: bytes) -> tuple[dict[str, Any], dict[str, str], list[dict[str, 
     assert header.get("n", len(lines)) == len(lines), "a log file that was cut"
     parts_at = header.get("f", len(lines))
     return header, lines[header["sch"]], lines[header["tmb"] : parts_at] if "tmb" in header else [], lines[parts_at:]
+
+
+#: The page's table of times.
+DEFAULT_MS = {
+    "max_skew_ms": 60_000, "commit_timeout_ms": 300_000, "grace_ms": 3_600_000, "part_timeout_ms": 43_200_000,
+    "late_ms": 86_400_000, "min_age_ms": 86_400_000, "txn_retention_ms": 30 * 86_400_000,
+}  # fmt: skip
+
+
+def counting_times(spec: Mapping[str, Any], now_ms: int) -> dict[str, int]:
+    """Each time of a table as it counts at a moment."""
+    times = DEFAULT_MS | spec.get("timing", {})
+    for known, then in _earlier_times(spec):
+        times |= {name: max(value, times[name]) for name, value in then.items() if known + value > now_ms}
+    return times
+
+
+def publishable_age(spec: Mapping[str, Any], born_ms: int) -> int:
+    """The age up to which a part may be published."""
+    own = DEFAULT_MS | spec.get("timing", {})
+    return min(
+        [own["part_timeout_ms"], *(t["part_timeout_ms"] for known, t in _earlier_times(spec) if known > born_ms)]
+    )
+
+
+def deleted_until(spec: Mapping[str, Any], pin_ms: int) -> int:
+    """The tombstones whose parts a pin takes for deleted, without skew and precision."""
+    own = DEFAULT_MS | spec.get("timing", {})
+    limits = [min(pin_ms, known) - then["grace_ms"] for known, then in _earlier_times(spec)]
+    return max([pin_ms - own["grace_ms"], *limits])
+
+
+def _earlier_times(spec: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, int]]]:
+    for entry in spec.get("earlier_timing", []):
+        then = DEFAULT_MS | entry["timing"]
+        yield entry["until"] + then["grace_ms"] + 2 * (then["commit_timeout_ms"] + then["max_skew_ms"]), then
 
 
 @dataclass

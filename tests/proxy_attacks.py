@@ -356,6 +356,8 @@ class World(Asker):
             'File "': "a traceback",
             "_data": "the table's folders",
             "_log": "the table's folders",
+            # Log files are named by their writers: its own host and process.
+            lake.stored("_log").rpartition("_")[2].rpartition("-")[0]: "host and process of a writer",
             "_claims": "the table's folders",
             "_table.json": "the table's folders",
             **dict.fromkeys(PROGRAMS, "what the proxy is made of"),

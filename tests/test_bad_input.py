@@ -230,7 +230,7 @@ def test_two_partition_expressions_of_one_name_are_refused(local: Any) -> None:
         ({"partition_by": "a"}, "must be a list of texts"),
         ({"sort_by": "a"}, "must be a list of texts"),
         ({"sort_by": ["a", "A"]}, "twice"),
-        ({"compression": "rar"}, "none of zstd"),
+        ({"compression": "rar"}, "compression must be one of 'zstd'"),
         ({"row_group_rows": 1}, "2,048"),
         ({"storage_options": {"AWS_REGOIN": "x"}}, "unknown storage options"),
     ],
@@ -338,7 +338,7 @@ MISTAKES: list[tuple[str, Callable[[Table], object], type[FixInput], str]] = [
     ("an unknown column", lambda t: t.drop_partitions("z = 1"), InvalidPartitionExpression, r"\(a BIGINT\)"),
     ("an unknown filter", lambda t: t.snapshot().files("nope = 1"), UnknownColumn, "no such column"),
     ("a broken filter", lambda t: t.snapshot().files("a <"), InvalidOption, "not valid SQL"),
-    ("an unknown order", lambda t: t.merge(order="random"), InvalidOption, "'newest' or 'oldest'"),  # type: ignore[arg-type]
+    ("an unknown order", lambda t: t.merge(order="random"), InvalidOption, "one of 'newest', 'oldest', not 'random'"),  # type: ignore[arg-type]
     ("no grace", lambda t: t.cleanup(grace_ms=0), GraceTooShort, "allow_short_grace"),
     ("negative grace", lambda t: t.cleanup(grace_ms=-1, allow_short_grace=True), GraceTooShort, "at least"),
     ("a naive time", lambda t: t.snapshot(as_of=datetime(2026, 1, 1)), InvalidOption, "timezone"),

@@ -632,10 +632,10 @@ def test_what_is_pending_when_the_interpreter_ends_is_committed_or_said(
     ("options", "said"),
     [
         ({"rows_max": 0}, "rows_max is 0"),
-        ({"bytes_max": 1.5}, "bytes_max is 1.5"),
+        ({"bytes_max": 1.5}, "bytes_max must be a whole number, not 1.5"),
         ({"delay_max_ms": -1}, "delay_max_ms is -1"),
-        ({"pending_bytes_max": True}, "pending_bytes_max is True"),
-        ({"on_conflict": "ignore"}, "on_conflict is 'ignore'"),
+        ({"pending_bytes_max": True}, "pending_bytes_max must be a whole number, not True"),
+        ({"on_conflict": "ignore"}, "on_conflict must be one of"),
         ({"memory_bytes": 5}, "memory_bytes is 5"),
         ({"id_column": "id", "id_window_ms": 40 * 86_400_000}, "id_window_ms is 3456000000, and the log remembers"),
     ],

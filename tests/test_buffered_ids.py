@@ -16,17 +16,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from icedb import Acknowledged, Aggregating, BufferedWriter, Dedup, Table, Timing
+from icedb import Acknowledged, Aggregating, BufferedWriter, Dedup, Table
 from icedb.buffering.committing import Committer
 from icedb.buffering.ids import Ids
 from icedb.buffering.submissions import Submission, measured
 from icedb.errors import CommitUncertain, IceDBError, InvalidBatch, InvalidOption, StoreUnavailable, TryAgain
-from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS
+from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS, Timing
 from icedb.store import ObjectExists
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, check_sound, open_table
 from icedb.testing import create_table as create_in
 
-TIMING = Timing(grace_ms=HOUR_MS)
 GROUP = (1, 2, 3)
 
 
@@ -60,7 +59,7 @@ class Writer:
     def __init__(self, world: World, **options: Any) -> None:
         self.world = world
         self.store = FaultyStore(world.store)
-        self.table = open_table(self.store, world.clock, timing=TIMING)
+        self.table = open_table(self.store, world.clock)
         self._options = {"window_ms": DAY_MS, "ids_max": 1_000_000} | options
         self._committer: Committer | None = None
 
@@ -250,7 +249,7 @@ def another_merges(world: World) -> None:
 def another_cleans_up(world: World) -> None:
     another_merges(world)
     world.clock.advance(2 * HOUR_MS)
-    open_table(world.store, world.clock, timing=TIMING).cleanup()
+    open_table(world.store, world.clock).cleanup()
 
 
 @ACTS
@@ -409,7 +408,7 @@ def test_after_a_pause_in_which_the_log_forgot_all_is_read_anew(world: World) ->
     world.clock.advance(2 * HOUR_MS)
     world.table().merge()
     world.clock.advance(2 * HOUR_MS)
-    open_table(world.store, world.clock, timing=TIMING).cleanup()
+    open_table(world.store, world.clock).cleanup()
     Writer(world).write("later")
     assert mine.write("mine", "other", "later", "new").rows == 1
     assert world.ids() == ["first", "later", "mine", "new", "other"]
@@ -436,7 +435,7 @@ def test_an_application_that_began_again_and_is_as_far_as_before_is_not_taken_fo
     world.table().merge()  # drops the entry
     for _ in range(2):  # and then the claims
         world.clock.advance(2 * HOUR_MS)
-        open_table(world.store, world.clock, timing=TIMING).cleanup()
+        open_table(world.store, world.clock).cleanup()
     fresh = Writer(world)
     fresh.write("c")
     fresh.write("d")
@@ -504,3 +503,10 @@ def test_views_and_the_quarantine_get_what_was_committed(memory: Any) -> None:
     assert [i for (i,) in view.query("SELECT id FROM t ORDER BY ALL").fetchall()] == ["a", "b", "d", "e"]
     aside = Table.open(f"{memory.uri}_quarantine").query("SELECT row FROM t").fetchall()
     assert aside == [('{"id":"c","n":"text"}',)]
+
+
+def test_a_window_that_the_altered_table_no_longer_covers_is_refused(world: World) -> None:
+    writer = Writer(world)
+    world.table().alter(timing=Timing(txn_retention_ms=DAY_MS))
+    with pytest.raises(InvalidOption, match="id_window_ms is 86400000"):
+        writer.ids.refresh()

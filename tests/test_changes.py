@@ -208,7 +208,8 @@ def test_a_cursor_that_does_not_come_after_is_no_end(table: Table) -> None:
     first = table.changes()
     insert(table, 3)
     second = table.changes(first.cursor)
-    for since, until in ((1_900_000_000_000, first.cursor), (UNIX_MS_MIN, piece.cursor), (first.cursor, piece.cursor)):
+    late_ms = table.handle.clock.now_ms() + MINUTE_MS
+    for since, until in ((late_ms, first.cursor), (UNIX_MS_MIN, piece.cursor), (first.cursor, piece.cursor)):
         with pytest.raises(InvalidOption, match="does not come after since"):
             table.changes(since, until)
     assert numbers(table.changes(piece.since, piece.cursor)) == numbers(piece)
@@ -236,11 +237,11 @@ def test_limits_count_only_what_is_wanted(table: Table) -> None:
         (lambda t: t.changes('{"t":1,"extra":2}'), "is no cursor"),
         (lambda t: t.changes("yesterday"), "is no cursor"),
         (lambda t: t.changes(until=UNIX_MS_MIN), "until goes with since"),
-        (lambda t: t.changes(UNIX_MS_MIN + 1, UNIX_MS_MIN), "until .100000000000. is before since .100000000001."),
+        (lambda t: t.changes(UNIX_MS_MIN + 1, UNIX_MS_MIN), "until .* is before since"),
         (lambda t: t.changes(1_795_313_126), "since is 1795313126, .* Are these seconds"),
         (lambda t: t.changes(parts_max=0), "parts_max is 0"),
         (lambda t: t.changes(bytes_max=-1), "bytes_max is -1"),
-        (lambda t: t.changes(True), "since is True"),
+        (lambda t: t.changes(True), "since must be"),
     ],
 )
 def test_what_makes_no_sense_is_refused(table: Table, call: Callable[[Table], object], reason: str) -> None:
@@ -333,4 +334,17 @@ def test_whenever_a_consumer_looks_it_gets_each_row_once_and_again_the_same(seed
 
 def test_the_past_is_over_when_the_protocol_says_so(table: Table, clock: ManualClock) -> None:
     timing = table.handle.timing
-    assert settled_ms(table.handle) == clock.now_ms() - 2 * (timing.commit_timeout_ms + timing.max_skew_ms)
+    assert settled_ms(table.handle, clock.now_ms()) == clock.now_ms() - 2 * (
+        timing.commit_timeout_ms + timing.max_skew_ms
+    )
+
+
+def test_a_time_in_the_future_is_refused_as_everywhere(clocked: ClockedStore, clock: ManualClock) -> None:
+    table = create_table(clocked, clock)
+    table.insert([{"n": 1}])
+    skewed = clock.now_ms() + 2 * table.handle.timing.max_skew_ms
+    assert table.changes(skewed).rows == 0  # another machine may have read it from its clock
+    assert table.changes(UNIX_MS_MIN, skewed).rows == 1
+    for since, until in ((skewed + 1, None), (UNIX_MS_MIN, skewed + 1)):
+        with pytest.raises(InvalidOption, match="is in the future"):
+            table.changes(since, until)

@@ -141,7 +141,8 @@ def test_restore_to_a_time(table: Table, iso: bool) -> None:
     as_of = datetime.fromtimestamp(as_of_ms / 1000, UTC).isoformat() if iso else as_of_ms
     assert run_json("restore", table.uri, "--as-of", as_of, "--dry-run")["dry_run"]
     assert rows(table) == [1, 11, 21]
-    run("restore", table.uri, "--as-of", as_of)
+    text = " ".join(run("restore", table.uri, "--as-of", as_of).stdout.split())
+    assert "rows before 3 rows after 6" in text
     assert rows(table) == [0, 1, 10, 11, 20, 21]
 
 

@@ -273,7 +273,7 @@ def test_log_files_are_listed(table: Table) -> None:
     assert [f["key"] for f in run_json("log", table.uri)] == [f.key for f in current]
     assert [f["key"] for f in run_json("log", table.uri, "--all")] == [f.key for f in found]
     shown = run("log", table.uri).stdout
-    assert "parts: 1 new, 2 removed, 1 carried; 2 replaced log files" in shown
+    assert "merge; parts: 1 new, 2 removed, 1 carried; 2 replaced log files" in shown
     assert "and 2 more log files that count no more" in shown
     assert run("log", table.uri, "--all").stdout.count("replaced\x20\x20") == 2
 
@@ -299,7 +299,7 @@ def test_what_was_forgotten_has_a_mark(table: Table) -> None:
         table.cleanup(grace_ms=0, allow_short_grace=True)
     shown = run("history", table.uri).stdout
     assert "*: cleanup has forgotten" in shown
-    assert "rewrite*" in shown
+    assert "merge*" in shown
 
 
 def test_a_difference_is_told(table: Table) -> None:

@@ -10,7 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
+import datafusion
 import duckdb
+import polars as pl
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -23,7 +26,13 @@ from icedb.cli import app
 from icedb.engine import quote_name
 from icedb.errors import InvalidBatch, InvalidOption, InvalidPartitionExpression
 from icedb.readers import arrow
+from icedb.readers import chdb as reader_chdb
+from icedb.readers import datafusion as reader_datafusion
 from icedb.readers import duckdb as reader_duckdb
+from icedb.readers import pandas as reader_pandas
+from icedb.readers import polars as reader_polars
+from icedb.readers.clickhouse_types import quote_name as clickhouse_name
+from icedb_dagster import IceDBIOManager, IceDBResource
 from tests.sql_names import NAMES
 
 Row = dict[str, Any]
@@ -199,9 +208,59 @@ def read_elsewhere(tmp: Path, names: Sequence[str]) -> None:
     assert sorted(row["k"] for row in table.changes().to_arrow().to_pylist()) == list(range(6))
 
 
+def read_by_other_engines(tmp: Path, names: Sequence[str]) -> None:
+    table = make(tmp / "engines", names)
+    rows = make_rows(names, range(6))
+    table.insert(rows[:3])
+    table.insert(rows[3:])
+    snapshot = table.snapshot()
+    name, value = names[-1], rows[3][names[-1]]
+    columns = ["k", *names]
+    frame = reader_polars.scan(snapshot).select(columns)
+    assert frame.sort("k").collect().to_dicts() == rows
+    assert frame.filter(pl.col(name) == value).collect().to_dicts() == [rows[3]]
+    assert reader_pandas.read(snapshot).sort_values("k")[columns].to_dict("records") == rows
+    selected = ", ".join(map(quote_name, columns))
+    ctx = datafusion.SessionContext()
+    reader_datafusion.register(ctx, "events", snapshot)
+    sql = f"SELECT {selected} FROM events"
+    assert ctx.sql(f"{sql} ORDER BY k").to_arrow_table().to_pylist() == rows
+    assert ctx.sql(f"{sql} WHERE {quote_name(name)} = {value}").to_arrow_table().to_pylist() == [rows[3]]
+    selected = ", ".join(map(clickhouse_name, columns))
+    sql = f"SELECT {selected} FROM t"
+    assert reader_chdb.query(f"{sql} ORDER BY k", snapshot).to_pylist() == rows
+    where = f"t.{clickhouse_name(name)} = {value} AND t.odd = 1"
+    assert reader_chdb.query(f"{sql} WHERE {where}", snapshot).to_pylist() == [rows[3]]
+    every = " AND ".join(f"t.{quote_name(n)} = {rows[3][n]}" for n in names)
+    chosen = reader_polars.scan(snapshot, every).filter(pl.col("k") == 3).select(columns)
+    assert chosen.collect().to_dicts() == [rows[3]]
+
+
+def keep_as_assets(tmp: Path, names: Sequence[str]) -> None:
+    rows = make_rows(names, range(6))
+    resource = IceDBResource(root=str(tmp / "lake"))
+
+    @dg.asset(metadata={"icedb/partition_by": ["k % 2 AS odd"], "icedb/sort_by": [names[0]]})
+    def source() -> pa.Table:
+        return pa.Table.from_pylist(rows)
+
+    some = {"columns": ["k", *names], "where": f"t.{quote_name(names[-1])} > 0"}
+
+    @dg.asset(ins={"source": dg.AssetIn(metadata=some)})
+    def copied(source: pa.Table) -> pa.Table:
+        return source
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        manager = IceDBIOManager(icedb=resource)
+        assert dg.materialize([source, copied], resources={"io_manager": manager}, instance=instance).success
+    check(resource.table("source"), rows)
+    read = resource.table("copied").query("SELECT * FROM t ORDER BY k").to_arrow().to_pylist()
+    assert read == rows
+
+
 WAYS: list[Callable[[Path, Sequence[str]], None]] = [
     insert_and_merge, delete_and_rewrite, import_files, insert_files, set_aside, views_and_queries, final, leave,
-    read_elsewhere,
+    read_elsewhere, read_by_other_engines, keep_as_assets,
 ]  # fmt: skip
 
 
@@ -221,6 +280,29 @@ def test_a_name_alone_changes_nothing(tmp_path: Path, way: Callable[..., None], 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_each_name_alone_changes_nothing(tmp_path: Path, way: Callable[..., None], name: str) -> None:
     way(tmp_path, [name])
+
+
+@pytest.mark.slow
+def test_all_names_go_through_spark(tmp_path: Path, spark: Any) -> None:
+    from icedb import spark as icedb_spark
+
+    names = spelled(NAMES)
+    table = make(tmp_path / "spark", names)
+    rows = make_rows(names, range(8))
+    table.insert(rows[:2])
+    schema = ", ".join(f"`{name}` BIGINT" for name in ("k", *names))
+    frame = spark.createDataFrame([tuple(row.values()) for row in rows[2:6]], schema)
+    frame.write.format("icedb").mode("append").save(table.uri)
+    icedb_spark.write(spark.createDataFrame([tuple(row.values()) for row in rows[6:]], schema), table.uri)
+    check(table, rows)
+    for read in (spark.read.format("icedb").load(table.uri), icedb_spark.read(spark, table.uri)):
+        found = read.select("k", *(f"`{name}`" for name in names)).orderBy("k").collect()
+        assert [row.asDict() for row in found] == rows
+        some = read.where(f"`{names[-1]}` = {rows[3][names[-1]]} AND odd = 1").select("k").collect()
+        assert [row.k for row in some] == [3]
+    table.merge(engine=icedb_spark.SparkMergeEngine(spark))
+    table.delete(f"t.{quote_name(names[0])} = {rows[5][names[0]]}", engine=icedb_spark.SparkMergeEngine(spark))
+    check(table, [row for row in rows if row["k"] != 5])
 
 
 # ------------------------------------------------------------------------- DuckDB's own column of files' names

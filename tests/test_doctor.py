@@ -501,3 +501,18 @@ def test_without_an_instance_or_a_workspace_the_rest_is_examined(
     assert [f.check for f in examine(tmp_path) if f.status == "warning"] == ["places"]
     with pytest.raises(StackError, match="is not a folder"):
         examine(tmp_path / "nowhere")
+
+
+def test_nested_tables_are_looked_at_apart_and_a_lost_spec_is_a_problem(tmp_path: Path) -> None:
+    outer, inner = icedb.Table.create(tmp_path / "events"), icedb.Table.create(tmp_path / "events" / "daily")
+    for table in (outer, inner):
+        table.insert([{"n": 1}])
+
+    def problems(table: icedb.Table) -> set[str]:
+        store = open_store(parse_location(table.uri))
+        findings = examine_store(store, clock=SystemClock(), timing=Timing())
+        return {f.check for f in findings if f.status != "ok"}
+
+    assert (problems(outer), problems(inner)) == (set(), set())
+    Path(inner.uri, "_table.json").unlink()
+    assert (problems(outer), problems(inner)) == (set(), {"table"})

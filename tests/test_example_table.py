@@ -79,6 +79,7 @@ def test_the_library_reads_it_and_writes_nothing(folder: Path) -> None:
             assert [p.key for p in taken.parts] == snapshot["live_parts"]
             assert len(taken.to_arrow()) == taken.rows == snapshot["rows"]
             assert list(taken.schema) == snapshot["columns"]
+            assert taken.partition_schema == snapshot["partition_columns"]
     assert contents(folder) == before
 
 
@@ -103,6 +104,17 @@ def test_a_reader_made_from_the_format_page_alone_agrees() -> None:
         else:
             assert sorted(read.live(snapshot["as_of_ms"])) == snapshot["live_parts"]
             assert read.columns(snapshot["as_of_ms"]) == set(snapshot["columns"])
+            assert read.partition_by(snapshot["as_of_ms"]) == snapshot["partition_by"]
+
+
+def test_its_partitioning_and_its_declared_columns_changed() -> None:
+    [earlier] = EXPECTED["spec"]["earlier"]
+    assert EXPECTED["spec"]["declared_ms"] == {"note": earlier["until"]}
+    taken = [s for s in EXPECTED["snapshots"] if "columns" in s]
+    altered = [s["as_of_ms"] >= earlier["until"] for s in taken]
+    assert {True, False} == set(altered)
+    assert [list(s["partition_columns"]) for s in taken] == [["d", "half"] if a else ["d"] for a in altered]
+    assert ["note" in s["columns"] for s in taken] == altered
 
 
 def test_the_parts_are_what_their_markers_say(folder: Path) -> None:

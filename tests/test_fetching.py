@@ -204,7 +204,7 @@ def test_threads_that_ask_at_once_share_the_folder_of_copies(memory: Any, monkey
         made.append(make(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr("icedb.handle.tempfile.mkdtemp", slowly)
+    monkeypatch.setattr("icedb.temporary.tempfile.mkdtemp", slowly)
     [part] = table.snapshot().parts
 
     def ask(_: int) -> str:
@@ -214,4 +214,4 @@ def test_threads_that_ask_at_once_share_the_folder_of_copies(memory: Any, monkey
     with ThreadPoolExecutor(4) as pool:
         [path] = set(pool.map(ask, range(4)))
     assert Path(path).is_file()
-    assert len({folder for folder in made if Path(folder).name.startswith("icedb-memory-")}) == 1
+    assert len({folder for folder in made if Path(folder).name.startswith("memory-")}) == 1

@@ -19,6 +19,7 @@ from icedb.format.codec import decode, encode
 from icedb.format.names import Keys, decode_partition, encode_partition
 from icedb.format.records import Header, LogFile, LogTombstone, Marker
 from icedb.format.snapshot import LogState, StoredLogFile, live_markers, replay
+from icedb.history import CommitKind
 from icedb.maintenance.pins import pin, read_pins
 from icedb.maintenance.restore import restore
 from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS, Timing
@@ -112,6 +113,22 @@ def test_the_example_of_columns_with_their_times_is_what_is_written() -> None:
     file = decode(text.encode(), KEYS.log_file(1_795_263_600_000, merged=True, writer="w.e3"), KEYS)
     assert encode(file).decode() == text
     assert (file.schema_ms, file.column_ms) == (1_795_255_200_000, {"seen": 1_795_255_260_000})
+
+
+def test_the_example_of_operations_that_are_carried_is_what_is_written() -> None:
+    [text] = re.findall(r"^```jsonl operations\n(.*?)\n```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    file = decode(text.encode(), KEYS.log_file(1_795_263_600_000, merged=True, writer="w.e9"), KEYS)
+    assert encode(file).decode() == text
+    merges, restored_ms = (1_795_255_800_000, 1_795_256_400_000), 1_795_257_000_000
+    assert (file.operation, file.operations) == (
+        "merge_log",
+        {**dict.fromkeys(merges, "merge"), restored_ms: "restore"},
+    )
+
+
+def test_the_names_of_operations_are_on_the_page() -> None:
+    [text] = re.findall(r"^A commit records its operation as `op`:(.*?)\. A void", PAGE, flags=re.DOTALL | re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", text)) == set(get_args(CommitKind)) - {"log", "void"}
 
 
 def test_the_example_of_a_void_is_what_is_written() -> None:

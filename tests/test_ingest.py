@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import threading
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
@@ -16,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from icedb import Table
+from icedb.clock import SystemClock, writer_name
 from tests.ingest_process import ARROW, KEY, LINES, OTHER_KEY, Client, IngestProcess, service_config
 
 
@@ -61,7 +63,7 @@ def test_an_object_an_array_lines_and_arrow(client: Client, lake: Path) -> None:
     assert [(r.status, r.said["accepted"], r.said["repeated"]) for r in replies] == [
         (200, 1, 0), (200, 2, 0), (200, 2, 0), (200, 1, 0),
     ]  # fmt: skip
-    assert all(r.said["commit"].startswith("_log/") for r in replies)
+    assert all(re.fullmatch(r"[0-9]{13}-[0-9a-f]{16}", r.said["commit"]) for r in replies)
     assert stored(lake, "events", "id, n", "id LIKE 'form-%'") == [
         ("form-1", 1), ("form-2", 2), ("form-3", None), ("form-4", 4), ("form-5", 5), ("form-6", 6),
     ]  # fmt: skip
@@ -247,6 +249,10 @@ def test_a_line_for_each_request_without_keys(service: IngestProcess, client: Cl
         1,
     )
     assert line["commit"] == reply.said["commit"]
+    assert line["log_file"].startswith(f"_log/{line['commit'].partition('-')[0]}_")  # by which an operator finds it
+    host = writer_name(SystemClock()).rsplit("-", 2)[0]
+    assert f"_{host}-{service.process.pid}-" in line["log_file"]
+    assert host not in str((reply.headers, reply.said))
     assert "\x1b" not in line["user_agent"]
     for secret in (KEY, "nobody-0123456789", "line-1"):
         assert secret not in json.dumps(lines)

@@ -26,7 +26,6 @@ LIMITS = f"""
 body_bytes_max = {BODY_MAX}
 held_bytes_max = {2 * BODY_MAX}
 events_max = 1000
-columns_max = 50
 receive_timeout = "2s"
 """
 HEAD = "POST /v1/tables/events/events HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -40,7 +39,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(lake: Path) -> Iterator[IngestProcess]:
-    with IngestProcess(service_config(str(lake), server=LIMITS)) as service:
+    with IngestProcess(service_config(str(lake), server=LIMITS, events="columns_max = 50")) as service:
         yield service
         assert service.alive()
         assert "Traceback" not in service.errors(), service.errors()

@@ -14,6 +14,7 @@ from icedb.errors import InvalidOption
 from icedb.ingest.check import check_config
 from icedb.ingest.config import load_config
 from icedb.ingest.segment import SEGMENT_SCHEMA
+from icedb.ingest.settings import TenantLimits
 from icedb.ingest.tenants import Tenants
 from icedb.ingest.tenants_file import TenantsFile
 from tests.ingest_process import KEY, OTHER_KEY, SECRET
@@ -55,7 +56,6 @@ commit_timeout = "8s"
 body_bytes_max = 1000
 held_bytes_max = 2000
 events_max = 30
-columns_max = 40
 [storage_options]
 AWS_REGION = "eu-1"
 AWS_ACCESS_KEY_ID = "id"
@@ -80,6 +80,8 @@ delay_max = "50ms"
 rows_max = 7
 bytes_max = 8
 pending_bytes_max = 9
+partitions_max = 10
+columns_max = 40
 [[table]]
 name = "calls"
 uri = "s3://lake/calls"
@@ -90,6 +92,7 @@ tables = ["events", "calls"]
 segment = "calls"
 events_per_second = 5
 bytes_per_second = 6
+new_columns = false
 [[tenant.keys]]
 secret_env = "ACME_KEY"
 [[tenant.keys]]
@@ -102,17 +105,17 @@ secret = "{SECRET}"
     assert (server.host, server.port, server.admin_host, server.admin_port) == ("0.0.0.0", 80, "::1", 81)
     assert (server.header_timeout_ms, server.send_timeout_ms, server.stop_timeout_ms) == (5_000, 6_000, 7_000)
     assert (server.commit_timeout_ms, server.body_bytes_max, server.held_bytes_max) == (8_000, 1_000, 2_000)
-    assert (server.connections, server.events_max, server.columns_max) == (10, 30, 40)
+    assert (server.connections, server.events_max) == (10, 30)
     assert config.storage_options["AWS_SECRET_ACCESS_KEY"] == "hidden-secret"
     assert (table.partition_by, table.sort_by, table.schema) == (("d",), ("n",), {"d": "VARCHAR", "n": "BIGINT"})
     assert (table.create, table.required, table.schema_policy) == (True, ("d",), "declared")
     assert (table.id_column, table.id_window_ms, table.delay_max_ms) == ("id", 7_200_000, 50)
     assert (table.on_conflict, table.nested, table.rows_max) == ("quarantine", "columns", 7)
-    assert (table.bytes_max, table.pending_bytes_max) == (8, 9)
+    assert (table.bytes_max, table.pending_bytes_max, table.partitions_max, table.columns_max) == (8, 9, 10, 40)
     assert (table.tenant_column, table.received_column) == ("tenant", "at")
     assert (config.tables["calls"].id_column, config.tables["calls"].schema) == ("message_id", SEGMENT_SCHEMA)
     assert (tenant.keys, tenant.webhook_secrets, tenant.segment) == ((KEY, OTHER_KEY), (SECRET,), "calls")
-    assert (tenant.limits.events_per_second, tenant.limits.bytes_per_second) == (5, 6)
+    assert tenant.limits == TenantLimits(5, 6, new_columns=False)
     for secret in (KEY, OTHER_KEY, SECRET, "hidden-secret"):
         assert secret not in repr(config)
 

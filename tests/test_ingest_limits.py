@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from icedb.ingest.limits import Held, Rates
+from icedb.ingest.limits import Held, Rates, Waiting
 from icedb.ingest.refusals import Refusal
 from icedb.ingest.settings import TenantLimits
 
@@ -83,3 +83,18 @@ def test_bodies_in_memory_are_limited_and_given_back() -> None:
         assert refusal.value.status == 503
         assert held.bytes == 60
     assert held.bytes == 0
+
+
+def test_a_tenant_has_half_of_the_room_of_a_table_that_others_write_too() -> None:
+    waiting = Waiting(100)
+    with waiting.room("acme", 90, shared=True):  # alone, a request of any size comes through
+        with pytest.raises(Refusal, match="Too many of this tenant's events wait") as refusal:
+            waiting.room("acme", 1, shared=True).__enter__()
+        assert (refusal.value.status, dict(refusal.value.headers)) == (429, {"retry-after": "1"})
+        with waiting.room("globex", 30, shared=True), waiting.room("globex", 20, shared=True):
+            pass
+        with waiting.room("acme", 1, shared=False):
+            pass
+    with waiting.room("acme", 25, shared=True), waiting.room("acme", 25, shared=True):
+        pass
+    assert not waiting._of_tenants

@@ -12,7 +12,15 @@ import pytest
 
 from icedb import Table
 from icedb.clock import SystemClock
-from icedb.errors import AccessDenied, BufferFull, CommitUncertain, DamagedLog, StoreUnavailable, TableNotFound
+from icedb.errors import (
+    AccessDenied,
+    BufferFull,
+    CommitUncertain,
+    DamagedLog,
+    SchemaConflict,
+    StoreUnavailable,
+    TableNotFound,
+)
 from icedb.ingest.refusals import Refusal
 from icedb.ingest.settings import IngestSettings, TableSettings
 from icedb.ingest.writers import TableWriter, open_table
@@ -29,7 +37,7 @@ def writing(folder: Path, **settings: Any) -> Iterator[TableWriter]:
 
 
 def committed(writer: TableWriter, *rows: dict[str, Any]) -> int:
-    return asyncio.run(writer.commit(writer.fit(list(rows), "acme"))).rows
+    return asyncio.run(writer.commit(writer.fit(list(rows), "acme"), "acme")).rows
 
 
 def test_rows_that_do_not_fit_are_set_aside_where_the_file_says_so(tmp_path: Path) -> None:
@@ -57,6 +65,16 @@ def test_columns_that_another_program_declares_are_known_at_the_next_look(tmp_pa
         (CommitUncertain("s3://secret-place/events: published or not"), "is not known", True),
         (AccessDenied("s3://secret-place/events: 403"), "its operator has to look", True),
         (DamagedLog("s3://secret-place/events: torn", key="x"), "its operator has to look", True),
+        (
+            SchemaConflict(
+                "s3://secret-place/events: 'a' is BIGINT in '_log/1_host-1-a.jsonl', DATE in '_log/2_host-2-b.jsonl'",
+                column="a",
+                types=("BIGINT", "DATE"),
+                log_files=("_log/1_host-1-a.jsonl", "_log/2_host-2-b.jsonl"),
+            ),
+            "its operator has to look",
+            True,
+        ),
     ],
 )
 def test_what_is_not_the_clients_fault_is_told_to_the_operator(

@@ -6,6 +6,8 @@ import errno
 import multiprocessing
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,3 +250,65 @@ def test_a_store_opened_before_its_folder_sees_what_others_put(local: Any) -> No
 def test_no_key_leaves_the_folder(local: Any, key: str) -> None:
     with pytest.raises(InvalidURI):
         open_store(parse_location(local.uri)).create(key, b"")
+
+
+DIES_WHILE_PUTTING = """
+import os, sys, time
+from pathlib import Path
+import icedb
+
+def link(source, target, link=os.link, **options):
+    if str(target).endswith(".parquet"):
+        print("ready", flush=True)
+        time.sleep(600)
+    link(source, target, **options)
+
+os.link = link
+icedb.Table.open(sys.argv[1]).insert([{"email": "user7@example.com"}])
+"""
+
+
+def test_what_a_killed_put_left_is_swept_when_it_is_old(tmp_path: Path) -> None:
+    """No listing has it, and it holds rows in clear."""
+    table = Table.create(tmp_path / "table", sort_by=["email"])
+    process = subprocess.Popen(
+        [sys.executable, "-c", DIES_WHILE_PUTTING, str(tmp_path / "table")], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.kill()
+    process.communicate()
+    [staged] = (tmp_path / "table").rglob(".staged#*")
+    assert b"user7@example.com" in staged.read_bytes()
+    other = staged.with_name("others#1")  # of another program
+    other.touch()
+    link = staged.with_name(".staged#7")
+    link.symlink_to(other)
+    table.insert([{"email": "somebody@example.com"}])
+    assert table.sweep_orphans().unfinished_puts == 0, "it may be being written"
+    for path in (staged, other, link):
+        os.utime(path, (path.lstat().st_mtime - 86_400 * 2,) * 2, follow_symlinks=False)
+    assert table.sweep_orphans(dry_run=True).unfinished_puts == 1
+    assert staged.exists()
+    assert table.sweep_orphans().unfinished_puts == 1
+    assert not staged.exists()
+    assert other.exists()
+    assert link.is_symlink()
+    assert table.verify(deep=True).ok
+
+
+def test_a_put_whose_staged_file_was_swept_fails_and_puts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process slept for a day between writing and naming."""
+    store = open_store(parse_location(tmp_path / "table"))
+    real = os.link
+
+    def late(staged: Any, *rest: Any, **how: Any) -> None:
+        Path(staged).unlink()
+        real(staged, *rest, **how)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(StoreUnavailable, match="Stale"):
+        store.create(KEY, b"content")
+    assert store.list("_data/") == []

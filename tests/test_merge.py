@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icedb import Part, Table, Timing
+from icedb import Part, Table
 from icedb.engine import MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, memory_bytes_default
 from icedb.errors import InvalidOption, MissingPart, StoreUnavailable
 from icedb.format.records import Marker
@@ -337,7 +337,7 @@ def test_a_partition_that_a_rewriter_empties_is_only_tombstoned(clocked: Clocked
 def test_parts_of_a_log_file_from_far_ahead_are_left_alone(clocked: ClockedStore, clock: ManualClock) -> None:
     table = create_table(clocked, clock)
     table.insert([{"a": 0}])
-    other = open_table(clocked, clock.skewed(10 * HOUR_MS), timing=Timing())
+    other = open_table(clocked, clock.skewed(10 * HOUR_MS))
     other.handle.fencing = "none"
     ahead = {p.key for n in (1, 2) for p in other.insert([{"a": n}]).parts}
     assert not table.merge().commit.committed, "two of the three are from far ahead"

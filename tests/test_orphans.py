@@ -118,6 +118,33 @@ def test_a_clock_that_is_far_ahead_deletes_nothing(table: Table, clocked: Clocke
     assert key in before
 
 
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_sweep_that_sleeps_while_another_deletes_its_clock_object_compares_the_clocks_again(
+    table: Table, clocked: ClockedStore, clock: ManualClock, times: int
+) -> None:
+    table.insert([{"k": "1", "n": 0}])
+    key = orphan(clocked)
+    clock.advance(2 * DAY_MS)
+    deleted: list[str] = []
+
+    def sleep(request: Request) -> None:
+        if request.kind == "create" and "/_data/" in request.keys[0] and len(deleted) < times:
+            clock.advance(2 * DAY_MS)
+            clocked.delete([request.keys[0]])  # as another program's sweep, which now takes it for an orphan
+            deleted.append(request.keys[0])
+
+    store = FaultyStore(clocked)
+    store.after = sleep
+    if times < 3:
+        assert open_table(store, clock).sweep_orphans().deleted_parts == (key,)
+    else:
+        with pytest.raises(StoreUnavailable, match="could not be compared"):
+            open_table(store, clock).sweep_orphans()
+        assert key in data(clocked)
+    assert len(deleted) == times
+    check_sound(clocked)
+
+
 # ------------------------------------------------------------------------------------------------ what names a part
 
 
@@ -164,10 +191,10 @@ def test_the_part_of_a_claim_that_became_void_is_an_orphan_although_cleanup_keep
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
     """Epoch 1 stays live, so the claim of epoch 2 stays for good: it guards the log against lost epochs."""
-    table.insert([{"k": k, "n": k} for k in range(8)])  # too large a log file for merge_log to take with the others
+    table.insert([{"k": k, "n": k} for k in range(32)])  # too large a log file for merge_log to take with the others
     claimed = crashed_overwrite(clocked, clock)
     clock.advance(2 * table.handle.timing.commit_timeout_ms)
-    table.alter(row_group_rows=4096)  # it finds the old claim and puts the void
+    table.insert([{"k": 0, "n": 32, "new": 1}])  # an exclusive commit: it finds the old claim and puts the void
     for _ in range(3):
         clock.advance(30 * DAY_MS)
         table.merge_log()
@@ -177,7 +204,7 @@ def test_the_part_of_a_claim_that_became_void_is_an_orphan_although_cleanup_keep
     assert claimed in problem.message
     assert table.sweep_orphans().deleted_parts == (claimed,)
     assert table.verify().problems == ()
-    assert rows(table) == list(range(8))
+    assert rows(table) == list(range(33))
     check_sound(clocked)
 
 

@@ -193,7 +193,7 @@ def test_times_are_checked(table: Table, clock: ManualClock) -> None:
         with pytest.raises(InvalidOption, match="would expire"):
             table.pin("x", expires=expires)
     for nonsense in (datetime(2090, 1, 1), "tomorrow", True):
-        with pytest.raises(InvalidOption, match="expires is"):
+        with pytest.raises(InvalidOption, match=r"expires (is|2090|must be)"):
             table.pin("x", expires=nonsense)  # type: ignore[arg-type]
     moment = datetime.fromtimestamp((now + HOUR_MS) / 1000, tz=UTC)
     assert table.pin("a", expires=moment).expires_ms == now + HOUR_MS

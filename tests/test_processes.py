@@ -36,8 +36,9 @@ def finish(process: subprocess.Popen[str]) -> Any:
     return json.loads(out)
 
 
-def make(place: Any) -> Table:
-    return Table.create(place.uri, partition_by=["k"], sort_by=["n"], storage_options=place.storage_options)
+def make(place: Any, timing: Timing | None = None) -> Table:
+    options = place.storage_options
+    return Table.create(place.uri, partition_by=["k"], sort_by=["n"], storage_options=options, timing=timing)
 
 
 def rows_of(table: Table) -> list[tuple[Any, ...]]:
@@ -105,12 +106,11 @@ def test_a_merge_that_is_killed_leaves_the_next_one_a_whole_table(shared_place: 
 
 @pytest.mark.s3
 def test_a_merge_that_was_killed_long_ago_is_void(s3: Any) -> None:
-    make(s3)
-    table = Table.open(s3.uri, storage_options=s3.storage_options, timing=Timing(**SHORT))
+    table = make(s3, Timing(**SHORT))
     for n in range(4):
         table.insert([{"k": 0, "who": 0, "n": n, "i": 0}])
     expected = rows_of(table)
-    killed = start(s3, do="merge", timing=SHORT, kill={"when": "after", "key": "_claims/epoch-"})
+    killed = start(s3, do="merge", kill={"when": "after", "key": "_claims/epoch-"})
     assert killed.wait(60) == -signal.SIGKILL
     time.sleep((SHORT["commit_timeout_ms"] + 200) / 1000)
     report = table.merge()

@@ -62,7 +62,7 @@ def test_each_has_one_alone(tmp_path: Path) -> None:
     with sandbox(None, memory_bytes=None, threads=2) as third:
         assert third.folder != kept.folder
     with sandbox(tmp_path, memory_bytes=None, threads=1) as fourth:
-        assert fourth.folder.parent == tmp_path
+        assert fourth.folder.is_relative_to(tmp_path)
         fourth.kept = True
     assert not fourth.folder.exists()
 

@@ -140,8 +140,9 @@ def done(journal: Path) -> Counter[str]:
 def test_a_stream_spark_jobs_and_python_write_at_once_and_every_row_is_accounted_for(
     s3: Any, spark_home: Path, tmp_path: Path
 ) -> None:
-    Table.create(s3.uri, partition_by=["day"], sort_by=["writer", "batch"], storage_options=s3.storage_options)
-    table = Table.open(s3.uri, storage_options=s3.storage_options, timing=TIMING)
+    options = s3.storage_options
+    Table.create(s3.uri, partition_by=["day"], sort_by=["writer", "batch"], storage_options=options, timing=TIMING)
+    table = Table.open(s3.uri, storage_options=options)
     files, journal, stop = tmp_path / "files", tmp_path / "journal", tmp_path / "stop"
     files.mkdir()
     with Driver({"spark.master": "local[2]"}, tmp_path / "driver", environment(spark_home)) as driver:

@@ -42,6 +42,7 @@ from icedb.spark.part_scan import share_out
 from icedb.spark.reader import open_reader, planned_schema
 from icedb.spark.types import held, spark_schema
 from tests.spark_answers import plan_of, rows_of
+from tests.test_column_times_readers import evolved
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]
 
@@ -413,6 +414,24 @@ def test_a_frame_is_one_snapshot_whatever_is_written_later(
     for text in (str(first.as_of_ms), then.isoformat()):
         assert spark.read.format("icedb").option("as_of", text).load(table.uri).count() == 2
     assert [tuple(r) for r in icedb_spark.read(spark, table.uri, engine=engine).collect()] == [(4, "newer", 0)]
+
+
+@pytest.mark.parametrize("way", ["read", "frame", "data source"])
+def test_a_read_has_the_columns_of_its_time(
+    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any, way: str
+) -> None:
+    """Also after an alter with another partitioning and a declared column, and a merge."""
+    table = create(partition_by=["d"])
+    first_ms, second_ms = evolved(table)
+    for at_ms, columns, values in ((first_ms, {"d", "a"}, [1]), (second_ms, {"d", "a", "b"}, [1, 2])):
+        if way == "read":
+            frame = icedb_spark.read(spark, table.uri, as_of=at_ms, engine=engine)
+        elif way == "frame":
+            frame = icedb_spark.frame(spark, table.snapshot(at_ms), engine=engine)
+        else:
+            frame = spark.read.format("icedb").option("as_of", str(at_ms)).load(table.uri)
+        assert (set(frame.columns), len(frame.columns)) == (columns, len(columns))
+        assert sorted(row["a"] for row in frame.collect()) == values
 
 
 def test_columns_that_parts_lack_are_null(spark: SparkSession, create: Callable[..., icedb.Table], engine: Any) -> None:

@@ -136,7 +136,7 @@ class TableMachine(RuleBasedStateMachine):
     def restore(self, data: st.DataObject) -> None:
         at_ms, rows = data.draw(st.sampled_from(self.history))
         try:
-            self.table.restore(at_ms)
+            self.table.restore(at_ms, allow_empty=True)
         except SnapshotExpired:
             assert self.clock.now_ms() - at_ms > HOUR_MS
         else:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from icedb import Table
-from icedb.errors import DamagedLog, InvalidURI, TableExists
+from icedb.cli import app
+from icedb.commit import append
+from icedb.errors import DamagedLog, InvalidOption, InvalidURI, TableExists
+from icedb.format.records import Marker
 from icedb.location import parse_location
+from icedb.log import IceLogIO, Schema
 from icedb.options import DAY_MS
 from icedb.store import open_store
 from icedb.table_place import foreign_roots, is_below, locations_above
 from icedb.testing import ClockedStore, ManualClock, create_table
 from tests.conftest import Place
+from tests.v3_api import client, program
 
 
 def create(place: Place, **options: object) -> Table:
@@ -149,3 +156,72 @@ def test_a_sweep_refuses_parts_of_a_table_without_commits(clocked: ClockedStore,
     assert key in clocked.objects
     table.insert([{"n": 1}])
     assert table.sweep_orphans().deleted_parts == (key,)
+
+
+# ------------------------------------------------------------------------------------------------ other ways in
+
+
+def test_a_log_is_not_put_where_a_table_is(local: Place, tmp_path: Path) -> None:
+    create(local, fencing="none")  # no probe, no log file yet
+    with pytest.raises(InvalidURI, match="is the address of another table"):
+        Table.create(tmp_path / "other", log_uri=local.uri)
+    split = Table.create(tmp_path / "split", log_uri=tmp_path / "log")
+    with pytest.raises(InvalidURI, match="is the address of another table"):
+        Table.create(tmp_path / "third", log_uri=split.uri)
+
+
+def test_no_table_is_created_where_the_log_of_another_is(tmp_path: Path) -> None:
+    split = Table.create(tmp_path / "split", log_uri=tmp_path / "log")
+    with pytest.raises(TableExists, match=f"'{split.uri}' has its log there"):
+        Table.create(tmp_path / "log")
+    split.insert([{"n": 1}])
+    assert Table.open(split.uri).query("SELECT n FROM t").fetchall() == [(1,)]
+
+
+@pytest.mark.s3
+def test_the_first_write_of_a_v3_program_checks_its_address(s3: Place) -> None:
+    create(s3).insert([{"n": 1}])
+    inner = s3.below("metadata/child")  # the other names, no client of v3 can have
+    with pytest.raises(InvalidURI, match="belongs to the table"):
+        program(inner).insert([{"n": 1, "p": 1}])
+    with pytest.raises(InvalidURI, match="belongs to the table"):
+        IceLogIO("host").append(client(inner), 1, Schema(), [])
+    assert Table.open(s3.uri, storage_options=s3.storage_options).verify().ok
+
+
+@pytest.mark.parametrize("log", ["beside", "elsewhere"])
+def test_the_parts_of_a_nested_table_are_not_imported(local: Place, tmp_path: Path, log: str) -> None:
+    outer, inner = create(local), local.below("daily")
+    options = {} if log == "beside" else {"log_uri": tmp_path / "log"}
+    Table.create(inner.uri, **options).insert([{"n": 1}])
+    with pytest.raises(InvalidOption, match="parts of another table"):
+        outer.import_files(f"{inner.uri}/_data")
+    for source in (local.uri, f"{local.uri}/*"):
+        with pytest.raises(InvalidOption, match="no files to import"):
+            outer.import_files(source)
+
+
+def test_cleanup_keeps_parts_of_another_table_that_its_log_names(clocked: ClockedStore, clock: ManualClock) -> None:
+    table = create_table(clocked, clock)
+    keys = clocked.location.keys
+    child = f"{keys.data_prefix}child"
+    theirs, own = f"{child}/_data/a.parquet", keys.part("metadata", "b")
+    clocked.create(f"{child}/_table.json", b"{}")
+    for key in (theirs, own):
+        clocked.create(key, b"x")
+    markers = [Marker(key, 1, clock.now_ms(), rows=1) for key in (theirs, own)]
+    append(table.handle, markers, {"n": "BIGINT"}, born_ms=clock.now_ms())
+    clock.advance(DAY_MS)
+    table.drop_partitions("true")
+    clock.advance(DAY_MS)
+    assert table.cleanup().deleted_parts == (own,)
+    assert theirs in clocked.objects
+
+
+def test_info_of_one_of_two_nested_tables_counts_its_own_rows(local: Place) -> None:
+    outer, inner = create(local), create(local.below("daily"))
+    outer.insert([{"n": 1}])
+    inner.insert([{"n": 1}, {"n": 2}])
+    for table, rows in ((outer, 1), (inner, 2)):
+        shown = CliRunner().invoke(app, ["info", table.uri, "--json"])
+        assert (shown.exit_code, json.loads(shown.stdout)["live_rows"]) == (0, rows)

@@ -16,7 +16,6 @@ from typing import Any
 
 from icedb.location import parse_location
 from icedb.opening import open_handle
-from icedb.options import Timing
 from icedb.store import open_store
 from icedb.table import Table
 from icedb.testing import FaultyStore, Request
@@ -24,7 +23,7 @@ from icedb.testing import FaultyStore, Request
 
 def main(task: dict[str, Any]) -> None:
     store = FaultyStore(open_store(parse_location(task["uri"], task["storage_options"])))
-    table = Table(open_handle(store, timing=Timing(**task.get("timing", {}))))
+    table = Table(open_handle(store))
     table.handle.read()
     if "kill" in task:
         arm(store, **task["kill"])

@@ -1,9 +1,12 @@
 """Submissions become commits: one for all of a group, unless one of them is at fault.
 
-What is wrong with a batch is said of the whole batch, so a group that is refused is cut in halves until those that are
-at fault stand alone: each sender hears what is wrong with his rows, and the others' are committed. Parts are written
-first, then published. When it is not known whether they were, their keys in the log tell, and to publish the same
-parts again is harmless; so only a sender for whom that stays open is told so.
+What is wrong with a batch is said of the whole batch, so a group that is refused is cut until those that are at fault
+stand alone: each sender hears what is wrong with his rows, and the others' are committed. A group of several senders is
+cut between them first. A named sender whose submissions are refused then has one half tried at a time; the other half
+goes back to the queue, so that a sender cannot delay others by rows that are refused.
+
+Parts are written first, then published. When it is not known whether they were, their keys in the log tell, and to
+publish the same parts again is harmless; so only a sender for whom that stays open is told so.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from icedb.publishing import publish_append
 from icedb.schema import new_columns
 from icedb.transactions import Txn
 from icedb.views import publish_views
-from icedb.writing import Unpublished, discard_beside, write_unpublished
+from icedb.writing import BatchLimits, Unpublished, discard_beside, write_unpublished
 
 __all__ = ["Committer", "Counts"]
 
@@ -51,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+_NO_LIMITS = BatchLimits()
 # Each means that another writer committed ids just before us.
 _SEQUENCES_MAX = 200
 _WAIT_FIRST_SECONDS = 0.1
@@ -87,6 +91,7 @@ class Committer:
         self,
         handle: Handle,
         *,
+        limits: BatchLimits = _NO_LIMITS,
         on_conflict: OnConflict,
         memory_bytes: int | None,
         ids: Ids | None,
@@ -95,6 +100,7 @@ class Committer:
     ) -> None:
         """`give_up`: when it is set, nothing is tried again."""
         self._handle = handle
+        self._limits = limits
         self._on_conflict = on_conflict
         self._memory_bytes = memory_bytes
         self._ids = ids
@@ -103,8 +109,11 @@ class Committer:
         self._deadline = 0.0
         self.counts = Counts()
 
-    def commit(self, submissions: Sequence[Submission]) -> None:
-        """Commit what can be, and answer each; those of one kind together. Raises nothing that is an Exception."""
+    def commit(self, submissions: Sequence[Submission]) -> list[Submission]:
+        """Commit what can be, and answer each; those of one kind together. Raises nothing that is an Exception.
+
+        Returns those that are left for later: they are neither committed nor answered.
+        """
         kinds: list[list[Submission]] = []
         for submission in submissions:
             # Schemas are compared, not hashed: two that are equal may differ in what they say of themselves.
@@ -113,20 +122,17 @@ class Committer:
                 kinds.append([submission])
             else:
                 same.append(submission)
-        for alike in kinds:
-            self._commit(alike)
+        return [left for alike in kinds for left in self._commit(alike)]
 
-    def _commit(self, group: Sequence[Submission]) -> None:
+    def _commit(self, group: Sequence[Submission]) -> list[Submission]:
         self._deadline = time.monotonic() + self._retry_max_ms / 1000
         try:
             answers = self._committed(group)
         except _Refused as refused:
             if len(group) == 1:
                 self._fail(group, refused.reason)
-                return
-            middle = len(group) // 2
-            self._commit(group[:middle])
-            self._commit(group[middle:])
+                return []
+            return self._commit_apart(group)
         except Exception as error:  # noqa: BLE001  whatever it is, who waits for an answer gets it
             self._fail(group, error)
         else:
@@ -134,6 +140,19 @@ class Committer:
                 self.counts.rows += answer.rows
                 self.counts.repeated_rows += answer.repeated_rows
                 submission.answer.set_result(answer)
+        return []
+
+    def _commit_apart(self, group: Sequence[Submission]) -> list[Submission]:
+        """Commit a group that was refused as a whole: sender by sender, or by halves. Returns those left for later."""
+        of_senders: dict[str | None, list[Submission]] = {}
+        for submission in group:
+            of_senders.setdefault(submission.sender, []).append(submission)
+        if len(of_senders) > 1:
+            return [left for own in sorted(of_senders.values(), key=len) for left in self._commit(own)]
+        middle = len(group) // 2
+        left = self._commit(group[:middle])
+        rest = group[middle:]
+        return [*left, *(rest if group[0].sender is not None else self._commit(rest))]
 
     def _fail(self, group: Sequence[Submission], error: Exception) -> None:
         if not isinstance(error, IceDBError):
@@ -201,7 +220,13 @@ class Committer:
     def _write(self, group: Sequence[Submission], dropped: Collection[int]) -> Unpublished:
         try:
             rows = _rows(group, dropped)
-            return write_unpublished(self._handle, rows, on_conflict=self._on_conflict, memory_bytes=self._memory_bytes)
+            return write_unpublished(
+                self._handle,
+                rows,
+                on_conflict=self._on_conflict,
+                memory_bytes=self._memory_bytes,
+                limits=self._limits,
+            )
         except Exception as error:
             if _is_at_fault(error) or not isinstance(error, IceDBError):
                 raise _Refused(error) from None

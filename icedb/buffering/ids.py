@@ -23,18 +23,20 @@ import pyarrow.compute as pc
 
 from icedb.buffering.submissions import Submission
 from icedb.commit import Commit
+from icedb.durations import duration_text
 from icedb.engine import connect_reader, quote_name, renew_access
 from icedb.errors import InvalidBatch, InvalidOption, SnapshotExpired
 from icedb.format.records import Marker
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
 from icedb.inputs.column_types import parse_type
+from icedb.options import Timing
 from icedb.scan import explain, read_as
 from icedb.spec import Aggregating
 from icedb.store import ObjectNotFound
 from icedb.transactions import SEQUENCE_MAX
 
-__all__ = ["Ids"]
+__all__ = ["Ids", "check_window"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,15 @@ _SEGMENTS = 16
 _LOADS_MAX = 5
 # What a log says of an application that it does not know.
 _NONE = (-1, 0)
+
+
+def check_window(id_window_ms: int, timing: Timing, *, table: str) -> None:
+    """Raise InvalidOption unless the log remembers transactions for longer than the window."""
+    if id_window_ms >= timing.txn_retention_ms:
+        raise InvalidOption(
+            f"{table}: id_window_ms is {id_window_ms}, and the log remembers transactions for "
+            f"{duration_text(timing.txn_retention_ms)} (the table's txn_retention_ms). Give less."
+        )
 
 
 @dataclass(slots=True)
@@ -135,6 +146,7 @@ class Ids:
         self._expire(now_ms)
         for _ in range(_LOADS_MAX):
             state = self._handle.read(fresh=True)
+            check_window(self._window_ms, self._handle.spec.timing, table=self._handle.table)  # it may have changed
             last = state.txn.get(self.application, _NONE)
             try:
                 self._learn(state, last, now_ms)

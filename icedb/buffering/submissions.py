@@ -74,6 +74,10 @@ class Answer(Future[Acknowledged]):
         """Whether it is done, with an error."""
         return self.done() and not self.cancelled() and super().exception() is not None
 
+    def begin(self) -> bool:
+        """Return whether the rows are to be committed: False once the answer was cancelled."""
+        return self.running() or self.set_running_or_notify_cancel()
+
     def result(self, timeout: float | None = None) -> Acknowledged:
         """See Future."""
         self.seen = True
@@ -94,6 +98,8 @@ class Submission:
     bytes: int
     #: When it was submitted, by a clock that only goes forwards (seconds).
     since: float = 0.0
+    #: Whose rows they are; senders do not wait for one another's.
+    sender: str | None = None
     answer: Answer = field(default_factory=Answer)
 
     @property

@@ -14,15 +14,16 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from itertools import islice
 from types import TracebackType
 from typing import Self, get_args
 
+from icedb.arguments import checks_arguments
 from icedb.buffering.committing import Committer
-from icedb.buffering.ids import Ids
+from icedb.buffering.ids import Ids, check_window
+from icedb.buffering.queue import SubmissionQueue
 from icedb.buffering.room import Room, Ticket
 from icedb.buffering.submissions import Acknowledged, Answer, BufferStats, Rows, Submission, measured
 from icedb.engine import MIB, check_write_memory
@@ -30,6 +31,7 @@ from icedb.errors import BufferFull, InvalidOption, WriterClosed
 from icedb.inputs.batches import OnConflict
 from icedb.options import DAY_MS
 from icedb.table import Table
+from icedb.writing import BatchLimits
 
 __all__ = ["BufferedWriter"]
 
@@ -43,6 +45,7 @@ _FAILED_MAX = 1_000
 _open: weakref.WeakSet[BufferedWriter] = weakref.WeakSet()
 
 
+@checks_arguments
 class BufferedWriter:
     """Gathers rows and commits them together: by number, by size or by time, whichever comes first.
 
@@ -67,6 +70,8 @@ class BufferedWriter:
         on_conflict: OnConflict = "raise",
         retry_max_ms: int = 60_000,
         memory_bytes: int | None = None,
+        partitions_max: int | None = None,
+        columns_max: int | None = None,
     ) -> None:
         """Begin to gather.
 
@@ -81,6 +86,10 @@ class BufferedWriter:
         `retry_max_ms`: so long a group is tried again when the store does not answer. `on_conflict` and `memory_bytes`
         are as for `Table.insert`.
 
+        `partitions_max`: rows of a submission that lie in more partitions are refused with TooManyPartitions, and a
+        group never has more. `columns_max`: a submission that brings columns is refused with TooManyColumns, if the
+        table would have more than that; writers that bring columns at the same moment may go beyond it together.
+
         Raises InvalidOption; with `id_column` the ids are read from the table, so DamagedLog and the store's errors.
         """
         self._table = table
@@ -93,6 +102,9 @@ class BufferedWriter:
             id_window_ms=id_window_ms,
             ids_max=ids_max,
             retry_max_ms=retry_max_ms,
+            **{
+                n: v for n, v in {"partitions_max": partitions_max, "columns_max": columns_max}.items() if v is not None
+            },
         )
         if on_conflict not in get_args(OnConflict):
             raise InvalidOption(f"{table.uri}: on_conflict is {on_conflict!r}; give 'raise', 'cast' or 'quarantine'.")
@@ -102,6 +114,7 @@ class BufferedWriter:
         self._give_up = threading.Event()
         self._committer = Committer(
             handle,
+            limits=BatchLimits(partitions_max, columns_max),
             on_conflict=on_conflict,
             memory_bytes=memory_bytes,
             ids=self._ids,
@@ -112,11 +125,10 @@ class BufferedWriter:
         self._room = Room(pending_bytes_max)
         #: Guards what follows, and is notified when any of it changes.
         self._changed = threading.Condition()
-        self._queue: deque[Submission] = deque()
-        self._queued_rows = self._queued_bytes = 0
+        self._queue = SubmissionQueue()
         self._group: list[Submission] = []
-        #: How many of the queue are to be committed at once, whatever they are.
-        self._hurried = 0
+        #: Submissions up to this time are due, whatever they are.
+        self._hurried_until = 0.0
         self._closed = False
         self._failed: deque[Answer] = deque(maxlen=_FAILED_MAX)
         self._last_ms = self._total_ms = 0
@@ -126,32 +138,31 @@ class BufferedWriter:
         _open.add(self)
 
     def _check_options(self, **options: int) -> None:
-        uri, timing = self._table.uri, self._table.handle.timing
+        uri, timing = self._table.uri, self._table.spec.timing
         for name, value in options.items():
             least = 0 if name in ("delay_max_ms", "retry_max_ms") else 1
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InvalidOption(f"{uri}: {name} is {value!r}; give a whole number of at least {least}.")
-        if options["id_window_ms"] >= timing.txn_retention_ms:
-            raise InvalidOption(
-                f"{uri}: id_window_ms is {options['id_window_ms']}, and the log remembers transactions for "
-                f"{timing.txn_retention_ms} ms (txn_retention_ms of the table's Timing). Give less."
-            )
+        check_window(options["id_window_ms"], timing, table=uri)
 
     def __repr__(self) -> str:
         return f"BufferedWriter({self._table!r})"
 
     # ------------------------------------------------------------------------------------ take rows
 
-    def submit(self, rows: Rows, *, timeout_ms: int | None = None) -> Future[Acknowledged]:
+    def submit(self, rows: Rows, *, timeout_ms: int | None = None, sender: str | None = None) -> Future[Acknowledged]:
         """Hand over rows: a list of dicts, or Arrow. Do not change the dicts before they are answered.
 
         Waits until there is room, at most `timeout_ms` (None: as long as it takes; 0: not at all). The future has the
         acknowledgement once all rows are committed, or the error: it is all of these rows or none of them. Cancelled
         before its group is begun, they are dropped.
 
+        `sender`: a name for those whose rows they are, such as a tenant. Each sender has its turn in groups, and rows
+        of one that are refused delay others as little as can be.
+
         Raises InvalidBatch, BufferFull, WriterClosed.
         """
-        submission, ticket = self._arrive(rows)
+        submission, ticket = self._arrive(rows, sender)
         try:
             ticket.result(None if timeout_ms is None else timeout_ms / 1000)
         except TimeoutError:
@@ -162,13 +173,15 @@ class BufferedWriter:
             raise
         return self._put(submission)
 
-    def write(self, rows: Rows, *, timeout_ms: int | None = None) -> Acknowledged:
+    def write(self, rows: Rows, *, timeout_ms: int | None = None, sender: str | None = None) -> Acknowledged:
         """As `submit`, and wait until they are committed. Raises what was wrong, too."""
-        return self.submit(rows, timeout_ms=timeout_ms).result()
+        return self.submit(rows, timeout_ms=timeout_ms, sender=sender).result()
 
-    async def write_async(self, rows: Rows, *, timeout_ms: int | None = None) -> Acknowledged:
+    async def write_async(
+        self, rows: Rows, *, timeout_ms: int | None = None, sender: str | None = None
+    ) -> Acknowledged:
         """As `write`, without blocking the event loop. Who cancels it may find the rows committed all the same."""
-        submission, ticket = self._arrive(rows)
+        submission, ticket = self._arrive(rows, sender)
         if not ticket.done():
             try:
                 async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
@@ -181,10 +194,11 @@ class BufferedWriter:
                 raise
         return await asyncio.wrap_future(self._put(submission))
 
-    def _arrive(self, rows: Rows) -> tuple[Submission, Ticket]:
+    def _arrive(self, rows: Rows, sender: str | None) -> tuple[Submission, Ticket]:
         """The rows, and a ticket that is done when they have room."""
         self._check_open()
         submission = measured(rows, table=self._table.uri)
+        submission.sender = sender
         return submission, self._room.enter(submission.bytes)
 
     def _leave(self, ticket: Ticket) -> None:
@@ -202,9 +216,7 @@ class BufferedWriter:
                 self._room.give_back(submission.bytes)
                 submission.answer.set_result(Acknowledged(0))
                 return submission.answer
-            self._queue.append(submission)
-            self._queued_rows += submission.count
-            self._queued_bytes += submission.bytes
+            self._queue.put(submission)
             if len(self._queue) == 1 or self._is_due():
                 self._changed.notify_all()
         return submission.answer
@@ -236,15 +248,15 @@ class BufferedWriter:
 
     def _run(self) -> None:
         while group := self._next_group():
-            began = time.monotonic()
+            began, left = time.monotonic(), list[Submission]()
             try:
-                self._committer.commit(group)
+                left = self._committer.commit(group)
             except BaseException as error:  # not one that the rows could cause: nothing can be promised any more
                 self._stop(error)
                 raise
             finally:
-                self._finish(group, began)
-            del group  # until the next one comes, its rows need not stay in memory
+                self._finish(group, left, began)
+            del group, left  # until the next one comes, its rows need not stay in memory
         if self._ids is not None:
             self._ids.close()
 
@@ -263,52 +275,54 @@ class BufferedWriter:
     def _is_due(self) -> bool:
         if not self._queue:
             return False
-        enough = self._queued_rows >= self._rows_max or self._queued_bytes >= self._bytes_max
-        return enough or self._closed or self._hurried > 0 or (self._seconds_left() or 0) <= 0
+        enough = self._queue.rows >= self._rows_max or self._queue.bytes >= self._bytes_max
+        hurried = (self._queue.since or 0) <= self._hurried_until
+        return enough or self._closed or hurried or (self._seconds_left() or 0) <= 0
 
     def _seconds_left(self) -> float | None:
         """How long the oldest may still wait; None: nothing waits."""
-        return self._queue[0].since + self._delay_seconds - time.monotonic() if self._queue else None
+        since = self._queue.since
+        return None if since is None else since + self._delay_seconds - time.monotonic()
 
     def _take(self) -> list[Submission]:
-        """The oldest submissions, as many as make a group; those that were cancelled are dropped."""
-        group: list[Submission] = []
-        rows = size = 0
-        while self._queue and rows < self._rows_max and size < self._bytes_max:
-            submission = self._queue.popleft()
-            self._hurried = max(0, self._hurried - 1)
-            self._queued_rows -= submission.count
-            self._queued_bytes -= submission.bytes
-            if not submission.answer.set_running_or_notify_cancel():
+        """The next group; submissions that were cancelled are dropped."""
+        group = []
+        for submission in self._queue.take(self._rows_max, self._bytes_max):
+            if submission.answer.begin():
+                group.append(submission)
+            else:
                 self._room.give_back(submission.bytes)
-                continue
-            group.append(submission)
-            rows, size = rows + submission.count, size + submission.bytes
         return group
 
-    def _finish(self, group: Iterable[Submission], began: float) -> None:
+    def _finish(self, group: Iterable[Submission], left: Sequence[Submission], began: float) -> None:
+        """Take note of a commit. Those that are left go back to the queue, and are due."""
         took_ms = round((time.monotonic() - began) * 1000)
+        again = set(left)
         with self._changed:
             self._group = []
             self._last_ms, self._total_ms = took_ms, self._total_ms + took_ms
             self._failed = deque((a for a in self._failed if not a.seen), _FAILED_MAX)
             for submission in group:
+                if submission in again:
+                    continue
                 self._room.give_back(submission.bytes)
                 if submission.answer.done() and submission.answer.failed:
                     self._failed.append(submission.answer)
+            if not self._give_up.is_set():
+                self._queue.put_back(left)
+                self._hurried_until = max((self._hurried_until, *(s.since for s in left)))
             self._changed.notify_all()
+        if self._give_up.is_set():
+            self._drop(left)
 
     def _stop(self, error: BaseException) -> None:
         """Take nothing more, and answer all who wait with an error."""
         with self._changed:
             self._closed = True
-            left, self._queue = [*self._group, *self._queue], deque()
-            self._queued_rows = self._queued_bytes = 0
+            left = [*self._group, *self._queue.clear()]
         self._room.close(self._is_closed())
         for submission in left:
-            if not submission.answer.done() and (
-                submission.answer.running() or submission.answer.set_running_or_notify_cancel()
-            ):
+            if not submission.answer.done() and submission.answer.begin():
                 submission.answer.set_exception(error)
 
     # ------------------------------------------------------------------------------------ flush and close
@@ -346,12 +360,15 @@ class BufferedWriter:
         """Drop what is not begun, and try nothing again. The commit that is under way cannot be called back."""
         self._give_up.set()
         with self._changed:
-            left, self._queue = list(self._queue), deque()
-            self._queued_rows = self._queued_bytes = 0
+            left = self._queue.clear()
             self._changed.notify_all()
-        for submission in left:
+        self._drop(left)
+
+    def _drop(self, submissions: Iterable[Submission]) -> None:
+        """Answer submissions that are never committed, because the writer was closed."""
+        for submission in submissions:
             self._room.give_back(submission.bytes)
-            if submission.answer.set_running_or_notify_cancel():
+            if submission.answer.begin():
                 submission.answer.set_exception(
                     WriterClosed(
                         f"{self._table.uri}: this BufferedWriter was closed before these rows were committed. Nothing "
@@ -361,8 +378,8 @@ class BufferedWriter:
 
     def _wait_for_all(self, timeout_ms: int | None) -> list[Answer]:
         with self._changed:
-            waiting = [s.answer for s in (*self._group, *self._queue)]
-            self._hurried = len(self._queue)
+            waiting = [s.answer for s in (*self._group, *self._queue.all())]
+            self._hurried_until = time.monotonic()
             self._changed.notify_all()
         left = wait(waiting, timeout=None if timeout_ms is None else timeout_ms / 1000).not_done
         if left:
@@ -390,9 +407,10 @@ class BufferedWriter:
         self._check_process()
         with self._changed:
             submissions = len(self._group) + len(self._queue)
-            pending_rows = self._queued_rows + sum(s.count for s in self._group)
-            pending_bytes = self._queued_bytes + sum(s.bytes for s in self._group)
-            oldest = min((s.since for s in (*self._group[:1], *islice(self._queue, 1))), default=None)
+            pending_rows = self._queue.rows + sum(s.count for s in self._group)
+            pending_bytes = self._queue.bytes + sum(s.bytes for s in self._group)
+            waits = self._queue.since
+            oldest = min((*(s.since for s in self._group), *([] if waits is None else [waits])), default=None)
             last_ms, total_ms = self._last_ms, self._total_ms
         counts = self._committer.counts
         return BufferStats(

@@ -44,6 +44,7 @@ def alter(
     row_id: flags.RowId = None,
     compression: flags.CompressionOption = None,
     row_group_rows: flags.RowGroupRows = None,
+    time: flags.Times = None,
     merge_by: flags.MergeBy = None,
     merge_version: flags.MergeVersion = None,
     merge_sum: flags.MergeSum = None,
@@ -74,6 +75,8 @@ def alter(
         if given and no_flag:
             raise typer.BadParameter(f"{flag} and its opposite do not go together.")
     table = connection.open(uri)
+    if time:
+        table.handle.read()  # the times that are not given stay as they are now
     layout: dict[str, Any] = {  # texts, which are checked where the spec is
         "partition_by": () if no_partition_by else partition_by or None,
         "sort_by": () if no_sort_by else sort_by or None,
@@ -87,12 +90,13 @@ def alter(
         "merge_query": merge_query,
         "merging": "none" if no_merging else merging,
         "row_id": row_id,
+        "timing": flags.timing_of(time, table.spec.timing),
     }
     change = spec_change(table=table.uri, **layout)
     planned = plan_alter(table.handle, change)
     before, after = spec_document(table.spec), spec_document(planned)
     # The spec also records what it was before, which is no change that the caller asked for.
-    different = [n for n in after if before[n] != after[n] and n not in ("earlier", "declared_ms")]
+    different = [n for n in after if before[n] != after[n] and n not in ("earlier", "declared_ms", "earlier_timing")]
     commit = None if dry_run or not different else alter_table(table.handle, change)
     show(
         Altered(

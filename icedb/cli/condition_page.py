@@ -21,6 +21,7 @@ from icedb.durations import duration_text
 from icedb.maintenance.condition import Condition, Due, PartitionCondition, Thresholds
 from icedb.maintenance.gauges import level
 from icedb.maintenance.merge import PART_BYTES_MAX
+from icedb.options import Timing, timing_differences
 
 __all__ = ["due_text", "figures", "info_document", "print_info"]
 
@@ -122,6 +123,8 @@ def figures(condition: Condition, thresholds: Thresholds) -> Iterable[tuple[str,
          max(_style(c.expired_bytes, t.expired_bytes), _style(expired_objects, t.expired_objects), key=STYLES.index)),
         ("horizon", _horizon(c), ""),
         ("newest rows", _newest(c), ""),
+        ("last commit", _last_commit(c), ""),
+        ("times", _times(c), ""),
     )  # fmt: skip
 
 
@@ -145,6 +148,17 @@ def _newest(condition: Condition) -> str:
         return "none yet"
     exact = last_ms == condition.newest_rows_ms
     return _ago(condition, last_ms) if exact else f"{_ago(condition, last_ms)}, or earlier: cleanup has forgotten when"
+
+
+def _last_commit(condition: Condition) -> str:
+    if condition.last_commit_ms is None:
+        return "none yet"
+    return f"{condition.last_operation or 'not recorded what it did'}, {_ago(condition, condition.last_commit_ms)}"
+
+
+def _times(condition: Condition) -> str:
+    names = timing_differences(condition.timing, Timing())
+    return ", ".join(f"{n} {duration_text(getattr(condition.timing, n))}" for n in names) or "the defaults"
 
 
 def _ago(condition: Condition, unix_ms: int) -> str:

@@ -34,6 +34,9 @@ def ingest(
             write_json(checked)
         else:
             output().print(_checked_rows(checked))
+        for table in checked:
+            for warning in table.warnings:
+                tell(Text.assemble(("warning: ", "bold yellow"), f"table '{table.table}': {warning}"))
         wrong = [table for table in checked if table.error is not None]
         for table in wrong:
             tell(Text.assemble(("error: ", "bold red"), f"table '{table.table}': {table.error}"))

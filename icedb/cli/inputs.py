@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from icedb.cli.output import tell
 from icedb.errors import IceDBError
+from icedb.temporary import temporary_folder
 
 __all__ = ["Files", "Format", "OnConflict", "read_sql", "rows_of"]
 
@@ -56,8 +56,8 @@ def rows_of(files: Sequence[str], format: Literal["json", "csv", "parquet"] | No
         raise typer.BadParameter("- stands for all that is to be read; name no files beside it.")
     if sys.stdin.isatty():
         tell(Text("Reading rows from the terminal, until Ctrl-D."))
-    with tempfile.TemporaryDirectory(prefix="icedb-input-") as folder:
-        path = Path(folder) / f"input{_SUFFIXES[format or 'json']}"
+    with temporary_folder("input") as folder:
+        path = folder / f"input{_SUFFIXES[format or 'json']}"
         with path.open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
         try:

@@ -196,5 +196,6 @@ def _holds(file: "LogFileInfo") -> Cell:
         if count
     ]  # fmt: skip
     parts = f"parts: {', '.join(told)}" if told else "no part"
+    parts = f"{file.kind}; {parts}" if file.kind else parts
     replaced = f"; {count_text(file.replaced_log_files, 'replaced log file')}" if file.replaced_log_files else ""
     return parts + replaced

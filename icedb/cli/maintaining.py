@@ -3,6 +3,7 @@
 import signal
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from threading import Event
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -195,6 +196,38 @@ def repair(
     table = connection.open(uri)
     chosen = dict(map(_column_type, types or ()))
     run(lambda dry: table.repair(chosen, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
+
+
+@verb(MAINTAIN, "repair-spec")
+def repair_spec(
+    connection: Connection,
+    uri: Uri,
+    spec: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="For a log that records no spec: JSON with the keys of _table.json.",
+            show_default=False,
+        ),
+    ] = None,
+    log_uri: Annotated[
+        str | None, typer.Option("--log-uri", metavar="URI", help="Where the log is, if not beside the parts.")
+    ] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Create a lost _table.json anew, from the spec that the log records. Nothing is replaced."""
+    from icedb.table import Table
+
+    said = None if spec is None else _spec_of(spec)
+    show(Table.repair_spec(uri, spec=said, log_uri=log_uri, dry_run=dry_run), json=json)
+
+
+def _spec_of(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise InvalidOption(f"'{path}' is not one JSON object: {error}. Write the keys of '_table.json'.") from None
 
 
 def _column_type(text: str) -> tuple[str, str]:

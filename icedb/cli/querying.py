@@ -9,7 +9,6 @@ import typer
 from icedb.cli.answers import BINARY, Form, destination, print_answer, write_answer
 from icedb.cli.frame import LOOK, Connection, Uri, time_option, verb
 from icedb.cli.inputs import read_sql
-from icedb.errors import InvalidQuery
 
 # What a person looks at; `--limit` shows more.
 ROWS_SHOWN = 100
@@ -47,26 +46,18 @@ def query(
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Ask the table a DuckDB query; `final` is, beside `t`, what `t` will be when all is merged."""
-    import duckdb
-
     form = _form(form, to, json=json)
     if rows_max is not None and form != "table":
         raise typer.BadParameter("--limit is for tables; for other forms write LIMIT in the query.")
     text = _text(sql, file)
     table = connection.open(uri)
-    try:
-        result = table.query(text, as_of=as_of, where=where, sandbox=sandbox)
-        if form == "table":
-            shown = rows_max if rows_max is not None or not sys.stdout.isatty() else ROWS_SHOWN
-            print_answer(result, limit=shown or None)
-            return
-        with destination(to) as bytes_:
-            write_answer(result, form, bytes_)
-    except duckdb.Error as error:
-        # Without the place in the text, which is on lines of its own.
-        what = str(error).partition("\nLINE ")[0]
-        hint = " The table is called t." if _NO_TABLE in what else ""
-        raise InvalidQuery(f"{table.uri}: {what}{hint}") from None
+    result = table.query(text, as_of=as_of, where=where, sandbox=sandbox)
+    if form == "table":
+        shown = rows_max if rows_max is not None or not sys.stdout.isatty() else ROWS_SHOWN
+        print_answer(result, limit=shown or None)
+        return
+    with destination(to) as bytes_:
+        write_answer(result, form, bytes_)
 
 
 def _text(sql: str | None, file: Path | None) -> str:

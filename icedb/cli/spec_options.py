@@ -1,10 +1,14 @@
 """The flags that say how a table is laid out: those of `create`, and of `alter`, where what is not given stays."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
 
+from icedb.durations import parse_duration
+from icedb.options import Timing
 from icedb.spec import Aggregating, Dedup, Merging, Replacing
 
 __all__ = [
@@ -28,7 +32,9 @@ __all__ = [
     "SchemaPolicyOption",
     "SortBy",
     "merging_of",
+    "Times",
     "several",
+    "timing_of",
     "types_of",
 ]
 
@@ -107,6 +113,24 @@ MergeCount = Annotated[
 RowId = Annotated[
     bool | None, typer.Option("--row-id/--no-row-id", help="Give each row a unique _row_id, unless it brings one.")
 ]
+
+
+Times = Annotated[
+    list[str] | None,
+    several("--time", "NAME=DURATION", "One of the table's times: grace_ms=2h, min_age_ms=3d."),
+]
+
+
+def timing_of(given: Sequence[str] | None, now: Timing) -> Timing | None:
+    """The table's times with those of `--time`; None: none is given."""
+    changes: dict[str, Any] = {}
+    for text in given or ():
+        name, _, length = text.partition("=")
+        if name not in {f.name for f in fields(Timing)}:
+            names = ", ".join(f.name for f in fields(Timing))
+            raise typer.BadParameter(f"{name!r} is none of the table's times ({names}); write --time grace_ms=2h.")
+        changes[name] = parse_duration(length) // timedelta(milliseconds=1)
+    return replace(now, **changes) if changes else None
 
 
 def types_of(flag: str, given: Sequence[str] | None) -> dict[str, str]:

@@ -52,6 +52,7 @@ def create(
     row_id: flags.RowId = None,
     compression: flags.CompressionOption = None,
     row_group_rows: flags.RowGroupRows = None,
+    time: flags.Times = None,
     merge_by: flags.MergeBy = None,
     merge_version: flags.MergeVersion = None,
     merge_sum: flags.MergeSum = None,
@@ -67,6 +68,7 @@ def create(
     json: Json = False,
 ) -> None:
     """Create an empty table. Its columns come with the first rows, unless they are declared."""
+    from icedb.options import Timing
     from icedb.table import Table
 
     merging = flags.merging_of(
@@ -77,6 +79,7 @@ def create(
         "row_group_rows": row_group_rows,
         "schema_policy": schema_policy,
         "log_uri": log_uri,
+        "timing": flags.timing_of(time, Timing()),
     }
     table = Table.create(
         uri,

@@ -15,7 +15,6 @@ for its readers; one of the same version when a greater one is there, so that tw
 from __future__ import annotations
 
 import re
-import tempfile
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -40,6 +39,7 @@ from icedb.handle import Handle
 from icedb.maintenance.pins import Pin, pin, read_pins, unpin
 from icedb.options import DAY_MS
 from icedb.store import ObjectExists
+from icedb.temporary import temporary_folder
 
 __all__ = ["KEEP", "DeltaReport", "export_delta"]
 
@@ -90,13 +90,13 @@ def export_delta(
     if keep is not None and keep <= timedelta(0):
         raise InvalidOption(f"{handle.table}: keep is {keep}; give a timedelta above 0, or None.")
     for _ in range(ATTEMPTS_MAX):
-        with tempfile.TemporaryDirectory(prefix="icedb-delta-") as folder:
-            plan = make_plan(handle, as_of_ms, leave_out, Path(folder))
+        with temporary_folder("delta") as folder:
+            plan = make_plan(handle, as_of_ms, leave_out, folder)
             if dry_run:
                 return _report(plan, dry_run=True)
             kept = _pin(handle, plan, keep)
             if not plan.differs or _publish(handle, plan, kept):
-                _tidy(handle, plan, kept, Path(folder))
+                _tidy(handle, plan, kept, folder)
                 return _report(plan, kept=kept)
         unpin(handle, kept.name)
     raise CommitContended(

@@ -65,7 +65,7 @@ def _from_rows(snapshot: Snapshot, parts: Sequence[Part], columns: Mapping[str, 
             raise explain(handle, parts, error, as_of_ms=snapshot.as_of_ms) from None
     for path, *values in answer:
         found.setdefault(str(path), []).append(tuple(values))
-    of_parts = {p: found.get(handle.readable_path(p), []) for p in parts}
+    of_parts = {p: found.get(path, []) for p, path in zip(parts, handle.readable_paths(parts), strict=True)}
     if several := [p.key for p, values in of_parts.items() if len(values) > 1]:
         varied = [c for n, c in enumerate(columns) if any(len({v[n] for v in vs}) > 1 for vs in of_parts.values())]
         raise InvalidPartitionValue(

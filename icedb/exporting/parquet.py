@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from icedb.scan import explain, relation, visible_partitions
 from icedb.snapshot import Snapshot, Where, take_snapshot
 from icedb.statistics import TEXT_MAX, Bounds, bounds_of
 from icedb.store import ObjectExists, ObjectNotFound, fetch
+from icedb.temporary import temporary_folder
 
 __all__ = ["OnPart", "ParquetExportReport", "export_parquet"]
 
@@ -184,11 +184,11 @@ class _Export:
     def copy(self, parts: Sequence[Part], paths: Mapping[str, str]) -> None:
         """Copy whole parts."""
         at_once = COPIES_AT_ONCE if self._target.own else STREAMS_AT_ONCE
-        with tempfile.TemporaryDirectory(prefix="icedb-export-") as folder, ThreadPoolExecutor(at_once) as pool:
+        with temporary_folder("export") as folder, ThreadPoolExecutor(at_once) as pool:
             pending = {}
             for part in parts:
                 key = self._key(paths[part.key], part.key.rpartition("/")[2])
-                pending[pool.submit(self._copy, part, key, Path(folder))] = part
+                pending[pool.submit(self._copy, part, key, folder)] = part
             try:
                 for done in as_completed(pending):
                     done.result()
@@ -221,7 +221,7 @@ class _Export:
     @contextmanager
     def _fetched(self, part: Part, folder: Path) -> Iterator[Path]:
         if self._handle.location.scheme == "file":
-            yield Path(part.path)
+            yield Path(*self._handle.own_paths([part]))
             return
         path = folder / part.key.rpartition("/")[2]
         fetch(self._handle.store, part.key, path)
@@ -243,13 +243,13 @@ class _Export:
         if not parts:
             return
         with (
-            tempfile.TemporaryDirectory(prefix="icedb-export-") as folder,
-            connect_reader(self._handle.location, folder=Path(folder)) as con,
+            temporary_folder("export") as folder,
+            connect_reader(self._handle.location, folder=folder) as con,
         ):
             for part in parts:
                 renew_access(con, self._handle.location)
                 try:
-                    self._rewrite(con, part, Path(folder) / "part.parquet")
+                    self._rewrite(con, part, folder / "part.parquet")
                 except (duckdb.Error, ObjectNotFound) as error:
                     raise self._explained(part, error) from None
                 self._tell(part)

@@ -12,6 +12,7 @@ import msgspec
 
 from icedb.errors import DamagedLog
 from icedb.format.names import Keys, has_unsafe_segment
+from icedb.format.operation_names import decode_operation, decode_operations, encode_operations
 from icedb.format.records import COLUMNS_MIN, Header, LogFile, LogTombstone, Marker, PackedMarkers
 from icedb.spec import decode_spec
 
@@ -53,6 +54,8 @@ def encode(file: LogFile) -> bytes:
         spec=file.spec,
         schema_ms=file.schema_ms,
         column_ms=file.column_ms,
+        operation=msgspec.Raw(_encoder.encode(file.operation)) if file.operation else msgspec.UNSET,
+        operations=encode_operations(file.operations),
     )
     lines = [header, file.schema, *file.tombstones, *file.markers]
     return b"\n".join(map(_encoder.encode, lines))
@@ -94,6 +97,8 @@ def decode(body: bytes, key: str, keys: Keys) -> LogFile:
         spec=header.spec,
         schema_ms=header.schema_ms,
         column_ms=header.column_ms,
+        operation=decode_operation(header.operation),
+        operations=decode_operations(header.operations),
     )
     _check(file, key, keys)
     return file

@@ -19,6 +19,7 @@ from icedb.errors import ForeignMaintenance, InvalidOption, SnapshotExpired
 from icedb.format.names import Keys
 from icedb.format.records import Marker
 from icedb.format.snapshot import LogState
+from icedb.times import time_text
 
 __all__ = [
     "BEGINNING",
@@ -234,14 +235,14 @@ def _check_known(state: LogState, start: Cursor, known_ms: int) -> None:
             "than a consumer may fall behind."
         )
         raise SnapshotExpired(
-            f"{state.table}: cleanup has forgotten what was superseded before {state.horizon_ms} (unix ms), and "
-            f"changes since {start.t_ms} may be among it. {remedy}",
+            f"{state.table}: cleanup has forgotten what was superseded before {time_text(state.horizon_ms)}, and "
+            f"changes since {time_text(start.t_ms)} may be among it. {remedy}",
             horizon_ms=state.horizon_ms,
         )
     foreign_ms = max((f.file.newest_foreign_ms for f in state.effective.values()), default=0)
     if start.t_ms < foreign_ms:
         raise ForeignMaintenance(
-            f"{state.table}: a program of IceDB v3 merged or dropped parts at {foreign_ms} (unix ms) and did not say "
+            f"{state.table}: a program of IceDB v3 merged or dropped parts at {time_text(foreign_ms)} and did not say "
             "which of its parts brought new rows. Let merge and cleanup of this program maintain the table, and a "
             "quarter of an hour later begin anew with the table as it is (no 'since', or a new checkpoint).",
             foreign_ms=foreign_ms,

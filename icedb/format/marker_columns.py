@@ -249,6 +249,11 @@ class MarkerColumns(PackedMarkers):
             for marker in block.markers(pc.indices_nonzero(pc.is_valid(block.tombstoned_ms)).to_pylist())
         ]
 
+    def times(self) -> set[int]:
+        """The times at which their parts were committed or tombstoned."""
+        columns = (c for b in self.blocks for c in (b.created_ms, b.tombstoned_ms))
+        return {t for c in columns for t in pc.unique(c).to_pylist() if t is not None}
+
     @property
     def nbytes(self) -> int:
         """The memory of the columns."""

@@ -338,6 +338,11 @@ class MarkerView(PackedMarkers):
         for start in range(0, len(self), AT_ONCE):
             yield from column.slice(start, AT_ONCE).to_pylist()
 
+    def times(self) -> set[int]:
+        """The times at which the parts were committed or tombstoned."""
+        columns = (self.column(name, pa.int64()) for name in ("created_ms", "tombstoned_ms"))
+        return {t for column in columns for t in pc.unique(column).to_pylist() if t is not None}
+
     def smaller(self, bytes_max: int) -> MarkerView:
         """Those of parts with fewer bytes."""
         small = pc.less(self.column("bytes", pa.int64()), _number(bytes_max)).combine_chunks()

@@ -7,7 +7,7 @@ decoded straight into them. Times are unix milliseconds. Keys are full keys of t
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
@@ -15,9 +15,9 @@ import msgspec
 
 from icedb.times import COUNT_MAX, TIME_MS_MAX
 
-__all__ = ["Count", "Encoded", "Header", "LogFile", "LogTombstone", "Marker", "Named", "PackedMarkers", "Positive",
-           "Sequenced", "Stats", "StoredLogFile", "TimeMs", "merge_markers", "told", "tombstoned", "total_bytes",
-           "total_rows"]  # fmt: skip
+__all__ = ["Count", "Encoded", "Header", "LogFile", "LogTombstone", "Marker", "Named", "Operations", "PackedMarkers",
+           "Positive", "Sequenced", "Stats", "StoredLogFile", "TimeMs", "marker_times", "merge_markers", "told",
+           "tombstoned", "total_bytes", "total_rows"]  # fmt: skip
 
 # The decoder refuses any other number, so that nothing above meets one that no calendar or column can hold.
 TimeMs = Annotated[int, msgspec.Meta(ge=0, le=TIME_MS_MAX)]
@@ -29,6 +29,8 @@ Sequenced = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 #: JSON that is decoded by who needs it.
 Encoded = msgspec.Raw | msgspec.UnsetType
+#: Time of a commit (unix milliseconds) -> the name of its operation.
+Operations = Mapping[int, str]
 #: A marker's statistics, still encoded: most readers never look.
 Stats = Encoded
 
@@ -93,6 +95,10 @@ class PackedMarkers(Sequence[Marker]):
     def tombstoned(self) -> Sequence[Marker]:
         """The markers with a tombstone."""
 
+    @abstractmethod
+    def times(self) -> set[int]:
+        """The times at which their parts were committed or tombstoned."""
+
 
 def told(markers: Sequence[Marker]) -> Iterator[tuple[str, bool]]:
     """The key of each marker, and whether it has a tombstone."""
@@ -108,6 +114,13 @@ def tombstoned(markers: Sequence[Marker]) -> Sequence[Marker]:
     return [m for m in markers if m.tombstoned_ms is not None]
 
 
+def marker_times(markers: Sequence[Marker]) -> set[int]:
+    """The times at which the parts of these markers were committed or tombstoned."""
+    if isinstance(markers, PackedMarkers):
+        return markers.times()
+    return {t for m in markers for t in (m.created_ms, m.tombstoned_ms) if t is not None}
+
+
 class LogTombstone(msgspec.Struct, frozen=True, rename={"key": "p", "created_ms": "t"}):
     """The line that names a log file which this one replaces."""
 
@@ -118,7 +131,7 @@ class LogTombstone(msgspec.Struct, frozen=True, rename={"key": "p", "created_ms"
 class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     "version": "v", "t_ms": "t", "schema_line": "sch", "tombstone_line": "tmb", "part_line": "f",
     "epoch": "e", "live_epochs": "le", "horizon_ms": "hz", "line_count": "n", "spec": "spec", "foreign_ms": "fm",
-    "schema_ms": "st", "column_ms": "ct",
+    "schema_ms": "st", "column_ms": "ct", "operation": "op", "operations": "ops",
 }):  # fmt: skip
     """Line 0: where the rest is, and what kind of commit this was."""
 
@@ -143,6 +156,10 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     schema_ms: int | None = None
     #: Column -> when it came.
     column_ms: dict[str, int] = {}
+    #: The name of this commit's operation, still encoded; see `format.operation_names`.
+    operation: Encoded = msgspec.UNSET
+    #: Operation -> times of commits that this log file remembers, still encoded.
+    operations: Encoded = msgspec.UNSET
 
 
 class LogFile(msgspec.Struct, frozen=True):
@@ -162,6 +179,10 @@ class LogFile(msgspec.Struct, frozen=True):
     spec: Encoded = msgspec.UNSET
     schema_ms: int | None = None
     column_ms: dict[str, int] = {}
+    #: The name of this commit's operation; empty if it is not recorded.
+    operation: str = ""
+    #: The operations of other commits whose parts it names.
+    operations: Operations = {}
 
     @property
     def newest_foreign_ms(self) -> int:

@@ -17,7 +17,8 @@ import msgspec
 
 from icedb.errors import InvariantViolated
 from icedb.format.column_times import stored_times
-from icedb.format.records import Encoded, LogFile, LogTombstone, Marker, PackedMarkers, told
+from icedb.format.operation_names import carried_operations
+from icedb.format.records import Encoded, LogFile, LogTombstone, Marker, PackedMarkers, marker_times, told
 from icedb.format.snapshot import LogState
 
 __all__ = ["Draft", "check_draft", "draft"]
@@ -45,11 +46,12 @@ def draft(
     tombstone: Collection[str] = (),
     replaces: Collection[str] = (),
     forget: Collection[str] = (),
+    operation: str = "",
 ) -> Draft:
     """A log file that adds parts, tombstones parts, and carries all that the log files in `replaces` hold.
 
     `moved`: the rows of the parts that it adds were in others before. `forget` names dead parts whose markers are not
-    carried; their newest tombstone becomes the horizon.
+    carried; their newest tombstone becomes the horizon. `operation`: the name that the header records.
     """
     sources = [state.files[k].file for k in sorted(replaces)]
     dead = set(tombstone)
@@ -72,7 +74,12 @@ def draft(
         foreign_ms=max((f.newest_foreign_ms for f in sources), default=0),
         txn={a: last for f in sources for a, last in f.txn.items() if last == state.txn[a]} | dict(txn or {}),
         spec=state.spec if isinstance(spec, msgspec.UnsetType) and any(map(_has_spec, sources)) else spec,
+        operation=operation,
     )
+    if operations := carried_operations(sources):
+        times = marker_times(file.markers)
+        kept = {at_ms: name for at_ms, name in operations.items() if at_ms in times}
+        file = msgspec.structs.replace(file, operations=kept)
     if file.carries_tombstones:  # any other log file has the time of its own columns
         schema_ms, column_ms = stored_times(state, file.schema, t_ms)
         file = msgspec.structs.replace(file, schema_ms=schema_ms, column_ms=dict(column_ms))

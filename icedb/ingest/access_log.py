@@ -30,8 +30,9 @@ class AccessRecord(msgspec.Struct, kw_only=True):
     bytes: int = 0
     events: int = 0
     repeated: int = 0
-    #: Of the commit that has the events.
+    #: The commit that has the events, as the client was answered, and its log file.
     commit: str | None = None
+    log_file: str | None = None
     milliseconds: float = 0.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.types import Message, Scope, Send
 from icedb.ingest.refusals import Refusal
 from icedb.serving.settings import HEAD_BYTES_MAX
 
-__all__ = ["check_head", "send_json"]
+__all__ = ["check_head", "commit_id", "send_json"]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -29,6 +30,14 @@ def check_head(scope: Scope) -> None:
             raise Refusal(400, f"There are several headers {name.decode()}. Send one.")
     if b"content-length" in names and b"transfer-encoding" in names:
         raise Refusal(400, "A request has a Content-Length or a Transfer-Encoding, not both.")
+
+
+def commit_id(key: str | None, created_ms: int | None) -> str | None:
+    """Return the name of a commit for clients: its time in unix milliseconds, and a digest of its log file's key.
+
+    The key itself has the host name and process id of the service, which are not for tenants. None: no commit.
+    """
+    return None if key is None else f"{created_ms or 0}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
 async def send_json(

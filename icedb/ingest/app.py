@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from icedb.clock import SystemClock
 from icedb.ingest.access_log import AccessLog, AccessRecord
-from icedb.ingest.answers import check_head, send_json
+from icedb.ingest.answers import check_head, commit_id, send_json
 from icedb.ingest.bodies import ClientGone, Incoming
 from icedb.ingest.intake import Exchange, Intake
 from icedb.ingest.limits import Held
@@ -76,6 +76,7 @@ class IngestApp:
             record.milliseconds = round(seconds * 1000, 1)
             self._metrics.in_progress.dec()
             self._metrics.answered(record.tenant, exchange.endpoint, record.status, seconds, record.bytes)
+            self._metrics.refused(record.tenant, record.error)
             self._access_log.write(record)
 
     def know(self, tenants: Tenants) -> None:
@@ -101,12 +102,13 @@ class IngestApp:
     async def _answer(self, exchange: Exchange, scope: Scope, send: Send) -> None:
         record = exchange.record
         try:
-            with self.held.body() as take:
+            with self.held.body() as take, exchange.ends:
                 check_head(scope)
                 table, done = await self._intake.accept(exchange, scope, take)
-            record.status, record.events, record.repeated, record.commit = 200, done.rows, done.repeated_rows, done.key
+            record.status, record.events, record.repeated = 200, done.rows, done.repeated_rows
+            record.commit, record.log_file = commit_id(done.key, done.created_ms), done.key
             self._metrics.accepted(record.tenant or "", table.settings.name, done.rows + done.repeated_rows)
-            said: dict[str, Any] = {"accepted": done.rows, "repeated": done.repeated_rows, "commit": done.key}
+            said: dict[str, Any] = {"accepted": done.rows, "repeated": done.repeated_rows, "commit": record.commit}
             if exchange.endpoint != "events":
                 said["success"] = True  # Segment's own word
             await self._send(exchange, send, 200, said)

@@ -24,6 +24,8 @@ class CheckedTable:
     state: str | None = None
     rows: int | None = None
     error: str | None = None
+    #: What the operator may want to change, though the table can be written.
+    warnings: tuple[str, ...] = ()
 
 
 def check_config(path: Path) -> list[CheckedTable]:
@@ -32,21 +34,35 @@ def check_config(path: Path) -> list[CheckedTable]:
     checked = []
     for settings in config.tables.values():
         tenants = tuple(t.name for t in config.tenants if settings.name in t.tables)
-        state, rows, error = _look(settings, dict(config.storage_options) or None)
-        checked.append(CheckedTable(settings.name, settings.uri, tenants, state, rows, error))
+        state, rows, error, is_open = _look(settings, dict(config.storage_options) or None)
+        brings = any(t.limits.new_columns for t in config.tenants if settings.name in t.tables)
+        shared = is_open and brings and len(tenants) > 1 and error is None
+        warnings = (_open_and_shared(settings, len(tenants)),) if shared else ()
+        checked.append(CheckedTable(settings.name, settings.uri, tenants, state, rows, error, warnings))
     return checked
 
 
-def _look(settings: TableSettings, options: dict[str, str] | None) -> tuple[str | None, int | None, str | None]:
+def _open_and_shared(settings: TableSettings, tenants: int) -> str:
+    return (
+        f"{tenants} tenants write it, and its schema is open. A column that one of them brings is there for all of "
+        f"them for good, with the type of its first value, and counts towards columns_max ({settings.columns_max}). "
+        'Declare the columns and make the table with schema_policy = "declared", or set new_columns = false for '
+        "tenants that need no others."
+    )
+
+
+def _look(settings: TableSettings, options: dict[str, str] | None) -> tuple[str | None, int | None, str | None, bool]:
+    """The state, the rows, the error, and whether events may bring columns."""
     try:
         table = Table.open(settings.uri, storage_options=options)
-        return "there", table.snapshot().rows, _missing_id(settings, table)
+        is_open = table.spec.schema_policy == "open"
+        return "there", table.snapshot().rows, _missing_id(settings, table), is_open
     except TableNotFound as error:
         if settings.create:
-            return "to be made", None, None
-        return None, None, f"{error} Or add create = true."
+            return "to be made", None, None, settings.schema_policy == "open"
+        return None, None, f"{error} Or add create = true.", False
     except (IceDBError, OSError) as error:
-        return None, None, " ".join(str(error).split())
+        return None, None, " ".join(str(error).split()), False
 
 
 def _missing_id(settings: TableSettings, table: Table) -> str | None:

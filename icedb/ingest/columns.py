@@ -6,11 +6,11 @@ for all other columns values stay what they are, and the table says whether they
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pyarrow as pa
@@ -20,7 +20,10 @@ from icedb.incoming import PARTITION_COLUMN
 from icedb.ingest.refusals import Refusal
 from icedb.ingest.settings import TableSettings
 
-__all__ = ["Columns"]
+__all__ = ["TOO_MANY_COLUMNS", "Columns"]
+
+#: The name of the error for programs.
+TOO_MANY_COLUMNS = "too_many_columns"
 
 #: More would only make schemas and messages long.
 _NAME_CHARS_MAX = 200
@@ -36,32 +39,45 @@ class _Column:
     number: Callable[[float], Any] | None = None
     nested: Callable[[Any], Any] | None = None
     type: str = ""
+    #: Whether the table has no such column.
+    is_new: bool = False
 
 
 class Columns:
     """The columns of one table, as they were when this was made."""
 
-    def __init__(self, settings: TableSettings, schema: Mapping[str, str], *, columns_max: int) -> None:
+    def __init__(self, settings: TableSettings, schema: Mapping[str, str], *, queried: bool = False) -> None:
+        """`queried`: the table makes other columns of events, by an insert query."""
         self._settings = settings
-        self._columns_max = columns_max
+        self._queried = queried
         self._known = {name.casefold(): type_.upper() for name, type_ in schema.items()}
         own = (settings.tenant_column, settings.received_column)
         # With the last a row would choose its partition, and be found where it does not belong.
         self._own = {*(name.casefold() for name in own if name is not None), PARTITION_COLUMN}
+        self._names_max = max(settings.columns_max, len(self._known))
         self._plans: dict[str, _Column] = {}
 
-    def fit(self, rows: list[dict[str, Any]] | pa.Table, tenant: str, received: datetime) -> list[Any] | pa.Table:
-        """The rows as they are stored; dicts are changed. Raises Refusal (400), which names the event at fault."""
+    def fit(
+        self, rows: list[dict[str, Any]] | pa.Table, tenant: str, received: datetime, *, new_columns: bool = True
+    ) -> list[Any] | pa.Table:
+        """The rows as they are stored; dicts are changed. Raises Refusal (400), which names the event at fault.
+
+        `new_columns`: whether the tenant may bring columns.
+        """
         if isinstance(rows, pa.Table):
+            self._check_new([f.name for f in rows.schema if not pa.types.is_null(f.type)], new_columns)
             return self._fit_arrow(rows, tenant, received)
         plans: dict[str, _Column] = {}
+        brought: set[str] = set()
         for number, row in enumerate(rows):
             for name, value in row.items():
                 plan = plans.get(name)
                 if plan is None:
                     plan = plans[name] = self._plan(name, number)
-                    if len(plans) > self._columns_max:
-                        raise Refusal(400, f"The events have more than {self._columns_max} different names.")
+                    if len(plans) > self._names_max:
+                        self._refuse_names("events")
+                if plan.is_new and value is not None:
+                    brought.add(name)
                 kind = type(value)
                 if kind is str:
                     if plan.text is not None:
@@ -76,7 +92,30 @@ class Columns:
                 self._own_id(row, tenant)
             if self._settings.received_column is not None:
                 row[self._settings.received_column] = received
+        self._check_new(brought, new_columns)
         return rows
+
+    def _refuse_names(self, rows: str) -> NoReturn:
+        message = f"The {rows} have more than {self._names_max} different names."
+        raise Refusal(400, message, error=TOO_MANY_COLUMNS)
+
+    def _check_new(self, names: Collection[str], new_columns: bool) -> None:
+        """Refuse columns that the table does not have, unless they may come and there is room for them."""
+        brought = sorted({name for name in names if name.casefold() not in self._known})
+        if (
+            not brought
+            or self._queried
+            or (new_columns and len(self._known) + len(brought) <= self._settings.columns_max)
+        ):
+            return
+        shown = ", ".join(repr(name[:50]) for name in brought[:3]) + (", ..." if len(brought) > 3 else "")
+        why = (
+            f"The table has {len(self._known)} of the {self._settings.columns_max} columns that it may have"
+            if new_columns
+            else "Events of this tenant bring no columns"
+        )
+        message = f"{why}, and does not have {shown}. Leave them out, or send them as text in one column."
+        raise Refusal(400, message, error=TOO_MANY_COLUMNS)
 
     def _own_id(self, row: dict[str, Any], tenant: str) -> None:
         """Of a table that tenants share, an id says whose it is: nobody can take another's."""
@@ -85,8 +124,8 @@ class Columns:
             row[column] = f"{tenant}/{given}"
 
     def _fit_arrow(self, table: pa.Table, tenant: str, received: datetime) -> pa.Table:
-        if table.num_columns > self._columns_max:
-            raise Refusal(400, f"The events have more than {self._columns_max} columns.")
+        if table.num_columns > self._names_max:
+            self._refuse_names("columns")
         names = table.column_names
         for name in names:
             self._check_name(name, "the stream")
@@ -130,8 +169,9 @@ class Columns:
             is_id = name.casefold() == (self._settings.id_column or "").casefold()
             type_ = self._known.get(name.casefold(), "")
             found = _Column() if is_id else _column(type_, text=self._settings.nested == "text")
-            if name.casefold() in self._known:  # as many as the table has; others are anybody's
-                self._plans[name] = found
+            if name.casefold() not in self._known:
+                return replace(found, is_new=True)
+            self._plans[name] = found  # as many as the table has; others are not kept
         return found
 
     def _read(self, read: Callable[[str], Any], value: str, place: str, type_: str) -> Any:

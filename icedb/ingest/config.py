@@ -73,7 +73,6 @@ class _Server(Strict, rename={"header_timeout": "receive_timeout"}):
     body_bytes_max: int | None = None
     held_bytes_max: int | None = None
     events_max: int | None = None
-    columns_max: int | None = None
 
 
 class _Table(Strict):
@@ -95,6 +94,8 @@ class _Table(Strict):
     rows_max: int | None = None
     bytes_max: int | None = None
     pending_bytes_max: int | None = None
+    partitions_max: int | None = None
+    columns_max: int | None = None
 
 
 class _Tenant(Strict):
@@ -105,6 +106,7 @@ class _Tenant(Strict):
     webhooks: list[dict[str, Any]] = msgspec.field(default_factory=list)
     events_per_second: int | None = None
     bytes_per_second: int | None = None
+    new_columns: bool = True
 
 
 def load_config(
@@ -140,7 +142,7 @@ def load_config(
 
 def _server(document: dict[str, Any], machine: Machine, place: str) -> IngestSettings:
     given = listening(given_settings(converted(document, _Server, place), _SERVER_DURATIONS, place), machine, place)
-    names = ("body_bytes_max", "held_bytes_max", "events_max", "columns_max")
+    names = ("body_bytes_max", "held_bytes_max", "events_max")
     check_positive({n: given.get(n) for n in names}, place)
     settings = IngestSettings(**given)
     check_listening(settings, place)
@@ -166,7 +168,8 @@ def _table(
             "part of an address."
         )
     given["uri"] = checked_uri(given["uri"], "uri", place, machine)
-    check_positive({n: given.get(n) for n in ("rows_max", "bytes_max", "pending_bytes_max")}, place)
+    limits = ("rows_max", "bytes_max", "pending_bytes_max", "partitions_max", "columns_max")
+    check_positive({n: given.get(n) for n in limits}, place)
     if not given.get("create"):
         for name in _MADE_WITH:
             if name in given:
@@ -226,7 +229,7 @@ def _tenant(document: dict[str, Any], machine: Machine, file: str, *, number: in
         raise InvalidOption(f"{place}: segment is '{read.segment}', which is none of its tables. Add it to tables.")
     if secrets and read.segment is None:
         raise InvalidOption(f'{place}: it has webhooks, and no table for them. Add segment = "the table\'s name".')
-    limits = TenantLimits(read.events_per_second, read.bytes_per_second)
+    limits = TenantLimits(read.events_per_second, read.bytes_per_second, read.new_columns)
     check_positive({"events_per_second": limits.events_per_second, "bytes_per_second": limits.bytes_per_second}, place)
     return TenantSettings(read.name, keys, tuple(read.tables), read.segment, secrets, limits)
 

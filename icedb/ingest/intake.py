@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.types import Scope
@@ -48,6 +49,8 @@ class Exchange:
     body: Incoming
     #: By a name of ours.
     endpoint: str = "none"
+    #: What ends with the request.
+    ends: ExitStack = field(default_factory=ExitStack)
 
     def header(self, name: str) -> str:
         """What the client said there; nothing: not a word."""
@@ -65,6 +68,8 @@ class Intake:
         self._writers = writers
         self._stopping = stopping
         self._rates = Rates()
+        #: A tenant that is not alone has at most half of what bodies may take, so that the others are still read.
+        self._held_of_tenants: dict[str, Held] = {}
         self._held_of_strangers = Held(max(settings.body_bytes_max, settings.held_bytes_max // _STRANGERS_SHARE))
 
     # ------------------------------------------------------------------------------------ what is asked for
@@ -154,6 +159,22 @@ class Intake:
         exchange.record.tenant = tenant.name
         return tenant
 
+    def _counted(
+        self, exchange: Exchange, tenant: TenantSettings, take: Callable[[int], None]
+    ) -> Callable[[int], None]:
+        """The same function for a tenant's request: until the request ends, its bytes are the tenant's as well."""
+        if self.tenants.count < 2:
+            return take
+        bytes_max = max(self._settings.body_bytes_max, self._settings.held_bytes_max // 2)
+        held = self._held_of_tenants.setdefault(tenant.name, Held(bytes_max))
+        take_of_tenant = exchange.ends.enter_context(held.body())
+
+        def take_both(bytes_: int) -> None:
+            take_of_tenant(bytes_)
+            take(bytes_)
+
+        return take_both
+
     def _segment_tenant(self, tenant: TenantSettings) -> TenantSettings:
         if tenant.segment is None:
             raise Refusal(403, "This key has no table for Segment's calls.")
@@ -163,6 +184,7 @@ class Intake:
 
     async def _content(self, exchange: Exchange, tenant: TenantSettings, take: Callable[[int], None]) -> bytes:
         self._rates.check(tenant.name, tenant.limits)
+        take = self._counted(exchange, tenant, take)
         body = await self._body(exchange, take)
         self._rates.spend_bytes(tenant.name, tenant.limits, len(body))
         return await self._decompressed(exchange, body, take)
@@ -208,11 +230,13 @@ class Intake:
     ) -> tuple[TableWriter, Acknowledged]:
         exchange.record.table = name
         table = self._writers[name]
-        fitting = await _aside(bytes_, lambda: table.fit(rows, tenant.name))
+        fitting = await _aside(bytes_, lambda: table.fit(rows, tenant.name, new_columns=tenant.limits.new_columns))
         self._rates.spend_events(tenant.name, tenant.limits, len(fitting))
         if self._stopping():
             raise Refusal(503, "The service is stopping. Send it again.", retry_after_seconds=1)
-        return table, await table.commit(fitting) if len(fitting) else Acknowledged(rows=0)
+        if not len(fitting):
+            return table, Acknowledged(rows=0)
+        return table, await table.commit(fitting, tenant.name, bytes_=bytes_, shared=self.tenants.shares(name))
 
 
 async def _aside(bytes_: int, work: Callable[[], Result]) -> Result:

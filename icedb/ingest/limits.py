@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from icedb.ingest.refusals import Refusal
 from icedb.ingest.settings import TenantLimits
 
-__all__ = ["Held", "Rates"]
+__all__ = ["Held", "Rates", "Waiting"]
 
 
 @dataclass(slots=True)
@@ -91,3 +91,31 @@ class Held:
             yield take
         finally:
             self.bytes -= own
+
+
+class Waiting:
+    """Bytes of each tenant that wait for a commit to one table. Belongs to one event loop.
+
+    Of a table that several tenants write, a tenant has at most half of the room, so that the others are still taken.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._of_tenants: dict[str, int] = {}
+
+    @contextmanager
+    def room(self, tenant: str, bytes_: int, *, shared: bool) -> Iterator[None]:
+        """Count the bytes until the block ends. Raises Refusal (429) for more than the tenant's share."""
+        own = self._of_tenants.get(tenant, 0)
+        if shared and own and own + bytes_ > self._bytes_max // 2:
+            message = "Too many of this tenant's events wait to be committed. Send it again later."
+            raise Refusal(429, message, retry_after_seconds=1)
+        self._of_tenants[tenant] = own + bytes_
+        try:
+            yield
+        finally:
+            left = self._of_tenants[tenant] - bytes_
+            if left:
+                self._of_tenants[tenant] = left
+            else:
+                del self._of_tenants[tenant]

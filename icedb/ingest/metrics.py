@@ -49,6 +49,12 @@ class Metrics:
             ("tenant", "endpoint", "status"),
             registry=registry,
         )
+        self._refused = Counter(
+            "icedb_ingest_refused_requests",
+            "Requests of tenants that were refused, by the name of the error.",
+            ("tenant", "error"),
+            registry=registry,
+        )
         self._seconds = Histogram(
             "icedb_ingest_request_seconds",
             "From a request's head to its answer, the commit included.",
@@ -83,6 +89,11 @@ class Metrics:
         if tenant is not None:
             self._bytes.labels(tenant).inc(bytes_)
 
+    def refused(self, tenant: str | None, error: str | None) -> None:
+        """Count a refusal of a tenant's request; nothing without a tenant or an error."""
+        if tenant is not None and error is not None:
+            self._refused.labels(tenant, error).inc()
+
     def accepted(self, tenant: str, table: str, events: int) -> None:
         """Events are committed."""
         self._events.labels(tenant, table).inc(events)
@@ -91,9 +102,9 @@ class Metrics:
         """The tenants' file was loaded again; `ok`: and holds."""
         self._reloads.labels("ok" if ok else "error").inc()
 
-    def text(self, tables: Mapping[str, BufferStats]) -> bytes:
-        """All numbers, in Prometheus' text format; see CONTENT_TYPE."""
-        self._tables.stats = tables
+    def text(self, tables: Mapping[str, BufferStats], columns: Mapping[str, int]) -> bytes:
+        """All numbers, in Prometheus' text format; see CONTENT_TYPE. `columns`: of each table."""
+        self._tables.stats, self._tables.columns = tables, columns
         return generate_latest(self._registry)
 
 
@@ -102,12 +113,18 @@ class _Tables:
 
     def __init__(self) -> None:
         self.stats: Mapping[str, BufferStats] = {}
+        self.columns: Mapping[str, int] = {}
 
     def collect(self) -> Iterator[Metric]:
         for name, text, field, unit in _TOTALS:
             yield self._filled(CounterMetricFamily(name, text, labels=["table"]), field, unit)
         for name, text, field, unit in _NOW:
             yield self._filled(GaugeMetricFamily(name, text, labels=["table"]), field, unit)
+
+        columns = GaugeMetricFamily("icedb_ingest_table_columns", "Columns of the table.", labels=["table"])
+        for name, number in self.columns.items():
+            columns.add_metric([name], number)
+        yield columns
 
     def describe(self) -> Iterable[Metric]:
         return ()

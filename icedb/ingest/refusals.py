@@ -23,7 +23,8 @@ _ERRORS = {
 class Refusal(Exception):
     """An answer that is no 2xx: status, a name for programs, and a message for people.
 
-    `retry_after_seconds`: when it makes sense to send the same again. `headers`: what else the answer has.
+    `error`: the name, where the status alone does not say it. `retry_after_seconds`: when it makes sense to send the
+    same again. `headers`: what else the answer has.
     """
 
     def __init__(
@@ -31,12 +32,13 @@ class Refusal(Exception):
         status: int,
         message: str,
         *,
+        error: str | None = None,
         retry_after_seconds: int | None = None,
         headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.error = _ERRORS[status]
+        self.error = error or _ERRORS[status]
         self.message = message
         after = () if retry_after_seconds is None else (("retry-after", str(retry_after_seconds)),)
         self.headers = (*headers, *after)

@@ -93,7 +93,7 @@ async def _serve(
     def numbers() -> bytes:
         metrics.held_bytes.set(app.held.bytes)
         metrics.lost_lines.set(access_lines.lost)
-        return metrics.text(writers.stats())
+        return metrics.text(writers.stats(), writers.columns())
 
     async with contextlib.AsyncExitStack() as closing:
         file = TenantsFile(path, config, app.know)

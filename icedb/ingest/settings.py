@@ -28,8 +28,6 @@ class IngestSettings(ListenSettings):
     held_bytes_max: int = 512 * 2**20
     #: Of one request.
     events_max: int = 50_000
-    #: Different names in one request.
-    columns_max: int = 1_000
     #: How long a commit may take before the client is told that it is not known.
     commit_timeout_ms: int = 30_000
 
@@ -61,6 +59,10 @@ class TableSettings:
     bytes_max: int = 32 * 2**20
     #: What may wait to be committed; more is answered with 503.
     pending_bytes_max: int = 256 * 2**20
+    #: Partitions that the rows of one request, and of one commit, may lie in.
+    partitions_max: int = 100
+    #: Columns that the table may have by what requests bring, and different names in one request.
+    columns_max: int = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class TenantLimits:
     events_per_second: int | None = None
     #: Of bodies as they are sent.
     bytes_per_second: int | None = None
+    #: Whether its events may bring columns that a table does not have.
+    new_columns: bool = True
 
 
 @dataclass(frozen=True, slots=True)

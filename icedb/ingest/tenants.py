@@ -10,6 +10,7 @@ import binascii
 import hashlib
 import hmac
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 
 from icedb.ingest.settings import TenantSettings
@@ -26,6 +27,16 @@ class Tenants:
         self._secret = secrets.token_bytes(32)
         self._by_key = {self._digest(key): tenant for tenant in tenants for key in tenant.keys}
         self._by_name = {tenant.name: tenant for tenant in tenants}
+        self._writers = Counter(table for tenant in tenants for table in tenant.tables)
+
+    @property
+    def count(self) -> int:
+        """How many tenants there are."""
+        return len(self._by_name)
+
+    def shares(self, table: str) -> bool:
+        """Return whether several tenants may write the table."""
+        return self._writers[table] > 1
 
     def of_key(self, key: str) -> TenantSettings | None:
         """Whose key it is; None: nobody's."""

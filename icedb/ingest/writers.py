@@ -28,13 +28,16 @@ from icedb.errors import (
     SchemaConflict,
     TableExists,
     TableNotFound,
+    TooManyColumns,
+    TooManyPartitions,
     TryAgain,
     UnknownColumn,
     UnsupportedType,
     ViewBehind,
     WriterClosed,
 )
-from icedb.ingest.columns import Columns
+from icedb.ingest.columns import TOO_MANY_COLUMNS, Columns
+from icedb.ingest.limits import Waiting
 from icedb.ingest.refusals import Refusal
 from icedb.ingest.settings import IngestConfig, IngestSettings, TableSettings
 from icedb.table import Table
@@ -52,6 +55,8 @@ _OF_THE_ROWS = (
     InvalidPartitionExpression,  # it does not fit these rows; that it fits none, whoever made the table knows
     InvalidPartitionValue,
 )
+#: The name of the error for programs.
+_TOO_MANY_PARTITIONS = "too_many_partitions"
 #: How often it is looked whether a table can be reached, and which columns it has.
 _LOOK_SECONDS = 10.0
 #: When the store is away: whoever asks again at once finds it away.
@@ -89,6 +94,7 @@ class TableWriter:
         self._server = server
         self._clock = clock
         self._columns = self._columns_now()
+        self._waiting = Waiting(settings.pending_bytes_max)
         #: Whether the last commit, or look at the table, found the store there.
         self.reached = True
         self._writer = BufferedWriter(
@@ -101,6 +107,8 @@ class TableWriter:
             id_window_ms=settings.id_window_ms,
             on_conflict=settings.on_conflict,
             retry_max_ms=server.commit_timeout_ms,
+            partitions_max=settings.partitions_max,
+            columns_max=settings.columns_max,
         )
 
     @property
@@ -127,17 +135,29 @@ class TableWriter:
         """The time that rows get as the time of their arrival."""
         return datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
 
-    def fit(self, rows: list[dict[str, Any]] | pa.Table, tenant: str) -> list[Any] | pa.Table:
+    def fit(
+        self, rows: list[dict[str, Any]] | pa.Table, tenant: str, *, new_columns: bool = True
+    ) -> list[Any] | pa.Table:
         """The rows as the table wants them. Raises Refusal (400)."""
-        return self._columns.fit(rows, tenant, self.now())
+        return self._columns.fit(rows, tenant, self.now(), new_columns=new_columns)
 
-    async def commit(self, rows: list[Any] | pa.Table) -> Acknowledged:
-        """Commit rows of one request, all or none of them. Raises Refusal."""
+    async def commit(
+        self, rows: list[Any] | pa.Table, tenant: str, *, bytes_: int = 0, shared: bool = False
+    ) -> Acknowledged:
+        """Commit rows of one request, all or none of them. Raises Refusal.
+
+        `bytes_`: of the request's content. `shared`: whether other tenants write the table, too.
+        """
+        with self._waiting.room(tenant, bytes_, shared=shared):
+            return await self._commit(rows, tenant)
+
+    async def _commit(self, rows: list[Any] | pa.Table, tenant: str) -> Acknowledged:
         try:
-            future = await asyncio.to_thread(self._writer.submit, rows, timeout_ms=0)
+            future = await asyncio.to_thread(self._writer.submit, rows, timeout_ms=0, sender=tenant)
             async with asyncio.timeout(self._server.commit_timeout_ms / 1000):
                 done = await asyncio.wrap_future(future)
             self.reached = True
+            self._know_columns()
             return done
         except ViewBehind as error:
             logger.error("table '%s': %s", self.settings.name, error)
@@ -165,13 +185,35 @@ class TableWriter:
         except Exception as error:  # noqa: BLE001  the other tables' writers are to be closed, too
             logger.error("table '%s': %s", self.settings.name, error)
 
+    @property
+    def columns(self) -> int:
+        """How many columns the table has, as far as this process knows."""
+        return len(self._table.handle.columns)
+
     def _columns_now(self) -> Columns:
-        return Columns(self.settings, self._table.schema(), columns_max=self._server.columns_max)
+        self._table.handle.read()
+        self._known = self._table.handle.columns
+        return self._columns_of(self._known)
+
+    def _columns_of(self, known: Mapping[str, str]) -> Columns:
+        return Columns(self.settings, known, queried=bool(self._table.spec.insert_query))
+
+    def _know_columns(self) -> None:
+        """Learn the columns that commits brought: requests with more of them are refused before they are written."""
+        known = self._table.handle.columns
+        if known != self._known:
+            self._known, self._columns = known, self._columns_of(known)
 
     def _refusal(self, error: IceDBError) -> Refusal:
-        if isinstance(error, _OF_THE_ROWS):
+        # Log files that disagree are not the client's fault, and their names have hosts and process ids in them.
+        if isinstance(error, _OF_THE_ROWS) and getattr(error, "log_files", None) is None:
             # Where the table lies is the operator's business.
             said = str(error).removeprefix(f"{self._table.uri}: ").replace(self._table.uri, self.settings.name)
+            if isinstance(error, TooManyPartitions):
+                return Refusal(413, said, error=_TOO_MANY_PARTITIONS)
+            if isinstance(error, TooManyColumns):
+                self._know_columns()
+                return Refusal(400, said, error=TOO_MANY_COLUMNS)
             return Refusal(400, said)
         if isinstance(error, BufferFull):
             seconds = max(1, math.ceil(self.settings.delay_max_ms / 1000))
@@ -206,6 +248,10 @@ class Writers:
     def stats(self) -> dict[str, BufferStats]:
         """What each table's writer did, by the table's name."""
         return {name: writer.stats() for name, writer in self._by_name.items()}
+
+    def columns(self) -> dict[str, int]:
+        """How many columns each table has, by the table's name."""
+        return {name: writer.columns for name, writer in self._by_name.items()}
 
     def __getitem__(self, name: str) -> TableWriter:
         return self._by_name[name]

@@ -102,9 +102,12 @@ class _Lines:
         return line
 
     def _decoded(self, texts: list[str | None], path: str, first: int) -> list[dict[str, Any]]:
+        rows: list[Any] | None
         try:
             rows = self._decoder.decode_lines("\n".join(texts))  # type: ignore[arg-type]
         except (msgspec.DecodeError, TypeError, RecursionError):
+            rows = None
+        if rows is None:  # one by one, to find the line
             rows = [self._one(text, path, first + n) for n, text in enumerate(texts)]
         for n, row in enumerate(rows):
             if type(row) is not dict:

@@ -7,7 +7,6 @@ modified or copied whole.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -30,6 +29,7 @@ from icedb.inputs.rows import open_rows
 from icedb.location import Location
 from icedb.progress import Advance, is_watched, progress
 from icedb.result import QueryResult
+from icedb.temporary import temporary_folder
 
 __all__ = ["open_batch"]
 
@@ -57,8 +57,7 @@ def open_batch(
     with ExitStack() as stack:
 
         def folder() -> Path:  # of those who need one: most batches do not, and a small one would feel it
-            made = tempfile.TemporaryDirectory(prefix="icedb-input-", ignore_cleanup_errors=True)
-            return Path(stack.enter_context(made))
+            return stack.enter_context(temporary_folder("input"))
 
         try:
             if is_paths(data):

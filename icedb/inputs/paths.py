@@ -127,6 +127,15 @@ def _expand(con: duckdb.DuckDBPyConnection, text: str, table: str) -> list[str]:
     path = _address(text, table)
     is_glob = any(c in path for c in "*?[")
     if not is_glob and not is_remote:
+        try:
+            Path(path).stat()
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:  # too long, below a file, or not to be looked at
+            if format_of(path) is None:
+                raise _no_format(text, table) from None
+            reason = getattr(error, "strerror", None) or error
+            raise InvalidBatch(f"{table}: the file '{text}' cannot be opened ({reason}). Correct the path.") from None
         if Path(path).is_dir():
             raise InvalidBatch(f"{table}: '{text}' is a folder. Give a glob of the files in it: '{text}/*.parquet'.")
         if not Path(path).is_file():

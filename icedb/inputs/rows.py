@@ -207,7 +207,13 @@ class Columns:
 
         Its stream raises InvalidBatch.
         """
-        schema = pa.schema([(n, self.arrow_type(n)) for n in self.columns])
+        try:
+            schema = pa.schema([(n, self.arrow_type(n)) for n in self.columns])
+        except UnicodeEncodeError as error:
+            raise InvalidBatch(
+                f"{self.table}: a column or field is called {error.object!r}, which is no Unicode text (half of a "
+                "surrogate pair). Rename it."
+            ) from None
         batches = (
             pa.RecordBatch.from_arrays(
                 [self.build(n, found[n] if n in found else [None] * rows) for n in self.columns], schema=schema

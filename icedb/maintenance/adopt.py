@@ -16,6 +16,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from icedb.commit import Commit, nothing_to_commit
 from icedb.declared import checked_spec
 from icedb.errors import InvalidBatch, InvalidOption, MissingPart, PublicationTooLate, TableExists
@@ -159,10 +161,11 @@ def create_by_import(
     found = open_source(source, source_storage_options, table=store)
     with Footers(found.origin, table=store) as footers:
         spec = infer_spec(found, footers, sort_by=sort_by, table=store.location.uri)
-    unsaved = Handle(store, checked_spec(spec, table=store.location.uri), timing=timing, fencing=fencing)
+    spec = spec if timing is None else msgspec.structs.replace(spec, timing=timing)
+    unsaved = Handle(store, checked_spec(spec, table=store.location.uri), fencing=fencing)
     _refuse_table(unsaved)
     return _import(
-        lambda: create_handle(store, spec, timing=timing, fencing=fencing, over_files=True),
+        lambda: create_handle(store, spec, fencing=fencing, over_files=True),
         unsaved,
         source,
         source_storage_options,
@@ -317,4 +320,5 @@ class _Import:
             )
         times, before_ms = state.txn.get(self.name, (0, 0))
         remembered = {self.name: (times + 1, max(before_ms, self.listed_ms))}
-        return draft(state, t_ms=t_ms, schema=dict(self.schema), add=left, txn=remembered)
+        schema = dict(self.schema)
+        return draft(state, t_ms=t_ms, schema=schema, add=left, txn=remembered, operation="import")

@@ -16,7 +16,7 @@ from icedb.errors import (
 from icedb.format.names import Keys, encode_partition, partition_of
 from icedb.format.records import Marker, Stats
 from icedb.format.snapshot import LogState
-from icedb.handle import Handle
+from icedb.handle import STORED_MS_PRECISION, Handle
 from icedb.maintenance.examining import Examining, ReadingFooters
 from icedb.maintenance.file_columns import check_file_columns, union_of_columns
 from icedb.maintenance.footers import Demand
@@ -163,7 +163,7 @@ def _choose(
 ) -> tuple[list[SourceFile], list[SkippedFile]]:
     """Those that are not the table's yet, and why the others are left."""
     named = NamedParts(state)
-    created_ms = _created_ms(handle)
+    created_ms = _created_ms(handle, state)
     files, skipped = [], []
     for file in source.files:
         reason = named.reason(file.table_key, file.id, file.bytes)
@@ -192,12 +192,17 @@ def _forgotten(handle: Handle, file: SourceFile, imported_ms: int) -> str:
     )
 
 
-def _created_ms(handle: Handle) -> int:
-    """When the table came to be, by the store's clock: no writer of it put anything before. 0: nobody knows."""
+def _created_ms(handle: Handle, state: LogState) -> int:
+    """When the table was created, by the store's clock: no writer of it put anything before. 0: unknown.
+
+    A spec that is younger than a commit was made anew (`repair_spec`), and does not say it.
+    """
     try:
-        return handle.store.head(handle.keys.spec).stored_ms
+        stored_ms = handle.store.head(handle.keys.spec).stored_ms
     except ObjectNotFound:
         return 0
+    first_ms = min([*state.times_ms, *(m.created_ms for m in state.parts.values())], default=stored_ms)
+    return stored_ms if stored_ms <= first_ms + handle.timing.max_skew_ms + STORED_MS_PRECISION else 0
 
 
 def _may_be_a_writers(handle: Handle, file: SourceFile, created_ms: int) -> bool:

@@ -20,6 +20,7 @@ from icedb.exclusive import exclusive
 from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState
 from icedb.handle import Handle
+from icedb.options import Timing
 from icedb.partitions import parse_partition_by
 from icedb.spec import Compression, Merging, SchemaPolicy, TableSpec, all_columns, altered_spec, encode_spec
 
@@ -44,6 +45,7 @@ def spec_change(
     merge_query: str | None = None,
     merging: Merging | Literal["none"] | None = None,
     row_id: bool | None = None,
+    timing: Timing | None = None,
 ) -> Change:
     """The change that the options of `Table.alter` ask for. Raises InvalidOption."""
     given = {
@@ -57,6 +59,7 @@ def spec_change(
         "insert_query": insert_query,
         "merge_query": merge_query,
         "row_id": row_id,
+        "timing": timing,
     }
     changes: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if merging is not None:
@@ -107,7 +110,7 @@ class _Alter:
         # The older revisions go with the log files that they are in.
         holders = [k for k, f in state.effective.items() if not isinstance(f.file.spec, msgspec.UnsetType)]
         replaces = set(state.replaceable((), t_ms=t_ms)) | (set(holders) - state.far_ahead(t_ms))
-        return draft(state, t_ms=t_ms, spec=msgspec.Raw(encoded), replaces=replaces)
+        return draft(state, t_ms=t_ms, spec=msgspec.Raw(encoded), replaces=replaces, operation="alter")
 
 
 def _with_earlier(old: TableSpec, new: TableSpec, table: str) -> TableSpec:

@@ -25,8 +25,9 @@ from icedb.handle import Handle
 from icedb.maintenance.claims import FoundClaim
 from icedb.schema import type_name
 from icedb.store import StoredObject
+from icedb.times import time_text
 
-__all__ = ["Problem", "ReadLog", "Severity", "check_claims", "check_log", "read_log"]
+__all__ = ["Problem", "ReadLog", "Severity", "check_claims", "check_log", "link_problem", "read_log"]
 
 Severity = Literal["error", "warning"]
 
@@ -63,10 +64,12 @@ class ReadLog:
 
 def read_log(handle: Handle) -> ReadLog:
     """List the log, read each log file on its own, and replay those that are good. Raises the store's errors only."""
-    listed_ms = {info.key: info.stored_ms for info in handle.store.list(handle.keys.log_prefix)}
-    problems: list[Problem] = []
+    listed = handle.store.list(handle.keys.log_prefix)
+    listed_ms = {info.key: info.stored_ms for info in listed}
+    links = {info.key for info in listed if info.is_link}
+    problems = [link_problem(handle.table, key) for key in sorted(links)]
     files: dict[str, StoredLogFile] = {}
-    for some in _batches(listed_ms):
+    for some in _batches(key for key in listed_ms if key not in links):
         for key, stored in handle.store.get_many(some).items():
             try:
                 handle.keys.parse_log_file(key)
@@ -77,7 +80,7 @@ def read_log(handle: Handle) -> ReadLog:
             else:
                 files[key] = found
                 problems += _check_file(found, stored, handle.keys)
-    damaged = {p.key for p in problems if p.kind == "damaged_log"}
+    damaged = links | {p.key for p in problems if p.kind == "damaged_log"}
     state, conflicts = _replay_good(handle.table, files, listed_ms)
     gone = listed_ms.keys() - files.keys() - damaged - state.ignored
     problems += [_gone(handle.table, key) for key in sorted(gone)]
@@ -91,6 +94,17 @@ def _announced(log_files: Iterable[str], keys: Keys) -> frozenset[int]:
         with suppress(DamagedLog):
             epochs.add(keys.parse_log_file(key).epoch)
     return frozenset(e for e in epochs if e is not None)
+
+
+def link_problem(table: str, key: str) -> Problem:
+    """The problem of a symbolic link in a folder of the table."""
+    return Problem(
+        "symbolic_link",
+        "error",
+        key,
+        f"{table}: '{key}' is a symbolic link. What it leads to is neither read nor deleted. Put the file or folder "
+        "itself in its place, or remove the link.",
+    )
 
 
 def _gone(table: str, key: str) -> Problem:
@@ -114,7 +128,11 @@ def _batches(keys: Iterable[str]) -> Iterator[list[str]]:
 def _check_file(stored: StoredLogFile, body: StoredObject, keys: Keys) -> Iterator[Problem]:
     """What decoding alone does not see: name and content say the same, and sections lie one after the other."""
     key, file, name = stored.key, stored.file, keys.parse_log_file(stored.key)
-    header = msgspec.json.decode(body.body.split(b"\n", 1)[0], type=Header)
+    try:
+        header = msgspec.json.decode(body.body.split(b"\n", 1)[0], type=Header)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        yield Problem("damaged_log", "error", key, f"the header of the log file '{key}' cannot be read ({error}).")
+        return
     lines = body.body.count(b"\n") + 1
     parts_from = lines if header.part_line is None else header.part_line
     tombstones_from = parts_from if header.tombstone_line is None else header.tombstone_line
@@ -140,8 +158,8 @@ def _check_file(stored: StoredLogFile, body: StoredObject, keys: Keys) -> Iterat
             "name_time",
             "warning",
             key,
-            f"the log file '{key}' has the time {file.t_ms} in its header and {name.t_ms} in its name. Its parts count "
-            "from their markers' times; it was renamed or copied: find out by whom.",
+            f"the log file '{key}' has the time {time_text(file.t_ms)} in its header and {time_text(name.t_ms)} in its "
+            "name. Its parts count from their markers' times; it was renamed or copied: find out by whom.",
         )
     # A void stands where an append that brings a column would have stood; v3 programs name log files as they like.
     if file.epoch is not None and not file.void and file.carries_tombstones and not name.merged:

@@ -43,10 +43,11 @@ class Claims:
 
 def read_claims(handle: Handle) -> Claims:
     """List and read the claims. One that is gone meanwhile is history: the log, if read afterwards, tells the rest."""
-    keys = [info.key for info in handle.store.list(handle.keys.claims_prefix) if info.key != handle.keys.probe]
+    listed = [info for info in handle.store.list(handle.keys.claims_prefix) if info.key != handle.keys.probe]
+    keys = [info.key for info in listed if not info.is_link]
     pins = [k for k in keys if handle.keys.parse_pin(k) is not None]
     found: list[FoundClaim] = []
-    damaged: list[DamagedLog] = []
+    damaged = [_damaged(info.key, "it is a symbolic link") for info in listed if info.is_link]
     for key, stored in handle.store.get_many([k for k in keys if k not in pins]).items():
         try:
             found.append(_decode(key, stored, handle.keys))

@@ -8,6 +8,7 @@ request: the next run finishes the work. Objects that no log file names are not 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -22,9 +23,12 @@ from icedb.format.snapshot import LogState
 from icedb.handle import Handle
 from icedb.maintenance.carrying import calling_live
 from icedb.maintenance.pins import Pin, is_needed, pins_in_force, read_pins
+from icedb.table_place import below_other_tables
 from icedb.transactions import is_recorded
 
 __all__ = ["DELETES_MAX", "CleanupPlan", "CleanupReport", "cleanup", "plan_cleanup"]
+
+logger = logging.getLogger(__name__)
 
 # With a grace period of (nearly) nothing, forgetting makes new ripe tombstones; each round leaves fewer.
 ROUNDS_MAX = 10
@@ -161,21 +165,32 @@ def cleanup(
     Raises GraceTooShort, InvalidOption, ClockSkew, DamagedLog (a pin cannot be read), CommitContended, CommitUncertain
     and the store's errors.
     """
-    grace_ms = handle.timing.grace_ms if grace_ms is None else grace_ms
-    short = grace_ms < 2 * handle.timing.commit_timeout_ms
-    if grace_ms < 0 or (short and not allow_short_grace):
-        raise GraceTooShort(
-            f"{handle.table}: a grace period of {duration_text(grace_ms)} could delete what a running reader or writer "
-            f"still needs; it must be at least {duration_text(2 * handle.timing.commit_timeout_ms)}. If nothing else "
-            "uses the table now, pass allow_short_grace=True."
-        )
+    if grace_ms is not None:
+        handle.learn_changed_times()
+    short = _check_grace(handle, grace_ms, allow_short=allow_short_grace)
     if deletes_max < 1:
         raise InvalidOption(f"{handle.table}: deletes_max is {deletes_max}; give 1 at least.")
-    run = _Run(handle, grace_ms, deletes_max, dry_run, at_rest=short, commit=nothing_to_commit(handle))
+    run = _Run(
+        handle, grace_ms, allow_short_grace, deletes_max, dry_run, at_rest=short, commit=nothing_to_commit(handle)
+    )
     for _ in range(1 + (ROUNDS_MAX if short and not dry_run else 0)):
         if not run.round():
             break
     return run.report()
+
+
+def _check_grace(handle: Handle, grace_ms: int | None, *, allow_short: bool) -> bool:
+    """Whether a grace period is too short for other programs to go on. Raises GraceTooShort unless that is allowed."""
+    if grace_ms is None:
+        return False
+    least_ms = 2 * handle.timing.commit_timeout_ms
+    if grace_ms < 0 or (grace_ms < least_ms and not allow_short):
+        raise GraceTooShort(
+            f"{handle.table}: a grace period of {duration_text(grace_ms)} could delete what a running reader or writer "
+            f"still needs; it must be at least {duration_text(least_ms)}. If nothing else uses the table now, pass "
+            "allow_short_grace=True."
+        )
+    return grace_ms < least_ms
 
 
 @dataclass(slots=True)
@@ -183,7 +198,9 @@ class _Run:
     """One call, in one round or, without a grace period, several; and what it has done so far."""
 
     handle: Handle
-    grace_ms: int
+    #: None: the table's.
+    grace_ms: int | None
+    allow_short_grace: bool
     deletes_left: int
     dry_run: bool
     at_rest: bool
@@ -202,12 +219,15 @@ class _Run:
     def round(self) -> bool:
         """Whether another round could find more to do."""
         state = self.handle.read(everything=True)
+        # After the log was read: another program may have changed the times.
+        _check_grace(self.handle, self.grace_ms, allow_short=self.allow_short_grace)
+        grace_ms = self.handle.timing.grace_ms if self.grace_ms is None else self.grace_ms
         now_ms = self._now_ms(state)
-        cutoff_ms = now_ms - self.grace_ms
+        cutoff_ms = now_ms - grace_ms
         plan = plan_cleanup(
             state,
             now_ms=now_ms,
-            grace_ms=self.grace_ms,
+            grace_ms=grace_ms,
             pins=pins_in_force(self.handle, cutoff_ms=cutoff_ms),
             deletes_max=self.deletes_left,
         )
@@ -245,6 +265,9 @@ class _Run:
         pins = pins_in_force(self.handle, cutoff_ms=cutoff_ms)
         parts = [m for m in planned if not is_needed(m, pins)]
         self.kept_for_pins += len(planned) - len(parts)
+        if foreign := below_other_tables(self.handle, (m.key for m in parts)):
+            logger.warning("%s: parts of another table are named by the log, and kept: %s", self.handle.table, foreign)
+            parts = [m for m in parts if m.key not in foreign]
         self._delete([m.key for m in parts])
         return parts
 
@@ -348,4 +371,4 @@ class _Forget:
         if not (dead or calling):
             return None
         self.replaced = tuple(sorted(calling.union(state.replaceable(keys, t_ms=t_ms))))
-        return draft(state, t_ms=t_ms, replaces=self.replaced, forget=keys)
+        return draft(state, t_ms=t_ms, replaces=self.replaced, forget=keys, operation="cleanup")

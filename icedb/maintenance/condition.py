@@ -16,9 +16,10 @@ import hashlib
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from icedb.arguments import checks_arguments
 from icedb.errors import InvalidOption
 from icedb.format.names import partition_of
 from icedb.format.part_columns import MarkerView
@@ -29,6 +30,7 @@ from icedb.live_parts import LiveParts
 from icedb.maintenance.merge import PART_BYTES_MAX, Tiers, plan_merge
 from icedb.maintenance.merge_log import mergeable_log_files, plan_merge_log
 from icedb.maintenance.pins import Pin, is_needed, pins_in_force
+from icedb.options import Timing
 
 __all__ = ["Condition", "Due", "PartitionCondition", "Recommendation", "SizeClass", "Thresholds", "condition_of",
            "examine", "recommend"]  # fmt: skip
@@ -43,6 +45,7 @@ _LEAST_OF_OTHERS = 2
 _MEGABYTE = 1_000_000
 
 
+@checks_arguments
 @dataclass(frozen=True, slots=True)
 class Thresholds:
     """What a table should stay below. Maintenance is recommended from half of each on, rounded down.
@@ -145,6 +148,11 @@ class Condition:
     recommendations: tuple[Recommendation, ...] = ()
     #: The live parts by size, the smallest first; classes without any are left out.
     sizes: tuple[SizeClass, ...] = ()
+    #: When the newest commit was made, and the operation that its header records; None: there is none.
+    last_commit_ms: int | None = None
+    last_operation: str | None = None
+    #: The table's times that count now.
+    timing: Timing = field(default_factory=Timing)
 
     @property
     def small_parts(self) -> int:
@@ -250,6 +258,7 @@ def condition_of(
     expired_log_files = _expired_log_files(state, cutoff_ms)
     small_log_files = plan_merge_log(mergeable_log_files(state, ahead_ms))
     partitions, sizes = _partitions(handle, state, _free(live, held, thresholds), thresholds, now_ms=now_ms)
+    last = max((f.file for f in state.effective.values()), key=lambda file: file.t_ms, default=None)
     return Condition(
         table=handle.table,
         at_ms=now_ms,
@@ -269,6 +278,9 @@ def condition_of(
         expired_basis=_digest([*(m.key for m in expired), *expired_log_files]),
         horizon_ms=state.horizon_ms,
         newest_rows_ms=_newest_rows_ms(state),
+        last_commit_ms=None if last is None else last.t_ms,
+        last_operation=None if last is None else last.operation or None,
+        timing=handle.timing,
         sizes=sizes,
     )
 

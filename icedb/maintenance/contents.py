@@ -6,8 +6,6 @@ after the whole object was fetched and could not be read either: a network that 
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -23,6 +21,7 @@ from icedb.maintenance.audit import Problem
 from icedb.parts import digest
 from icedb.progress import progress
 from icedb.store import ObjectNotFound
+from icedb.temporary import make_folder, remove_folder
 
 __all__ = ["check_contents", "check_footers"]
 
@@ -67,7 +66,7 @@ def check_footers(handle: Handle, markers: Sequence[Marker]) -> list[Problem]:
 
 def _suspects(handle: Handle, con: duckdb.DuckDBPyConnection, markers: Sequence[Marker]) -> list[Marker]:
     """The parts whose footer cannot be read or counts other rows. One bad part fails its query, so halves are tried."""
-    by_path = {handle.part(m).path: m for m in markers}
+    by_path = dict(zip(handle.own_paths([handle.part(m) for m in markers]), markers, strict=True))
     paths = ", ".join(map(quote_text, by_path))
     query = f"SELECT file_name, num_rows FROM parquet_file_metadata([{paths}])"
     try:
@@ -89,7 +88,7 @@ def check_contents(handle: Handle, markers: Sequence[Marker], *, deep: bool) -> 
     """
     if not markers:
         return []
-    folder = Path(tempfile.mkdtemp(prefix="icedb-verify-"))
+    folder = make_folder("verify")
     con = connect_reader(handle.location)
     try:
         problems: list[Problem] = []
@@ -105,7 +104,7 @@ def check_contents(handle: Handle, markers: Sequence[Marker], *, deep: bool) -> 
         return problems
     finally:
         con.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
 
 
 def _check_part(
@@ -123,7 +122,7 @@ def _check_part(
 def _fetched(handle: Handle, marker: Marker, path: Path) -> Iterator[Path]:
     """The object as a file: where it lies, or a copy at `path` for as long as it is looked at."""
     if handle.location.scheme == "file":
-        yield Path(handle.part(marker).path)
+        yield Path(*handle.own_paths([handle.part(marker)]))
         return
     path.write_bytes(handle.store.get(marker.key).body)
     try:

@@ -84,12 +84,12 @@ def _copied_before(
     handle: Handle, state: LogState, partitions: Iterable[str], now_ms: int
 ) -> Mapping[tuple[str, int, str], ObjectInfo]:
     """What may be used again: parts that the log does not name and no sweep will take in the next hours."""
-    least_ms = now_ms - handle.timing.part_timeout_ms // 2
+    least_ms = now_ms - handle.part_timeout_ms(now_ms - handle.timing.part_timeout_ms) // 2
     prefix = handle.keys.data_prefix
     return {
         (info.key.rpartition("/")[2][:_ID_LENGTH], info.bytes, partition_of(prefix, info.key)): info
         for info in stored_parts(handle, partitions)
-        if info.key not in state.parts and info.stored_ms >= least_ms
+        if info.key not in state.parts and info.stored_ms >= least_ms and not info.is_link
     }
 
 

@@ -8,11 +8,8 @@ else is only tombstoned. A part that another commit replaced meanwhile keeps its
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import duckdb
 
@@ -30,6 +27,7 @@ from icedb.progress import progress
 from icedb.rewriting import Rewrite, Rewriter, rewrite_parts
 from icedb.scan import FILE_COLUMN, explain, relation, visible_partitions
 from icedb.store import ObjectNotFound
+from icedb.temporary import make_folder, remove_folder
 from icedb.work import IN_PROCESS, Engine, Means, Work
 
 __all__ = ["DeleteReport", "Finder", "Finding", "Found", "delete", "find_rows"]
@@ -134,7 +132,7 @@ class Finding(Work[tuple[Part, ...], dict[str, int]]):
         """See Work. Raises as `find_rows`."""
         started_ms = handle.clock.now_ms()
         memory_bytes = means.memory_bytes or memory_bytes_default()
-        folder = Path(tempfile.mkdtemp(prefix="icedb-find-", dir=means.folder))
+        folder = make_folder("find", below=means.folder)
         counts = []
         try:
             with (
@@ -151,11 +149,11 @@ class Finding(Work[tuple[Part, ...], dict[str, int]]):
             inputs = [p for parts in items for p in parts]
             raise explain(handle, inputs, error, as_of_ms=started_ms, wrong_sql=wrong_sql) from None
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
         return counts
 
     def _count(self, handle: Handle, con: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> dict[str, int]:
-        keys = {handle.readable_path(p): p.key for p in parts}
+        keys = dict(zip(handle.readable_paths(parts), (p.key for p in parts), strict=True))
         rows = relation(handle, parts, self.schema, self.types, with_file=True)
         found = con.execute(
             f"SELECT {FILE_COLUMN}, count(*) FROM ({rows}) AS t WHERE (\n{self.predicate}\n) GROUP BY ALL"
@@ -192,7 +190,7 @@ def delete(
     markers = rewriter(handle, rewrites, state.schema)
     written = {r: () if m is None else (m,) for r, m in zip(rewrites, markers, strict=True)}
     _check_counts(handle, written, found)
-    operation = Rewritten(written, born_ms=born_ms)
+    operation = Rewritten(written, operation="delete", born_ms=born_ms)
     commit = exclusive(handle, operation)
     emptied = sum(not markers for markers in operation.kept.values())
     return DeleteReport(

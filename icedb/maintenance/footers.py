@@ -6,8 +6,6 @@ memory) and what it could not read is fetched first: a network that fails is no 
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from icedb.parts import digest
 from icedb.schema import describe, storage_type
 from icedb.statistics import encode_statistics, figures_sql
 from icedb.store import ObjectNotFound, ObjectStore, fetch
+from icedb.temporary import make_folder, remove_folder
 from icedb.work import Means
 
 __all__ = ["Demand", "Examined", "Footer", "Footers"]
@@ -91,7 +90,7 @@ class Footers:
 
     def __enter__(self) -> Self:
         means = self._means
-        self._folder = Path(tempfile.mkdtemp(prefix="icedb-import-", dir=means.folder))
+        self._folder = make_folder("import", below=means.folder)
         self._con = connect_reader(
             self._location, memory_bytes=means.memory_bytes, folder=self._folder, threads=means.threads
         )
@@ -99,7 +98,7 @@ class Footers:
 
     def __exit__(self, *_: object) -> None:
         self._con.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_folder(self._folder)
 
     def read(self, file: SourceFile) -> Footer:
         """The footer. Raises InvalidBatch for what is no Parquet file that can be read, UnsupportedType."""

@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Literal
 
 from icedb.answers import query_of_merges
+from icedb.arguments import checks_arguments
 from icedb.commit import Commit, nothing_to_commit
 from icedb.errors import InvalidOption
 from icedb.exclusive import exclusive
@@ -43,6 +44,7 @@ INPUT_PARTS_MAX = 10_000
 INPUT_BYTES_MAX = 16 * 1024 * 1024 * 1024
 
 
+@checks_arguments
 @dataclass(frozen=True, slots=True)
 class Tiers:
     """How to merge without writing the same rows too often: parts only with others of about their size.
@@ -222,7 +224,8 @@ def carry_out(
         groups = tuple(replace(g, query=query) for g in plan.groups)
     markers = rewriter(handle, groups, schema)
     written = {g: () if m is None else (m,) for g, m in zip(groups, markers, strict=True)}
-    operation = Rewritten(written, born_ms=born_ms, schema=new_columns(schema, state.schema), sparing=True)
+    brought = new_columns(schema, state.schema)
+    operation = Rewritten(written, operation="merge", born_ms=born_ms, schema=brought, sparing=True)
     commit = exclusive(handle, operation)
     return MergeReport(
         commit=commit,

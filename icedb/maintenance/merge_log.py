@@ -103,7 +103,7 @@ class _MergeLog:
             left[""] = sum(lines[k] for k in self.merged)
         self.log_files = len(left) + len(state.effective) - len(lines)
         self.remaining = len(plan_merge_log(left, lines_max=self.lines_max, files_min=self.files_min))
-        return draft(state, t_ms=t_ms, replaces=self.merged) if self.merged else None
+        return draft(state, t_ms=t_ms, replaces=self.merged, operation="merge_log") if self.merged else None
 
 
 def mergeable_log_files(state: LogState, t_ms: int) -> dict[str, int]:

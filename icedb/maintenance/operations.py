@@ -39,24 +39,32 @@ class Append:
         columns = all_columns(self._handle.spec, state.schema)  # reading `state` has brought the spec up to date
         check_columns(self._written.schema, columns, table=state.table)
         check_declared(self._handle.spec, self._written.schema, columns, table=state.table)
-        return draft(state, t_ms=t_ms, schema=dict(self._written.schema), add=self._written.markers)
+        schema, markers = dict(self._written.schema), self._written.markers
+        return draft(state, t_ms=t_ms, schema=schema, add=markers, operation="insert")
 
 
 class Replace:
     """Tombstone the live parts that `choose` names, and put `written` (if any) in their place: overwrite, drop.
 
     `sequences`: transactions that the table need not have any more, application -> sequence; the log records them.
+    `operation`: the name that the log records; None: overwrite or drop.
     """
 
     reads_everything = False
 
     def __init__(
-        self, choose: Choice, written: WrittenParts | None = None, *, sequences: Mapping[str, int] | None = None
+        self,
+        choose: Choice,
+        written: WrittenParts | None = None,
+        *,
+        sequences: Mapping[str, int] | None = None,
+        operation: str | None = None,
     ) -> None:
         self._choose = choose
         self._sequences = sequences or {}
         self._markers: Sequence[Marker] = written.markers if written else ()
         self._schema: Mapping[str, str] = written.schema if written else {}
+        self._operation = operation or ("overwrite" if self._markers else "drop")
         self.outputs: list[str] = [m.key for m in self._markers]
         self.unused: list[str] = []
         self.born_ms: int | None = written.born_ms if self._markers and written else None
@@ -79,6 +87,7 @@ class Replace:
             add=self._markers,
             tombstone=dead,
             replaces=state.replaceable(dead, t_ms=t_ms),
+            operation=self._operation,
         )
 
 
@@ -88,6 +97,7 @@ class Rewritten:
     A rewrite is kept while all its inputs are live; then it is committed as it is, whatever else landed meanwhile. One
     that lost an input is dropped, for its output holds rows that are gone, or that live elsewhere by now.
 
+    `operation`: the name that the log records.
     `sparing`: log files that hold much else are not replaced; a cleanup forgets the inputs later then.
     """
 
@@ -97,6 +107,7 @@ class Rewritten:
         self,
         written: Mapping[Rewrite, Sequence[Marker]],
         *,
+        operation: str,
         born_ms: int,
         schema: Mapping[str, str] | None = None,
         sparing: bool = False,
@@ -105,6 +116,7 @@ class Rewritten:
         self.kept: dict[Rewrite, Sequence[Marker]] = dict(written)
         self._schema: Mapping[str, str] = schema or {}
         self._sparing = sparing
+        self._operation = operation
         self.unused: list[str] = []
         self.born_ms: int | None = born_ms
 
@@ -135,6 +147,7 @@ class Rewritten:
             moved=True,
             tombstone=inputs,
             replaces=replaceable(state, inputs, t_ms=t_ms),
+            operation=self._operation,
         )
 
 

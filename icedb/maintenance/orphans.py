@@ -6,6 +6,9 @@ that, by the store's clock. It lists parts, then claims, then log files (claims 
 once more in that order right before it deletes. Log files that are ignored or superseded name parts too. A claim of
 an epoch that the log has decided names none: its log file does, if it is no void. What cannot be read stops it:
 unknown means keep. It never leaves the table's own `_data/` and deletes only `.parquet` there.
+
+In a folder it also deletes what puts of killed processes have left, as old as orphans have to be. It holds rows, or
+values of the log, and no listing has it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from icedb.errors import DamagedLog, GraceTooShort
 from icedb.format.names import Keys, partition_of
 from icedb.handle import Handle
 from icedb.maintenance.claims import Claims, read_claims
-from icedb.store import ObjectInfo
+from icedb.store import ObjectInfo, unfinished_puts
 from icedb.table_place import RESERVED, foreign_roots, is_below
 
 __all__ = ["ORPHANS_MAX", "SweepPlan", "SweepReport", "is_part", "named_by_claims", "plan_sweep", "sweep_orphans"]
@@ -31,7 +34,7 @@ ORPHANS_MAX = 10_000
 class SweepPlan:
     """Objects under `_data/` that nothing names. `young` may be being written.
 
-    `foreign` are no parts of this table: they have other names, or lie below another table.
+    `foreign` are no parts of this table: they have other names, lie below another table, or are symbolic links.
     """
 
     orphans: tuple[ObjectInfo, ...]
@@ -51,6 +54,8 @@ class SweepReport:
     young_bytes: int
     foreign: tuple[str, ...]
     dry_run: bool
+    #: What puts into a folder left when they were cut short, and this deleted or would delete.
+    unfinished_puts: int = 0
 
 
 def plan_sweep(
@@ -60,7 +65,7 @@ def plan_sweep(
     objects = list(objects)
     others = foreign_roots((i.key for i in objects), keys)
     unnamed = sorted((i for i in objects if i.key not in named), key=lambda i: (i.stored_ms, i.key))
-    parts = [i for i in unnamed if is_part(keys, i.key) and not is_below(i.key, others)]
+    parts = [i for i in unnamed if not i.is_link and is_part(keys, i.key) and not is_below(i.key, others)]
     kept = {i.key for i in parts}
     return SweepPlan(
         orphans=tuple(i for i in parts if now_ms - i.stored_ms >= min_age_ms),
@@ -86,16 +91,16 @@ def sweep_orphans(
     Raises GraceTooShort, ClockSkew, DamagedLog (a log file or a claim that cannot be read, or old parts and a log
     without commits), and what reading the log raises; nothing is deleted then.
     """
-    min_age_ms = _check_age(handle, min_age_ms)
     plan = _look(handle, min_age_ms)
     chosen = plan.orphans[: max(0, limit)]
-    if chosen and not dry_run:
+    unfinished = _unfinished(handle, _check_age(handle, min_age_ms))
+    if (chosen or unfinished) and not dry_run:
         handle.check_writable()
         # A clock that is a day ahead would take what is being written for old.
         handle.check_clock("", put_after_ms=0)
         still = {i.key for i in _look(handle, min_age_ms).orphans}
         chosen = tuple(i for i in chosen if i.key in still)
-        handle.store.delete([i.key for i in chosen])
+        handle.store.delete([*(i.key for i in chosen), *unfinished])
     return SweepReport(
         deleted_parts=tuple(i.key for i in chosen),
         deleted_bytes=sum(i.bytes for i in chosen),
@@ -104,7 +109,16 @@ def sweep_orphans(
         young_bytes=sum(i.bytes for i in plan.young),
         foreign=tuple(i.key for i in plan.foreign),
         dry_run=dry_run,
+        unfinished_puts=len(unfinished),
     )
+
+
+def _unfinished(handle: Handle, min_age_ms: int) -> list[str]:
+    """Old staged files of the table's own folders. A put that is being written is young: its file just changed."""
+    now_ms = handle.clock.now_ms() - handle.timing.max_skew_ms
+    prefixes = (handle.keys.data_prefix, handle.keys.log_prefix, handle.keys.claims_prefix)
+    found = (info for prefix in prefixes for info in unfinished_puts(handle.store, prefix))
+    return [info.key for info in found if now_ms - info.stored_ms >= min_age_ms]
 
 
 def _check_age(handle: Handle, min_age_ms: int | None) -> int:
@@ -119,10 +133,9 @@ def _check_age(handle: Handle, min_age_ms: int | None) -> int:
     return min_age_ms
 
 
-def _look(handle: Handle, min_age_ms: int) -> SweepPlan:
+def _look(handle: Handle, min_age_ms: int | None) -> SweepPlan:
     """Parts, then claims, then log files: in any other order, a claim could become a log file unseen."""
-    # The time before the listing, and the skew on the safe side: no part looks older than it is.
-    now_ms = handle.clock.now_ms() - handle.timing.max_skew_ms
+    listed_ms = handle.clock.now_ms()
     objects = handle.store.list(handle.keys.data_prefix)
     claims = read_claims(handle)
     if claims.damaged:
@@ -130,6 +143,10 @@ def _look(handle: Handle, min_age_ms: int) -> SweepPlan:
     state = handle.read(everything=True)
     in_log = {m.key for f in state.files.values() for m in f.file.markers}
     named = frozenset(in_log | named_by_claims(claims, epoch=state.epoch))
+    # The time before the listing, and the skew on the safe side: no part looks older than it is.
+    now_ms = listed_ms - handle.timing.max_skew_ms
+    # By the times of the log that was just read: another program may have made them longer.
+    min_age_ms = _check_age(handle, min_age_ms)
     plan = plan_sweep(objects, named, keys=handle.keys, now_ms=now_ms, min_age_ms=min_age_ms)
     if plan.orphans and not state.files:
         # A table that was never written and one whose log was lost look the same. The parts may be all its rows.

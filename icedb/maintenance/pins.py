@@ -114,6 +114,7 @@ def pin(
 
 def unpin(handle: Handle, name: str, *, dry_run: bool = False) -> bool:
     """Remove a pin; whether there was one. See `Table.unpin`."""
+    handle.check_spec()
     key = handle.keys.pin(name)
     try:
         handle.store.head(key)
@@ -234,7 +235,7 @@ def _check_kept(handle: Handle, state: LogState, planned: Pin, *, now_ms: int) -
     # A cleanup whose clock is ahead may have listed the pins just before the store got ours, which is at most
     # `commit_timeout_ms` after its own time.
     latest_ms = max(planned.created_ms + timing.commit_timeout_ms, now_ms)
-    doomed_ms = latest_ms - timing.grace_ms + 2 * timing.max_skew_ms + STORED_MS_PRECISION
+    doomed_ms = handle.doomed_ms(latest_ms) + 2 * timing.max_skew_ms + STORED_MS_PRECISION
     needed = live_markers(state, planned.as_of_ms)  # raises SnapshotExpired before the horizon
     doomed = [m for m in needed if m.tombstoned_ms is not None and m.tombstoned_ms <= doomed_ms]
     if doomed:

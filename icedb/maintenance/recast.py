@@ -6,8 +6,6 @@ JSON of what is nested, DuckDB's text of all else. A part keeps its partition, i
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from icedb.scan import explain, read_parquet
 from icedb.schema import describe
 from icedb.statistics import encode_statistics, figures_sql, statistics_columns
 from icedb.store import ObjectNotFound
+from icedb.temporary import make_folder, remove_folder
 
 __all__ = ["Miscast", "check_values", "find_miscast", "recast"]
 
@@ -167,11 +166,11 @@ def _recast(handle: Handle, con: duckdb.DuckDBPyConnection, miscast: Miscast, ke
 def _connected(handle: Handle, parts: Sequence[Part]) -> Iterator[tuple[duckdb.DuckDBPyConnection, Path]]:
     """A connection that can read these parts, and a folder; an error of DuckDB's becomes what it means."""
     started_ms = handle.clock.now_ms()
-    folder = Path(tempfile.mkdtemp(prefix="icedb-repair-"))
+    folder = make_folder("repair")
     try:
         with connect_reader(handle.location, memory_bytes=memory_bytes_default(), folder=folder) as con:
             yield con, folder
     except (duckdb.Error, ObjectNotFound) as error:
         raise explain(handle, parts, error, as_of_ms=started_ms) from None
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)

@@ -25,6 +25,7 @@ from icedb.maintenance.recast import Miscast, check_values, find_miscast, recast
 from icedb.partitions import partition_types
 from icedb.schema import checked_type, storage_type
 from icedb.spec import TableSpec, altered_spec, encode_spec
+from icedb.times import time_text
 
 __all__ = ["RepairReport", "repair"]
 
@@ -169,6 +170,7 @@ class _Repair:
             moved=True,
             tombstone=gone,
             replaces=replaces,
+            operation="repair",
         )
 
     def _write(self, parts: Sequence[Part]) -> None:
@@ -188,7 +190,7 @@ class _Repair:
             raise SchemaConflict(
                 f"{state.table}: the log file '{ahead[0]}', which gives column '{column.column}' another type than "
                 f"{column.type}, is from a clock that is far ahead, and cannot be replaced before its time "
-                f"({state.files[ahead[0]].file.t_ms}, unix ms) has come. Nothing was changed. Repair the table then, "
+                f"({time_text(state.files[ahead[0]].file.t_ms)}) has come. Nothing was changed. Repair the table then, "
                 "or choose the type that it gives.",
                 column=column.column,
                 types=(column.types[0], column.types[1]),

@@ -74,7 +74,10 @@ def plan_restore(state: LogState, as_of_ms: int, *, pinned: bool = False) -> Res
 
     A part that is live now and has the very content of one that is dead stands for it: the copy of an earlier restore.
     """
-    then = live_markers(state, as_of_ms, pinned=pinned)
+    return _plan(state, as_of_ms, live_markers(state, as_of_ms, pinned=pinned))
+
+
+def _plan(state: LogState, as_of_ms: int, then: Sequence[Marker]) -> RestorePlan:
     dead = [m for m in then if m.tombstoned_ms is not None]
     newer = [m for m in state.live if m.created_ms > as_of_ms]
     shared = Counter(map(_content, dead)) & Counter(map(_content, newer))
@@ -158,8 +161,8 @@ class _Restore:
     def plan(self, state: LogState) -> RestorePlan:
         """Plan the restore. Raises SnapshotExpired, and InvalidOption for a table that it would leave without rows."""
         pinned = self.as_of_ms < state.horizon_ms and is_pinned(self.handle, self.as_of_ms)
-        plan = plan_restore(state, self.as_of_ms, pinned=pinned)
         then = live_markers(state, self.as_of_ms, pinned=pinned)
+        plan = _plan(state, self.as_of_ms, then)
         self.rows_before, self.rows_after = total_rows(state.live), total_rows(then)
         if plan.gone and self.rows_after == 0 and not self.allow_empty:
             first_ms = min(m.created_ms for m in state.parts.values())
@@ -186,6 +189,7 @@ class _Restore:
             moved=True,
             tombstone=gone,
             replaces=state.replaceable(gone, t_ms=t_ms),
+            operation="restore",
         )
 
     def _copy(self, state: LogState, markers: Sequence[Marker]) -> None:

@@ -106,7 +106,7 @@ def rewrite_partition(
             return _report(rewrite, written, nothing_to_commit(handle), dry_run=True)
         # Of an empty answer nothing stays, new columns neither.
         schema = written.schema if written.markers else {}
-        operation = Rewritten({rewrite: written.markers}, born_ms=written.born_ms, schema=schema)
+        operation = Rewritten({rewrite: written.markers}, operation="rewrite", born_ms=written.born_ms, schema=schema)
         commit = exclusive(handle, operation)
         if operation.kept:
             return _report(rewrite, written, commit, dry_run=False)

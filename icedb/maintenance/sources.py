@@ -19,6 +19,7 @@ from icedb.errors import InvalidOption
 from icedb.format.names import NULL_VALUE
 from icedb.location import Location, parse_location
 from icedb.store import ObjectInfo, ObjectNotFound, ObjectStore, open_store
+from icedb.table_place import is_table
 
 __all__ = ["Origin", "Source", "SourceFile", "open_source", "was_listed"]
 
@@ -90,6 +91,11 @@ def open_source(
     store = Origin(location, same).store(table)
     _refuse_other_table(store, location, home, address)
     root, infos = _list(store, location)
+    if links := [i.key for i in infos if i.is_link and not _is_hidden(i.key.removeprefix(root).split("/"))]:
+        raise InvalidOption(
+            f"{home.uri}: '{location.root_uri}/{links[0]}' is a symbolic link, which imports do not follow. Put the "
+            "file or folder itself in its place, or import the address that it leads to."
+        )
     accepts = _matcher(pattern)
     files = tuple(
         _file(info, location, home, root=root, same=same)
@@ -218,9 +224,13 @@ def _refuse_other_table(store: ObjectStore, location: Location, home: Location, 
     before, data, _ = path.rpartition("/_data/")
     if not data or f"{before}/" == f"{home.uri}/":
         return
-    log = open_store(replace(location, root=before)) if location.scheme == "file" else store
-    prefix = "_log/" if location.scheme == "file" else f"{before}/_log/".removeprefix(f"{location.root_uri}/")
-    if log.list(prefix):
+    is_folder = location.scheme == "file"
+    above = replace(
+        location,
+        root=before if is_folder else location.root,
+        prefix="" if is_folder else before.removeprefix(f"{location.root_uri}/"),
+    )
+    if is_table(store.beside(above)):
         raise InvalidOption(
             f"{home.uri}: '{address}' holds the parts of another table, and some of them may be superseded. Insert "
             "what a query of that table returns."

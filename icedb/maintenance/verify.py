@@ -15,14 +15,16 @@ from itertools import islice
 from icedb.errors import DamagedLog, InvalidOption
 from icedb.format.names import Keys
 from icedb.format.records import Marker, total_rows
-from icedb.handle import Handle
-from icedb.maintenance.audit import Problem, ReadLog, check_claims, check_log, read_log
+from icedb.handle import Handle, lost_spec
+from icedb.maintenance.audit import Problem, ReadLog, check_claims, check_log, link_problem, read_log
 from icedb.maintenance.claims import Claims, read_claims
 from icedb.maintenance.contents import check_contents, check_footers
 from icedb.maintenance.orphans import SweepPlan, named_by_claims, plan_sweep
 from icedb.maintenance.pins import is_needed, read_pins
+from icedb.opening import is_lost
 from icedb.store import ObjectInfo
 from icedb.table_place import foreign_roots, is_below
+from icedb.times import time_text
 
 __all__ = ["VerifyReport", "verify"]
 
@@ -71,10 +73,11 @@ class VerifyReport:
         rows = "unknown number of" if self.live_rows is None else f"{self.live_rows:,}"
         compared = f"{self.live_parts - self.unchecked_parts:,} compared with their digest"
         checked = compared if self.deep else "footers read" if self.footers else "sizes compared, no part opened"
+        horizon = time_text(self.horizon_ms) if self.horizon_ms else "none"
         lines = [
             ("table", self.table),
             ("log", f"{self.log_files:,} log files, {self.superseded_log_files:,} of them superseded"),
-            ("epoch", f"{self.epoch:,}, {self.live_epochs:,} in force; horizon {self.horizon_ms}"),
+            ("epoch", f"{self.epoch:,}, {self.live_epochs:,} in force; horizon {horizon}"),
             ("live", f"{self.live_parts:,} parts, {rows} rows, {self.live_bytes:,} bytes; {checked}"),
             ("tombstoned", f"{self.tombstoned_parts:,} parts, {self.tombstoned_bytes:,} bytes"),
             ("claims", f"{self.claims:,}, and {self.pins:,} pins"),
@@ -102,7 +105,8 @@ class _Look:
     @property
     def present(self) -> list[Marker]:
         """The live parts whose object is there."""
-        return [m for m in self.log.state.live if m.key in self.stored]
+        stored = self.stored
+        return [m for m in self.log.state.live if m.key in stored and not stored[m.key].is_link]
 
 
 def verify(handle: Handle, *, deep: bool = False, footers: bool = True) -> VerifyReport:
@@ -149,12 +153,14 @@ def _look(handle: Handle) -> _Look:
     outside = [i.key for i in objects if i.key != keys.spec and not i.key.startswith(ours)]
     beside = foreign_roots(outside, keys)  # tables at nested addresses, such as `events/daily` below `events`
     outside = [key for key in outside if not is_below(key, beside)]
-    foreign = tuple(sorted([*outside, *(i.key for i in unnamed.foreign)]))
+    foreign = tuple(sorted([*outside, *(i.key for i in unnamed.foreign if not i.is_link)]))
     problems = [
         *log.problems,
+        *_check_spec(handle, log, spec_is_listed=any(i.key == keys.spec for i in objects)),
         *check_log(log, now_ms=handle.clock.now_ms(), skew_ms=timing.max_skew_ms),  # listed since `now_ms`
         *check_claims(claims.found, log),
         *_check_claims_read(handle.keys, claims),
+        *(link_problem(handle.table, i.key) for i in stored.values() if i.is_link),
         *_check_objects(handle.table, log.state.live, stored),
         *(_check_pins(handle, log, stored, now_ms) if claims.pins else ()),
         *_check_unnamed(handle.table, unnamed, timing.min_age_ms, sure=not log.unread and not claims.damaged),
@@ -174,6 +180,12 @@ def _unnamed(handle: Handle, stored: Mapping[str, ObjectInfo], claims: Claims, l
     )
 
 
+def _check_spec(handle: Handle, log: ReadLog, *, spec_is_listed: bool) -> Iterator[Problem]:
+    if not spec_is_listed and not log.unread and is_lost(log.state, handle):
+        error = lost_spec(handle.table, handle.keys.spec)
+        yield Problem("lost_spec", "error", handle.keys.spec, str(error))
+
+
 def _check_claims_read(keys: Keys, claims: Claims) -> Iterator[Problem]:
     for error in claims.damaged:
         known = keys.parse_epoch_claim(error.key) is not None or keys.is_txn_claim(error.key)
@@ -186,6 +198,8 @@ def _check_claims_read(keys: Keys, claims: Claims) -> Iterator[Problem]:
 def _check_objects(table: str, live: Iterable[Marker], stored: Mapping[str, ObjectInfo]) -> Iterator[Problem]:
     for marker in live:
         found = stored.get(marker.key)
+        if found is not None and found.is_link:
+            continue  # it has a problem of its own
         if found is None:
             yield Problem(
                 "missing_part",

@@ -145,7 +145,9 @@ def _bucket(document: object, source: Source, tenant: str, *, number: int) -> Vi
 def _table(text: str, source: Source, place: str) -> str:
     uri = checked_uri(text, "table", place, source.machine)
     if source.tables is not None and not any(uri == t or uri.startswith(f"{t}/") for t in source.tables):
-        raise InvalidOption(f"{place}: the table '{uri}' is not below one of tables of [control_plane]. Add its place.")
+        raise InvalidOption(
+            f"{place}: the table '{uri[:200]}' is not below one of tables of [control_plane]. Add its place."
+        )
     return uri
 
 

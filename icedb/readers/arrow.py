@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow import fs
 
+from icedb.arguments import checks_arguments
 from icedb.engine import ROWS_PER_BATCH
 from icedb.errors import InvalidOption
-from icedb.handle import Part
 from icedb.location import Location
 from icedb.readers.parts import arrow_schema, chosen_parts, path_values, selection
 from icedb.scan import visible_partitions
@@ -31,6 +31,7 @@ from icedb.snapshot import Snapshot
 __all__ = ["dataset", "record_batches"]
 
 
+@checks_arguments
 def dataset(
     snapshot: Snapshot, parts_where: str | None = None, *, uuid: pa.DataType | None = None
 ) -> ds.FileSystemDataset:
@@ -50,17 +51,16 @@ def dataset(
     copied = not snapshot.handle.location.is_opened_by_engines
     filesystem = fs.LocalFileSystem() if copied else _filesystem(snapshot.handle.location)
     format_ = ds.ParquetFileFormat()
+    handle = snapshot.handle
+    paths = handle.readable_paths(parts) if copied else [_path(p) for p in handle.own_paths(parts)]
     fragments = [
-        format_.make_fragment(
-            snapshot.handle.readable_path(p) if copied else _path(p),
-            filesystem,
-            partition_expression=guarantees[p.partition],
-        )
-        for p in parts
+        format_.make_fragment(path, filesystem, partition_expression=guarantees[p.partition])
+        for p, path in zip(parts, paths, strict=True)
     ]
     return ds.FileSystemDataset(fragments, schema, format_, filesystem)
 
 
+@checks_arguments
 def record_batches(
     snapshot: Snapshot,
     columns: Sequence[str] | None = None,
@@ -112,6 +112,6 @@ def _filesystem(location: Location) -> fs.FileSystem:
     )
 
 
-def _path(part: Part) -> str:
+def _path(path: str) -> str:
     """A part's path as Arrow writes it: without a scheme."""
-    return part.path.partition("://")[2] or part.path
+    return path.partition("://")[2] or path

@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from icedb.arguments import checks_arguments
 from icedb.errors import InvalidOption
 from icedb.extras import imported
 from icedb.readers.clickhouse_files import LOST, Session, rows_of
@@ -42,6 +43,7 @@ _UNREACHABLE = re.compile(r"HTTP response code: \d{4,}")  # -1, as a number with
 _QUERY_MARGIN = 10_000
 
 
+@checks_arguments
 def query(sql: str, snapshot: Snapshot, *, parts_where: str | None = None) -> pa.Table:
     """The answer of ClickHouse to a query over the table `t`, in a session of its own.
 
@@ -70,6 +72,7 @@ def _ask(session: Session, sql: str, snapshot: Snapshot) -> bytes:
         raise _explained(error, snapshot) from None
 
 
+@checks_arguments
 def attach(session: Session, name: str, snapshot: Snapshot, *, parts_where: str | None = None) -> None:
     """Make the snapshot a view of the session's database, or put it into the place of the view of that name.
 
@@ -89,6 +92,7 @@ def _create_view(session: Session, view: str, snapshot: Snapshot, parts_where: s
         session.query(f"SET max_query_size = {size}")
 
 
+@checks_arguments
 def source(snapshot: Snapshot, *, session: Session | None = None, parts_where: str | None = None) -> str:
     """SQL for the place after FROM: the rows of a snapshot, in ClickHouse's language.
 

@@ -55,7 +55,7 @@ def rows_of(handle: Handle, parts: Sequence[Part], structure: str, session: Sess
 
 def _in_files(handle: Handle, parts: Sequence[Part], structure: str) -> str:
     copied = handle.location.scheme != "file"
-    paths = [handle.readable_path(p) if copied else p.path for p in parts]
+    paths = handle.readable_paths(parts) if copied else handle.own_paths(parts)
     pattern = quote_text(_pattern(paths, _any_character))
     rows = f"file({pattern}, 'Parquet', {quote_text(structure)}, 'none')"
     return f"{rows} WHERE {_all_there(f'file({pattern}, One)', len(paths))}"

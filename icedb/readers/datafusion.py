@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from icedb.arguments import checks_arguments
 from icedb.engine import quote_name
 from icedb.errors import InvalidOption
 from icedb.extras import imported
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 
+@checks_arguments
 def register(ctx: SessionContext, name: str, snapshot: Snapshot, parts_where: str | None = None) -> None:
     """Make a snapshot, or those of its parts that may hold rows for which `parts_where` is true, a table of `ctx`.
 

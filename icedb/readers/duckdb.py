@@ -22,6 +22,7 @@ from contextlib import suppress
 import duckdb
 from duckdb.func import FunctionNullHandling
 
+from icedb.arguments import checks_arguments
 from icedb.clock import SystemClock
 from icedb.credentials import CredentialProvider
 from icedb.engine import quote_name, quote_text
@@ -100,6 +101,7 @@ class Attached:
         self._source.close()
 
 
+@checks_arguments
 def attach(
     con: duckdb.DuckDBPyConnection,
     table: str | os.PathLike[str] | Table,
@@ -156,6 +158,7 @@ def attach(
     return Attached(source)
 
 
+@checks_arguments
 def detach(con: duckdb.DuckDBPyConnection, name: str) -> None:
     """Take away what is attached under this name. Raises InvalidOption when nothing is."""
     sources = [s for f in functions_behind(con, name) if (s := _sources.get(f)) is not None and s.names.name == name]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
+from icedb.arguments import checks_arguments
 from icedb.errors import InvalidOption
 from icedb.extras import imported
 from icedb.readers.arrow import record_batches
@@ -25,6 +26,7 @@ __all__ = ["read"]
 DtypeBackend = Literal["pyarrow", "numpy"]
 
 
+@checks_arguments
 def read(
     snapshot: Snapshot,
     columns: Sequence[str] | None = None,

@@ -11,15 +11,14 @@ exact, by which no part is skipped; `parts_where` leaves parts out beforehand.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from icedb.arguments import checks_arguments
 from icedb.engine import connect_sandbox, quote_text
 from icedb.errors import UnsupportedType
 from icedb.extras import imported
@@ -30,6 +29,7 @@ from icedb.readers.polars_access import access
 from icedb.scan import visible_partitions
 from icedb.schema import typed_nothing
 from icedb.snapshot import Snapshot
+from icedb.temporary import temporary_folder
 
 if TYPE_CHECKING:
     import polars as pl
@@ -45,6 +45,7 @@ _SAME_IN_PATHS = re.compile(
 _USUAL_DAY = re.compile(r"\d{4}-[^(]*")
 
 
+@checks_arguments
 def scan(snapshot: Snapshot, parts_where: str | None = None) -> pl.LazyFrame:
     """The rows of a snapshot, or of those of its parts that may hold rows for which `parts_where` is true.
 
@@ -112,9 +113,9 @@ class _Columns:
 def _stored_schema(schema: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
     """What this version of Polars reads in a part of DuckDB: it is shown one, without rows."""
     polars = imported("polars", extra="polars")
-    with tempfile.TemporaryDirectory(prefix="icedb-polars-") as folder:
-        path = str(Path(folder, "nothing.parquet"))
-        with connect_sandbox(Path(folder)) as con:
+    with temporary_folder("polars") as folder:
+        path = str(folder / "nothing.parquet")
+        with connect_sandbox(folder) as con:
             con.execute(f"COPY ({typed_nothing(dict(schema))}) TO {quote_text(path)} (FORMAT parquet)")
         return dict(polars.read_parquet_schema(path))
 
@@ -187,7 +188,7 @@ class _Scan:
     def _parquet(self, parts: Sequence[Part], *, hive_schema: Mapping[str, Any] | None = None) -> Any:
         polars = self.polars
         return polars.scan_parquet(
-            [self.handle.readable_path(p) for p in parts],
+            self.handle.readable_paths(parts),
             glob=False,
             schema=self.columns.stored,
             hive_partitioning=hive_schema is not None,

@@ -124,6 +124,8 @@ def converted(document: object, shape: type[_Shape], place: str) -> _Shape:
     """The document as that shape. Raises InvalidOption, which says what is known there."""
     try:
         return msgspec.convert(document, shape)
+    except UnicodeEncodeError:
+        raise InvalidOption(f"{place}: a text in it is no Unicode. Write it anew.") from None
     except msgspec.ValidationError as error:  # it shows names and types, no values
         what, _, at = str(error).partition(" - at `$")
         what, at = what.replace(" | null", ""), at.strip(".`")  # TOML has no null

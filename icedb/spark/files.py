@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from icedb.inputs.opening import open_batch
 from icedb.location import Location, parse_location
 from icedb.spark.plain import plainly
 from icedb.spark.resources import scratch_folder
+from icedb.temporary import temporary_folder
 
 __all__ = ["LINES", "InputFiles", "find_files", "json_lines", "parquet_rows"]
 
@@ -269,5 +269,5 @@ class _Rows:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="icedb-files-", dir=scratch_folder(), ignore_cleanup_errors=True) as name:
-        yield Path(name)
+    with temporary_folder("files", below=scratch_folder()) as folder:
+        yield folder

@@ -6,11 +6,8 @@ So no file system of Hadoop is needed, and a task never holds a whole part.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import duckdb
 import pyarrow as pa
@@ -30,6 +27,7 @@ from icedb.spark.resources import processors, scratch_folder
 from icedb.spark.types import held
 from icedb.spec import TableSpec
 from icedb.store import ObjectNotFound, open_store
+from icedb.temporary import make_folder, remove_folder
 
 __all__ = ["PartScan", "chosen_columns", "in_tasks", "scan_of", "share_out"]
 
@@ -144,7 +142,7 @@ class PartScan:
         keys, mixed = partition.value
         handle = Handle(open_store(self.location), self.spec, fixed_spec=True)
         parts = [handle.part(Marker(key, bytes=0, created_ms=0)) for key in keys]
-        folder = Path(tempfile.mkdtemp(prefix="icedb-read-", dir=scratch_folder()))
+        folder = make_folder("read", below=scratch_folder())
         try:
             with connect_reader(
                 self.location, memory_bytes=self.memory_bytes, folder=folder, threads=processors()
@@ -156,7 +154,7 @@ class PartScan:
         except (duckdb.Error, ObjectNotFound, pa.ArrowException, OSError) as error:
             raise explain(handle, parts, error, as_of_ms=self.as_of_ms) from None
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
 
     def _sql(self, handle: Handle, parts: Sequence[Part], *, mixed: bool) -> str:
         columns = ", ".join(_column_sql(name, type_) for name, type_ in self.columns.items())

@@ -123,9 +123,10 @@ def _through_parquet(
     if in_paths:  # without a base, Spark looks for no partition columns
         location = snapshot.handle.location
         reader = reader.option("basePath", _hadoop_path(f"{location.root_uri}/{location.keys.data_prefix}"))
+    paths = snapshot.handle.own_paths(parts)
     try:
         with _listed_here(spark, snapshot):
-            rows = reader.parquet(*(_hadoop_path(part.path) for part in parts))
+            rows = reader.parquet(*map(_hadoop_path, paths))
     except Exception as error:  # noqa: BLE001 - Spark's and Py4J's errors have no root in common
         if "S3AFileSystem" in str(error):
             raise InvalidOption(

@@ -50,8 +50,9 @@ class _Feeding:
 
     def end(self, start: Cursor, limits: Limits, promised: Collection[str]) -> Cursor:
         """Where the batch that begins at `start` ends; `start` itself when there is nothing to read."""
-        settled = settled_ms(self.handle)
+        now_ms = self.handle.clock.now_ms()  # before the log is read
         state = self.handle.read()
+        settled = settled_ms(self.handle, now_ms)
         where = self.told.where
 
         def chosen(markers: Sequence[Marker]) -> set[str]:

@@ -21,7 +21,6 @@ from icedb.clock import SystemClock
 from icedb.errors import IceDBError, InvalidOption, InvariantViolated, TryAgain
 from icedb.handle import Fencing, Handle
 from icedb.location import Location
-from icedb.options import Timing
 from icedb.spark.failures import explained
 from icedb.spark.resources import processors, scratch_folder
 from icedb.spec import TableSpec
@@ -44,14 +43,13 @@ class TableOfTasks:
 
     location: Location
     spec: TableSpec
-    timing: Timing
     fencing: Fencing
     mark: str
 
     @classmethod
     def of(cls, handle: Handle, mark: str) -> TableOfTasks:
         """The table as this handle has it now: whatever the log records meanwhile, the tasks keep to its spec."""
-        return cls(handle.location, handle.spec, handle.timing, handle.fencing, mark)
+        return cls(handle.location, handle.spec, handle.fencing, mark)
 
     def open(self) -> Handle:
         """In a task: the table."""
@@ -59,7 +57,6 @@ class TableOfTasks:
             open_store(self.location),
             self.spec,
             clock=_MarkingClock(self.mark),
-            timing=self.timing,
             fencing=self.fencing,
             fixed_spec=True,
         )

@@ -25,9 +25,11 @@ def create_table(
     timing: Timing | None = None,
 ) -> Table:
     """An empty table in a store."""
-    spec = TableSpec(id=clock.new_id(), partition_by=tuple(partition_by), sort_by=tuple(sort_by))
+    spec = TableSpec(
+        id=clock.new_id(), partition_by=tuple(partition_by), sort_by=tuple(sort_by), timing=timing or Timing()
+    )
     store.create(store.location.keys.spec, encode_spec(spec))
-    return open_table(store, clock, timing=timing)
+    return open_table(store, clock)
 
 
 def open_table(store: ObjectStore, clock: Clock, *, timing: Timing | None = None) -> Table:

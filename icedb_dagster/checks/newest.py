@@ -94,7 +94,7 @@ def _of_parts(
 ) -> list[tuple[int | None, int]]:
     """The greatest value of each part, which is opened for it, with its `created_ms`."""
     handle = snapshot.handle
-    created_ms = {handle.readable_path(part): part.created_ms for part in parts}
+    created_ms = dict(zip(handle.readable_paths(parts), (part.created_ms for part in parts), strict=True))
     rows = relation(handle, parts, snapshot.schema, snapshot.partition_schema, with_file=True)
     try:
         found = connect_reader(handle.location).execute(

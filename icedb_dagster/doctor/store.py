@@ -33,7 +33,7 @@ def examine_store(store: ObjectStore, *, clock: Clock, timing: Timing, table: bo
     with _tidy(store):
         findings = _Probe(store, clock, timing).run()
         if table and not any(f.status == "problem" and f.check in ("reach", "list", "read") for f in findings):
-            findings.append(_table(store, timing))
+            findings.append(_table(store))
     return [Finding(f.check, f.status, f.found, f.remedy, about) for f in findings]
 
 
@@ -142,14 +142,15 @@ def judge_clock(*, put_after_ms: int, stored_ms: int, now_ms: int, max_skew_ms: 
     return ok("clock", found if skew_ms else "as the store's, as far as can be told")
 
 
-def _table(store: ObjectStore, timing: Timing) -> Finding:
+def _table(store: ObjectStore) -> Finding:
     """Whether the log can be read, and whether only programs that take claims maintain it."""
     check = "table"
     try:
-        handle = open_handle(store, timing=timing)
+        handle = open_handle(store)
         if handle.location.log is not None:
             handle.check_writable()  # the other store's word; the probe has asked the one of the parts
         state = handle.read(fresh=True)
+        handle.check_spec()
         if _is_foreign(handle):
             return problem(check, str(foreign_maintenance(handle, state.epoch + 1)), "icedb verify tells more")
     except TableNotFound:

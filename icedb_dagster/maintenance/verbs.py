@@ -191,6 +191,7 @@ def _orphans(task: Task[OrphansConfig]) -> Report:
             "bytes freed": report.deleted_bytes,
             "remaining": report.remaining,
             "parts that may be being written": report.young_parts,
+            "unfinished puts deleted": report.unfinished_puts,
             "objects that are nobody's, never deleted": len(report.foreign),
             **_dry(dry_run=report.dry_run),
         }

@@ -56,8 +56,9 @@ def take(handle: Handle, begin: Position, *, settle_ms: int, commits_max: int) -
     anew is noticed. Raises SnapshotExpired; ForeignMaintenance, with a time when a program of v3 hides what is new; and
     what `LogReader.read` raises.
     """
-    settled, now_ms = settled_ms(handle), handle.clock.now_ms()  # before the log is read
+    now_ms = handle.clock.now_ms()  # before the log is read
     state, start = handle.read(fresh=True), begin.changes
+    settled = settled_ms(handle, now_ms)
     until_ms = max(start.t_ms, now_ms - settle_ms)
 
     def up_to(until_ms: int) -> tuple[Cursor, list[NewCommit]]:

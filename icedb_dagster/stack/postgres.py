@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import signal
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,20 +173,24 @@ def _password(layout: Layout, folder: Path) -> str:
 
 
 def _initialize(placement: Placement, password: str) -> None:
-    """Create the data folder under another name first, so that half of one is never taken for a whole."""
+    """Create the data folder under another name first, so that half of one is never taken for a whole.
+
+    Both names are fixed: the next attempt replaces what a killed one left, its password as well.
+    """
     unfinished = placement.folder / "data.unfinished"
     if unfinished.exists():
         shutil.rmtree(unfinished)
     unfinished.mkdir(mode=0o700)
-    descriptor, password_file = tempfile.mkstemp(dir=placement.folder, prefix=".password-")  # mode 0600
+    password_file = placement.folder / "password.unfinished"
+    password_file.unlink(missing_ok=True)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with os.fdopen(os.open(password_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(password)
         _give(unfinished, placement)
-        _give(Path(password_file), placement)
-        _run_initdb(placement, unfinished, Path(password_file))
+        _give(password_file, placement)
+        _run_initdb(placement, unfinished, password_file)
     finally:
-        Path(password_file).unlink()
+        password_file.unlink(missing_ok=True)
     unfinished.rename(placement.data)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from icedb.errors import CommitUncertain, FixInput, SchemaConflict, SnapshotExpired, TryAgain
+from icedb.errors import CommitUncertain, DamagedLog, FixInput, SchemaConflict, SnapshotExpired, TryAgain
 from icedb.format.feed import Limits
 from icedb.format.snapshot import live_markers
 from icedb.maintenance.alter import alter
@@ -53,23 +53,22 @@ class Operation:
         """What an actor does."""
 
         def run(act: Act) -> str:
-            task = Task(world, act, transactions, refusals, since_step=world.step)
+            since_ms = act.process.handle.clock.now_ms()
+            task = Task(world, act, transactions, refusals, since_step=world.step, since_ms=since_ms)
             alone, spawned = act.process.busy == 1, act.process.spawned
             try:
                 self.run(task)
             except (TryAgain, FixInput) as error:
                 if self.refuses:
                     alone = alone and act.process.spawned == spawned and world.rng.random() < 0.5
-                    alone = alone and not act.process.unsettled
                     act.process.retired |= alone
                     writer = act.process.name if alone else None
                     parts = frozenset(task.parts)
-                    refusals.append(Refusal(act.name, type(error).__name__, parts, writer, task.since_step))
-                act.process.unsettled |= not self.refuses
+                    since = task.since_step, task.since_ms
+                    refusals.append(Refusal(act.name, type(error).__name__, parts, writer, *since))
                 world.say(act.name, f"raised {type(error).__name__}: {error}")
                 return type(error).__name__
             except CommitUncertain as error:
-                act.process.unsettled = True
                 world.say(act.name, f"raised CommitUncertain: {error}")
                 return "CommitUncertain"
             return "done"
@@ -181,7 +180,13 @@ def _cleanup(task: Task) -> None:
 
 
 def _sweep(task: Task) -> None:
-    sweep_orphans(task.handle)
+    """Sweep orphans. A table without commits may have lost its log, so its old parts stay."""
+    before = len(task.world.truth.landings)
+    try:
+        sweep_orphans(task.handle)
+    except DamagedLog:
+        if before:
+            raise
 
 
 def _pin(task: Task) -> None:

@@ -79,8 +79,6 @@ class Process:
         self.spawned = 0
         #: No further operation runs in it: what it publishes from now on is the work of those that ended.
         self.retired = False
-        #: An operation ended in it without knowing what becomes of its claim: others may publish that later.
-        self.unsettled = False
         #: Of further tables that it has open.
         self.other_keys: tuple[Keys, ...] = ()
         number = len(world.processes)
@@ -91,7 +89,6 @@ class Process:
             self.store if log is None else TwoStores(self.store, log),
             world.spec,
             clock=clock,
-            timing=world.setting.timing,
             fencing=world.setting.fencing,
         )
         # As `writer_name` makes them, but without this machine's name, so that keys are the same everywhere.

@@ -110,7 +110,7 @@ def _verify(handle: Handle) -> None:
 
 def _check_refusals(world: World, refusals: Sequence[Refusal]) -> None:
     """An error that says that nothing happened must not lie, whatever others completed later."""
-    truth = world.truth
+    truth, keys = world.truth, world.location.keys
     for refusal in refusals:
         if named := refusal.parts & (truth.live | truth.dead):
             raise Violation(f"{refusal.who} raised {refusal.error}, and its parts were published: {sorted(named)}")
@@ -118,6 +118,8 @@ def _check_refusals(world: World, refusals: Sequence[Refusal]) -> None:
             if (
                 truth.process_of(landing.key) == refusal.writer
                 and landing.step > refusal.since_step
+                and keys.parse_log_file(landing.key).t_ms
+                >= refusal.since_ms  # else it is an earlier put, delivered late
                 and not landing.void
             ):
                 raise Violation(f"{refusal.who} raised {refusal.error}, and '{landing.key}' was published")

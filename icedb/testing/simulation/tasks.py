@@ -29,6 +29,8 @@ class Refusal:
     #: The name of the process; None when other operations ran in it at the time.
     writer: str | None
     since_step: int
+    #: By the clock of the process, as the times in the names of its log files.
+    since_ms: int
 
 
 @dataclass(slots=True)
@@ -49,6 +51,7 @@ class Task:
     refusals: list[Refusal]
     parts: set[str] = field(default_factory=set)
     since_step: int = 0
+    since_ms: int = 0
 
     @property
     def handle(self) -> Handle:

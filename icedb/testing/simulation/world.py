@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from icedb.errors import DamagedLog
 from icedb.format.codec import decode
 from icedb.format.records import LogFile
@@ -77,11 +79,11 @@ class World:
         self.clock = ManualClock()
         self.start_ms = self.clock.now_ms()
         self.location = Location("memory", "simulation", "table")
-        self.spec = TableSpec(id="simulation")
+        self.spec = TableSpec(id="simulation", timing=self.setting.timing)
         if self.setting.log_root is not None:
             log = Location("memory", "simulation-log", self.setting.log_root)
             self.location = replace(self.location, log=log)
-            self.spec = TableSpec(id="simulation", log_uri=log.uri)
+            self.spec = msgspec.structs.replace(self.spec, log_uri=log.uri)
         #: The prefixes of all that is the table's: one for each of its stores.
         self.roots = tuple(f"{each.prefix}/" for each in (self.location, self.location.log) if each is not None)
         #: Prefix of a store -> until when it answers nobody.

@@ -35,7 +35,7 @@ __all__ = ["Views"]
 
 _SOURCE = Location("memory", "simulation", "source")
 _VIEW = "table"
-_SPEC = TableSpec(id="source", views=(View(_VIEW, "SELECT * FROM _rows"),))
+_SPEC = TableSpec(id="source", views=(View(_VIEW, "SELECT * FROM _rows"),), timing=Setting().timing)
 _APPLICATIONS = ("feed", "job")
 
 
@@ -118,9 +118,7 @@ class Views(Scene):
         """The source, as this program has it open."""
         if process.name not in self._handles:
             clock = process.handle.clock
-            handle = Handle(
-                StoreView(self._world.store, _SOURCE, process), _SPEC, clock=clock, timing=self.setting.timing
-            )
+            handle = Handle(StoreView(self._world.store, _SOURCE, process), _SPEC, clock=clock)
             handle.writer = f"{process.name}-{clock.new_id()[:12]}"
             process.other_keys = (_SOURCE.keys,)
             self._handles[process.name] = handle
