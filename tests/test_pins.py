@@ -484,7 +484,8 @@ def test_a_cleanup_that_stops_at_any_request_leaves_what_is_pinned(fault: Fault)
             story.actor(store).cleanup()
         story.check(True, number)
         state = check_sound(story.base)
-        assert len(data(story.base)) == 7
+        # What it put to compare the clocks is an orphan, and empty.
+        assert len([key for key in data(story.base) if story.base.objects[key].body]) == 7
         assert len([m for m in state.parts.values() if m.tombstoned_ms]) == 6, "no dead marker but the pinned ones"
 
 
@@ -499,7 +500,7 @@ def test_a_marker_that_a_pin_needs_is_never_forgotten(table: Table, clocked: Clo
     store = FaultyStore(clocked)
 
     def pin_after_the_deletion(request: Request) -> None:
-        if request.kind == "delete" and "_data/" in request.keys[0] and not table.pins():
+        if request.kind == "delete" and "_data/k=" in request.keys[0] and not table.pins():
             table.pin("against-advice", as_of)
 
     store.after = pin_after_the_deletion
