@@ -28,6 +28,7 @@ __all__ = [
     "figures_sql",
     "may_hold",
     "statistics_columns",
+    "without_texts",
 ]
 
 # A longer text would bloat the log for little. In characters.
@@ -131,6 +132,25 @@ def bounds(marker: Marker, column: str) -> Bounds | None:
     """Least and greatest value, as text, and nulls; None when the marker does not tell, or not in our way."""
     [[found]] = bounds_of([marker.stats], {column: ""})
     return found
+
+
+def without_texts(stats: Stats) -> Stats:
+    """Statistics without the columns whose bounds are texts.
+
+    A part that was superseded may have been written when its column had another type: then texts have another order.
+    """
+    if isinstance(stats, msgspec.UnsetType):
+        return stats
+    try:
+        found = msgspec.json.decode(stats)
+    except msgspec.DecodeError:
+        return msgspec.UNSET
+    if not isinstance(found, dict):
+        return msgspec.UNSET
+    kept = {c: b for c, b in found.items() if isinstance(b, list) and not any(isinstance(one, str) for one in b)}
+    if len(kept) == len(found):
+        return stats
+    return msgspec.Raw(msgspec.json.encode(kept)) if kept else msgspec.UNSET
 
 
 def bounds_of(stats: Sequence[Stats], columns: Mapping[str, str]) -> list[list[Bounds | None]]:

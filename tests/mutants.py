@@ -236,6 +236,13 @@ MUTANTS = (
         (SCENES,),
     ),
     Mutant(
+        "a restored part keeps bounds of another type",
+        "icedb/maintenance/restore.py",
+        ", stats=without_texts(marker.stats)",
+        "",
+        ("tests/test_repair.py",),
+    ),
+    Mutant(
         "a cleanup does not compare the clocks",
         "icedb/maintenance/cleanup.py",
         '            self.handle.check_clock("", put_after_ms=0)\n',

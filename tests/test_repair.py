@@ -365,6 +365,24 @@ def test_bad_types_are_refused(table: Table, clocked: ClockedStore, types: Any, 
     assert clocked.objects == before
 
 
+def test_a_restored_part_of_another_type_is_not_left_out(clocked: ClockedStore, clock: ManualClock) -> None:
+    # As texts, "10.0" is the least of these; as numbers, 2.0.
+    table = create_table(clocked, clock, sort_by=["n"])
+    table.insert([{"n": text} for text in ("2.0", "10.0", "30.0")])
+    clock.advance(60_000)
+    as_of = clock.now_ms()
+    clock.advance(60_000)
+    foreign_append(clocked, clock.now_ms(), {"n": (*DOUBLE, [5.0])})
+    clock.advance(60_000)
+    table.repair({"n": "DOUBLE"})
+    clock.advance(60_000)
+    table.restore(as_of)
+    table.insert([{"n": 77.0}])
+    assert len(table.snapshot().files("n = 2")) == 1
+    assert table.query("SELECT n FROM t WHERE n < 5").fetchall() == [(2.0,)]
+    assert rows(table) == [2.0, 10.0, 30.0, 77.0]
+
+
 def test_without_a_conflict_nothing_is_done(table: Table, clocked: ClockedStore) -> None:
     for types in (None, {}, {"n": "BIGINT"}):
         table.insert([{"k": 0, "n": 1}])

@@ -25,6 +25,7 @@ from icedb.format.rewrite import Draft, draft
 from icedb.format.snapshot import LogState, live_markers
 from icedb.handle import Handle, Part
 from icedb.maintenance.pins import check_past_time, is_pinned
+from icedb.statistics import without_texts
 from icedb.store import ObjectNotFound
 from icedb.times import time_text
 
@@ -198,7 +199,7 @@ class _Restore:
         self.born_ms = self.born_ms if self.born_ms is not None else self.handle.clock.now_ms()
         for marker in markers:  # before a copy is made: whatever happens then, it is ours to delete
             self.copies[marker.key] = copy = msgspec.structs.replace(
-                marker, key=self._new_key(marker), tombstoned_ms=None
+                marker, key=self._new_key(marker), tombstoned_ms=None, stats=without_texts(marker.stats)
             )
             self.sources[copy.key] = marker
         with ThreadPoolExecutor(min(CONCURRENT_COPIES, len(markers))) as pool:

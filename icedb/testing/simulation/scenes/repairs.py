@@ -1,11 +1,12 @@
 """Programs of v3 bring a column with several types, and no strict program can read the table until `repair`.
 
 No row is lost or doubled by it, whatever comes between. When the log gives a column one type again, no live part holds
-it with another.
+it with another, but for those that a restore brought back from before.
 """
 
 from __future__ import annotations
 
+from icedb.format.records import LogFile
 from icedb.maintenance.repair import repair
 from icedb.publishing import publish_append
 from icedb.testing.simulation.operations import Operation
@@ -37,10 +38,22 @@ class Repairs(Scene):
             "v3 typed": Operation("v3 typed", _v3_typed, refuses=False),
             "repair": Operation("repair", _repair),
         }
+        self._restored: set[str] = set()
 
     def enter(self, world: World) -> None:
         """See Scene."""
-        world.watchers.append(lambda file, landing: _check_types(world, landing))
+        world.watchers.append(lambda file, landing: self._check_types(world, file, landing))
+
+    def _check_types(self, world: World, file: LogFile, landing: Landing) -> None:
+        if world.truth.process_of(landing.key) in world.truth.revivers:  # it may bring back what was before a repair
+            self._restored |= {m.key for m in file.markers if m.tombstoned_ms is None and m.created_ms == file.t_ms}
+        state = world.checker.state()
+        if TYPED in state.conflicts or TYPED not in state.schema:
+            return
+        parts = {key for key in world.truth.live - self._restored if key in world.store.objects}
+        types = {key: type_of(world.store.objects[key].body) for key in sorted(parts)}
+        if wrong := {key: t for key, t in types.items() if t not in (None, state.schema[TYPED])}:
+            raise Violation(f"after '{landing.key}' the column is {state.schema[TYPED]}, and {wrong} hold it otherwise")
 
     def leave(self, world: World) -> None:
         """No program of v3 writes any more, so one repair is enough."""
@@ -64,12 +77,3 @@ def _v3_typed(task: Task) -> None:
 
 def _repair(task: Task) -> None:
     task.must_have_landed(repair(task.handle).commit)
-
-
-def _check_types(world: World, landing: Landing) -> None:
-    state = world.checker.state()
-    if TYPED in state.conflicts or TYPED not in state.schema:
-        return
-    types = {key: type_of(world.store.objects[key].body) for key in world.truth.live if key in world.store.objects}
-    if wrong := {key: t for key, t in types.items() if t not in (None, state.schema[TYPED])}:
-        raise Violation(f"after '{landing.key}' the column is {state.schema[TYPED]}, and {wrong} hold it otherwise")
