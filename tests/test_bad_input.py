@@ -188,7 +188,6 @@ def test_a_bad_partition_expression_is_refused_when_the_table_is_made(local: Any
         "strftime(a, '%Y') AS x",
         "no_such_function(a) AS x",
         "sum(a) AS x",
-        "read_text('/etc/passwd') AS x",
     ],
 )
 def test_a_partition_expression_that_does_not_fit_the_rows_is_refused_with_the_first_batch(

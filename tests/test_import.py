@@ -857,9 +857,9 @@ def test_a_creation_that_fails_leaves_no_table_behind(place: Place) -> None:
 
 @pytest.mark.parametrize("source", [None, 1, ["a.parquet"], b"a.parquet"])
 def test_what_is_no_address_is_refused(source: Any, local: Place) -> None:
-    with pytest.raises(InvalidOption, match=f"cannot import from a {type(source).__name__}"):
+    with pytest.raises(InvalidOption, match="source must be"):
         create(local).import_files(source)
-    with pytest.raises(InvalidOption, match="Give one address"):
+    with pytest.raises(InvalidOption, match="source must be"):
         Table.adopt(f"{local.uri}2", source)
 
 

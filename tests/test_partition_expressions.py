@@ -81,7 +81,7 @@ def test_a_name_that_the_library_needs_is_refused(name: str, clocked: ClockedSto
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [({"fencing": "None"}, "'claims' or 'none'"), ({"sort_by": [1]}, "sort_by"),
+    [({"fencing": "None"}, "one of 'claims', 'none'"), ({"sort_by": [1]}, "sort_by"),
      ({"partition_by": None}, "partition_by"), ({"row_group_rows": "x"}, "row_group_rows")],
 )  # fmt: skip
 def test_an_option_of_the_wrong_kind_is_refused(options: dict[str, Any], says: str, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_what_cannot_be_registered_is_told_and_leaves_the_table_before(local: Pl
     with pytest.raises(InvalidOption, match="was written before the table was partitioned"):
         register(ctx, "t", table.snapshot())
     assert ask(ctx, "SELECT n FROM t") == [(1,)]
-    with pytest.raises(InvalidOption, match="given a Table; give a datafusion"):
+    with pytest.raises(InvalidOption, match="ctx must be a SessionContext, not a Table"):
         register(table, "t", table.snapshot())  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="'' cannot be a table's name"):
         register(ctx, "", table.snapshot())
