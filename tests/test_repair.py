@@ -630,15 +630,14 @@ def test_others_at_every_request_of_a_repair(other: str) -> None:
     assert requests > 8
     for number in range(2, requests + 1):
         clock.set(start_ms)
+        base.objects = dict(whole)
+        writer = open_table(base, clock)
+        writer.handle.read()  # before the rows of the other program came
         base.objects = dict(saved)
         store = FaultyStore(base)
 
-        def between(request: Request, number: int = number) -> None:
+        def between(request: Request, number: int = number, writer: Table = writer) -> None:
             if request.number == number:
-                now, base.objects = base.objects, dict(whole)
-                writer = open_table(base, clock)
-                writer.handle.read()  # before the rows of the other program came
-                base.objects = now
                 writer.handle.learn_schema({"k": "BIGINT", "n": "BIGINT"})
                 OTHERS[other](writer)
 
