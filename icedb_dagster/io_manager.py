@@ -19,6 +19,7 @@ from icedb.spec import ROW_GROUP_ROWS
 from icedb.times import parse_as_of
 from icedb.transactions import Txn
 from icedb_dagster.alignment import check_alignment
+from icedb_dagster.fields import CheckedFields
 from icedb_dagster.inputs import Rows, load, nothing, type_name
 from icedb_dagster.metadata import commit_metadata, materialization_metadata
 from icedb_dagster.options import AssetOptions, Mode, has_partition_expr, partition_columns
@@ -30,7 +31,7 @@ from icedb_dagster.resource import IceDBResource
 __all__ = ["IceDBIOManager"]
 
 
-class IceDBIOManager(dg.ConfigurableIOManager):
+class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
     """Stores assets as IceDB tables, and loads them.
 
     Outputs: pyarrow Table, RecordBatch, RecordBatchReader and Dataset, frames of pandas, Polars (lazy ones too) and

@@ -15,6 +15,7 @@ from pydantic import Field, PrivateAttr
 import icedb
 from icedb.credentials import CredentialProvider
 from icedb.errors import InvalidOption, TableExists, TableNotFound
+from icedb_dagster.fields import CheckedFields
 
 __all__ = ["IceDBResource", "folders_of"]
 
@@ -37,7 +38,7 @@ def folders_of(key: dg.AssetKey) -> Sequence[str]:
     return key.path
 
 
-class IceDBResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+class IceDBResource(CheckedFields, dg.ConfigurableResource):  # type: ignore[type-arg]
     """The tables below one root; an asset's table is `<root>/<asset key, joined by />`.
 
     `root`: a bucket with a prefix (`s3://lake/events`) or a local folder. `storage_options`: as for

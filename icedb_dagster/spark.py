@@ -22,6 +22,7 @@ from pydantic import Field
 
 from icedb.errors import InvalidOption
 from icedb.spark.java import find_java, prepare_environment
+from icedb_dagster.fields import CheckedFields
 
 __all__ = [
     "ConnectSpark",
@@ -42,7 +43,7 @@ _SECRET_ARGUMENT = re.compile(r"(?:--[\w-]+=)?((?:aws_)?(?:secret_access_key|ses
 _PY_FILES = (".zip", ".egg", ".py")
 
 
-class SparkPlace(dg.ConfigurableResource):  # type: ignore[type-arg]
+class SparkPlace(CheckedFields, dg.ConfigurableResource):  # type: ignore[type-arg]
     """Somewhere a Spark program can run. Annotate the asset's resource with it, and each deployment chooses a place.
 
     A program is the name of one in `spark_jobs`, or the path of a Python file.

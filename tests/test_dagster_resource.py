@@ -17,8 +17,9 @@ from dagster._serdes import serialize_value
 from dagster_aws.s3 import S3Resource
 
 import icedb
-from icedb.errors import InvalidOption, TableNotFound
+from icedb.errors import InvalidArgument, InvalidOption, TableNotFound
 from icedb_dagster import IceDBIOManager, IceDBResource, build_table_definitions
+from icedb_dagster.spark import LocalSpark
 from tests.dagster_instance import ONE, TWO, Materialize, returning, rows
 from tests.rotating_keys import Keys
 
@@ -78,6 +79,20 @@ def test_what_is_shown_of_a_resource_has_no_secret_in_it() -> None:
     for text in (repr(lake), str(lake), f"{lake}", repr(with_s3), str(with_s3)):
         assert "s3://lake" in text
         assert SECRET not in text
+
+
+@pytest.mark.parametrize(
+    ("resource", "fields"),
+    [
+        (IceDBResource, {"root": "lake", "storage_options": {"AWS_SECRET_ACCESS_KEY": [SECRET]}}),
+        (IceDBIOManager, {"icedb": IceDBResource(root="lake"), "mode": [SECRET]}),
+        (LocalSpark, {"env": {"TOKEN": [SECRET]}}),
+    ],
+)
+def test_a_field_of_another_type_is_named_and_its_value_is_not_shown(resource: Any, fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=f"{resource.__name__}: {[*fields][-1]}") as refused:
+        resource(**fields)
+    assert SECRET not in str(refused.value)
 
 
 @pytest.mark.s3
