@@ -109,6 +109,10 @@ def _where(function: Callable[..., Any], arguments: Mapping[str, object]) -> str
     return function.__qualname__.removesuffix(".__init__")
 
 
+def _with_article(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
+
+
 def _shown(value: object) -> str:
     """A value in a message. Texts may be secrets: only their type is shown."""
     if value is None or isinstance(value, bool | int | float | date | timedelta):
@@ -116,11 +120,11 @@ def _shown(value: object) -> str:
         if len(text) <= _SHOWN_CHARS_MAX:
             return text
     if isinstance(value, list | tuple | set | frozenset) and value:
-        return f"a {type(value).__name__} with {_nouns({type(v).__name__ for v in value})}"
+        return f"{_with_article(type(value).__name__)} with {_nouns({type(v).__name__ for v in value})}"
     if isinstance(value, Mapping) and value:
         pairs = {f"{type(k).__name__}: {type(v).__name__}" for k, v in value.items()}
-        return f"a {type(value).__name__} with {_nouns(pairs)}"
-    return f"a {type(value).__name__}" if not isinstance(value, type) else f"the type {value.__name__}"
+        return f"{_with_article(type(value).__name__)} with {_nouns(pairs)}"
+    return _with_article(type(value).__name__) if not isinstance(value, type) else f"the type {value.__name__}"
 
 
 def _nouns(names: set[str]) -> str:
@@ -176,7 +180,7 @@ def _named(annotation: str) -> _Type | None:
     """The test of a class that is not imported here: one of the value's classes has that name."""
     if not annotation.isidentifier():
         return None
-    return _Type(f"a {annotation}", lambda v: any(c.__name__ == annotation for c in type(v).__mro__))
+    return _Type(_with_article(annotation), lambda v: any(c.__name__ == annotation for c in type(v).__mro__))
 
 
 def _type_of(annotation: Any) -> _Type | None:
@@ -202,8 +206,8 @@ def _type_of(annotation: Any) -> _Type | None:
         return None
     if getattr(annotation, "_is_protocol", False):
         names = [n for n in vars(annotation) if not n.startswith("_")]
-        return _Type(f"a {annotation.__name__}", lambda v: all(hasattr(v, n) for n in names))
-    noun = _NOUNS.get(annotation) or f"a {annotation.__name__}"
+        return _Type(_with_article(annotation.__name__), lambda v: all(hasattr(v, n) for n in names))
+    noun = _NOUNS.get(annotation) or _with_article(annotation.__name__)
     return _Type(noun, lambda v: isinstance(v, annotation))
 
 

@@ -39,7 +39,7 @@ def declared_columns(schema: DeclaredSchema, *, table: str) -> dict[str, str]:
     if isinstance(schema, Mapping) and all(isinstance(t, str) for pair in schema.items() for t in pair):
         return dict(schema)
     raise InvalidOption(
-        f"{table}: schema must be a dict of column -> DuckDB type, or a pyarrow schema, not {schema!r}."
+        f"{table}: schema must be a dict of column -> DuckDB type, or a pyarrow schema, not a {type(schema).__name__}."
     )
 
 

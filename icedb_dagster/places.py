@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import ValidationError
 
-from icedb.errors import InvalidOption
+from icedb.errors import InvalidArgument, InvalidOption
 from icedb_dagster.emr import EmrServerlessSpark, EmrSpark
 from icedb_dagster.spark import ConnectSpark, LocalSpark, SparkPlace, StandaloneSpark
 
@@ -54,9 +53,8 @@ def configured_place(name: PlaceName, config: Path | None = None, settings: Sequ
         raise InvalidOption(f"{name}: there is no field {unknown[0]!r}; the fields are {', '.join(known)}.")
     try:
         return place(**fields)
-    except ValidationError as error:  # whose own text quotes the values: one may be a secret
-        problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)]
-        raise InvalidOption(f"{name}: {'; '.join(problems)}. Give the field in the file, or by a setting.") from None
+    except InvalidArgument as error:
+        raise InvalidOption(f"{error} Give the field in the file, or by a setting.") from None
 
 
 def _read(config: Path) -> dict[str, Any]:

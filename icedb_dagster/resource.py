@@ -14,7 +14,7 @@ from pydantic import Field, PrivateAttr
 
 import icedb
 from icedb.credentials import CredentialProvider
-from icedb.errors import InvalidOption, TableExists, TableNotFound
+from icedb.errors import InvalidArgument, InvalidOption, TableExists, TableNotFound
 from icedb_dagster.fields import CheckedFields
 
 __all__ = ["IceDBResource", "folders_of"]
@@ -74,6 +74,12 @@ class IceDBResource(CheckedFields, dg.ConfigurableResource):  # type: ignore[typ
 
     def uri(self, key: dg.AssetKey | Sequence[str] | str) -> str:
         """The address of an asset's table. Raises InvalidOption for a key that would lead elsewhere."""
+        if not isinstance(key, dg.AssetKey | str) and not (  # an AssetKey is a tuple that cannot be iterated
+            isinstance(key, list | tuple) and all(isinstance(part, str) for part in key)
+        ):
+            raise InvalidArgument(
+                f"{_value(self.root)}: key must be an AssetKey, text or a list of texts, not a {type(key).__name__}."
+            )
         return "/".join([_value(self.root).rstrip("/"), *folders_of(dg.AssetKey.from_coercible(key))])
 
     def table(self, key: dg.AssetKey | Sequence[str] | str) -> icedb.Table:

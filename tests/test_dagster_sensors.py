@@ -213,17 +213,17 @@ def test_defining_the_sensors_of_many_tables_touches_nothing(world: World) -> No
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "text"),
     [
-        lambda: MaintenanceSensor(interval_s=0),
-        lambda: CommitsSensor(interval_s=True),
-        lambda: CommitsSensor(events="both"),
-        lambda: CommitsSensor(settle_s=-1),
-        lambda: CommitsSensor(events_max=0),
+        (lambda: MaintenanceSensor(interval_s=0), "interval_s is 0; give"),
+        (lambda: CommitsSensor(interval_s=True), "interval_s must be a whole number, not True"),
+        (lambda: CommitsSensor(events="both"), "events must be one of 'materialization', 'observation', not 'both'"),
+        (lambda: CommitsSensor(settle_s=-1), "settle_s is -1; give"),
+        (lambda: CommitsSensor(events_max=0), "events_max is 0; give"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(make: Any) -> None:
-    with pytest.raises(InvalidOption, match="give"):
+def test_settings_that_cannot_be_are_refused(make: Any, text: str) -> None:
+    with pytest.raises(InvalidOption, match=text):
         make()
 
 

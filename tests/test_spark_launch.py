@@ -145,7 +145,7 @@ def ended(status: int, *arguments: str) -> None:
         ([PROGRAM, "--set", "conf.spark.my.password=hush"], "error: LocalSpark: spark.my.password would stand on*"),
         ([PROGRAM, "--set", "env.PASSWORD=hush"], "error: local: the setting env would stand on a command line*"),
         ([PROGRAM, "--", "--storage-option=AWS_SESSION_TOKEN=hush"], "error: *: AWS_SESSION_TOKEN would stand on*"),
-        ([PROGRAM, "--on", "connect"], "error: connect: remote: *. Give the field in the file, or by a setting."),
+        ([PROGRAM, "--on", "connect"], "error: ConnectSpark: remote: *. Give the field in the file, or by a setting."),
         ([PROGRAM, "--on", "connect", "--set", "remote=h:1"], "error: ConnectSpark: remote is 'h:1'; give sc://*"),
         (
             [PROGRAM, "--on", "standalone", "--set", "master=spark://h:1", "--set", "py_files=[icedb.whl]"],
@@ -171,7 +171,7 @@ def test_a_file_that_cannot_be_read_is_said_without_what_it_holds(
         ("a.yaml", "env:\n  PASSWORD: 'hush", f"error: {tmp_path}/a.yaml, line 2: *Write it as YAML, or as TOML*"),
         ("a.toml", "PASSWORD: hush", f"error: {tmp_path}/a.toml cannot be read: *at line 1*"),
         ("b.yaml", "hush", f"error: {tmp_path}/b.yaml must hold the fields of a place, as name: value."),
-        ("c.yaml", "env: {PASSWORD: [hush]}", "error: local: env.PASSWORD: *. Give the field in the file*"),
+        ("c.yaml", "env: {PASSWORD: [hush]}", "error: LocalSpark: env.PASSWORD: *. Give the field in the file*"),
     ]:
         (tmp_path / name).write_text(text)
         ended(1, "submit", PROGRAM, "--config", str(tmp_path / name))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Literal, get_args
+from typing import Literal
 
 import icedb
+from icedb.arguments import checks_arguments
 from icedb.engine import quote_name
 from icedb.errors import InvalidOption
 
@@ -20,6 +21,7 @@ Expiry = Callable[[icedb.Table, datetime], Sequence[str] | str]
 Period = Literal["day", "week", "month", "year"]
 
 
+@checks_arguments
 @dataclass(frozen=True, slots=True)
 class TimeToLive:
     """Partitions whose last day is more than `keep_days` before the reference date are dropped.
@@ -33,14 +35,8 @@ class TimeToLive:
     period: Period = "day"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.partition_column, str) or not self.partition_column:
-            raise InvalidOption(
-                f"the partition_column of a time to live is {self.partition_column!r}; give the name of a column."
-            )
-        if self.period not in get_args(Period):
-            raise InvalidOption(
-                f"the period of a time to live is {self.period!r}; give 'day', 'week', 'month' or 'year'."
-            )
+        if not self.partition_column:
+            raise InvalidOption("the partition_column of a time to live is empty; give the name of a column.")
 
 
 def reference_time(table: icedb.Table, text: str) -> datetime:

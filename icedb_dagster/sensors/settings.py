@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from icedb.arguments import checks_arguments
 from icedb.errors import InvalidOption
 from icedb.maintenance.condition import Thresholds
 
@@ -14,6 +15,7 @@ __all__ = ["CommitsSensor", "MaintenanceSensor"]
 Events = Literal["materialization", "observation"]
 
 
+@checks_arguments
 @dataclass(frozen=True, slots=True)
 class MaintenanceSensor:
     """When maintenance is asked for. Raises InvalidOption.
@@ -30,6 +32,7 @@ class MaintenanceSensor:
         _check_whole("interval_s", self.interval_s, least=1)
 
 
+@checks_arguments
 @dataclass(frozen=True, slots=True)
 class CommitsSensor:
     """What becomes of commits that others made. Raises InvalidOption.
@@ -50,13 +53,11 @@ class CommitsSensor:
     events_max: int = 100
 
     def __post_init__(self) -> None:
-        if self.events not in ("materialization", "observation"):
-            raise InvalidOption(f"events is {self.events!r}; give 'materialization' or 'observation'.")
         _check_whole("interval_s", self.interval_s, least=1)
         _check_whole("settle_s", self.settle_s, least=0)
         _check_whole("events_max", self.events_max, least=1)
 
 
 def _check_whole(name: str, value: int, *, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if value < least:
         raise InvalidOption(f"the sensor's {name} is {value!r}; give a whole number, {least} at least.")
