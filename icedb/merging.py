@@ -113,8 +113,11 @@ def check_merging(
     if not isinstance(merging, Dedup | Replacing | Aggregating):
         raise InvalidOption(f"{table}: merging is {merging!r}; give a Dedup, Replacing or Aggregating.")
     kind = type(merging).__name__
-    if texts := [n for n in ("by", "sum", "min", "max", "any") if isinstance(getattr(merging, n, ()), str)]:
-        raise InvalidOption(f"{table}: {kind} takes lists of columns, and {texts[0]} is a text. Write it as (name,).")
+    for name in ("by", "sum", "min", "max", "any"):
+        value = getattr(merging, name, ())
+        if not isinstance(value, list | tuple):
+            noun = "a text" if isinstance(value, str) else f"of type {type(value).__name__}"
+            raise InvalidOption(f"{table}: {kind} takes lists of columns, and {name} is {noun}. Write it as (name,).")
     named = named_columns(merging)
     if not merging.by:
         raise InvalidOption(f"{table}: {kind} needs the key of a row: give the names of its columns in `by`.")

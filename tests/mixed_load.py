@@ -44,7 +44,7 @@ PROCESSES.set_forkserver_preload(["icedb.table", "icedb.testing", "pyarrow.datas
 KILL_EVERY_S = (0.1, 0.7)
 STOP_SECONDS_MAX = 60
 # The last merge meets nobody, and finds all that those before it, killed or too slow, have left.
-AT_REST = replace(TIMING, part_timeout_ms=600_000, min_age_ms=1_200_000)
+AT_REST = replace(TIMING, part_timeout_ms=30_000, min_age_ms=40_000)
 # A machine that does much else runs on until each role has done something.
 PATIENCE_S = 120
 #: What a journal says of work that was done.
@@ -145,7 +145,7 @@ def finish(table: Table, folder: Path, *, sweep: bool) -> None:
     table.cleanup(grace_ms=0, allow_short_grace=True)
     audit(table, folder)
     if sweep:
-        time.sleep((TIMING.min_age_ms + TIMING.max_skew_ms + SLACK_MS) / 1000)
+        time.sleep((AT_REST.min_age_ms + AT_REST.max_skew_ms + SLACK_MS) / 1000)
         Table.open(table.uri).sweep_orphans()
         audit(table, folder)
         stored = {i.key for i in table.handle.store.list(table.handle.keys.data_prefix)}

@@ -236,6 +236,9 @@ def test_a_column_that_comes_later_changes_no_choice(memory: Any) -> None:
     ("merging", "message"),
     [
         (Dedup(by=()), "Dedup needs the key of a row"),
+        (Dedup(by="k"), "Dedup takes lists of columns, and by is a text"),
+        (Dedup(by=3), "Dedup takes lists of columns, and by is of type int"),
+        (Aggregating(by=("k",), sum=None), "Aggregating takes lists of columns, and sum is of type NoneType"),
         (Dedup(by=("a", "A")), "names the column 'a' twice"),
         (Dedup(by=("",)), "names the column ''"),
         (Replacing(by=("a",), version="a"), "names the column 'a' twice"),
