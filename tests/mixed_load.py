@@ -44,7 +44,7 @@ PROCESSES.set_forkserver_preload(["icedb.table", "icedb.testing", "pyarrow.datas
 KILL_EVERY_S = (0.1, 0.7)
 STOP_SECONDS_MAX = 60
 # The last merge meets nobody, and finds all that those before it, killed or too slow, have left.
-AT_REST = replace(TIMING, part_timeout_ms=30_000, min_age_ms=40_000)
+AT_REST = replace(TIMING, part_timeout_ms=20_000, min_age_ms=40_000)
 # A machine that does much else runs on until each role has done something.
 PATIENCE_S = 120
 #: What a journal says of work that was done.
