@@ -46,7 +46,7 @@ ui-test: $(VENV)/.installed-ui  ## Click through Dagster's UI in headless Chromi
 
 $(VENV)/.spark-classes.jsa: $(VENV)/.installed-dev
 	@echo "Making an archive of Spark's classes, so that the tests' Java processes start quickly"
-	@$(BIN)/python -m tests.quick_java
+	@$(BIN)/python -m tests.support.quick_java
 
 SEEDS ?= 2000
 simulate: $(VENV)/.installed-dev  ## Simulate SEEDS histories of crashes, delays and races (make simulate SEEDS=10000)
@@ -56,7 +56,7 @@ torture: $(VENV)/.installed-dev  ## Kill processes that use one table, two minut
 	@ICEDB_MIXED_LOAD_SECONDS=120 $(BIN)/pytest -s tests/test_mixed_load.py
 
 mutants: $(VENV)/.installed-dev  ## Seed faults of the protocol one by one: the suite must catch each
-	@$(BIN)/python -m tests.mutants
+	@$(BIN)/python -m tests.support.mutants
 
 bench: $(VENV)/.installed-dev  ## Hold speed to its goals, beside other programs, and write benchmarks/RESULTS.md (ten minutes)
 	@$(BIN)/python -m benchmarks.suite
@@ -89,7 +89,7 @@ docs-serve: $(VENV)/.installed-docs  ## Show the documentation at http://127.0.0
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 newcomer:  ## Follow the tutorial word by word in a fresh clone: all of it works (WITH=--uncommitted: the files as they are)
-	@$(PYTHON) tests/newcomer.py $(WITH)
+	@$(PYTHON) tests/support/newcomer.py $(WITH)
 
 dist: $(VENV)/.installed-dev  ## Build the source distribution, and from it the wheel, into dist/
 	@rm -rf dist

@@ -18,7 +18,7 @@ import typer
 
 from benchmarks.slow_store import BUCKET, s3_server, storage_options
 from icedb import Table
-from tests.counting_proxy import CountingProxy
+from tests.support.counting_proxy import CountingProxy
 
 __all__ = ["TABLE", "Costs", "count_all", "read_costs", "requests_of"]
 

@@ -27,9 +27,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from icedb.testing import ClockedStore, ManualClock
-from tests.azure_containers import create_container
-from tests.bytecode import keep_bytecode
-from tests.quick_java import QUICK_JAVA, use_quick_java
+from tests.support.azure_containers import create_container
+from tests.support.bytecode import keep_bytecode
+from tests.support.quick_java import QUICK_JAVA, use_quick_java
 
 # How long an example takes says nothing on a machine that does something else too.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

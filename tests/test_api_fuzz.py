@@ -18,7 +18,7 @@ from icedb import Table, Timing
 from icedb.arguments import checks_arguments
 from icedb.cli import app
 from icedb.errors import IceDBError, InvalidArgument, InvalidOption, InvalidQuery
-from tests.api_fuzz import SECRET, Escape, World, cases, entries, try_case
+from tests.support.api_fuzz import SECRET, Escape, World, cases, entries, try_case
 
 #: The short run's seeds are others than those of the long one.
 SHORT, LONG = range(10_000, 10_104), range(2_000)

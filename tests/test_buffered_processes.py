@@ -13,7 +13,7 @@ import pytest
 from icedb import Table
 from icedb.testing import check_sound
 
-WORKER = Path(__file__).with_name("buffered_worker.py")
+WORKER = Path(__file__).parent / "support" / "buffered_worker.py"
 SENDERS = 2
 
 
@@ -28,7 +28,7 @@ class Sender:
     def start(self, events: int) -> None:
         task = self._task | {"first": len(self.acknowledged), "events": events}
         command = [sys.executable, str(WORKER), json.dumps(task)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=WORKER.parents[1])
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=WORKER.parents[2])
 
     def hear(self, answers: int | None = None) -> None:
         """Wait for so many acknowledgements (None: all that come). What a killed process said half is not believed."""

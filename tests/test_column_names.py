@@ -33,7 +33,7 @@ from icedb.readers import pandas as reader_pandas
 from icedb.readers import polars as reader_polars
 from icedb.readers.clickhouse_types import quote_name as clickhouse_name
 from icedb_dagster import IceDBIOManager, IceDBResource
-from tests.sql_names import NAMES
+from tests.support.sql_names import NAMES
 
 Row = dict[str, Any]
 

@@ -11,7 +11,7 @@ import pytest
 from icedb import Tiers
 from icedb.maintenance.merge import PART_BYTES_MAX
 from icedb.options import Timing
-from tests.pages import ROOT
+from tests.support.pages import ROOT
 
 DOCS = ROOT / "docs"
 DRAWINGS = sorted((DOCS / "images" / "concepts").glob("*.svg"))

@@ -21,9 +21,9 @@ from icedb.location import Location, parse_location
 from icedb.parts import put_part
 from icedb.store import fetch
 from tests.conftest import ALLOW_ALL, Place, S3Server
-from tests.rotating_keys import Keys, without_keys
+from tests.support.rotating_keys import Keys, without_keys
 
-pytest_plugins = ["tests.rotating_keys"]
+pytest_plugins = ["tests.support.rotating_keys"]
 
 SECRET = "sEcReT-that-must-not-be-shown"
 

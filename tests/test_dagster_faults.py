@@ -22,8 +22,8 @@ dg = pytest.importorskip("dagster")
 # ruff: noqa: E402 - without the extra there is nothing to import
 from icedb_dagster import IceDBResource, stack
 from tests.conftest import BUCKET
-from tests.dagster_jobs import maintain
-from tests.dagster_platform import FORCED_CANCEL, MERGE, Platform, running, shipped, until
+from tests.support.dagster_jobs import maintain
+from tests.support.dagster_platform import FORCED_CANCEL, MERGE, Platform, running, shipped, until
 
 pytestmark = [pytest.mark.dagster, pytest.mark.s3]
 

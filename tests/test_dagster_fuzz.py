@@ -15,7 +15,7 @@ import pytest
 import icedb_dagster
 from icedb.errors import IceDBError, InvalidArgument
 from icedb_dagster import IceDBIOManager, IceDBResource
-from tests.api_fuzz import SECRET, hostile_values
+from tests.support.api_fuzz import SECRET, hostile_values
 
 #: Fields whose values are addresses, options or credentials.
 SECRETIVE = {"storage_options", "s3", "environment", "arguments"}

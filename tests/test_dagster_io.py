@@ -30,10 +30,10 @@ from icedb.errors import (
     UnknownColumn,
 )
 from icedb_dagster import IceDBIOManager, IceDBResource, inputs, outputs
-from tests.dagster_instance import ONE, TWO, Materialize, returning, rows, run_script
+from tests.support.dagster_instance import ONE, TWO, Materialize, returning, rows, run_script
 
 pytestmark = pytest.mark.dagster
-pytest_plugins = ["tests.dagster_instance"]
+pytest_plugins = ["tests.support.dagster_instance"]
 
 NUMBERS = pa.table({"n": [3, 1, 2], "word": ["c", "a", None]})
 SORTED = [(1, "a"), (2, None), (3, "c")]

@@ -22,11 +22,11 @@ from icedb_dagster import IceDBResource, ensure_pool, icedb_pool
 from icedb_dagster.locks import check_pool_held
 from icedb_dagster.maintenance import definitions
 from icedb_dagster.maintenance.verbs import VERBS
-from tests.dagster_instance import run_script
-from tests.dagster_jobs import dated, maintain
+from tests.support.dagster_instance import run_script
+from tests.support.dagster_jobs import dated, maintain
 
 pytestmark = pytest.mark.dagster
-pytest_plugins = ["tests.dagster_instance"]
+pytest_plugins = ["tests.support.dagster_instance"]
 
 MERGE = "merge_newest"
 #: What each exclusive job calls of the table, and the config that it needs.

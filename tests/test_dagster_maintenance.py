@@ -34,12 +34,12 @@ from icedb.errors import (
 )
 from icedb.testing import ClockedStore, ManualClock, check_sound, create_table, open_table
 from icedb_dagster import IceDBResource, TimeToLive, build_table_definitions, ensure_pool, icedb_pool
-from tests.dagster_instance import ONE, rows, run_script
-from tests.dagster_jobs import dated, definitions, maintain, run_job
-from tests.watch_program import WatchProgram
+from tests.support.dagster_instance import ONE, rows, run_script
+from tests.support.dagster_jobs import dated, definitions, maintain, run_job
+from tests.support.watch_program import WatchProgram
 
 pytestmark = pytest.mark.dagster
-pytest_plugins = ["tests.dagster_instance"]
+pytest_plugins = ["tests.support.dagster_instance"]
 
 SCHEDULED = ["merge_newest", "merge_oldest", "merge_log", "cleanup", "ttl", "orphans", "verify"]
 BY_HAND = ["rewrite", "delete", "restore"]

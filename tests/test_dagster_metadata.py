@@ -22,11 +22,11 @@ from icedb.pictures import FINE, TO_MERGE, PartSizes, draw
 from icedb_dagster import IceDBResource, build_table_definitions, spark_progress, table_spec
 from icedb_dagster.metadata import PREVIEW_COLUMNS_MAX, materialization_metadata
 from icedb_dagster.pictures import markdown_picture
-from tests.counting_proxy import CountingProxy
-from tests.dagster_instance import Materialize, returning, run_script
+from tests.support.counting_proxy import CountingProxy
+from tests.support.dagster_instance import Materialize, returning, run_script
 
 pytestmark = pytest.mark.dagster
-pytest_plugins = ["tests.dagster_instance"]
+pytest_plugins = ["tests.support.dagster_instance"]
 
 MB = 1024 * 1024
 

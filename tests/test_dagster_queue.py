@@ -13,7 +13,7 @@ dg = pytest.importorskip("dagster")
 
 # ruff: noqa: E402 - without the extra there is nothing to import
 from icedb_dagster import IceDBResource, icedb_pool
-from tests.dagster_platform import CODE, MERGE, Platform, running, until
+from tests.support.dagster_platform import CODE, MERGE, Platform, running, until
 
 pytestmark = pytest.mark.dagster
 
@@ -65,7 +65,7 @@ def test_the_ui_a_command_and_a_script_with_an_asset_wait_for_each_other(platfor
     job = f"asked_{MERGE}"
     commands = [
         [sys.executable, "-m", "dagster", "job", "execute", "-f", str(CODE), "-j", job],
-        [sys.executable, "-m", "tests.dagster_code", "asked"],  # materialize() on the instance
+        [sys.executable, "-m", "tests.support.dagster_code", "asked"],  # materialize() on the instance
     ]
     others = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for command in commands]
 

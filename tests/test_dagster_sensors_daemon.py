@@ -25,13 +25,13 @@ from dagster._core.storage.tags import RUN_KEY_TAG
 import icedb
 from icedb_dagster import stack
 from icedb_dagster.stack.home import PACKAGED_CONFIG
-from tests.dagster_platform import quick, until
-from tests.sensor_code import ROOT, TABLE
-from tests.sensor_worlds import told_commits
+from tests.support.dagster_platform import quick, until
+from tests.support.sensor_code import ROOT, TABLE
+from tests.support.sensor_worlds import told_commits
 
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(900)]
 
-CODE = Path(__file__).with_name("sensor_code.py")
+CODE = Path(__file__).parent / "support" / "sensor_code.py"
 WORKSPACE = f"load_from: [{{python_file: {{relative_path: {CODE}, location_name: tested}}}}]\n"
 KEY = dg.AssetKey(TABLE)
 SERVICES: tuple[stack.ServiceName, ...] = ("postgres", "daemon")
@@ -49,8 +49,8 @@ class Story:
     @contextmanager
     def filled(self) -> Iterator[None]:
         """A program of its own fills the table meanwhile."""
-        program = [sys.executable, "-m", "tests.sensor_code", self.table.uri, str(self.stop), str(self.written)]
-        process = subprocess.Popen(program, cwd=CODE.parent.parent)
+        program = [sys.executable, "-m", "tests.support.sensor_code", self.table.uri, str(self.stop), str(self.written)]
+        process = subprocess.Popen(program, cwd=CODE.parents[2])
         try:
             yield
         finally:

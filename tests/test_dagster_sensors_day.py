@@ -29,7 +29,16 @@ from icedb_dagster import build_table_definitions
 from icedb_dagster.metadata import commit_metadata
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor, asking, commits_sensor, maintenance_sensor
 from icedb_dagster.sensors.open_tables import open_tables
-from tests.sensor_worlds import WORLDS, Daemon, SimulatedLake, World, add_run, end_run, report_event, told_commits
+from tests.support.sensor_worlds import (
+    WORLDS,
+    Daemon,
+    SimulatedLake,
+    World,
+    add_run,
+    end_run,
+    report_event,
+    told_commits,
+)
 
 pytestmark = pytest.mark.dagster
 

@@ -23,9 +23,9 @@ import pytest
 import yaml
 
 import icedb
-from tests.compose_file import DEPLOY, VARIABLE, Here, load, read_env, variables
-from tests.dagster_platform import until
-from tests.pages import ROOT, blocks
+from tests.support.compose_file import DEPLOY, VARIABLE, Here, load, read_env, variables
+from tests.support.dagster_platform import until
+from tests.support.pages import ROOT, blocks
 
 dg = pytest.importorskip("dagster")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.pages import DOCS, ROOT, bucket_of, commands, execute, run_page, runnable_pages, whole_program
+from tests.support.pages import DOCS, ROOT, bucket_of, commands, execute, run_page, runnable_pages, whole_program
 
 #: Pages of which another test runs everything: they need a server, or an environment from nothing.
 ELSEWHERE = {"proxy.md": "test_proxy_docs.py", "ingest.md": "test_ingest_docs.py", "tutorial.md": "test_newcomer.py"}

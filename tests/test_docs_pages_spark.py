@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import DOCS, bucket_of, run_page, runnable_pages
+from tests.support.pages import DOCS, bucket_of, run_page, runnable_pages
 
 # The longest takes two minutes; the short run has most of what it shows in how-to/spark.md.
 LONGEST = DOCS / "spark.md"

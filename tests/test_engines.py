@@ -14,9 +14,9 @@ import pytest
 
 from icedb import Snapshot, Table
 from tests.conftest import Place
-from tests.engines import ENGINES, Engine, Row, without_us
-from tests.reader_tables import widened
-from tests.without_us import Live, Reader, Refused
+from tests.support.engines import ENGINES, Engine, Row, without_us
+from tests.support.reader_tables import widened
+from tests.support.without_us import Live, Reader, Refused
 
 COLUMNS = ["id", "d", "tenant", "price", "later"]
 # So short that parts are deleted during the test, and longer than a query takes on a machine that is not busy.

@@ -15,8 +15,8 @@ from icedb import Table
 from icedb.errors import SnapshotExpired
 from icedb.maintenance.pins import read_pins
 from icedb.parts import digest
-from tests.make_example_table import FOLDER, Story, answer, expected, put, readme
-from tests.page_reader import Reading, read_as_the_page_says
+from tests.support.make_example_table import FOLDER, Story, answer, expected, put, readme
+from tests.support.page_reader import Reading, read_as_the_page_says
 
 EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text())
 OBJECTS = {p.relative_to(FOLDER / "table").as_posix(): p.read_bytes() for p in (FOLDER / "table").rglob("*.*")}

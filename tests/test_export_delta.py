@@ -34,7 +34,7 @@ from icedb.errors import (
 from icedb.exporting import delta
 from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, create_table, open_table
-from tests.delta_reading import actions, by_delta, check_same, files, texts
+from tests.support.delta_reading import actions, by_delta, check_same, files, texts
 
 #: A value of each type that Delta can have.
 TYPES = {

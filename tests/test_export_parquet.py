@@ -18,7 +18,7 @@ from icedb import Table
 from icedb.errors import IceDBError, InvalidOption, LookFirst, SnapshotExpired, UnknownColumn
 from icedb.options import HOUR_MS
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, create_table, open_table
-from tests.delta_reading import texts
+from tests.support.delta_reading import texts
 
 START = datetime(2026, 11, 21, 22)
 

@@ -22,7 +22,7 @@ from icedb.handle import Part
 from icedb.parts import put_part
 from icedb.store import FETCH_BYTES
 from icedb.work import Means
-from tests.counting_proxy import CountingProxy
+from tests.support.counting_proxy import CountingProxy
 
 
 @pytest.fixture

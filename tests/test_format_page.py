@@ -25,7 +25,7 @@ from icedb.maintenance.restore import restore
 from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS, Timing
 from icedb.spec import Merging, TableSpec, decode_spec, encode_spec
 from icedb.testing import ClockedStore, ManualClock, create_table
-from tests.page_reader import Reading, Refresher, read_as_the_page_says
+from tests.support.page_reader import Reading, Refresher, read_as_the_page_says
 
 PAGE = (Path(__file__).parents[1] / "docs" / "format.md").read_text()
 PREFIX = "lake/clicks"

@@ -50,7 +50,7 @@ from icedb.testing import (
     open_table,
 )
 from tests.conftest import Place
-from tests.parquet_sources import beside, encode, put_files, stored
+from tests.support.parquet_sources import beside, encode, put_files, stored
 
 DAYS = {
     "d=2026-01-01/a.parquet": [{"n": 3, "s": "c"}, {"n": 1, "s": "a"}],

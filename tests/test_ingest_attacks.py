@@ -19,7 +19,7 @@ import pytest
 from icedb import Table
 from icedb.ingest.events import write_key
 from icedb.ingest.refusals import Refusal
-from tests.ingest_process import ARROW, JSON, KEY, LINES, Client, IngestProcess, service_config
+from tests.support.ingest_process import ARROW, JSON, KEY, LINES, Client, IngestProcess, service_config
 
 BODY_MAX = 200_000
 LIMITS = f"""

@@ -17,8 +17,8 @@ from icedb.ingest.segment import SEGMENT_SCHEMA
 from icedb.ingest.settings import TenantLimits
 from icedb.ingest.tenants import Tenants
 from icedb.ingest.tenants_file import TenantsFile
-from tests.ingest_process import KEY, OTHER_KEY, SECRET
-from tests.proxy_process import ROOT, proxy_command
+from tests.support.ingest_process import KEY, OTHER_KEY, SECRET
+from tests.support.proxy_process import ROOT, proxy_command
 
 SERVER = '[server]\nlisten = "127.0.0.1:0"\n'
 TABLE = '[[table]]\nname = "events"\nuri = "lake/events"\n'

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from icedb.ingest.config import load_config
-from tests.ingest_process import KEY, SECRET, IngestProcess
-from tests.pages import ROOT, blocks, whole_program
+from tests.support.ingest_process import KEY, SECRET, IngestProcess
+from tests.support.pages import ROOT, blocks, whole_program
 
 PAGE = ROOT / "docs" / "ingest.md"
 ADDRESS, ADMIN = "127.0.0.1:8080", "127.0.0.1:9090"
@@ -73,7 +73,7 @@ def test_what_the_page_shows_runs_and_gives_what_it_says(folder: Path, service: 
             call
         )
     (folder / "program.py").write_text(here(whole_program(PAGE), service))
-    runner = "from pathlib import Path; from tests.pages import execute; "
+    runner = "from pathlib import Path; from tests.support.pages import execute; "
     run(folder, [sys.executable, "-c", runner + "execute(Path('program.py').read_text(), 'docs/ingest.md')"])
     [looking] = calls[len(answers) :]
     said = run(folder, ["bash", "-euc", here(looking, service)]).splitlines()

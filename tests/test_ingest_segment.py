@@ -15,7 +15,7 @@ from segment.analytics.client import Client as SegmentClient
 
 from icedb import Table
 from icedb.ingest.segment import SEGMENT_SCHEMA
-from tests.ingest_process import KEY, OTHER_KEY, SECRET, Client, IngestProcess, Reply, service_config
+from tests.support.ingest_process import KEY, OTHER_KEY, SECRET, Client, IngestProcess, Reply, service_config
 
 MOMENT = "2026-11-21T10:00:00.123Z"
 

@@ -16,8 +16,8 @@ import pytest
 
 from icedb import Table
 from tests.conftest import Place, S3Server
-from tests.counting_proxy import CountingProxy, HttpRequest
-from tests.ingest_process import KEY, OTHER_KEY, Client, IngestProcess, Reply
+from tests.support.counting_proxy import CountingProxy, HttpRequest
+from tests.support.ingest_process import KEY, OTHER_KEY, Client, IngestProcess, Reply
 
 WAIT_SECONDS_MAX = 60
 

@@ -15,7 +15,7 @@ import pytest
 
 from icedb import Table
 from icedb.ingest.check import check_config
-from tests.ingest_process import ARROW, KEY, OTHER_KEY, Client, IngestProcess, Reply
+from tests.support.ingest_process import ARROW, KEY, OTHER_KEY, Client, IngestProcess, Reply
 from tests.test_ingest import arrow
 from tests.test_ingest_server import until
 

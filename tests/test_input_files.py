@@ -18,7 +18,7 @@ from icedb.errors import AccessDenied, IceDBError, InvalidBatch, SchemaConflict,
 from icedb.inputs.opening import open_batch
 from icedb.location import parse_location
 from icedb.store import open_store
-from tests.input_reader import Found, read
+from tests.support.input_reader import Found, read
 
 
 class Folder:

@@ -28,7 +28,7 @@ from icedb_dagster import launcher as launchers
 from icedb_dagster.launcher import LAUNCHED_TAG, MonitoredRunLauncher
 from icedb_dagster.stack.home import PACKAGED_CONFIG
 from icedb_dagster.stack.ports import free_port
-from tests.dagster_platform import until
+from tests.support.dagster_platform import until
 
 pytestmark = pytest.mark.dagster
 

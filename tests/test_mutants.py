@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants import MUTANTS, ROOT, Mutant
+from tests.support.mutants import MUTANTS, ROOT, Mutant
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.newcomer import OURS, ROOT, TUTORIAL, Misled, follow, quick, steps_of
+from tests.support.newcomer import OURS, ROOT, TUTORIAL, Misled, follow, quick, steps_of
 
 BIN = Path(sys.executable).parent
 

@@ -23,7 +23,7 @@ from icedb.opening import create_handle
 from icedb.options import HOUR_MS, MINUTE_MS
 from icedb.spec import TableSpec
 from icedb.testing import ClockedStore, ManualClock, create_table, open_table
-from tests.page_reader import read_as_the_page_says
+from tests.support.page_reader import read_as_the_page_says
 
 KEYS = Keys("")
 

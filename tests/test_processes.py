@@ -15,7 +15,7 @@ import pytest
 from icedb import Table, Timing
 from icedb.testing import check_sound
 
-WORKER = Path(__file__).with_name("worker.py")
+WORKER = Path(__file__).parent / "support" / "worker.py"
 # Short enough for a test to wait for, and far longer than any of its commits takes.
 SHORT = {"max_skew_ms": 1_500, "commit_timeout_ms": 2_000, "grace_ms": 4_000}
 

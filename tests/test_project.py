@@ -26,7 +26,7 @@ from icedb_dagster.cli import app
 from icedb_dagster.project import create_project
 from icedb_dagster.stack import ports, processes
 from icedb_dagster.stack.graphql import request
-from tests.pages import blocks
+from tests.support.pages import blocks
 from tests.test_stack import _processes_of, _wait_for
 
 REPOSITORY = Path(__file__).parents[1]

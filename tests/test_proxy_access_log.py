@@ -25,7 +25,7 @@ from botocore.config import Config
 
 from icedb.proxy.access_log import AccessLog, AccessRecord
 from icedb.serving.lines import LineWriter, TextLines
-from tests.proxy_process import ROOT, proxy_command
+from tests.support.proxy_process import ROOT, proxy_command
 
 DEADLINE_SECONDS = 20
 KEY = "ACMEKEY1"

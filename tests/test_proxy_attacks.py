@@ -22,7 +22,7 @@ import pytest
 from icedb.clock import SystemClock
 from icedb.proxy.requests import HttpRequest
 from tests.conftest import BUCKET, S3Server
-from tests.proxy_attacks import (
+from tests.support.proxy_attacks import (
     ACME,
     RIVAL,
     Key,

@@ -20,7 +20,7 @@ from icedb.proxy.s3_errors import S3Error
 from icedb.proxy.tenants import VirtualBucket
 from icedb.proxy.views import View
 from icedb.testing import Request
-from tests.proxy_views import (
+from tests.support.proxy_views import (
     HOLD_MS,
     REFRESH_MS,
     is_there,
@@ -28,7 +28,7 @@ from tests.proxy_views import (
     refusal,
     shown,
 )
-from tests.proxy_worlds import World, make_app, run, together
+from tests.support.proxy_worlds import World, make_app, run, together
 
 # ------------------------------------------------------------------------------------------ looks
 

@@ -32,7 +32,7 @@ from icedb import Table
 from icedb.commit import append
 from icedb.format.records import Marker
 from tests.conftest import BUCKET, S3Server
-from tests.proxy_clients import (
+from tests.support.proxy_clients import (
     BY_KEY,
     CLIENTS,
     Access,
@@ -43,7 +43,7 @@ from tests.proxy_clients import (
     obstore_store,
     run_aws,
 )
-from tests.proxy_process import ProxyProcess
+from tests.support.proxy_process import ProxyProcess
 
 pytestmark = pytest.mark.s3
 

@@ -21,9 +21,9 @@ import pytest
 
 from icedb import Table
 from icedb.proxy.tenants import AccessKey
-from tests.proxy_attacks import replies
-from tests.proxy_process import ProxyProcess
-from tests.proxy_worlds import signed_headers
+from tests.support.proxy_attacks import replies
+from tests.support.proxy_process import ProxyProcess
+from tests.support.proxy_worlds import signed_headers
 from tests.test_proxy_server import certificates  # noqa: F401  # a fixture
 
 DEADLINE_SECONDS = 60

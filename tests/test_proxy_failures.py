@@ -20,7 +20,7 @@ from icedb.proxy.tenants import VirtualBucket
 from icedb.store import ObjectStore
 from icedb.testing import Fault, create_table
 from tests.conftest import Place
-from tests.proxy_views import (
+from tests.support.proxy_views import (
     REFRESH_MS,
     asked,
     is_there,
@@ -29,7 +29,7 @@ from tests.proxy_views import (
     says_nothing,
     shown,
 )
-from tests.proxy_worlds import World, heard, make_app, question, run, together
+from tests.support.proxy_worlds import World, heard, make_app, question, run, together
 
 # ------------------------------------------------------------------------------------------ tables
 

@@ -24,10 +24,10 @@ from icedb.format.records import Marker
 from icedb.proxy.listing import page_of
 from icedb.proxy.requests import HttpRequest
 from icedb.proxy.views import View
-from tests.proxy_attacks import ACME, SOCKET_SECONDS, Asker, replies, wire
-from tests.proxy_process import ProxyProcess
-from tests.proxy_worlds import World as InProcess
-from tests.proxy_worlds import run
+from tests.support.proxy_attacks import ACME, SOCKET_SECONDS, Asker, replies, wire
+from tests.support.proxy_process import ProxyProcess
+from tests.support.proxy_worlds import World as InProcess
+from tests.support.proxy_worlds import run
 
 REQUESTS = 500
 #: Each once on its own connection.

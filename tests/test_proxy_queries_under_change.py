@@ -18,8 +18,8 @@ import pytest
 
 from icedb import Table, Timing
 from tests.conftest import BUCKET, S3Server
-from tests.proxy_clients import CLIENTS, Access, Ask, Group, ask_boto3
-from tests.proxy_process import ProxyProcess
+from tests.support.proxy_clients import CLIENTS, Access, Ask, Group, ask_boto3
+from tests.support.proxy_process import ProxyProcess
 
 pytestmark = pytest.mark.s3
 

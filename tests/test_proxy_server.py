@@ -27,7 +27,7 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from prometheus_client.parser import text_string_to_metric_families
 
 from icedb import Table
-from tests.proxy_process import ROOT, ProxyProcess, proxy_command
+from tests.support.proxy_process import ROOT, ProxyProcess, proxy_command
 
 DEADLINE_SECONDS = 60
 KEY, SECRET = "ACMEKEY1", "secret-of-acme-1"

@@ -41,7 +41,7 @@ from icedb.proxy.requests import HttpRequest
 from icedb.proxy.s3_errors import S3Error
 from icedb.proxy.signing import Caller, authenticate
 from icedb.proxy.tenants import AccessKey, Found, Tenant
-from tests.proxy_signatures import (
+from tests.support.proxy_signatures import (
     ACME,
     BUCKET,
     EMPTY_SHA256,

@@ -27,7 +27,7 @@ from icedb.errors import (
 from icedb.location import parse_location
 from icedb.store import open_store
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table
-from tests.siblings import Rows, Siblings
+from tests.support.siblings import Rows, Siblings
 
 TXN = ("app", 5)
 COLUMNS = ["quarantined_at", "source", "reason", "row"]

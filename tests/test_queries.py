@@ -16,7 +16,7 @@ from icedb.engine import connect_sandbox, load_httpfs
 from icedb.errors import InvalidQuery
 from icedb.expressions import parse_expression
 from icedb.queries import QUERY_CHARS_MAX, TABLE_FUNCTIONS, UserQuery, check_output, check_query
-from tests.canary import Canary, watching
+from tests.support.canary import Canary, watching
 
 ROWS = """
     CREATE TABLE _rows AS SELECT * FROM (VALUES

@@ -35,8 +35,8 @@ from icedb.readers import chdb as reader
 from icedb.readers.clickhouse_files import LOST, rows_of
 from icedb.readers.clickhouse_types import clickhouse_types
 from tests.conftest import BUCKET, Place
-from tests.v3_api import alive, now_ms, program
-from tests.v3_program import V3Program
+from tests.support.v3_api import alive, now_ms, program
+from tests.support.v3_program import V3Program
 
 #: One row of each type for each `n`, and after them rows with nothing but `n`.
 EVERY_TYPE = """

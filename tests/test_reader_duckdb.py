@@ -15,10 +15,10 @@ import pytest
 from icedb.errors import InvalidOption, UnknownColumn
 from icedb.readers import duckdb_answers
 from icedb.readers.duckdb import attach
-from tests.attached_tables import by_days, created, failing, files_read, numbers, rows
 from tests.conftest import Place
+from tests.support.attached_tables import by_days, created, failing, files_read, numbers, rows
 
-pytest_plugins = ["tests.attached_tables"]
+pytest_plugins = ["tests.support.attached_tables"]
 
 # ------------------------------------------------------------------------------------------ what is there now
 

@@ -21,11 +21,11 @@ from icedb.handle import Handle
 from icedb.readers import duckdb_access
 from icedb.readers.duckdb import attach, detach
 from icedb.snapshot import Snapshot, take_snapshot
-from tests.attached_tables import by_days, created, failing, numbers, rows
 from tests.conftest import Place
-from tests.rotating_keys import Keys, without_keys
+from tests.support.attached_tables import by_days, created, failing, numbers, rows
+from tests.support.rotating_keys import Keys, without_keys
 
-pytest_plugins = ["tests.attached_tables", "tests.rotating_keys"]
+pytest_plugins = ["tests.support.attached_tables", "tests.support.rotating_keys"]
 
 
 def test_names_are_replaced_when_they_are_ours_and_refused_when_not(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import ROOT, blocks, run_page
+from tests.support.pages import ROOT, blocks, run_page
 
 README_PATH = ROOT / "README.md"
 README = README_PATH.read_text()

@@ -13,7 +13,7 @@ from icedb.exclusive import exclusive
 from icedb.location import parse_location
 from icedb.maintenance.operations import Replace
 from icedb.store import CONCURRENT_GETS, ObjectNotFound, ObjectStore, open_store
-from tests.counting_proxy import CountingProxy
+from tests.support.counting_proxy import CountingProxy
 
 pytestmark = pytest.mark.s3
 

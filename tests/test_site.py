@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tests.pages import ROOT
+from tests.support.pages import ROOT
 from tests.test_public_names import PUBLIC
 
 #: Builds the site in a process that can reach nothing.

@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("pyspark")
 
 from icedb import Table
-from tests.counting_proxy import CountingProxy
-from tests.spark_clusters import TWO_EXECUTORS, Driver, RemoteError, connect_server, environment, standalone
+from tests.support.counting_proxy import CountingProxy
+from tests.support.spark_clusters import TWO_EXECUTORS, Driver, RemoteError, connect_server, environment, standalone
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 

@@ -25,8 +25,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from icedb import Table
 from icedb.spark.writer import open_writer
-from tests.counting_proxy import CountingProxy, HttpRequest
-from tests.spark_clusters import TWO_EXECUTORS, Driver, RemoteError, descendants, environment, standalone
+from tests.support.counting_proxy import CountingProxy, HttpRequest
+from tests.support.spark_clusters import TWO_EXECUTORS, Driver, RemoteError, descendants, environment, standalone
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 

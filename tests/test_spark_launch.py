@@ -21,9 +21,9 @@ import icedb
 from icedb.errors import InvalidOption
 from icedb_dagster import ConnectSpark, EmrServerlessSpark, EmrSpark, LocalSpark, SparkPlace, StandaloneSpark
 from icedb_dagster.cli import main
-from tests.spark_clusters import SESSION, TWO_EXECUTORS, connect_server, environment, standalone
+from tests.support.spark_clusters import SESSION, TWO_EXECUTORS, connect_server, environment, standalone
 
-PROGRAM = str(Path(__file__).with_name("pipes_program.py"))
+PROGRAM = str(Path(__file__).parent / "support" / "pipes_program.py")
 SECRET = "correct horse battery staple"
 ENV = {"PASSWORD": SECRET}
 

@@ -52,8 +52,10 @@ from icedb.store import open_store
 from icedb.testing import Crash, Fault, FaultyStore
 from icedb.work import IN_PROCESS, Engine, Item, Result, Work
 from tests.conftest import Place
-from tests.sabotage import Saboteur, attempts
-from tests.spark_clusters import connect_server, environment
+from tests.support.sabotage import Saboteur, attempts
+from tests.support.spark_clusters import connect_server, environment
+
+CONNECT_PROGRAM = Path(__file__).parent / "support" / "connect_merging.py"
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]
 
@@ -658,7 +660,13 @@ def test_all_of_it_works_over_spark_connect(s3: Place, spark_home: Path, tmp_pat
     (tmp_path / "server").mkdir()
     with connect_server(tmp_path / "server", env) as address:
         done = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("connect_merging.py")), address, table.uri, str(tmp_path)],
+            [
+                sys.executable,
+                str(CONNECT_PROGRAM),
+                address,
+                table.uri,
+                str(tmp_path),
+            ],
             env=env | (s3.storage_options or {}),
             cwd=tmp_path,
             capture_output=True,

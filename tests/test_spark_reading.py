@@ -41,7 +41,7 @@ from icedb.snapshot import Snapshot
 from icedb.spark.part_scan import share_out
 from icedb.spark.reader import open_reader, planned_schema
 from icedb.spark.types import held, spark_schema
-from tests.spark_answers import plan_of, rows_of
+from tests.support.spark_answers import plan_of, rows_of
 from tests.test_column_times_readers import evolved
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]

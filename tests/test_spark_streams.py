@@ -25,8 +25,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from icedb import Table
 from icedb.errors import AccessDenied, CheckpointBehind, InvalidOption, InvariantViolated, SchemaConflict
 from icedb.spark.writer import open_stream_writer
-from tests.counting_proxy import CountingProxy, HttpRequest
-from tests.spark_clusters import Driver, RemoteError, environment
+from tests.support.counting_proxy import CountingProxy, HttpRequest
+from tests.support.spark_clusters import Driver, RemoteError, environment
 from tests.test_spark_faults import (
     DENIED,
     check_sound,

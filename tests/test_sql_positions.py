@@ -24,7 +24,7 @@ from icedb.errors import FixInput
 from icedb.readers import arrow, chdb, datafusion, pandas, polars
 from icedb_dagster.inputs import Rows, load
 from icedb_dagster.maintenance.time_to_live import expired
-from tests.canary import Canary, watching
+from tests.support.canary import Canary, watching
 
 #: Conditions. {file} holds the canary's secret, and HOME is there.
 EXPRESSIONS = (

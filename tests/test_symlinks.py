@@ -22,7 +22,7 @@ from icedb.proxy.catalog import Tables
 from icedb.proxy.tenants import VirtualBucket
 from icedb.readers import clickhouse_files
 from icedb.store import ObjectExists, ObjectNotFound, ObjectStore, fetch, open_store, open_stream, some_below
-from tests.proxy_worlds import KEY, AppSide, make_app
+from tests.support.proxy_worlds import KEY, AppSide, make_app
 
 SECRET = b"root:x:0:0"
 

@@ -20,7 +20,7 @@ from icedb.store import open_store
 from icedb.table_place import foreign_roots, is_below, locations_above
 from icedb.testing import ClockedStore, ManualClock, create_table
 from tests.conftest import Place
-from tests.v3_api import client, program
+from tests.support.v3_api import client, program
 
 
 def create(place: Place, **options: object) -> Table:

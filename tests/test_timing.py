@@ -48,8 +48,8 @@ from icedb.testing import (
     open_table,
 )
 from tests.conftest import Place
-from tests.page_reader import DEFAULT_MS, counting_times, deleted_until, publishable_age
-from tests.v3_api import program
+from tests.support.page_reader import DEFAULT_MS, counting_times, deleted_until, publishable_age
+from tests.support.v3_api import program
 
 LONG = Timing()
 SHORT = Timing(

@@ -1,6 +1,6 @@
 """Tables that v3 programs made are opened and maintained; tables of ours are read and appended to by v3 programs.
 
-The v3 program is `tests.v3_program`, which uses nothing of the library.
+The v3 program is `tests.support.v3_program`, which uses nothing of the library.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import pytest
 from icedb import Table
 from icedb.errors import InvalidBatch, InvalidPartitionValue, InvalidURI, SchemaConflict, TableExists, TableNotFound
 from tests.conftest import Place
-from tests.v3_api import now_ms
-from tests.v3_program import Row, V3Program
+from tests.support.v3_api import now_ms
+from tests.support.v3_program import Row, V3Program
 
 SCHEMA = {"k": "VARCHAR", "n": "BIGINT"}
 

@@ -25,8 +25,8 @@ from icedb.log import (
     get_log_file_info,
 )
 from tests.conftest import Place
-from tests.v3_api import client, now_ms, objects, program
-from tests.v3_program import V3Program
+from tests.support.v3_api import client, now_ms, objects, program
+from tests.support.v3_program import V3Program
 
 # ---------------------------------------------------------------------------------------- records
 

@@ -34,7 +34,7 @@ from icedb.spec import Aggregating, Dedup, Replacing, TableSpec, View, encode_sp
 from icedb.store import open_store
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table, open_table
 from tests.conftest import Place
-from tests.siblings import Rows, Siblings
+from tests.support.siblings import Rows, Siblings
 
 TOTALS = "SELECT k, count(*) AS n, sum(v)::BIGINT AS v FROM _rows GROUP BY k"
 SUMMED = Aggregating(by=("k",), sum=("n", "v"))

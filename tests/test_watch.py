@@ -18,7 +18,7 @@ from icedb.cli import app
 from icedb.errors import CommitUncertain, IceDBError, InvalidOption, StoreUnavailable, TableNotFound
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, check_sound, create_table
 from icedb.watch import watch
-from tests.watch_program import WatchProgram
+from tests.support.watch_program import WatchProgram
 
 
 class Rounds(threading.Event):

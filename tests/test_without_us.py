@@ -1,6 +1,6 @@
 """Without us: the SQL of docs/format.md in plain DuckDB, and Node.js without packages, read what the library reads.
 
-Readers, worlds and faults are in tests/without_us.py.
+Readers, worlds and faults are in tests/support/without_us.py.
 """
 
 from __future__ import annotations
@@ -28,14 +28,11 @@ from icedb import Table
 from icedb.errors import SnapshotExpired
 from icedb.testing import ClockedStore, create_table
 from tests.conftest import Place
-from tests.make_example_table import FOLDER, put
-from tests.pages import ROOT, blocks
-from tests.test_format_page import STEPS, steps
-from tests.test_state_machine import TableMachine, _settings
-from tests.test_v3_adoption import SCHEMA, opened, rising, rows
-from tests.v3_api import now_ms
-from tests.v3_program import V3Program
-from tests.without_us import (
+from tests.support.make_example_table import FOLDER, put
+from tests.support.pages import ROOT, blocks
+from tests.support.v3_api import now_ms
+from tests.support.v3_program import V3Program
+from tests.support.without_us import (
     LENIENT,
     NODE_FAULTS,
     SCRIPT,
@@ -52,6 +49,9 @@ from tests.without_us import (
     node,
     sql_block,
 )
+from tests.test_format_page import STEPS, steps
+from tests.test_state_machine import TableMachine, _settings
+from tests.test_v3_adoption import SCHEMA, opened, rising, rows
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """A program that inserts Parquet files under a memory limit and says how much memory it took.
 
-    python -m tests.larger_than_memory <table> <glob of Parquet files> <memory_bytes>
+    python -m tests.support.larger_than_memory <table> <glob of Parquet files> <memory_bytes>
 
 Its last line is JSON: rows, and the greatest resident memory, in bytes.
 """

@@ -1,8 +1,8 @@
 """Follows the tutorial word by word, as somebody would who has only a clone and Python: `make newcomer`.
 
-    python tests/newcomer.py                  a fresh clone of what is committed, a fresh environment, the whole page
-    python tests/newcomer.py --uncommitted    the same with the files as they are now
-    python tests/newcomer.py --keep           and leave its folder there, to look at
+    python tests/support/newcomer.py                  a fresh clone of what is committed, a fresh environment, all pages
+    python tests/support/newcomer.py --uncommitted    the same with the files as they are now
+    python tests/support/newcomer.py --keep           and leave its folder there, to look at
 
 Each block of the page is a step, in the order in which they stand:
 
@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TUTORIAL = Path("docs") / "tutorial.md"
 #: What a block of a language is saved as.
 SUFFIXES = {"python": ".py", "sql": ".sql", "yaml": ".yaml"}

@@ -1,7 +1,8 @@
 """Spark in its several shapes, as processes on the loopback interface, and drivers to give them work.
 
-A process can hold one Spark session, so each session here is in a driver program of its own (`tests.spark_driver`),
-which does what it is told over a pipe. Everything started here is ended here, by its process id.
+A process can hold one Spark session, so each session here is in a driver program of its own
+(`tests.support.spark_driver`), which does what it is told over a pipe. Everything started here is ended
+here, by its process id.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.quick_java import QUICK_JAVA
+from tests.support.quick_java import QUICK_JAVA
 
 START_SECONDS_MAX = 90
 
@@ -93,7 +94,7 @@ class Driver:
         return self._process.pid
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """Have a function of `tests.spark_driver` called. Raises RemoteError, and EOFError when the driver died."""
+        """Call a function of `tests.support.spark_driver`. Raises RemoteError, and EOFError when the driver died."""
         self.tell(do, **arguments)
         return self.answer()
 

@@ -25,7 +25,7 @@ from icedb.errors import IceDBError
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, LogTombstone, Marker
 from icedb.spec import TableSpec, encode_spec
-from tests.pages import ROOT
+from tests.support.pages import ROOT
 
 FORMAT_PAGE = ROOT / "docs" / "format.md"
 SCRIPT = ROOT / "examples" / "readers" / "live_parts.mjs"

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from icedb import Table
-from tests.ingest_process import KEY, Client, IngestProcess
+from tests.support.ingest_process import KEY, Client, IngestProcess
 
 #: Of a request.
 EVENTS = 5

@@ -1,7 +1,7 @@
 """What attacks on the proxy need: a lake with two tenants before it, requests that no client would send, raw replies.
 
-Requests are signed by hand, see `tests.proxy_signatures`, and written to sockets byte by byte: a client library would
-repair some of them on the way.
+Requests are signed by hand, see `tests.support.proxy_signatures`, and written to sockets byte by byte: a client
+library would repair some of them on the way.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from icedb import Table
 from icedb.clock import SystemClock
 from icedb.proxy.requests import HttpRequest
 from tests.conftest import BUCKET, S3Server
-from tests.proxy_process import ROOT, ProxyProcess
-from tests.proxy_signatures import presigned, signed
+from tests.support.proxy_process import ROOT, ProxyProcess
+from tests.support.proxy_signatures import presigned, signed
 
 #: A cell that waits for longer has failed.
 SOCKET_SECONDS = 30

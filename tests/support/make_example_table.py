@@ -1,4 +1,4 @@
-"""Make docs/example-table: `python -m tests.make_example_table`.
+"""Make docs/example-table: `python -m tests.support.make_example_table`.
 
 A small table with a bit of everything, in a store whose clock stands still between commits, so that each run gives the
 same objects (but for the bytes of the Parquet files, which are for DuckDB's version to say). What a reader must answer
@@ -26,7 +26,7 @@ from icedb.parts import write_parts
 from icedb.spec import spec_at
 from icedb.testing import ClockedStore, ManualClock, check_sound, create_table
 
-FOLDER = Path(__file__).parents[1] / "docs" / "example-table"
+FOLDER = Path(__file__).parents[2] / "docs" / "example-table"
 WRITER = "example-1-0123456789ab"
 #: The day of most of what happens: 2026-01-05, 10:00 in UTC.
 START_MS = 1_767_607_200_000
@@ -38,8 +38,8 @@ A small real table, for those who write a reader or a writer of [the format](../
 files, parts, claims and `_table.json`, as the library wrote them. The table's own folder is the store, so keys have no
 prefix. [expected.json](expected.json) holds all the answers below, for programs; its keys are whole.
 
-`python -m tests.make_example_table` makes it again. The clock stood still between commits; times are of 2026-01-05, in
-UTC.
+`python -m tests.support.make_example_table` makes it again. The clock stood still between commits; times are of
+2026-01-05, in UTC.
 
 | when | what happens |
 |---|---|

@@ -1,8 +1,8 @@
 """One process of the mixed load: a writer, merger, changer, cleaner or reader that may be killed at any moment.
 
-Started by tests/mixed_load.py; credentials come by the environment. What it means to do and what was acknowledged it
-writes to a journal, synced, before and after. Half of its lives end by its own hand, right before or after some
-request: a kill by the clock rarely falls between two of them.
+Started by tests/support/mixed_load.py; credentials come by the environment. What it means to do and what was
+acknowledged it writes to a journal, synced, before and after. Half of its lives end by its own hand, right before or
+after some request: a kill by the clock rarely falls between two of them.
 """
 
 from __future__ import annotations

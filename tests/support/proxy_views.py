@@ -12,7 +12,7 @@ from icedb.proxy.catalog import Tables
 from icedb.proxy.s3_errors import S3Error
 from icedb.proxy.tenants import VirtualBucket
 from icedb.proxy.views import View
-from tests.proxy_worlds import Heard, ask_app, question
+from tests.support.proxy_worlds import Heard, ask_app, question
 
 REFRESH_MS = 1_000
 HOLD_MS = 15 * MINUTE_MS

@@ -2,7 +2,7 @@
 
 A gate stops one program at a moment of its commit: the test makes a file, the first program that comes to the moment
 takes it by renaming it after its process, and waits until the file is deleted. What the tables hold, where they are and
-where the gates are comes from the environment, see tests/dagster_platform.py.
+where the gates are comes from the environment, see tests/support/dagster_platform.py.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.

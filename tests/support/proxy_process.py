@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 START_SECONDS_MAX = 60
 STOP_SECONDS_MAX = 60
 _LISTENING = re.compile(r"listening on (\S+?)(?:, health and metrics on (\S+?))?; ")

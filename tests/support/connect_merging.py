@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from icedb import Table
 from icedb.errors import InvalidQuery, SparkJobFailed
 from icedb.spark import SparkMergeEngine
-from tests.sabotage import Saboteur
+from tests.support.sabotage import Saboteur
 
 
 def main(address: str, uri: str, folder: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from tests.proxy_process import ProxyProcess
+from tests.support.proxy_process import ProxyProcess
 
 JSON, LINES, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
 #: The key of the tenant `acme`, and of `globex`, in the configurations of tests.

@@ -1,7 +1,7 @@
 """A Spark driver that does what it is told: a line of JSON in, a line of JSON out.
 
-Run as `python spark_driver.py '<the session's configuration as JSON>'` by `tests.spark_clusters.Driver`. A request
-names a function below and its arguments. The end of the input stops the session.
+Run as `python spark_driver.py '<the session's configuration as JSON>'` by `tests.support.spark_clusters.Driver`. A
+request names a function below and its arguments. The end of the input stops the session.
 """
 
 from __future__ import annotations

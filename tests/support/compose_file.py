@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-DEPLOY = Path(__file__).parents[1] / "deploy"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 #: `${NAME}`, `${NAME-default}`, `${NAME:-default}` and `${NAME:?what it is}`; not `$${...}`, which is the container's.
 VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(?:(:?[-?])([^}]*))?\}")
 

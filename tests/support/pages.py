@@ -1,4 +1,4 @@
-"""Runs what the pages show: `python -m tests.pages docs/inputs.md [number of a block]`, in the current folder.
+"""Runs what the pages show: `python -m tests.support.pages docs/inputs.md [number of a block]`, in the current folder.
 
 Blocks of Python are one program, in the order in which they stand. Where a line is an expression and its comment begins
 with a value, or is what a `print` says, the two are compared; every such line must have been reached. What the page
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 #: What a value and the words that follow it have between them.
 GAP = "  "
@@ -48,7 +48,7 @@ def run_page(
     """Run a page, or one block of its Python, in a folder and a process of its own, without our environment."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "ICEDB_", "DAGSTER_"))}
     return subprocess.run(
-        [sys.executable, "-m", "tests.pages", str(page), *([] if number is None else [str(number)])],
+        [sys.executable, "-m", "tests.support.pages", str(page), *([] if number is None else [str(number)])],
         cwd=folder,
         env=clean | {"PYTHONPATH": str(ROOT)} | dict(env or {}),
         capture_output=True,

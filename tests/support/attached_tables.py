@@ -1,6 +1,6 @@
 """Tables that tests attach to a DuckDB connection, and what they ask of it.
 
-A module takes the fixture with `pytest_plugins = ["tests.attached_tables"]`.
+A module takes the fixture with `pytest_plugins = ["tests.support.attached_tables"]`.
 """
 
 from __future__ import annotations

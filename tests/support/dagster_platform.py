@@ -27,7 +27,7 @@ from icedb.testing import check_sound
 from icedb_dagster import IceDBResource, icedb_pool, stack
 from icedb_dagster.stack.home import PACKAGED_CONFIG
 from icedb_dagster.stack.ports import free_port
-from tests.dagster_code import SETTINGS
+from tests.support.dagster_code import SETTINGS
 
 CODE = Path(__file__).with_name("dagster_code.py")
 WORKSPACE = f"load_from: [{{python_file: {{relative_path: {CODE}, location_name: tested}}}}]\n"

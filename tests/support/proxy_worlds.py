@@ -36,7 +36,7 @@ from icedb.proxy.metrics import Metrics
 from icedb.proxy.settings import ServerSettings
 from icedb.proxy.tenants import AccessKey, Scope, Tenant, VirtualBucket
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, create_table, open_table
-from tests.proxy_signatures import OneTenant
+from tests.support.proxy_signatures import OneTenant
 
 KEY = AccessKey("ACMEKEY1", "acme-secret-1")
 #: A host below it names a bucket.

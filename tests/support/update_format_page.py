@@ -1,4 +1,4 @@
-"""Write what the library makes of the worked example into docs/format.md: `python -m tests.update_format_page`.
+"""Write what the library makes of the worked example into docs/format.md: `python -m tests.support.update_format_page`.
 
 For when the log's bytes change on purpose: blocks of objects, the void, and the two tables of what a reader sees.
 tests/test_format_page.py then compares the page with the library and with a reader made from the page alone.
@@ -14,9 +14,9 @@ from icedb.format.codec import encode
 from icedb.format.names import Keys
 from icedb.format.records import LogFile
 from icedb.testing import ManualClock
-from tests.page_reader import Reading, read_as_the_page_says
+from tests.support.page_reader import Reading, read_as_the_page_says
 
-PAGE = Path(__file__).parents[1] / "docs" / "format.md"
+PAGE = Path(__file__).parents[2] / "docs" / "format.md"
 PREFIX = "lake/clicks"
 KEYS = Keys(PREFIX)
 #: What has happened, and how many log files had been written by then; cleanup leaves the last two.

@@ -1,7 +1,7 @@
 """A Dagster instance on a Postgres of its own, a lake in a folder, and what makes assets short, for the Dagster tests.
 
-A module takes the fixtures with `pytest_plugins = ["tests.dagster_instance"]`. The instance is the module's, so tables
-(and with them assets and pools) need names of their own: that is the fixture `name`.
+A module takes the fixtures with `pytest_plugins = ["tests.support.dagster_instance"]`. The instance is the module's, so
+tables (and with them assets and pools) need names of their own: that is the fixture `name`.
 
 PYTEST_DONT_REWRITE: a test module imports this before pytest takes it as a plugin, too late for its asserts.
 """

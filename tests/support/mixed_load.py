@@ -1,6 +1,6 @@
 """Ten processes on one table, killed at random and started again; then every batch is counted.
 
-    python tests/mixed_load.py --uri s3://bucket/table --seconds 120 --seed 7
+    python tests/support/mixed_load.py --uri s3://bucket/table --seconds 120 --seed 7
 
 Four writers, two mergers, two readers, one that overwrites, drops, rewrites and deletes, and one that cleans up and
 sweeps orphans, all with times of seconds instead of hours. An acknowledged batch must be there whole and once, one

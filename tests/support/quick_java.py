@@ -1,7 +1,7 @@
 """Java processes that start quickly: half of what a short Spark session costs is loading and compiling classes.
 
-`python -m tests.quick_java` makes an archive of Spark's classes, which the Java processes of all tests then share.
-Without it, or with another Java, they load the classes one by one, as they always do.
+`python -m tests.support.quick_java` makes an archive of Spark's classes, which the Java processes of all tests then
+share. Without it, or with another Java, they load the classes one by one, as they always do.
 """
 
 from __future__ import annotations

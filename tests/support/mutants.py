@@ -4,7 +4,7 @@ Each mutant changes one place of a copy of the project; then tests run there, th
 must fail. A mutant that survives is a promise that nothing checks: the exit status is 1. That each mutant still fits
 the code is a test of its own (tests/test_mutants.py).
 
-    python -m tests.mutants [--jobs 2] [name ...]
+    python -m tests.support.mutants [--jobs 2] [name ...]
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COPIED = ("icedb", "icedb_dagster", "pyspark_icedb", "spark_jobs", "examples", "docs", "tests", "pyproject.toml")
 SECONDS_MAX = 900
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 __all__ = ["NAMES", "names_in"]
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 _IS_SQL = re.compile(r"\b(SELECT|FROM|WHERE|GROUP BY|ORDER BY|CREATE|COPY|JOIN|WITH)\b")
 # An alias or a relation after a keyword; an alias without AS after a subquery or a table function; a field of a row.

@@ -1,6 +1,6 @@
 """Keys that end while somebody uses them, for the tests of credentials that are renewed.
 
-A module takes the fixtures with `pytest_plugins = ["tests.rotating_keys"]`.
+A module takes the fixtures with `pytest_plugins = ["tests.support.rotating_keys"]`.
 """
 
 from __future__ import annotations
