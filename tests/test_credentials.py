@@ -20,8 +20,8 @@ from icedb.errors import AccessDenied, InvalidOption, InvalidURI
 from icedb.location import Location, parse_location
 from icedb.parts import put_part
 from icedb.store import fetch
-from tests.conftest import ALLOW_ALL, Place, S3Server
 from tests.support.rotating_keys import Keys, without_keys
+from tests.support.stores import ALLOW_ALL, Place, S3Server
 
 pytest_plugins = ["tests.support.rotating_keys"]
 

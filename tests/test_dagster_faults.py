@@ -21,9 +21,9 @@ dg = pytest.importorskip("dagster")
 
 # ruff: noqa: E402 - without the extra there is nothing to import
 from icedb_dagster import IceDBResource, stack
-from tests.conftest import BUCKET
 from tests.support.dagster_jobs import maintain
 from tests.support.dagster_platform import FORCED_CANCEL, MERGE, Platform, running, shipped, until
+from tests.support.stores import BUCKET
 
 pytestmark = [pytest.mark.dagster, pytest.mark.s3]
 

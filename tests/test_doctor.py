@@ -36,7 +36,7 @@ from icedb_dagster.doctor.versions import judge_versions, read_versions
 from icedb_dagster.pools import PoolLimit
 from icedb_dagster.stack import database
 from icedb_dagster.workspace import load_code
-from tests.conftest import BUCKET, Place, S3Server
+from tests.support.stores import BUCKET, Place, S3Server
 
 # Judgements
 

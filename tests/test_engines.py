@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from icedb import Snapshot, Table
-from tests.conftest import Place
 from tests.support.engines import ENGINES, Engine, Row, without_us
 from tests.support.reader_tables import widened
+from tests.support.stores import Place
 from tests.support.without_us import Live, Reader, Refused
 
 COLUMNS = ["id", "d", "tenant", "price", "later"]

@@ -14,7 +14,7 @@ import pytest
 
 from icedb import Aggregating, Table
 from icedb.errors import IceDBError, InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
-from tests.conftest import Place
+from tests.support.stores import Place
 from tests.test_insert_query import objects, rows
 
 #: In a file without types: the column's type, a text that says such a value, and texts that say something else.

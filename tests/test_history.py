@@ -15,7 +15,7 @@ from icedb.format.snapshot import COLUMNS_MIN
 from icedb.history import LogFileInfo, log_files
 from icedb.options import HOUR_MS, MINUTE_MS
 from icedb.testing import ClockedStore, ManualClock, create_table, open_table
-from tests.conftest import Place
+from tests.support.stores import Place
 
 
 @pytest.fixture

@@ -49,8 +49,8 @@ from icedb.testing import (
     create_table,
     open_table,
 )
-from tests.conftest import Place
 from tests.support.parquet_sources import beside, encode, put_files, stored
+from tests.support.stores import Place
 
 DAYS = {
     "d=2026-01-01/a.parquet": [{"n": 3, "s": "c"}, {"n": 1, "s": "a"}],

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from icedb import Table
-from tests.conftest import Place
 from tests.support.ingest_kills import check_nothing_lost_or_doubled, kill_again_and_again, killing_config
+from tests.support.stores import Place
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])

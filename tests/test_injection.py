@@ -38,9 +38,9 @@ from icedb.location import parse_location
 from icedb.log import IceLogIO, S3Client
 from icedb.spec import Dedup
 from icedb.store import open_store
-from tests.conftest import BUCKET, Place
 from tests.support.attacks import CLASSES, EXPRESSIONS, QUERIES, TEXTS, TYPES, World, make_tables
 from tests.support.canary import watching
+from tests.support.stores import BUCKET, Place
 
 ROWS = [(1, "x", "one"), (2, "y", "two")]
 ROW = {"a": 1, "p": "x", "s": "one"}

@@ -21,7 +21,6 @@ import pytest
 
 from icedb.clock import SystemClock
 from icedb.proxy.requests import HttpRequest
-from tests.conftest import BUCKET, S3Server
 from tests.support.proxy_attacks import (
     ACME,
     RIVAL,
@@ -36,6 +35,7 @@ from tests.support.proxy_attacks import (
     with_header,
     with_parameter,
 )
+from tests.support.stores import BUCKET, S3Server
 
 pytestmark = pytest.mark.s3
 

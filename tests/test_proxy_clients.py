@@ -31,7 +31,6 @@ from botocore.exceptions import ClientError
 from icedb import Table
 from icedb.commit import append
 from icedb.format.records import Marker
-from tests.conftest import BUCKET, S3Server
 from tests.support.proxy_clients import (
     BY_KEY,
     CLIENTS,
@@ -44,6 +43,7 @@ from tests.support.proxy_clients import (
     run_aws,
 )
 from tests.support.proxy_process import ProxyProcess
+from tests.support.stores import BUCKET, S3Server
 
 pytestmark = pytest.mark.s3
 

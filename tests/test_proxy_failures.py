@@ -19,7 +19,6 @@ from icedb.proxy.catalog import KNOWN_SECONDS, Tables
 from icedb.proxy.tenants import VirtualBucket
 from icedb.store import ObjectStore
 from icedb.testing import Fault, create_table
-from tests.conftest import Place
 from tests.support.proxy_views import (
     REFRESH_MS,
     asked,
@@ -30,6 +29,7 @@ from tests.support.proxy_views import (
     shown,
 )
 from tests.support.proxy_worlds import World, heard, make_app, question, run, together
+from tests.support.stores import Place
 
 # ------------------------------------------------------------------------------------------ tables
 

@@ -26,8 +26,8 @@ from icedb import Table
 from icedb.proxy.app import BODY_BYTES_MAX
 from icedb.proxy.catalog import Tables
 from icedb.proxy.tenants import AccessKey, VirtualBucket
-from tests.conftest import Place, S3Server
 from tests.support.proxy_worlds import DOMAIN, AppSide, Heard, ServerSide, Side, make_app
+from tests.support.stores import Place, S3Server
 
 pytestmark = pytest.mark.s3
 

@@ -20,7 +20,7 @@ from icedb.format.records import Marker
 from icedb.narrowing import asked_of_table
 from icedb.predicates import check_predicate
 from icedb.statistics import TEXT_MAX, bounds_of, encode_statistics, may_hold
-from tests.conftest import Place
+from tests.support.stores import Place
 
 LONG = "ж" * 70
 

@@ -34,7 +34,7 @@ from icedb.location import parse_location
 from icedb.readers import chdb as reader
 from icedb.readers.clickhouse_files import LOST, rows_of
 from icedb.readers.clickhouse_types import clickhouse_types
-from tests.conftest import BUCKET, Place
+from tests.support.stores import BUCKET, Place
 from tests.support.v3_api import alive, now_ms, program
 from tests.support.v3_program import V3Program
 

@@ -13,8 +13,8 @@ from datafusion import SessionContext
 from icedb import Table
 from icedb.errors import InvalidOption, MissingExtra
 from icedb.readers.datafusion import register
-from tests.conftest import Place
 from tests.support.reader_tables import by_hour, every_type, forget, rows_by, widened
+from tests.support.stores import Place
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import pytest
 from icedb.errors import InvalidOption, UnknownColumn
 from icedb.readers import duckdb_answers
 from icedb.readers.duckdb import attach
-from tests.conftest import Place
 from tests.support.attached_tables import by_days, created, failing, files_read, numbers, rows
+from tests.support.stores import Place
 
 pytest_plugins = ["tests.support.attached_tables"]
 

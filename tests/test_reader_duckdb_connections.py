@@ -21,9 +21,9 @@ from icedb.handle import Handle
 from icedb.readers import duckdb_access
 from icedb.readers.duckdb import attach, detach
 from icedb.snapshot import Snapshot, take_snapshot
-from tests.conftest import Place
 from tests.support.attached_tables import by_days, created, failing, numbers, rows
 from tests.support.rotating_keys import Keys, without_keys
+from tests.support.stores import Place
 
 pytest_plugins = ["tests.support.attached_tables", "tests.support.rotating_keys"]
 

@@ -14,8 +14,8 @@ import pytest
 from icedb import Table
 from icedb.errors import InvalidOption, MissingExtra, UnknownColumn
 from icedb.readers.pandas import read
-from tests.conftest import Place
 from tests.support.reader_tables import by_hour, every_type, rows_by, widened
+from tests.support.stores import Place
 
 
 def test_a_frame_has_the_rows_and_types_of_a_query(place: Place) -> None:

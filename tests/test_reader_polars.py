@@ -18,8 +18,8 @@ from icedb.errors import InvalidOption, MissingExtra, UnsupportedType
 from icedb.location import parse_location
 from icedb.readers.polars import scan
 from icedb.readers.polars_access import access
-from tests.conftest import Place
 from tests.support.reader_tables import by_hour, every_type, forget, widened
+from tests.support.stores import Place
 from tests.test_repair import foreign_append
 
 # A part of a plan that Polars prints: what is read of the paths, and constants in their place.

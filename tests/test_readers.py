@@ -14,8 +14,8 @@ import pytest
 from icedb import Table
 from icedb.errors import InvalidOption, MissingPart, SnapshotExpired, UnknownColumn, UnsupportedType
 from icedb.readers.arrow import dataset, record_batches
-from tests.conftest import Place
 from tests.support.reader_tables import WIDENED, by_hour, every_type, forget, rows_by, widened
+from tests.support.stores import Place
 
 
 def test_a_dataset_has_the_rows_and_types_of_a_query(place: Place) -> None:

@@ -23,7 +23,7 @@ from icedb.options import DAY_MS, HOUR_MS
 from icedb.spec import TableSpec
 from icedb.store import ObjectStore
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, create_table, open_table
-from tests.conftest import Place
+from tests.support.stores import Place
 from tests.support.v3_api import program
 
 LOST = r"'[^']*_table\.json' is missing"

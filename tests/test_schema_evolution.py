@@ -13,7 +13,7 @@ import pytest
 
 from icedb import Table
 from icedb.errors import InvalidBatch, InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
-from tests.conftest import Place
+from tests.support.stores import Place
 from tests.test_insert_query import objects, rows
 
 

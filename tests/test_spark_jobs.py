@@ -25,10 +25,10 @@ from icedb import Table
 from icedb.errors import InvalidOption
 from icedb.spark.java import prepare_environment
 from spark_jobs import backfill, export_table, ingest_events, merge_table, stream_events
-from tests.conftest import Place
 from tests.support.counting_proxy import CountingProxy, HttpRequest
 from tests.support.pages import ROOT, blocks
 from tests.support.spark_clusters import SESSION
+from tests.support.stores import Place
 
 pytestmark = pytest.mark.spark
 

@@ -51,9 +51,9 @@ from icedb.spark.tasks import Assignment, TableOfTasks, _jobs, run_tasks
 from icedb.store import open_store
 from icedb.testing import Crash, Fault, FaultyStore
 from icedb.work import IN_PROCESS, Engine, Item, Result, Work
-from tests.conftest import Place
 from tests.support.sabotage import Saboteur, attempts
 from tests.support.spark_clusters import connect_server, environment
+from tests.support.stores import Place
 
 CONNECT_PROGRAM = Path(__file__).parent / "support" / "connect_merging.py"
 

@@ -25,7 +25,7 @@ from icedb.location import parse_location, with_log
 from icedb.store import PIECE_BYTES, ObjectNotFound, ObjectStore, open_store, open_stream, presign
 from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock
 from icedb.two_stores import TwoStores
-from tests.conftest import Place
+from tests.support.stores import Place
 
 # More than two pieces, and not a number of whole ones.
 BODY = b"".join(hashlib.sha512(n.to_bytes(4)).digest() for n in range(40_000))

@@ -19,7 +19,7 @@ from icedb.options import DAY_MS
 from icedb.store import open_store
 from icedb.table_place import foreign_roots, is_below, locations_above
 from icedb.testing import ClockedStore, ManualClock, create_table
-from tests.conftest import Place
+from tests.support.stores import Place
 from tests.support.v3_api import client, program
 
 

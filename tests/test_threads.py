@@ -8,7 +8,7 @@ import pytest
 
 from icedb import Table
 from icedb.threads import pool_of
-from tests.conftest import Place
+from tests.support.stores import Place
 
 
 @pytest.fixture

@@ -47,8 +47,8 @@ from icedb.testing import (
     create_table,
     open_table,
 )
-from tests.conftest import Place
 from tests.support.page_reader import DEFAULT_MS, counting_times, deleted_until, publishable_age
+from tests.support.stores import Place
 from tests.support.v3_api import program
 
 LONG = Timing()

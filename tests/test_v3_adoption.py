@@ -12,7 +12,7 @@ import pytest
 
 from icedb import Table
 from icedb.errors import InvalidBatch, InvalidPartitionValue, InvalidURI, SchemaConflict, TableExists, TableNotFound
-from tests.conftest import Place
+from tests.support.stores import Place
 from tests.support.v3_api import now_ms
 from tests.support.v3_program import Row, V3Program
 

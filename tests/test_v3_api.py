@@ -27,7 +27,7 @@ from icedb.errors import (
 )
 from icedb.icedb import CompressionCodec, IceDBv3
 from icedb.log import IceLogIO, NoLogFilesException, S3Client, SchemaConflictException
-from tests.conftest import BUCKET, Place
+from tests.support.stores import BUCKET, Place
 from tests.support.v3_api import alive, by_p, client, log_files, markers, now_ms, objects, program, rows_of
 from tests.support.v3_program import V3Program
 

@@ -24,7 +24,7 @@ from icedb.log import (
     SchemaConflictException,
     get_log_file_info,
 )
-from tests.conftest import Place
+from tests.support.stores import Place
 from tests.support.v3_api import client, now_ms, objects, program
 from tests.support.v3_program import V3Program
 

@@ -33,8 +33,8 @@ from icedb.location import parse_location
 from icedb.spec import Aggregating, Dedup, Replacing, TableSpec, View, encode_spec
 from icedb.store import open_store
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table, open_table
-from tests.conftest import Place
 from tests.support.siblings import Rows, Siblings
+from tests.support.stores import Place
 
 TOTALS = "SELECT k, count(*) AS n, sum(v)::BIGINT AS v FROM _rows GROUP BY k"
 SUMMED = Aggregating(by=("k",), sum=("n", "v"))

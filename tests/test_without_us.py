@@ -27,9 +27,9 @@ from hypothesis.stateful import invariant, run_state_machine_as_test
 from icedb import Table
 from icedb.errors import SnapshotExpired
 from icedb.testing import ClockedStore, create_table
-from tests.conftest import Place
 from tests.support.make_example_table import FOLDER, put
 from tests.support.pages import ROOT, blocks
+from tests.support.stores import Place
 from tests.support.v3_api import now_ms
 from tests.support.v3_program import V3Program
 from tests.support.without_us import (

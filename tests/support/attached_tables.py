@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from icedb import Table
-from tests.conftest import Place
+from tests.support.stores import Place
 
 __all__ = ["by_days", "con", "created", "failing", "files_read", "numbers", "rows"]
 

@@ -11,8 +11,8 @@ from typing import Any
 from icedb import Table
 from icedb.location import parse_location
 from icedb.store import open_store
-from tests.conftest import BUCKET, Place
 from tests.support.canary import Canary, contents
+from tests.support.stores import BUCKET, Place
 
 #: As a value or a name. `{csv}`, `{folder}` and `{url}` are what the canary guards.
 TEXTS = {

@@ -13,7 +13,7 @@ from icedb import Snapshot
 from icedb.engine import quote_name
 from icedb.readers import arrow, chdb, datafusion, pandas, polars
 from icedb.readers.duckdb import attach
-from tests.conftest import Place
+from tests.support.stores import Place
 from tests.support.without_us import NodeReader, Reader, SqlReader
 
 Row = tuple[Any, ...]

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from icedb.location import parse_location
 from icedb.store import ObjectStore, open_store
-from tests.conftest import Place
+from tests.support.stores import Place
 
 __all__ = ["beside", "encode", "put_files", "stored"]
 

@@ -21,9 +21,9 @@ from urllib.parse import unquote
 from icedb import Table
 from icedb.clock import SystemClock
 from icedb.proxy.requests import HttpRequest
-from tests.conftest import BUCKET, S3Server
 from tests.support.proxy_process import ROOT, ProxyProcess
 from tests.support.proxy_signatures import presigned, signed
+from tests.support.stores import BUCKET, S3Server
 
 #: A cell that waits for longer has failed.
 SOCKET_SECONDS = 30

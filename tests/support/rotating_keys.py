@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ALLOW_ALL, Place, S3Server
+from tests.support.stores import ALLOW_ALL, Place, S3Server
 
 
 class Keys:

@@ -11,7 +11,7 @@ import boto3
 
 from icedb.icedb import IceDBv3
 from icedb.log import FileMarker, IceLogIO, S3Client
-from tests.conftest import Place
+from tests.support.stores import Place
 
 
 def bucket_and_prefix(place: Place) -> tuple[str, str]:

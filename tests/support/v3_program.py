@@ -18,7 +18,7 @@ import boto3
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.conftest import Place
+from tests.support.stores import Place
 
 Row = Mapping[str, Any]
 

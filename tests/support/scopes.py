@@ -1,0 +1,181 @@
+"""Which tests a run has: `pytest --scope quick|short|all|rest`.
+
+    quick   tests of one process that need no server: no S3, Azure, Spark, Dagster, simulation or other process
+    short   all tests but the slow ones; of each sampled test, a sample of its cases
+    all     every test (the default)
+    rest    what `short` leaves out; with `--share`, the share of it that a commit's hash chooses
+
+`@pytest.mark.sampled` marks a test with many cases. The short run has a sample in which each pair of values of two
+parameters occurs, so a test with one parameter keeps all its values; `sampled(cases=3)` has three cases a day, in a
+fixed order, so that some days together have all. The day decides the sample. It is printed, and `--day` repeats it.
+
+`@pytest.mark.slow(seconds=120)` states about how long a test takes: a share has tests for a limited time. A test that
+takes longer than a share has is only in `all`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import UTC, date, datetime
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+SCOPES = ("quick", "short", "all", "rest")
+#: Marks of tests that `quick` leaves out.
+NOT_QUICK = ("s3", "azure", "spark", "dagster", "simulation", "process", "slow")
+#: Test-seconds of a share: two workers for some four minutes.
+SHARE_SECONDS = 480
+#: About how long a test takes that does not state it.
+SLOW_SECONDS, SAMPLED_SECONDS = 30, 2
+#: After this time, tests of a share that were not begun are skipped: a slow machine must not hold up the check.
+SHARE_SECONDS_MAX = 420
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("icedb", "what this project's runs have")
+    group.addoption("--scope", choices=SCOPES, default="all", help="which tests: see tests/support/scopes.py [all]")
+    group.addoption("--day", type=date.fromisoformat, default=None, help="the day that chooses samples [today, in UTC]")
+    group.addoption("--share", default=None, metavar="HASH", help="with --scope rest: the share that this hash chooses")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.day is None:  # workers get the options of the process that started them
+        config.option.day = datetime.now(UTC).date()
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    day = f"samples of {config.option.day}: repeat them with --day {config.option.day}"
+    share = "" if config.option.share is None else f"; the share of {config.option.share}"
+    return f"scope: {config.option.scope} ({day}{share})"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = choose(items, config.option.scope, config.option.day, config.option.share)
+    left_out = [item for item in items if item not in chosen]
+    if left_out:
+        items[:] = [item for item in items if item in chosen]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def choose(items: Sequence[pytest.Item], scope: str, day: date, share: str | None) -> set[pytest.Item]:
+    """The tests of a scope."""
+    if scope == "all":
+        return set(items)
+    if scope == "quick":
+        return {item for item in items if not any(item.get_closest_marker(mark) for mark in NOT_QUICK)}
+    short = _short(items, day)
+    if scope == "short":
+        return short
+    rest = [item for item in items if item not in short]
+    return set(rest) if share is None else _share(rest, share)
+
+
+# -------------------------------------------------------------------------------------------------------- samples
+
+
+def _short(items: Iterable[pytest.Item], day: date) -> set[pytest.Item]:
+    chosen: set[pytest.Item] = set()
+    sampled: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow"):
+            continue
+        if item.get_closest_marker("sampled"):
+            sampled[item.nodeid.partition("[")[0]].append(item)
+        else:
+            chosen.add(item)
+    for name, cases in sampled.items():
+        mark = cases[0].get_closest_marker("sampled")
+        assert mark is not None
+        number = mark.kwargs.get("cases")
+        if number is None:
+            wanted = pairwise([_indices(case) for case in cases], random.Random(f"{day} {name}"))
+        else:
+            wanted = rotation(len(cases), number, day)
+        chosen.update(cases[n] for n in wanted)
+    return chosen
+
+
+def _indices(item: pytest.Item) -> dict[str, int]:
+    call: Any = getattr(item, "callspec", None)
+    return {} if call is None else dict(call.indices)
+
+
+def pairwise(cases: Sequence[dict[str, int]], chance: random.Random) -> list[int]:
+    """Numbers of cases in which each pair of values of two parameters occurs that occurs in any case."""
+    pairs = [
+        {pair for size in (1, 2) for pair in combinations(sorted(case.items()), size)}
+        or {()}  # no parameters: one case
+        for case in cases
+    ]
+    left = set().union(*pairs)
+    order = list(range(len(cases)))
+    chance.shuffle(order)
+    chosen = []
+    while left:
+        best = max(order, key=lambda n: len(pairs[n] & left))
+        chosen.append(best)
+        left -= pairs[best]
+    return chosen
+
+
+def rotation(cases: int, number: int, day: date) -> list[int]:
+    """Numbers of the cases of a day: `number` of them, and all within `cases / number` days."""
+    order = list(range(cases))
+    random.Random("the same order every day").shuffle(order)  # neighbours are alike: a day has different ones
+    first = day.toordinal() * number
+    return sorted({order[n % cases] for n in range(first, first + min(number, cases))})
+
+
+# ---------------------------------------------------------------------------------------------------------- shares
+
+
+def seconds_of(item: pytest.Item) -> float:
+    """About how long a test takes."""
+    slow = item.get_closest_marker("slow")
+    if slow is None:
+        return SAMPLED_SECONDS
+    return float(slow.kwargs.get("seconds", SLOW_SECONDS))
+
+
+def _share(rest: Iterable[pytest.Item], share: str) -> set[pytest.Item]:
+    """Files in an order that the hash decides, until their tests take as long as a share may."""
+    files: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in rest:
+        if seconds_of(item) <= SHARE_SECONDS:
+            files[item.nodeid.partition("::")[0]].append(item)
+    names = sorted(files)
+    random.Random(share).shuffle(names)
+    chosen: set[pytest.Item] = set()
+    left = float(SHARE_SECONDS)
+    for name in names:
+        for item in files[name]:
+            if seconds_of(item) <= left:
+                left -= seconds_of(item)
+                chosen.add(item)
+    return chosen
+
+
+_started = time.monotonic()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.config.option.share is not None and time.monotonic() - _started > SHARE_SECONDS_MAX:
+        pytest.skip("the share's time is over")
+
+
+def pytest_ignore_collect(collection_path: Any, config: pytest.Config) -> bool | None:
+    """Do not import a module for `quick` whose tests all have a mark that it leaves out."""
+    if config.option.scope != "quick" or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    return True if any(f"\npytestmark = pytest.mark.{mark}\n" in text for mark in NOT_QUICK) else None
+
+
+if __name__ == "__main__":
+    sys.exit("Run pytest --scope, not this file.")
