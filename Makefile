@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo example ui down status logs doctor test test-slow ui-test simulate torture mutants bench bench-full bench-query bench-spark bench-stream bench-proxy bench-guard docs docs-serve newcomer dist matrix unit versions azurite hooks lint format clean
+.PHONY: help demo example ui down status logs doctor test test-quick test-all test-share ui-test simulate torture mutants bench bench-full bench-query bench-spark bench-stream bench-proxy bench-guard docs docs-serve newcomer dist matrix unit versions azurite hooks lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is
@@ -32,21 +32,34 @@ doctor: $(VENV)/.installed-demo  ## Look whether the platform is set up well, an
 	@$(BIN)/icedb-dagster doctor
 
 # Files that wait for Java to start leave a processor idle, so there are two more of them at a time than processors.
-test: $(VENV)/.installed-dev $(VENV)/.spark-classes.jsa  ## Run the suite, some files at a time
-	@$(BIN)/pytest -n $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 2)') \
-		--dist loadfile --no-loadscope-reorder -m "not slow"
+PROCESSORS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() or 1)')
+PYTEST = $(BIN)/pytest --dist loadfile --no-loadscope-reorder --durations 10 --durations-min 1 $(OPTIONS)
 
-test-slow: $(VENV)/.installed-dev $(VENV)/.spark-classes.jsa  ## The tests that the suite leaves out: much data, more clusters, fifty killed drivers (an hour)
-	@$(BIN)/pytest -m slow
+test: $(VENV)/.installed-tests  ## Before a commit: each promise and each integration, ten minutes
+	@$(PYTEST) -n $$(($(PROCESSORS) + 2)) --scope short
+
+test-quick: $(VENV)/.installed-dev  ## While you write: the units alone, no server and no other process, 90 seconds
+	@$(PYTEST) -n $(PROCESSORS) --scope quick
+
+test-all: $(VENV)/.installed-tests  ## Every test: all cases, much data, more clusters, fifty killed drivers, an hour
+	@$(PYTEST) -n $$(($(PROCESSORS) + 2)) --scope all
+
+SHARE ?= $(shell git rev-parse HEAD)
+test-share: $(VENV)/.installed-tests  ## A part of what `make test` leaves out, chosen by the commit (SHARE=...: by that)
+	@$(PYTEST) -n $$(($(PROCESSORS) + 2)) --scope rest --share $(SHARE)
 
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 ui-test: $(VENV)/.installed-ui  ## Click through Dagster's UI in headless Chromium, and take the pictures of docs/images
 	@test -x "$(CHROMIUM)" || { echo "There is no Chromium here: apt-get install chromium, or say where it is: CHROMIUM=..."; exit 1; }
 	@CHROMIUM="$(CHROMIUM)" $(BIN)/pytest tests/ui
 
-$(VENV)/.spark-classes.jsa: $(VENV)/.installed-dev
+# What the tests need beyond Python's packages: an archive of Spark's classes, with which Java starts quickly, and, where
+# npm is, Azure's emulator. Without npm the tests that need the emulator are skipped.
+$(VENV)/.installed-tests: $(VENV)/.installed-dev
 	@echo "Making an archive of Spark's classes, so that the tests' Java processes start quickly"
 	@$(BIN)/python -m tests.support.quick_java
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory azurite; else echo "npm is not installed: the tests of Azure are skipped"; fi
+	@touch $@
 
 SEEDS ?= 2000
 simulate: $(VENV)/.installed-dev  ## Simulate SEEDS histories of crashes, delays and races (make simulate SEEDS=10000)

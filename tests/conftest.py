@@ -18,6 +18,7 @@ from tests.support.bytecode import keep_bytecode
 from tests.support.quick_java import use_quick_java
 
 pytest_plugins = [
+    "pytester",
     "tests.support.report",
     "tests.support.scopes",
     "tests.support.spark_session",

@@ -1,4 +1,7 @@
-"""What a run prints: a line for each file when its last test is done, and failures without the logs of servers."""
+"""What a run prints: a line for each file when its last test is done, and failures without the logs of servers.
+
+With `--no-skips`, as where changes are checked before they land, a test that is skipped is a test that failed.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,11 @@ from _pytest.terminal import TerminalReporter
 
 #: The last lines of each captured text are printed: a server's log before them is rarely the cause.
 CAPTURED_LINES_MAX = 20
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("icedb", "what this project's runs have")
+    group.addoption("--no-skips", action="store_true", help="a skipped test fails: the machine has all it needs")
 
 
 @pytest.hookimpl(trylast=True)
@@ -29,6 +37,7 @@ class FileLines:
         self._outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._seconds: Counter[str] = Counter()
         self._done = self._files = 0
+        terminal.showfspath = False
         terminal._show_progress_info = False  # its percentage counts letters that are not printed
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -85,6 +94,9 @@ def _kind(report: pytest.TestReport) -> str:
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
     """Keep the end of what was captured of a test that failed."""
     report: pytest.TestReport = yield
+    if report.skipped and not hasattr(report, "wasxfail") and item.config.option.no_skips:
+        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome, report.longrepr = "failed", f"A test was skipped, and --no-skips allows none. {reason}"
     if report.failed:
         report.sections = [(title, _end(text)) for title, text in report.sections]
     return report

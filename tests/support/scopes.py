@@ -19,7 +19,7 @@ import random
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from itertools import combinations
 from typing import Any
@@ -40,13 +40,22 @@ SHARE_SECONDS_MAX = 420
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("icedb", "what this project's runs have")
     group.addoption("--scope", choices=SCOPES, default="all", help="which tests: see tests/support/scopes.py [all]")
-    group.addoption("--day", type=date.fromisoformat, default=None, help="the day that chooses samples [today, in UTC]")
+    today = datetime.now(UTC).date()
+    group.addoption(
+        "--day", type=date.fromisoformat, default=today, help="the day that chooses samples [today, in UTC]"
+    )
     group.addoption("--share", default=None, metavar="HASH", help="with --scope rest: the share that this hash chooses")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give each worker the day of the whole run, which may begin right before midnight."""
+    node.workerinput["day"] = str(node.config.option.day)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.day is None:  # workers get the options of the process that started them
-        config.option.day = datetime.now(UTC).date()
+    if hasattr(config, "workerinput"):
+        config.option.day = date.fromisoformat(config.workerinput["day"])
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -94,25 +103,23 @@ def _short(items: Iterable[pytest.Item], day: date) -> set[pytest.Item]:
         assert mark is not None
         number = mark.kwargs.get("cases")
         if number is None:
-            wanted = pairwise([_indices(case) for case in cases], random.Random(f"{day} {name}"))
+            wanted = pairwise([_values(case) for case in cases], random.Random(f"{day} {name}"))
         else:
             wanted = rotation(len(cases), number, day)
         chosen.update(cases[n] for n in wanted)
     return chosen
 
 
-def _indices(item: pytest.Item) -> dict[str, int]:
+def _values(item: pytest.Item) -> dict[int, str]:
+    """The id of the test's value of each parameter. Its public indices number whole cases, not values."""
     call: Any = getattr(item, "callspec", None)
-    return {} if call is None else dict(call.indices)
+    return {} if call is None else dict(enumerate(call._idlist))
 
 
-def pairwise(cases: Sequence[dict[str, int]], chance: random.Random) -> list[int]:
+def pairwise(cases: Sequence[Mapping[Any, Any]], chance: random.Random) -> list[int]:
     """Numbers of cases in which each pair of values of two parameters occurs that occurs in any case."""
-    pairs = [
-        {pair for size in (1, 2) for pair in combinations(sorted(case.items()), size)}
-        or {()}  # no parameters: one case
-        for case in cases
-    ]
+    nothing = {()}  # of a test without parameters
+    pairs = [{p for size in (1, 2) for p in combinations(sorted(case.items()), size)} or nothing for case in cases]
     left = set().union(*pairs)
     order = list(range(len(cases)))
     chance.shuffle(order)
