@@ -1,0 +1,48 @@
+"""A table without Parquet, for tests of the protocol: its parts are the simulation's lists of row numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from icedb import Commit, Table
+from icedb.clock import Clock
+from icedb.maintenance.merge import MergeReport, merge
+from icedb.parts import WrittenParts
+from icedb.publishing import publish_append, publish_overwrite
+from icedb.store import ObjectStore
+from icedb.testing import open_table
+from icedb.testing.simulation.plain import plain_rewriter, rows_of, write_rows
+
+_KEYS = 10_000
+
+
+class PlainTable(Table):
+    """A table with rows (k, n) in partitions `k=...`. A batch may bring columns, but a part has k and n only."""
+
+    @classmethod
+    def of(cls, store: ObjectStore, clock: Clock) -> PlainTable:
+        """Open the table in a store, as one more actor."""
+        return cls(open_table(store, clock).handle)
+
+    def insert(self, data: Sequence[Mapping[str, int | str]]) -> Commit:  # type: ignore[override]
+        return publish_append(self.handle, self._write(data))
+
+    def overwrite(  # type: ignore[override]
+        self, data: Sequence[Mapping[str, int | str]], partitions: Sequence[str] | None = None
+    ) -> Commit:
+        return publish_overwrite(self.handle, self._write(data), partitions)
+
+    def merge(self) -> MergeReport:  # type: ignore[override]
+        return merge(self.handle, rewriter=plain_rewriter)
+
+    def _write(self, data: Sequence[Mapping[str, int | str]]) -> WrittenParts:
+        numbers: dict[str, list[int]] = {}
+        for row in data:
+            numbers.setdefault(f"k={row['k']}", []).append(int(row["k"]) * _KEYS + int(row["n"]))
+        types = {name: "VARCHAR" if isinstance(value, str) else "BIGINT" for row in data for name, value in row.items()}
+        return write_rows(self.handle, numbers, types)
+
+
+def plain_rows(body: bytes) -> list[tuple[int, int]]:
+    """The rows (k, n) of a part."""
+    return [divmod(number, _KEYS) for number in rows_of(body)]
