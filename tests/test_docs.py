@@ -122,6 +122,12 @@ def test_what_pages_link_beyond_docs_comes_with_what_that_links() -> None:
 # ------------------------------------------------------------------------------------------------ single pages
 
 
+def test_the_page_on_testing_describes_each_helper() -> None:
+    table = (DOCS / "contributing" / "testing.md").read_text().partition("## The helpers")[2]
+    described = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert described == sorted(path.stem for path in (ROOT / "tests" / "support").glob("*.py"))
+
+
 def test_the_drawing_of_the_layers_has_every_module() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     drawing = text.partition("```text")[2].partition("```")[0]

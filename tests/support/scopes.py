@@ -15,6 +15,7 @@ takes longer than a share has is only in `all`.
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import time
@@ -29,6 +30,8 @@ import pytest
 SCOPES = ("quick", "short", "all", "rest")
 #: Marks of tests that `quick` leaves out.
 NOT_QUICK = ("s3", "azure", "spark", "dagster", "simulation", "process", "slow")
+#: What Python audits when a program starts another.
+PROCESS_EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"})
 #: Test-seconds of a share: two workers for some four minutes.
 SHARE_SECONDS = 480
 #: About how long a test takes that does not state it.
@@ -56,6 +59,16 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         config.option.day = date.fromisoformat(config.workerinput["day"])
+    if config.option.scope == "quick":
+        sys.addaudithook(_refuse_processes)
+
+
+def _refuse_processes(event: str, arguments: tuple[Any, ...]) -> None:
+    """Fail a quick test that starts a process, so that the marks are true."""
+    if event in PROCESS_EVENTS and "PYTEST_CURRENT_TEST" in os.environ:
+        raise RuntimeError(
+            f"a test of the quick scope starts a process ({event} {arguments!r:.200}): mark it `process`"
+        )
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -182,7 +195,3 @@ def pytest_ignore_collect(collection_path: Any, config: pytest.Config) -> bool |
         return None
     text = collection_path.read_text()
     return True if any(f"\npytestmark = pytest.mark.{mark}\n" in text for mark in NOT_QUICK) else None
-
-
-if __name__ == "__main__":
-    sys.exit("Run pytest --scope, not this file.")
