@@ -29,9 +29,10 @@ _BESIDES = (
 
 def names_in(*folders: str) -> set[str]:
     """The aliases, relations and qualifiers in the SQL texts of these folders' modules, in small letters."""
-    files = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    found = {name for path in files for text in _texts(ast.parse(path.read_text())) for name in _names(text)}
-    return {name for name in found if not name.startswith("__icedb_")}
+    sources = (path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    trees = (ast.parse(source) for source in sources if _IS_SQL.search(source))
+    names = {name for tree in trees for text in _texts(tree) for name in _names(text)}
+    return {name for name in names if not name.startswith("__icedb_")}
 
 
 def _texts(tree: ast.Module) -> Iterator[str]:
