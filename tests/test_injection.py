@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
 
@@ -494,21 +493,9 @@ def v3_column(world: World, text: str) -> None:
 OVER_HTTP = ("single quote", "traversal", "file", "newline", "glob", "internal", "network")
 
 
-def marks_of(kind: str, cell: str) -> list[pytest.MarkDecorator]:
-    """The short run has each cell in one kind of store or the other, by a digest of its name.
-
-    A quarter is in S3, where a cell takes six times as long; of those that only one kind has, it has all in a folder.
-    """
-    chosen_for_s3 = crc32(cell.encode()) % 4 == 1
-    if kind == "s3":
-        return [pytest.mark.s3] if chosen_for_s3 else [pytest.mark.s3, pytest.mark.slow]
-    alone = cell.rpartition("-")[2] not in OVER_HTTP
-    return [] if alone or not chosen_for_s3 else [pytest.mark.slow]
-
-
 CELLS = [
-    pytest.param(kind, name, attack, id=f"{name}-{attack}-{kind}", marks=marks_of(kind, f"{name}-{attack}"))
-    for kind, attacks in (("local", CLASSES), ("s3", OVER_HTTP))
+    pytest.param(kind, name, attack, id=f"{name}-{attack}-{kind}", marks=marks)
+    for kind, attacks, marks in (("local", CLASSES, ()), ("s3", OVER_HTTP, pytest.mark.s3))
     for name, cell in POSITIONS.items()
     for attack in (CLASSES if cell.s3_only and kind == "s3" else attacks)
     if kind == "s3" or not cell.s3_only
@@ -538,6 +525,7 @@ def world(
         yield World(place, canary)
 
 
+@pytest.mark.sampled(cases=240)
 @pytest.mark.parametrize(("kind", "name", "attack"), CELLS)
 def test_each_cell_is_refused_or_data(world: World, name: str, attack: str) -> None:
     cell = POSITIONS[name]
