@@ -2,6 +2,7 @@
 
 A table of two columns and one commit is the world of each story; `n` tells which batch a row came from. The same
 transaction is tried by several actors with parts of their own: whichever batch won, all of it is there, and only it.
+Most stories have lists of row numbers for parts; tests of the whole way to a commit have Parquet.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from icedb import Commit, Table
+from icedb.clock import Clock
 from icedb.errors import (
     ClockSkew,
     CommitContended,
@@ -31,7 +33,7 @@ from icedb.format.codec import encode
 from icedb.format.records import LogFile
 from icedb.format.snapshot import LogState
 from icedb.options import DAY_MS, HOUR_MS, MINUTE_MS
-from icedb.store import ObjectExists
+from icedb.store import ObjectExists, ObjectStore
 from icedb.testing import (
     ClockedStore,
     Crash,
@@ -43,6 +45,7 @@ from icedb.testing import (
     create_table,
     open_table,
 )
+from tests.support.plain_table import PlainTable, plain_rows
 
 TIMEOUT_MS = 5 * MINUTE_MS
 TXN = ("app", 5)
@@ -55,10 +58,12 @@ TWO: Batch = ((0, 20), (1, 21))
 class World:
     """A table with one commit, and what is in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_it: Callable[[ObjectStore, Clock], Table] = PlainTable.of) -> None:
         self.clock = ManualClock()
         self.store = ClockedStore(self.clock)
-        insert(create_table(self.store, self.clock, partition_by=["k"], sort_by=["n"]), BASE)
+        self._open = open_it
+        create_table(self.store, self.clock, partition_by=["k"], sort_by=["n"])
+        insert(open_it(self.store, self.clock), BASE)
         self.clock.advance(1_000)
         self._saved, self._start_ms = dict(self.store.objects), self.clock.now_ms()
 
@@ -68,12 +73,12 @@ class World:
 
     def actor(self, *, skew_ms: int = 0) -> tuple[Table, FaultyStore]:
         store = FaultyStore(self.store)
-        return open_table(store, self.clock.skewed(skew_ms)), store
+        return self._open(store, self.clock.skewed(skew_ms)), store
 
-    def rows(self) -> Batch:
+    def rows(self, state: LogState | None = None) -> Batch:
         """From the live parts themselves."""
-        read = [pq.read_table(io.BytesIO(self.store.objects[m.key].body)).to_pylist() for m in self.state().live]
-        return tuple(sorted((r["k"], r["n"]) for part in read for r in part))
+        live = (self.state() if state is None else state).live
+        return tuple(sorted(row for m in live for row in _rows_of(self.store.objects[m.key].body)))
 
     def state(self) -> LogState:
         return check_sound(self.store)
@@ -94,6 +99,12 @@ class World:
             yield request
 
 
+def _rows_of(body: bytes) -> list[tuple[int, int]]:
+    if not body.startswith(b"PAR1"):
+        return plain_rows(body)
+    return [(r["k"], r["n"]) for r in pq.read_table(io.BytesIO(body)).to_pylist()]
+
+
 @pytest.fixture(scope="module")
 def shared_world() -> World:
     return World()
@@ -103,6 +114,11 @@ def shared_world() -> World:
 def world(shared_world: World) -> World:
     shared_world.reset()
     return shared_world
+
+
+@pytest.fixture
+def parquet_world() -> World:
+    return World(open_table)
 
 
 def insert(table: Table, batch: Batch, *, txn: tuple[str, int] | None = None, **columns: object) -> Commit:
@@ -125,8 +141,8 @@ def there(*batches: Batch) -> Batch:
 
 
 def queried(world: World) -> Batch:
-    """From a query, as a reader that knows epochs sees it."""
-    return tuple(open_table(world.store, world.clock).query("SELECT k, n FROM t ORDER BY ALL").fetchall())
+    """As a reader that knows epochs sees it."""
+    return world.rows(open_table(world.store, world.clock).handle.read())
 
 
 def once(store: FaultyStore, kind: str, key: str, then: Callable[[], object], *, after: bool = False) -> None:
@@ -158,14 +174,14 @@ def at_request(store: FaultyStore, number: int, then: Callable[[], object]) -> N
 
 
 @KINDS
-def test_the_same_transaction_again_adds_nothing(world: World, act: Callable[[Table], Commit]) -> None:
-    table, _ = world.actor()
-    first, again, elsewhere = act(table), act(table), act(world.actor()[0])
+def test_the_same_transaction_again_adds_nothing(parquet_world: World, act: Callable[[Table], Commit]) -> None:
+    table, _ = parquet_world.actor()
+    first, again, elsewhere = act(table), act(table), act(parquet_world.actor()[0])
     assert (first.committed, first.repeated, first.rows) == (True, False, 2)
     assert [(c.committed, c.repeated, c.rows) for c in (again, elsewhere)] == [(False, True, 0)] * 2
-    assert world.rows() == there(ONE)
-    assert world.unnamed() == set()
-    assert world.state().txn["app"][0] == 5
+    assert parquet_world.rows() == there(ONE)
+    assert parquet_world.unnamed() == set()
+    assert parquet_world.state().txn["app"][0] == 5
 
 
 def test_applications_do_not_know_each_other_and_a_lower_sequence_is_done(world: World) -> None:
@@ -181,15 +197,15 @@ def test_applications_do_not_know_each_other_and_a_lower_sequence_is_done(world:
     "txn",
     [("", 1), (" ", 1), ("a", -1), ("a", True), ("a", 2**63), ("a", 1.0), ("a\ud800", 1), ("a",), "a", 5, (1, "a")],
 )
-def test_what_names_no_transaction_is_refused_before_anything_is_written(world: World, txn: object) -> None:
-    table, store = world.actor()
+def test_what_names_no_transaction_is_refused_before_anything_is_written(parquet_world: World, txn: object) -> None:
+    table, store = parquet_world.actor()
     with pytest.raises(InvalidOption, match="txn"):
         table.insert([{"k": 0, "n": 1}], txn=txn)  # type: ignore[arg-type]
     assert store.counts["create"] == 0
 
 
-def test_a_transaction_alone_costs_two_lists_and_two_puts_beside_its_parts(world: World) -> None:
-    table, store = world.actor()
+def test_a_transaction_alone_costs_two_lists_and_two_puts_beside_its_parts(parquet_world: World) -> None:
+    table, store = parquet_world.actor()
     insert(table, TWO, txn=("app", 4))
     store.requests.clear()
     one(table)
@@ -476,8 +492,8 @@ def test_a_log_that_disagrees_with_itself_takes_no_claimed_part_away(world: Worl
 # ------------------------------------------------------------------------------------------ what the log remembers
 
 
-def test_the_record_outlives_every_kind_of_maintenance(world: World) -> None:
-    table, _ = world.actor()
+def test_the_record_outlives_every_kind_of_maintenance(parquet_world: World) -> None:
+    table, _ = parquet_world.actor()
     one(table)
     for n, act in enumerate(
         (
@@ -490,14 +506,14 @@ def test_the_record_outlives_every_kind_of_maintenance(world: World) -> None:
         act()
         insert(table, ((5, n),))
         for _ in range(3):
-            world.clock.advance(2 * HOUR_MS)
+            parquet_world.clock.advance(2 * HOUR_MS)
             table.cleanup()
         table.merge_log()
-        assert world.state().txn["app"][0] == 5
+        assert parquet_world.state().txn["app"][0] == 5
         assert one(table).repeated
         assert insert(table, ONE, txn=("app", 4)).repeated
-    assert world.claims() == []
-    assert world.unnamed() == set()
+    assert parquet_world.claims() == []
+    assert parquet_world.unnamed() == set()
 
 
 def test_the_record_goes_after_its_retention_and_not_before(world: World) -> None:

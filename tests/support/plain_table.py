@@ -12,7 +12,9 @@ from icedb.publishing import publish_append, publish_overwrite
 from icedb.store import ObjectStore
 from icedb.testing import open_table
 from icedb.testing.simulation.plain import plain_rewriter, rows_of, write_rows
+from icedb.transactions import Txn, is_recorded, repeated
 
+Rows = Sequence[Mapping[str, int | str]]
 _KEYS = 10_000
 
 
@@ -24,18 +26,18 @@ class PlainTable(Table):
         """Open the table in a store, as one more actor."""
         return cls(open_table(store, clock).handle)
 
-    def insert(self, data: Sequence[Mapping[str, int | str]]) -> Commit:  # type: ignore[override]
-        return publish_append(self.handle, self._write(data))
+    def insert(self, data: Rows, *, txn: Txn | None = None) -> Commit:  # type: ignore[override]
+        if txn is not None and is_recorded(self.handle.read(fresh=True), txn):
+            return repeated(self.handle)
+        return publish_append(self.handle, self._write(data), txn=txn)
 
-    def overwrite(  # type: ignore[override]
-        self, data: Sequence[Mapping[str, int | str]], partitions: Sequence[str] | None = None
-    ) -> Commit:
+    def overwrite(self, data: Rows, partitions: Sequence[str] | None = None) -> Commit:  # type: ignore[override]
         return publish_overwrite(self.handle, self._write(data), partitions)
 
     def merge(self) -> MergeReport:  # type: ignore[override]
         return merge(self.handle, rewriter=plain_rewriter)
 
-    def _write(self, data: Sequence[Mapping[str, int | str]]) -> WrittenParts:
+    def _write(self, data: Rows) -> WrittenParts:
         numbers: dict[str, list[int]] = {}
         for row in data:
             numbers.setdefault(f"k={row['k']}", []).append(int(row["k"]) * _KEYS + int(row["n"]))
