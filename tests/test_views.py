@@ -76,6 +76,7 @@ def again(table: Table) -> Table:
 # ------------------------------------------------------------------------------------------ what a view shows
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_view_has_the_answer_for_what_was_there_and_for_every_insert(table: Table) -> None:
     table.insert(rows(*BASE))
     view = table.create_view("totals", TOTALS, merging=SUMMED)
@@ -91,6 +92,7 @@ def test_a_view_has_the_answer_for_what_was_there_and_for_every_insert(table: Ta
     assert content(view, "k, n, v", "final") == [(0, 3, 11), (1, 2, 5)]
 
 
+@pytest.mark.sampled(cases=1)
 def test_without_backfill_a_view_has_what_comes_from_now_on(table: Table) -> None:
     table.insert(rows(*BASE))
     view = table.create_view("copy", "SELECT k, v FROM _rows WHERE v > 3", backfill=False, sort_by=["v"])
@@ -121,6 +123,7 @@ def test_final_of_a_merging_view_is_exact_before_and_after_every_merge(
     assert content(view, "k, v, s") == content(view, "k, v, s", "final") == expected
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_view_may_be_partitioned_and_its_columns_declared(table: Table) -> None:
     view = table.create_view(
         "by_parity", "SELECT v, v % 2 AS parity FROM _rows", partition_by=["v % 2 AS p"], schema={"v": "INTEGER"}
@@ -163,6 +166,7 @@ def test_every_type_goes_through_a_view_unchanged(memory: Any) -> None:
     assert repr(fed.query("FROM t").fetchall()) == repr(expected[:1])
 
 
+@pytest.mark.sampled(cases=1)
 def test_rows_have_all_columns_of_the_table_and_a_batch_may_lack_some(table: Table) -> None:
     table.insert(rows(*BASE, label="x"))
     view = table.create_view("labels", "SELECT label, count(*) AS n FROM _rows GROUP BY ALL", merging=None)
@@ -216,6 +220,7 @@ def test_a_batch_without_rows_asks_no_query_and_brings_no_column(memory: Any, ch
     assert content(view, "n") == [(1,)]
 
 
+@pytest.mark.sampled(cases=1)
 def test_an_answer_without_rows_is_no_part_of_the_view(table: Table) -> None:
     table.insert(rows(*BASE))
     view = table.create_view("large", "SELECT k, v FROM _rows WHERE v > 100")
@@ -225,6 +230,7 @@ def test_an_answer_without_rows_is_no_part_of_the_view(table: Table) -> None:
     assert content(view) == [(0, 101)]
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_refresh_may_leave_nothing_and_then_the_view_has_nothing(table: Table) -> None:
     table.insert(rows((0, 101)))
     view = table.create_view("large", "SELECT k, v FROM _rows WHERE v > 100")
@@ -255,14 +261,14 @@ def test_a_refresh_may_leave_nothing_and_then_the_view_has_nothing(table: Table)
     ],
 )
 def test_names_that_cannot_be_a_view_s_are_refused_and_nothing_is_made(
-    shared_place: Any, name: str, error: type[Exception]
+    local: Any, name: str, error: type[Exception]
 ) -> None:
-    table = make(shared_place)
-    Table.create(shared_place.below("taken").uri, storage_options=shared_place.storage_options)
-    before = listing(shared_place)
+    table = make(local)
+    Table.create(local.below("taken").uri, storage_options=local.storage_options)
+    before = listing(local)
     with pytest.raises(error):
         table.create_view(name, TOTALS)
-    assert listing(shared_place) == before
+    assert listing(local) == before
     assert table.spec.views == ()
 
 
@@ -277,12 +283,12 @@ def test_names_that_cannot_be_a_view_s_are_refused_and_nothing_is_made(
         "",
     ],
 )
-def test_a_query_that_asks_for_more_than_the_rows_is_refused_and_nothing_is_made(shared_place: Any, query: str) -> None:
-    table = make(shared_place)
-    before = listing(shared_place)
+def test_a_query_that_asks_for_more_than_the_rows_is_refused_and_nothing_is_made(local: Any, query: str) -> None:
+    table = make(local)
+    before = listing(local)
     with pytest.raises(InvalidQuery):
         table.create_view("view", query)
-    assert listing(shared_place) == before
+    assert listing(local) == before
 
 
 @pytest.mark.parametrize(
@@ -298,15 +304,15 @@ def test_a_query_that_asks_for_more_than_the_rows_is_refused_and_nothing_is_made
     ],
 )
 def test_an_insert_that_a_view_cannot_take_is_refused_before_anything_is_written(
-    shared_place: Any, query: str, error: type[Exception]
+    local: Any, query: str, error: type[Exception]
 ) -> None:
-    table = make(shared_place, required=["v"])
+    table = make(local, required=["v"])
     table.create_view("first", "SELECT k, v FROM _rows")
     table.create_view("view", query, schema={"v": "BIGINT"}, sort_by=["v"])
-    before = listing(shared_place)
+    before = listing(local)
     with pytest.raises(error):
         table.insert([*rows(*BASE), {"k": 1, "v": None}], on_conflict="quarantine")
-    assert listing(shared_place) == before
+    assert listing(local) == before
     table.drop_view("view")
     table.insert(rows(*BASE))
     assert content(table) == BASE
@@ -322,6 +328,7 @@ def test_numbers_become_those_of_the_view_where_no_value_changes(memory: Any) ->
     assert content(table) == BASE
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_view_that_is_gone_is_named_before_anything_is_written(shared_place: Any) -> None:
     table = make(shared_place)
     view = table.create_view("copy", "SELECT k, v FROM _rows")
@@ -349,6 +356,7 @@ def test_what_is_no_view_is_refused(memory: Any) -> None:
             act()
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_dropped_view_keeps_its_rows_and_gets_no_more(table: Table) -> None:
     view = table.create_view("copy", "SELECT k, v FROM _rows")
     table.insert(rows(*BASE))
@@ -367,6 +375,7 @@ def test_a_dropped_view_keeps_its_rows_and_gets_no_more(table: Table) -> None:
 # ------------------------------------------------------------------------------------------ views of views
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_view_of_a_view_is_fed_by_the_inserts_into_the_first_table(table: Table) -> None:
     table.insert(rows(*BASE))
     large = table.create_view("positive", "SELECT k, v FROM _rows WHERE v > 0")
@@ -419,6 +428,7 @@ def test_what_changes_rows_that_are_there_reaches_a_view_at_its_refresh(
     assert content(view) == content(table)
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_program_that_has_the_table_open_feeds_the_view_once_it_has_read_the_log(table: Table) -> None:
     table.insert(rows(*BASE))
     other = again(table)
@@ -433,6 +443,7 @@ def test_a_program_that_has_the_table_open_feeds_the_view_once_it_has_read_the_l
     assert content(view) == content(table)
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_table_whose_log_is_elsewhere_has_its_views_whole_beside_its_parts(shared_place: Any) -> None:
     table = make(shared_place, log_uri=shared_place.below("logs/events").uri, required=["v"])
     view = table.create_view("copy", "SELECT k, v FROM _rows")
@@ -447,6 +458,7 @@ def test_a_table_whose_log_is_elsewhere_has_its_views_whole_beside_its_parts(sha
 # ------------------------------------------------------------------------------------------ at once
 
 
+@pytest.mark.sampled(cases=1)
 def test_many_inserters_at_once_all_feed_the_view(shared_place: Any) -> None:
     table = make(shared_place)
     view = table.create_view("totals", TOTALS, merging=SUMMED)
@@ -515,13 +527,12 @@ def check_nothing_is_shown_too_early(world: Siblings) -> None:
     assert doubled <= copy
 
 
-# Right after a request leaves what right before the next one does, but for the last.
-CRASHES = pytest.mark.parametrize(
-    "fault", [Fault.CRASH_BEFORE, pytest.param(Fault.CRASH_AFTER, marks=pytest.mark.slow)], ids=lambda f: f.name
-)
+# Right after a request leaves what right before the next one does, but for the last: one of them a day is enough.
+CRASHES = pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER], ids=lambda f: f.name)
 ANSWERS = pytest.mark.parametrize("fault", [Fault.LOSE_RESPONSE, Fault.FAIL, Fault.REPEAT], ids=lambda f: f.name)
 
 
+@pytest.mark.sampled(cases=1)
 @CRASHES
 def test_after_a_crash_anywhere_the_same_txn_completes_all_tables_exactly_once(world: Siblings, fault: Fault) -> None:
     act = partial(insert, txn=TXN)
@@ -540,6 +551,7 @@ def test_after_a_crash_anywhere_the_same_txn_completes_all_tables_exactly_once(w
     assert seen >= {(2, 2, 2), (4, 2, 2), (4, 4, 2)}, "each commit was the last one for once"
 
 
+@pytest.mark.sampled(cases=1)
 @CRASHES
 def test_after_a_crash_without_a_txn_a_refresh_of_each_view_puts_them_right(world: Siblings, fault: Fault) -> None:
     for request in world.requests(insert):
@@ -555,6 +567,7 @@ def test_after_a_crash_without_a_txn_a_refresh_of_each_view_puts_them_right(worl
         assert there(world) == (source, source, source), request
 
 
+@pytest.mark.sampled(cases=2)
 @ANSWERS
 @pytest.mark.parametrize("txn", [None, TXN], ids=["without txn", "with txn"])
 def test_an_answer_that_is_lost_anywhere_is_survived_or_says_what_to_do(
@@ -700,6 +713,7 @@ def test_a_view_whose_column_got_another_type_meanwhile_is_behind(world: Sibling
 # ------------------------------------------------------------------------------------------ creation
 
 
+@pytest.mark.sampled(cases=1)
 @CRASHES
 @pytest.mark.parametrize("inserted", [False, True], ids=["", "inserted before the next try"])
 def test_after_a_crash_anywhere_in_its_creation_a_view_can_be_created_again(
