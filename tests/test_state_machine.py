@@ -197,6 +197,6 @@ def _settings(examples: int) -> settings:
 
 
 TestTableMachine = pytest.mark.simulation(TableMachine.TestCase)
-TestTableMachine.settings = _settings(6)
-TestTableMachineForLong = pytest.mark.slow(_LongMachine.TestCase)
+TestTableMachine.settings = _settings(3)
+TestTableMachineForLong = pytest.mark.slow(seconds=60)(_LongMachine.TestCase)
 TestTableMachineForLong.settings = _settings(60)
