@@ -23,6 +23,8 @@ def marked(page: Path) -> Any:
     return pytest.param(page, marks=marks, id=page.relative_to(DOCS).as_posix())
 
 
+@pytest.mark.sampled(cases=12)
+@pytest.mark.process
 @pytest.mark.parametrize("page", [marked(page) for page in PAGES])
 def test_what_a_page_shows_runs_and_gives_what_it_says(
     page: Path, tmp_path: Path, request: pytest.FixtureRequest
@@ -67,6 +69,7 @@ def test_what_a_page_says_is_compared_and_other_comments_are_not() -> None:
     assert execute(code, "page") == 3
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("line", "runs"),
     [
@@ -88,6 +91,7 @@ def test_commands_of_a_page_are_run_but_for_those_without_an_end(line: str, runs
         assert "exit status" in done.stderr
 
 
+@pytest.mark.process
 def test_a_command_with_a_pipe_runs_in_a_shell(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```sh\nicedb --help | grep -c icedb > count.txt\n```\n")

@@ -1,22 +1,31 @@
-"""Runs what the pages show: `python -m tests.support.pages docs/inputs.md [number of a block]`, in the current folder.
+"""Runs what the pages show: `python -m tests.support.pages docs/inputs.md`, in the current folder.
 
 Blocks of Python are one program, in the order in which they stand. Where a line is an expression and its comment begins
 with a value, or is what a `print` says, the two are compared; every such line must have been reached. What the page
 tells to type for the command `icedb` runs after that, in the same process: starting one takes longer than most of it.
+
+Tests run each page in a process that is forked from one that has imported the libraries, as importing them takes longer
+than most pages.
 """
 
 from __future__ import annotations
 
 import ast
+import atexit
+import gc
+import importlib
 import io
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tokenize
+import traceback
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +38,8 @@ DOCS = ROOT / "docs"
 GAP = "  "
 #: A command with this is not run.
 OPEN_END = r"s3:|--watch\b"
+#: What pages import. Importing it starts threads of OpenBLAS and jemalloc alone, which allow for a fork.
+IMPORTED = ("icedb.cli", "icedb_dagster", "dagster", "pyarrow.dataset", "pyarrow.parquet", "pandas", "boto3")
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -43,17 +54,41 @@ def runnable_pages(*, spark: bool) -> list[Path]:
 
 
 def run_page(
-    page: Path, folder: Path, *, env: Mapping[str, str] | None = None, number: int | None = None
+    page: Path,
+    folder: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    number: int | None = None,
+    lines: Sequence[str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a page, or one block of its Python, in a folder and a process of its own, without our environment."""
+    """Run a page, or one block of its Python, in a folder and a process of its own, without our environment.
+
+    `lines`: the commands that run after the Python, by default those of the whole page.
+    """
+    server, printed = _server(os.getpid()), [folder / "stdout", folder / "stderr"]
+    request = {"page": str(page), "folder": str(folder), "env": dict(env or {}), "number": number, "lines": lines}
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(f"{json.dumps(request)}\n")
+    server.stdin.flush()
+    status = int(server.stdout.readline())
+    out, error = (path.read_text() for path in printed)
+    for path in printed:
+        path.unlink()
+    return subprocess.CompletedProcess(request["page"], status, out, error)
+
+
+@cache
+def _server(of_pid: int) -> subprocess.Popen[str]:
+    """The process that is forked for each page. It ends when its standard input does, so with this process."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "ICEDB_", "DAGSTER_"))}
-    return subprocess.run(
-        [sys.executable, "-m", "tests.support.pages", str(page), *([] if number is None else [str(number)])],
-        cwd=folder,
-        env=clean | {"PYTHONPATH": str(ROOT)} | dict(env or {}),
-        capture_output=True,
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.support.pages"],
+        cwd=ROOT,
+        env=clean | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=240,
     )
 
 
@@ -155,15 +190,50 @@ def run_command(line: str) -> None:
             raise AssertionError(f"{line}: exit status {stopped.code}") from None
 
 
-def main(page: str, number: str | None = None) -> None:
-    """Run a page's Python and commands."""
-    if number is not None:
-        execute(blocks(Path(page), "python")[int(number)], page)
-        return
-    execute(whole_program(Path(page)), page)
-    for line in commands(Path(page)):
+def run(page: Path, number: int | None = None, lines: Sequence[str] | None = None) -> None:
+    """Run a page's Python, or a block of it, and commands."""
+    execute(whole_program(page) if number is None else blocks(page, "python")[number], str(page))
+    for line in commands(page) if number is None and lines is None else lines or ():
         run_command(line)
 
 
+def serve() -> dict[str, Any] | None:
+    """Fork a process for each request, and write its exit status. Returns the request in that process."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()  # or each process would copy all of it
+    for request in map(json.loads, sys.stdin):
+        child = os.fork()
+        if child == 0:
+            return dict(request)
+        _, status = os.waitpid(child, 0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+    return None
+
+
+def begin(request: Mapping[str, Any]) -> None:
+    """Become the process of a page: its folder, its environment, and files for what it prints."""
+    os.chdir(request["folder"])
+    os.environ.update(request["env"])
+    sys.path[0] = request["folder"]
+    for number, name, mode in ((0, os.devnull, os.O_RDONLY), (1, "stdout", os.O_WRONLY), (2, "stderr", os.O_WRONLY)):
+        opened = os.open(name, mode | os.O_CREAT)
+        os.dup2(opened, number)
+        os.close(opened)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) > 1:
+        run(Path(sys.argv[1]))
+    elif (request := serve()) is not None:
+        begin(request)
+        status = 0
+        try:
+            run(Path(request["page"]), request["number"], request["lines"])
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(status)  # taking all modules down would take as long as most pages
