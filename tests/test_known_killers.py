@@ -283,6 +283,7 @@ def test_a_cleanup_that_could_take_what_a_reader_needs_must_be_asked_for(table: 
 # ------------------------------------------------------------------------------------------ more than a page
 
 
+@pytest.mark.sampled(cases=1)
 def test_more_than_a_thousand_log_files_are_read_merged_and_cleaned_up(place: Any) -> None:
     table = Table.create(place.uri, storage_options=place.storage_options)
     table.insert([{"n": 0}])
