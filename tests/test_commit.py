@@ -9,13 +9,11 @@ lists of row numbers, because stories are about requests to the store; those of 
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import pyarrow.parquet as pq
 import pytest
 
 from icedb import Commit, Table
@@ -48,7 +46,7 @@ from icedb.testing import (
     create_table,
     open_table,
 )
-from tests.support.plain_table import PlainTable, plain_rows
+from tests.support.plain_table import PlainTable, part_rows
 
 TIMEOUT_MS = 5 * MINUTE_MS
 Rows = tuple[tuple[int, int], ...]
@@ -120,11 +118,7 @@ class World:
         return tuple(sorted(row for m in live_markers(state, at_ms) for row in self._rows_of(state, m.key)))
 
     def _rows_of(self, state: LogState, key: str) -> list[tuple[int, int]]:
-        body = self.store.objects[key].body
-        if body.startswith(b"PAR1"):
-            read = [(r["k"], r["n"]) for r in pq.read_table(io.BytesIO(body)).to_pylist()]
-        else:
-            read = plain_rows(body)
+        read = part_rows(self.store.objects[key].body)
         assert len(read) == state.parts[key].rows
         assert {str(k) for k, _ in read} == {
             decode_partition(partition_of(self.store.location.keys.data_prefix, key))["k"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 from collections.abc import Callable
 from datetime import date, datetime
@@ -13,7 +12,6 @@ from typing import Any
 import duckdb
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -52,6 +50,7 @@ from icedb.testing import (
     open_table,
 )
 from tests.support.parquet_sources import beside, encode, put_files, stored
+from tests.support.plain_table import live_numbers
 from tests.support.stores import Place
 
 DAYS = {
@@ -579,12 +578,6 @@ WHOLE = {SOURCE: [1, 2, 3, 100], DATA: [4, 5, 100]}
 FAULTS = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE, Fault.REPEAT]
 
 
-def stored_numbers(store: ClockedStore) -> list[int]:
-    """From the parts themselves, after the checks that must always hold."""
-    state = check_sound(store)
-    return sorted(n for m in state.live for n in pq.read_table(io.BytesIO(store.objects[m.key].body))["n"].to_pylist())
-
-
 @pytest.mark.sampled(cases=3)
 @pytest.mark.parametrize("source", [SOURCE, DATA, "folder"])
 @pytest.mark.parametrize("fault", FAULTS)
@@ -610,11 +603,11 @@ def test_an_import_that_stops_at_any_request_is_whole_or_not_there(fault: Fault,
         with contextlib.suppress(Crash, IceDBError):
             open_table(store, clock).import_files(source)
             done = True
-        assert stored_numbers(base) in ([whole] if done else [whole, [100]]), number
+        assert live_numbers(base) in ([whole] if done else [whole, [100]]), number
         clock.advance(MINUTE_MS)
         copies = len([k for k in base.objects if k.startswith("table/_data/")])
         again = open_table(base, clock).import_files(source)
-        assert stored_numbers(base) == whole, number
+        assert live_numbers(base) == whole, number
         now = len([k for k in base.objects if k.startswith("table/_data/")])
         assert now - copies <= len(again.copied)
         assert not open_table(base, clock).import_files(source).commit.committed
@@ -626,7 +619,7 @@ def test_an_import_that_stops_at_any_request_is_whole_or_not_there(fault: Fault,
         state = check_sound(base)
         named = {m.key for m in state.live}
         assert {k for k in base.objects if k.startswith("table/_data/")} == named, number
-        assert stored_numbers(base) == whole, number
+        assert live_numbers(base) == whole, number
         assert {k: v for k, v in base.objects.items() if k.startswith("source/")} == {
             k: v for k, v in saved.items() if k.startswith("source/")
         }
@@ -713,13 +706,13 @@ def test_whatever_others_do_between_two_requests_each_row_is_there_once(other: s
             with contextlib.suppress(IceDBError):
                 open_table(store, clock).import_files(source)
                 done = True
-            found = stored_numbers(base)
+            found = live_numbers(base)
             whole = sorted(WHOLE[source] + added)
             assert found == whole or (not done and found == sorted([100, *added])), (number, sleep_ms)
             assert done or sleep_ms, number
             clock.advance(MINUTE_MS)
             open_table(base, clock).import_files(source)
-            assert stored_numbers(base) == whole, (number, sleep_ms)
+            assert live_numbers(base) == whole, (number, sleep_ms)
 
 
 @pytest.mark.parametrize("before", ["list source/", "create table/_claims/epoch-"])

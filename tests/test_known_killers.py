@@ -6,12 +6,10 @@ Here each has its own name, so that a reader of the list knows what was thought 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from icedb import Table
@@ -39,6 +37,7 @@ from icedb.testing import (
     create_table,
     open_table,
 )
+from tests.support.plain_table import live_numbers as rows
 
 TIMEOUT_MS = 5 * MINUTE_MS
 # One more page than S3 lists at a time, and one more request than it deletes at a time.
@@ -59,12 +58,6 @@ def table(clocked: ClockedStore, clock: ManualClock) -> Table:
 def fill(table: Table, batches: int = 3) -> None:
     for n in range(batches):
         table.insert([{"k": k, "n": 10 * n + k} for k in range(2)])
-
-
-def rows(store: ClockedStore) -> list[int]:
-    """From the parts themselves, after the checks that must always hold."""
-    state = check_sound(store)
-    return sorted(n for m in state.live for n in pq.read_table(io.BytesIO(store.objects[m.key].body))["n"].to_pylist())
 
 
 def keys(store: Any, prefix: str) -> list[str]:

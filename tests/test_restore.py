@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-import pyarrow.parquet as pq
 import pytest
 
 from icedb import Table
@@ -29,6 +27,7 @@ from icedb.testing import (
     create_table,
     open_table,
 )
+from tests.support.plain_table import live_numbers
 
 FULL = [0, 1, 10, 11, 20, 21]
 
@@ -45,12 +44,6 @@ def fill(table: Table, batches: int = 3) -> None:
 
 def rows(table: Table, as_of: int | None = None) -> list[int]:
     return [n for (n,) in table.query("SELECT n FROM t ORDER BY n", as_of=as_of).fetchall()]
-
-
-def numbers(store: ClockedStore) -> list[int]:
-    """From the live parts themselves."""
-    parts = [store.objects[m.key].body for m in check_sound(store).live]
-    return sorted(n for body in parts for n in pq.read_table(io.BytesIO(body), columns=["n"])["n"].to_pylist())
 
 
 def data(store: ClockedStore) -> set[str]:
@@ -376,17 +369,17 @@ def test_a_restore_that_stops_at_any_request_is_whole_or_not_there(fault: Fault,
         with contextlib.suppress(Crash, IceDBError):
             open_table(store, clock).restore(as_of, allow_empty=True)
             done = True
-        assert numbers(base) in ([expected] if done else [expected, [0, 10, 20, 50]]), number
+        assert live_numbers(base) in ([expected] if done else [expected, [0, 10, 20, 50]]), number
         clock.advance(MINUTE_MS)
         open_table(base, clock).restore(as_of, allow_empty=True)
-        assert numbers(base) == expected, number
+        assert live_numbers(base) == expected, number
         # What a crash left is an orphan, and nothing else is.
         clock.advance(48 * HOUR_MS)
         open_table(base, clock).sweep_orphans()
         open_table(base, clock).cleanup()
         state = check_sound(base)
         assert data(base) == live(state), number
-        assert numbers(base) == expected, number
+        assert live_numbers(base) == expected, number
 
 
 @pytest.mark.parametrize("age_ms", [0, 59 * MINUTE_MS, HOUR_MS])
@@ -416,7 +409,7 @@ def test_a_cleanup_at_any_moment_of_a_restore_loses_nothing_that_was_restored(ag
                 open_table(store, clock).restore(as_of)
                 done = True
             wanted = [FULL] if done else [FULL, [0, 10, 20]]
-            assert numbers(base) in wanted, (number, sleep_ms)
+            assert live_numbers(base) in wanted, (number, sleep_ms)
 
 
 def test_a_restore_that_copies_for_hours_succeeds(clocked: ClockedStore, clock: ManualClock) -> None:

@@ -8,12 +8,10 @@ Most stories have lists of row numbers for parts; tests of the whole way to a co
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import msgspec
-import pyarrow.parquet as pq
 import pytest
 
 from icedb import Commit, Table
@@ -45,7 +43,7 @@ from icedb.testing import (
     create_table,
     open_table,
 )
-from tests.support.plain_table import PlainTable, plain_rows
+from tests.support.plain_table import PlainTable, part_rows
 
 TIMEOUT_MS = 5 * MINUTE_MS
 TXN = ("app", 5)
@@ -78,7 +76,7 @@ class World:
     def rows(self, state: LogState | None = None) -> Batch:
         """From the live parts themselves."""
         live = (self.state() if state is None else state).live
-        return tuple(sorted(row for m in live for row in _rows_of(self.store.objects[m.key].body)))
+        return tuple(sorted(row for m in live for row in part_rows(self.store.objects[m.key].body)))
 
     def state(self) -> LogState:
         return check_sound(self.store)
@@ -97,12 +95,6 @@ class World:
         for request in store.requests[1:]:  # the first reads the spec
             self.reset()
             yield request
-
-
-def _rows_of(body: bytes) -> list[tuple[int, int]]:
-    if not body.startswith(b"PAR1"):
-        return plain_rows(body)
-    return [(r["k"], r["n"]) for r in pq.read_table(io.BytesIO(body)).to_pylist()]
 
 
 @pytest.fixture(scope="module")

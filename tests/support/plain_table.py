@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
+
+import pyarrow.parquet as pq
 
 from icedb import Commit, Table
 from icedb.clock import Clock
@@ -10,7 +13,7 @@ from icedb.maintenance.merge import MergeReport, merge
 from icedb.parts import WrittenParts
 from icedb.publishing import publish_append, publish_overwrite
 from icedb.store import ObjectStore
-from icedb.testing import open_table
+from icedb.testing import ClockedStore, check_sound, open_table
 from icedb.testing.simulation.plain import plain_rewriter, rows_of, write_rows
 from icedb.transactions import Txn, is_recorded, repeated
 
@@ -45,6 +48,13 @@ class PlainTable(Table):
         return write_rows(self.handle, numbers, types)
 
 
-def plain_rows(body: bytes) -> list[tuple[int, int]]:
-    """The rows (k, n) of a part."""
+def part_rows(body: bytes) -> list[tuple[int, int]]:
+    """The rows (k, n) of a part, plain or Parquet. k is 0 where Parquet has no such column."""
+    if body.startswith(b"PAR1"):
+        return [(r.get("k", 0), r["n"]) for r in pq.read_table(io.BytesIO(body)).to_pylist()]
     return [divmod(number, _KEYS) for number in rows_of(body)]
+
+
+def live_numbers(store: ClockedStore) -> list[int]:
+    """Each n of the live parts themselves, after the checks that must always hold: quicker than a query."""
+    return sorted(n for m in check_sound(store).live for _, n in part_rows(store.objects[m.key].body))
