@@ -12,6 +12,9 @@ import pytest
 
 from icedb import Table
 from icedb.testing import check_sound
+from tests.support.waiting import SECONDS_MAX
+
+pytestmark = pytest.mark.process
 
 WORKER = Path(__file__).parent / "support" / "buffered_worker.py"
 SENDERS = 2
@@ -51,7 +54,7 @@ class Sender:
         if not self._process.stdout.closed:
             self.hear()
             self._process.stdout.close()
-        return self._process.wait(60)
+        return self._process.wait(SECONDS_MAX)
 
 
 def events_of(table: Table) -> list[int]:
@@ -90,6 +93,6 @@ def test_events_of_killed_processes_are_there_once(local: Any) -> None:
     story(local, kills=1, events_each=40)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 def test_events_of_killed_processes_are_there_once_twenty_times(shared_place: Any) -> None:
     story(shared_place, kills=20, events_each=60)

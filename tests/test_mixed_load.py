@@ -17,7 +17,9 @@ SECONDS = float(os.environ.get("ICEDB_MIXED_LOAD_SECONDS", "8"))
 SEED = int(os.environ.get("ICEDB_MIXED_LOAD_SEED", random.SystemRandom().randrange(1_000_000)))
 
 
-@pytest.mark.timeout(600 + 2 * SECONDS)
+@pytest.mark.process
+@pytest.mark.sampled(cases=1)
+@pytest.mark.timeout(900 + 2 * SECONDS)
 def test_processes_killed_at_random_lose_and_double_nothing(shared_place: Any) -> None:
     process = subprocess.Popen(
         [sys.executable, str(PROGRAM), "--uri", shared_place.uri, "--seconds", str(SECONDS), "--seed", str(SEED)],

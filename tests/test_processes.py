@@ -14,6 +14,9 @@ import pytest
 
 from icedb import Table, Timing
 from icedb.testing import check_sound
+from tests.support.waiting import SECONDS_MAX
+
+pytestmark = pytest.mark.process
 
 WORKER = Path(__file__).parent / "support" / "worker.py"
 # Short enough for a test to wait for, and far longer than any of its commits takes.
@@ -29,7 +32,7 @@ def start(place: Any, **task: Any) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str]) -> Any:
     try:
-        out, error = process.communicate(timeout=120)
+        out, error = process.communicate(timeout=SECONDS_MAX)
     finally:
         process.kill()
     assert process.returncode == 0, error
@@ -45,6 +48,7 @@ def rows_of(table: Table) -> list[tuple[Any, ...]]:
     return table.query("SELECT who, n, i FROM t ORDER BY ALL").fetchall()
 
 
+@pytest.mark.sampled(cases=1)
 def test_concurrent_inserts_of_eight_processes_lose_nothing(shared_place: Any, tmp_path: Path) -> None:
     table = make(shared_place)
     barrier = tmp_path / "barrier"
@@ -63,6 +67,7 @@ def test_concurrent_inserts_of_eight_processes_lose_nothing(shared_place: Any, t
     assert 1 + 3 <= state.epoch <= 8 + 3, "three new columns, and the first schema by all who were first at once"
 
 
+@pytest.mark.sampled(cases=1)
 def test_two_merges_started_at_the_same_moment_leave_every_row_once(shared_place: Any, tmp_path: Path) -> None:
     table = make(shared_place)
     for n in range(6):
@@ -81,6 +86,7 @@ def test_two_merges_started_at_the_same_moment_leave_every_row_once(shared_place
     assert stored == state.parts.keys(), "the loser deleted what it wrote"
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("key", ["_claims/epoch-", "_log/"])
 def test_a_merge_that_is_killed_leaves_the_next_one_a_whole_table(shared_place: Any, when: str, key: str) -> None:
@@ -89,7 +95,7 @@ def test_a_merge_that_is_killed_leaves_the_next_one_a_whole_table(shared_place: 
         table.insert([{"k": 0, "who": 0, "n": n, "i": 0}])
     expected, before = rows_of(table), table.snapshot().id
     killed = start(shared_place, do="merge", kill={"when": when, "key": key})
-    assert killed.wait(60) == -signal.SIGKILL
+    assert killed.wait(SECONDS_MAX) == -signal.SIGKILL
     published = (when, key) == ("after", "_log/")
     assert (table.snapshot().id != before) is published
     assert rows_of(table) == expected
@@ -111,7 +117,7 @@ def test_a_merge_that_was_killed_long_ago_is_void(s3: Any) -> None:
         table.insert([{"k": 0, "who": 0, "n": n, "i": 0}])
     expected = rows_of(table)
     killed = start(s3, do="merge", kill={"when": "after", "key": "_claims/epoch-"})
-    assert killed.wait(60) == -signal.SIGKILL
+    assert killed.wait(SECONDS_MAX) == -signal.SIGKILL
     time.sleep((SHORT["commit_timeout_ms"] + 200) / 1000)
     report = table.merge()
     assert (report.commit.committed, report.commit.epoch, report.merged_parts) == (True, 3, 4)
@@ -120,11 +126,12 @@ def test_a_merge_that_was_killed_long_ago_is_void(s3: Any) -> None:
     assert [f.file.epoch for f in state.files.values() if f.file.void] == [2]
 
 
+@pytest.mark.sampled(cases=1)
 def test_an_insert_that_is_killed_is_visible_whole_or_not_at_all(shared_place: Any) -> None:
     table = make(shared_place)
     table.insert([{"k": 0, "who": 9, "n": 0, "i": 0}, {"k": 1, "who": 9, "n": 0, "i": 1}])
     for when, visible in (("before", 2), ("after", 7)):
         killed = start(shared_place, do="insert", who=1, batches=1, kill={"when": when, "key": "_log/"})
-        assert killed.wait(60) == -signal.SIGKILL
+        assert killed.wait(SECONDS_MAX) == -signal.SIGKILL
         assert len(rows_of(table)) == visible
     check_sound(table.handle.store)

@@ -42,11 +42,11 @@ from icedb.testing import check_sound
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["icedb.table", "icedb.testing", "pyarrow.dataset", "ssl"])
 KILL_EVERY_S = (0.1, 0.7)
-STOP_SECONDS_MAX = 60
+STOP_SECONDS_MAX = 240
 # The last merge meets nobody, and finds all that those before it, killed or too slow, have left.
 AT_REST = replace(TIMING, part_timeout_ms=20_000, min_age_ms=40_000)
 # A machine that does much else runs on until each role has done something.
-PATIENCE_S = 120
+PATIENCE_S = 240
 #: What a journal says of work that was done.
 DONE = {"ack", "done", "read"}
 
