@@ -653,17 +653,8 @@ def test_others_at_every_request_of_a_repair(other: str) -> None:
         assert {i.key for i in base.list(base.location.keys.data_prefix)} == set(state.parts), "no orphan"
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault.CRASH_BEFORE,
-        pytest.param(Fault.CRASH_AFTER, marks=pytest.mark.slow),  # leaves what a crash before the next request leaves
-        Fault.FAIL,
-        Fault.LOSE_RESPONSE,
-        Fault.REPEAT,
-        Fault.DELAY,
-    ],
-)
+@pytest.mark.sampled(cases=2)
+@pytest.mark.parametrize("fault", Fault)
 def test_a_repair_that_stops_at_any_request_is_whole_or_not_there(fault: Fault) -> None:
     clock = ManualClock()
     base = ClockedStore(clock)

@@ -33,7 +33,7 @@ def test_a_scene_keeps_every_promise(scene: str) -> None:
     _play(scene, range(SHORT))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=6)
 @pytest.mark.parametrize("scene", SCENES)
 def test_many_histories_of_a_scene_keep_every_promise(scene: str) -> None:
     done = _play(scene, range(SHORT, LONG))
