@@ -128,6 +128,17 @@ def test_the_page_on_testing_describes_each_helper() -> None:
     assert described == sorted(path.stem for path in (ROOT / "tests" / "support").glob("*.py"))
 
 
+def test_each_promise_of_the_page_on_safety_names_tests_that_exist() -> None:
+    promises = (DOCS / "safety.md").read_text().partition("## The promises")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| [A-Z].*\|$", promises, re.MULTILINE)
+    assert len(rows) >= 6
+    for row in rows:
+        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row)
+        assert named, row
+        for file, test in named:
+            assert f"def {test}(" in (ROOT / "tests" / file).read_text(), (file, test)
+
+
 def test_the_drawing_of_the_layers_has_every_module() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     drawing = text.partition("```text")[2].partition("```")[0]
