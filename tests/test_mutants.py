@@ -18,6 +18,7 @@ def test_a_mutant_has_exactly_one_place_and_is_still_python(mutant: Mutant, tmp_
     mutant.apply(tmp_path)
     compile(target.read_text(), mutant.file, "exec")
     assert all((ROOT / test).exists() for test in mutant.tests)
+    assert f"def {mutant.likely}(" in (ROOT / mutant.tests[0]).read_text()
 
 
 def test_no_two_mutants_have_one_name() -> None:

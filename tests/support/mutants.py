@@ -1,10 +1,10 @@
-"""Faults of the protocol, seeded one at a time, that the suite must catch: `make mutants`.
+"""Faults of the protocol, seeded one at a time, that the short run must catch: `make mutants`.
 
-Each mutant changes one place of a copy of the project; then tests run there, the quick ones first, and at least one
-must fail. A mutant that survives is a promise that nothing checks: the exit status is 1. That each mutant still fits
-the code is a test of its own (tests/test_mutants.py).
+Each mutant changes one place of a copy of the project; then tests of the short run run there, and at least one must
+fail. A mutant that survives is a promise that nothing checks: the exit status is 1. A test of its own
+(tests/test_mutants.py) checks that each mutant still fits the code.
 
-    python -m tests.support.mutants [--jobs 2] [name ...]
+    python -m tests.support.mutants [--jobs 2] [--day 2026-11-25] [name ...]
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
+from queue import SimpleQueue
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("icedb", "icedb_dagster", "pyspark_icedb", "spark_jobs", "examples", "docs", "tests", "pyproject.toml")
 SECONDS_MAX = 900
+#: What pytest returns: tests passed, a test failed, no test was chosen.
+PASSED, FAILED, NO_TESTS = 0, 1, 5
 
 CHANGES = "tests/test_changes.py"
 COMMIT = "tests/test_commit.py"
@@ -42,13 +46,17 @@ DELTA = "tests/test_export_delta.py"
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: `old` becomes `new` in a file of the project, and these tests are asked, in this order."""
+    """One fault: `old` becomes `new` in a file of the project, and one of the test files notices it.
+
+    `likely` is the test of the first file that usually fails. It runs first: without it, the check takes longer.
+    """
 
     name: str
     file: str
     old: str
     new: str
     tests: tuple[str, ...]
+    likely: str = ""
 
     def apply(self, root: Path) -> None:
         """Seed the fault. Raises ValueError unless there is exactly one place for it."""
@@ -58,6 +66,14 @@ class Mutant:
             raise ValueError(f"mutant '{self.name}': its place is {text.count(self.old)} times in {self.file}")
         path.write_text(text.replace(self.old, self.new))
 
+    def runs(self) -> Iterator[list[str]]:
+        """Pytest's arguments of each run, the quickest first. Most faults need no S3 server to be noticed."""
+        if self.likely:
+            yield [self.tests[0], "-k", self.likely]
+        for s3 in ("not s3", "s3"):
+            for test in self.tests:
+                yield [test, "-m", s3]
+
 
 MUTANTS = (
     Mutant(
@@ -66,6 +82,7 @@ MUTANTS = (
         "            add=self.markers,\n            moved=True,\n",
         "            add=self.markers,\n",
         (CHANGES, SIMULATION),
+        "test_each_row_comes_once_and_what_a_merge_wrote_is_not_new",
     ),
     Mutant(
         "a consumer of changes takes the past for over at once",
@@ -73,6 +90,7 @@ MUTANTS = (
         "    return now_ms - handle.timing.late_publication_ms",
         "    return handle.clock.now_ms()",
         (CHANGES, SIMULATION),
+        "test_each_row_comes_once_and_what_a_merge_wrote_is_not_new",
     ),
     Mutant(
         "a consumer of changes begins with parts that were dead",
@@ -80,6 +98,7 @@ MUTANTS = (
         'return Cursor(t_ms, seen=tuple(seen), snapshot="", gone=tuple(gone))',
         'return Cursor(t_ms, seen=tuple(seen), snapshot="")',
         (CHANGES, SIMULATION),
+        "test_whenever_a_consumer_looks_it_gets_each_row_once_and_again_the_same",
     ),
     Mutant(
         "a consumer of changes forgets what it saw of the last minutes",
@@ -87,6 +106,7 @@ MUTANTS = (
         "    return Cursor(t_ms, None if whole else key, tuple(beyond))",
         "    return Cursor(t_ms, None if whole else key)",
         (CHANGES, SIMULATION),
+        "test_each_row_comes_once_and_what_a_merge_wrote_is_not_new",
     ),
     Mutant(
         "a consumer of changes does not ask for the horizon",
@@ -94,6 +114,7 @@ MUTANTS = (
         "    if max(start.t_ms, known_ms) < state.horizon_ms:",
         "    if start.t_ms < 0:",
         (CHANGES, SIMULATION),
+        "test_a_consumer_that_is_behind_cleanup_is_told",
     ),
     Mutant(
         "a tombstone is not carried",
@@ -101,6 +122,7 @@ MUTANTS = (
         "    carried = state.named_by(replaces)\n",
         "    carried = [m for m in state.named_by(replaces) if m.tombstoned_ms is None]\n",
         (REWRITE, COMMIT),
+        "test_every_marker_is_carried_with_its_tombstone_from_the_whole_snapshot",
     ),
     Mutant(
         "a tombstone is carried as the replaced log file had it",
@@ -108,6 +130,7 @@ MUTANTS = (
         "    carried = state.named_by(replaces)\n",
         "    carried = sorted({m.key: m for f in sources for m in f.markers}.values(), key=lambda m: m.key)\n",
         (REWRITE, COMMIT),
+        "test_every_marker_is_carried_with_its_tombstone_from_the_whole_snapshot",
     ),
     Mutant(
         "another partition's marker is dropped",
@@ -115,6 +138,7 @@ MUTANTS = (
         "    carried = state.named_by(replaces)\n",
         "    carried = [m for m in state.named_by(replaces) if not dead or m.key in dead]\n",
         (REWRITE, COMMIT, KILLERS),
+        "test_every_marker_is_carried_with_its_tombstone_from_the_whole_snapshot",
     ),
     Mutant(
         "the time of a carried part is overwritten",
@@ -122,6 +146,7 @@ MUTANTS = (
         "msgspec.structs.replace(m, tombstoned_ms=t_ms) if m.key in dead and m.tombstoned_ms is None else m\n",
         "msgspec.structs.replace(m, tombstoned_ms=t_ms if m.key in dead else m.tombstoned_ms, created_ms=t_ms)\n",
         (REWRITE, COMMIT),
+        "test_every_marker_is_carried_with_its_tombstone_from_the_whole_snapshot",
     ),
     Mutant(
         "a log file's tombstones are not carried",
@@ -129,6 +154,7 @@ MUTANTS = (
         "carried = {t.key for f in sources for t in f.tombstones} - _counting(state)",
         "carried: set[str] = set()",
         (REWRITE, KILLERS, SIMULATION),
+        "test_schemas_horizons_and_log_tombstones_are_carried",
     ),
     Mutant(
         "transactions are not carried",
@@ -136,6 +162,7 @@ MUTANTS = (
         "{a: last for f in sources for a, last in f.txn.items() if last == state.txn[a]} | dict(txn or {})",
         "dict(txn or {})",
         (REWRITE, TXN),
+        "test_a_transaction_is_carried_only_by_whom_holds_its_last_sequence",
     ),
     Mutant(
         "the horizon is not raised",
@@ -143,6 +170,7 @@ MUTANTS = (
         "horizon_ms=max([0, *forgotten_ms, *(f.horizon_ms for f in sources)])",
         "horizon_ms=max([0, *(f.horizon_ms for f in sources)])",
         (REWRITE, CLEANUP),
+        "test_what_is_forgotten_becomes_the_horizon",
     ),
     Mutant(
         "the claim is skipped",
@@ -150,13 +178,15 @@ MUTANTS = (
         "    claim = _take_claim(handle, epoch, own, tried)\n",
         "    tried.add(own.key, epoch, own.t)\n    claim: EpochClaim | None = own\n",
         (COMMIT,),
+        "test_a_crash_while_completing_a_crashed_commit_is_completed_too",
     ),
     Mutant(
         "no second listing after the claim",
         "icedb/exclusive.py",
         "    if _is_history(handle, state, epoch, min(own.t, claim.t)):\n        return False",
         "    if False:\n        return False",
-        (KILLERS, COMMIT),
+        (COMMIT, KILLERS),
+        "test_a_claim_created_anew_after_its_removal_does_not_publish_old_state",
     ),
     Mutant(
         "an old claim is completed instead of voided",
@@ -164,6 +194,7 @@ MUTANTS = (
         "    if epochs_gone or is_ahead or handle.clock.now_ms() - claim.since_ms > handle.timing.commit_timeout_ms:\n",
         "    if epochs_gone or is_ahead:\n",
         (COMMIT, KILLERS),
+        "test_a_crash_at_any_request_leaves_all_or_nothing",
     ),
     Mutant(
         "a merge is rebased although an input died",
@@ -171,6 +202,7 @@ MUTANTS = (
         "if not all(_is_live(state, p.key) for p in r.inputs)]:",
         "if not all(p.key in state.parts for p in r.inputs)]:",
         ("tests/test_merge.py", COMMIT),
+        "test_groups_that_lost_an_input_are_dropped_and_the_others_committed_without_rewriting",
     ),
     Mutant(
         "the loser publishes its own body",
@@ -178,6 +210,7 @@ MUTANTS = (
         "    body = claim.body.encode()\n",
         "    body = own.body.encode()\n",
         (COMMIT,),
+        "test_a_crash_at_any_request_leaves_all_or_nothing",
     ),
     Mutant(
         "live epochs are not checked",
@@ -185,6 +218,7 @@ MUTANTS = (
         "        unlisted = live_epochs - {f.file.epoch for f in found.values()}\n",
         "        unlisted: frozenset[int] = frozenset()\n",
         (*READING, KILLERS),
+        "test_a_listing_without_an_epoch_that_the_head_lists_is_made_again",
     ),
     Mutant(
         "a log file of v3 is skipped for its name",
@@ -192,6 +226,7 @@ MUTANTS = (
         "        return _OUR_WRITER.search(self.writer) is not None\n",
         "        return True\n",
         (SCENES,),
+        "test_a_scene_keeps_every_promise",
     ),
     Mutant(
         "an old claim is published although parts are gone",
@@ -199,6 +234,7 @@ MUTANTS = (
         "    if not young and (lost := _lost_part(handle, file)):\n",
         "    if not young and (lost := _lost_part(handle, file)) and False:\n",
         (TXN, SCENES),
+        "test_a_claim_that_outlived_its_record_does_not_bring_deleted_parts_back",
     ),
     Mutant(
         "claims go to the store of the parts",
@@ -206,6 +242,7 @@ MUTANTS = (
         "        self._of_log = (keys.log_prefix, keys.claims_prefix)\n",
         "        self._of_log = (keys.log_prefix,)\n",
         (SCENES,),
+        "test_a_scene_keeps_every_promise",
     ),
     Mutant(
         "an import does not know the copies of another",
@@ -213,6 +250,7 @@ MUTANTS = (
         '        marker = self._by_key.get(key or "") or self._copies.get((file_id, size))\n',
         '        marker = self._by_key.get(key or "")\n',
         (SCENES,),
+        "test_a_scene_keeps_every_promise",
     ),
     Mutant(
         "an import does not ask whether another was forgotten",
@@ -220,6 +258,7 @@ MUTANTS = (
         "        if state.horizon_ms > self.planned.horizon_ms and imports_of(state) != imports_of(self.planned):\n",
         "        if False:\n",
         ("tests/test_import.py",),
+        "test_an_import_that_slept_while_another_was_forgotten_imports_nothing",
     ),
     Mutant(
         "a repair does not look at parts that came since",
@@ -227,6 +266,7 @@ MUTANTS = (
         "        new = [p for p in live if p.key not in self.looked_at and p.key not in self.sources]\n",
         "        new = [] if self.looked_at else live\n",
         (SCENES,),
+        "test_a_scene_finds_it_when",
     ),
     Mutant(
         "a refreshed view does not know the transactions of its source",
@@ -234,6 +274,7 @@ MUTANTS = (
         "    return {application: sequence for application, (sequence, _) in state.txn.items()}\n",
         "    return {}\n",
         (SCENES,),
+        "test_a_scene_finds_it_when",
     ),
     Mutant(
         "a restored part keeps bounds of another type",
@@ -241,6 +282,7 @@ MUTANTS = (
         ", stats=without_texts(marker.stats)",
         "",
         ("tests/test_repair.py",),
+        "test_a_restored_part_of_another_type_is_not_left_out",
     ),
     Mutant(
         "a cleanup does not compare the clocks",
@@ -248,6 +290,7 @@ MUTANTS = (
         '            self.handle.check_clock("", put_after_ms=0)\n',
         "",
         (CLEANUP, SCENES),
+        "test_a_clock_that_is_far_ahead_deletes_nothing",
     ),
     Mutant(
         "a claim from a clock far ahead is published",
@@ -255,6 +298,7 @@ MUTANTS = (
         "    is_ahead = not mine and claim.t >= handle.far_ahead_ms(handle.clock.now_ms())\n",
         "    is_ahead = False\n",
         (COMMIT, SCENES),
+        "test_a_claim_from_a_clock_far_ahead_becomes_void",
     ),
     Mutant(
         "a reader believes its own clock alone",
@@ -262,13 +306,15 @@ MUTANTS = (
         "min(last.at_ms, now_ms, newest_ms)",
         "min(last.at_ms, now_ms)",
         (*READING, SCENES),
+        "test_a_refresh_without_news_is_one_list_from_where_something_could_have_changed",
     ),
     Mutant(
         "log files of dead epochs count",
         "icedb/format/snapshot.py",
         "    dead = {key for number, key in epochs.items() if number not in live_epochs}",
         "    dead: set[str] = set()",
-        (*READING, SIMULATION),
+        ("tests/test_snapshot.py", "tests/test_reading.py", SIMULATION),
+        "test_an_epoch_that_the_head_does_not_list_is_ignored",
     ),
     Mutant(
         "a refresh lists from the last listing on",
@@ -276,6 +322,7 @@ MUTANTS = (
         "min(last.at_ms, now_ms, newest_ms) - late_ms",
         "min(last.at_ms, now_ms, newest_ms)",
         (*READING, SIMULATION),
+        "test_a_refresh_without_news_is_one_list_from_where_something_could_have_changed",
     ),
     Mutant(
         "a lost response is taken for a lost race",
@@ -283,6 +330,7 @@ MUTANTS = (
         "            return Put.CREATED if _read_back(store, key) == body else Put.TAKEN\n",
         "            return Put.TAKEN if _read_back(store, key) else Put.ABSENT\n",
         (COMMIT,),
+        "test_a_put_that_landed_and_was_then_refused_is_settled_by_looking",
     ),
     Mutant(
         "a writer does not look for itself before it rebases",
@@ -290,6 +338,7 @@ MUTANTS = (
         "    committed = _find_own(handle, state, operation, tried) if tried.open else None\n",
         "    committed = None\n",
         (COMMIT, KILLERS),
+        "test_an_unanswered_request_is_settled_or_said_to_be_uncertain",
     ),
     Mutant(
         "an output is deleted while a claim of one's own may still be published",
@@ -297,6 +346,7 @@ MUTANTS = (
         "    if operation.unused and not tried.open:\n",
         "    if operation.unused:\n",
         (COMMIT, "tests/test_merge.py", SIMULATION),
+        "test_a_merged_part_that_an_open_claim_names_is_kept_though_its_inputs_died",
     ),
     Mutant(
         "a refused claim is deleted",
@@ -304,6 +354,7 @@ MUTANTS = (
         "            generation += 1\n            continue\n",
         "            handle.store.delete([handle.keys.txn_claim(*txn)])\n            continue\n",
         (TXN,),
+        "test_two_batches_that_meet_a_refused_claim_are_one",
     ),
     Mutant(
         "a transaction does not read the log after its claim",
@@ -311,6 +362,7 @@ MUTANTS = (
         "    if is_recorded(state, txn) or any(m.key in state.parts for m in file.markers):\n",
         "    if False:\n",
         (TXN, KILLERS),
+        "test_after_a_crash_anywhere_another_try_leaves_one_batch",
     ),
     Mutant(
         "an old transaction is published by a plain append",
@@ -318,6 +370,7 @@ MUTANTS = (
         "    young = handle.clock.now_ms() - claim.since_ms <= timeout_ms\n",
         "    young = True\n",
         (TXN, SIMULATION),
+        "test_a_key_that_was_closed_replaced_and_deleted_is_no_success_for_a_late_put",
     ),
     Mutant(
         "ripeness by the writer's clock alone",
@@ -325,6 +378,7 @@ MUTANTS = (
         "tombstoned_ms <= cutoff_ms and min(named.tombstoned_by_ms, default=cutoff_ms + 1) <= cutoff_ms",
         "tombstoned_ms <= cutoff_ms",
         (CLEANUP, COMMIT),
+        "test_a_tombstone_is_ripe_by_the_stores_time_too",
     ),
     Mutant(
         "a part is deleted before it is old enough",
@@ -333,6 +387,7 @@ MUTANTS = (
         "    dead = [m for m in old if _is_ripe(m.tombstoned_ms, state.parts_named[m.key], cutoff_ms)]\n",
         "    dead = list(state.dead)\n",
         (CLEANUP,),
+        "test_nothing_is_deleted_before_the_grace_period_is_over",
     ),
     Mutant(
         "a marker is forgotten while a log file names its part as live",
@@ -340,6 +395,7 @@ MUTANTS = (
         "        held = _called_live(state, frozenset(self.parts)) | state.held_far_ahead(t_ms)\n",
         "        held = state.held_far_ahead(t_ms)\n",
         (CLEANUP, KILLERS),
+        "test_a_marker_is_not_forgotten_while_a_file_in_the_store_calls_the_part_live",
     ),
     Mutant(
         "cleanup does not look at the pins again before it deletes",
@@ -347,6 +403,7 @@ MUTANTS = (
         "        parts = [m for m in planned if not is_needed(m, pins)]\n",
         "        parts = list(planned)\n",
         ("tests/test_pins.py",),
+        "test_a_pin_is_heeded_by_a_cleanup_that_has_planned_already",
     ),
     Mutant(
         "the orphan sweep ignores claims",
@@ -354,6 +411,7 @@ MUTANTS = (
         "    named = frozenset(in_log | named_by_claims(claims, epoch=state.epoch))\n",
         "    named = frozenset(in_log)\n",
         (ORPHANS,),
+        "test_parts_that_only_a_claim_names_stay",
     ),
     Mutant(
         "claims of decided epochs keep their parts from the orphan sweep",
@@ -361,6 +419,7 @@ MUTANTS = (
         "if c.epoch is None or c.epoch > epoch)",
         "if c.epoch is None or c.epoch > 0)",
         (ORPHANS,),
+        "test_the_part_of_a_claim_that_became_void_is_an_orphan_although_cleanup_keeps_the_claim",
     ),
     Mutant(
         "the orphan sweep takes the open epoch for decided",
@@ -368,6 +427,7 @@ MUTANTS = (
         "if c.epoch is None or c.epoch > epoch)",
         "if c.epoch is None or c.epoch > epoch + 1)",
         (ORPHANS,),
+        "test_parts_that_only_a_claim_names_stay",
     ),
     Mutant(
         "the orphan sweep lists log files before claims",
@@ -379,6 +439,7 @@ MUTANTS = (
         "    state = handle.read(everything=True)\n",
         "    state = handle.read(everything=True)\n    claims = read_claims(handle)\n",
         (ORPHANS,),
+        "test_what_cannot_be_read_stops_the_sweep_before_it_deletes",
     ),
     Mutant(
         "rows with ids are committed by plain appends",
@@ -386,6 +447,7 @@ MUTANTS = (
         "self._append(group, dropped, (ids.application, ids.sequence))",
         "self._append(group, dropped, None)",
         (SCENES, BUFFERED_IDS),
+        "test_a_scene_keeps_every_promise",
     ),
     Mutant(
         "rows whose sequence another writer took are acknowledged",
@@ -393,6 +455,7 @@ MUTANTS = (
         "                    self.counts.retries += 1\n                    continue\n",
         "                    self.counts.retries += 1\n",
         (BUFFERED_IDS,),
+        "test_once_with_another_writer_between_any_two_requests",
     ),
     Mutant(
         "a writer does not learn the ids that others committed",
@@ -400,6 +463,7 @@ MUTANTS = (
         "            self._read(self._new(state))\n",
         "            self._new(state)\n",
         (BUFFERED_IDS,),
+        "test_once_whatever_happens_to_a_request",
     ),
     Mutant(
         "ids whose log files were cleaned up meanwhile are not learned",
@@ -407,6 +471,7 @@ MUTANTS = (
         " or (last != self._last and forgotten):\n",
         ":\n",
         (BUFFERED_IDS,),
+        "test_once_with_another_writer_between_any_two_requests",
     ),
     Mutant(
         "who does not know whether parts were published does not look",
@@ -414,6 +479,7 @@ MUTANTS = (
         "            if unsure and txn is None:\n",
         "            if False:\n",
         (BUFFERED,),
+        "test_whether_it_was_published_is_found_out",
     ),
     Mutant(
         "parts that were merged and forgotten are published again",
@@ -421,6 +487,7 @@ MUTANTS = (
         "                late = target.clock.now_ms() - began_ms > target.timing.grace_ms // 2\n",
         "                late = False\n",
         (BUFFERED,),
+        "test_parts_that_others_may_have_merged_and_deleted_meanwhile_are_not_published_again",
     ),
     Mutant(
         "a submission that shares a group with a bad one is refused, too",
@@ -428,6 +495,7 @@ MUTANTS = (
         "            if len(group) == 1:\n",
         "            if group:\n",
         (BUFFERED,),
+        "test_only_those_at_fault_are_refused_and_told_which_row_it_is",
     ),
     Mutant(
         "the pin of an export goes before its readers have",
@@ -435,6 +503,7 @@ MUTANTS = (
         "    return superseded_ms + handle.timing.grace_ms + handle.timing.max_skew_ms <= handle.clock.now_ms()\n",
         "    return True\n",
         (DELTA,),
+        "test_every_change_of_a_table_arrives",
     ),
     Mutant(
         "an export takes its snapshot before it looks who came first",
@@ -442,6 +511,7 @@ MUTANTS = (
         "    log = read_delta_log(handle, folder)\n    snapshot, pin_ms = _look(handle, as_of_ms)\n",
         "    snapshot, pin_ms = _look(handle, as_of_ms)\n    log = read_delta_log(handle, folder)\n",
         (DELTA,),
+        "test_an_export_never_goes_back",
     ),
     Mutant(
         "an export is published without its pin",
@@ -449,57 +519,81 @@ MUTANTS = (
         "            kept = _pin(handle, plan, keep)\n",
         "            kept = _pin(handle, plan, keep)\n            unpin(handle, kept.name)\n",
         (DELTA,),
+        "test_every_change_of_a_table_arrives",
     ),
 )
 
 
-def check(mutant: Mutant) -> tuple[str | None, float]:
-    """The test that caught it (None: it survived), and the seconds that took."""
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="icedb-mutant-") as folder:
-        root = Path(folder)
-        for name in COPIED:
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(source, root / name)
-        mutant.apply(root)
-        for test in mutant.tests:
-            caught = _failing_test(root, test)
-            if caught:
-                return caught, time.monotonic() - started
-    return None, time.monotonic() - started
+class Copies:
+    """Copies of the project, one for each job. A copy keeps its compiled modules from one mutant to the next."""
+
+    def __init__(self, folder: Path, jobs: int, day: date) -> None:
+        self._day = day
+        self._free: SimpleQueue[Path] = SimpleQueue()
+        for number in range(jobs):
+            for name in COPIED:
+                source, target = ROOT / name, folder / str(number) / name
+                if source.is_dir():
+                    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy2(source, target)
+            self._free.put(folder / str(number))
+
+    def check(self, mutant: Mutant) -> tuple[str | None, float]:
+        """The test that caught the mutant (None: it survived), and the seconds that took."""
+        root = self._free.get()
+        started = time.monotonic()
+        try:
+            mutant.apply(root)
+            caught = next(filter(None, (self._failing_test(root, run) for run in mutant.runs())), None)
+            return caught, time.monotonic() - started
+        finally:
+            shutil.copy2(ROOT / mutant.file, root / mutant.file)
+            self._free.put(root)
+
+    def _failing_test(self, root: Path, arguments: list[str]) -> str | None:
+        environment = {
+            k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
+        }
+        environment["PYTHONPATH"] = str(root)
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "--no-header",
+        ]
+        command += ["--scope", "short", "--day", str(self._day), *arguments]
+        try:
+            done = subprocess.run(
+                command, cwd=root, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"{arguments[0]} (it never ended)"
+        if done.returncode in (PASSED, NO_TESTS):
+            return None
+        if done.returncode != FAILED:  # pytest itself failed: that proves nothing
+            raise RuntimeError(f"{arguments} could not run:\n{done.stdout[-2_000:]}{done.stderr[-2_000:]}")
+        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
+        return failed[0].split(" - ")[0].removeprefix("FAILED ") if failed else arguments[0]
 
 
-def _failing_test(root: Path, test: str) -> str | None:
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", test]
-    try:
-        done = subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"{test} (it never ended)"
-    if done.returncode == 0:
-        return None
-    if done.returncode != 1:  # nothing was collected, or pytest itself failed: that proves nothing
-        raise RuntimeError(f"{test} could not run:\n{done.stdout[-2_000:]}{done.stderr[-2_000:]}")
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
-    return failed[0].split(" - ")[0].removeprefix("FAILED ") if failed else test
-
-
-def main(names: Iterable[str], *, jobs: int) -> int:
-    """Check them all, or those that are named; 0 when every one was caught."""
+def main(names: Iterable[str], *, jobs: int, day: date) -> int:
+    """Check all mutants, or those of some names; 0 when each was caught."""
     wanted = set(names)
     chosen = [m for m in MUTANTS if not wanted or m.name in wanted]
+    width = max((len(m.name) for m in chosen), default=0)
     survivors = []
-    with ThreadPoolExecutor(jobs) as pool:
-        for number, (mutant, (caught, seconds)) in enumerate(
-            zip(chosen, pool.map(check, chosen), strict=True), start=1
-        ):
-            verdict = f"caught by {caught}" if caught else "SURVIVED"
-            sys.stdout.write(f"{number:3}/{len(chosen)}  {mutant.name:55}  {verdict}  ({seconds:.0f} s)\n")
+    with tempfile.TemporaryDirectory(prefix="icedb-mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
+        copies = Copies(Path(folder), jobs, day)
+        sys.stdout.write(f"{len(chosen)} mutants, against the short run of {day}\n")
+        for mutant, (caught, seconds) in zip(chosen, pool.map(copies.check, chosen), strict=True):
+            sys.stdout.write(f"{mutant.name:{width}}  {seconds:4.0f} s  {caught or 'SURVIVED'}\n")
             sys.stdout.flush()
             if not caught:
                 survivors.append(mutant.name)
@@ -510,6 +604,8 @@ def main(names: Iterable[str], *, jobs: int) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Seed faults of the protocol; the suite must catch each.")
     parser.add_argument("names", nargs="*", help="only these mutants")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time [2]")
+    today = datetime.now(UTC).date()
+    parser.add_argument("--day", type=date.fromisoformat, default=today, help="the day of the samples [today, in UTC]")
     arguments = parser.parse_args()
-    sys.exit(main(arguments.names, jobs=arguments.jobs))
+    sys.exit(main(arguments.names, jobs=arguments.jobs, day=arguments.day))
