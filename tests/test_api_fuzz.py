@@ -55,7 +55,7 @@ def test_only_errors_of_the_tree_escape(world: World) -> None:
     assert outcomes[None] > 5
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 def test_only_errors_of_the_tree_escape_from_two_thousand_calls(world: World) -> None:
     outcomes = play(world, LONG)
     assert len(outcomes) > 10
@@ -264,6 +264,6 @@ def test_the_command_answers_wrong_arguments_with_one_line(world: World) -> None
     assert len(play_command(world, range(50_000, 50_030))) > 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 def test_the_command_answers_five_hundred_wrong_calls(world: World) -> None:
     assert len(play_command(world, range(500))) > 2

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -32,6 +31,7 @@ from icedb.errors import (
 )
 from icedb.store import ObjectExists
 from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock, Request, check_sound, create_table, open_table
+from tests.support.waiting import wait_until
 
 LONG_MS = 3_600_000
 
@@ -46,7 +46,7 @@ def rows_of(table: Table, columns: str = "n") -> list[Any]:
 
 
 def keys(futures: list[Future[Acknowledged]]) -> set[str | None]:
-    return {f.result(60).key for f in futures}
+    return {f.result(240).key for f in futures}
 
 
 class Gate:
@@ -65,7 +65,7 @@ class Gate:
     def _wait(self, request: Request) -> None:
         if request.kind == "create" and "/_data/" in request.keys[0]:
             self.reached.set()
-            assert self.open.wait(60)
+            assert self.open.wait(240)
 
 
 @pytest.fixture
@@ -103,14 +103,14 @@ def test_a_group_that_is_large_enough_does_not_wait(table: Table, limit: dict[st
 
 def test_the_oldest_rows_wait_no_longer_than_they_must(table: Table) -> None:
     with BufferedWriter(table, delay_max_ms=1) as writer:
-        assert writer.submit([{"n": 1}]).result(60).rows == 1
+        assert writer.submit([{"n": 1}]).result(240).rows == 1
         assert writer.write([{"n": 2}]).key != writer.write([{"n": 3}]).key
 
 
 def test_while_a_commit_is_made_the_next_group_gathers(gate: Gate) -> None:
     with BufferedWriter(gate.table, delay_max_ms=0) as writer:
         first = writer.submit([{"n": 0}])
-        assert gate.reached.wait(60)
+        assert gate.reached.wait(240)
         others = [writer.submit([{"n": n}]) for n in range(1, 9)]
         stats = writer.stats()
         assert (stats.pending_submissions, stats.pending_rows) == (9, 9)
@@ -188,7 +188,7 @@ def test_threads_and_event_loops_share_a_writer(table: Table) -> None:
     for one in threads:
         one.start()
     for one in threads:
-        one.join(60)
+        one.join(240)
     writer.close()
     assert not failed
     assert rows_of(table) == sorted(
@@ -272,7 +272,7 @@ def test_who_brings_more_than_there_is_room_for_waits_or_is_told(gate: Gate) -> 
     big = [{"n": n} for n in range(10)]  # some 90 bytes
     with BufferedWriter(gate.table, delay_max_ms=0, pending_bytes_max=100) as writer:
         first = writer.submit(big)
-        assert gate.reached.wait(60)
+        assert gate.reached.wait(240)
         with pytest.raises(BufferFull, match=r"no room .* within 0 ms: \d+ bytes"):
             writer.submit(big, timeout_ms=0)
         with pytest.raises(BufferFull):
@@ -284,7 +284,7 @@ def test_who_brings_more_than_there_is_room_for_waits_or_is_told(gate: Gate) -> 
             asyncio.run(writer.write_async(big, timeout_ms=1))
         assert writer.stats().pending_submissions == 1
         gate.open.set()
-        waiting.join(60)
+        waiting.join(240)
         assert second[0].key != first.result().key
         assert writer.write([{"n": 1}] * 1000).rows == 1000, "larger than all room: alone"
     assert gate.table.snapshot().rows == 1 + 10 + 10 + 1000
@@ -315,7 +315,7 @@ def test_an_event_loop_goes_on_while_one_of_its_tasks_waits_for_room(gate: Gate)
 def test_what_is_cancelled_before_its_group_begins_is_dropped(gate: Gate) -> None:
     with BufferedWriter(gate.table, delay_max_ms=0) as writer:
         begun = writer.submit([{"n": 1}])
-        assert gate.reached.wait(60)
+        assert gate.reached.wait(240)
         waiting = writer.submit([{"n": 2}])
         assert waiting.cancel()
         assert not begun.cancel()
@@ -441,7 +441,7 @@ def test_closed_it_takes_nothing_more_and_has_committed_all(table: Table) -> Non
 def test_close_with_a_timeout_drops_what_is_not_begun_and_says_so(gate: Gate) -> None:
     writer = BufferedWriter(gate.table, delay_max_ms=0, pending_bytes_max=20)
     begun = writer.submit([{"n": 1}])
-    assert gate.reached.wait(60)
+    assert gate.reached.wait(240)
     waiting = writer.submit([{"n": 2}])
     refused: list[BaseException] = []
 
@@ -459,18 +459,18 @@ def test_close_with_a_timeout_drops_what_is_not_begun_and_says_so(gate: Gate) ->
         writer.close(timeout_ms=1)
     with pytest.raises(WriterClosed, match="Nothing of them is in the table"):
         waiting.result(0)
-    thread.join(60)
+    thread.join(240)
     assert len(refused) == 1
     gate.open.set()
-    assert begun.result(60).rows == 1
-    writer._thread.join(60)
+    assert begun.result(240).rows == 1
+    writer._thread.join(240)
     assert rows_of(gate.table) == [-1, 1]
 
 
 def test_flush_with_a_timeout_says_how_much_is_left(gate: Gate) -> None:
     with BufferedWriter(gate.table, delay_max_ms=0) as writer:
         writer.submit([{"n": 1}])
-        assert gate.reached.wait(60)
+        assert gate.reached.wait(240)
         with pytest.raises(BufferFull, match="1 of 1"):
             writer.flush(timeout_ms=1)
         gate.open.set()
@@ -509,15 +509,9 @@ def test_who_keeps_an_error_does_not_keep_the_rows(table: Table) -> None:
     kept = [weakref.ref(row) for row in rows]
     with BufferedWriter(table, delay_max_ms=0) as writer:
         futures = [writer.submit([row]) for row in rows]
-        wait(futures, 60)
+        wait(futures, 240)
         rows.clear()
-        for _ in range(500):
-            gc.collect()
-            if not any(ref() for ref in kept):
-                break
-            time.sleep(0.01)
-        else:
-            pytest.fail("a row is still there")
+        wait_until(lambda: (gc.collect(), not any(ref() for ref in kept))[1], "no row is there any more")
         assert isinstance(futures[0].exception(), SchemaConflict)
 
 
@@ -554,10 +548,10 @@ def test_another_kind_of_error_stops_it_and_nobody_waits_for_ever(gate: Gate, mo
     monkeypatch.setattr(writer._committer, "commit", leave)
     futures = [writer.submit([{"n": 1}])]
     with pytest.raises(SystemExit):
-        futures[0].result(60)
+        futures[0].result(240)
     with pytest.raises(WriterClosed):
         writer.submit([{"n": 2}])
-    writer._thread.join(60)
+    writer._thread.join(240)
 
 
 def leave(group: object) -> None:
@@ -619,7 +613,7 @@ def test_what_is_pending_when_the_interpreter_ends_is_committed_or_said(
         [sys.executable, "-c", AT_EXIT, local.uri, how],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         cwd=Path(__file__).parents[1],
     )
     assert done.returncode == status

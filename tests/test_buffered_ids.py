@@ -125,7 +125,7 @@ def brings_column(writer: Writer) -> Submission:
 
 
 ACTS = pytest.mark.parametrize(
-    "act", [one, pytest.param(brings_column, marks=pytest.mark.slow)], ids=["plain", "brings a column"]
+    "act", [one, pytest.param(brings_column, marks=pytest.mark.slow(seconds=5))], ids=["plain", "brings a column"]
 )
 
 
@@ -212,8 +212,8 @@ FAULTS = [
     Fault.CRASH_AFTER,
     Fault.LOSE_RESPONSE,
     Fault.DELAY,
-    pytest.param(Fault.CRASH_BEFORE, marks=pytest.mark.slow),
-    pytest.param(Fault.FAIL, marks=pytest.mark.slow),
+    pytest.param(Fault.CRASH_BEFORE, marks=pytest.mark.slow(seconds=5)),
+    pytest.param(Fault.FAIL, marks=pytest.mark.slow(seconds=5)),
 ]
 
 
@@ -253,7 +253,9 @@ def another_cleans_up(world: World) -> None:
 
 
 @ACTS
-@pytest.mark.parametrize("others", [another, pytest.param(another_merges, marks=pytest.mark.slow), another_cleans_up])
+@pytest.mark.parametrize(
+    "others", [another, pytest.param(another_merges, marks=pytest.mark.slow(seconds=5)), another_cleans_up]
+)
 def test_once_with_another_writer_between_any_two_requests(
     world: World, act: Callable[[Writer], Submission], others: Callable[[World], None]
 ) -> None:

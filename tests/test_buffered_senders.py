@@ -99,7 +99,7 @@ def test_nothing_is_lost_doubled_or_taken_out_of_its_senders_order(
 
 
 def outcomes(futures: list[Future[Acknowledged]]) -> list[str]:
-    wait(futures, 60)
+    wait(futures, 240)
     return [type(f.exception()).__name__ if f.exception() else "ok" for f in futures]
 
 
@@ -108,7 +108,7 @@ def test_a_sender_whose_rows_are_refused_costs_the_others_no_commit(gate: Gate) 
     order: list[str] = []
     with BufferedWriter(gate.table, delay_max_ms=0) as writer:
         first = writer.submit([{"n": 0}])
-        assert gate.reached.wait(60)
+        assert gate.reached.wait(240)
         bad, good = [], []
         for n in range(10):
             bad.append(writer.submit([{"n": "x" if n % 2 else 100 + n}], sender="hostile"))
@@ -163,16 +163,16 @@ def test_columns_that_rows_bring_are_limited_and_others_writers_columns_count(me
 def test_what_was_put_back_is_committed_or_dropped_by_close(gate: Gate, timeout_ms: int | None) -> None:
     writer = BufferedWriter(gate.table, delay_max_ms=0)
     first = writer.submit([{"n": 0}])
-    assert gate.reached.wait(60)
+    assert gate.reached.wait(240)
     futures = [writer.submit([{"n": "x" if n == 5 else n}], sender="one") for n in range(1, 8)]
     closing = threading.Thread(target=_close, args=(writer, timeout_ms))
     closing.start()
     if timeout_ms is not None:
-        closing.join(60)
+        closing.join(240)
     gate.open.set()
-    closing.join(60)
+    closing.join(240)
     said = outcomes(futures)
-    assert first.result(60).rows == 1
+    assert first.result(240).rows == 1
     assert said == (["ok"] * 4 + ["SchemaConflict"] + ["ok"] * 2 if timeout_ms is None else ["WriterClosed"] * 7)
 
 
@@ -187,10 +187,10 @@ def test_what_is_put_back_after_the_writer_gave_up_is_answered(gate: Gate) -> No
     futures = [writer.submit([{"n": "x" if n == 3 else n}], sender="one") for n in range(4)]
     hurry = threading.Thread(target=_flush, args=(writer,))
     hurry.start()
-    assert gate.reached.wait(60)  # the first half
+    assert gate.reached.wait(240)  # the first half
     _close(writer, 50)
     gate.open.set()
-    hurry.join(60)
+    hurry.join(240)
     assert outcomes(futures) == ["ok", "ok", "WriterClosed", "WriterClosed"]
     assert writer.stats().pending_bytes == 0
 

@@ -352,6 +352,7 @@ CRASHES = pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTE
 ANSWERS = pytest.mark.parametrize("fault", [Fault.LOSE_RESPONSE, Fault.FAIL, Fault.REPEAT], ids=lambda f: f.name)
 
 
+@pytest.mark.sampled(cases=1)
 @CRASHES
 def test_after_a_crash_anywhere_the_same_txn_leaves_each_row_in_one_place_once(world: Siblings, fault: Fault) -> None:
     act = partial(insert, txn=TXN)
@@ -367,6 +368,7 @@ def test_after_a_crash_anywhere_the_same_txn_leaves_each_row_in_one_place_once(w
         assert there(world) == AFTER, request
 
 
+@pytest.mark.sampled(cases=1)
 @CRASHES
 def test_after_a_crash_without_a_txn_no_row_is_lost_and_only_the_quarantine_may_have_one_twice(
     world: Siblings, fault: Fault
@@ -384,6 +386,7 @@ def test_after_a_crash_without_a_txn_no_row_is_lost_and_only_the_quarantine_may_
         assert set_aside in ([3], [3, 3]), request
 
 
+@pytest.mark.sampled(cases=2)
 @ANSWERS
 @pytest.mark.parametrize("txn", [None, TXN], ids=["without txn", "with txn"])
 def test_an_answer_that_is_lost_anywhere_loses_no_row(
@@ -407,6 +410,7 @@ def test_an_answer_that_is_lost_anywhere_loses_no_row(
             assert there(world) == AFTER, request
 
 
+@pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("txn", [None, TXN], ids=["without txn", "with txn"])
 def test_two_at_once_make_one_quarantine_whenever_the_other_comes(world: Siblings, txn: tuple[str, int] | None) -> None:
     act = partial(insert, txn=txn)

@@ -295,7 +295,7 @@ def test_both_agree_on_random_histories(sql: SqlReader, javascript: NodeReader, 
     run_machine(2, 12, (sql, javascript), tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 def test_both_agree_on_many_random_histories(sql: SqlReader, javascript: NodeReader, tmp_path: Path) -> None:
     run_machine(25, 20, (sql, javascript), tmp_path)
 
@@ -406,7 +406,7 @@ def test_a_table_without_live_parts_has_an_empty_list(sql: SqlReader, javascript
 
 def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [node(), str(SCRIPT), *arguments], env=environment(env), cwd=ROOT, capture_output=True, text=True, timeout=60
+        [node(), str(SCRIPT), *arguments], env=environment(env), cwd=ROOT, capture_output=True, text=True, timeout=240
     )
 
 

@@ -341,7 +341,7 @@ def try_case(world: World, case: Case) -> Escape | str | None:
         elif isinstance(answer, icedb.BufferedWriter):
             answer.close()
         elif hasattr(answer, "result"):
-            answer.result(timeout=60)
+            answer.result(timeout=240)
         elif inspect.isgenerator(answer) or hasattr(answer, "read_next_batch"):
             list(answer)
     except IceDBError as error:
