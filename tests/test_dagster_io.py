@@ -781,7 +781,7 @@ def test_a_spark_input_without_a_session_says_what_is_missing(materialize: Mater
         materialize(numbers, wants_spark, selection=[wants_spark])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_spark_frames_go_in_and_out(environment: dict[str, str], lake: IceDBResource, tmp_path: Path) -> None:

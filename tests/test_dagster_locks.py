@@ -3,8 +3,7 @@
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import json
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from icedb_dagster.maintenance import definitions
 from icedb_dagster.maintenance.verbs import VERBS
 from tests.support.dagster_instance import run_script
 from tests.support.dagster_jobs import dated, maintain
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.dagster
 pytest_plugins = ["tests.support.dagster_instance"]
@@ -94,7 +94,7 @@ def test_a_pool_that_many_runs_use_first_at_the_same_moment_has_the_limit_one(
     runs, errors = 8, []
 
     def ensure(pool: str, barrier: threading.Barrier) -> None:
-        barrier.wait(60)
+        barrier.wait()
         try:
             ensure_pool(instance, pool)
         except Exception as error:
@@ -193,26 +193,18 @@ def test_a_run_that_waits_does_not_ask_dagster_and_tells_for_whom_it_waits(
     waiting = threading.Thread(target=maintain, args=(instance, lake, name, MERGE))
     waiting.start()
     try:
-        run = _until(lambda: next(iter(instance.get_runs(dg.RunsFilter(job_name=f"{name}_{MERGE}"))), None))
+        [run] = wait_until(lambda: instance.get_runs(dg.RunsFilter(job_name=f"{name}_{MERGE}")), "run")
         told = f"waiting for the pool {pool}, which run the-rival has"
-        _until(lambda: any(event.user_message == told for event in instance.all_logs(run.run_id)))
+        wait_until(lambda: any(e.user_message == told for e in instance.all_logs(run.run_id)), told)
         assert [step.run_id for step in storage.get_concurrency_info(pool).pending_steps] == ["the-rival"]
         assert len(table.snapshot().parts) == 3
     finally:
         storage.free_concurrency_slots_for_run("the-rival")
-        waiting.join(60)
+        waiting.join()
     assert len(table.snapshot().parts) == 1
 
 
-def _until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 60
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return value
-
-
-@pytest.mark.parametrize("count", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.slow(seconds=30))])
 def test_unqueued_runs_of_one_table_never_overlap_and_those_of_another_go_on(
     environment: dict[str, str], instance: dg.DagsterInstance, lake: IceDBResource, tmp_path: Path, count: int
 ) -> None:

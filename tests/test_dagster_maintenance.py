@@ -295,6 +295,8 @@ def test_a_long_merge_yields_after_a_minute_and_the_next_run_goes_on(instance: d
 def test_a_merge_of_the_newest_leaves_the_queue_and_gets_the_slot_first_although_it_came_last(
     instance: dg.DagsterInstance, lake: IceDBResource, name: str
 ) -> None:
+    for other in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED])):
+        instance.report_run_canceled(other)
     came = ["merge_oldest", "cleanup", "merge_newest"]
     jobs = {verb: definitions(lake, name).resolve_job_def(f"{name}_{verb}") for verb in came}
     code = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("code"), "__repository__")

@@ -303,7 +303,7 @@ def test_the_same_definition_serves_an_asset_that_dagster_makes(
 # ------------------------------------------------------------------------------------------ Spark
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 @pytest.mark.spark
 def test_progress_and_log_of_a_spark_job_appear_in_the_run(
     environment: dict[str, str], lake: IceDBResource, tmp_path: Path

@@ -1,7 +1,7 @@
 """A Dagster instance on a Postgres of its own, a lake in a folder, and what makes assets short, for the Dagster tests.
 
-A module takes the fixtures with `pytest_plugins = ["tests.support.dagster_instance"]`. The instance is the module's, so
-tables (and with them assets and pools) need names of their own: that is the fixture `name`.
+A module takes the fixtures with `pytest_plugins = ["tests.support.dagster_instance"]`. All modules of a process share
+the server, so tables (and with them assets and pools) need names of their own: that is the fixture `name`.
 
 PYTEST_DONT_REWRITE: a test module imports this before pytest takes it as a plugin, too late for its asserts.
 """
@@ -30,25 +30,29 @@ TWO = pa.table({"n": [2]})
 Materialize = Callable[..., dg.ExecuteInProcessResult]
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What leads Dagster to the stack of this module: a Postgres server of its own."""
+@pytest.fixture(scope="session")
+def started_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A Postgres server of this process. Yields the variables that lead Dagster to it."""
     project = tmp_path_factory.mktemp("dagster") / "project"
     project.mkdir()
     environ = {k: v for k, v in os.environ.items() if k != "ICEDB_POSTGRES_URL"}
-    started = stack.up(project, services=("postgres",), environ=environ)
-    kept = dict(os.environ)
-    os.environ.pop("ICEDB_POSTGRES_URL", None)
-    os.environ.update(stack.environment(started))
-    yield stack.environment(started)
-    os.environ.clear()
-    os.environ.update(kept)
+    yield stack.environment(stack.up(project, services=("postgres",), environ=environ))
     stack.down(project)
 
 
 @pytest.fixture(scope="module")
+def environment(started_stack: dict[str, str]) -> Iterator[dict[str, str]]:
+    """The variables that lead Dagster to the stack, set for this module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ICEDB_POSTGRES_URL", raising=False)
+        for variable, value in started_stack.items():
+            patch.setenv(variable, value)
+        yield started_stack
+
+
+@pytest.fixture(scope="module")
 def instance(environment: dict[str, str]) -> Iterator[dg.DagsterInstance]:
-    """The Dagster instance of this module. It keeps a connection, as that of the web server does: making one for each
+    """Dagster's instance. It keeps a connection, as that of the web server does: making one for each
     event would take as long as all the rest of a run.
     """
     with dg.DagsterInstance.get() as opened:
@@ -65,7 +69,8 @@ def lake(tmp_path: Path) -> IceDBResource:
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
     """A table that no other test has: all share the instance, and with it the pools."""
-    return "".join(c if c.isalnum() else "_" for c in request.node.name)
+    module = request.path.stem.removeprefix("test_dagster_")
+    return "".join(c if c.isalnum() else "_" for c in f"{module}_{request.node.name}")
 
 
 @pytest.fixture
@@ -99,7 +104,5 @@ def rows(lake: IceDBResource, key: Any, columns: str = "*") -> list[tuple[Any, .
 
 def run_script(script: str, *arguments: str) -> None:
     """Run a Python file of this folder in a process of its own; fails with what it said."""
-    done = subprocess.run(
-        [sys.executable, str(HERE / script), *arguments], capture_output=True, check=False, text=True, timeout=540
-    )
+    done = subprocess.run([sys.executable, str(HERE / script), *arguments], capture_output=True, check=False, text=True)
     assert done.returncode == 0, done.stderr[-5000:]

@@ -34,7 +34,7 @@ def run(job: dg.JobDefinition, table: str, hold_s: float, barrier: Barrier, out:
 
     icedb.Table.merge = slow_merge  # type: ignore[method-assign]
     with dg.DagsterInstance.get() as instance:
-        barrier.wait(60)
+        barrier.wait()
         result = job.execute_in_process(instance=instance, raise_on_error=False)
     errors = [str(event.step_failure_data.error) for event in result.get_step_failure_events()]
     told = {"table": table, "success": result.success, "errors": errors, "began": moments[0], "ended": moments[-1]}

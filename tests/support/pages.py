@@ -75,7 +75,7 @@ def run_page(
     out, error = (path.read_text() for path in printed)
     for path in printed:
         path.unlink()
-    return subprocess.CompletedProcess(request["page"], status, out, error)
+    return subprocess.CompletedProcess(str(page), status, out, error)
 
 
 @cache
