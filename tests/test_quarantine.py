@@ -74,6 +74,7 @@ def content(table: Table, columns: str = "k, v") -> Rows:
 # ------------------------------------------------------------------------------------------ what goes where
 
 
+@pytest.mark.sampled(cases=1)
 def test_rows_that_do_not_fit_are_set_aside_with_time_source_and_reason(table: Table) -> None:
     before = datetime.now(UTC)
     batch = [{"k": 1, "v": 1}, {"k": 2, "v": "two"}, {"k": "three", "v": 3, "more": [1]}]
@@ -92,6 +93,7 @@ def test_rows_that_do_not_fit_are_set_aside_with_time_source_and_reason(table: T
     assert list(beside(table).schema()) == COLUMNS
 
 
+@pytest.mark.sampled(cases=1)
 def test_without_a_misfit_there_is_no_quarantine(shared_place: Any) -> None:
     table = make(shared_place)
     commit = table.insert([{"k": 1, "v": 1}], on_conflict="quarantine")
@@ -99,6 +101,7 @@ def test_without_a_misfit_there_is_no_quarantine(shared_place: Any) -> None:
     assert not any("quarantine" in key for key in listing(shared_place))
 
 
+@pytest.mark.sampled(cases=1)
 def test_the_quarantine_is_made_once_and_grows(table: Table) -> None:
     for n in range(3):
         assert table.insert([{"k": "x", "v": n}], on_conflict="quarantine").quarantined_rows == 1
@@ -108,6 +111,7 @@ def test_the_quarantine_is_made_once_and_grows(table: Table) -> None:
     assert [row["v"] for row in rows_aside(table)] == [0, 1, 2, 3]
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_batch_of_nothing_but_misfits_commits_nothing_to_the_table(table: Table) -> None:
     commit = table.insert([{"k": "x", "v": 1}, {"k": "y", "v": 2}], on_conflict="quarantine", txn=TXN)
     assert (commit.committed, commit.rows, commit.quarantined_rows) == (False, 0, 2)
@@ -118,6 +122,7 @@ def test_a_batch_of_nothing_but_misfits_commits_nothing_to_the_table(table: Tabl
     assert len(rows_aside(table)) == 2, "the same transaction puts them there once"
 
 
+@pytest.mark.sampled(cases=1)
 def test_required_columns_that_are_null_are_a_reason(shared_place: Any) -> None:
     table = make(shared_place, schema={"k": "BIGINT", "v": "BIGINT"}, required=["k", "v"])
     batch = [{"k": 1, "v": 1}, {"k": None, "v": 2}, {"k": 3, "v": None}]
@@ -146,6 +151,7 @@ def test_a_value_is_looked_at_by_itself_and_no_cast_loses_anything(memory: Any) 
     assert rows_aside(table)[1]["real"] == 2**53 + 1
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_column_of_a_type_that_never_fits_sets_its_rows_aside_and_keeps_those_where_it_is_null(table: Table) -> None:
     batch = pa.table({"k": pa.array([1, 2, 3]), "v": pa.array([None, "a", "1"])})
     commit = table.insert(batch, on_conflict="quarantine")
@@ -154,6 +160,7 @@ def test_a_column_of_a_type_that_never_fits_sets_its_rows_aside_and_keeps_those_
     assert [row["v"] for row in rows_aside(table)] == ["1", "a"]
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_new_column_of_several_types_has_that_of_its_first_value(table: Table) -> None:
     commit = table.insert([{"k": 1, "new": 1}, {"k": 2, "new": "text"}, {"k": 3, "new": 3}], on_conflict="quarantine")
     assert (commit.rows, commit.quarantined_rows) == (2, 1)
@@ -161,6 +168,7 @@ def test_a_new_column_of_several_types_has_that_of_its_first_value(table: Table)
     assert [row["new"] for row in rows_aside(table)] == ["text"]
 
 
+@pytest.mark.sampled(cases=1)
 def test_files_are_the_source_of_their_rows(table: Table, tmp_path: Path) -> None:
     path = tmp_path / "batch.csv"
     path.write_text("k,v\n1,1\n2,oops\n")
@@ -232,6 +240,7 @@ def test_a_whole_number_beyond_every_integer_type_is_set_aside_as_it_is(memory: 
 # ------------------------------------------------------------------------------------------ refused
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_batch_that_is_refused_leaves_no_quarantine(shared_place: Any) -> None:
     table = make(shared_place, partition_by=["k AS p"], required=["v"])
     table.insert([{"k": 0, "v": 0}])
@@ -263,6 +272,7 @@ def test_a_table_that_is_a_whole_bucket_refuses_misfits_before_anything_is_writt
     assert store.list("") == before
 
 
+@pytest.mark.sampled(cases=1)
 def test_another_table_of_the_quarantine_s_name_takes_no_rows(shared_place: Any) -> None:
     table = make(shared_place, required=["v"])
     other = Table.create(shared_place.below("events_quarantine").uri, storage_options=shared_place.storage_options)
@@ -277,6 +287,7 @@ def test_another_table_of_the_quarantine_s_name_takes_no_rows(shared_place: Any)
 # ------------------------------------------------------------------------------------------ overwrite
 
 
+@pytest.mark.sampled(cases=1)
 def test_an_overwrite_sets_aside_what_does_not_fit_and_replaces_by_the_rest(table: Table) -> None:
     commit = table.overwrite([{"k": 1, "v": 1}, {"k": 2, "v": "x"}], on_conflict="quarantine")
     assert (commit.rows, commit.quarantined_rows, len(commit.tombstoned)) == (1, 1, 1)
@@ -287,6 +298,7 @@ def test_an_overwrite_sets_aside_what_does_not_fit_and_replaces_by_the_rest(tabl
 # ------------------------------------------------------------------------------------------ at once
 
 
+@pytest.mark.sampled(cases=1)
 def test_many_writers_at_once_make_the_quarantine_together(shared_place: Any) -> None:
     table = make(shared_place, schema={"k": "BIGINT", "v": "BIGINT"}, required=["v"])
     failures: list[BaseException] = []

@@ -615,6 +615,7 @@ OTHERS: dict[str, Callable[[Table], object]] = {
 }
 
 
+@pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("other", OTHERS)
 def test_others_at_every_request_of_a_repair(other: str) -> None:
     clock = ManualClock()
@@ -653,7 +654,7 @@ def test_others_at_every_request_of_a_repair(other: str) -> None:
         assert {i.key for i in base.list(base.location.keys.data_prefix)} == set(state.parts), "no orphan"
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("fault", Fault)
 def test_a_repair_that_stops_at_any_request_is_whole_or_not_there(fault: Fault) -> None:
     clock = ManualClock()
