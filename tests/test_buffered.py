@@ -603,6 +603,7 @@ if sys.argv[2] == "raises":
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("how", "status", "said"), [("raises", 1, "mine"), ("lost", 0, "not all are")])
 def test_what_is_pending_when_the_interpreter_ends_is_committed_or_said(
     local: Any, how: str, status: int, said: str

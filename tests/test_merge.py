@@ -265,6 +265,7 @@ def test_groups_that_lost_an_input_are_dropped_and_the_others_committed_without_
     assert other.query("SELECT k, count(*) FROM t GROUP BY 1 ORDER BY 1").fetchall() == [(0, 2), (2, 2)]
 
 
+@pytest.mark.process
 def test_statistics_do_not_depend_on_the_machines_timezone(local: Any) -> None:
     code = (
         "import sys; from datetime import UTC, datetime; from icedb import Table; t = Table.create(sys.argv[1], "

@@ -53,6 +53,8 @@ from tests.test_format_page import STEPS, steps
 from tests.test_state_machine import TableMachine, _settings
 from tests.test_v3_adoption import SCHEMA, opened, rising, rows
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def sql() -> SqlReader:
@@ -193,6 +195,7 @@ def by_text(found: list[tuple[Any, ...]]) -> list[str]:
     return sorted(map(repr, found))
 
 
+@pytest.mark.sampled(cases=1)
 def test_both_agree_after_every_verb(shared_place: Place, readers: Readers) -> None:
     options = shared_place.storage_options
     table = Table.create(shared_place.uri, partition_by=["k AS p"], sort_by=["n"], storage_options=options)
@@ -229,6 +232,7 @@ V3_STEPS: list[Callable[[V3Program], object]] = [
 ]
 
 
+@pytest.mark.sampled(cases=1)
 def test_both_agree_on_what_v3_programs_wrote_and_we_went_on_with(shared_place: Place, readers: Readers) -> None:
     v3 = V3Program.at(shared_place, rising(), host="v3-host.e7")
     v3.insert({"u=a/d=2026-11-20": rows(1, 2), "u=b/d=2026-11-21": rows(3)}, SCHEMA)
