@@ -168,6 +168,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
     attached.cache_clear()
 
 
+@pytest.mark.sampled(cases=12)
 @pytest.mark.parametrize("position", POSITIONS)
 def test_sql_of_others_reads_the_row_and_nothing_else(table: Table, canary: Canary, position: str) -> None:
     assert os.environ["HOME"]
@@ -186,6 +187,7 @@ def test_sql_of_others_reads_the_row_and_nothing_else(table: Table, canary: Cana
     assert (sorted(p.key for p in table.snapshot().parts), table.spec) == before
 
 
+@pytest.mark.sampled(cases=12)
 @pytest.mark.parametrize("position", [p for p in POSITIONS if "create" not in p and "alter" not in p])
 def test_a_condition_over_the_row_is_taken(tmp_path: Path, position: str) -> None:
     """Else the others would be refused for another reason."""

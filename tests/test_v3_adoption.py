@@ -90,6 +90,7 @@ STAGES: dict[str, tuple[Callable[[V3Program], object], list[int]]] = {
 }
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_v3_table_is_read_and_maintained_at_every_stage(shared_place: Place, v3: V3Program, stage: str) -> None:
     prepare, expected = STAGES[stage]
@@ -169,12 +170,14 @@ RAW = [
 ]
 
 
+@pytest.mark.sampled(cases=4)
 @pytest.mark.parametrize("path", RAW)
 def test_raw_paths_of_v3_programs_work_in_a_folder(local: Place, path: str) -> None:
     check_raw_path(local, path)
 
 
 @pytest.mark.s3
+@pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize("path", ["c=New York", "c=it's 50%+#", "c=[o]*", "c=o?her", "c=C:\\temp"])
 def test_raw_paths_of_v3_programs_work_in_a_bucket(s3: Place, path: str) -> None:
     check_raw_path(s3, path)
@@ -287,6 +290,7 @@ CORE_STAGES: list[tuple[str, Callable[[Table], Any]]] = [
 ]
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_v3_program_reads_and_appends_to_a_table_of_ours_at_every_stage(shared_place: Place) -> None:
     table = Table.create(shared_place.uri, partition_by=["k AS p"], storage_options=shared_place.storage_options)
     table.insert(rows(1, 2, k="a"))

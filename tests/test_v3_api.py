@@ -422,6 +422,7 @@ AWKWARD = [
 ]
 
 
+@pytest.mark.sampled(cases=3)
 @pytest.mark.parametrize("partition", AWKWARD)
 def test_any_text_may_be_a_partition(s3: Place, partition: str) -> None:
     ice = program(s3, partition_function=lambda _: partition)
