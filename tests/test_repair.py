@@ -695,6 +695,7 @@ def test_a_repair_that_stops_at_any_request_is_whole_or_not_there(fault: Fault) 
         assert rows(open_table(base, clock)) == ALL, number
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_repair_that_dies_after_any_put_is_finished_by_the_next(place: Any) -> None:
     requests = 0
     for number in range(1, 6):
