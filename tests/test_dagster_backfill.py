@@ -32,8 +32,13 @@ def four_at_a_time(config: dict[str, Any]) -> None:
     config["concurrency"]["runs"] = {"max_concurrent_runs": PARALLEL}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("partitions", [4, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize(
+    "partitions",
+    [
+        pytest.param(4, marks=pytest.mark.slow(seconds=60)),
+        pytest.param(60, marks=[pytest.mark.slow(seconds=600), pytest.mark.timeout(3600)]),
+    ],
+)
 def test_a_backfill_that_fails_in_the_middle_and_is_executed_again_from_failure_is_exact(
     tmp_path: Path, partitions: int
 ) -> None:
@@ -65,7 +70,7 @@ def test_a_backfill_that_fails_in_the_middle_and_is_executed_again_from_failure_
                     again[run] = _execute_again(platform, run)
             return set(again.values()) <= runs and {"SUCCESS", "FAILURE"}.issuperset(ends.values())
 
-        until(ended, "end of the backfill", timeout_s=3000)
+        until(ended, "end of the backfill", seconds_max=3000)
         assert len(again) == len(fails_first) + 1
         last = set(again.values()) - again.keys()
         assert set(platform.statuses([*last])) == {"SUCCESS"}

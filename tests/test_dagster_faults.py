@@ -1,7 +1,7 @@
-"""What is done to runs, the daemon and Postgres while a table is being merged: its rows stay, its lock comes back.
+"""Runs of one table never overlap; what is done to them, to the daemon and to Postgres harms neither table nor lock.
 
-The table is exact after each, and the slot of its pool is free again without a hand. That it takes less than a minute
-with the intervals that we ship is tried by the one test that takes the minute.
+The table is exact after each fault, and the slot of its pool is free again without a hand. That it takes less than a
+minute with the intervals that we ship is tried by the one test that takes the minute.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,11 @@ import pytest
 dg = pytest.importorskip("dagster")
 
 # ruff: noqa: E402 - without the extra there is nothing to import
-from icedb_dagster import IceDBResource, stack
+from icedb_dagster import IceDBResource, icedb_pool, stack
 from tests.support.dagster_jobs import maintain
-from tests.support.dagster_platform import FORCED_CANCEL, MERGE, Platform, running, shipped, until
+from tests.support.dagster_platform import CODE, FORCED_CANCEL, MERGE, Platform, running, shipped, until
 from tests.support.stores import BUCKET
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.dagster, pytest.mark.s3]
 
@@ -35,6 +37,7 @@ MOMENTS = {
     "canceled": "before-claim",
 }
 MORE = ("outlived", "interrupted", "waited", "cut_off", "twins", "lost", "orphaned")
+QUEUED = ("asked", "other", "busy", "another")
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +45,80 @@ def platform(tmp_path_factory: pytest.TempPathFactory, storage_options: dict[str
     project = tmp_path_factory.mktemp("faults") / "project"
     root = f"s3://{BUCKET}/{project.parent.name}-{os.getpid()}"
     lake = IceDBResource(root=root, storage_options={name: dg.EnvVar(name) for name in storage_options})
-    with running(project, (*MOMENTS, *MORE), lake=lake, environ=storage_options) as started:
+    by_hand = ["asked", "alone"]
+    with running(project, (*MOMENTS, *MORE, *QUEUED), lake=lake, environ=storage_options, by_hand=by_hand) as started:
         yield started
+
+
+# ------------------------------------------------------------------------------------------ one run at a time
+
+
+def test_the_pools_of_all_that_is_loaded_are_there_before_anything_ran(platform: Platform) -> None:
+    for table in (*QUEUED, "alone"):
+        info = platform.pool(table)
+        assert (info.slot_count, info.limit, info.using_default_limit) == (1, 1, False)
+
+
+def test_runs_of_one_table_never_overlap_however_they_were_started_and_those_of_another_do(platform: Platform) -> None:
+    runs = _begin(platform, {"asked": 2, "other": 1})
+    job = f"asked_{MERGE}"
+    commands = [
+        [sys.executable, "-m", "dagster", "job", "execute", "-f", str(CODE), "-j", job],
+        [sys.executable, "-m", "tests.support.dagster_code", "asked"],  # materialize() on the instance
+    ]
+    others = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for command in commands]
+
+    def waiting() -> bool:
+        assert [other.poll() for other in others] == [None, None]
+        by_command = platform.instance.get_runs(dg.RunsFilter(job_name=job, statuses=[dg.DagsterRunStatus.STARTED]))
+        by_asset = [step for step in platform.pool("asked").pending_steps if step.assigned_timestamp is None]
+        return len(by_command) == 3 and len(by_asset) == 1
+
+    try:
+        until(waiting, "two more runs that wait")
+        assert platform.holders("asked")[0] in runs["asked"]
+    finally:
+        _check_that_they_take_turns(platform, runs, more={"asked": 2})
+        ended = [other.wait() for other in others]
+    assert ended == [0, 0]
+
+
+@pytest.mark.slow(seconds=40)
+def test_many_queued_runs_of_one_table_never_overlap(platform: Platform) -> None:
+    _check_that_they_take_turns(platform, _begin(platform, {"busy": 8, "another": 2}), more={})
+
+
+def _begin(platform: Platform, counts: dict[str, int]) -> dict[str, list[str]]:
+    """Launch so many runs of each table, whose pools are fresh; the first of each stops in the middle of its work."""
+    platform.fill(*counts)
+    for table in counts:  # `up` has made sure of the pools
+        platform.instance.event_log_storage.delete_concurrency_limit(icedb_pool(table))
+        platform.arm(table, "before-claim")
+    runs = {table: [platform.merge(table) for _ in range(count)] for table, count in counts.items()}
+    platform.started(*(run for of_table in runs.values() for run in of_table))
+    for table in runs:
+        platform.reached(table, "before-claim")  # all at once
+    for table in runs:
+        assert len(platform.holders(table)) == platform.pool(table).slot_count == 1
+        assert platform.spans(table) == []
+    return runs
+
+
+def _check_that_they_take_turns(platform: Platform, runs: dict[str, list[str]], more: dict[str, int]) -> None:
+    """Let all go on; `more`: runs of a table that were started otherwise."""
+    for table in runs:
+        platform.open(table, "before-claim")
+    for table, of_table in runs.items():
+        assert platform.ended(*of_table) == ["SUCCESS"] * len(of_table), platform.why(of_table[0])
+        count = len(of_table) + more.get(table, 0)
+        until(lambda table=table, count=count: len(platform.spans(table)) == count, f"{count} runs of {table}")
+        assert all(one.ended < next_.began for one, next_ in pairwise(platform.spans(table)))
+        until(lambda table=table: platform.holders(table) == [], f"free slot of {table}")
+        assert platform.pool(table).pending_steps == []
+    platform.audit(*runs, live_parts=1)
+
+
+# ------------------------------------------------------------------------------------------ what is done to runs
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +143,14 @@ def aftermath(platform: Platform) -> dict[str, dict[str, str]]:
     ends = platform.ended(*runs.values())
     rival = platform.merge("paused")
     for table in MOMENTS:
-        until(lambda table=table: runs[table] not in platform.holders(table), f"free slot of {table}", timeout_s=60)
+        until(lambda table=table: runs[table] not in platform.holders(table), f"free slot of {table}")
         if table != "paused":
             assert maintain(platform.instance, platform.lake, table, MERGE).success
     assert platform.ended(rival) == ["SUCCESS"], platform.why(rival)
     live = {table: platform.live_parts(table) for table in MOMENTS}
     platform.open("paused", MOMENTS["paused"])
     os.kill(pids["paused"], signal.SIGCONT)
-    until(lambda: not _runs(pids["paused"]), "end of the worker that was paused")
+    wait_until(lambda: not _runs(pids["paused"]), "end of the worker that was paused")
     return {table: {"end": end, "live": live[table]} for table, end in zip(MOMENTS, ends, strict=True)}
 
 
@@ -109,8 +184,10 @@ def test_a_forced_cancel_leaves_the_table_to_the_next_run(
     assert platform.holders("canceled") == []
 
 
-@pytest.mark.slow
-def test_runs_outlive_a_killed_daemon_and_its_successor_ends_those_that_still_work(platform: Platform) -> None:
+# ------------------------------------------------------------------------------------------ what is done to others
+
+
+def runs_outlive_a_killed_daemon_and_its_successor_ends_those_that_still_work(platform: Platform) -> None:
     tables = ("outlived", "interrupted")
     platform.fill(*tables)
     for table in tables:
@@ -127,8 +204,7 @@ def test_runs_outlive_a_killed_daemon_and_its_successor_ends_those_that_still_wo
     _check_free_and_exact(platform, *tables)
 
 
-@pytest.mark.slow
-def test_two_daemons_on_one_database_leave_the_table_exact(platform: Platform) -> None:
+def two_daemons_on_one_database_leave_the_table_exact(platform: Platform) -> None:
     platform.fill("twins")
     with _second_daemon(platform):
         runs = [platform.merge("twins") for _ in range(2)]
@@ -136,7 +212,7 @@ def test_two_daemons_on_one_database_leave_the_table_exact(platform: Platform) -
     _check_free_and_exact(platform, "twins")
 
 
-def test_runs_whose_code_server_died_fail_and_a_worker_that_is_left_changes_nothing(platform: Platform) -> None:
+def runs_whose_code_server_died_fail_and_a_worker_that_is_left_changes_nothing(platform: Platform) -> None:
     tables = ("lost", "orphaned")
     platform.fill(*tables)
     for table in tables:
@@ -152,12 +228,12 @@ def test_runs_whose_code_server_died_fail_and_a_worker_that_is_left_changes_noth
     _check_free_and_exact(platform, *tables)
     live = platform.live_parts("orphaned")
     platform.open("orphaned", "before-claim")
-    until(lambda: not _runs(orphaned), "end of the worker that lost its code server")
+    wait_until(lambda: not _runs(orphaned), "end of the worker that lost its code server")
     assert platform.live_parts("orphaned") == live
     _check_free_and_exact(platform, *tables)
 
 
-def test_a_merge_comes_to_its_end_whether_postgres_is_back_before_or_after_its_commit(platform: Platform) -> None:
+def a_merge_comes_to_its_end_whether_postgres_is_back_before_or_after_its_commit(platform: Platform) -> None:
     tables = ("waited", "cut_off")
     platform.fill(*tables)
     for table in tables:
@@ -170,8 +246,24 @@ def test_a_merge_comes_to_its_end_whether_postgres_is_back_before_or_after_its_c
     platform.up()
     platform.open("waited", "before-claim")
     assert platform.ended(runs[0]) == ["SUCCESS"], platform.why(runs[0])
-    until(lambda: not _runs(pids[1]), "end of the worker that had no Postgres")
+    wait_until(lambda: not _runs(pids[1]), "end of the worker that had no Postgres")
     _check_free_and_exact(platform, *tables)
+
+
+FAULTS = (
+    runs_outlive_a_killed_daemon_and_its_successor_ends_those_that_still_work,
+    two_daemons_on_one_database_leave_the_table_exact,
+    runs_whose_code_server_died_fail_and_a_worker_that_is_left_changes_nothing,
+    a_merge_comes_to_its_end_whether_postgres_is_back_before_or_after_its_commit,
+)
+
+
+@pytest.mark.sampled(cases=1)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_of_the_platform_harms_neither_table_nor_lock(
+    platform: Platform, fault: Callable[[Platform], None]
+) -> None:
+    fault(platform)
 
 
 @contextmanager
@@ -188,7 +280,7 @@ def _second_daemon(platform: Platform) -> Iterator[None]:
         yield
     finally:
         daemon.send_signal(signal.SIGINT)
-        daemon.wait(60)
+        daemon.wait()
 
 
 def _runs(pid: int) -> bool:
@@ -205,14 +297,13 @@ def _parent(pid: int) -> int:
 
 def _check_free_and_exact(platform: Platform, *tables: str) -> None:
     for table in tables:
-        until(lambda table=table: platform.holders(table) == [], f"free slot of {table}", timeout_s=60)
+        until(lambda table=table: platform.holders(table) == [], f"free slot of {table}")
         assert maintain(platform.instance, platform.lake, table, MERGE).success
         assert platform.pool(table).pending_steps == platform.holders(table) == []
     platform.audit(*tables, live_parts=1)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.slow(seconds=240)
 def test_with_the_shipped_intervals_a_slot_is_free_within_a_minute_of_the_end_of_its_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,6 +336,6 @@ def test_with_the_shipped_intervals_a_slot_is_free_within_a_minute_of_the_end_of
         live = platform.live_parts("frozen")
         platform.open("frozen", "before-claim")
         os.kill(pids["frozen"], signal.SIGCONT)
-        until(lambda: not _runs(pids["frozen"]), "end of the worker that was frozen")
+        wait_until(lambda: not _runs(pids["frozen"]), "end of the worker that was frozen")
         assert platform.live_parts("frozen") == live
         platform.audit(*tables, live_parts=1)

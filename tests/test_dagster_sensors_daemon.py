@@ -29,7 +29,7 @@ from tests.support.dagster_platform import quick, until
 from tests.support.sensor_code import ROOT, TABLE
 from tests.support.sensor_worlds import told_commits
 
-pytestmark = [pytest.mark.dagster, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.dagster
 
 CODE = Path(__file__).parent / "support" / "sensor_code.py"
 WORKSPACE = f"load_from: [{{python_file: {{relative_path: {CODE}, location_name: tested}}}}]\n"
@@ -55,7 +55,7 @@ class Story:
             yield
         finally:
             self.stop.touch()
-            assert process.wait(60) == 0
+            assert process.wait() == 0
 
     @property
     def stop(self) -> Path:
@@ -90,16 +90,24 @@ class Story:
         cursors = [data.cursor for data in found if isinstance(data, SensorInstigatorData)]
         return len(cursors) == 2 and all(cursors)
 
-    def started_ticks(self) -> int:
-        """How many ticks of all sensors there were."""
+    def ticks(self) -> dict[str, list[int]]:
+        """The numbers of the last ticks of each sensor, the newest first."""
         states = self.instance.all_instigator_state()
-        ticks = [self.instance.get_ticks(s.instigator_origin_id, s.selector_id, limit=1) for s in states]
-        return max((int(tick.tick_id) for found in ticks for tick in found), default=0)
+        found = {s.instigator_origin_id: (s.instigator_origin_id, s.selector_id) for s in states}
+        return {key: [int(t.tick_id) for t in self.instance.get_ticks(*ids, limit=3)] for key, ids in found.items()}
+
+    def newest_tick(self) -> int:
+        return max((tick for ticks in self.ticks().values() for tick in ticks), default=0)
+
+    def is_merged(self) -> bool:
+        """The table has fewer parts than it had commits a moment before."""
+        commits = len(self.commits())
+        return len(self.table.snapshot().parts) < commits
 
     def kill_daemon_around_a_tick(self, after_s: float) -> None:
         """Right when one has begun, or a moment later; and start it again."""
-        seen = self.started_ticks()
-        until(lambda: self.started_ticks() > seen, "tick", every_s=0.02)
+        seen = self.newest_tick()
+        until(lambda: self.newest_tick() > seen, "tick", every_seconds=0.05)
         time.sleep(after_s)
         [pid] = [row.pid for row in stack.status(self.project) if row.name == "daemon"]
         assert pid is not None
@@ -125,6 +133,7 @@ def story(tmp_path: Path) -> Iterator[Story]:
         started = stack.up(project, services=SERVICES)
         os.environ.update(stack.environment(started))
         with dg.DagsterInstance.get() as instance:
+            instance.optimize_for_webserver(statement_timeout=60_000, pool_recycle=3600, max_overflow=20)
             yield Story(project, instance, table)
     finally:
         stack.down(project)
@@ -132,23 +141,25 @@ def story(tmp_path: Path) -> Iterator[Story]:
         os.environ.update(kept)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.slow(seconds=240))])
 def test_a_daemon_that_is_killed_repeats_no_run_and_no_event(story: Story, kills: int) -> None:
     chance = random.Random(kills)
     until(story.sensors_have_begun, "first tick of each sensor")
     with story.filled():
         until(story.told, "event")
-        for _ in range(kills):
-            story.kill_daemon_around_a_tick(chance.choice([0, chance.uniform(0, 0.3), chance.uniform(0, 3)]))
+        for kill in range(kills):  # the first before a sensor can have asked for a run, which may take long to start
+            after_s = chance.choice([0, chance.uniform(0, 0.3), chance.uniform(0, 3)]) if kill else 0
+            story.kill_daemon_around_a_tick(after_s)
         # Both jobs' runs may have been killed so: then their time runs out, and the sensor waits before it asks again.
         try:
-            until(lambda: any(run.is_success for run in story.runs()), "merge that a sensor asked for", timeout_s=400)
+            until(story.is_merged, "merge that a sensor asked for", seconds_max=600)
         except AssertionError as error:
             error.add_note(story.what_became_of_runs())
             raise
     until(lambda: len(story.told()) >= len(story.commits()), "event of each commit")
     until(lambda: {run.status.value for run in story.runs()} <= ENDED, "end of all runs")
-    time.sleep(6)  # two more ticks of each sensor: Dagster's daemon looks every 5 seconds
+    seen = story.newest_tick()
+    until(lambda: all(min(ticks) > seen for ticks in story.ticks().values()), "three more ticks of each sensor")
     assert story.told() == story.commits(), "each once, and in order"
     runs = story.runs()
     assert max(Counter(run.tags[RUN_KEY_TAG] for run in runs).values()) == 1

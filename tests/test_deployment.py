@@ -26,6 +26,7 @@ import icedb
 from tests.support.compose_file import DEPLOY, VARIABLE, Here, load, read_env, variables
 from tests.support.dagster_platform import until
 from tests.support.pages import ROOT, blocks
+from tests.support.waiting import wait_until
 
 dg = pytest.importorskip("dagster")
 
@@ -246,12 +247,12 @@ def healthy(here: Here, service: str, process: processes.ProcessId, environ: Map
     def ask() -> bool:
         assert processes.is_running(process), f"{service} ended"
         done = subprocess.run(
-            here.health_check(service), env={**os.environ, **environ}, capture_output=True, timeout=60, check=False
+            here.health_check(service), env={**os.environ, **environ}, capture_output=True, check=False
         )
         return done.returncode == 0
 
     try:
-        until(ask, f"health of {service}", timeout_s=90)
+        until(ask, f"health of {service}")
     except BaseException as error:
         error.add_note(log.read_text(errors="replace")[-3000:])
         raise
@@ -277,15 +278,14 @@ def test_the_code_server_answers_its_health_check_and_has_the_projects_jobs(proj
             with socket.socket() as probe:
                 return probe.connect_ex(("127.0.0.1", port)) == 0
 
-        until(listens, "code server", timeout_s=90, every_s=0.1)
+        wait_until(listens, "code server", every_seconds=0.1)
         healthy(here, "code", process, environ)
         listed = deserialize_value(DagsterGrpcClient(port=port).list_repositories(), ListRepositoriesResponse)
         assert [symbol.repository_name for symbol in listed.repository_symbols] == ["__repository__"]
 
 
-@pytest.mark.slow
-@pytest.mark.dagster
-@pytest.mark.timeout(600)  # a dozen programs that import Dagster, one after the other
+@pytest.mark.slow(seconds=120)
+@pytest.mark.dagster  # a dozen programs that import Dagster, one after the other
 @pytest.mark.skipif(WEED is None, reason="there is no SeaweedFS for this system")
 def test_the_services_work_together_as_processes(project: Path, tmp_path: Path) -> None:
     ports = {name: free_port() for name in ("code", "web", "s3")}
@@ -331,7 +331,7 @@ def run_platform(here: Here, project: Path, home: Path, ports: Mapping[str, int]
     def once(service: str) -> str:
         done = subprocess.run(
             here.command(service), env={**os.environ, **environ(service)}, cwd=project, capture_output=True, text=True,
-            timeout=120, check=False,
+            check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -373,7 +373,7 @@ def a_run_ends_well_although_its_server_is_told_to_stop(
     answer: Any = request(port, "POST", "/graphql", {"query": LAUNCH, "variables": {"params": params}})
     run_id = answer["data"]["launchRun"]["run"]["runId"]
     started = dg.DagsterRunStatus.STARTED
-    until(lambda: instance.get_run_by_id(run_id).status is started, "beginning of the run", every_s=0.05)
+    until(lambda: instance.get_run_by_id(run_id).status is started, "beginning of the run", every_seconds=0.05)
     os.kill(code.pid, signal.SIGTERM)
     until(lambda: instance.get_run_by_id(run_id).is_finished, "end of the run")
     assert instance.get_run_by_id(run_id).status is dg.DagsterRunStatus.SUCCESS, instance.all_logs(run_id)[-3:]

@@ -28,7 +28,7 @@ from icedb_dagster import launcher as launchers
 from icedb_dagster.launcher import LAUNCHED_TAG, MonitoredRunLauncher
 from icedb_dagster.stack.home import PACKAGED_CONFIG
 from icedb_dagster.stack.ports import free_port
-from tests.support.dagster_platform import until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.dagster
 
@@ -45,7 +45,7 @@ def serving(folder: Path, *command: str) -> Iterator[dict[str, Any]]:
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log, start_new_session=True)
     try:
-        until(lambda: process.poll() is not None or answers(port), "code server", every_s=0.2)
+        wait_until(lambda: process.poll() is not None or answers(port), "code server", every_seconds=0.2)
         assert process.poll() is None, (folder / "log").read_text()
         yield {"host": "127.0.0.1", "port": port}
     finally:
@@ -159,5 +159,5 @@ def test_the_packaged_instance_has_it_and_its_setting_is_checked(tmp_path: Path)
 
 def test_dagster_s_own_processes_load_neither_arrow_nor_duckdb_for_it() -> None:
     code = "import sys, icedb_dagster.launcher; print(sorted({'pyarrow', 'duckdb', 'boto3'} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

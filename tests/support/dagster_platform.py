@@ -10,11 +10,11 @@ import http.client
 import json
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from icedb_dagster import IceDBResource, icedb_pool, stack
 from icedb_dagster.stack.home import PACKAGED_CONFIG
 from icedb_dagster.stack.ports import free_port
 from tests.support.dagster_code import SETTINGS
+from tests.support.waiting import wait_until
 
 CODE = Path(__file__).with_name("dagster_code.py")
 WORKSPACE = f"load_from: [{{python_file: {{relative_path: {CODE}, location_name: tested}}}}]\n"
@@ -58,13 +59,8 @@ def shipped(config: dict[str, Any]) -> None:
     """Just as `icedb-dagster up` installs it."""
 
 
-def until(condition: Callable[[], Any], what: str, *, timeout_s: float = 180, every_s: float = 0.5) -> Any:
-    """Wait for what a condition gives, and return it."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"after {timeout_s} s: no {what}"
-        time.sleep(every_s)  # each look at the instance is a new connection to Postgres
-    return value
+#: Wait for a condition of the instance: each look at it is a new connection to Postgres.
+until = partial(wait_until, every_seconds=0.5)
 
 
 @dataclass(frozen=True)
@@ -133,7 +129,7 @@ class Platform:
     def reached(self, table: str, moment: str) -> int:
         """Wait until a program is stopped there; returns its pid."""
         name = f"{table}.{moment}.*"
-        found = until(lambda: list(self.gates.glob(name)), f"run of {table} at {moment}", every_s=0.05)
+        found = wait_until(lambda: list(self.gates.glob(name)), f"run of {table} at {moment}")
         return int(found[0].name.rpartition(".")[2])
 
     def open(self, table: str, moment: str) -> None:
@@ -157,7 +153,7 @@ class Platform:
     def ask(self, query: str, **variables: Any) -> Any:
         """What the web server answers, as the UI asks it."""
         body = json.dumps({"query": query, "variables": variables})
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=150)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         connection.request("POST", "/graphql", body=body, headers={"Content-Type": "application/json"})
         answer = json.loads(connection.getresponse().read())
         connection.close()

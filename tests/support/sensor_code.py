@@ -41,7 +41,7 @@ elif ROOT in os.environ:
     from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
 
     fresh = dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=1))
-    low = icedb.Thresholds(hot_parts=16, log_files=16)
+    low = icedb.Thresholds(hot_parts=16, log_files=64)
     defs = dg.Definitions.merge(
         dg.Definitions(
             assets=[table_spec(TABLE, freshness_policy=fresh)],
