@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,12 +63,19 @@ def _environment_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _level_of_our_logger() -> Iterator[None]:
-    """Restore the level of the logger `icedb`, which a Dagster instance sets from its configuration."""
+def _process_state() -> Iterator[None]:
+    """Restore what servers and libraries in this process change for all tests after them.
+
+    A Dagster instance sets the level of our logger. Servers handle signals, and native libraries may ignore SIGTERM: a
+    process that a test starts would inherit that, and could not be ended.
+    """
     logger = logging.getLogger("icedb")
     level = logger.level
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
     logger.setLevel(level)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

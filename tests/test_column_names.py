@@ -264,11 +264,13 @@ WAYS: list[Callable[[Path, Sequence[str]], None]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(cases=6)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_all_names_at_once_change_nothing(tmp_path: Path, way: Callable[..., None]) -> None:
     way(tmp_path, spelled(NAMES))
 
 
+@pytest.mark.sampled(cases=6)
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_a_name_alone_changes_nothing(tmp_path: Path, way: Callable[..., None], name: str) -> None:

@@ -105,6 +105,7 @@ def expected(*rows: dict[str, Any]) -> list[tuple[Any, ...]]:
     return sorted(((r["user"], r["event"], r["price"]) for r in rows), key=repr)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", WAYS)
 def test_the_same_rows_go_in_whatever_holds_them(way: str, shared_place: Place, tmp_path: Path) -> None:
     source = tmp_path / "source"

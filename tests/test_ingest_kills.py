@@ -11,6 +11,8 @@ from tests.support.ingest_kills import check_nothing_lost_or_doubled, kill_again
 from tests.support.stores import Place
 
 
+@pytest.mark.process
+@pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_under_load_it_loses_and_doubles_nothing(shared_place: Place, tmp_path: Path, kills: int) -> None:
     options = shared_place.storage_options or {}

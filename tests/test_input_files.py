@@ -82,6 +82,7 @@ def _zstd(text: str) -> bytes:
     return bytes(pa.Codec("zstd").compress(text.encode(), asbytes=True))
 
 
+@pytest.mark.sampled(cases=7)
 @pytest.mark.parametrize("kind", WRITERS)
 def test_paths_lists_of_paths_and_globs_are_read_and_united_by_name(folder: Folder, kind: str) -> None:
     one, two = WRITERS[kind](folder, "one", 1), WRITERS[kind](folder, "two", 2)
@@ -100,6 +101,7 @@ def test_paths_may_be_path_objects_and_file_addresses(here: Folder) -> None:
     assert here.read(f"file://{path.replace(' ', '%20')}").column == [1]
 
 
+@pytest.mark.sampled(cases=1)
 def test_the_folders_of_the_paths_are_columns(folder: Folder) -> None:
     name = "d=2026-01-0{}/u={}/s=a%2Fb/n={}/x"
     for kind, write in WRITERS.items():

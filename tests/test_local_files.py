@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +180,8 @@ def _create_in_process(uri: str, number: int) -> bool:
 
 
 def test_of_creators_in_many_processes_one_wins_and_its_object_is_whole(local: Any) -> None:
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
-        won = pool.starmap(_create_in_process, [(local.uri, n) for n in range(8)])
+    with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
+        won = list(pool.map(_create_in_process, [local.uri] * 8, range(8)))
     assert sum(won) == 1
     body = open_store(parse_location(local.uri)).get("_claims/x/y/epoch-1.json").body
     assert body == str(won.index(True)).encode() * 500_000

@@ -279,6 +279,8 @@ for t in threads: t.join()
 }
 
 
+@pytest.mark.process
+@pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize("story", AFTER_THE_END)
 def test_what_is_asked_after_its_end_is_an_error_and_not_the_end_of_the_process(local: Place, story: str) -> None:
     table = Table.create(local.uri)

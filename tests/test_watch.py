@@ -146,6 +146,8 @@ def test_the_merge_under_way_is_finished_and_no_other_begun(table: Table, monkey
 # ------------------------------------------------------------------------------------------ as a program
 
 
+@pytest.mark.process
+@pytest.mark.sampled(cases=1)
 def test_two_watches_in_both_directions_lose_no_row_and_end_when_told(shared_place: Any) -> None:
     table = Table.create(
         shared_place.uri, partition_by=["k"], sort_by=["n"], storage_options=shared_place.storage_options
