@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,28 +13,36 @@ import pytest
 from icedb import Table, Timing
 from icedb.testing import check_sound
 from tests.support.waiting import SECONDS_MAX
+from tests.support.worker import main
 
 pytestmark = pytest.mark.process
 
-WORKER = Path(__file__).parent / "support" / "worker.py"
+# Forked by a server that has imported everything: a start costs milliseconds, not half a second of a processor.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["icedb.table", "icedb.testing"])
 # Short enough for a test to wait for, and far longer than any of its commits takes.
 SHORT = {"max_skew_ms": 1_500, "commit_timeout_ms": 2_000, "grace_ms": 4_000}
 
 
-def start(place: Any, **task: Any) -> subprocess.Popen[str]:
-    argument = json.dumps({"uri": place.uri, "storage_options": place.storage_options, **task})
-    return subprocess.Popen(
-        [sys.executable, str(WORKER), argument], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+class Worker:
+    """A process of `tests/support/worker.py`."""
 
+    def __init__(self, place: Any, **task: Any) -> None:
+        self._results, results = PROCESSES.Pipe(duplex=False)
+        task |= {"uri": place.uri, "storage_options": place.storage_options}
+        self._process = PROCESSES.Process(target=main, args=(results, task), daemon=True)
+        self._process.start()
+        results.close()
 
-def finish(process: subprocess.Popen[str]) -> Any:
-    try:
-        out, error = process.communicate(timeout=SECONDS_MAX)
-    finally:
-        process.kill()
-    assert process.returncode == 0, error
-    return json.loads(out)
+    def result(self) -> Any:
+        """Wait for the result. Raises EOFError when the process failed, which has printed its error."""
+        assert self._results.poll(SECONDS_MAX)
+        return self._results.recv()
+
+    def was_killed(self) -> bool:
+        """Wait for the end: was it SIGKILL?"""
+        self._process.join(SECONDS_MAX)
+        return self._process.exitcode == -signal.SIGKILL
 
 
 def make(place: Any, timing: Timing | None = None) -> Table:
@@ -55,12 +61,12 @@ def test_concurrent_inserts_of_eight_processes_lose_nothing(shared_place: Any, t
     barrier.mkdir()
     batches = 6
     processes = [
-        start(shared_place, do="insert", who=who, batches=batches, barrier=str(barrier), processes=8,
+        Worker(shared_place, do="insert", who=who, batches=batches, barrier=str(barrier), processes=8,
               new_column_at=3 if who < 3 else None)
         for who in range(8)
     ]  # fmt: skip
     for process in processes:
-        finish(process)
+        process.result()
     assert rows_of(table) == [(who, n, i) for who in range(8) for n in range(batches) for i in range(5)]
     assert {"c0", "c1", "c2"} <= table.schema().keys()
     state = check_sound(table.handle.store)
@@ -75,8 +81,8 @@ def test_two_merges_started_at_the_same_moment_leave_every_row_once(shared_place
     expected = rows_of(table)
     barrier = tmp_path / "barrier"
     barrier.mkdir()
-    two = [start(shared_place, do="merge", barrier=str(barrier), processes=2) for _ in range(2)]
-    reports = [finish(process) for process in two]
+    two = [Worker(shared_place, do="merge", barrier=str(barrier), processes=2) for _ in range(2)]
+    reports = [process.result() for process in two]
     assert rows_of(table) == expected
     # One did the work; the other found its inputs gone, or came after it.
     assert sorted(r["merged"] for r in reports) == [0, 18]
@@ -94,8 +100,8 @@ def test_a_merge_that_is_killed_leaves_the_next_one_a_whole_table(shared_place: 
     for n in range(4):
         table.insert([{"k": 0, "who": 0, "n": n, "i": 0}])
     expected, before = rows_of(table), table.snapshot().id
-    killed = start(shared_place, do="merge", kill={"when": when, "key": key})
-    assert killed.wait(SECONDS_MAX) == -signal.SIGKILL
+    killed = Worker(shared_place, do="merge", kill={"when": when, "key": key})
+    assert killed.was_killed()
     published = (when, key) == ("after", "_log/")
     assert (table.snapshot().id != before) is published
     assert rows_of(table) == expected
@@ -116,8 +122,8 @@ def test_a_merge_that_was_killed_long_ago_is_void(s3: Any) -> None:
     for n in range(4):
         table.insert([{"k": 0, "who": 0, "n": n, "i": 0}])
     expected = rows_of(table)
-    killed = start(s3, do="merge", kill={"when": "after", "key": "_claims/epoch-"})
-    assert killed.wait(SECONDS_MAX) == -signal.SIGKILL
+    killed = Worker(s3, do="merge", kill={"when": "after", "key": "_claims/epoch-"})
+    assert killed.was_killed()
     time.sleep((SHORT["commit_timeout_ms"] + 200) / 1000)
     report = table.merge()
     assert (report.commit.committed, report.commit.epoch, report.merged_parts) == (True, 3, 4)
@@ -131,7 +137,7 @@ def test_an_insert_that_is_killed_is_visible_whole_or_not_at_all(shared_place: A
     table = make(shared_place)
     table.insert([{"k": 0, "who": 9, "n": 0, "i": 0}, {"k": 1, "who": 9, "n": 0, "i": 1}])
     for when, visible in (("before", 2), ("after", 7)):
-        killed = start(shared_place, do="insert", who=1, batches=1, kill={"when": when, "key": "_log/"})
-        assert killed.wait(SECONDS_MAX) == -signal.SIGKILL
+        killed = Worker(shared_place, do="insert", who=1, batches=1, kill={"when": when, "key": "_log/"})
+        assert killed.was_killed()
         assert len(rows_of(table)) == visible
     check_sound(table.handle.store)

@@ -1,16 +1,15 @@
-"""One process of a test with several: does what its arguments say and writes JSON to its output.
+"""One process of a test with several: does what its task says and sends the result.
 
-Run as `python worker.py '<json>'` by tests/test_processes.py. `kill` names a request before or after which the
-process kills itself with SIGKILL, as the kernel would: nothing of Python's runs after that.
+tests/test_processes.py starts it. `kill` names a request before or after which the process kills itself with SIGKILL,
+as the kernel would: nothing of Python's runs after that.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from icedb.table import Table
 from icedb.testing import FaultyStore, Request
 
 
-def main(task: dict[str, Any]) -> None:
+def main(results: Connection, task: dict[str, Any]) -> None:
     store = FaultyStore(open_store(parse_location(task["uri"], task["storage_options"])))
     table = Table(open_handle(store))
     table.handle.read()
@@ -29,7 +28,7 @@ def main(task: dict[str, Any]) -> None:
         arm(store, **task["kill"])
     if "barrier" in task:
         wait(Path(task["barrier"]), task["processes"])
-    sys.stdout.write(json.dumps(act(table, task)))
+    results.send(act(table, task))
 
 
 def arm(store: FaultyStore, *, when: str, key: str) -> None:
@@ -60,7 +59,3 @@ def act(table: Table, task: dict[str, Any]) -> dict[str, Any]:
             report = table.merge()
             return {"committed": report.commit.committed, "merged": report.merged_parts, "epoch": report.commit.epoch}
     raise AssertionError(task["do"])
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
