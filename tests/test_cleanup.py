@@ -136,6 +136,7 @@ def test_log_files_that_name_no_part_any_more_do_not_pile_up(
     assert len(table.handle.read().live_epochs) <= 2
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_reader_of_an_old_snapshot_reads_on_across_merge_and_cleanup(place: Any) -> None:
     table = Table.create(place.uri, partition_by=["k"], storage_options=place.storage_options)
     fill(table)

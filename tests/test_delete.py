@@ -48,6 +48,7 @@ def stored(table: Table, part: Part) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.sampled(cases=1)
 def test_exactly_the_matching_rows_go_and_other_parts_are_not_touched(place: Any) -> None:
     table = make(place, partition_by=["day"], sort_by=["user_id", "n"])
     table.insert([{"day": f"2026-11-{d}", "user_id": u, "n": n} for d in (20, 21, 22) for u in (7, 8) for n in (2, 1)])
@@ -144,6 +145,7 @@ def test_a_part_keeps_its_own_columns_and_a_predicate_sees_the_others_as_null(me
     ]
 
 
+@pytest.mark.sampled(cases=1)
 def test_parts_of_an_older_partitioning_are_searched_and_stay_where_they_are(place: Any) -> None:
     table = make(place, partition_by=["n // 10 AS tens"], sort_by=["n"])
     table.insert([{"n": n} for n in range(20)])
@@ -158,6 +160,7 @@ def test_parts_of_an_older_partitioning_are_searched_and_stay_where_they_are(pla
     assert table.query("SELECT DISTINCT odd FROM t").fetchall() == [(1,)]
 
 
+@pytest.mark.sampled(cases=1)
 def test_text_that_looks_like_something_else_stays_text(place: Any) -> None:
     table = make(place, partition_by=["code", "code AS kind"])
     table.insert([{"code": c, "n": n} for c in ("00123", "a b%2Fc", "NULL", "x='y'") for n in (1, 2)])

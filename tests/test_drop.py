@@ -144,6 +144,7 @@ def test_partitions_of_a_wrong_type_are_refused(memory: Any, partitions: Any) ->
     assert table.snapshot().rows == 6
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_drop_is_seen_by_others_at_once_and_not_by_older_snapshots(place: Any) -> None:
     table = make(place)
     old = table.snapshot()

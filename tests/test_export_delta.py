@@ -135,6 +135,7 @@ def test_types_that_delta_has_not_are_named_and_can_be_left_out(local: Any) -> N
 STRANGE = ["New York", "a/b", "50%", "x=y", "it's", "Zürich", "東京 😀", "NULL", "..", "a%20b", "+", "&?#", None]
 
 
+@pytest.mark.sampled(cases=1)
 def test_partition_columns_have_their_types_and_any_value(shared_place: Any) -> None:
     table = Table.create(
         shared_place.uri,
@@ -404,6 +405,7 @@ def test_the_log_of_the_table_may_be_elsewhere(local: Any) -> None:
     assert table.verify().problems == ()
 
 
+@pytest.mark.sampled(cases=1)
 def test_checkpoints_hold_what_the_versions_say(shared_place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta, "VERSIONS_PER_CHECKPOINT", 4)
     table = Table.create(

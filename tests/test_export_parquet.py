@@ -57,6 +57,7 @@ def check_same(table: Table, target: str, *, where: str = "true", types: str = "
     assert texts(theirs, ours.column_names) == texts(ours, ours.column_names)
 
 
+@pytest.mark.sampled(cases=1)
 def test_parts_are_copied_as_they_are(place: Any) -> None:
     table = make(place)
     target = f"{place.uri}-out"
@@ -180,6 +181,7 @@ def test_a_target_is_a_place_of_its_own(local: Any) -> None:
     assert (Path(local.uri).parent / "used" / "letter.txt").read_text() == "dear"
 
 
+@pytest.mark.sampled(cases=1)
 def test_another_export_is_replaced_when_asked(place: Any) -> None:
     table = make(place)
     target = f"{place.uri}-out"

@@ -86,6 +86,7 @@ def numbers(table: Table) -> list[int]:
 # ------------------------------------------------------------------------------------------------ the whole way
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_hive_folder_becomes_part_of_a_table(place: Place) -> None:
     source = put_files(beside(place), DAYS, place.storage_options)
     before = stored(source)
@@ -134,6 +135,7 @@ def test_statistics_of_several_row_groups(local: Place) -> None:
     assert [statistics(m) for m in table.handle.read().live] == [{"n": [1, 9, 2]}] * 2
 
 
+@pytest.mark.sampled(cases=1)
 def test_files_below_the_tables_data_are_registered_as_they_are(place: Place) -> None:
     table = create(place, path_columns={"d": "DATE"})
     data = f"{place.uri}/_data"
@@ -152,6 +154,7 @@ def test_files_below_the_tables_data_are_registered_as_they_are(place: Place) ->
     assert not [k for k in stored(store) if k.endswith(("d=2026-01-01/a.parquet", "d=2026-01-01/b.parquet"))]
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_file_below_data_whose_path_is_not_the_tables_is_copied(place: Place) -> None:
     table = create(place, path_columns={"k": "BIGINT", "c": "VARCHAR"})
     data = f"{place.uri}/_data"
@@ -226,6 +229,7 @@ def test_from_one_store_to_another(local: Place, s3: Place, way: str) -> None:
     assert not table.import_files(beside(there), storage_options=there.storage_options).commit.committed
 
 
+@pytest.mark.sampled(cases=1)
 def test_verify_notes_digests(place: Place) -> None:
     put_files(beside(place), DAYS, place.storage_options)
     table = create(place, path_columns={"d": "DATE"})
@@ -234,6 +238,7 @@ def test_verify_notes_digests(place: Place) -> None:
     assert (report.ok, report.unchecked_parts) == (True, 0)
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_table_is_made_after_the_files(place: Place) -> None:
     files = {
         "d=2026-01-01/k=1/c=New%20York/a.parquet": [{"n": 1}],
@@ -302,6 +307,7 @@ def test_names_that_are_odd_in_sql_and_in_urls(shared_place: Place) -> None:
     assert numbers(table) == list(range(len(names)))
 
 
+@pytest.mark.sampled(cases=1)
 def test_partition_values_are_data_and_nothing_else(shared_place: Place) -> None:
     values = ["it's", "a/b", "..", "%2e%2e", "x=y", "NULL", "", "50%", "a?b*[c]", "_data/", "'; DROP TABLE t; --"]
     folders = ["c=" + "".join(c if c.isalnum() else f"%{ord(c):02X}" for c in value) for value in values]
@@ -399,16 +405,16 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[IceDBError], str]]
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_said_before_anything_is_written(case: str, shared_place: Place) -> None:
+def test_what_is_wrong_is_said_before_anything_is_written(case: str, local: Place) -> None:
     spec, files, error, message = REFUSED[case]
     flat = case in ("hidden values", "other folders") or not any("=" in name for name in files)
     files = {"a.parquet": GOOD, **files} if flat else files
-    source = put_files(beside(shared_place), files, shared_place.storage_options)
-    table = create(shared_place, **spec)
+    source = put_files(beside(local), files, local.storage_options)
+    table = create(local, **spec)
     before = stored(table.handle.store), stored(source)
     for dry_run in (True, False):
         with pytest.raises(error, match=message) as caught:
-            table.import_files(beside(shared_place), dry_run=dry_run)
+            table.import_files(beside(local), dry_run=dry_run)
         assert table.uri in str(caught.value)
     assert (stored(table.handle.store), stored(source)) == before
 
@@ -470,6 +476,7 @@ def test_columns_without_a_type_take_that_of_others(local: Place) -> None:
 # ------------------------------------------------------------------------------------------------ path columns in use
 
 
+@pytest.mark.sampled(cases=1)
 def test_path_columns_are_columns_like_others(place: Place) -> None:
     put_files(beside(place), DAYS, place.storage_options)
     table = create(place, path_columns={"d": "DATE"})
@@ -814,6 +821,7 @@ def test_the_command_creates_the_table_and_imports(local: Place) -> None:
     assert "the table has it already" in shown
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_creation_that_fails_leaves_no_table_behind(place: Place) -> None:
     put_files(beside(place), {"d=1/a.parquet": [{"n": 1}], "d=1/b.parquet": [{"n": "x"}]}, place.storage_options)
     options: dict[str, Any] = {"storage_options": place.storage_options}

@@ -525,7 +525,7 @@ def world(
         yield World(place, canary)
 
 
-@pytest.mark.sampled(cases=160)
+@pytest.mark.sampled(cases=120)
 @pytest.mark.parametrize(("kind", "name", "attack"), CELLS)
 def test_each_cell_is_refused_or_data(world: World, name: str, attack: str) -> None:
     cell = POSITIONS[name]

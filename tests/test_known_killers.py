@@ -37,6 +37,7 @@ from icedb.testing import (
     create_table,
     open_table,
 )
+from tests.support.plain_table import PlainTable
 from tests.support.plain_table import live_numbers as rows
 
 TIMEOUT_MS = 5 * MINUTE_MS
@@ -53,6 +54,15 @@ def table(clocked: ClockedStore, clock: ManualClock) -> Table:
     fill(made)
     clock.advance(1_000)
     return made
+
+
+@pytest.fixture
+def plain_world(clocked: ClockedStore, clock: ManualClock) -> World:
+    """The same rows in parts without Parquet."""
+    create_table(clocked, clock, partition_by=["k"], sort_by=["n"])
+    fill(PlainTable.of(clocked, clock))
+    clock.advance(1_000)
+    return World(clocked, clock, PlainTable.of)
 
 
 def fill(table: Table, batches: int = 3) -> None:
@@ -90,8 +100,10 @@ def _once(store: FaultyStore, hook: str, chosen: Callable[[Request], bool], act:
 class World:
     """A store that can be put back to how it was, to tell a story again for each request of an operation."""
 
-    def __init__(self, store: ClockedStore, clock: ManualClock) -> None:
-        self.store, self.clock = store, clock
+    def __init__(
+        self, store: ClockedStore, clock: ManualClock, open_it: Callable[[Any, Any], Table] = open_table
+    ) -> None:
+        self.store, self.clock, self._open = store, clock, open_it
         self._objects, self._now_ms = dict(store.objects), clock.now_ms()
 
     def each_request(self, act: Callable[[Table], object]) -> Iterator[tuple[int, Table, FaultyStore]]:
@@ -109,7 +121,7 @@ class World:
 
     def actor(self, *, skew_ms: int = 0) -> tuple[Table, FaultyStore]:
         store = FaultyStore(self.store)
-        return open_table(store, self.clock.skewed(skew_ms)), store
+        return self._open(store, self.clock.skewed(skew_ms)), store
 
 
 def ages_pass(table: Table, clock: ManualClock) -> None:
@@ -133,6 +145,7 @@ def test_two_appends_of_one_host_in_one_millisecond_are_both_there(
     assert rows(clocked) == [0, 1, 10, 11, 20, 21, 100, 100, 101, 101, 102, 102, 200, 200]
 
 
+@pytest.mark.sampled(cases=1)
 def test_dropping_one_partition_of_a_log_file_keeps_the_others_through_a_cleanup_without_grace(place: Any) -> None:
     table = Table.create(place.uri, partition_by=["k"], storage_options=place.storage_options)
     fill(table)
@@ -163,6 +176,7 @@ def test_one_partition_replaced_another_merged_and_a_cleanup_lose_nothing(
     assert len(keys(clocked, clocked.location.keys.data_prefix)) == 2
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_merge_whose_smallest_part_lacks_a_column_or_has_one_more_keeps_every_value(place: Any) -> None:
     table = Table.create(place.uri, sort_by=["n"], storage_options=place.storage_options)
     table.insert([{"n": n, "text": f"{n:0200}"} for n in range(100)])
@@ -175,6 +189,7 @@ def test_a_merge_whose_smallest_part_lacks_a_column_or_has_one_more_keeps_every_
     assert table.schema() == {"n": "BIGINT", "text": "VARCHAR", "more": "DOUBLE"}
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_data_column_with_the_name_of_its_partition_keeps_its_text(place: Any) -> None:
     codes = ["00123", "123", "a b%2Fc", "a b/c", "NULL", "", ".."]
     table = Table.create(place.uri, partition_by=["code"], storage_options=place.storage_options)
@@ -214,9 +229,9 @@ def test_a_merge_that_commits_at_any_request_of_a_cleanup_loses_nothing(
 
 @pytest.mark.parametrize("seconds", [5, -5])
 def test_two_merges_at_once_with_clocks_five_seconds_apart_leave_each_row_once(
-    table: Table, clocked: ClockedStore, clock: ManualClock, seconds: int
+    plain_world: World, clocked: ClockedStore, clock: ManualClock, seconds: int
 ) -> None:
-    world = World(clocked, clock)
+    world = plain_world
     for number, merger, store in world.each_request(lambda t: t.merge()):
         other, _ = world.actor(skew_ms=1_000 * seconds)
         before(store, lambda request, n=number: request.number == n, other.merge)
@@ -251,6 +266,7 @@ def test_a_reader_that_has_its_snapshot_when_a_cleanup_comes_reads_right_or_is_t
     assert rows(clocked) == [0, 1, 10, 11, 20, 21]
 
 
+@pytest.mark.sampled(cases=1)
 def test_before_the_last_merge_after_a_cleanup_is_expired_and_never_wrong(place: Any) -> None:
     table = Table.create(place.uri, partition_by=["k"], storage_options=place.storage_options)
     fill(table)

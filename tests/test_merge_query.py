@@ -43,6 +43,7 @@ from tests.test_merging import make, rows_of
 SUMS = "SELECT k, sum(n) AS n FROM source_files GROUP BY k"
 
 
+@pytest.mark.sampled(cases=1)
 def test_the_answer_takes_the_place_of_the_rows(place: Any) -> None:
     table = make(place, partition_by=("k // 10 AS tens",), sort_by=("k",), merge_query=SUMS)
     for n in (1, 2, 3):
@@ -75,6 +76,7 @@ def test_the_relation_is_a_name_and_may_be_mentioned_as_often_as_one_likes(memor
     assert rows_of(table, "t", "k, n, s") == [(1, 5, "source_files"), (2, 1, "b")]
 
 
+@pytest.mark.sampled(cases=1)
 def test_an_empty_answer_leaves_no_part(place: Any) -> None:
     table = make(place, partition_by=("k",), merge_query="SELECT * FROM source_files WHERE k <> 1")
     for _ in range(2):

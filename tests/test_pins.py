@@ -70,6 +70,7 @@ def forget_all(table: Table, clock: ManualClock, rounds: int = 4) -> None:
         table.cleanup()
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_pinned_time_outlives_cleanup_and_no_other_does(place: Any) -> None:
     table = Table.create(place.uri, partition_by=["k"], storage_options=place.storage_options)
     fill(table, 1)

@@ -398,7 +398,7 @@ def test_after_a_crash_without_a_txn_no_row_is_lost_and_only_the_quarantine_may_
         assert set_aside in ([3], [3, 3]), request
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=1)
 @ANSWERS
 @pytest.mark.parametrize("txn", [None, TXN], ids=["without txn", "with txn"])
 def test_an_answer_that_is_lost_anywhere_loses_no_row(

@@ -129,6 +129,7 @@ def test_all_that_reads_the_log_says_how_to_repair_it(table: Table, clocked: Clo
     assert "icedb repair" in str(table.verify())
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_table_with_two_types_can_be_read_again(place: Any) -> None:
     table = Table.create(place.uri, partition_by=["k"], sort_by=["n"], storage_options=place.storage_options)
     part = brick(table)

@@ -48,6 +48,7 @@ def make(place: Any, **options: Any) -> Table:
     return Table.create(place.uri, storage_options=place.storage_options, **options)
 
 
+@pytest.mark.sampled(cases=1)
 def test_the_answer_takes_the_place_of_the_partition(place: Any) -> None:
     table = make(place, partition_by=["n // 10 AS tens"], sort_by=["n"])
     for _ in range(2):
@@ -65,6 +66,7 @@ def test_the_answer_takes_the_place_of_the_partition(place: Any) -> None:
     check_sound(table.handle.store)
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_new_column_is_filled(place: Any) -> None:
     table = make(place, partition_by=["k"])
     table.insert([{"k": 1, "n": 2}, {"k": 2, "n": 3}])
@@ -161,6 +163,7 @@ def test_a_new_column_is_refused_unless_it_is_wanted(memory: Any) -> None:
     assert table.handle.store.list("") == before
 
 
+@pytest.mark.sampled(cases=1)
 def test_the_rows_have_two_names_and_any_number_of_mentions(place: Any) -> None:
     table = make(place, partition_by=["k"])
     table.insert([{"k": 1, "n": 2, "s": None}, {"k": 1, "n": 3, "s": "_rows"}, {"k": 2, "n": 9, "s": "x"}])

@@ -44,6 +44,7 @@ def test_a_column_without_values_waits_for_its_type(place: Place) -> None:
 # ------------------------------------------------------------------------------------------------ declared
 
 
+@pytest.mark.sampled(cases=1)
 def test_declared_columns_are_there_before_any_row_has_them(place: Place) -> None:
     schema = {"id": "INT8", "price": "decimal(10, 2)"}
     table = Table.create(place.uri, schema=schema, sort_by=["id"], storage_options=place.storage_options)
@@ -60,6 +61,7 @@ def test_declared_columns_are_there_before_any_row_has_them(place: Place) -> Non
         Table.open(place.uri, storage_options=place.storage_options).alter(schema={"price": "DOUBLE"})
 
 
+@pytest.mark.sampled(cases=1)
 def test_only_declared_columns_when_the_table_says_so(place: Place) -> None:
     schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
     table = Table.create(
@@ -181,6 +183,7 @@ def test_a_conflict_is_told_with_both_types_and_the_remedy_and_leaves_nothing(pl
     assert objects(table) == before
 
 
+@pytest.mark.sampled(cases=1)
 def test_values_of_several_types_in_one_batch(place: Place) -> None:
     table = Table.create(place.uri, storage_options=place.storage_options)
     mixed = [{"x": 1}, {"x": "two"}, {"x": {"three": 3}}, {"x": None}]

@@ -51,7 +51,7 @@ SEED_STEP = 5
 SEEDS_OF_A_DAY = 20
 PARTS = 10
 #: One of so many pair stories is told in a day, and in the run of all tests: primes.
-DAYS_OF_PAIRS, PAIR_STEP = 101, 23
+DAYS_OF_PAIRS, PAIR_STEP = 151, 23
 
 pytestmark = pytest.mark.simulation
 

@@ -76,6 +76,7 @@ def test_a_v3_table_is_opened_with_the_columns_of_its_paths(shared_place: Place,
         Table.create(shared_place.uri, storage_options=shared_place.storage_options)
 
 
+@pytest.mark.sampled(cases=1)
 def test_opening_writes_nothing(shared_place: Place, v3: V3Program) -> None:
     before = v3.objects.list(v3.prefix)
     numbers(opened(shared_place))
@@ -143,6 +144,7 @@ def test_rows_without_a_partition_are_refused(shared_place: Place, v3: V3Program
     assert agree(shared_place, v3) == [1, 2, 3, 4]
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_partition_of_a_v3_table_is_rewritten_and_rows_are_deleted(shared_place: Place, v3: V3Program) -> None:
     table = opened(shared_place)
     table.rewrite_partition("u=a/d=2026-11-20", "SELECT k, n * 10 AS n FROM t")

@@ -465,6 +465,7 @@ def test_a_partition_that_is_no_text_is_refused(s3: Place, partition: Any) -> No
         program(s3, partition_function=lambda _: partition).insert([{"n": 1}])
 
 
+@pytest.mark.sampled(cases=3)
 @pytest.mark.parametrize("host", ["a/b", "../x", "ho_st", "m", "", "a'b\"c", "é", "x.e7", "a b\n", "h" * 500])
 def test_a_host_becomes_part_of_a_name_and_nothing_more(s3: Place, host: str) -> None:
     ice = program(s3, path_safe_hostname=host)
@@ -493,6 +494,7 @@ def test_a_bucket_that_is_no_name_is_refused(s3: Place, bucket: str) -> None:
         client(s3, s3bucket=bucket)
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize("prefix", ["it's", "a b/zürich", "_data.x/y", "50%", 'say "x"', "a#b&c+d", "x=1/{y}"])
 def test_an_awkward_prefix_works(s3: Place, prefix: str) -> None:
     s3c = client(s3, s3prefix=f"{client(s3).s3prefix}/{prefix}/")

@@ -567,7 +567,7 @@ def test_after_a_crash_without_a_txn_a_refresh_of_each_view_puts_them_right(worl
         assert there(world) == (source, source, source), request
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=1)
 @ANSWERS
 @pytest.mark.parametrize("txn", [None, TXN], ids=["without txn", "with txn"])
 def test_an_answer_that_is_lost_anywhere_is_survived_or_says_what_to_do(
