@@ -113,6 +113,7 @@ def contents(table: Table, part: Part) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_merge_keeps_every_row_and_the_sort_order(place: Any) -> None:
     table = make(place, partition_by=["k"], sort_by=["s", "n"])
     for batch in range(5):
@@ -154,6 +155,7 @@ def test_a_column_that_no_part_has_any_more_stays_in_the_schema(memory: Any) -> 
     assert table.query("SELECT gone FROM t").fetchall() == [(None,), (None,)]
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_part_keeps_a_data_column_with_the_name_of_its_partition(place: Any) -> None:
     table = make(place, partition_by=["code"])
     for _ in range(2):
