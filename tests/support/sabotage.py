@@ -6,7 +6,6 @@ Which attempt is hit is decided by files in a folder that all processes share, s
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from icedb.handle import Handle
 from icedb.location import Location
 from icedb.testing import Fault, FaultyStore
 from icedb.work import Engine, Item, Means, Result, Work
+from tests.support.waiting import wait_until
 
 How = Literal["answer lost", "killed", "dies after the others", "unknown error"]
 
@@ -62,8 +62,9 @@ class Sabotaged(Work[Any, Any]):
             raise ZeroDivisionError("nobody knows why")
         results = self.work.do(handle, items, means)
         Path(self.folder, f"done-{own}").touch()
-        while hit and len(list(Path(self.folder).glob("done-*"))) <= self.others:
-            time.sleep(0.05)
+        if hit:
+            done = Path(self.folder).glob
+            wait_until(lambda: len(list(done("done-*"))) > self.others, "the others have put their parts")
         if hit and self.how in ("killed", "dies after the others"):
             os._exit(1)
         return results
@@ -88,9 +89,7 @@ def first_partition(folder: str, own: str) -> str:
             file.write(own)
     except FileExistsError:
         pass
-    while not (found := Path(folder, "first").read_text()):
-        time.sleep(0.01)
-    return found
+    return wait_until(Path(folder, "first").read_text, "the first attempt has written its partition")
 
 
 def attempts(folder: Path) -> int:
