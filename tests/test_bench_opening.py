@@ -76,6 +76,7 @@ def test_opening_a_large_table_is_measured(tmp_path: Path) -> None:
     assert 200 < found.counts["bytes a line"] < 260
 
 
+@pytest.mark.process
 def test_opening_over_a_network_is_measured_and_counted(tmp_path: Path) -> None:
     found = measured(tmp_path, "store", shrink=500)
     assert [check.limit for check in found.checks] == [15, 1]
@@ -84,6 +85,7 @@ def test_opening_over_a_network_is_measured_and_counted(tmp_path: Path) -> None:
     assert found.counts["after merge_log: GET"] == 2
 
 
+@pytest.mark.process
 def test_a_refresh_is_measured_and_one_listing(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
     found = measured(tmp_path, "refresh", shrink=100)
@@ -99,6 +101,7 @@ def test_what_queries_cost_beside_bare_files_is_measured(tmp_path: Path) -> None
     assert len(found.checks) == 4 + 2
 
 
+@pytest.mark.process
 def test_the_import_is_measured(tmp_path: Path) -> None:
     found = measured(tmp_path, "import")
     assert [way.name for way in found.ways] == [OURS, f"{OURS}, and what a table needs", "pyarrow", "duckdb"]

@@ -150,6 +150,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert read_entries(tmp_path / "none.json") == {}
 
 
+@pytest.mark.process
 def test_the_machine_is_told() -> None:
     machine = machine_now()
     assert machine.processor
@@ -172,6 +173,7 @@ def test_goals_are_drawn_where_our_bar_must_end() -> None:
     assert list(goal_lines(absolute)) == [("goal: at most 1.5", 1.5)]
 
 
+@pytest.mark.process
 def test_pictures_are_those_of_the_page_and_no_others(tmp_path: Path) -> None:
     (tmp_path / "plots").mkdir()
     for name in ("insert-9.png", "mine.png"):
@@ -242,6 +244,7 @@ def test_a_module_that_fails_is_told_and_the_others_go_on(tmp_path: Path, monkey
     assert list((tmp_path / "work").iterdir()) == []
 
 
+@pytest.mark.process
 def test_a_run_of_some_rows_leaves_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -329,6 +332,7 @@ def test_what_is_stored_otherwise_is_found(tmp_path: Path, stored: str, fault: s
         check_stored(Place(str(tmp_path), tmp_path), expected, LAYOUT, "ts, user_id, event, amount, page", ordered=True)
 
 
+@pytest.mark.process
 def test_a_small_run_writes_the_page(tmp_path: Path) -> None:
     out = tmp_path / "RESULTS.md"
     suite.main(only="dicts", rounds=1, shrink=1000, out=out, folder=tmp_path)

@@ -572,6 +572,7 @@ def forked(act: Callable[[], None]) -> Iterator[int]:
     yield os.waitpid(pid, 0)[1]
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_writer_is_of_one_process(table: Table) -> None:
     writer = BufferedWriter(table, delay_max_ms=LONG_MS)

@@ -216,6 +216,7 @@ def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.process
 def test_the_command_as_a_process(table: Table) -> None:
     done = command("verify", table.uri, "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -242,6 +243,7 @@ def test_a_bucket_with_credentials_of_the_environment(s3: Any) -> None:
     assert "wrong-secret" not in done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("answer", "flags", "dropped"), [(b"n\n", [], False), (b"y\n", [], True), (b"", ["-y"], True)])
 def test_on_a_terminal_it_shows_what_would_be_done_and_asks(
     table: Table, answer: bytes, flags: list[str], dropped: bool

@@ -109,6 +109,7 @@ def test_the_exit_statuses_are_told_where_people_look() -> None:
     assert "Exit status: 0 done" in run("--help").stdout
 
 
+@pytest.mark.process
 def test_who_stops_reading_gets_no_traceback(table: Table) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -118,6 +119,7 @@ def test_who_stops_reading_gets_no_traceback(table: Table) -> None:
     os.close(writer)
 
 
+@pytest.mark.process
 def test_the_end_of_the_input_is_no_consent(table: Table) -> None:
     terminal, its_end = pty.openpty()
     try:
@@ -168,6 +170,7 @@ def test_the_version_is_told() -> None:
     assert run("--version").stdout == f"icedb {__version__}\n"
 
 
+@pytest.mark.process
 def test_a_shell_completes_verbs_and_flags() -> None:
     def completed(words: str) -> list[str]:
         number = str(len(words.split(" ")) - 1)
@@ -178,6 +181,7 @@ def test_a_shell_completes_verbs_and_flags() -> None:
     assert "--dry-run" in completed("icedb insert --d")
 
 
+@pytest.mark.process
 def test_the_script_for_a_shell_is_shown() -> None:
     done = command("--show-completion", "bash", env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
     assert done.returncode == 0, done.stderr

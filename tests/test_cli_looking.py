@@ -133,6 +133,7 @@ def test_a_large_answer_is_whole_in_every_form(table: Table, tmp_path: Path) -> 
         assert found == (250_000, 250_000 * 249_999 // 2, "text 99999"), form
 
 
+@pytest.mark.process
 def test_a_table_shows_some_rows_and_says_so(table: Table) -> None:
     sql = "SELECT range AS n FROM range(300)"
     assert run("query", table.uri, sql).stdout.splitlines()[-1].strip() == "299"  # a pipe gets all of them
@@ -183,6 +184,7 @@ def test_a_file_is_not_touched_by_an_answer_that_fails(table: Table, tmp_path: P
     assert (tmp_path / "answer.csv").read_text() == "from before"
 
 
+@pytest.mark.process
 def test_bytes_go_through_a_pipe_and_not_to_a_terminal(table: Table) -> None:
     for form in ("parquet", "arrow"):
         piped = run("query", table.uri, "FROM t", "--format", form).stdout_bytes
@@ -320,6 +322,7 @@ def test_a_difference_is_told(table: Table) -> None:
 # ------------------------------------------------------------------------------------------------ terminals
 
 
+@pytest.mark.process
 def test_colours_are_for_terminals_that_want_them(table: Table) -> None:
     assert "\x1b[" in on_a_terminal("history", table.uri)
     plain = on_a_terminal("history", table.uri, NO_COLOR="1")
@@ -338,6 +341,7 @@ def test_a_narrow_terminal_shows_fewer_columns_and_says_so() -> None:
         assert "aaaa" in shown
 
 
+@pytest.mark.process
 def test_the_end_of_a_pipe_is_no_error(table: Table) -> None:
     words = [sys.executable, "-m", "icedb.cli", "query", table.uri, "FROM range(1_000_000)", "--format", "csv"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -348,6 +352,7 @@ def test_the_end_of_a_pipe_is_no_error(table: Table) -> None:
         assert process.stderr.read() == ""
 
 
+@pytest.mark.process
 def test_help_loads_nothing_that_takes_long() -> None:
     heavy = ["pyarrow", "duckdb", "obstore", "matplotlib", "boto3", "numpy", "asyncio", "icedb.table"]
     assert loaded("import icedb.cli", heavy) == set()
@@ -398,6 +403,7 @@ def test_gauges_stand_beside_their_thresholds(table: Table) -> None:
     assert found["log files to read"].value == len(table.handle.read().effective) == 5
 
 
+@pytest.mark.process
 def test_a_picture_is_written(table: Table, tmp_path: Path) -> None:
     run("plot", table.uri, "-o", tmp_path / "table.png")
     png = (tmp_path / "table.png").read_bytes()
@@ -415,6 +421,7 @@ def test_a_picture_needs_an_extra_and_says_which(table: Table, tmp_path: Path, m
     assert not (tmp_path / "table.png").exists()
 
 
+@pytest.mark.process
 def test_an_empty_table_can_be_drawn(tmp_path: Path) -> None:
     table = Table.create(tmp_path / "table", storage_options={"fsync": "false"})
     assert "figures beside their thresholds" in run("info", table.uri).stdout

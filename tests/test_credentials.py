@@ -217,6 +217,7 @@ def test_a_secret_behind_the_address_is_not_told(scheme: str) -> None:
     assert SECRET not in "".join(traceback.format_exception(error.value))
 
 
+@pytest.mark.process
 def test_a_task_gets_the_credentials_of_the_moment_and_no_provider(keys: Keys) -> None:
     location = parse_location("s3://bucket/table", {"AWS_REGION": "eu-central-1"}, keys)
     sent: Location = pickle.loads(pickle.dumps(location))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 IMPORT_WITHOUT_DAGSTER = """
 import sys
 
@@ -20,6 +22,7 @@ import icedb_dagster
 """
 
 
+@pytest.mark.process
 def test_without_dagster_icedb_works_and_icedb_dagster_says_what_to_install() -> None:
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_WITHOUT_DAGSTER], capture_output=True, check=False, text=True, timeout=60

@@ -61,6 +61,7 @@ def validated(compose: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.process
 def test_the_compose_file_is_valid(tmp_path: Path) -> None:
     done = validated(DEPLOY / "compose.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -129,6 +130,7 @@ def test_each_variable_is_explained_and_used_and_no_secret_has_a_default() -> No
             load({**FILLED, name: ""})
 
 
+@pytest.mark.process
 def test_the_s3_server_does_not_start_without_keys() -> None:
     shell, flag, script, *rest = SERVICES["s3"]["entrypoint"]
     script = script.replace("$$", "$").replace("/entrypoint.sh", "echo")
@@ -174,6 +176,7 @@ def test_what_the_image_is_made_of_is_there() -> None:
     assert COMPOSE["configs"]["workspace"]["file"] == "workspace.yaml"
 
 
+@pytest.mark.process
 def test_the_image_does_not_run_as_root_and_has_nothing_that_a_linter_minds() -> None:
     users = [words[1] for words in dockerfile() if words[0] == "USER"]
     assert users == ["10001"]
@@ -184,6 +187,7 @@ def test_the_image_does_not_run_as_root_and_has_nothing_that_a_linter_minds() ->
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.process
 def test_the_instance_is_configured_by_the_packaged_file(tmp_path: Path) -> None:
     [copy] = [words for words in dockerfile() if words[:2] == ["RUN", "cp"]]
     home = {"DAGSTER_HOME": str(tmp_path), "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"}
@@ -264,6 +268,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path / "shop"
 
 
+@pytest.mark.process
 def test_the_code_server_answers_its_health_check_and_has_the_projects_jobs(project: Path, tmp_path: Path) -> None:
     port = free_port()
     filled = load({**FILLED, "PROJECT_PACKAGE": "shop"})["services"]

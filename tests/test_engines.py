@@ -18,6 +18,8 @@ from tests.support.reader_tables import widened
 from tests.support.stores import Place
 from tests.support.without_us import Live, Reader, Refused
 
+pytestmark = pytest.mark.process
+
 COLUMNS = ["id", "d", "tenant", "price", "later"]
 # So short that parts are deleted during the test, and longer than a query takes on a machine that is not busy.
 GRACE_MS = 3_000

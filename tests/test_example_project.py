@@ -187,6 +187,7 @@ print(*sorted(job.name for job in repository.get_all_jobs()))
 """
 
 
+@pytest.mark.process
 def test_the_definitions_load_without_store_and_spark_and_its_schedules_ask_for_complete_days(tmp_path: Path) -> None:
     nowhere = {"WEB_ANALYTICS_DATA": str(tmp_path / "nowhere"), "LAKE_ROOT": "s3://no-such-bucket/lake"}
     done = subprocess.run(
@@ -260,6 +261,7 @@ def test_the_example_begins_anew_after_it_was_killed_and_is_right_from_end_to_en
     assert steps_of(output)["ingest 6 days"][1] == steps_of(output)["the last days once more"][1]
 
 
+@pytest.mark.process
 def test_the_example_deletes_nothing_that_is_not_its_own(folder: Path) -> None:
     (folder / "data" / "lake").mkdir(parents=True)
     (folder / "data" / "lake" / "mine").write_text("precious")

@@ -119,6 +119,7 @@ def test_the_json_document_is_the_condition(table: Table) -> None:
     assert run("info", table.uri, "--json").stdout.count("\n") == 1
 
 
+@pytest.mark.process
 def test_the_command_as_a_process_also_for_a_table_that_is_not_there(table: Table) -> None:
     done = command("info", table.uri, "--hot-parts", "8", "--part-bytes-max", "1000")
     assert (done.returncode, done.stderr) == (0, "")
@@ -136,6 +137,7 @@ def test_a_threshold_that_is_too_small_is_one_line_that_names_it(table: Table) -
     assert shown.count("\n") == 1
 
 
+@pytest.mark.process
 def test_on_a_terminal_nothing_is_wider_than_it_but_a_command(table: Table) -> None:
     terminal, its_end = pty.openpty()
     try:

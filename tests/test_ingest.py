@@ -20,6 +20,8 @@ from icedb import Table
 from icedb.clock import SystemClock, writer_name
 from tests.support.ingest_process import ARROW, KEY, LINES, OTHER_KEY, Client, IngestProcess, service_config
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:

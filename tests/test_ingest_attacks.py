@@ -21,6 +21,8 @@ from icedb.ingest.events import write_key
 from icedb.ingest.refusals import Refusal
 from tests.support.ingest_process import ARROW, JSON, KEY, LINES, Client, IngestProcess, service_config
 
+pytestmark = pytest.mark.process
+
 BODY_MAX = 200_000
 LIMITS = f"""
 body_bytes_max = {BODY_MAX}

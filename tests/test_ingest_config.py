@@ -197,6 +197,7 @@ def test_check_opens_each_table(tmp_path: Path) -> None:
     assert "has no at" in (strict.error or "")
 
 
+@pytest.mark.process
 def test_the_command_checks_and_refuses(tmp_path: Path) -> None:
     path = written(tmp_path, SERVER + TABLE + ACME)
     checked = subprocess.run(

@@ -17,6 +17,8 @@ from icedb.ingest.config import load_config
 from tests.support.ingest_process import KEY, SECRET, IngestProcess
 from tests.support.pages import ROOT, blocks, whole_program
 
+pytestmark = pytest.mark.process
+
 PAGE = ROOT / "docs" / "ingest.md"
 ADDRESS, ADMIN = "127.0.0.1:8080", "127.0.0.1:9090"
 SECRETS = {"ACME_KEY": KEY, "ACME_WEBHOOK": SECRET}

@@ -17,6 +17,8 @@ from icedb import Table
 from icedb.ingest.segment import SEGMENT_SCHEMA
 from tests.support.ingest_process import KEY, OTHER_KEY, SECRET, Client, IngestProcess, Reply, service_config
 
+pytestmark = pytest.mark.process
+
 MOMENT = "2026-11-21T10:00:00.123Z"
 
 

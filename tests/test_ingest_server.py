@@ -79,6 +79,7 @@ def ready(service: IngestProcess) -> Any:
         return reply.status, reply.said.get("reasons")
 
 
+@pytest.mark.process
 def test_what_is_pending_is_committed_and_answered_before_it_ends(tmp_path: Path, aside: ThreadPoolExecutor) -> None:
     table = 'delay_max = "10m"\nbytes_max = 1000\npending_bytes_max = 1000'
     with IngestProcess(config(str(tmp_path / "events"), table=table)) as service:
@@ -176,6 +177,7 @@ def test_a_second_signal_ends_it_at_once(
             never.result(WAIT_SECONDS_MAX)
 
 
+@pytest.mark.process
 def test_two_services_of_one_table_commit_an_id_once_and_keys_change_while_they_run(
     tmp_path: Path, aside: ThreadPoolExecutor
 ) -> None:

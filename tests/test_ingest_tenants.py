@@ -19,6 +19,8 @@ from tests.support.ingest_process import ARROW, KEY, OTHER_KEY, Client, IngestPr
 from tests.test_ingest import arrow
 from tests.test_ingest_server import until
 
+pytestmark = pytest.mark.process
+
 PARTITIONS_MAX, COLUMNS_MAX = 20, 30
 HOSTILE, VICTIM = KEY, OTHER_KEY
 

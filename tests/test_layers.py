@@ -268,6 +268,7 @@ def loaded(code: str, packages: list[str]) -> set[str]:
     return set(ast.literal_eval(done.stdout))
 
 
+@pytest.mark.process
 def test_importing_icedb_imports_nothing_heavy() -> None:
     heavy = ["pyarrow", "duckdb", "obstore", "msgspec", "numpy", "asyncio", "icedb.table", "icedb.log"]
     assert loaded("import icedb", heavy) == set()
@@ -275,6 +276,7 @@ def test_importing_icedb_imports_nothing_heavy() -> None:
     assert loaded(first, heavy) >= set(heavy) - {"numpy", "asyncio"}
 
 
+@pytest.mark.process
 def test_the_library_imports_nothing_optional() -> None:
     optional = [
         "pyspark",

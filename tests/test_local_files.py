@@ -269,6 +269,7 @@ icedb.Table.open(sys.argv[1]).insert([{"email": "user7@example.com"}])
 """
 
 
+@pytest.mark.process
 def test_what_a_killed_put_left_is_swept_when_it_is_old(tmp_path: Path) -> None:
     """No listing has it, and it holds rows in clear."""
     table = Table.create(tmp_path / "table", sort_by=["email"])

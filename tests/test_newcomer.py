@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.newcomer import OURS, ROOT, TUTORIAL, Misled, follow, quick, steps_of
 
+pytestmark = pytest.mark.process
+
 BIN = Path(sys.executable).parent
 
 

@@ -25,6 +25,8 @@ from release.environments import ROOT, find_python
 from release.matrix import SMOKES, extras
 from release.versions import ABOUT, EXTRAS, TOOLS
 
+pytestmark = pytest.mark.process
+
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 PACKAGES = ("icedb", "icedb_dagster", "pyspark_icedb", "spark_jobs")

@@ -241,6 +241,7 @@ def test_records_of_logging_are_lines_too() -> None:
 # ------------------------------------------------------------------------------------------------ the process
 
 
+@pytest.mark.process
 def test_a_proxy_whose_output_nobody_reads_answers_and_ends(tmp_path: Path) -> None:
     """Neither the lines of the requests nor the log, where each says why it failed: the pipes are soon full."""
     config = tmp_path / "proxy.toml"

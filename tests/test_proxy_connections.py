@@ -26,6 +26,8 @@ from tests.support.proxy_process import ProxyProcess
 from tests.support.proxy_worlds import signed_headers
 from tests.test_proxy_server import certificates  # noqa: F401  # a fixture
 
+pytestmark = pytest.mark.process
+
 DEADLINE_SECONDS = 60
 KEY = AccessKey("ACMEKEY1", "secret-of-acme-1")
 

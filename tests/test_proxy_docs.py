@@ -14,6 +14,8 @@ import pytest
 from tests.support.pages import ROOT, blocks, execute, whole_program
 from tests.support.proxy_process import ProxyProcess
 
+pytestmark = pytest.mark.process
+
 PAGE = ROOT / "docs" / "proxy.md"
 ADDRESS = "127.0.0.1:8080"
 INSTALL = "INSTALL httpfs; LOAD httpfs"

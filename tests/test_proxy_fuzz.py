@@ -125,6 +125,7 @@ def any_headers(chance: random.Random, asker: Asker, keys: list[str]) -> HttpReq
     return replace(request, headers=(*request.headers, *more))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("make", "statuses"),
     [
@@ -175,6 +176,7 @@ def blobs(chance: random.Random, asker: Asker) -> Iterator[bytes]:
                 yield good[:start] + good[stop:]
 
 
+@pytest.mark.process
 def test_whatever_bytes_come_the_proxy_lives(asker: Asker) -> None:
     chance = random.Random(SEED)
     made = blobs(chance, asker)
@@ -314,6 +316,7 @@ def page_over_http(
     return entries, unquote("".join(reply.texts("NextMarker"))) or (entries[-1] if entries else ""), more
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("listing", LISTINGS)
 def test_pages_over_http_end_and_are_those_of_s3(asker: Asker, keys: list[str], listing: str, version: int) -> None:

@@ -29,6 +29,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from icedb import Table
 from tests.support.proxy_process import ROOT, ProxyProcess, proxy_command
 
+pytestmark = pytest.mark.process
+
 DEADLINE_SECONDS = 60
 KEY, SECRET = "ACMEKEY1", "secret-of-acme-1"
 SLOW_KEY, SLOW_SECRET = "SLOWKEY1", "secret-of-slow-1"

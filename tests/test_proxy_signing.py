@@ -221,6 +221,7 @@ def signed_at_ms(request: HttpRequest) -> int:
     return unix_ms(request.header("x-amz-date") or request.parameter("X-Amz-Date") or "")
 
 
+@pytest.mark.process
 def test_what_clients_send_is_verified(recorded: list[HttpRequest]) -> None:
     for request in recorded:
         caller = verify(request, now_ms=SystemClock().now_ms())
@@ -263,6 +264,7 @@ def mutants(request: HttpRequest) -> Iterator[HttpRequest]:
             yield from (replace(request, headers=(*before, (name, v), *after)) for v in changed_once(value))
 
 
+@pytest.mark.process
 def test_one_byte_changed_is_refused(recorded: list[HttpRequest]) -> None:
     async def refuse_all() -> int:
         refused = 0
@@ -277,6 +279,7 @@ def test_one_byte_changed_is_refused(recorded: list[HttpRequest]) -> None:
     assert asyncio.run(refuse_all()) > 300
 
 
+@pytest.mark.process
 def test_another_secret_is_refused(recorded: list[HttpRequest]) -> None:
     for secret in [SECRET[:-1], SECRET + "x", ""]:
         directory = OneTenant(Tenant("acme", (AccessKey(KEY_ID, secret),), {}))

@@ -38,6 +38,7 @@ def test_the_python_of_the_readme_runs(number: int, tmp_path: Path) -> None:
     assert (tmp_path / "lake").is_dir()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", [*COMMANDS, *INLINE])
 def test_the_commands_of_the_readme_exist(command: str) -> None:
     words = shlex.split(command, comments=True)

@@ -97,6 +97,7 @@ def test_after_a_large_batch_it_is_not_used_again(memory: Any, monkeypatch: pyte
     assert roots() == []
 
 
+@pytest.mark.process
 def test_a_process_that_forks_has_none(memory: Any) -> None:
     table = icedb.Table.create(memory.uri, sort_by=["n"])
     table.insert(ROWS)

@@ -90,6 +90,7 @@ def test_a_share_is_chosen_by_its_hash_and_takes_limited_time(items: list[pytest
     assert names(share) == {"test_slow", "test_matrix", "test_rotating"}, "what takes longer than a share is in none"
 
 
+@pytest.mark.process
 def test_a_run_prints_a_line_for_each_file_and_the_end_of_what_a_failing_test_said(pytester: pytest.Pytester) -> None:
     pytester.makeconftest('pytest_plugins = ["tests.support.report"]')
     pytester.syspathinsert(Path(__file__).parents[1])
@@ -106,6 +107,7 @@ def test_a_run_prints_a_line_for_each_file_and_the_end_of_what_a_failing_test_sa
     result.stdout.fnmatch_lines(["line 5"])
 
 
+@pytest.mark.process
 def test_a_skipped_test_fails_where_none_may_be(pytester: pytest.Pytester) -> None:
     pytester.makeconftest('pytest_plugins = ["tests.support.report"]')
     pytester.syspathinsert(Path(__file__).parents[1])

@@ -17,6 +17,8 @@ import pytest
 from tests.support.pages import ROOT
 from tests.test_public_names import PUBLIC
 
+pytestmark = pytest.mark.process
+
 #: Builds the site in a process that can reach nothing.
 BUILD = """
 import socket, sys

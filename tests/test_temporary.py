@@ -88,6 +88,7 @@ def rows(place: Path) -> list[Path]:
 # ------------------------------------------------------------------------------------------ of killed processes
 
 
+@pytest.mark.process
 def test_the_next_process_removes_what_a_killed_one_left(alive: subprocess.Popen[str], place: Path) -> None:
     [file] = rows(place)
     assert place.stat().st_uid == file.stat().st_uid
@@ -100,6 +101,7 @@ def test_the_next_process_removes_what_a_killed_one_left(alive: subprocess.Popen
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.process
 def test_what_lives_stays(alive: subprocess.Popen[str], place: Path) -> None:
     [file] = rows(place)
     with temporary_folder("next") as own:
@@ -138,6 +140,7 @@ table.merge()
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("program", [INSERTS, REWRITES], ids=["insert", "merge"])
 def test_an_insert_or_merge_that_is_killed_leaves_rows_until_the_next_insert(
     program: str, place: Path, tmp_path: Path
@@ -149,6 +152,7 @@ def test_an_insert_or_merge_that_is_killed_leaves_rows_until_the_next_insert(
     assert rows(place) == []
 
 
+@pytest.mark.process
 def test_standard_input_of_a_command_that_is_killed_is_removed_by_the_next_command(place: Path, tmp_path: Path) -> None:
     icedb.Table.create(tmp_path / "table")
     process = subprocess.Popen(
@@ -185,6 +189,7 @@ table.query("SELECT email, md5(r::VARCHAR) AS text FROM range(100_000_000) AS s(
 """
 
 
+@pytest.mark.process
 def test_a_query_spills_into_a_temporary_folder_and_not_into_the_working_directory(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -480,6 +485,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.process
 def test_a_fork_has_a_root_of_its_own_and_neither_takes_the_other_s(place: Path) -> None:
     process = run(FORKS, place)
     deadline = time.monotonic() + 60
@@ -504,6 +510,7 @@ def test_a_fork_has_a_root_of_its_own_and_neither_takes_the_other_s(place: Path)
     assert rows(place) == []
 
 
+@pytest.mark.process
 def test_a_child_that_outlives_its_parent_does_not_keep_the_parent_s_rows(place: Path) -> None:
     process = run(FORKS, place)
     deadline = time.monotonic() + 60
@@ -525,6 +532,7 @@ def _remove(folder: Path) -> None:
     remove_folder(folder)
 
 
+@pytest.mark.process
 def test_a_forked_process_does_not_remove_the_folders_of_its_parent(place: Path) -> None:
     with temporary_folder("rows") as folder:
         process = multiprocessing.get_context("fork").Process(target=_remove, args=(folder,))
@@ -534,6 +542,7 @@ def test_a_forked_process_does_not_remove_the_folders_of_its_parent(place: Path)
         assert folder.is_dir()
 
 
+@pytest.mark.process
 def test_a_place_of_the_caller_s_is_left_as_it_was(tmp_path: Path, alive: subprocess.Popen[str]) -> None:
     own = tmp_path / "own"
     own.mkdir()
@@ -574,6 +583,7 @@ def test_a_place_that_another_program_has_emptied_gets_a_new_root(place: Path) -
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.process
 def test_what_a_process_made_is_gone_when_it_ends(place: Path) -> None:
     program = HOLDS_ROWS.replace("time.sleep(600)", "") + "\nfrom icedb.temporary import spill_path\nspill_path()\n"
     process = run(program, place)

@@ -30,6 +30,8 @@ import pytest
 SCOPES = ("quick", "short", "all", "rest")
 #: Marks of tests that `quick` leaves out.
 NOT_QUICK = ("s3", "azure", "spark", "dagster", "simulation", "process", "slow")
+#: Fixtures that start a server.
+SERVERS = frozenset({"s3_server", "storage_options", "azure_options", "shared_session"})
 #: What Python audits when a program starts another.
 PROCESS_EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"})
 #: Test-seconds of a share: two workers for some four minutes.
@@ -90,12 +92,18 @@ def choose(items: Sequence[pytest.Item], scope: str, day: date, share: str | Non
     if scope == "all":
         return set(items)
     if scope == "quick":
-        return {item for item in items if not any(item.get_closest_marker(mark) for mark in NOT_QUICK)}
+        return {item for item in items if _is_quick(item)}
     short = _short(items, day)
     if scope == "short":
         return short
     rest = [item for item in items if item not in short]
     return set(rest) if share is None else _share(rest, share)
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    if any(item.get_closest_marker(mark) for mark in NOT_QUICK):
+        return False
+    return SERVERS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 # -------------------------------------------------------------------------------------------------------- samples
