@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -361,14 +362,19 @@ BEFORE: tuple[Rows, list[int]] = ([(0, 0)], [])
 AFTER: tuple[Rows, list[int]] = ([(0, 0), *GOOD], [3])
 
 CRASHES = pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER], ids=lambda f: f.name)
+#: Every second request, from the first or the second on.
+HALVES = pytest.mark.parametrize("half", [0, 1])
 ANSWERS = pytest.mark.parametrize("fault", [Fault.LOSE_RESPONSE, Fault.FAIL, Fault.REPEAT], ids=lambda f: f.name)
 
 
 @pytest.mark.sampled(cases=1)
 @CRASHES
-def test_after_a_crash_anywhere_the_same_txn_leaves_each_row_in_one_place_once(world: Siblings, fault: Fault) -> None:
+@HALVES
+def test_after_a_crash_anywhere_the_same_txn_leaves_each_row_in_one_place_once(
+    world: Siblings, fault: Fault, half: int
+) -> None:
     act = partial(insert, txn=TXN)
-    for request in world.requests(act):
+    for request in islice(world.requests(act), half, None, 2):
         table, store = world.actor()
         store.inject(fault, number=request.number)
         with pytest.raises(Crash):
@@ -382,10 +388,11 @@ def test_after_a_crash_anywhere_the_same_txn_leaves_each_row_in_one_place_once(w
 
 @pytest.mark.sampled(cases=1)
 @CRASHES
+@HALVES
 def test_after_a_crash_without_a_txn_no_row_is_lost_and_only_the_quarantine_may_have_one_twice(
-    world: Siblings, fault: Fault
+    world: Siblings, fault: Fault, half: int
 ) -> None:
-    for request in world.requests(insert):
+    for request in islice(world.requests(insert), half, None, 2):
         table, store = world.actor()
         store.inject(fault, number=request.number)
         with pytest.raises(Crash):
@@ -401,11 +408,12 @@ def test_after_a_crash_without_a_txn_no_row_is_lost_and_only_the_quarantine_may_
 @pytest.mark.sampled(cases=1)
 @ANSWERS
 @pytest.mark.parametrize("txn", [None, TXN], ids=["without txn", "with txn"])
+@HALVES
 def test_an_answer_that_is_lost_anywhere_loses_no_row(
-    world: Siblings, fault: Fault, txn: tuple[str, int] | None
+    world: Siblings, fault: Fault, txn: tuple[str, int] | None, half: int
 ) -> None:
     act = partial(insert, txn=txn)
-    for request in world.requests(act):
+    for request in islice(world.requests(act), half, None, 2):
         table, store = world.actor()
         store.inject(fault, number=request.number)
         try:
@@ -424,9 +432,12 @@ def test_an_answer_that_is_lost_anywhere_loses_no_row(
 
 @pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("txn", [None, TXN], ids=["without txn", "with txn"])
-def test_two_at_once_make_one_quarantine_whenever_the_other_comes(world: Siblings, txn: tuple[str, int] | None) -> None:
+@HALVES
+def test_two_at_once_make_one_quarantine_whenever_the_other_comes(
+    world: Siblings, txn: tuple[str, int] | None, half: int
+) -> None:
     act = partial(insert, txn=txn)
-    for request in world.requests(act):
+    for request in islice(world.requests(act), half, None, 2):
         table, store = world.actor()
 
         def meanwhile(now: Any, number: int = request.number, store: FaultyStore = store) -> None:

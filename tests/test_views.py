@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -529,15 +530,20 @@ def check_nothing_is_shown_too_early(world: Siblings) -> None:
 
 # Right after a request leaves what right before the next one does, but for the last: one of them a day is enough.
 CRASHES = pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER], ids=lambda f: f.name)
+#: Every second request, from the first or the second on.
+HALVES = pytest.mark.parametrize("half", [0, 1])
 ANSWERS = pytest.mark.parametrize("fault", [Fault.LOSE_RESPONSE, Fault.FAIL, Fault.REPEAT], ids=lambda f: f.name)
 
 
 @pytest.mark.sampled(cases=1)
 @CRASHES
-def test_after_a_crash_anywhere_the_same_txn_completes_all_tables_exactly_once(world: Siblings, fault: Fault) -> None:
+@HALVES
+def test_after_a_crash_anywhere_the_same_txn_completes_all_tables_exactly_once(
+    world: Siblings, fault: Fault, half: int
+) -> None:
     act = partial(insert, txn=TXN)
     seen = set()
-    for request in world.requests(act):
+    for request in islice(world.requests(act), half, None, 2):
         table, store = world.actor()
         store.inject(fault, number=request.number)
         with pytest.raises(Crash):
@@ -553,8 +559,11 @@ def test_after_a_crash_anywhere_the_same_txn_completes_all_tables_exactly_once(w
 
 @pytest.mark.sampled(cases=1)
 @CRASHES
-def test_after_a_crash_without_a_txn_a_refresh_of_each_view_puts_them_right(world: Siblings, fault: Fault) -> None:
-    for request in world.requests(insert):
+@HALVES
+def test_after_a_crash_without_a_txn_a_refresh_of_each_view_puts_them_right(
+    world: Siblings, fault: Fault, half: int
+) -> None:
+    for request in islice(world.requests(insert), half, None, 2):
         table, store = world.actor()
         store.inject(fault, number=request.number)
         with pytest.raises(Crash):
@@ -570,11 +579,12 @@ def test_after_a_crash_without_a_txn_a_refresh_of_each_view_puts_them_right(worl
 @pytest.mark.sampled(cases=1)
 @ANSWERS
 @pytest.mark.parametrize("txn", [None, TXN], ids=["without txn", "with txn"])
+@HALVES
 def test_an_answer_that_is_lost_anywhere_is_survived_or_says_what_to_do(
-    world: Siblings, fault: Fault, txn: tuple[str, int] | None
+    world: Siblings, fault: Fault, txn: tuple[str, int] | None, half: int
 ) -> None:
     act = partial(insert, txn=txn)
-    for request in world.requests(act):
+    for request in islice(world.requests(act), half, None, 2):
         table, store = world.actor()
         store.inject(fault, number=request.number)
         try:
@@ -597,9 +607,11 @@ def test_an_answer_that_is_lost_anywhere_is_survived_or_says_what_to_do(
             assert there(world) == all_of(ONE), request
 
 
-def test_two_who_try_the_same_txn_at_once_leave_one_batch_in_each_table(world: Siblings) -> None:
+@pytest.mark.sampled(cases=1)
+@HALVES
+def test_two_who_try_the_same_txn_at_once_leave_one_batch_in_each_table(world: Siblings, half: int) -> None:
     act = partial(insert, txn=TXN)
-    for request in world.requests(act):
+    for request in islice(world.requests(act), half, None, 2):
         table, store = world.actor()
 
         def meanwhile(now: Any, number: int = request.number, store: FaultyStore = store) -> None:
@@ -716,13 +728,14 @@ def test_a_view_whose_column_got_another_type_meanwhile_is_behind(world: Sibling
 @pytest.mark.sampled(cases=1)
 @CRASHES
 @pytest.mark.parametrize("inserted", [False, True], ids=["", "inserted before the next try"])
+@HALVES
 def test_after_a_crash_anywhere_in_its_creation_a_view_can_be_created_again(
-    world: Siblings, fault: Fault, inserted: bool
+    world: Siblings, fault: Fault, inserted: bool, half: int
 ) -> None:
     def create(table: Table) -> None:
         table.create_view("late", "SELECT k, v FROM _rows", sort_by=["v"])
 
-    for request in world.requests(create):
+    for request in islice(world.requests(create), half, None, 2):
         table, store = world.actor()
         store.inject(fault, number=request.number)
         with pytest.raises(Crash):
