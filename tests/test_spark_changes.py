@@ -64,7 +64,7 @@ class Stream:
         return numbers(self._spark.read.schema("n long").json(str(self._out)))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=15)
 def test_a_stream_begins_with_the_table_and_goes_on_with_what_comes(spark: Any, table: Table, tmp_path: Path) -> None:
     insert(table, 0, 1)
     insert(table, 2, 3)

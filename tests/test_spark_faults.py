@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,11 +25,19 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from icedb import Table
 from icedb.spark.writer import open_writer
 from tests.support.counting_proxy import CountingProxy, HttpRequest
-from tests.support.spark_clusters import TWO_EXECUTORS, Driver, RemoteError, descendants, environment, standalone
+from tests.support.spark_clusters import (
+    TWO_EXECUTORS,
+    Driver,
+    RemoteError,
+    SharedDriver,
+    descendants,
+    environment,
+    standalone,
+)
+from tests.support.waiting import SECONDS_MAX, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
-WAIT_SECONDS_MAX = 60
 DENIED = (403, b"<Error><Code>AccessDenied</Code></Error>")
 
 
@@ -54,12 +61,10 @@ def place(s3: Any, proxy: CountingProxy) -> dict[str, str]:
     return {"path": s3.uri, **s3.storage_options, "AWS_ENDPOINT_URL": proxy.endpoint}
 
 
-@pytest.fixture(scope="module")
-def driver(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+@pytest.fixture
+def driver(spark: Any) -> SharedDriver:
     """A session that each task may fail in once."""
-    folder = tmp_path_factory.mktemp("faults")
-    with Driver({"spark.master": "local[2,2]"}, folder, environment(spark_home)) as driver:
-        yield driver
+    return SharedDriver(spark)
 
 
 def rows(table: Table) -> list[int]:
@@ -118,7 +123,7 @@ def once(condition: Callable[[HttpRequest], bool], do: Callable[[HttpRequest], N
 
 
 def test_a_task_that_is_refused_once_is_tried_again_and_gives_each_row_once(
-    driver: Driver, table: Table, place: dict[str, str], proxy: CountingProxy
+    driver: SharedDriver, table: Table, place: dict[str, str], proxy: CountingProxy
 ) -> None:
     refused = []
 
@@ -137,7 +142,7 @@ def test_a_task_that_is_refused_once_is_tried_again_and_gives_each_row_once(
 
 
 def test_a_python_worker_that_is_killed_amid_its_parts_gives_each_row_once(
-    driver: Driver, table: Table, place: dict[str, str], proxy: CountingProxy
+    driver: SharedDriver, table: Table, place: dict[str, str], proxy: CountingProxy
 ) -> None:
     killed = []
 
@@ -154,15 +159,16 @@ def test_a_python_worker_that_is_killed_amid_its_parts_gives_each_row_once(
     check_sound(table)
 
 
-def owner_of(request: HttpRequest, proxy: CountingProxy, driver: Driver) -> int:
+def owner_of(request: HttpRequest, proxy: CountingProxy, driver: SharedDriver) -> int:
     """The process that sent a request. Others begin and end while it is looked for, so it is looked for again."""
     port = int(proxy.endpoint.rpartition(":")[2])
-    for _ in range(100):
+
+    def look() -> int | None:
         with suppress(OSError):
-            if (pid := owner(request.client_port, port, descendants(driver.pid))) is not None:
-                return pid
-        time.sleep(0.05)
-    raise AssertionError(f"nobody sent {request.path}")
+            return owner(request.client_port, port, descendants(driver.pid))
+        return None
+
+    return wait_until(look, f"a process is seen that sent {request.path}") or 0
 
 
 def owner(port: int, to_port: int, pids: list[int]) -> int | None:
@@ -181,7 +187,7 @@ def owner(port: int, to_port: int, pids: list[int]) -> int | None:
     return None
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=40)
 def test_of_two_attempts_that_run_at_once_one_is_committed(
     spark_home: Path, tmp_path: Path, table: Table, place: dict[str, str], proxy: CountingProxy
 ) -> None:
@@ -190,7 +196,7 @@ def test_of_two_attempts_that_run_at_once_one_is_committed(
 
     def hold(request: HttpRequest) -> None:
         slow.append(request.path)
-        over.wait(WAIT_SECONDS_MAX)
+        over.wait(SECONDS_MAX)
 
     proxy.after = once(is_part, hold)
     speculation = {
@@ -226,13 +232,10 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize(
-    # Of those that leave nothing visible, the short suite has the one that kills a stream's driver.
-    "moment",
-    [pytest.param(moment, marks=[] if committed else pytest.mark.slow) for moment, (*_, committed) in MOMENTS.items()],
-)
+@pytest.mark.sampled(cases=1)
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_a_driver_that_is_killed_leaves_all_or_nothing_and_the_job_done_again_gives_each_row_once(
-    moment: str, driver: Driver, spark_home: Path, tmp_path: Path, table: Table, place: dict[str, str],
+    moment: str, driver: SharedDriver, spark_home: Path, tmp_path: Path, table: Table, place: dict[str, str],
     proxy: CountingProxy,
 ) -> None:  # fmt: skip
     when, key, committed = MOMENTS[moment]
@@ -259,7 +262,7 @@ def test_a_driver_that_is_killed_leaves_all_or_nothing_and_the_job_done_again_gi
 
 
 def test_a_commit_that_lands_unheard_is_not_taken_back_by_the_abort(
-    driver: Driver, table: Table, place: dict[str, str], proxy: CountingProxy
+    driver: SharedDriver, table: Table, place: dict[str, str], proxy: CountingProxy
 ) -> None:
     """The log file is put, its answer is lost, and the store is gone: Spark calls abort after a commit that landed."""
 
@@ -283,7 +286,7 @@ def test_a_commit_that_lands_unheard_is_not_taken_back_by_the_abort(
 
 
 def test_an_answer_that_is_lost_once_is_found_out_and_the_job_succeeds(
-    driver: Driver, table: Table, place: dict[str, str], proxy: CountingProxy
+    driver: SharedDriver, table: Table, place: dict[str, str], proxy: CountingProxy
 ) -> None:
     def lose(_: HttpRequest) -> None:
         raise ConnectionResetError
@@ -325,7 +328,7 @@ def test_an_abort_because_of_a_task_that_failed_deletes_what_the_others_wrote(
 
 @pytest.mark.parametrize("how", ["access is revoked", "the store is gone"])
 def test_a_store_that_is_lost_amid_the_job_is_told_and_the_job_can_be_repeated(
-    how: str, driver: Driver, table: Table, place: dict[str, str], proxy: CountingProxy
+    how: str, driver: SharedDriver, table: Table, place: dict[str, str], proxy: CountingProxy
 ) -> None:
     lost = threading.Event()
 
@@ -369,7 +372,7 @@ def test_a_store_that_is_lost_amid_the_job_is_told_and_the_job_can_be_repeated(
     ],
 )
 def test_a_job_that_is_told_something_wrong_says_so_in_its_first_line_and_writes_nothing(
-    wrong: dict[str, str], reason: str, driver: Driver, table: Table, place: dict[str, str]
+    wrong: dict[str, str], reason: str, driver: SharedDriver, table: Table, place: dict[str, str]
 ) -> None:
     before = log_files(table), keys(table, table.handle.keys.data_prefix)
     told = place | wrong
@@ -382,7 +385,9 @@ def test_a_job_that_is_told_something_wrong_says_so_in_its_first_line_and_writes
     assert (log_files(table), keys(table, table.handle.keys.data_prefix)) == before
 
 
-def test_a_column_of_another_type_is_told_in_the_first_line(driver: Driver, s3: Any, place: dict[str, str]) -> None:
+def test_a_column_of_another_type_is_told_in_the_first_line(
+    driver: SharedDriver, s3: Any, place: dict[str, str]
+) -> None:
     table = Table.create(s3.uri, storage_options=s3.storage_options)
     table.insert([{"n": "a text"}])
     with pytest.raises(RemoteError) as error:

@@ -62,6 +62,7 @@ def log_files(table: Table) -> list[str]:
 # ------------------------------------------------------------------------------------------ the commit
 
 
+@pytest.mark.sampled(cases=1)
 def test_insert_and_overwrite_tell_what_they_committed(spark: SparkSession, create_shared: Create) -> None:
     table = create_shared(partition_by=["n % 2 AS parity"], sort_by=["n"])
     first = table.insert(numbers(spark, *range(10), tasks=3))
@@ -112,6 +113,7 @@ def test_the_commit_is_found_among_those_of_others(spark: SparkSession, create: 
 # ------------------------------------------------------------------------------------------ transactions
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_transaction_is_committed_once_whoever_tries_it_again(spark: SparkSession, create_shared: Create) -> None:
     table = create_shared()
     frame = numbers(spark, 1, 2, 3)
@@ -227,6 +229,7 @@ def test_options_of_the_table_reach_the_job(spark: SparkSession, local: Any) -> 
 # ------------------------------------------------------------------------------------------ what a table does with rows
 
 
+@pytest.mark.sampled(cases=1)
 def test_each_task_asks_the_insert_query_of_its_own_rows(spark: SparkSession, create_shared: Create) -> None:
     query = "SELECT n % 10 AS bucket, count(*) AS rows, sum(n)::BIGINT AS total FROM _rows GROUP BY ALL"
     table = create_shared(insert_query=query, merging=Aggregating(by=("bucket",), sum=("rows", "total")))
@@ -289,6 +292,7 @@ def test_only_declared_columns_are_taken_and_types_are_the_declared_ones(spark: 
     assert table.insert(numbers(spark, 1)).rows == 1
 
 
+@pytest.mark.sampled(cases=1)
 def test_rows_choose_their_partitions_in_every_task(spark: SparkSession, create_shared: Create) -> None:
     table = create_shared(partition_by=["n AS d"])
     frame = numbers(spark, *range(6), tasks=3).selectExpr(

@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,14 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql import SparkSession
-
 from icedb import Table
 from icedb.errors import InvalidOption
-from icedb.spark.java import prepare_environment
 from spark_jobs import backfill, export_table, ingest_events, merge_table, stream_events
 from tests.support.counting_proxy import CountingProxy, HttpRequest
 from tests.support.pages import ROOT, blocks
-from tests.support.spark_clusters import SESSION
 from tests.support.stores import Place
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]  # the session that the programs find
 
 PROGRAMS = {module.NAME: module for module in (backfill, export_table, ingest_events, merge_table, stream_events)}
 COLUMNS = {"ts": "TIMESTAMP WITH TIME ZONE", "user": "BIGINT", "amount": "DECIMAL(9,2)"}
@@ -46,23 +42,6 @@ BAD = {
     '{"user": 7, "colour": "red"}': "has fields that no column is for: ['colour']",
     '{"amount": 1}': "lacks a value of 'user'",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session that the programs find."""
-    folder = tmp_path_factory.mktemp("spark")
-    kept = dict(os.environ)
-    os.environ["SPARK_HOME"] = str(spark_home)
-    prepare_environment()
-    builder = SparkSession.builder.master("local[2,2]").config("spark.local.dir", str(folder / "local"))
-    for name, value in SESSION.items():
-        builder = builder.config(name, value)
-    session = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
-    yield session
-    session.stop()
-    os.environ.clear()
-    os.environ.update(kept)
 
 
 @pytest.fixture
@@ -258,7 +237,7 @@ def test_a_store_that_is_lost_is_said_in_a_line(
 
 
 def test_a_table_is_merged_until_nothing_is_left_and_exported_as_it_was(
-    events: Table, tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+    events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for user in range(6):
         events.insert([{"ts": datetime(2026, 1, 1 + user % 2, tzinfo=UTC), "user": user}])

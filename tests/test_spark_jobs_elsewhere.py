@@ -25,7 +25,7 @@ from tests.support.spark_clusters import SESSION, environment, standalone
 
 pytestmark = pytest.mark.spark
 
-PROGRAM_SECONDS_MAX = 240
+PROGRAM_SECONDS_MAX = 600
 FULL_BYTES = 8 * 1024 * 1024
 
 
@@ -44,7 +44,7 @@ def raw_events(folder: Path, lines: list[Any]) -> str:
     return str(path)
 
 
-@pytest.mark.slow  # the short run has what `test_spark_launch` tells Dagster
+@pytest.mark.slow(seconds=40)  # the short run has what `test_spark_launch` tells Dagster
 def test_dagster_is_told_what_was_done_and_a_step_that_fails_says_why(spark_home: Path, tmp_path: Path) -> None:
     table = Table.create(tmp_path / "events", partition_by=["n % 2 AS odd"], schema={"n": "BIGINT"})
     source = raw_events(tmp_path, [{"n": 1}, {"n": 2}, "no json"])
@@ -109,13 +109,13 @@ def messages(instance: Any, result: Any) -> list[str]:
     return [e.user_message for e in instance.all_logs(result.run_id)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 def test_executors_that_have_only_the_dependencies_get_our_code_as_a_wheel(spark_home: Path, tmp_path: Path) -> None:
     """A Python that does not see the checkout, with the packages that are binaries and stay in the environment."""
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, ROOT],
         check=True,
-        timeout=120,
+        timeout=240,
     )
     [built] = tmp_path.glob("*.whl")
     wheel = built.rename(tmp_path / "icedb.zip")  # executors import only from archives with such a name
@@ -167,7 +167,7 @@ def in_own_mounts(folder: Path) -> list[str]:
     return ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 @pytest.mark.skipif(not can_mount(), reason="no mount namespaces here")
 def test_a_full_disk_is_said_in_a_line(spark_home: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"

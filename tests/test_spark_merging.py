@@ -119,6 +119,7 @@ def rows(table: Table, columns: str = "k, s") -> list[tuple[Any, ...]]:
 # ------------------------------------------------------------------------------------------ the same as in process
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize(
     "spec",
     [
@@ -153,6 +154,7 @@ def test_aggregates_are_the_same(local: Place, engine: SparkMergeEngine) -> None
     check_sound(tables[0])
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_deletion_gives_what_it_gives_in_process(shared_place: Place, engine: SparkMergeEngine) -> None:
     table, twin = twins(shared_place)
     foreseen = table.delete("k < 7 AND s LIKE '1-%'", dry_run=True, engine=engine)
@@ -166,6 +168,7 @@ def test_a_deletion_gives_what_it_gives_in_process(shared_place: Place, engine: 
     check_sound(table)
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_rewrite_of_a_partition_gives_what_it_gives_in_process(shared_place: Place, engine: SparkMergeEngine) -> None:
     table, twin = twins(shared_place)
     query = "SELECT k, upper(s) AS s, k * 2 AS twice FROM _rows WHERE k > 5"
@@ -179,6 +182,7 @@ def test_a_rewrite_of_a_partition_gives_what_it_gives_in_process(shared_place: P
     check_sound(table)
 
 
+@pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("where", ["elsewhere", "beside"])
 def test_an_import_gives_what_it_gives_in_process(
     where: str, shared_place: Place, local: Place, engine: SparkMergeEngine
@@ -367,6 +371,7 @@ def test_a_predicate_without_a_value_for_some_row_is_no_reason_to_try_again(
         table.delete("CAST(s AS INTEGER) = 1", engine=engine)
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_task_that_loses_an_answer_deletes_what_it_put_and_is_tried_again(
     shared_place: Place, engine: SparkMergeEngine, tmp_path: Path
 ) -> None:
@@ -389,6 +394,7 @@ def test_a_task_that_dies_is_done_again_and_what_it_put_is_deleted(
     check_sound(table, orphans=0)  # what the first attempt had put is known by its name
 
 
+@pytest.mark.sampled(cases=1)
 def test_when_a_task_dies_each_time_nothing_is_visible_and_what_the_others_put_is_deleted(
     shared_place: Place, engine: SparkMergeEngine, tmp_path: Path
 ) -> None:
@@ -447,6 +453,7 @@ class Meanwhile:
         return results
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_commit_that_came_first_takes_its_groups_and_their_parts_are_deleted(
     shared_place: Place, engine: SparkMergeEngine
 ) -> None:
@@ -469,6 +476,7 @@ def test_a_rewrite_whose_partition_was_changed_is_done_again(local: Place, engin
     check_sound(table, orphans=0)
 
 
+@pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("when", ["before the claim", "after the claim", "after the log file"])
 def test_a_driver_that_dies_leaves_orphans_or_the_whole_commit(
     when: str, local: Place, engine: SparkMergeEngine
@@ -649,7 +657,7 @@ def test_our_own_errors_stay_what_they_are() -> None:
 # ------------------------------------------------------------------------------------------ Spark Connect
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=40)
 def test_all_of_it_works_over_spark_connect(s3: Place, spark_home: Path, tmp_path: Path) -> None:
     """In programs of their own: this one has a classic session."""
     table = fill(create(s3))
@@ -671,7 +679,7 @@ def test_all_of_it_works_over_spark_connect(s3: Place, spark_home: Path, tmp_pat
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=600,
         )
     assert done.returncode == 0, done.stderr[-3000:]
     assert len(table.snapshot().parts) == 4

@@ -115,7 +115,7 @@ def maintained(uri: str, days: Days, folder: Path, env: dict[str, str]) -> Itera
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
     try:
         yield
-        assert process.wait(120) == 0, (folder / "maintenance.log").read_text()[-3000:]
+        assert process.wait(240) == 0, (folder / "maintenance.log").read_text()[-3000:]
     finally:
         process.kill()
         process.wait()
@@ -135,7 +135,7 @@ def done(journal: Path) -> Counter[str]:
     return total
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=70)
 @pytest.mark.timeout(900 + 2 * SECONDS)
 def test_a_stream_spark_jobs_and_python_write_at_once_and_every_row_is_accounted_for(
     s3: Any, spark_home: Path, tmp_path: Path

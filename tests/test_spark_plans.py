@@ -65,6 +65,7 @@ def test_spark_evaluates_every_filter(spark: SparkSession, table: Table) -> None
     assert "Filter (" in plan
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize("engine", ["python", "native"])
 def test_answers_are_those_of_a_fresh_frame_whatever_came_before(
     spark: SparkSession, table: Table, setting: str, engine: Any, tmp_path: Path
@@ -72,14 +73,14 @@ def test_answers_are_those_of_a_fresh_frame_whatever_came_before(
     check_sequence(spark, table, engine, 3, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=120)
 @pytest.mark.parametrize("engine", ["python", "native"])
 def test_many_sequences_of_plans(spark: SparkSession, table: Table, setting: str, engine: Any, tmp_path: Path) -> None:
     for seed in range(100, 140):
         check_sequence(spark, table, engine, seed, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=90)
 def test_sequences_of_plans_over_spark_connect(spark_home: Path, tmp_path: Path) -> None:
     env = environment(spark_home)
     (tmp_path / "server").mkdir()

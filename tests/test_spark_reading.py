@@ -132,6 +132,7 @@ def test_what_spark_has_no_type_for_comes_as_text(spark: SparkSession, create: C
     assert is_native(icedb_spark.read(spark, table.uri, columns=["n"], engine="native"))
 
 
+@pytest.mark.sampled(cases=1)
 def test_the_session_s_timezone_changes_no_instant(
     spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
 ) -> None:
@@ -204,6 +205,7 @@ def _random_row(seed: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("large", ["false", "true"])
 def test_nested_values_of_every_type_that_spark_writes_come_back(
     spark: SparkSession, create: Callable[..., icedb.Table], large: str
@@ -272,6 +274,7 @@ VALUES: list[dict[str, list[str | None]]] = [
 ]
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize("columns", VALUES, ids=["first", "second"])
 def test_partition_values_are_what_duckdb_says(
     spark: SparkSession, create: Callable[..., icedb.Table], engine: Any, columns: dict[str, list[str | None]]
@@ -280,6 +283,7 @@ def test_partition_values_are_what_duckdb_says(
     check_same(icedb_spark.read(spark, table.uri, engine=engine), table.snapshot())
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize(
     ("expression", "values", "why"),
     [
@@ -304,6 +308,7 @@ def test_values_that_spark_would_read_in_its_own_way_are_left_to_duckdb(
     assert found == {n: spelled.get(str(v), v) for n, v in enumerate(values)}
 
 
+@pytest.mark.sampled(cases=1)
 def test_names_of_partition_columns_and_folders_may_hold_anything(
     spark: SparkSession, tmp_path: Path, engine: Any
 ) -> None:
@@ -322,6 +327,7 @@ def test_a_folder_that_is_a_pattern_to_spark_is_left_to_duckdb(spark: SparkSessi
     check_same(frame, table.snapshot())
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_data_column_wins_over_a_partition_column_of_its_name(
     spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
 ) -> None:
@@ -360,6 +366,7 @@ def test_files_that_spark_overlooks_are_none_of_its_own_scan(
         icedb_spark.frame(spark, dataclasses.replace(snapshot, parts=(hidden,)), engine="native")
 
 
+@pytest.mark.sampled(cases=1)
 def test_where_leaves_partitions_out_before_any_part_is_opened(
     spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
 ) -> None:
@@ -395,6 +402,7 @@ def test_parts_of_an_older_partitioning_are_read_and_filtered_by_their_rows(
 # ------------------------------------------------------------------------------------------ snapshots
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_frame_is_one_snapshot_whatever_is_written_later(
     spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
 ) -> None:
@@ -416,6 +424,7 @@ def test_a_frame_is_one_snapshot_whatever_is_written_later(
     assert [tuple(r) for r in icedb_spark.read(spark, table.uri, engine=engine).collect()] == [(4, "newer", 0)]
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize("way", ["read", "frame", "data source"])
 def test_a_read_has_the_columns_of_its_time(
     spark: SparkSession, create: Callable[..., icedb.Table], engine: Any, way: str
@@ -434,6 +443,7 @@ def test_a_read_has_the_columns_of_its_time(
         assert sorted(row["a"] for row in frame.collect()) == values
 
 
+@pytest.mark.sampled(cases=1)
 def test_columns_that_parts_lack_are_null(spark: SparkSession, create: Callable[..., icedb.Table], engine: Any) -> None:
     table = create(schema={"declared": "STRUCT(x INTEGER)[]"})
     table.insert(pa.table({"n": [1]}))
@@ -444,6 +454,7 @@ def test_columns_that_parts_lack_are_null(spark: SparkSession, create: Callable[
     assert [r.n for r in frame.where("label IS NULL AND m IS NULL").collect()] == [1]
 
 
+@pytest.mark.sampled(cases=1)
 def test_nothing_is_an_empty_frame_with_the_columns(
     spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
 ) -> None:
@@ -459,6 +470,7 @@ def test_nothing_is_an_empty_frame_with_the_columns(
     assert source.collect() == []
 
 
+@pytest.mark.sampled(cases=1)
 def test_columns_are_chosen_in_any_order(spark: SparkSession, create: Callable[..., icedb.Table], engine: Any) -> None:
     table = create(partition_by=["n % 2 AS half"])
     table.insert(pa.table({"n": [1, 2], "a, b": ["x", "y"], "c": [True, None]}))

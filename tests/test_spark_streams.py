@@ -26,7 +26,7 @@ from icedb import Table
 from icedb.errors import AccessDenied, CheckpointBehind, InvalidOption, InvariantViolated, SchemaConflict
 from icedb.spark.writer import open_stream_writer
 from tests.support.counting_proxy import CountingProxy, HttpRequest
-from tests.support.spark_clusters import Driver, RemoteError, environment
+from tests.support.spark_clusters import Driver, RemoteError, SharedDriver, environment
 from tests.test_spark_faults import (
     DENIED,
     check_sound,
@@ -66,12 +66,10 @@ def place(s3: Any, proxy: CountingProxy) -> dict[str, str]:
     return {"path": s3.uri, **s3.storage_options, "AWS_ENDPOINT_URL": proxy.endpoint}
 
 
-@pytest.fixture(scope="module")
-def driver(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+@pytest.fixture
+def driver(spark: Any) -> SharedDriver:
     """A session that each task may fail in once."""
-    folder = tmp_path_factory.mktemp("streams")
-    with Driver({"spark.master": "local[2,2]"}, folder, environment(spark_home)) as driver:
-        yield driver
+    return SharedDriver(spark)
 
 
 class Source:
@@ -92,7 +90,7 @@ class Source:
             unfinished.rename(self.files / f"{number:05}.json")
         self.arrived += files
 
-    def stream(self, driver: Driver, **options: Any) -> int:
+    def stream(self, driver: Driver | SharedDriver, **options: Any) -> int:
         """Read all that has arrived; gives the number of the last batch."""
         answer = driver.ask(
             "stream", place=self._place, files=str(self.files), checkpoint=str(self.checkpoint), **options
@@ -114,7 +112,7 @@ def source(tmp_path: Path, place: dict[str, str]) -> Source:
 
 
 def test_each_batch_is_one_commit_and_a_stream_goes_on_where_it_was(
-    driver: Driver, table: Table, source: Source, proxy: CountingProxy
+    driver: SharedDriver, table: Table, source: Source, proxy: CountingProxy
 ) -> None:
     refused = []
 
@@ -140,7 +138,9 @@ def test_each_batch_is_one_commit_and_a_stream_goes_on_where_it_was(
     check_sound(table)
 
 
-def test_a_deleted_checkpoint_is_a_new_stream_not_a_silent_skip(driver: Driver, table: Table, source: Source) -> None:
+def test_a_deleted_checkpoint_is_a_new_stream_not_a_silent_skip(
+    driver: SharedDriver, table: Table, source: Source
+) -> None:
     source.arrive(2)
     source.stream(driver)
     shutil.rmtree(source.checkpoint)
@@ -149,6 +149,7 @@ def test_a_deleted_checkpoint_is_a_new_stream_not_a_silent_skip(driver: Driver, 
     check_sound(table)
 
 
+@pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize(
     ("batches", "files_per_batch", "reason"),
     [
@@ -158,7 +159,7 @@ def test_a_deleted_checkpoint_is_a_new_stream_not_a_silent_skip(driver: Driver, 
     ids=["two batches behind", "one batch behind, and more has arrived"],
 )
 def test_an_older_state_of_a_checkpoint_is_refused(
-    batches: int, files_per_batch: int, reason: str, driver: Driver, table: Table, source: Source, tmp_path: Path
+    batches: int, files_per_batch: int, reason: str, driver: SharedDriver, table: Table, source: Source, tmp_path: Path
 ) -> None:
     source.arrive()
     source.stream(driver)
@@ -178,7 +179,7 @@ def test_an_older_state_of_a_checkpoint_is_refused(
 
 
 def test_a_batch_whose_end_spark_did_not_note_is_not_committed_twice(
-    driver: Driver, table: Table, source: Source
+    driver: SharedDriver, table: Table, source: Source
 ) -> None:
     source.arrive(2)
     last = source.stream(driver)
@@ -192,7 +193,7 @@ def test_a_batch_whose_end_spark_did_not_note_is_not_committed_twice(
 
 
 def test_a_stream_whose_store_is_lost_at_the_commit_goes_on_when_it_is_back(
-    driver: Driver, table: Table, source: Source, place: dict[str, str], proxy: CountingProxy
+    driver: SharedDriver, table: Table, source: Source, place: dict[str, str], proxy: CountingProxy
 ) -> None:
     """The log file is put, its answer is lost, and the store is gone: the batch is there, and only the table knows."""
 
@@ -214,7 +215,7 @@ def test_a_stream_whose_store_is_lost_at_the_commit_goes_on_when_it_is_back(
 
 
 def test_a_stream_that_is_told_something_wrong_says_so_in_its_first_line(
-    driver: Driver, table: Table, source: Source, place: dict[str, str]
+    driver: SharedDriver, table: Table, source: Source, place: dict[str, str]
 ) -> None:
     source.arrive()
     before = log_files(table)
@@ -298,11 +299,11 @@ def killed_when_noted(driver: Driver, folder: Path, skip: int) -> Iterator[None]
     ("kills", "moments", "files"),
     [
         pytest.param(1, MOMENTS[2:3], 1, id="one"),
-        pytest.param(50, MOMENTS, 2, id="fifty", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+        pytest.param(50, MOMENTS, 2, id="fifty", marks=[pytest.mark.slow(seconds=900), pytest.mark.timeout(3600)]),
     ],
 )
 def test_a_driver_that_is_killed_again_and_again_gives_each_row_once(
-    kills: int, moments: list[tuple[str, str, str]], files: int, driver: Driver, spark_home: Path, tmp_path: Path,
+    kills: int, moments: list[tuple[str, str, str]], files: int, driver: SharedDriver, spark_home: Path, tmp_path: Path,
     table: Table, source: Source, proxy: CountingProxy,
 ) -> None:  # fmt: skip
     chance = random.Random(5)

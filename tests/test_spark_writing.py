@@ -75,6 +75,7 @@ def test_without_a_shuffle_each_task_has_parts_of_all_its_partitions(spark: Spar
     assert {p.key for p in commit.parts} == {p.key for p in table.snapshot().parts}
 
 
+@pytest.mark.sampled(cases=1)
 def test_with_a_shuffle_each_partition_is_one_part_in_one_commit(spark: SparkSession, create_shared: Create) -> None:
     table = create_shared(partition_by=["p % 5 AS five", "CAST(n % 2 AS BOOLEAN) AS odd"], sort_by=["n"])
     frame = numbers(spark, 10_000)
@@ -99,6 +100,7 @@ def test_a_partition_with_most_of_the_rows_is_written_by_several_tasks(spark: Sp
     assert table.query("SELECT count(*), count(DISTINCT n) FROM t").fetchall() == [(20_000, 20_000)]
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize(
     ("spec", "select"),
     [
@@ -133,6 +135,7 @@ def _split(select: str) -> list[str]:
     return parts
 
 
+@pytest.mark.sampled(cases=3)
 @pytest.mark.parametrize(
     ("expression", "select", "by_spark"),
     [
@@ -236,6 +239,7 @@ def test_a_large_partition_becomes_parts_of_the_size_that_is_asked_for(spark: Sp
 # ------------------------------------------------------------------------------------------ overwrite
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize(
     "how",
     [

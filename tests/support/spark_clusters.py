@@ -7,13 +7,13 @@ here, by its process id.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,8 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.support.quick_java import QUICK_JAVA
-
-START_SECONDS_MAX = 90
+from tests.support.waiting import wait_until
 
 #: What every session of the tests has.
 SESSION = {
@@ -41,7 +40,7 @@ SESSION = {
 #: Two executors in processes of their own, and no task before both are there.
 TWO_EXECUTORS = {
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-    "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "240s",
 }
 
 
@@ -123,6 +122,24 @@ class Driver:
         self._process.wait()
 
 
+class SharedDriver:
+    """The session that the tests of this process share, with the interface of `Driver`."""
+
+    pid = property(lambda self: os.getpid())
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Call a function of `tests.support.spark_driver`. Raises RemoteError."""
+        from tests.support.spark_driver import ASKED
+
+        try:
+            return ASKED[do](self._spark, **arguments)
+        except Exception as error:
+            raise RemoteError(type(error).__name__, str(error)) from error
+
+
 def descendants(pid: int) -> list[int]:
     """The processes below one, parents first."""
     children: dict[int, list[int]] = {}
@@ -134,6 +151,18 @@ def descendants(pid: int) -> list[int]:
     for child in found:  # grows as we go
         found += children.get(child, [])
     return found
+
+
+def make_spark_home(home: Path) -> Path:
+    """Make a SPARK_HOME of the installed pyspark, whose work folder is in a folder of the tests.
+
+    It lacks the archive of pyspark, from which each Python worker would import, and compile, what is installed anyway.
+    """
+    home.mkdir(exist_ok=True)
+    [installed] = importlib.util.find_spec("pyspark").submodule_search_locations
+    for name in ("bin", "jars"):
+        (home / name).symlink_to(Path(installed, name))
+    return home
 
 
 def environment(spark_home: Path) -> dict[str, str]:
@@ -162,12 +191,15 @@ def _daemon(
             env=dict(env),
         )
     try:
-        deadline = time.monotonic() + START_SECONDS_MAX
-        while not (found := re.search(ready, log.read_text(errors="replace"))):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{name} did not start:\n{log.read_text(errors='replace')[-3000:]}")
-            time.sleep(0.1)
-        yield found.groups()
+
+        def ready_line() -> re.Match[str] | None:
+            text = log.read_text(errors="replace")
+            assert process.poll() is None, f"{name} did not start:\n{text[-3000:]}"
+            return re.search(ready, text)
+
+        match = wait_until(ready_line, f"{name} is ready", every_seconds=0.1)
+        assert match is not None
+        yield match.groups()
     finally:
         below = descendants(process.pid)
         process.kill()
@@ -201,7 +233,7 @@ def standalone(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
             stack.enter_context(
                 _daemon(folder, f"worker-{number}", command, "Successfully registered with master", alone)
             )
-        with urllib.request.urlopen(f"http://127.0.0.1:{web_port}/json/", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{web_port}/json/", timeout=240) as answer:
             workers = [w["host"] for w in json.load(answer)["workers"] if w["state"] == "ALIVE"]
         if sorted(workers) != ["127.0.0.1", "127.0.0.2"]:
             raise RuntimeError(f"the master has the workers {workers}")

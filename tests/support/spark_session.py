@@ -1,52 +1,58 @@
-"""The Spark session that the tests of one process share: a master, two workers and two executors on 127.0.0.1.
+"""The Spark session that the tests of one process share: a master, a worker and an executor on 127.0.0.1.
 
 Starting them costs as much as dozens of small jobs. A test therefore restores each session setting that it changes,
-and names its views and tables for itself.
+names its views and tables for itself, and never stops the session.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from icedb.spark.java import prepare_environment
-from tests.support.quick_java import QUICK_JAVA
+from tests.support.spark_clusters import SESSION, make_spark_home
+from tests.support.spark_python import write_program
 
-CONFIG = {
-    "spark.master": "local-cluster[2,1,1024]",
-    "spark.app.name": "icedb-tests",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.executor.extraJavaOptions": QUICK_JAVA,
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "OFF",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.task.maxFailures": "2",
-    "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # no task starts before both executors are registered
-    "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
-}
+#: One executor with two cores: a second Java process would cost more than it proves, see tests/test_spark_clusters.py.
+CONFIG = SESSION | {"spark.master": "local-cluster[1,2,1024]", "spark.app.name": "icedb-tests"}
+
+
+#: How a test says that it takes the shared session.
+_TAKES_SESSION = re.compile(r'\bspark: (Any|SparkSession)\b|usefixtures\("spark"\)')
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all files about Spark that take the shared session to one worker: there is one session for a run then."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "the shared session" if _takes_session(config.rootpath / file) else file
+
+    return Scheduling(config, log)
+
+
+@cache
+def _takes_session(file: Path) -> bool:
+    return file.name.startswith("test_spark") and bool(_TAKES_SESSION.search(file.read_text()))
 
 
 @pytest.fixture(scope="session")
 def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SPARK_HOME whose work folder is temporary: by default it is inside the installed package.
-
-    There is one for the whole run, because the Java process that the first session starts keeps it.
-    """
-    import pyspark
-
-    home = tmp_path_factory.mktemp("spark-home")
-    for name in ("bin", "jars", "python"):
-        (home / name).symlink_to(Path(pyspark.__file__).parent / name)
-    return home
+    """One SPARK_HOME for all tests of a process: the Java process that the first session starts keeps it."""
+    return make_spark_home(tmp_path_factory.mktemp("spark-home"))
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +63,8 @@ def shared_session(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("spark")
     with _variables({"SPARK_HOME": str(spark_home)}):
         prepare_environment()
+        python = str(write_program(folder / "python"))
+        os.environ |= {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
         variables = dict(os.environ)
         builder = SparkSession.builder.config("spark.local.dir", str(folder / "local"))
         for name, value in CONFIG.items():
