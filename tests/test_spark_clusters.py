@@ -19,7 +19,8 @@ from icedb import Table
 from tests.support.counting_proxy import CountingProxy
 from tests.support.spark_clusters import TWO_EXECUTORS, Driver, RemoteError, connect_server, environment, standalone
 
-pytestmark = [pytest.mark.spark, pytest.mark.s3]
+#: The short run has one of the two that are servers, each every other day.
+pytestmark = [pytest.mark.spark, pytest.mark.s3, pytest.mark.sampled(cases=1)]
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,10 @@ class Cluster:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param("local[2,4]", marks=pytest.mark.slow),
-        pytest.param("local-cluster[2,1,1024]", marks=pytest.mark.slow),
+        pytest.param("local[2,4]", marks=pytest.mark.slow(seconds=10)),
+        pytest.param("local-cluster[2,1,1024]", marks=pytest.mark.slow(seconds=15)),
         "standalone",
-        pytest.param("connect", marks=pytest.mark.slow),
+        "connect",
     ],
 )
 def cluster(
@@ -111,7 +112,7 @@ def test_each_job_is_one_commit_of_exactly_its_rows(cluster: Cluster, table: Tab
     assert table.verify().problems == ()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=15)
 def test_what_is_written_is_read_then_and_now_and_by_partition(
     cluster: Cluster, table: Table, place: dict[str, str]
 ) -> None:
@@ -127,7 +128,7 @@ def test_what_is_written_is_read_then_and_now_and_by_partition(
     assert tuples(cluster.driver.ask("read", place=place, where="third = 1")) == some
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=15)
 def test_tasks_merge_and_this_process_sees_one_commit(cluster: Cluster, table: Table, place: dict[str, str]) -> None:
     for first in (0, 100, 200):
         cluster.driver.ask("append", place=place, first=first, last=first + 100, tasks=2)

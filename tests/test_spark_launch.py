@@ -1,4 +1,4 @@
-"""One program in every place that can be had here, started by Dagster and by hand; on AWS, what would be asked for."""
+"""One program in each kind of place, started by Dagster and by hand; of AWS, the requests."""
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import fnmatch
@@ -6,8 +6,9 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,28 +29,34 @@ SECRET = "correct horse battery staple"
 ENV = {"PASSWORD": SECRET}
 
 
+#: A server that does not exist, for programs that end before they need it.
+NOWHERE = ConnectSpark(remote="sc://127.0.0.1:1/;user_id=tests", env=ENV)
+
+
 @pytest.fixture(scope="module")
-def places(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SparkPlace]]:
-    """Every place that this machine can be."""
+def place_named(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], SparkPlace]]:
+    """Starts a place that this machine can be, when it is first asked for."""
     folder = tmp_path_factory.mktemp("places")
     archive = folder / "shipped.zip"
     with zipfile.ZipFile(archive, "w") as out:
         out.writestr("only_on_executors.py", "WORD = __file__.rpartition('/')[0].rpartition('/')[2]")
     conf = {**SESSION, "spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}
     env = environment(spark_home)
+    own = {**ENV, "SPARK_HOME": str(spark_home)}
     with ExitStack() as stack:
-        master = stack.enter_context(standalone(folder, env))
-        remote = stack.enter_context(connect_server(folder, env))
-        yield {
-            "local": LocalSpark(master="local[2]", conf=conf, env=ENV),
-            "standalone": StandaloneSpark(
-                master=master,
-                py_files=[str(archive)],
-                conf={**conf, **TWO_EXECUTORS, "spark.executor.memory": "512m"},
-                env={**ENV, "SPARK_HOME": str(spark_home)},
-            ),
-            "connect": ConnectSpark(remote=f"{remote}/;user_id=tests", env=ENV),
-        }
+
+        @cache
+        def start(name: str) -> SparkPlace:
+            if name == "local":
+                return LocalSpark(master="local[2]", conf=conf, env=own)
+            if name == "standalone":
+                master = stack.enter_context(standalone(folder, env))
+                memory = {**conf, **TWO_EXECUTORS, "spark.executor.memory": "512m"}
+                return StandaloneSpark(master=master, py_files=[str(archive)], conf=memory, env=own)
+            remote = stack.enter_context(connect_server(folder, env))
+            return ConnectSpark(remote=f"{remote}/;user_id=tests", env=ENV)
+
+        yield start
 
 
 @pytest.fixture
@@ -68,13 +75,13 @@ def materialize(place: SparkPlace, *words: str) -> dg.ExecuteInProcessResult:
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "name", ["local", *(pytest.param(n, marks=pytest.mark.slow) for n in ("standalone", "connect"))]
+    "name", ["local", *(pytest.param(n, marks=pytest.mark.slow(seconds=40)) for n in ("standalone", "connect"))]
 )
 def test_a_program_writes_a_table_and_reports_to_dagster(
-    places: dict[str, SparkPlace], table: icedb.Table, name: str, capfd: pytest.CaptureFixture[str]
+    place_named: Callable[[str], SparkPlace], table: icedb.Table, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--table", table.uri, *(["--module", "only_on_executors"] if name == "standalone" else [])]
-    done = materialize(places[name], *words)
+    done = materialize(place_named(name), *words)
     out, err = capfd.readouterr()
     assert done.success, out + err
     assert "wrote 100 rows" in out + err
@@ -90,40 +97,51 @@ def test_a_program_writes_a_table_and_reports_to_dagster(
     assert (found["asked"], found["password"]) == ("nicely", len(SECRET))
 
 
-@pytest.mark.spark
-def test_a_program_that_fails_fails_the_step_with_its_own_line(
-    places: dict[str, SparkPlace], table: icedb.Table
-) -> None:
-    done = materialize(places["connect"], "--table", table.uri, "--fail", "no such weather")
+@pytest.mark.process
+def test_a_program_that_fails_fails_the_step_with_its_own_line(table: icedb.Table) -> None:
+    done = materialize(NOWHERE, "--table", table.uri, "--fail", "no such weather")
     [failure] = [e for e in done.all_events if e.is_step_failure]
     assert failure.step_failure_data.error is not None
     assert "Failure: ValueError: no such weather\n" in failure.step_failure_data.error.message
     assert table.snapshot().rows == 0
 
 
-@pytest.mark.spark
-def test_a_program_is_started_by_hand_and_shown_without_its_secrets(
-    places: dict[str, SparkPlace], table: icedb.Table, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    config = tmp_path / "connect.yaml"
-    place = places["connect"]
-    assert isinstance(place, ConnectSpark)
+def command_line(place: ConnectSpark, folder: Path) -> list[str]:
+    """The arguments of `icedb-dagster` that start the program in a place."""
+    config = folder / "connect.yaml"
     config.write_text(json.dumps({"remote": place.remote, "env": ENV}))
-    command = ["submit", PROGRAM, "--on", "connect", "--config", str(config)]
+    return ["submit", PROGRAM, "--on", "connect", "--config", str(config)]
+
+
+@pytest.mark.spark
+@pytest.mark.slow(seconds=30)
+def test_a_program_is_started_by_hand(
+    place_named: Callable[[str], SparkPlace], table: icedb.Table, tmp_path: Path
+) -> None:
+    place = place_named("connect")
+    assert isinstance(place, ConnectSpark)
+    command = [sys.executable, "-m", "icedb_dagster.cli", *command_line(place, tmp_path)]
+    assert subprocess.run([*command, "--", "--table", table.uri]).returncode == 0
+    assert table.snapshot().rows == 100
+
+
+@pytest.mark.process
+def test_a_program_gets_its_arguments_and_is_shown_without_its_secrets(
+    table: icedb.Table, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = command_line(NOWHERE, tmp_path)
     ended(0, *command, "--dry-run", "--", "--table", table.uri)
     assert capfd.readouterr().out.startswith('PASSWORD="$PASSWORD" SPARK_REMOTE="$SPARK_REMOTE" ')
-    assert table.snapshot().rows == 0
     cli = [sys.executable, "-m", "icedb_dagster.cli", *command]
-    assert subprocess.run([*cli, "--", "--table", table.uri]).returncode == 0
-    assert table.snapshot().rows == 100
     assert subprocess.run([*cli, "--", "--tabel", table.uri]).returncode == 2
     assert "pipes_program.py: error: " in capfd.readouterr().err
 
-    shown = places["standalone"].preview(PROGRAM, ["--table", "a b"]) + repr(places) + repr(place.launch(PROGRAM))
+    cluster = StandaloneSpark(master="spark://127.0.0.1:7077", env=ENV)
+    shown = cluster.preview(PROGRAM, ["--table", "a b"]) + repr([NOWHERE, cluster]) + repr(NOWHERE.launch(PROGRAM))
     assert SECRET not in shown
     assert "user_id" not in shown
     assert "spark-submit --master spark://127.0.0.1:" in shown
-    assert shown.partition("{")[0].endswith(f"{PROGRAM} --table 'a b'")
+    assert shown.partition("[")[0].endswith(f"{PROGRAM} --table 'a b'")
 
 
 def ended(status: int, *arguments: str) -> None:
