@@ -7,6 +7,7 @@ share. Without it, or with another Java, they load the classes one by one, as th
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -14,14 +15,9 @@ from pathlib import Path
 
 #: Made once for a virtual environment: it holds what this environment's Spark loads.
 ARCHIVE = Path(sys.prefix, ".spark-classes.jsa")
+_OF_ARCHIVE = [f"-XX:SharedArchiveFile={ARCHIVE}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
 #: For a process that is not meant to live long. An archive that does not fit is passed over in silence.
-QUICK_JAVA = " ".join(
-    [
-        "-XX:TieredStopAtLevel=1",
-        "-XX:+UseSerialGC",
-        *([f"-XX:SharedArchiveFile={ARCHIVE}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"] if ARCHIVE.exists() else []),
-    ]
-)
+QUICK_JAVA = shlex.join(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *(_OF_ARCHIVE if ARCHIVE.exists() else [])])
 
 #: What most tests do: a shuffle, Python in tasks, Arrow, Parquet.
 SESSION = """
@@ -53,12 +49,13 @@ def make_archive() -> None:
     with tempfile.TemporaryDirectory(dir=ARCHIVE.parent) as folder:
         made, program = Path(folder, "made.jsa"), Path(folder, "session.py")
         program.write_text(SESSION)
-        environment["SPARK_SUBMIT_OPTS"] = f"-XX:+UseSerialGC -XX:ArchiveClassesAtExit={made} -Xlog:cds=off"
+        options = ["-XX:+UseSerialGC", f"-XX:ArchiveClassesAtExit={made}", "-Xlog:cds=off"]
+        environment["SPARK_SUBMIT_OPTS"] = shlex.join(options)
         subprocess.run(
             [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]",
              "--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1",
              "--conf", "spark.ui.enabled=false", str(program)],
-            env=environment, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, timeout=180,
+            env=environment, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, timeout=600,
         )  # fmt: skip
         if made.exists():  # a Java without that ability makes none
             made.replace(ARCHIVE)
