@@ -8,9 +8,10 @@ import pytest
 
 from benchmarks.figures import OURS, Plan
 
-pytestmark = [pytest.mark.s3, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.s3
 
 
+@pytest.mark.slow(seconds=6)
 def test_concurrent_commits_are_measured_in_a_folder_and_over_a_network(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
     from benchmarks import commits

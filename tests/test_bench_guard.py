@@ -38,7 +38,6 @@ def with_figure(kind: Kind, name: str, value: float) -> Figures:
 
 
 @pytest.mark.s3
-@pytest.mark.timeout(180)
 def test_nothing_costs_more_than_is_committed(s3_server: object, tmp_path: Path) -> None:
     options: dict[str, str] = s3_server.storage_options  # type: ignore[attr-defined]
     s3_server.client().create_bucket(Bucket=BUCKET)  # type: ignore[attr-defined]

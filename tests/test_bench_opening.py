@@ -67,7 +67,7 @@ def test_what_a_child_measures_is_checked_and_leaves_the_table_as_it_was(tmp_pat
     assert opening_child.PROGRAMS["decode"](tmp_path / "table")["seconds"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 def test_opening_a_large_table_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
     found = measured(tmp_path, "open", shrink=1_000)
@@ -93,7 +93,7 @@ def test_a_refresh_is_measured_and_one_listing(tmp_path: Path) -> None:
     assert found.checks[0].met
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 def test_what_queries_cost_beside_bare_files_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("duckdb_extension_tpch")
     found = measured(tmp_path, "overhead")

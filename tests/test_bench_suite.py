@@ -344,8 +344,7 @@ def test_a_small_run_writes_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.s3
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.slow(seconds=20)
 def test_everything_about_writing_is_measured(tmp_path: Path) -> None:
     out = tmp_path / "RESULTS.md"
     suite.main(only="insert,dicts,appends", rounds=1, shrink=1000, out=out, folder=tmp_path)

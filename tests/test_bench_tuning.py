@@ -65,6 +65,7 @@ def test_experiments_in_a_folder_run_and_are_drawn(lab: Lab, tmp_path: Path) -> 
     assert size["none"] < size["1"] < size["2"] < size["all 10"]
 
 
+@pytest.mark.slow(seconds=6)
 @pytest.mark.s3
 def test_experiments_in_s3_run_and_are_drawn(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning_layouts, "ROW_GROUPS", {"10k": 10_240, "31k": 30_720})  # each starts a process

@@ -14,8 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.slow(seconds=60)
 def test_a_small_round_of_everything_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     target = tmp_path / "results.json"
@@ -26,7 +25,7 @@ def test_a_small_round_of_everything_is_measured(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=880,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     results = json.loads(target.read_text())["results"]
@@ -46,8 +45,7 @@ def test_a_small_round_of_everything_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.slow(seconds=60)
 def test_a_short_stream_is_measured_and_drawn(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     pytest.importorskip("matplotlib")
@@ -61,7 +59,7 @@ def test_a_short_stream_is_measured_and_drawn(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=880,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     results = json.loads(target.read_text())
@@ -136,8 +134,7 @@ def test_pruning_opens_the_parts_that_hold_what_is_asked_for(tmp_path: Path) -> 
 
 
 @pytest.mark.s3
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.slow(seconds=60)
 def test_queries_are_measured_and_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     target, plot, work = tmp_path / "results.json", tmp_path / "images" / "plot.png", tmp_path / "work"
@@ -149,7 +146,7 @@ def test_queries_are_measured_and_drawn(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=880,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     results = json.loads(target.read_text())
@@ -189,8 +186,7 @@ def test_a_goal_of_the_proxy_is_met_or_missed(direct: list[float], through: list
 
 
 @pytest.mark.s3
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.slow(seconds=60)
 def test_the_proxy_is_measured(tmp_path: Path) -> None:
     target, work = tmp_path / "results.json", tmp_path / "work"
     work.mkdir()
@@ -200,7 +196,7 @@ def test_the_proxy_is_measured(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=880,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     results = json.loads(target.read_text())

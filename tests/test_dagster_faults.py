@@ -59,7 +59,7 @@ def test_the_pools_of_all_that_is_loaded_are_there_before_anything_ran(platform:
         assert (info.slot_count, info.limit, info.using_default_limit) == (1, 1, False)
 
 
-def test_runs_of_one_table_never_overlap_however_they_were_started_and_those_of_another_do(platform: Platform) -> None:
+def runs_of_one_table_never_overlap_however_they_were_started_and_those_of_another_do(platform: Platform) -> None:
     runs = _begin(platform, {"asked": 2, "other": 1})
     job = f"asked_{MERGE}"
     commands = [
@@ -250,7 +250,8 @@ def a_merge_comes_to_its_end_whether_postgres_is_back_before_or_after_its_commit
     _check_free_and_exact(platform, *tables)
 
 
-FAULTS = (
+EVENTS = (
+    runs_of_one_table_never_overlap_however_they_were_started_and_those_of_another_do,
     runs_outlive_a_killed_daemon_and_its_successor_ends_those_that_still_work,
     two_daemons_on_one_database_leave_the_table_exact,
     runs_whose_code_server_died_fail_and_a_worker_that_is_left_changes_nothing,
@@ -259,11 +260,11 @@ FAULTS = (
 
 
 @pytest.mark.sampled(cases=1)
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_of_the_platform_harms_neither_table_nor_lock(
-    platform: Platform, fault: Callable[[Platform], None]
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
+def test_neither_many_starts_nor_a_fault_of_the_platform_harms_a_table_or_its_lock(
+    platform: Platform, event: Callable[[Platform], None]
 ) -> None:
-    fault(platform)
+    event(platform)
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def outcome(class_: Any, fields: dict[str, Any]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(5_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [300, pytest.param(5_000, marks=pytest.mark.slow(seconds=10))])
 def test_only_errors_of_the_tree_escape_a_construction(tmp_path: Path, count: int) -> None:
     classes, values, chance = constructed(), hostile_values(tmp_path), random.Random(15)
     (tmp_path / "junk.csv").touch()

@@ -28,6 +28,7 @@ from icedb_dagster.stack.home import PACKAGED_CONFIG
 from tests.support.dagster_platform import quick, until
 from tests.support.sensor_code import ROOT, TABLE
 from tests.support.sensor_worlds import told_commits
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.dagster
 
@@ -104,14 +105,20 @@ class Story:
         commits = len(self.commits())
         return len(self.table.snapshot().parts) < commits
 
+    def daemon(self) -> int | None:
+        """The pid of the daemon while it runs."""
+        [row] = [row for row in stack.status(self.project) if row.name == "daemon"]
+        return row.pid if row.state == "running" else None
+
     def kill_daemon_around_a_tick(self, after_s: float) -> None:
         """Right when one has begun, or a moment later; and start it again."""
         seen = self.newest_tick()
         until(lambda: self.newest_tick() > seen, "tick", every_seconds=0.05)
         time.sleep(after_s)
-        [pid] = [row.pid for row in stack.status(self.project) if row.name == "daemon"]
+        pid = self.daemon()
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: self.daemon() is None, "end of the daemon")
         stack.up(self.project, services=SERVICES)
 
 

@@ -339,8 +339,7 @@ def test_an_evening_of_bursts_leaves_a_small_table_and_nothing_is_asked_or_told_
     assert figures.deaths
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.slow(seconds=100)
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_a_day_of_bursts_leaves_a_small_table_and_nothing_is_asked_or_told_twice(
     day: Callable[[int], Day], seed: int

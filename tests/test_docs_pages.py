@@ -23,7 +23,7 @@ def marked(page: Path) -> Any:
     return pytest.param(page, marks=marks, id=page.relative_to(DOCS).as_posix())
 
 
-@pytest.mark.sampled(cases=12)
+@pytest.mark.sampled(cases=8)
 @pytest.mark.process
 @pytest.mark.parametrize("page", [marked(page) for page in PAGES])
 def test_what_a_page_shows_runs_and_gives_what_it_says(

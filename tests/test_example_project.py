@@ -196,7 +196,7 @@ def test_the_definitions_load_without_store_and_spark_and_its_schedules_ask_for_
         env=environment(**nowhere),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assets, jobs = (line.split() for line in done.stdout.splitlines())
@@ -237,10 +237,9 @@ def test_a_day_waits_for_the_files_of_all_tenants_and_is_whole_then(
     assert sum(rows or 0 for rows in stored.values()) == lines
 
 
-@pytest.mark.slow  # `make example` is the same, and larger
+@pytest.mark.slow(seconds=150)  # `make example` is the same, and larger
 @pytest.mark.spark
 @pytest.mark.dagster
-@pytest.mark.timeout(600)
 def test_the_example_begins_anew_after_it_was_killed_and_is_right_from_end_to_end(folder: Path) -> None:
     killed = start_example(folder, **SMALL)
     assert killed.stdout is not None
@@ -251,7 +250,7 @@ def test_the_example_begins_anew_after_it_was_killed_and_is_right_from_end_to_en
     assert (folder / "data" / "lake" / "events").is_dir()
 
     again = start_example(folder, **SMALL)
-    output, _ = again.communicate(timeout=500)
+    output, _ = again.communicate(timeout=800)
     assert again.returncode == 0, output
     dashboard, ok = output.splitlines()[-2:]
     assert ok == "example: ok"
@@ -266,14 +265,14 @@ def test_the_example_deletes_nothing_that_is_not_its_own(folder: Path) -> None:
     (folder / "data" / "lake").mkdir(parents=True)
     (folder / "data" / "lake" / "mine").write_text("precious")
     refused = start_example(folder, **SMALL)
-    output, _ = refused.communicate(timeout=120)
+    output, _ = refused.communicate(timeout=600)
     assert refused.returncode == 1
     assert "has files that this example did not make" in " ".join(output.split())
     assert "example: ok" not in output
     assert (folder / "data" / "lake" / "mine").read_text() == "precious"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=600)
 @pytest.mark.spark
 @pytest.mark.dagster
 @pytest.mark.timeout(1800)

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from examples.shared.alone import run_alone
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 RUNS = (
-    "http_sink",  # the longest first
+    "http_sink",
     "segment_webhook",
     "simple.v3",
     "aggregating.v3",
@@ -44,20 +44,19 @@ def run(*arguments: str, folder: Path) -> Done:
         env=clean | {"TMPDIR": str(folder), "COLUMNS": "100"},
         capture_output=True,
         text=True,
-        timeout=280,
     )
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Done]]:
-    """What a run gave: they are started together, for most of the time they wait."""
+    """The result of an example, which runs once."""
     folder = tmp_path_factory.mktemp("e")
-    with ThreadPoolExecutor(3) as pool:
-        runs: dict[str, Future[Done]] = {name: pool.submit(run, f"examples.{name}", folder=folder) for name in RUNS}
-        yield lambda name: runs[name].result()
-        assert list(folder.iterdir()) == [], "something was left behind"
+    yield cache(lambda name: run(f"examples.{name}", folder=folder))
+    assert list(folder.iterdir()) == [], "something was left behind"
 
 
+@pytest.mark.process
+@pytest.mark.sampled(cases=3)
 @pytest.mark.parametrize("name", RUNS)
 def test_an_example_runs_and_its_numbers_agree(name: str, done: Callable[[str], Done]) -> None:
     found = done(name)
@@ -81,6 +80,7 @@ def test_every_example_is_run_and_listed() -> None:
         assert (ROOT / file).is_file(), file
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["simple", "segment_webhook"])
 def test_the_page_shows_what_an_example_prints(name: str, done: Callable[[str], Done]) -> None:
     shown = re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
@@ -127,24 +127,28 @@ def test_the_tables_stay_where_one_says(
 # ------------------------------------------------------------------------------------------------ notebooks
 
 
-def test_the_notebooks_run_and_say_what_they_are_kept_with(tmp_path: Path) -> None:
+def test_every_notebook_is_run() -> None:
+    execution = pytest.importorskip("examples.notebooks.execution")
+    assert [path.stem for path in execution.NOTEBOOKS] == NOTEBOOKS
+
+
+@pytest.mark.process
+@pytest.mark.sampled(cases=1)
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_runs_and_says_what_it_is_kept_with(name: str, tmp_path: Path) -> None:
     execution = pytest.importorskip("examples.notebooks.execution")
     nbformat = pytest.importorskip("nbformat")
-    assert [path.stem for path in execution.NOTEBOOKS] == NOTEBOOKS
-    (tmp_path / "runs").mkdir()
-    for path in execution.NOTEBOOKS:
-        (folder := tmp_path / "runs" / path.stem).mkdir()
-        ran = execution.execute(path, folder)
-        kept = nbformat.read(path, as_version=4)
-        for mine, theirs in zip(ran.cells, kept.cells, strict=True):
-            assert texts(mine) == texts(theirs), (
-                f"{path.name}: write it again: python -m examples.notebooks {path.stem}"
-            )
-        assert (folder / "lake").is_dir()
-        assert set(execution.pictures(ran)) == set(execution.pictures(kept))
-        for name, picture in execution.pictures(kept).items():
-            assert (ROOT / "docs" / "images" / name).read_bytes() == picture
-            assert f"images/{name}" in PAGE.read_text()
+    [path] = [path for path in execution.NOTEBOOKS if path.stem == name]
+    (folder := tmp_path / name).mkdir()
+    ran = execution.execute(path, folder)
+    kept = nbformat.read(path, as_version=4)
+    for mine, theirs in zip(ran.cells, kept.cells, strict=True):
+        assert texts(mine) == texts(theirs), f"{path.name}: write it again: python -m examples.notebooks {name}"
+    assert (folder / "lake").is_dir()
+    assert set(execution.pictures(ran)) == set(execution.pictures(kept))
+    for image, picture in execution.pictures(kept).items():
+        assert (ROOT / "docs" / "images" / image).read_bytes() == picture
+        assert f"images/{image}" in PAGE.read_text()
 
 
 def texts(cell: dict[str, object]) -> list[object]:

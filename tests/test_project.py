@@ -27,7 +27,8 @@ from icedb_dagster.project import create_project
 from icedb_dagster.stack import ports, processes
 from icedb_dagster.stack.graphql import request
 from tests.support.pages import blocks
-from tests.test_stack import _processes_of, _wait_for
+from tests.support.waiting import wait_until
+from tests.test_stack import _processes_of
 
 REPOSITORY = Path(__file__).parents[1]
 PROGRAMS = Path(sys.executable).parent
@@ -66,7 +67,6 @@ def run(folder: Path, *command: str, **environ: str) -> str:
         cwd=folder,
         env={**os.environ, **environ},
         text=True,
-        timeout=180,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -152,15 +152,15 @@ def server(tmp_path: Path) -> Iterator[Any]:
                 {"name": location, "locationOrLoadError": {"__typename": "RepositoryLocation"}}
             ]
 
-        _wait_for(loaded, timeout_s=120)
+        wait_until(loaded, "code location", every_seconds=0.2)
         return port
 
     yield start
     for process in started:
-        processes.stop(process, signals=((2, 10), (9, 5)))  # type: ignore[arg-type]
+        processes.stop(process, signals=((2, 60), (9, 60)))  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=40)
 @pytest.mark.dagster
 def test_a_new_project_passes_its_test_and_runs_in_dg_dev_on_a_real_postgres(project: Path, server: Any) -> None:
     assert "2 passed" in run(project, "pytest", "-q", "-p", "no:cacheprovider")
@@ -182,7 +182,7 @@ def test_a_new_project_passes_its_test_and_runs_in_dg_dev_on_a_real_postgres(pro
         for name, value in stack.environment(running).items():
             patch.setenv(name, value)
         with dg.DagsterInstance.get() as instance:
-            _wait_for(lambda: instance.get_run_by_id(run_id).is_finished, timeout_s=120)
+            wait_until(lambda: instance.get_run_by_id(run_id).is_finished, "end of the run", every_seconds=0.2)
             assert instance.get_run_by_id(run_id).status is dg.DagsterRunStatus.SUCCESS
     table = icedb.Table.open(project / "lake" / "events")
     assert table.query("SELECT day, count(*) FROM t GROUP BY day").fetchall() == [("2026-01-05", 24)]
@@ -191,7 +191,7 @@ def test_a_new_project_passes_its_test_and_runs_in_dg_dev_on_a_real_postgres(pro
     assert (project / ".icedb-dagster" / "postgres.password").read_text() not in arguments
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=40)
 @pytest.mark.dagster
 def test_dagster_dev_loads_the_repository(server: Any, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()

@@ -8,9 +8,8 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +22,12 @@ dagster = pytest.importorskip("dagster")
 import icedb
 from icedb.errors import StackError
 from icedb_dagster import stack
+from icedb_dagster.cli import main
 from icedb_dagster.stack import database, layout, placement, ports, processes, services, state
+from tests.support.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[1]
+Command = Callable[..., subprocess.CompletedProcess[str]]
 needs_dagster = pytest.mark.dagster
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -118,8 +120,25 @@ def _cli(*arguments: str | Path, before: tuple[str, ...] = (), **environ: str) -
         check=False,
         env={**os.environ, **environ},
         text=True,
-        timeout=120,
     )
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The command in this process, where that is no difference: another one would import Dagster anew."""
+
+    def run(*arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+        words = [str(argument) for argument in arguments]
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            for name, value in environ.items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as ended:
+                main(words)
+        printed = capsys.readouterr()
+        return subprocess.CompletedProcess(words, int(ended.value.code or 0), printed.out, printed.err)
+
+    return run
 
 
 # Addresses
@@ -180,24 +199,14 @@ time.sleep(600)
         environ={"MARK": "ours"},
         cwd=tmp_path,
     )
-    child_pid = int(_wait_for(lambda: log.read_text()))
-    _wait_for(lambda: os.getpgid(child_pid) == child_pid)
+    child_pid = int(wait_until(log.read_text, "pid of the child"))
+    wait_until(lambda: os.getpgid(child_pid) == child_pid, "group of the child")
     os.kill(leader.pid, signal.SIGKILL)
-    _wait_for(lambda: not processes.is_running(leader))
+    wait_until(lambda: not processes.is_running(leader), "end of the leader")
     processes.stop(leader, signals=((signal.SIGKILL, 1),), marker="MARK=somebody else's")
     assert processes.identify(child_pid)
-    processes.stop(leader, signals=((signal.SIGTERM, 0.3), (signal.SIGKILL, 5)), marker="MARK=ours")
+    processes.stop(leader, signals=((signal.SIGTERM, 0.3), (signal.SIGKILL, 60)), marker="MARK=ours")
     assert processes.identify(child_pid) is None
-
-
-def _wait_for(condition, timeout_s: float = 10):  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.02)
-    raise AssertionError("it did not happen in time")
 
 
 # Configuration
@@ -218,15 +227,9 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_the_stack_is_importable_without_loading_dagster() -> None:
-    code = "import sys, icedb_dagster.stack; assert 'sqlalchemy' not in sys.modules; print('dagster' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    alone = subprocess.run(
-        [sys.executable, "-c", "import sys, icedb_dagster; print('dagster' in sys.modules)"],
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    assert done.stdout == alone.stdout
+    code = "import sys, icedb_dagster; alone = 'dagster' in sys.modules; import icedb_dagster.stack; "
+    code += "assert 'sqlalchemy' not in sys.modules; assert ('dagster' in sys.modules) == alone"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # Postgres
@@ -281,7 +284,9 @@ def _check_that_the_library_logs_into_the_run(instance: "dagster.DagsterInstance
 
 
 @needs_dagster
-def test_postgres_listens_on_loopback_with_a_password_that_is_nowhere_to_be_seen(project: Path) -> None:
+def test_postgres_listens_on_loopback_with_a_password_that_is_nowhere_to_be_seen(
+    project: Path, command: Command
+) -> None:
     running = _postgres_only(project)
     folder = project / ".icedb-dagster"
     password = (folder / "postgres.password").read_text()
@@ -295,7 +300,7 @@ def test_postgres_listens_on_loopback_with_a_password_that_is_nowhere_to_be_seen
     for name in ("postgres.password", "state.json"):
         assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
     arguments = subprocess.run(["ps", "-eo", "args"], capture_output=True, check=True, text=True).stdout
-    shown = _cli("status", "--project-dir", project)
+    shown = command("status", "--project-dir", project)
     logs = "".join(file.read_text() for file in (folder / "logs").iterdir())
     for text in (arguments, repr(running), shown.stdout, shown.stderr, logs, (folder / "state.json").read_text()):
         assert password not in text
@@ -318,7 +323,7 @@ def test_a_killed_postgres_is_started_again_with_its_data(project: Path, bystand
 
     # The pid in what a killed server left may belong to anybody by now.
     os.kill(_by_name(again.processes)["postgres"].pid or 0, signal.SIGKILL)
-    _wait_for(lambda: _by_name(stack.status(project))["postgres"].state == "stopped")
+    wait_until(lambda: _by_name(stack.status(project))["postgres"].state == "stopped", "end of Postgres")
     left_over = project / ".icedb-dagster" / "postgres" / "data" / "postmaster.pid"
     lines = left_over.read_text().splitlines()
     left_over.write_text("\n".join([str(bystander.pid), *lines[1:]]) + "\n")
@@ -352,7 +357,7 @@ def test_a_postgres_whose_starter_was_killed_is_found(project: Path) -> None:
 def test_two_ups_at_once_start_one_postgres(project: Path) -> None:
     command = [sys.executable, "-m", "icedb_dagster.cli", "up", "--no-webserver", "--no-daemon", "-d", str(project)]
     both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [process.communicate(timeout=120)[1] for process in both]
+    told = [process.communicate()[1] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert sorted("Starting Postgres" in text for text in told) == [False, True]
 
@@ -367,7 +372,7 @@ def test_a_missing_password_file_is_explained(project: Path) -> None:
 
 
 @needs_dagster
-def test_another_postgres_is_used_and_left_alone(project: Path, other_project: Path) -> None:
+def test_another_postgres_is_used_and_left_alone(project: Path, other_project: Path, command: Command) -> None:
     existing = _postgres_only(other_project)
     given = existing.postgres_url.replace("postgresql+psycopg2://", "postgresql://")
     password = (other_project / ".icedb-dagster" / "postgres.password").read_text()
@@ -382,7 +387,7 @@ def test_another_postgres_is_used_and_left_alone(project: Path, other_project: P
     assert stack.down(project) == ()
     assert database.try_connection(existing.postgres_url) is None
 
-    wrong = _cli(
+    wrong = command(
         "up", "--no-webserver", "--no-daemon", "-d", project, ICEDB_POSTGRES_URL=given.replace(password, "topsecret")
     )
     assert wrong.returncode == 1
@@ -394,7 +399,7 @@ def test_another_postgres_is_used_and_left_alone(project: Path, other_project: P
 # Logs
 
 
-def test_the_ends_of_the_logs_have_their_service_s_name_and_no_password(project: Path) -> None:
+def test_the_ends_of_the_logs_have_their_service_s_name_and_no_password(project: Path, command: Command) -> None:
     paths = layout.open_layout(project)
     paths.create()
     layout.write_private(paths.password, b"embedded-secret")
@@ -413,7 +418,7 @@ def test_the_ends_of_the_logs_have_their_service_s_name_and_no_password(project:
     with pytest.raises(StackError, match="no such service: nginx; there are postgres, webserver, daemon"):
         list(stack.log_lines(project, services=["nginx"]))
 
-    shown = _cli("logs", "daemon", "webserver", "-n", "1", "-d", project, **environ)
+    shown = command("logs", "daemon", "webserver", "-n", "1", "-d", project, **environ)
     assert shown.stdout == "webserver │ url=postgresql://me:***@host/db ***\ndaemon    │ hal\n"
 
 
@@ -512,7 +517,7 @@ def _modes(folder: Path) -> list[tuple[int, int]]:
 # Everything
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 @needs_dagster
 def test_the_whole_stack_runs_a_job_and_leaves_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = ports.free_port()
@@ -539,7 +544,7 @@ def test_the_whole_stack_runs_a_job_and_leaves_nothing(project: Path, monkeypatc
             assert password not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
             return bool(instance.get_run_by_id(run_id).is_finished)
 
-        _wait_for(finished, timeout_s=60)
+        wait_until(finished, "end of the run", every_seconds=0.2)
         assert instance.get_run_by_id(run_id).status is dagster.DagsterRunStatus.SUCCESS
     logs = "".join(file.read_text() for file in (project / ".icedb-dagster" / "logs").iterdir())
     assert password not in logs
@@ -576,13 +581,13 @@ def _launch(webserver_url: str) -> str:
         f"{webserver_url}/graphql", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=60) as response:
+    with opener.open(request, timeout=240) as response:
         answer = json.load(response)
     return str(answer["data"]["launchRun"]["run"]["runId"])
 
 
 @needs_dagster
-def test_what_does_not_start_is_explained_and_nothing_is_left(project: Path) -> None:
+def test_what_does_not_start_is_explained_and_nothing_is_left(project: Path, command: Command) -> None:
     (project / "dagster.yaml").write_text("storage: {postgres: {no_such_option: 1}}\n")
     with pytest.raises(StackError, match=r"dagster\.yaml") as caught:
         stack.up(project, services=("postgres", "daemon"))
@@ -591,7 +596,7 @@ def test_what_does_not_start_is_explained_and_nothing_is_left(project: Path) -> 
 
     (project / "dagster.yaml").unlink()
     (project / "workspace.yaml").write_text("load_from: 7\n")
-    failed = _cli("up", "--no-daemon", "-d", project, "--port", str(ports.free_port()))
+    failed = command("up", "--no-daemon", "-d", project, "--port", str(ports.free_port()))
     assert failed.returncode == 1
     assert "error: the web server does not work: it ended; its log is" in failed.stderr
     assert "load_from" in failed.stderr
@@ -601,18 +606,18 @@ def test_what_does_not_start_is_explained_and_nothing_is_left(project: Path) -> 
 # The command
 
 
-def test_bad_arguments_are_one_line_each(tmp_path: Path) -> None:
-    nowhere = _cli("up", "-d", tmp_path / "nowhere")
+def test_bad_arguments_are_one_line_each(tmp_path: Path, command: Command) -> None:
+    nowhere = command("up", "-d", tmp_path / "nowhere")
     assert (nowhere.returncode, nowhere.stdout) == (1, "")
     assert nowhere.stderr.splitlines() == [
         f"error: {tmp_path / 'nowhere'} is not a folder: pass the project's folder with --project-dir"
     ]
-    empty = _cli("up", "-d", tmp_path)
+    empty = command("up", "-d", tmp_path)
     assert empty.returncode == 1
     assert empty.stderr.startswith(f"error: {tmp_path / 'workspace.yaml'} is missing")
     assert list(tmp_path.iterdir()) == []
     # An address that cannot be read is no reason not to stop.
-    assert _cli("down", "-d", tmp_path, ICEDB_POSTGRES_URL="rubbish").stdout == "Nothing was running\n"
+    assert command("down", "-d", tmp_path, ICEDB_POSTGRES_URL="rubbish").stdout == "Nothing was running\n"
     with pytest.raises(StackError, match="no such service: nginx"):
         stack.up(tmp_path, services=("nginx",))  # type: ignore[arg-type]
 
@@ -627,7 +632,7 @@ def test_a_taken_port_is_refused(project: Path) -> None:
         assert services.choose_port(wanted=None, last=port) != port
 
 
-def test_help_names_the_commands() -> None:
-    shown = _cli("--help", COLUMNS="120").stdout
+def test_help_names_the_commands(command: Command) -> None:
+    shown = command("--help", COLUMNS="120").stdout
     for word in ("up", "down", "status", "logs", "run", "pools", "doctor", "init", "submit", "Postgres"):
         assert word in shown

@@ -45,9 +45,6 @@ def main() -> None:
     """The story: list, scaffold, check; then errors, some for each checker."""
     warnings.simplefilter("ignore")
     create_project(PROJECT)
-    config = PROJECT / "pyproject.toml"
-    quiet = "[tool.dg.cli.telemetry]\nenabled = false\n\n[tool.pytest.ini_options]"
-    config.write_text(config.read_text().replace("[tool.pytest.ini_options]", quiet))
     dg("list components --json")
     dg("scaffold defs icedb_dagster.IceDBTable orders --ttl-column month --keep-days 30")
     dg("scaffold defs icedb_dagster.IceDBTable sales/returns")
