@@ -7,6 +7,7 @@ pyarrow, pandas, DuckDB and this project, which takes longer than most of the wo
 
 from __future__ import annotations
 
+import gc
 import runpy
 import sys
 from importlib import import_module
@@ -36,6 +37,7 @@ esac
 if __name__ == "__main__":
     for name in LOADED:
         import_module(name)
+    gc.freeze()  # Spark collects garbage after each task, which otherwise costs more than a small task
     _, _, module, *rest = sys.argv
     sys.argv = [module, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
