@@ -5,6 +5,7 @@ Run as `python spark_assets.py <root> <result>` by tests/test_dagster_io.py, on 
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,16 +19,9 @@ from pyspark.sql import DataFrame
 from icedb import Snapshot
 from icedb.spark.java import prepare_environment
 from icedb_dagster import IceDBIOManager, IceDBResource
+from tests.support.spark_clusters import SESSION, make_spark_home
 
-SPARK_CONFIG = {
-    "spark.master": "local[2]",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.enabled": "false",
-    "spark.log.level": "OFF",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "2",
-}
+SPARK_CONFIG = SESSION | {"spark.master": "local[2]"}
 
 
 @dg.asset(metadata={"partition_by": ["n % 2 AS parity"], "sort_by": ["n"]})
@@ -80,6 +74,7 @@ def spark_nothing(pyspark: PySparkResource) -> DataFrame:
 
 
 def main(root: str, result: str) -> None:
+    os.environ["SPARK_HOME"] = str(make_spark_home(Path(f"{result}.spark-home")))
     prepare_environment()
     resources = {
         "io_manager": IceDBIOManager(icedb=IceDBResource(root=root)),

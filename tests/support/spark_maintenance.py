@@ -6,6 +6,7 @@ instance of the environment.
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,19 +18,13 @@ from dagster_pyspark import PySparkResource
 import icedb.spark.merge_engine
 from icedb.spark.java import prepare_environment
 from icedb_dagster import IceDBResource, build_table_definitions, icedb_pool
+from tests.support.spark_clusters import SESSION, make_spark_home
 
-SPARK_CONFIG = {
-    "spark.master": "local[2]",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.enabled": "false",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # starts sooner, and is short-lived
-    "spark.log.level": "OFF",
-    "spark.sql.shuffle.partitions": "2",
-}
+SPARK_CONFIG = SESSION | {"spark.master": "local[2]"}
 
 
 def main(root: str, name: str, result: str) -> None:
+    os.environ["SPARK_HOME"] = str(make_spark_home(Path(f"{result}.spark-home")))
     prepare_environment()
     lake = IceDBResource(root=root)
     works: list[str] = []

@@ -6,12 +6,12 @@ environment.
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import json
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame
 
 from icedb.spark.java import prepare_environment
 from icedb_dagster import IceDBIOManager, IceDBResource, spark_progress
-
-WAITS_S_MAX = 60
+from tests.support.spark_clusters import SESSION, make_spark_home
+from tests.support.waiting import wait_until
 
 
 @dg.asset
@@ -33,10 +33,10 @@ def watched(context: dg.AssetExecutionContext, pyspark: PySparkResource) -> Data
 
     def release() -> None:
         """Lets the tasks end once the run tells that they run."""
-        deadline = time.monotonic() + WAITS_S_MAX
-        while not any("0 of 2 tasks done, 2 running" in text for text in told()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        seen.touch()
+        try:
+            wait_until(lambda: any("0 of 2 tasks done, 2 running" in text for text in told()), "the run shows progress")
+        finally:
+            seen.touch()
 
     def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         while not seen.exists():
@@ -53,14 +53,9 @@ def watched(context: dg.AssetExecutionContext, pyspark: PySparkResource) -> Data
 
 
 def main(root: str, result: str) -> None:
+    os.environ["SPARK_HOME"] = str(make_spark_home(Path(f"{result}.spark-home")))
     prepare_environment()
-    config: dict[str, Any] = {
-        "spark.master": "local[2]",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.log.level": "INFO",
-    }
+    config = SESSION | {"spark.master": "local[2]", "spark.log.level": "INFO"}
     resources = {
         "io_manager": IceDBIOManager(icedb=IceDBResource(root=root)),
         "pyspark": PySparkResource(spark_config=config),
