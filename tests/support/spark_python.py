@@ -1,8 +1,8 @@
-"""The Python of the shared session's workers: it loads what they import, and then is what Spark has asked for.
+"""Spark's Python daemon with the packages loaded that its workers import, for the shared session.
 
-Spark's Python daemons fork a process for each task and each plan that finds no idle one, and that process imports
-pyarrow, pandas, DuckDB and this project, which takes longer than most of the work. Run as
-`python -m tests.support.spark_python -m <module> <argument>...`.
+The daemon forks a worker for each task and each plan that finds no idle one, and that worker imports pyarrow, pandas,
+DuckDB and this project, which takes longer than most of the work. Run as
+`python -m tests.support.spark_python -m pyspark.daemon <module>`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ LOADED = (
 
 
 def write_program(path: Path) -> Path:
-    """Write a program that can be the value of PYSPARK_PYTHON."""
+    """Write a program that can be the value of PYSPARK_PYTHON.
+
+    It is this Python for everything but the daemon: Spark gives the process of a stream's source ten seconds to start.
+    """
     path.write_text(f'''#!/bin/sh
 case "$1$2" in
--mpyspark.*) exec "{sys.executable}" -m {__name__} "$@" ;;
+-mpyspark.daemon) exec "{sys.executable}" -m {__name__} "$@" ;;
 *) exec "{sys.executable}" "$@" ;;
 esac
 ''')
@@ -38,6 +41,5 @@ if __name__ == "__main__":
     for name in LOADED:
         import_module(name)
     gc.freeze()  # Spark collects garbage after each task, which otherwise costs more than a small task
-    _, _, module, *rest = sys.argv
-    sys.argv = [module, *rest]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.argv = sys.argv[2:]
+    runpy.run_module("pyspark.daemon", run_name="__main__", alter_sys=True)
