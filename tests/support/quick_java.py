@@ -42,6 +42,8 @@ def use_quick_java() -> None:
 
 def make_archive() -> None:
     """Run a session that writes down, as it ends, which classes it has loaded."""
+    import pyspark
+
     from icedb.spark.java import prepare_environment
 
     environment = dict(os.environ)
@@ -52,7 +54,7 @@ def make_archive() -> None:
         options = ["-XX:+UseSerialGC", f"-XX:ArchiveClassesAtExit={made}", "-Xlog:cds=off"]
         environment["SPARK_SUBMIT_OPTS"] = shlex.join(options)
         subprocess.run(
-            [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]",
+            [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[2]",
              "--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1",
              "--conf", "spark.ui.enabled=false", str(program)],
             env=environment, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, timeout=600,
