@@ -79,6 +79,7 @@ def ignored(_: str) -> None:
     """Of the steps that a benchmark tells."""
 
 
+@pytest.mark.slow(seconds=5)
 def test_all_queries_of_tpch_have_the_right_answers_on_our_tables(tmp_path: Path) -> None:
     from benchmarks import tpch
 

@@ -34,9 +34,23 @@ from tests.support.dagster_instance import ONE, TWO, Materialize, returning, row
 
 pytestmark = pytest.mark.dagster
 pytest_plugins = ["tests.support.dagster_instance"]
+on_postgres = pytest.mark.parametrize("instance", ["postgres_instance"], indirect=True)
 
 NUMBERS = pa.table({"n": [3, 1, 2], "word": ["c", "a", None]})
 SORTED = [(1, "a"), (2, None), (3, "c")]
+
+
+@pytest.fixture(scope="module")
+def in_memory() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+@pytest.fixture
+def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
+    """In memory, where the instance is not the point: events take half the time there."""
+    found: dg.DagsterInstance = request.getfixturevalue(getattr(request, "param", "in_memory"))
+    return found
 
 
 def told(result: dg.ExecuteInProcessResult, asset: str) -> dict[str, Any]:
@@ -76,6 +90,7 @@ def taking(key: str, annotation: Any, upstream: Any, take: Callable[[Any], Any],
 # ------------------------------------------------------------------------------------------ outputs and inputs
 
 
+@on_postgres
 def test_every_kind_of_output_is_stored(materialize: Materialize, lake: IceDBResource) -> None:
     batches = NUMBERS.to_batches(max_chunksize=2)
     given: dict[str, Callable[[], Any]] = {
@@ -658,6 +673,7 @@ def test_a_table_may_have_finer_partitions_than_its_asset(
 # ------------------------------------------------------------------------------------------ exactly once
 
 
+@on_postgres
 def test_appends_are_exactly_once_across_step_retries(
     materialize: Materialize, lake: IceDBResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -722,6 +738,7 @@ def events_job() -> dg.JobDefinition:
     return defs.resolve_job_def("events_job")
 
 
+@on_postgres
 def test_appends_are_exactly_once_across_re_execution_from_failure_and_once_for_each_partition(
     instance: dg.DagsterInstance, lake: IceDBResource
 ) -> None:

@@ -173,6 +173,7 @@ def test_a_table_s_partition_that_goes_on_beyond_those_of_the_asset_is_refused(
 IN_BERLIN = "ts AT TIME ZONE 'Europe/Berlin'"
 
 
+@pytest.mark.sampled(cases=4)
 @pytest.mark.parametrize(
     ("definition", "expression", "type_"),
     [
@@ -268,7 +269,7 @@ def values_of(type_: str, instant: datetime, zone: ZoneInfo) -> str:
     return formats.get(type_, f"{wall:%Y-%m-%d %H:%M:%S}")
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.data())
 def test_windows_choose_exactly_the_rows_within_them(data: st.DataObject) -> None:
     """An instant belongs to the partitions if and only if a row of that time does, whatever the column's type."""

@@ -34,6 +34,8 @@ def sh(commands: str, printed: str | None = None) -> str:
     return f"```sh\n{commands}\n```\n" + ("" if printed is None else f"\n```text\n{printed}\n```\n")
 
 
+@pytest.mark.slow(seconds=12)
+@pytest.mark.process
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     steps = quick(steps_of((ROOT / TUTORIAL).read_text()))
     told: list[str] = []

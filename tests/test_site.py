@@ -39,6 +39,9 @@ ASSETS = {
     "embed": "src",
 }
 
+#: Of tests of the built site.
+built = pytest.mark.slow(seconds=4)
+
 
 class Read(HTMLParser):
     """What a page fetches, what it links, which anchors it has."""
@@ -85,12 +88,14 @@ def pages(site: Path) -> dict[Path, Read]:
     return {page: Read(page.read_text()) for page in site.rglob("*.html")}
 
 
+@built
 def test_every_page_of_the_repository_is_built(site: Path, pages: dict[Path, Read]) -> None:
     for page in (ROOT / "docs").rglob("*.md"):
         name = page.relative_to(ROOT / "docs").with_suffix(".html")
         assert site / (name.with_name("index.html") if name.stem == "README" else name) in pages, name
 
 
+@built
 def test_pages_fetch_nothing_from_elsewhere(site: Path, pages: dict[Path, Read]) -> None:
     for page, read in pages.items():
         assert read.assets
@@ -103,6 +108,7 @@ def test_pages_fetch_nothing_from_elsewhere(site: Path, pages: dict[Path, Read])
         assert not re.search(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//", sheet.read_text()), sheet
 
 
+@built
 def test_every_link_and_asset_leads_somewhere_with_its_anchor(site: Path, pages: dict[Path, Read]) -> None:
     wrong = [(page.relative_to(site).as_posix(), link) for page, read in pages.items()
              if page.name != "404.html" for link in broken(page, read, pages)]  # fmt: skip
@@ -121,12 +127,14 @@ def broken(page: Path, read: Read, pages: dict[Path, Read]) -> Iterator[str]:
             yield link
 
 
+@built
 def test_the_search_needs_no_server_and_knows_the_pages(site: Path) -> None:
     script = (site / "search" / "search_index.js").read_text()
     found = {entry["location"] for entry in json.loads(script.partition("=")[2])["docs"]}
     assert {"format.html", "reference/table.html#icedb.Table.merge", "project/CHANGELOG.html"} <= found
 
 
+@built
 def test_the_reference_has_signatures_of_every_public_name(site: Path) -> None:
     compressed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     known = {line.split(b" ")[0].decode() for line in zlib.decompress(compressed).splitlines()}

@@ -458,10 +458,7 @@ def test_below_a_closed_folder_root_needs_no_wider_modes(tmp_path: Path) -> None
         assert _modes(closed) == before
 
 
-@needs_dagster
-@as_root
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv to take the capability away")
-def test_without_the_capability_postgres_moves_to_a_temporary_folder(tmp_path: Path) -> None:
+def without_the_capability_postgres_moves_to_a_temporary_folder(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     _copy_programs(closed)
@@ -484,10 +481,7 @@ def test_without_the_capability_postgres_moves_to_a_temporary_folder(tmp_path: P
             shutil.rmtree(moved)
 
 
-@needs_dagster
-@as_root
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv to give the capability")
-def test_programs_in_a_closed_folder_are_used_where_they_are(tmp_path: Path) -> None:
+def with_it_programs_in_a_closed_folder_are_used_where_they_are(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     _copy_programs(closed)
@@ -500,6 +494,22 @@ def test_programs_in_a_closed_folder_are_used_where_they_are(tmp_path: Path) -> 
         assert Path(f"/proc/{record.pid}/exe").readlink().is_relative_to(closed)
         assert "CapEff:\t0000000000000004" in Path(f"/proc/{record.pid}/status").read_text(), "and no other"
         assert stack.down(project) == ("postgres",)
+
+
+@needs_dagster
+@as_root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv to give the capability and to take it away")
+@pytest.mark.sampled(cases=1)
+@pytest.mark.parametrize(
+    "story",
+    [
+        without_the_capability_postgres_moves_to_a_temporary_folder,
+        with_it_programs_in_a_closed_folder_are_used_where_they_are,
+    ],
+    ids=lambda story: story.__name__,
+)
+def test_programs_that_only_root_may_read_are_run(tmp_path: Path, story: Callable[[Path], None]) -> None:
+    story(tmp_path)
 
 
 def _copy_programs(folder: Path) -> None:

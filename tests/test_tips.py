@@ -113,6 +113,7 @@ def test_experiments_in_a_folder_run(lab: Lab) -> None:
     check_runs(lab, ["floats", "nested", "sort", "tables", "cold"])
 
 
+@pytest.mark.slow(seconds=4)
 @pytest.mark.s3
 def test_experiments_in_s3_run(lab: Lab) -> None:
     check_runs(lab, ["batches", "maintenance", "partitions", "opening"])

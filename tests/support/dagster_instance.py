@@ -51,7 +51,12 @@ def environment(started_stack: dict[str, str]) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def instance(environment: dict[str, str]) -> Iterator[dg.DagsterInstance]:
+def instance(postgres_instance: dg.DagsterInstance) -> dg.DagsterInstance:
+    return postgres_instance
+
+
+@pytest.fixture(scope="module")
+def postgres_instance(environment: dict[str, str]) -> Iterator[dg.DagsterInstance]:
     """Dagster's instance. It keeps a connection, as that of the web server does: making one for each
     event would take as long as all the rest of a run.
     """
