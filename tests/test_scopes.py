@@ -77,9 +77,13 @@ def test_samples_of_many_days_have_every_case(items: list[pytest.Item]) -> None:
 @pytest.mark.parametrize(("cases", "number"), [(7, 2), (8, 2), (3, 5), (1, 1), (10, 3)])
 def test_a_rotation_has_all_cases_within_as_many_days_as_it_takes(cases: int, number: int) -> None:
     days = -(-cases // number)
-    chosen = [rotation(cases, number, DAY + timedelta(n)) for n in range(days)]
+    chosen = [rotation(cases, number, DAY + timedelta(n), "a test") for n in range(days)]
     assert set().union(*chosen) == set(range(cases))
     assert all(len(day) == min(number, cases) for day in chosen)
+
+
+def test_tests_with_two_stores_do_not_all_use_the_same_on_a_day() -> None:
+    assert {tuple(rotation(2, 1, DAY, f"test {n}")) for n in range(20)} == {(0,), (1,)}
 
 
 def test_a_share_is_chosen_by_its_hash_and_takes_limited_time(items: list[pytest.Item]) -> None:

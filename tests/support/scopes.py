@@ -126,7 +126,7 @@ def _short(items: Iterable[pytest.Item], day: date) -> set[pytest.Item]:
         if number is None:
             wanted = pairwise([_values(case) for case in cases], random.Random(f"{day} {name}"))
         else:
-            wanted = rotation(len(cases), number, day)
+            wanted = rotation(len(cases), number, day, name)
         chosen.update(cases[n] for n in wanted)
     return chosen
 
@@ -152,10 +152,13 @@ def pairwise(cases: Sequence[Mapping[Any, Any]], chance: random.Random) -> list[
     return chosen
 
 
-def rotation(cases: int, number: int, day: date) -> list[int]:
-    """Numbers of the cases of a day: `number` of them, and all within `cases / number` days."""
+def rotation(cases: int, number: int, day: date, name: str) -> list[int]:
+    """Numbers of the cases of a day: `number` of them, and all within `cases / number` days.
+
+    The name of the test decides the order, or all tests with two stores would use the same store on a day.
+    """
     order = list(range(cases))
-    random.Random("the same order every day").shuffle(order)  # neighbours are alike: a day has different ones
+    random.Random(name).shuffle(order)
     first = day.toordinal() * number
     return sorted({order[n % cases] for n in range(first, first + min(number, cases))})
 
