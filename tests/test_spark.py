@@ -1,4 +1,4 @@
-"""The Spark data source, on an executor that is a process of its own, against a folder and the S3 server."""
+"""The Spark data source, on executors that are processes of their own, against a folder and the S3 server."""
 
 from __future__ import annotations
 
@@ -94,6 +94,9 @@ def touching(path: Path) -> Any:
 
 def test_tasks_run_in_executors_that_are_other_processes(spark: SparkSession) -> None:
     def ancestors(_rows: Iterator[int]) -> Iterator[str]:
+        import time
+
+        time.sleep(0.5)  # long enough that the tasks cannot all go to one executor
         pid = os.getpid()
         while pid > 1:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
@@ -102,9 +105,10 @@ def test_tasks_run_in_executors_that_are_other_processes(spark: SparkSession) ->
                 return
             pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
-    found = spark.sparkContext.parallelize(range(2), 2).mapPartitions(ancestors).collect()
-    assert len(found) == 2
-    assert {line.split(" ", 1)[1] for line in found} == {sys.executable}
+    executors = spark.sparkContext.parallelize(range(4), 4).mapPartitions(ancestors).collect()
+    assert len(executors) == 4
+    assert len(set(executors)) == 2
+    assert {line.split(" ", 1)[1] for line in executors} == {sys.executable}
 
 
 # ------------------------------------------------------------------------------------------ append

@@ -1,4 +1,4 @@
-"""The Spark session that the tests of one process share: a master, a worker and an executor on 127.0.0.1.
+"""The Spark session that the tests of one process share: a master, two workers and two executors on 127.0.0.1.
 
 Starting them costs as much as dozens of small jobs. A test therefore restores each session setting that it changes,
 names its views and tables for itself, and never stops the session.
@@ -18,12 +18,10 @@ from typing import Any
 import pytest
 
 from icedb.spark.java import prepare_environment
-from tests.support.spark_clusters import SESSION, make_spark_home
+from tests.support.spark_clusters import SESSION, TWO_EXECUTORS, make_spark_home
 from tests.support.spark_python import write_program
 
-#: One executor with two cores: a second Java process would cost more than it proves, see tests/test_spark_clusters.py.
-CONFIG = SESSION | {"spark.master": "local-cluster[1,2,1024]", "spark.app.name": "icedb-tests"}
-
+CONFIG = SESSION | TWO_EXECUTORS | {"spark.master": "local-cluster[2,1,1024]", "spark.app.name": "icedb-tests"}
 
 #: How a test says that it takes the shared session.
 _TAKES_SESSION = re.compile(r'\bspark: (Any|SparkSession)\b|usefixtures\("spark"\)')
