@@ -137,7 +137,8 @@ def test_no_java_at_all_is_an_error_that_names_the_remedy(
 def test_the_environment_of_spark_is_set(tmp_path: Path, bare: dict[str, str]) -> None:
     bare["JAVA_HOME"] = str(_fake_java(tmp_path / "home", version="17"))
     prepare_environment(bare)
-    assert bare["PYSPARK_PYTHON"] == bare["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    assert bare["PYSPARK_PYTHON"] == bare["PYSPARK_DRIVER_PYTHON"]
+    assert Path(bare["PYSPARK_PYTHON"]).samefile(sys.executable)
     assert bare["SPARK_LOCAL_IP"] == "127.0.0.1"
     bare["SPARK_LOCAL_IP"] = "10.0.0.1"
     prepare_environment(bare, python="/opt/python")
