@@ -64,14 +64,16 @@ def _environment_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(autouse=True, scope="module")
 def _process_state() -> Iterator[None]:
-    """Restore what servers and libraries in this process change for all tests after them.
+    """Restore the logger's level and the signals' handlers, which Dagster and servers in this process change.
 
-    A Dagster instance sets the level of our logger. Servers handle signals, and native libraries may ignore SIGTERM: a
-    process that a test starts would inherit that, and could not be ended.
+    A shell that starts the suite in the background ignores SIGINT. Dagster restores SIGTERM to what SIGINT was, so that
+    the processes of later tests would inherit that, and could not be ended.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     logger = logging.getLogger("icedb")
     level = logger.level
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     logger.setLevel(level)
     for number, handler in handlers.items():
