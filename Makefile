@@ -42,7 +42,8 @@ test-quick: $(VENV)/.installed-dev  ## While you write: the units alone, no serv
 	@$(PYTEST) -n $(PROCESSORS) --scope quick
 
 test-all: $(VENV)/.installed-tests  ## Every test: all cases, much data, more clusters, fifty killed drivers, an hour
-	@$(PYTEST) -n $$(($(PROCESSORS) + 2)) --scope all
+	@$(PYTEST) -n $$(($(PROCESSORS) + 2)) --scope all -m "not alone"
+	@$(PYTEST) --scope all -m alone
 
 SHARE ?= $(shell git rev-parse HEAD)
 test-share: $(VENV)/.installed-tests  ## A part of what `make test` leaves out, chosen by the commit (SHARE=...: by that)

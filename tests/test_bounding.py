@@ -274,14 +274,14 @@ def test_no_part_with_such_a_row_is_left_out(parts: Any, predicates: list[str]) 
     check_against_brute_force(parts, predicates)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 @settings(max_examples=60)
 @given(rows_of_parts(), st.lists(PREDICATES, min_size=8, max_size=8))
 def test_no_part_with_such_a_row_is_left_out_at_length(parts: Any, predicates: list[str]) -> None:
     check_against_brute_force(parts, predicates)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 @pytest.mark.parametrize("column", [*POOLS])
 def test_each_value_of_each_type_is_found_by_each_comparison(column: str) -> None:
     pool = (*POOLS[column][1], "NULL")

@@ -277,14 +277,14 @@ def test_a_name_alone_changes_nothing(tmp_path: Path, way: Callable[..., None], 
     way(tmp_path, [name])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 @pytest.mark.parametrize("name", sorted({n for name in NAMES for n in (name, name.title())} - {*FEW}))
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_each_name_alone_changes_nothing(tmp_path: Path, way: Callable[..., None], name: str) -> None:
     way(tmp_path, [name])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 def test_all_names_go_through_spark(tmp_path: Path, spark: Any) -> None:
     from icedb import spark as icedb_spark
 

@@ -304,6 +304,7 @@ def _check_free_and_exact(platform: Platform, *tables: str) -> None:
     platform.audit(*tables, live_parts=1)
 
 
+@pytest.mark.alone
 @pytest.mark.slow(seconds=240)
 def test_with_the_shipped_intervals_a_slot_is_free_within_a_minute_of_the_end_of_its_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -388,7 +388,7 @@ def _further(lines: list[str]) -> set[str]:
     return {line for line in lines if "continuation-token" in line}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 def test_duckdb_reads_many_parts(world: World) -> None:
     con = duckdb_connection(world.acme)
     rows = "read_parquet('s3://many/**/*.parquet', hive_partitioning = true)"

@@ -384,7 +384,7 @@ def test_a_query_has_the_answer_that_it_has_over_all_parts(sql: str, events: Tab
     check_same_answer(events, sql)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 @settings(max_examples=150)
 @given(sql=queries())
 def test_a_query_has_the_answer_that_it_has_over_all_parts_at_length(sql: str, events: Table) -> None:

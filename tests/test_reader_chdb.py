@@ -260,7 +260,7 @@ def test_a_selective_query_over_a_thousand_parts_reads_two(local: Place, session
     assert parts_read(session, "SELECT sum(n) FROM t") == 1_201
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 def test_ten_thousand_parts_are_one_view(local: Place, session: Any) -> None:
     reader.attach(session, "t", many_parts(local, 10_000).snapshot())
     assert texts(session, "SELECT count(), sum(p) FROM t") == [f"10000\t{sum(range(10_000))}"]
@@ -440,7 +440,8 @@ def test_keys_are_in_no_text_and_are_renewed_for_views_that_are_there(s3: Place,
         reader.source(snapshot)
 
 
-@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.slow(seconds=30)
 @pytest.mark.s3
 def test_a_store_that_is_not_there_is_told_within_seconds(s3: Place) -> None:
     table = Table.create(s3.uri, storage_options=s3.storage_options)

@@ -24,6 +24,10 @@ def test_slow(): pass
 @pytest.mark.slow(seconds=10_000)
 def test_for_hours(): pass
 
+@pytest.mark.alone
+@pytest.mark.slow
+def test_memory(): pass
+
 @pytest.mark.s3
 def test_server(): pass
 
@@ -41,7 +45,7 @@ def test_rotating(n): pass
 
 @pytest.fixture
 def items(pytester: pytest.Pytester) -> list[pytest.Item]:
-    pytester.makeini("[pytest]\nmarkers =\n  slow\n  s3\n  sampled\n")
+    pytester.makeini("[pytest]\nmarkers =\n  alone\n  slow\n  s3\n  sampled\n")
     return pytester.getitems(TESTS)
 
 
@@ -91,7 +95,7 @@ def test_a_share_is_chosen_by_its_hash_and_takes_limited_time(items: list[pytest
     assert share == choose(items, "rest", DAY, "0f3a")
     assert share <= choose(items, "rest", DAY, None)
     assert sum(map(seconds_of, share)) <= SHARE_SECONDS
-    assert names(share) == {"test_slow", "test_matrix", "test_rotating"}, "what takes longer than a share is in none"
+    assert names(share) == {"test_slow", "test_matrix", "test_rotating"}, "what takes longer, or measures, is in none"
 
 
 @pytest.mark.process

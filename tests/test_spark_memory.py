@@ -36,6 +36,7 @@ def peak_of_one_task(events: Events, spark_home: Path, tmp_path: Path, **options
     return peak[0]
 
 
+@pytest.mark.alone
 @pytest.mark.slow(seconds=40)
 def test_a_task_spills_what_is_beyond_the_memory_that_it_is_given(spark_home: Path, tmp_path: Path) -> None:
     events = make_events(tmp_path, 1_000_000)
@@ -43,6 +44,7 @@ def test_a_task_spills_what_is_beyond_the_memory_that_it_is_given(spark_home: Pa
     assert peak <= 64 * MIB + OWN_BYTES
 
 
+@pytest.mark.alone
 @pytest.mark.slow(seconds=200)
 @pytest.mark.timeout(900)
 def test_ten_million_events_in_one_task_take_less_than_a_gigabyte(spark_home: Path, tmp_path: Path) -> None:

@@ -175,10 +175,13 @@ def seconds_of(item: pytest.Item) -> float:
 
 
 def _share(rest: Iterable[pytest.Item], share: str) -> set[pytest.Item]:
-    """Files in an order that the hash decides, until their tests take as long as a share may."""
+    """Files in an order that the hash decides, until their tests take as long as a share may.
+
+    Tests that measure the machine are in none: others run beside them.
+    """
     files: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in rest:
-        if seconds_of(item) <= SHARE_SECONDS:
+        if seconds_of(item) <= SHARE_SECONDS and not item.get_closest_marker("alone"):
             files[item.nodeid.partition("::")[0]].append(item)
     names = sorted(files)
     random.Random(share).shuffle(names)
