@@ -49,6 +49,7 @@ def play(world: World, seeds: range) -> collections.Counter[str | None]:
     return outcomes
 
 
+@pytest.mark.long
 def test_only_errors_of_the_tree_escape(world: World) -> None:
     outcomes = play(world, SHORT)
     assert outcomes["InvalidArgument"] > 20
@@ -260,6 +261,7 @@ def play_command(world: World, seeds: range) -> collections.Counter[int]:
     return statuses
 
 
+@pytest.mark.long
 def test_the_command_answers_wrong_arguments_with_one_line(world: World) -> None:
     assert len(play_command(world, range(50_000, 50_030))) > 1
 

@@ -17,6 +17,7 @@ def steady() -> Life:
     return live(STEADY, 1_500)
 
 
+@pytest.mark.long
 def test_maintenance_writes_little_again(steady: Life) -> None:
     assert 1 < steady.parts_ratio <= PARTS_GOAL
     assert 1 < steady.log_ratio <= LOG_GOAL
@@ -29,6 +30,7 @@ def test_what_a_reader_finds_stays_small(steady: Life) -> None:
     assert steady.written["append"].parts == sum(steady.live_bytes.values())
 
 
+@pytest.mark.long
 def test_many_tenants_that_share_their_commits_write_little_again() -> None:
     life = live(Mix("tenants", 120_000, 400_000, tenants=4, of_tenants=12), 300)
     assert life.parts_ratio <= PARTS_GOAL

@@ -50,6 +50,7 @@ def test_a_delta_table_has_as_many_files(tmp_path: Path) -> None:
     assert list((tmp_path / "delta" / "_delta_log").glob("*.checkpoint.parquet"))
 
 
+@pytest.mark.long
 def test_what_a_child_measures_is_checked_and_leaves_the_table_as_it_was(tmp_path: Path) -> None:
     make_table(tmp_path / "table", BATCHES)
     make_table(tmp_path / "small", 10)

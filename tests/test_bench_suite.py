@@ -209,6 +209,7 @@ def make_module(folder: Path, name: str, body: str) -> None:
     (folder / f"{name}.py").write_text(MODULE.format(body=body))
 
 
+@pytest.mark.long
 def test_a_module_that_fails_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     make_module(tmp_path, "bench_raises", "raise ValueError('not today')")

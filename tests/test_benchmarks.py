@@ -120,6 +120,7 @@ def test_files_that_are_opened_are_counted(tmp_path: Path) -> None:
     assert opened == {str(tmp_path / "a"), str(tmp_path / "below" / "a")}
 
 
+@pytest.mark.long
 def test_pruning_opens_the_parts_that_hold_what_is_asked_for(tmp_path: Path) -> None:
     from benchmarks.selective import measure_local
 

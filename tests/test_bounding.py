@@ -268,6 +268,7 @@ def check_against_brute_force(parts: list[tuple[str, str, list[list[str]]]], pre
                 assert holding <= world.kept(predicate), predicate
 
 
+@pytest.mark.long
 @settings(max_examples=8)
 @given(rows_of_parts(), st.lists(PREDICATES, min_size=5, max_size=5))
 def test_no_part_with_such_a_row_is_left_out(parts: Any, predicates: list[str]) -> None:
@@ -290,6 +291,7 @@ def test_each_value_of_each_type_is_found_by_each_comparison(column: str) -> Non
     check_against_brute_force(parts, [f"{column} {o} {v}" for o in OPERATORS for v in pool])
 
 
+@pytest.mark.long
 def test_what_asks_nothing_of_a_part_is_not_asked() -> None:
     def asked(predicate: str) -> str:
         checked = check_predicate(predicate, COLUMNS, PATHS, table="lake")
@@ -306,6 +308,7 @@ def test_what_asks_nothing_of_a_part_is_not_asked() -> None:
 # ------------------------------------------------------------------------------------------ many parts
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_parts_are_decided_at_once() -> None:
     def many() -> Iterator[Part]:
         for n in range(100_000):

@@ -503,6 +503,7 @@ class Row(dict[str, Any]):
     """A row of which can be told whether somebody has it."""
 
 
+@pytest.mark.long
 def test_who_keeps_an_error_does_not_keep_the_rows(table: Table) -> None:
     table.insert([{"n": 0}])
     rows = [Row(n="text"), Row(n=1)]

@@ -217,6 +217,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.long
 @ACTS
 @pytest.mark.parametrize("fault", FAULTS)
 def test_once_whatever_happens_to_a_request(world: World, act: Callable[[Writer], Submission], fault: Fault) -> None:
@@ -252,6 +253,7 @@ def another_cleans_up(world: World) -> None:
     open_table(world.store, world.clock).cleanup()
 
 
+@pytest.mark.long
 @ACTS
 @pytest.mark.parametrize(
     "others", [another, pytest.param(another_merges, marks=pytest.mark.slow(seconds=5)), another_cleans_up]
@@ -293,6 +295,7 @@ def test_a_row_without_an_id_is_not_doubled_by_who_slept_while_others_published_
     assert len(world.ids()) == 1 + 2 + 3
 
 
+@pytest.mark.long
 def test_once_with_a_writer_who_died_with_his_claim(world: World) -> None:
     """The claim is there, the log file is not: whoever comes next publishes it, and drops what it has."""
     for wait_ms in (0, 2 * MINUTE_MS, 20 * MINUTE_MS):
@@ -307,6 +310,7 @@ def test_once_with_a_writer_who_died_with_his_claim(world: World) -> None:
         assert world.ids() == ["1", "2", "3", "first"]
 
 
+@pytest.mark.long
 def test_writers_of_several_threads_at_once(world: World) -> None:
     failed: list[BaseException] = []
     taken: list[int] = []
@@ -390,6 +394,7 @@ def test_what_a_merge_moved_lately_is_known_though_its_rows_are_old(world: World
     assert Writer(world, window_ms=HOUR_MS).write("a", "first").repeated_rows == 2
 
 
+@pytest.mark.long
 def test_no_more_ids_are_kept_than_allowed_the_oldest_go_first(world: World, caplog: pytest.LogCaptureFixture) -> None:
     writer = Writer(world, ids_max=10)
     for n in range(30):
@@ -492,6 +497,7 @@ def test_a_column_that_holds_no_ids_is_refused(memory: Any) -> None:
         BufferedWriter(table, id_column="ID")
 
 
+@pytest.mark.long
 def test_views_and_the_quarantine_get_what_was_committed(memory: Any) -> None:
     table = Table.create(memory.uri)
     table.insert([{"id": "a", "n": 0}])

@@ -151,6 +151,7 @@ def test_a_consumer_that_is_behind_cleanup_is_told(table: Table, clock: ManualCl
     assert numbers(table.changes(raised.value.horizon_ms)) == []
 
 
+@pytest.mark.long
 def test_a_consumer_that_keeps_up_is_not_behind_cleanup(table: Table, clock: ManualClock) -> None:
     cursor, got = None, []
     for n in range(40):

@@ -103,6 +103,7 @@ def test_a_clock_that_is_far_ahead_deletes_nothing(table: Table, clocked: Clocke
     assert clocked.objects == before
 
 
+@pytest.mark.long
 def test_frequent_merges_do_not_keep_cleanup_away(clocked: ClockedStore, clock: ManualClock) -> None:
     # Each merge replaces the log file of the one before and carries its tombstones on, into a younger file.
     create_table(clocked, clock, partition_by=["k"], sort_by=["n"])
@@ -414,6 +415,7 @@ def test_a_claim_whose_transaction_is_not_recorded_or_that_is_damaged_stays(
 # ------------------------------------------------------------------------------------ a share per call
 
 
+@pytest.mark.long
 def test_a_large_cleanup_is_done_in_shares_and_says_what_remains(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:

@@ -75,6 +75,7 @@ ODD = """SELECT * FROM (VALUES (1, 'a,"b"', 1.5::DOUBLE, [1.0, 'nan'::DOUBLE], D
     (2, '', 'nan', NULL, NULL), (3, NULL, '-inf', [], DATE '2026-11-22')) AS rows(n, s, x, l, d) ORDER BY n"""
 
 
+@pytest.mark.long
 def test_a_query_is_an_argument_a_file_or_standard_input(table: Table, tmp_path: Path) -> None:
     sql = "SELECT k, count(*) AS c FROM t GROUP BY k ORDER BY k"
     (tmp_path / "query.sql").write_text(sql + ";\n")
@@ -95,6 +96,7 @@ def test_a_query_of_the_past_and_of_some_rows(table: Table) -> None:
     assert run_json("query", table.uri, "FROM t WHERE false") == []
 
 
+@pytest.mark.long
 def test_forms_of_an_answer(table: Table, tmp_path: Path) -> None:
     rows = [
         {"n": 1, "s": 'a,"b"', "x": 1.5, "l": [1.0, None], "d": "2026-11-21"},
@@ -124,6 +126,7 @@ def test_columns_of_one_name_and_names_that_must_be_quoted(table: Table) -> None
     assert list(csv.reader(io.StringIO(text))) == [["a", "a_1", 'x,"y'], ["1", "2", "3"]]
 
 
+@pytest.mark.long
 def test_a_large_answer_is_whole_in_every_form(table: Table, tmp_path: Path) -> None:
     sql = "SELECT range AS n, 'text ' || range AS s FROM range(250_000)"
     for form in ("csv", "jsonl", "json", "parquet"):

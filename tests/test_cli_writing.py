@@ -186,6 +186,7 @@ def test_what_is_no_rows_is_said(table: Table, files: list[object], said: str) -
     assert said in " ".join(run("insert", table.uri, *files, status=2, input="").stderr.replace("│", " ").split())
 
 
+@pytest.mark.long
 def test_partitions_or_all_of_a_table_are_overwritten(table: Table, lines: Path) -> None:
     assert "one of them" in " ".join(run("overwrite", table.uri, lines, status=2).stderr.split())
     assert "outside the partitions" in run("overwrite", table.uri, lines, "--where", "k = 0", status=2).stderr
@@ -206,6 +207,7 @@ def test_partitions_or_all_of_a_table_are_overwritten(table: Table, lines: Path)
 # ------------------------------------------------------------------------------------------------ rewrite, views
 
 
+@pytest.mark.long
 def test_a_partition_is_rewritten(table: Table, tmp_path: Path) -> None:
     file = tmp_path / "query.sql"
     file.write_text("SELECT k, n + 100 AS n FROM _rows")
@@ -219,6 +221,7 @@ def test_a_partition_is_rewritten(table: Table, tmp_path: Path) -> None:
         assert "one of the two" in " ".join(run("rewrite", table.uri, "k=1", *wrong, status=2).stderr.split())
 
 
+@pytest.mark.long
 def test_views_are_listed_and_refreshed(table: Table) -> None:
     assert run("views", table.uri).stdout == "none\n"
     view = table.create_view("sums", "SELECT k, sum(n)::BIGINT AS n FROM _rows GROUP BY k")

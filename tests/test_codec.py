@@ -55,6 +55,7 @@ def log_files(draw: st.DrawFn) -> LogFile:
     )
 
 
+@pytest.mark.long
 @given(log_files())
 def test_what_is_written_is_read_back(file: LogFile) -> None:
     body = encode(file)
@@ -63,6 +64,7 @@ def test_what_is_written_is_read_back(file: LogFile) -> None:
     assert encode(again) == body
 
 
+@pytest.mark.long
 @given(log_files())
 def test_a_v3_program_reads_what_we_write(file: LogFile) -> None:
     body = encode(file).decode()
@@ -176,6 +178,7 @@ def test_damage_is_named_and_never_guessed_around(body: bytes) -> None:
     assert KEY in str(caught.value)
 
 
+@pytest.mark.long
 @given(log_files(), st.data())
 def test_a_log_file_that_was_cut_anywhere_in_a_line_is_damage(file: LogFile, data: st.DataObject) -> None:
     body = encode(file)
@@ -186,6 +189,7 @@ def test_a_log_file_that_was_cut_anywhere_in_a_line_is_damage(file: LogFile, dat
         decode(body[:at], KEY, KEYS)
 
 
+@pytest.mark.long
 @given(log_files(), st.integers(-2, 3))
 def test_a_header_that_begins_the_markers_elsewhere_leaves_none_out(file: LogFile, shift: int) -> None:
     body = encode(file)

@@ -310,6 +310,7 @@ def test_all_names_go_through_spark(tmp_path: Path, spark: Any) -> None:
 # ------------------------------------------------------------------------- DuckDB's own column of files' names
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inserts", [1, 3])
 @pytest.mark.parametrize("partition_by", [[], ["k % 2 AS odd"]])
 def test_a_condition_on_a_column_filename_chooses_rows_and_not_files(
@@ -349,6 +350,7 @@ def test_every_column_is_decoded_also_beside_one_with_the_name_of_a_row(tmp_path
         table.import_files(path, verify=True)
 
 
+@pytest.mark.long
 def test_a_temporary_folder_that_looks_like_a_partition_changes_no_statistics(
     local: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,7 @@ def same(columns: LogState, few: LogState) -> None:
         assert list(live_markers(columns, at_ms)) == list(live_markers(few, at_ms))
 
 
+@pytest.mark.long
 @settings(max_examples=50, deadline=None)
 @given(logs(), st.integers(0, 5))
 def test_a_state_in_columns_is_the_state_of_few_markers(files: list[StoredLogFile], earlier: int) -> None:
@@ -171,6 +172,7 @@ def test_columns_hold_numbers_of_any_size_and_texts_of_many_lines() -> None:
 # ---------------------------------------------------------------------------------------------------- drafts
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(st.data(), logs())
 def test_a_log_file_that_replaces_others_is_the_same(data: Any, files: list[StoredLogFile]) -> None:
@@ -274,6 +276,7 @@ def test_a_small_commit_on_a_large_log_file_takes_its_columns_over() -> None:
     assert replay([large], table="table", known=known).parts is known.parts
 
 
+@pytest.mark.long
 def test_parts_of_a_large_table(tmp_path: Path) -> None:
     """What a snapshot says of its parts, and which a predicate leaves, is what it is for few."""
     table = Table.create(str(tmp_path), partition_by=["k"], sort_by=["n"])

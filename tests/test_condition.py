@@ -445,6 +445,7 @@ class World:
                     assert expired.deleted_parts or expired.deleted_log_files
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_a_condition_is_what_the_verbs_find_and_says_when_rows_came_last_whatever_happened(seed: int) -> None:
     world = World(seed)

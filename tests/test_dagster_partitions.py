@@ -226,6 +226,7 @@ SHOPS = dg.StaticPartitionsDefinition(["north", "south", "west"])
 DAYS_OF_SHOPS = dg.MultiPartitionsDefinition({"day": DAYS, "shop": SHOPS})
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(st.sets(st.sampled_from([f"2024-01-0{d}|{s}" for d in range(1, 5) for s in ("north", "south", "west")])))
 def test_any_set_of_keys_of_two_dimensions_is_exactly_these(keys: set[str]) -> None:
@@ -269,6 +270,7 @@ def values_of(type_: str, instant: datetime, zone: ZoneInfo) -> str:
     return formats.get(type_, f"{wall:%Y-%m-%d %H:%M:%S}")
 
 
+@pytest.mark.long
 @settings(max_examples=50)
 @given(st.data())
 def test_windows_choose_exactly_the_rows_within_them(data: st.DataObject) -> None:

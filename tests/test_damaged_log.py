@@ -172,6 +172,7 @@ def readers(table: Table) -> dict[str, Callable[[], object]]:
     }
 
 
+@pytest.mark.long
 def test_every_reader_gives_an_answer_or_an_error_that_names_the_file(tmp_path: Path) -> None:
     table = Table.create(str(tmp_path / "t"), partition_by=["d"], sort_by=["n"])
     for n in range(3):

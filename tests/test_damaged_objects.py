@@ -141,6 +141,7 @@ def sample(some: Iterator[tuple[str, bytes]], count: int) -> list[tuple[str, byt
     return random.Random(7).sample(all_, k=min(count, len(all_)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [10, pytest.param(10_000, marks=pytest.mark.slow(seconds=60))])
 def test_a_damaged_spec_is_named_when_the_table_is_opened(tmp_path: Path, count: int) -> None:
     table = made(tmp_path)
@@ -148,6 +149,7 @@ def test_a_damaged_spec_is_named_when_the_table_is_opened(tmp_path: Path, count:
     assert check(path, table, sample(damages(path.read_bytes(), but=("id",)), count), list(harmless(path.read_bytes())))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [10, pytest.param(10_000, marks=pytest.mark.slow(seconds=60))])
 def test_a_damaged_pin_is_named(tmp_path: Path, count: int) -> None:
     table = made(tmp_path)
@@ -156,6 +158,7 @@ def test_a_damaged_pin_is_named(tmp_path: Path, count: int) -> None:
     assert check(path, table, sample(damages(path.read_bytes()), count), list(harmless(path.read_bytes())))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [10, pytest.param(10_000, marks=pytest.mark.slow(seconds=60))])
 @pytest.mark.parametrize("kind", ["epoch", "txn"])
 def test_a_damaged_claim_is_named(tmp_path: Path, count: int, kind: str) -> None:

@@ -235,6 +235,7 @@ CONDITIONS = [
 ]
 
 
+@pytest.mark.long
 @settings(max_examples=12)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 2), values, values), min_size=1), min_size=1, max_size=3), st.data())
 def test_a_deletion_keeps_what_a_query_would_keep(

@@ -503,6 +503,7 @@ def test_without_an_instance_or_a_workspace_the_rest_is_examined(
         examine(tmp_path / "nowhere")
 
 
+@pytest.mark.long
 def test_nested_tables_are_looked_at_apart_and_a_lost_spec_is_a_problem(tmp_path: Path) -> None:
     outer, inner = icedb.Table.create(tmp_path / "events"), icedb.Table.create(tmp_path / "events" / "daily")
     for table in (outer, inner):

@@ -77,6 +77,7 @@ def generate(monkeypatch: pytest.MonkeyPatch):
     return generate
 
 
+@pytest.mark.long
 def test_the_generated_events_are_the_same_for_the_same_seed_and_a_day_is_the_same_among_other_days(
     generate, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ def test_what_is_to_be_copied_needs_the_library_alone() -> None:
         assert imported <= {*sys.stdlib_module_names, *(["icedb"] if path in programs else [])}, path
 
 
+@pytest.mark.long
 def test_a_number_that_is_wrong_fails_the_run(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_number_that_is_wrong_fails_the_run(
     assert "examples.replacing: ok" not in printed
 
 
+@pytest.mark.long
 def test_the_tables_stay_where_one_says(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -162,6 +164,7 @@ def texts(cell: dict[str, object]) -> list[object]:
     ]
 
 
+@pytest.mark.long
 def test_a_notebook_that_raises_fails(tmp_path: Path) -> None:
     execution = pytest.importorskip("examples.notebooks.execution")
     v4 = pytest.importorskip("nbformat").v4

@@ -97,6 +97,7 @@ def live(table: Table) -> set[str]:
 # ------------------------------------------------------------------------------------------------ what is read
 
 
+@pytest.mark.long
 def test_each_type_is_read_as_it_is(local: Any) -> None:
     table = Table.create(local.uri, sort_by=["bigint", "varchar", "timestamp", "timestamptz", "date", "float"])
     table.insert(rows_of({**TYPES, "json": """'{"a": 1}'::JSON"""}))
@@ -191,6 +192,7 @@ def test_an_empty_table_and_one_without_columns(local: Any) -> None:
         bare.export_delta()
 
 
+@pytest.mark.long
 def test_an_empty_table_whose_partitions_come_from_a_column_that_is_not_declared(local: Any) -> None:
     table = Table.create(local.uri, schema={"n": "BIGINT"}, partition_by=["k"])
     assert table.query("FROM t").columns == ["n"]
@@ -202,6 +204,7 @@ def test_an_empty_table_whose_partitions_come_from_a_column_that_is_not_declared
     check_same(table)
 
 
+@pytest.mark.long
 def test_statistics_are_exact_or_missing(local: Any) -> None:
     sort_by = ["long", "text", "x", "whole", "at", "zoned", "day", "ok"]
     table = Table.create(local.uri, sort_by=sort_by, schema={"zoned": "TIMESTAMP WITH TIME ZONE"})
@@ -241,6 +244,7 @@ STEPS: dict[str, Callable[[Table], object]] = {
 }
 
 
+@pytest.mark.long
 def test_every_change_of_a_table_arrives(local: Any) -> None:
     table = Table.create(local.uri, partition_by=["n // 10 AS tens"], sort_by=["n"])
     fill(table, 0, 10, 20)
@@ -261,6 +265,7 @@ def test_every_change_of_a_table_arrives(local: Any) -> None:
     assert texts(by_delta(table, 0).to_pyarrow_table(), ["n"]) == texts(earlier, ["n"])
 
 
+@pytest.mark.long
 def test_a_merge_is_no_change_of_the_data_and_all_else_is(table: Table, clocked: ClockedStore) -> None:
     def changes(version: int) -> dict[str, set[bool]]:
         told: dict[str, set[bool]] = {}
@@ -317,6 +322,7 @@ def test_a_merge_is_no_change_of_the_data_and_all_else_is(table: Table, clocked:
     assert exported(lambda: table.restore(before)) == {"add": {True}, "remove": {True}}
 
 
+@pytest.mark.long
 def test_merges_that_make_one_row_of_several_change_the_data(local: Any) -> None:
     table = Table.create(local.uri, merging=Replacing(by=("id",), version="at"))
     for at in (1, 2):
@@ -336,6 +342,7 @@ def test_merges_that_make_one_row_of_several_change_the_data(local: Any) -> None
     check_same(own)
 
 
+@pytest.mark.long
 def test_a_changed_partitioning(local: Any) -> None:
     table = Table.create(local.uri, partition_by=["n // 10 AS tens"])
     fill(table, 1, 3, 12, 14)
@@ -354,6 +361,7 @@ def test_a_changed_partitioning(local: Any) -> None:
     check_same(table, without=("third",))
 
 
+@pytest.mark.long
 @given(st.lists(st.sampled_from([*STEPS, "export", "export"]), max_size=8))
 @settings(max_examples=6)
 def test_any_history(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
@@ -428,6 +436,7 @@ def test_checkpoints_hold_what_the_versions_say(shared_place: Any, monkeypatch: 
         Table.adopt(f"{shared_place.uri}-other", shared_place.uri, storage_options=shared_place.storage_options)
 
 
+@pytest.mark.long
 def test_versions_are_deleted_when_a_checkpoint_is_old_enough(
     table: Table, clocked: ClockedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -676,6 +685,7 @@ def test_an_export_that_slept_too_long_publishes_nothing(
     assert actions(clocked) == []
 
 
+@pytest.mark.long
 def test_nothing_that_delta_names_is_lost_wherever_an_export_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta, "VERSIONS_PER_CHECKPOINT", 3)
     clock = ManualClock()

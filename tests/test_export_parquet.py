@@ -221,6 +221,7 @@ def test_parquet_of_others_is_not_replaced(local: Any) -> None:
     assert [p.name for p in target.iterdir()] == ["theirs.parquet"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", [None, "n % 2 = 0"])
 def test_an_export_is_whole_or_says_that_it_is_not(where: str | None) -> None:
     clock = ManualClock()

@@ -47,6 +47,7 @@ def test_a_section_says_what_kind_of_error_it_is(name: str) -> None:
     assert builtin in [c.__name__ for c in kind.__mro__ if c.__module__ == "builtins"]
 
 
+@pytest.mark.long
 def test_quoted_messages_are_said_by_the_code() -> None:
     quoted = re.findall(r"^> (.*)$", PAGE, flags=re.MULTILINE)
     assert len(quoted) > len(ERRORS)

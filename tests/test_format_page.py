@@ -297,6 +297,7 @@ def stored_times(folder: Path) -> dict[str, int]:
     return {f.relative_to(folder).as_posix(): f.stat().st_mtime_ns // 1_000_000 for f in files}
 
 
+@pytest.mark.long
 def test_a_reader_made_from_the_page_agrees_on_a_local_table(tmp_path: Path) -> None:
     table = Table.create(tmp_path / "t", partition_by=["k AS p"], sort_by=["n"])
     done = 0
@@ -306,6 +307,7 @@ def test_a_reader_made_from_the_page_agrees_on_a_local_table(tmp_path: Path) -> 
     assert done == STEPS
 
 
+@pytest.mark.long
 def test_a_reader_made_from_the_page_agrees_on_a_table_in_two_stores(tmp_path: Path) -> None:
     data, log = tmp_path / "data", tmp_path / "log"
     table = Table.create(data, partition_by=["k AS p"], sort_by=["n"], log_uri=log)
@@ -318,6 +320,7 @@ def test_a_reader_made_from_the_page_agrees_on_a_table_in_two_stores(tmp_path: P
     assert {key.split("/")[0] for key in read_folder(log)} == {"_log", "_claims"}
 
 
+@pytest.mark.long
 def test_a_reader_made_from_the_page_agrees_at_every_hour(clocked: ClockedStore, clock: ManualClock) -> None:
     table = create_table(clocked, clock, partition_by=["k AS p"], sort_by=["n"])
     horizons, pins_needed = set(), 0
@@ -333,6 +336,7 @@ def test_a_reader_made_from_the_page_agrees_at_every_hour(clocked: ClockedStore,
     assert pins_needed > 3, "and pins to heed"
 
 
+@pytest.mark.long
 def test_a_reader_that_refreshes_as_the_page_says_reads_what_others_read(
     clocked: ClockedStore, clock: ManualClock
 ) -> None:

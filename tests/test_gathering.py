@@ -110,6 +110,7 @@ def stored(
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [

@@ -149,6 +149,7 @@ def test_a_limit_is_a_number_over_zero(table: Table) -> None:
         table.history(since=5)
 
 
+@pytest.mark.long
 def test_the_history_of_many_parts_is_that_of_few(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     table.insert(rows(0))
     clock.advance(MINUTE_MS)

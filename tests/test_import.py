@@ -180,6 +180,7 @@ def test_a_table_may_be_created_among_the_files(shared_place: Place) -> None:
     assert not table.import_files(f"{shared_place.uri}/d=2026-01-01").commit.committed
 
 
+@pytest.mark.long
 def test_many_partitions(local: Place) -> None:
     count = 2 * FOLDERS_MAX
     put_files(beside(local), {f"k={k}/a.parquet": [{"n": k}] for k in range(count)})

@@ -468,6 +468,7 @@ def test_a_csv_file_of_names_only_has_no_rows(here: Folder) -> None:
 # ------------------------------------------------------------------------------------------ memory
 
 
+@pytest.mark.long
 def test_files_are_read_in_a_stream(here: Folder, tmp_path: Path) -> None:
     """What is read before the first row is taken is bounded: the stream gives chunks, not the whole."""
     path = here.parquet("a.parquet", "SELECT range a, md5(range::VARCHAR) s FROM range(1000000)")

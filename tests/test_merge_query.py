@@ -154,6 +154,7 @@ def test_a_deletion_asks_no_merge_query(memory: Any) -> None:
     assert rows_of(table, "t", "k, n") == [(1, 1), (1, 2)], "nor does a rewrite"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["merge_query", "merging"])
 def test_partitions_that_only_paths_tell_are_visible_and_not_stored(place: Any, how: str) -> None:
     query = "SELECT DISTINCT * FROM source_files WHERE d < '2027-01-01' AND u IS NOT NULL"
@@ -355,6 +356,7 @@ def test_a_merging_that_somebody_wrote_by_hand_is_no_sql(memory: Any) -> None:
 # ------------------------------------------------------------------------------------------ memory, faults
 
 
+@pytest.mark.long
 def test_several_merges_share_a_small_memory(memory: Any) -> None:
     table = make(
         memory, partition_by=("k",), sort_by=("n",), row_group_rows=20_480,

@@ -43,6 +43,7 @@ def rows_of(table: Table, relation: str, columns: str = "*", **options: Any) -> 
 # ------------------------------------------------------------------------------------------ each kind
 
 
+@pytest.mark.long
 def test_dedup_keeps_one_row_of_each_key(place: Any) -> None:
     table = make(place, partition_by=("p",), merging=Dedup(by=("k",)))
     table.insert([{"p": 1, "k": 1, "v": "a"}, {"p": 1, "k": 1, "v": "a"}, {"p": 2, "k": 1, "v": "b"}])
@@ -84,6 +85,7 @@ def test_replacing_keeps_the_newest_row_of_each_key(place: Any) -> None:
     assert pq.read_table(body)["k"].to_pylist() == [1, 2, 3], "sorted"
 
 
+@pytest.mark.long
 def test_aggregating_sums_counts_and_bounds(place: Any) -> None:
     merging = Aggregating(by=("k",), sum=("s", "d"), min=("low",), max=("high",), any=("name",), count="n")
     table = make(place, merging=merging)
@@ -194,6 +196,7 @@ def test_keys_are_unique_within_a_path_also_when_a_column_hides_it(memory: Any) 
     assert rows_of(table, "t") == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("merging", "expected"),
     [
@@ -400,6 +403,7 @@ class AggregatingMachine(MergingMachine):
     choose = staticmethod(aggregate_of)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("machine", [MergingMachine, ReplacingMachine, AggregatingMachine])
 def test_any_batches_and_any_merges(machine: type[MergingMachine]) -> None:
     case = machine.TestCase

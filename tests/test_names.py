@@ -62,6 +62,7 @@ def test_a_path_is_safe_in_a_url_and_in_a_folder(partition: dict[str, str | None
     assert partition_of("p/_data/", key) == path
 
 
+@pytest.mark.long
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(values)
 @example("NULL")

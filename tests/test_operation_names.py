@@ -237,6 +237,7 @@ def test_an_append_in_the_millisecond_of_a_merge_is_not_called_a_merge(
     assert kinds[merged_ms] == "overwrite", "one commit of both, as ever"
 
 
+@pytest.mark.long
 def test_the_names_of_a_large_table_are_kept(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     at_ms = clock.now_ms()
     keys = [table.handle.keys.part(f"k={n % 7}", f"{n:032x}") for n in range(COLUMNS_MIN)]

@@ -72,6 +72,7 @@ def run(folder: Path, *command: str, **environ: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_project_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "new" / "Web-Shop"
     created = create_project(folder)
@@ -100,6 +101,7 @@ def test_a_project_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.long
 def test_a_project_asks_for_the_dagster_that_this_library_is_made_for(tmp_path: Path) -> None:
     create_project(tmp_path / "web_shop")
     ours = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())

@@ -628,6 +628,7 @@ def fill_with(world: World, parts: int) -> None:
     world.clock.advance(MINUTE_MS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parts", [10_000, pytest.param(100_000, marks=pytest.mark.slow(seconds=20))])
 def test_the_parts_of_a_large_table_are_listed_each_once(parts: int) -> None:
     world = World()
@@ -652,6 +653,7 @@ def test_the_parts_of_a_large_table_are_listed_each_once(parts: int) -> None:
     run(work())
 
 
+@pytest.mark.long
 def test_views_of_a_large_table_that_changes_take_bounded_memory() -> None:
     world = World()
     fill_with(world, 2_000)

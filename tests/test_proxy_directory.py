@@ -568,6 +568,7 @@ def test_who_goes_away_takes_nothing_from_the_others(service: Service) -> None:
     run(service, work)
 
 
+@pytest.mark.long
 def test_when_all_go_away_the_answer_is_still_of_use(service: Service) -> None:
     complaints: list[dict[str, Any]] = []
 
@@ -674,6 +675,7 @@ def test_a_key_in_use_that_was_taken_away_is_refused_as_soon_as_that_is_known(se
     run(service, work)
 
 
+@pytest.mark.long
 def test_strangers_take_no_place_from_who_has_a_key(service: Service) -> None:
     """However many ask at the same time, for keys that take the control plane long."""
     room = STRANGERS_AT_A_TIME + STRANGERS_WAITING

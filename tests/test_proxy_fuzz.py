@@ -245,6 +245,7 @@ def cycled(sizes: list[int]) -> Iterator[int]:
         yield from sizes
 
 
+@pytest.mark.long
 @settings(max_examples=400)
 @given(
     keys=key_sets,
@@ -264,6 +265,7 @@ def test_pages_are_those_of_s3(keys: list[str], prefix: str, delimiter: str, aft
     assert followed(turn, cycled(sizes), after, pages_max=len(keys) + 1) == expected
 
 
+@pytest.mark.long
 @settings(max_examples=200)
 @given(
     keys=key_sets,
@@ -329,6 +331,7 @@ def test_pages_over_http_end_and_are_those_of_s3(asker: Asker, keys: list[str], 
     assert followed(turn, sizes, "", pages_max=len(keys) + 1) == expected
 
 
+@pytest.mark.long
 def test_a_listing_goes_on_though_others_ask_for_the_same_parts_as_of_an_earlier_time() -> None:
     """What was told them is the view of the listing too; the time of the listing's next page is its own."""
 

@@ -655,12 +655,14 @@ names = st.sampled_from(["authorization", "host", "x-amz-date", "date", "x-amz-c
 somewhere = st.one_of(anything, anything.map(lambda text: f"/{text}"))
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(path=somewhere, query=anything, headers=st.lists(st.tuples(names | text_of_bytes, anything), max_size=6))
 def test_whatever_comes_is_refused_by_s3s_codes(path: str, query: str, headers: list[tuple[str, str]]) -> None:
     refusal(HttpRequest("GET", path, query, tuple(headers)))
 
 
+@pytest.mark.long
 @settings(max_examples=200)
 @given(pieces=st.lists(st.sampled_from(["header", "query"]), min_size=1, max_size=3), data=st.data())
 def test_a_piece_of_anything_in_a_right_request_is_refused_or_means_the_same(

@@ -115,6 +115,7 @@ def test_what_is_no_predicate_over_the_columns_is_refused(events: Table) -> None
             found.query("FROM t", where=where)
 
 
+@pytest.mark.long
 def test_a_predicate_as_deep_as_may_be_is_asked_and_a_deeper_one_refused(events: Table) -> None:
     found, refused = events.snapshot(), []
     for depth in range(243, 249):
@@ -127,6 +128,7 @@ def test_a_predicate_as_deep_as_may_be_is_asked_and_a_deeper_one_refused(events:
     assert all(refused)
 
 
+@pytest.mark.long
 def test_the_time_is_asked_once(memory: Place) -> None:
     table = Table.create(memory.uri, sort_by=["moment"])
     for year in (2020, 2100):
@@ -139,6 +141,7 @@ def test_the_time_is_asked_once(memory: Place) -> None:
     assert len(set(sql.split("'")[1::2])) == 1
 
 
+@pytest.mark.long
 def test_what_the_log_does_not_tell_stays(memory: Place) -> None:
     table = Table.create(memory.uri, sort_by=["n", "s"])
     table.insert([{"n": 1, "s": "a"}])
@@ -220,6 +223,7 @@ def test_parts_of_an_older_partitioning_are_decided_by_their_columns(memory: Pla
     assert found.query("SELECT n FROM t ORDER BY n", where="tens = 2").fetchall() == [(23,), (24,)]
 
 
+@pytest.mark.long
 def test_a_predicate_of_final_is_asked_after_merging(memory: Place) -> None:
     table = Table.create(memory.uri, partition_by=["n % 2 AS odd"], sort_by=["n", "v"], merging=Dedup(by=("n",)))
     table.insert([{"n": 1, "v": 1}])
@@ -378,6 +382,7 @@ def check_same_answer(table: Table, sql: str) -> None:
         assert pruned == answer(), sql
 
 
+@pytest.mark.long
 @settings(max_examples=10)
 @given(sql=queries())
 def test_a_query_has_the_answer_that_it_has_over_all_parts(sql: str, events: Table) -> None:

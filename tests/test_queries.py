@@ -634,6 +634,7 @@ def test_the_canary_notices(attack: str, tmp_path: Path) -> None:
             canary.check(found)
 
 
+@pytest.mark.long
 @given(data=st.data())
 def test_a_query_passes_exactly_when_it_asks_for_its_rows_alone(
     data: st.DataObject, canary: Canary, without_walls: duckdb.DuckDBPyConnection
@@ -676,6 +677,7 @@ TOKENS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @given(data=st.data())
 def test_whatever_passes_touches_nothing(
     data: st.DataObject, canary: Canary, without_walls: duckdb.DuckDBPyConnection

@@ -122,6 +122,7 @@ def test_every_type_comes_as_a_query_of_ours_gives_it(place: Place) -> None:
     assert (typed["time"], typed["day"], typed["wall"]) == (pa.time64("us"), pa.date32(), pa.timestamp("us", "UTC"))
 
 
+@pytest.mark.long
 def test_partition_values_have_the_types_of_their_expressions(local: Place) -> None:
     values = {
         "i": "n - 3",
@@ -146,6 +147,7 @@ def test_partition_values_have_the_types_of_their_expressions(local: Place) -> N
     assert reader.query("SELECT n FROM t WHERE t IS NULL AND f IS NULL", snapshot)["n"].to_pylist() == [2]
 
 
+@pytest.mark.long
 def test_older_parts_have_nulls_for_new_columns_and_narrower_types_widen(place: Place) -> None:
     table = Table.create(place.uri, partition_by=["n % 2 AS parity"], storage_options=place.storage_options)
     table.insert([{"n": 1}, {"n": 2}])
@@ -167,6 +169,7 @@ def test_older_parts_have_nulls_for_new_columns_and_narrower_types_widen(place: 
     assert sorted(reader.query("SELECT n FROM t", then)["n"].to_pylist()) == [1, 2]
 
 
+@pytest.mark.long
 def test_parts_of_narrower_types_are_read_as_what_the_table_declares(local: Place) -> None:
     table = Table.create(local.uri)
     wide = "n, (n / 4)::DECIMAL(12, 4) AS price, n::DOUBLE AS f, make_timestamp_ms(n) AS ts"
@@ -249,6 +252,7 @@ def many_parts(place: Place, count: int) -> Table:
     return Table.open(place.uri)
 
 
+@pytest.mark.long
 def test_a_selective_query_over_a_thousand_parts_reads_two(local: Place, session: Any) -> None:
     table = many_parts(local, 1_200)
     table.insert([{"p": 7, "n": -1}])
@@ -303,6 +307,7 @@ def test_a_live_part_that_somebody_deleted_is_named(shared_place: Place) -> None
             return  # there, a query that skips all parts asks for none
 
 
+@pytest.mark.long
 def test_each_query_is_exact_while_rows_come_and_merges_and_cleanup_run(shared_place: Place) -> None:
     place = shared_place
     table = Table.create(place.uri, partition_by=["n % 2 AS parity"], storage_options=place.storage_options)
@@ -354,6 +359,7 @@ def test_a_type_that_clickhouse_has_not_is_named(type_: str) -> None:
         clickhouse_types({"n": "BIGINT", "c": type_}, table="events")
 
 
+@pytest.mark.long
 def test_partitions_that_clickhouse_would_read_as_something_else_are_refused(local: Place) -> None:
     table = Table.create(local.uri, partition_by=["day::TIMESTAMP AS at"])
     table.insert([{"day": "2026-11-21", "n": 1}, {"day": "infinity", "n": 2}])
@@ -525,6 +531,7 @@ def test_paths_that_are_patterns_to_clickhouse(shared_place: Place) -> None:
     assert alone == [{"n": 11, "k": "a{b}"}]
 
 
+@pytest.mark.long
 def test_the_ways_of_v3_run_over_tables_of_ours_and_of_v3_programs(s3: Place, session: Any) -> None:
     """The live files as a list; values of partitions out of `_path`; columns that not every file has."""
     ice = program(s3, partition_function=lambda row: f"u={row['user']}/d={row['day']}", sort_order=["n"])

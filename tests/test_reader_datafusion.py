@@ -36,6 +36,7 @@ def test_a_table_has_the_rows_and_types_of_a_query(place: Place, ctx: SessionCon
     assert texts == [{**row, "id": row["id"] and row["id"].replace("-", "")} for row in rows_by("n", expected)]
 
 
+@pytest.mark.long
 def test_filters_of_all_kinds_give_what_a_query_gives(local: Place, ctx: SessionContext) -> None:
     snapshot = every_type(local).snapshot()
     register(ctx, "t", snapshot)
@@ -81,6 +82,7 @@ def test_filters_on_partition_columns_skip_parts(shared_place: Place, ctx: Sessi
     assert ask(ctx, "SELECT count(n) FROM part WHERE n > 12") == [(4,)]
 
 
+@pytest.mark.long
 def test_a_table_at_a_time_of_changes_and_with_other_types(shared_place: Place, ctx: SessionContext) -> None:
     table, before = by_hour(shared_place)
     snapshots = (

@@ -28,6 +28,7 @@ from tests.support.stores import Place
 pytest_plugins = ["tests.support.attached_tables", "tests.support.rotating_keys"]
 
 
+@pytest.mark.long
 def test_names_are_replaced_when_they_are_ours_and_refused_when_not(
     local: Place, con: duckdb.DuckDBPyConnection
 ) -> None:
@@ -57,6 +58,7 @@ def test_names_are_replaced_when_they_are_ours_and_refused_when_not(
     assert numbers(con, quoted) == [1]
 
 
+@pytest.mark.long
 def test_a_date_macro_of_another_table_is_not_taken_away(local: Place, con: duckdb.DuckDBPyConnection) -> None:
     table = by_days(local)
     attach(con, table, "one", date_macro="icedb")
@@ -127,6 +129,7 @@ def test_cursors_and_threads_share_what_is_attached(local: Place, con: duckdb.Du
     assert found == [[1, 3]] * 40
 
 
+@pytest.mark.long
 def test_an_attached_table_does_not_keep_its_connection_alive(local: Place, tmp_path: Path) -> None:
     table = by_days(local)
     con = duckdb.connect(tmp_path / "own.db")

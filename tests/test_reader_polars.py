@@ -43,6 +43,7 @@ def test_a_scan_has_the_rows_and_types_of_a_query(place: Place) -> None:
     assert lazy.filter(pl.col("json") == '{"a": 1}').select(pl.len()).collect().item() == 4
 
 
+@pytest.mark.long
 def test_a_scan_at_a_time_of_changes_and_with_later_columns(shared_place: Place) -> None:
     table, before = by_hour(shared_place)
     then = table.snapshot(before.as_of_ms)
@@ -285,6 +286,7 @@ def test_what_polars_is_told_of_a_bucket() -> None:
     assert access(parse_location("/a/folder")) == {"credential_provider": None}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("values", "type_"),
     [

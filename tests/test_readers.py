@@ -129,6 +129,7 @@ def test_other_engines_scan_a_dataset_lazily_and_push_filters_down(s3: Place) ->
     assert con.sql("SELECT sum(n) FROM events WHERE third = 0").fetchall() == [(9,)]
 
 
+@pytest.mark.long
 def test_a_dataset_at_a_time_of_changes_and_with_later_columns(shared_place: Place) -> None:
     table, before = by_hour(shared_place)
     for snapshot in (before, table.snapshot(before.as_of_ms), table.snapshot(), table.changes()):
@@ -230,6 +231,7 @@ def test_record_batches_of_a_partitioning_before_an_alter(local: Place) -> None:
     assert sorted(record_batches(table.snapshot(), where="parity = 1").read_all()["n"].to_pylist()) == [1, 3, 5]
 
 
+@pytest.mark.long
 def test_record_batches_come_before_all_is_read_and_tell_what_became_of_a_part(local: Place) -> None:
     table = Table.create(local.uri, partition_by=["n // 200000 AS p"], storage_options={"fsync": "false"})
     table.insert(duckdb.connect().sql("SELECT n, hash(n) AS h FROM range(2000000) AS r(n)"))

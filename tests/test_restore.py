@@ -382,6 +382,7 @@ def test_a_restore_that_stops_at_any_request_is_whole_or_not_there(fault: Fault,
         assert live_numbers(base) == expected, number
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("age_ms", [0, 59 * MINUTE_MS, HOUR_MS])
 def test_a_cleanup_at_any_moment_of_a_restore_loses_nothing_that_was_restored(age_ms: int) -> None:
     clock = ManualClock()

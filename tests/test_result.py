@@ -131,6 +131,7 @@ def test_whatever_gives_rows_is_a_query(table: Table, sql: str) -> None:
     assert list(table.query(sql))
 
 
+@pytest.mark.long
 def test_a_column_is_of_its_type_whether_one_part_is_read_or_several(local: Place) -> None:
     """Of parts whose type is another than the table's, which other programs may leave."""
     stories = [

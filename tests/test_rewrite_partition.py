@@ -269,6 +269,7 @@ def test_when_a_merge_takes_an_input_the_query_is_asked_again(clocked: ClockedSt
     assert {i.key for i in clocked.list(clocked.location.keys.data_prefix)} == state.parts.keys(), "nothing is orphaned"
 
 
+@pytest.mark.long
 def test_a_partition_that_never_holds_still_is_given_up(clocked: ClockedStore, clock: ManualClock) -> None:
     other = world(clocked, clock)
     store = FaultyStore(clocked)

@@ -129,6 +129,7 @@ def check(rows: pa.Table, place: Place) -> None:
     assert table.verify(deep=True).ok
 
 
+@pytest.mark.long
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(tables())
 def test_random_nested_rows_survive_insert_merge_and_rewrite(tmp_path_factory: Any, rows: pa.Table) -> None:

@@ -255,6 +255,7 @@ def test_emr_shows_a_request_that_its_model_takes(tmp_path: Path, capfd: pytest.
     assert waiter.delay * waiter.max_attempts == 7 * 24 * 60 * 60
 
 
+@pytest.mark.long
 def test_emr_serverless_shows_a_request_that_its_model_takes(capfd: pytest.CaptureFixture[str]) -> None:
     fields = {
         "programs": "s3://artifacts/spark_jobs/",

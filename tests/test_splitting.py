@@ -37,6 +37,7 @@ def table(memory: Any) -> icedb.Table:
     return icedb.Table.create(memory.uri, partition_by=["p"], sort_by=["n"])
 
 
+@pytest.mark.long
 def test_parts_are_about_as_large_as_they_shall_be_and_hold_each_row_once(table: icedb.Table) -> None:
     whole = write(table, None)
     [large] = [m for m in whole.markers if "/p=0/" in m.key]
@@ -54,6 +55,7 @@ def test_parts_are_about_as_large_as_they_shall_be_and_hold_each_row_once(table:
     assert table.verify(deep=True).problems == ()
 
 
+@pytest.mark.long
 def test_each_piece_is_sorted_and_says_what_it_holds(table: icedb.Table) -> None:
     written = write(table, 20_000)
     publish_append(table.handle, written)
@@ -70,6 +72,7 @@ def test_each_piece_is_sorted_and_says_what_it_holds(table: icedb.Table) -> None
     assert all(high < low for (_, high), (low, _) in pairwise(bounds))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [4_000, 16_000])
 def test_wide_rows_are_split_within_little_memory(memory: Any, width: int) -> None:
     table = icedb.Table.create(memory.uri, sort_by=["n"])

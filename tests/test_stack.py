@@ -226,6 +226,7 @@ def test_the_public_names_are_these() -> None:
     assert stack.__all__ == sorted(stack.__all__) == names.split()
 
 
+@pytest.mark.long
 def test_the_stack_is_importable_without_loading_dagster() -> None:
     code = "import sys, icedb_dagster; alone = 'dagster' in sys.modules; import icedb_dagster.stack; "
     code += "assert 'sqlalchemy' not in sys.modules; assert ('dagster' in sys.modules) == alone"

@@ -325,6 +325,7 @@ def test_a_connection_is_used_for_one_stream_after_the_other() -> None:
     assert len(server.ports) < 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["closed", "dropped", "never begun"])
 def test_a_stream_that_nobody_reads_any_more_ends_its_request(how: str) -> None:
     with BreakingServer(bytes(LARGE_BYTES), lambda _: None).running() as server:

@@ -528,6 +528,7 @@ def test_a_snapshot_whose_parts_were_cleaned_up_has_expired(place: Any) -> None:
         table.snapshot(as_of=old.as_of_ms)
 
 
+@pytest.mark.long
 def test_an_answer_outlives_its_table(place: Any) -> None:
     make(place).insert([{"a": 1}])
     relation = Table.open(place.uri, storage_options=place.storage_options).query("FROM t")

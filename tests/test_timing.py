@@ -367,6 +367,7 @@ def altering(table: Table) -> None:
     table.alter(timing=SHORT)
 
 
+@pytest.mark.long
 def test_an_alter_that_dies_anywhere_leaves_the_old_times_or_the_new_ones(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
@@ -504,6 +505,7 @@ class Course:
             assert {m.key for m in other.handle.read().live} == live, "a refresh misses something"
 
 
+@pytest.mark.long
 def test_no_change_of_times_overtakes_a_writer_or_a_reader() -> None:
     courses = [Course(seed) for seed in range(SEEDS)]
     for course in courses:

@@ -151,6 +151,7 @@ def test_verify_writes_and_deletes_nothing(table: Table, clocked: ClockedStore, 
     assert store.counts.keys() <= {"list", "get", "head"}
 
 
+@pytest.mark.long
 def test_what_a_killed_writer_leaves_is_no_problem(clock: ManualClock) -> None:
     def killed_at(number: int) -> bool:
         """Whether a writer that dies after so many requests dies at all."""
@@ -538,6 +539,7 @@ def test_every_problem_is_listed_not_only_the_first(table: Table, clocked: Clock
     assert "DAMAGED" in str(report)
 
 
+@pytest.mark.long
 def test_verify_between_any_two_requests_of_a_writer_finds_nothing(clocked: ClockedStore, clock: ManualClock) -> None:
     create_table(clocked, clock, partition_by=["k"], sort_by=["n"])
     store = FaultyStore(clocked)
@@ -552,6 +554,7 @@ def test_verify_between_any_two_requests_of_a_writer_finds_nothing(clocked: Cloc
     assert {r.problems for r in reports} == {()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_writer_between_any_two_requests_of_verify_is_no_damage(
     clocked: ClockedStore, clock: ManualClock, deep: bool

@@ -103,6 +103,7 @@ def test_without_backfill_a_view_has_what_comes_from_now_on(table: Table) -> Non
     assert content(view) == ONE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("merging", "expected"),
     [
@@ -134,6 +135,7 @@ def test_a_view_may_be_partitioned_and_its_columns_declared(table: Table) -> Non
     assert view.schema() == {"v": "INTEGER", "parity": "BIGINT"}
 
 
+@pytest.mark.long
 def test_every_type_goes_through_a_view_unchanged(memory: Any) -> None:
     table = make(memory)
     row = {
@@ -675,6 +677,7 @@ def test_the_same_txn_again_completes_a_view_that_is_behind(world: Siblings, nam
     assert there(world) == all_of(ONE)
 
 
+@pytest.mark.long
 def test_the_same_txn_after_a_refresh_does_not_double_the_view(world: Siblings) -> None:
     behind(world, "copy", TXN)
     world.table().refresh_view("copy")
@@ -685,6 +688,7 @@ def test_the_same_txn_after_a_refresh_does_not_double_the_view(world: Siblings) 
     assert there(world) == all_of(ONE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backfill", [True, False])
 def test_a_txn_from_before_the_view_feeds_it_no_second_time(world: Siblings, backfill: bool) -> None:
     insert(world.table(), txn=TXN)
@@ -771,6 +775,7 @@ def test_the_spec_in_the_log_and_what_older_programs_see_of_it(world: Siblings) 
     assert [v.name for v in opened.spec.views] == ["copy"]
 
 
+@pytest.mark.long
 def test_a_table_that_somebody_wrote_into_the_spec_is_not_written_to(local: Place) -> None:
     victim = Table.create(local.below("lake/victim").uri)
     victim.insert([{"p": 1}])

@@ -1,6 +1,6 @@
 """Which tests a run has: `pytest --scope quick|short|all|rest`.
 
-    quick   tests of one process that need no server: no S3, Azure, Spark, Dagster, simulation or other process
+    quick   tests of one process that need no server and have few cases: no S3, Azure, Spark, Dagster or simulation
     short   all tests but the slow ones; of each sampled test, a sample of its cases
     all     every test (the default)
     rest    what `short` leaves out; with `--share`, the share of it that a commit's hash chooses
@@ -29,7 +29,7 @@ import pytest
 
 SCOPES = ("quick", "short", "all", "rest")
 #: Marks of tests that `quick` leaves out.
-NOT_QUICK = ("s3", "azure", "spark", "dagster", "simulation", "process", "slow")
+NOT_QUICK = ("s3", "azure", "spark", "dagster", "simulation", "process", "long", "sampled", "slow")
 #: Fixtures that start a server.
 SERVERS = frozenset({"s3_server", "storage_options", "azure_options", "shared_session"})
 #: What Python audits when a program starts another.
