@@ -172,6 +172,7 @@ def fetched(table: Table, sql: str, fetch: str) -> object:
     return answer.read_all() if fetch == "to_arrow_reader" else answer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sql", "says"),
     [

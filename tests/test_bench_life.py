@@ -37,6 +37,7 @@ def test_many_tenants_that_share_their_commits_write_little_again() -> None:
     assert life.log_ratio <= LOG_GOAL
 
 
+@pytest.mark.long
 def test_a_life_is_the_same_every_time() -> None:
     one, other = (live(SMALL, 100, seed=7) for _ in range(2))
     assert (one.written, one.points) == (other.written, other.points)

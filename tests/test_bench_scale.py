@@ -58,6 +58,7 @@ def test_a_tiny_year_is_what_one_counts_by_hand() -> None:
     assert (month.rewrites, month.merge_machines) == (0, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_paper_and_simulation_agree(load: Load) -> None:
     simulated, paper = simulate(load, days=40), on_paper(load)

@@ -302,6 +302,7 @@ def test_the_best_of_the_others_is_the_measure_and_syncing_is_told_apart() -> No
     assert found[1].spread == (0.5, 1.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [n for n in WRITERS if "pyiceberg" not in n])
 def test_each_way_stores_every_row(tmp_path: Path, name: str) -> None:
     (tmp_path / "table").mkdir()

@@ -256,6 +256,7 @@ def test_what_does_not_fit_is_set_aside_when_the_table_is_written_so(table: Tabl
     assert unnamed(table) == unnamed(aside) == set()
 
 
+@pytest.mark.long
 def test_a_view_is_fed(table: Table) -> None:
     table.insert([{"n": 0}])
     view = table.create_view("sums", "SELECT CAST(sum(n) AS BIGINT) AS s FROM _rows")

@@ -153,6 +153,7 @@ def test_rows_without_an_id_are_always_taken(world: World) -> None:
     assert len(world.ids()) == 1 + 6 + 2
 
 
+@pytest.mark.long
 def test_of_a_group_each_is_told_of_his_own(world: World) -> None:
     writer = Writer(world)
     group = [measured([{"id": i} for i in ids], table="") for ids in (["a", "b"], ["b"], ["a", "c", None])]
@@ -346,6 +347,7 @@ def test_whether_rows_without_an_id_are_there_may_stay_open_and_with_one_they_ar
     assert [i for i in world.ids() if i is not None] == ["1", "2", "first"]
 
 
+@pytest.mark.long
 def test_a_merge_between_two_commits_hides_nothing_from_another(world: World) -> None:
     mine, other = Writer(world), Writer(world)
     mine.write(1)
@@ -408,6 +410,7 @@ def test_no_more_ids_are_kept_than_allowed_the_oldest_go_first(world: World, cap
     assert Writer(world, ids_max=10).ids.count >= 10
 
 
+@pytest.mark.long
 def test_after_a_pause_in_which_the_log_forgot_all_is_read_anew(world: World) -> None:
     mine, other = Writer(world), Writer(world)
     mine.write("mine")
@@ -421,6 +424,7 @@ def test_after_a_pause_in_which_the_log_forgot_all_is_read_anew(world: World) ->
     assert world.ids() == ["first", "later", "mine", "new", "other"]
 
 
+@pytest.mark.long
 def test_when_the_log_has_forgotten_the_last_transaction_it_begins_again(world: World) -> None:
     writer = Writer(world)
     writer.write("a")

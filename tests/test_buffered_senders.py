@@ -68,6 +68,7 @@ def test_large_submissions_of_one_sender_do_not_keep_small_ones_out_nor_starve()
     assert "h" in senders(second + queue.take(50, 10**6))
 
 
+@pytest.mark.long
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), max_size=60),
     st.integers(1, 30),
@@ -103,6 +104,7 @@ def outcomes(futures: list[Future[Acknowledged]]) -> list[str]:
     return [type(f.exception()).__name__ if f.exception() else "ok" for f in futures]
 
 
+@pytest.mark.long
 def test_a_sender_whose_rows_are_refused_costs_the_others_no_commit(gate: Gate) -> None:
     """All are in one group: the neighbour's rows are one commit, whatever the others sent, and come first."""
     order: list[str] = []
@@ -123,6 +125,7 @@ def test_a_sender_whose_rows_are_refused_costs_the_others_no_commit(gate: Gate) 
     assert rows_of(gate.table) == [-1, *range(12), 100, 102, 104, 106, 108]
 
 
+@pytest.mark.long
 def test_partitions_of_a_submission_and_of_a_commit_are_limited(memory: Any) -> None:
     table = Table.create(memory.uri, partition_by=["p"])
     with BufferedWriter(table, partitions_max=3, delay_max_ms=LONG_MS) as writer:
@@ -138,6 +141,7 @@ def test_partitions_of_a_submission_and_of_a_commit_are_limited(memory: Any) -> 
     assert table.snapshot().rows == 2 + 3 + 1 + 1 + 9
 
 
+@pytest.mark.long
 def test_partitions_of_a_view_are_limited_as_well(memory: Any) -> None:
     table = Table.create(memory.uri)
     table.create_view("by_p", "SELECT p, n FROM _rows", partition_by=["p"])

@@ -92,6 +92,7 @@ def test_only_appends_and_overwrites_bring_rows(table: Table, clock: ManualClock
     assert numbers(table.changes(cursor)) == [10]
 
 
+@pytest.mark.long
 def test_a_large_table_comes_in_pieces_while_it_changes(table: Table, clock: ManualClock) -> None:
     for n in range(0, 12, 2):
         insert(table, n, n + 1)

@@ -92,6 +92,7 @@ def test_orphans_are_only_told_unless_deletion_is_asked_for(table: Table, tmp_pa
     assert not part.exists()
 
 
+@pytest.mark.long
 def test_merge_merge_log_and_cleanup(table: Table) -> None:
     assert run_json("merge-log", table.uri, "--dry-run")["dry_run"]
     assert "commit" in run("merge-log", table.uri).stdout
@@ -104,6 +105,7 @@ def test_merge_merge_log_and_cleanup(table: Table) -> None:
     assert rows(table) == [0, 1, 10, 11, 20, 21]
 
 
+@pytest.mark.long
 def test_drop_by_paths_or_by_a_predicate(table: Table) -> None:
     assert run_json("drop", table.uri, "k=0", "--dry-run")["partitions"] == ["k=0"]
     assert rows(table) == [0, 1, 10, 11, 20, 21]
@@ -126,6 +128,7 @@ def test_a_drop_names_partitions_in_one_way(table: Table, chosen: list[str]) -> 
     assert rows(table) == [0, 1, 10, 11, 20, 21]
 
 
+@pytest.mark.long
 def test_delete_rows(table: Table) -> None:
     assert run_json("delete", table.uri, "--where", "n >= 10", "--dry-run")["matching_rows"] == 4
     assert rows(table) == [0, 1, 10, 11, 20, 21]
@@ -146,6 +149,7 @@ def test_restore_to_a_time(table: Table, iso: bool) -> None:
     assert rows(table) == [0, 1, 10, 11, 20, 21]
 
 
+@pytest.mark.long
 def test_pins_keep_a_time_readable_until_they_are_removed(table: Table) -> None:
     pin = run_json("pin", table.uri, "monthly", "--expires", "7d")
     assert pin["expires_ms"] - pin["created_ms"] == 7 * 86_400_000

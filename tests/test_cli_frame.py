@@ -142,6 +142,7 @@ def told(*arguments: object) -> dict[str, str]:
     return dict(re.split(r" {2,}", line, maxsplit=1) for line in run(*arguments).stdout.splitlines())
 
 
+@pytest.mark.long
 def test_a_report_says_that_it_is_one_of_a_dry_run(table: Table, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"k": 1, "n": 1}\n')
@@ -274,6 +275,7 @@ def last_of(told: list[Progress]) -> dict[str, tuple[int, int | None, str]]:
     return {p.name: (p.done, p.total, p.unit) for p in told if p.over}
 
 
+@pytest.mark.long
 def test_long_work_tells_how_far_it_is(table: Table, tmp_path: Path) -> None:
     told: list[Progress] = []
     lines = tmp_path / "rows.jsonl"

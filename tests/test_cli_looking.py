@@ -88,6 +88,7 @@ def test_a_query_is_an_argument_a_file_or_standard_input(table: Table, tmp_path:
     assert run("query", table.uri, sql).stdout.split() == ["k", "c", "─", "─", "0", "3", "1", "1"]
 
 
+@pytest.mark.long
 def test_a_query_of_the_past_and_of_some_rows(table: Table) -> None:
     then = table.history()[1].at_ms
     assert run_json("query", table.uri, "SELECT n FROM t ORDER BY n", "--as-of", then) == [{"n": n} for n in (1, 2, 3)]
@@ -150,6 +151,7 @@ def test_a_table_shows_some_rows_and_says_so(table: Table) -> None:
     assert "100\n" not in shown
 
 
+@pytest.mark.long
 def test_what_a_terminal_obeys_is_told_by_its_number(table: Table) -> None:
     shown = run("query", table.uri, "SELECT 'a' || chr(27) || '[31m' || chr(10) || 'b' AS s, NULL AS nothing").stdout
     assert shown.splitlines()[2].split() == [r"a\x1b[31m\nb", "null"]
@@ -200,6 +202,7 @@ def test_bytes_go_through_a_pipe_and_not_to_a_terminal(table: Table) -> None:
 # ------------------------------------------------------------------------------------------------ lists
 
 
+@pytest.mark.long
 def test_parts_are_listed_for_people_programs_and_other_engines(table: Table) -> None:
     parts = table.snapshot().parts
     assert [p["path"] for p in run_json("parts", table.uri)] == [p.path for p in parts]
@@ -215,6 +218,7 @@ def test_parts_are_listed_for_people_programs_and_other_engines(table: Table) ->
     assert all(p.path in run("parts", table.uri).stdout for p in parts)
 
 
+@pytest.mark.long
 def test_parts_are_chosen_by_rows_partitions_and_time(table: Table) -> None:
     def partitions(*words: object) -> list[str]:
         return [p["partition"] for p in run_json("parts", table.uri, *words)]
@@ -307,6 +311,7 @@ def test_what_was_forgotten_has_a_mark(table: Table) -> None:
     assert "merge*" in shown
 
 
+@pytest.mark.long
 def test_a_difference_is_told(table: Table) -> None:
     found = table.history()
     times = [time_text(found[n].at_ms) for n in (2, 1, 0)]

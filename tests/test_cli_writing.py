@@ -104,6 +104,7 @@ def test_a_spec_that_is_wrong_creates_nothing(tmp_path: Path, flags: list[str], 
     assert objects(tmp_path) == []
 
 
+@pytest.mark.long
 def test_alter_tells_what_changes_and_a_dry_run_changes_nothing(table: Table) -> None:
     flags = ["--sort-by", "n", "--merge-by", "n", "--compression", "gzip"]
     planned = run_json("alter", table.uri, *flags, "--dry-run")
@@ -136,6 +137,7 @@ def test_files_are_inserted_and_a_dry_run_says_what_would_be(table: Table, lines
     assert rows(table) == [(0, 0), (0, 10), (1, 1), (7, 17)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
 def test_a_transaction_is_inserted_once(table: Table, lines: Path, dry_run: list[str]) -> None:
     run("insert", table.uri, lines, "--txn", "load:3")
@@ -160,6 +162,7 @@ def test_an_error_in_standard_input_names_it_and_its_line(table: Table) -> None:
     assert len(rows(table)) == 2
 
 
+@pytest.mark.long
 def test_rows_that_do_not_fit_are_counted_before_they_are_set_aside(table: Table, tmp_path: Path) -> None:
     text = '{"k": 1, "n": 1}\n{"k": 1, "n": "many"}\n'
     told = run("insert", table.uri, "-", input=text, status=2).stderr
@@ -297,6 +300,7 @@ def test_each_phrase_is_still_said_by_the_library() -> None:
     assert [pattern for pattern, _ in PHRASES if not re.search(pattern, text)] == []
 
 
+@pytest.mark.long
 def test_paths_that_are_wrong_are_named(tmp_path: Path) -> None:
     uri = Table.create(tmp_path / "table", schema={"n": "BIGINT"}).uri
     wrong: list[tuple[list[object], str]] = [

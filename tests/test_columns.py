@@ -136,6 +136,7 @@ def test_a_state_in_columns_is_the_state_of_few_markers(files: list[StoredLogFil
         same(replay(mixed, table="table", known=known), few)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(MARKERS.filter(len), MARKERS)
 def test_markers_in_columns_are_written_as_they_were_read(some: list[Marker], more: list[Marker]) -> None:
@@ -226,6 +227,7 @@ def stored(name: str, file: LogFile) -> StoredLogFile:
     return StoredLogFile(key, decode(encode(file), key, KEYS), file.t_ms)
 
 
+@pytest.mark.long
 def test_a_part_takes_little_memory() -> None:
     large = stored("w", many(50_000))
     state = replay([large], table="table")

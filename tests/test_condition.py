@@ -252,6 +252,7 @@ MAINTENANCE: dict[str, Callable[[Table], object]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", MAINTENANCE)
 def test_a_recommendation_goes_away_when_it_is_followed_and_makes_no_other(
     table: Table, clocked: ClockedStore, clock: ManualClock, kind: str
@@ -341,6 +342,7 @@ def test_what_a_pin_needs_has_not_expired(table: Table, clock: ManualClock) -> N
 # ------------------------------------------------------------------------------------------------ the basis
 
 
+@pytest.mark.long
 def test_a_basis_is_the_same_until_what_it_is_due_for_changes(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
@@ -462,6 +464,7 @@ def test_a_condition_is_what_the_verbs_find_and_says_when_rows_came_last_whateve
 # ------------------------------------------------------------------------------------------------ what it costs
 
 
+@pytest.mark.long
 def test_a_look_is_one_listing_and_the_pins_are_read_when_a_cleanup_may_be_due(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:

@@ -278,6 +278,7 @@ def rows(table: Table) -> list[Any]:
     return table.query("SELECT k, n FROM t ORDER BY ALL").fetchall()
 
 
+@pytest.mark.long
 def test_rows_that_are_appended_or_merged_meanwhile_survive_until_the_second_pass(
     clocked: ClockedStore, clock: ManualClock
 ) -> None:
@@ -301,6 +302,7 @@ def test_rows_that_are_appended_or_merged_meanwhile_survive_until_the_second_pas
     assert not deleter.delete("n = 0 OR n = 10").second_pass_needed
 
 
+@pytest.mark.long
 def test_parts_that_a_merge_took_are_found_by_the_second_pass(clocked: ClockedStore, clock: ManualClock) -> None:
     other = world(clocked, clock)
     store = FaultyStore(clocked)

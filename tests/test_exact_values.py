@@ -36,6 +36,7 @@ TEXTS: list[tuple[str, str, Any, list[str]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("type_", "good", "value", "bad"), TEXTS, ids=[t[0] for t in TEXTS])
 def test_a_text_is_read_as_what_it_says(
     type_: str, good: str, value: Any, bad: list[str], local: Place, tmp_path: Path

@@ -94,6 +94,7 @@ def test_the_generated_events_are_the_same_for_the_same_seed_and_a_day_is_the_sa
     assert not set(files_of(tmp_path / "other").values()) & set(files_of(tmp_path / "one").values())
 
 
+@pytest.mark.long
 def test_the_generated_events_have_what_makes_real_ones_hard(generate, tmp_path: Path) -> None:
     from examples.run_web_analytics.expected import count_inbox
 
@@ -113,6 +114,7 @@ def test_the_generated_events_have_what_makes_real_ones_hard(generate, tmp_path:
     assert sum(s.page_views for s in sessions) == sum(e.kind == "page_view" for e in counted.events)
 
 
+@pytest.mark.long
 def test_a_trace_of_a_user_is_found_in_parts_and_in_the_log(tmp_path: Path) -> None:
     from examples.run_web_analytics import checks
     from examples.shared.numbers import NumbersDisagree

@@ -33,6 +33,7 @@ def reading() -> Reading:
     return read_as_the_page_says(OBJECTS, "", stored_ms=EXPECTED["stored_ms"])
 
 
+@pytest.mark.long
 def test_the_objects_are_those_that_the_script_makes() -> None:
     story = Story()
     story.tell()

@@ -385,6 +385,7 @@ def test_any_history(tmp_path_factory: pytest.TempPathFactory, steps: list[str])
 # ------------------------------------------------------------------------------------------------ where it lies
 
 
+@pytest.mark.long
 def test_a_table_of_v3_programs(local: Any) -> None:
     """They say neither how many rows a part has, nor what is in it; and there is no spec."""
     table = Table.create(local.uri, partition_by=["n // 2 AS half"])
@@ -462,6 +463,7 @@ def test_versions_are_deleted_when_a_checkpoint_is_old_enough(
 # ------------------------------------------------------------------------------------------------ whose it is
 
 
+@pytest.mark.long
 def test_programs_of_delta_read_and_do_not_write(local: Any) -> None:
     table = Table.create(local.uri)
     fill(table, 1)

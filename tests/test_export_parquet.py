@@ -91,6 +91,7 @@ def test_from_a_folder_to_a_bucket_and_back(local: Any, s3: Any) -> None:
     check_same(table, f"{local.uri}-back", types=", hive_types = {'day': VARCHAR}")
 
 
+@pytest.mark.long
 def test_some_rows(local: Any) -> None:
     table = make(local)
     where = "n BETWEEN 3 AND 9 AND place <> 'c 1/%'"
@@ -108,6 +109,7 @@ def test_some_rows(local: Any) -> None:
     assert not Path(f"{local.uri}-wrong").exists()
 
 
+@pytest.mark.long
 def test_an_earlier_time(local: Any) -> None:
     table = make(local)
     then = table.snapshot().as_of_ms
@@ -130,6 +132,7 @@ def test_paths_say_what_rows_say(local: Any) -> None:
     assert len(list(Path(report.target, "k=a").iterdir())) == 2
 
 
+@pytest.mark.long
 def test_parts_of_an_older_partitioning_and_without_later_columns(local: Any) -> None:
     table = Table.create(local.uri, partition_by=["n // 10 AS tens"])
     table.insert([{"n": n} for n in (1, 2, 11, 12)])

@@ -132,6 +132,7 @@ def test_rows_are_stored_alike(memory: Any, monkeypatch: pytest.MonkeyPatch, opt
     assert repr(loaded) == repr(whole)
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(st.lists(st.one_of(st.none(), st.text(max_size=6))))
 def test_ranks_have_the_order_of_texts(texts: list[str | None]) -> None:

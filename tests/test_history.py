@@ -233,6 +233,7 @@ def test_a_diff_tells_parts_rows_and_columns_by_partition(table: Table, clock: M
     assert table.diff(between, between).partitions == ()
 
 
+@pytest.mark.long
 def test_rows_that_were_only_merged_are_no_difference(table: Table, clock: ManualClock) -> None:
     for n in range(3):
         table.insert(rows(n, n + 2, at=[n], x=float("nan")))

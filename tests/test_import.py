@@ -498,6 +498,7 @@ def test_path_columns_are_columns_like_others(place: Place) -> None:
 # ------------------------------------------------------------------------------------------------ the table remembers
 
 
+@pytest.mark.long
 def test_what_was_merged_and_forgotten_is_not_imported_again(clocked: ClockedStore, clock: ManualClock) -> None:
     for n in range(2):
         clocked.create(f"source/{n}.parquet", encode([{"n": n}]))
@@ -808,6 +809,7 @@ def command(*arguments: object, status: int = 0) -> Any:
     return json.loads(result.stdout) if status == 0 else result.output
 
 
+@pytest.mark.long
 def test_the_command_creates_the_table_and_imports(local: Place) -> None:
     put_files(beside(local), DAYS)
     assert command(beside(local), local.uri, "--create", "--dry-run")["rows"] == 4

@@ -72,6 +72,7 @@ def test_a_table_that_needs_nothing_says_so(table: Table) -> None:
     assert "every snapshot can be read" in shown
 
 
+@pytest.mark.long
 def test_what_is_due_is_told_with_the_command_that_does_it(table: Table) -> None:
     for n in range(3):
         table.insert([{"k": 9, "n": n}])

@@ -119,6 +119,7 @@ def test_the_folders_of_the_paths_are_columns(folder: Folder) -> None:
         assert "u" in known.parsed
 
 
+@pytest.mark.long
 def test_a_column_of_the_files_wins_over_the_folders(here: Folder) -> None:
     for kind, write in WRITERS.items():
         write(here, f"{kind}/a=5/x", 1)
@@ -234,6 +235,7 @@ def test_bytes_in_one_file_only_are_a_conflict_always(here: Folder) -> None:
         here.read(paths, on_conflict="quarantine")
 
 
+@pytest.mark.long
 def test_columns_without_values_have_no_type(here: Folder) -> None:
     empty = here.arrow("1.parquet", pa.table({"n": pa.nulls(2)}))
     assert here.read(here.put("a.csv", "n,m\n,\n,\n")).types == {"n": "NULL", "m": "NULL"}
@@ -436,6 +438,7 @@ def test_a_number_that_no_double_holds_makes_its_column_text(here: Folder, numbe
     assert (found.types, found.column) == ({"a": "VARCHAR"}, ["1.5", number])
 
 
+@pytest.mark.long
 def test_a_late_value_decides_as_an_early_one_does(here: Folder) -> None:
     found = here.read(here.put("a.csv", "a\n" + "1\n" * 300_000 + "x\n"))
     assert found.types == {"a": "VARCHAR"}
@@ -497,6 +500,7 @@ def test_parquet_nanoseconds_of_a_zone_are_kept_or_refused_never_cut(folder: Fol
     folder.refuses(put("b.parquet", 7001), InvalidBatch, "column 'a' of '.*b.parquet' holds times of a zone in nanos")
 
 
+@pytest.mark.long
 def test_parquet_names_that_differ_in_case_are_one_column(here: Folder) -> None:
     one = here.parquet("a.parquet", "SELECT 1::BIGINT AS a")
     two = here.parquet("b.parquet", "SELECT 2::BIGINT AS A")

@@ -106,6 +106,7 @@ def test_a_query_over_anything_else_is_refused_at_creation(query: str, local: Pl
     assert not Table.exists(local.uri)
 
 
+@pytest.mark.long
 def test_the_query_can_be_changed_and_taken_back(place: Place) -> None:
     table = create(place, "SELECT *, 1 AS version FROM _rows")
     table.insert(EVENTS[:1])

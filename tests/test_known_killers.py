@@ -158,6 +158,7 @@ def test_dropping_one_partition_of_a_log_file_keeps_the_others_through_a_cleanup
     check_sound(table.handle.store)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", ["overwrite", "rewrite_partition"])
 def test_one_partition_replaced_another_merged_and_a_cleanup_lose_nothing(
     table: Table, clocked: ClockedStore, clock: ManualClock, change: str

@@ -64,6 +64,7 @@ def test_an_output_stays_below_twice_the_size_and_a_part_alone_is_left(parts: li
     assert plan.remaining == 0
 
 
+@pytest.mark.long
 @given(live_parts())
 def test_merging_comes_to_an_end(parts: list[Part]) -> None:
     for _ in range(10):
@@ -90,6 +91,7 @@ def test_a_call_stays_within_its_budget_and_says_what_remains(
         assert sum(g.bytes for g in plan.groups) <= bytes_max
 
 
+@pytest.mark.long
 @given(live_parts())
 def test_the_order_says_whose_groups_come_first(parts: list[Part]) -> None:
     def ages(order: Any) -> list[int]:

@@ -108,6 +108,7 @@ EVERY_TYPE = """
 """
 
 
+@pytest.mark.long
 def test_every_type_passes_through(memory: Any) -> None:
     table = make(memory, merge_query="SELECT DISTINCT * FROM source_files")
     table.insert(duckdb.sql(EVERY_TYPE))
@@ -144,6 +145,7 @@ def test_columns_that_the_table_does_not_know_are_unseen_by_queries(memory: Any,
     assert rows_of(table, "t") == [(1,), (2,)]
 
 
+@pytest.mark.long
 def test_a_deletion_asks_no_merge_query(memory: Any) -> None:
     table = make(memory, merge_query=SUMS)
     table.insert([{"k": 1, "n": 1}, {"k": 1, "n": 2}, {"k": 2, "n": 3}])
@@ -173,6 +175,7 @@ def test_partitions_that_only_paths_tell_are_visible_and_not_stored(place: Any, 
     check_sound(table.handle.store)
 
 
+@pytest.mark.long
 def test_rows_that_chose_another_partition_than_computed_stay_where_they_are(memory: Any) -> None:
     table = make(memory, partition_by=("k",), merging=Dedup(by=("n",)))
     for _ in range(2):
@@ -237,6 +240,7 @@ def test_a_fraction_without_a_rest_may_become_an_integer(memory: Any) -> None:
     assert table.schema() == {"k": "BIGINT", "n": "BIGINT", "s": "VARCHAR"}
 
 
+@pytest.mark.long
 def test_required_columns_stay(memory: Any) -> None:
     for query, message in (
         ("SELECT k, n FROM source_files", "drops the column 's'"),
@@ -247,6 +251,7 @@ def test_required_columns_stay(memory: Any) -> None:
             table.merge()
 
 
+@pytest.mark.long
 def test_programs_of_v3_are_only_warned(memory: Any) -> None:
     table = _table_that_says(memory, "SELECT k, s FROM read_parquet(?, hive_partitioning=1)")
     state = table.handle.read()
@@ -411,6 +416,7 @@ def world(store: ClockedStore, clock: ManualClock) -> Table:
     return table
 
 
+@pytest.mark.long
 def test_rows_that_are_appended_during_the_merge_survive_it(clocked: ClockedStore, clock: ManualClock) -> None:
     other = world(clocked, clock)
     store = FaultyStore(clocked)
@@ -462,6 +468,7 @@ def test_a_crash_at_any_request_leaves_the_table_whole(fault: Fault) -> None:
         assert rows_of(other, "t", "p, k") == after
 
 
+@pytest.mark.long
 def test_decimals_keep_their_digits(memory: Any) -> None:
     """The sum of DECIMAL(5,2) is DECIMAL(38,2)."""
     table = make(memory, partition_by=("k",), merge_query="SELECT k, sum(d) AS d FROM source_files GROUP BY k")

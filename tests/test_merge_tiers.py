@@ -96,6 +96,7 @@ def test_what_stays_is_few_and_is_left_alone(sizes: list[int], tier: int) -> Non
     assert sum(n < TINY_BYTES for n in small) <= 1
 
 
+@pytest.mark.long
 @given(st.integers(20_000, 3 * MB))
 def test_each_row_is_written_once_for_each_limit_above_its_part(size: int) -> None:
     found: dict[str, tuple[Part, int]] = {}

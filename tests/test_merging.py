@@ -71,6 +71,7 @@ def test_rows_that_are_sent_again_with_their_ids_are_kept_once(memory: Any) -> N
     assert rows_of(table, "t", "k") == [(1,)] * 2
 
 
+@pytest.mark.long
 def test_replacing_keeps_the_newest_row_of_each_key(place: Any) -> None:
     table = make(place, sort_by=("k",), merging=Replacing(by=("k",), version="at"))
     table.insert([{"k": 2, "at": 1, "v": "old"}, {"k": 1, "at": 7, "v": "new"}])
@@ -143,6 +144,7 @@ def test_fractions_are_summed_in_the_precision_of_their_column(memory: Any) -> N
 # ------------------------------------------------------------------------------------------ final
 
 
+@pytest.mark.long
 def test_final_is_t_where_nothing_is_merged_away(place: Any) -> None:
     table = make(place, partition_by=("k % 2 AS odd",))
     assert table.snapshot().to_arrow(final=True).num_rows == 0
@@ -152,6 +154,7 @@ def test_final_is_t_where_nothing_is_merged_away(place: Any) -> None:
     assert table.snapshot().to_arrow(["k"], where="odd = 1", final=True).to_pydict() == {"k": [1, 1]}
 
 
+@pytest.mark.long
 def test_final_has_the_columns_of_t_and_takes_part_in_any_query(memory: Any) -> None:
     table = make(memory, partition_by=("n // 10 AS tens",), merging=Dedup(by=("n",)))
     table.insert([{"n": 5, "v": [1]}, {"n": 15, "v": None}])
@@ -185,6 +188,7 @@ def test_a_merge_query_of_ones_own_has_no_final(memory: Any) -> None:
         table.query("FROM final")
 
 
+@pytest.mark.long
 def test_keys_are_unique_within_a_path_also_when_a_column_hides_it(memory: Any) -> None:
     """The partition column `city` is lower case, the data column of that name is not, and a query sees the latter."""
     table = make(memory, partition_by=("lower(city) AS city",), merging=Dedup(by=("k",)))
@@ -220,6 +224,7 @@ def test_after_a_change_of_the_partitioning_merges_and_final_still_agree(
     assert rows_of(table, "t", "k, v, key") == rows_of(table, "final", "k, v, key") == expected
 
 
+@pytest.mark.long
 def test_a_column_that_comes_later_changes_no_choice(memory: Any) -> None:
     table = make(memory, merging=Dedup(by=("k",)))
     table.insert([{"k": 1, "b": 2}, {"k": 1, "b": 1}])

@@ -188,6 +188,7 @@ def crashed_overwrite(store: ClockedStore, clock: ManualClock) -> str:
     return claimed
 
 
+@pytest.mark.long
 def test_the_part_of_a_claim_that_became_void_is_an_orphan_although_cleanup_keeps_the_claim(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
@@ -421,6 +422,7 @@ def test_a_claim_that_becomes_a_log_file_between_two_listings_is_seen(
     assert key in data(clocked)
 
 
+@pytest.mark.long
 def test_sweeping_between_any_two_requests_of_a_writer_loses_nothing(clocked: ClockedStore, clock: ManualClock) -> None:
     create_table(clocked, clock, partition_by=["k"]).insert([{"k": 1, "n": 0}])
     orphan(clocked)

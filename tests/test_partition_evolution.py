@@ -47,6 +47,7 @@ def test_a_predicate_never_drops_partitions_whose_path_does_not_say_what_it_asks
     assert table.query("SELECT count(*), min(month) FROM t").fetchone() == (5, "2026-01")
 
 
+@pytest.mark.long
 def test_maintenance_keeps_the_rows_of_both_layouts(table: Table) -> None:
     expected = table.query("SELECT * FROM t ORDER BY ALL").fetchall()
     table.insert(JANUARY[:1])
@@ -87,6 +88,7 @@ def _options(table: Table) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_an_overwrite_never_leaves_older_rows_of_its_partitions_beside_the_new_ones(table: Table) -> None:
     new = [{"ts": JANUARY[0]["ts"], "user": 0}]
     for partitions in ("month = '2026-01' AND odd = 0", ["month=2026-01/odd=0"]):

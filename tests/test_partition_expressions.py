@@ -47,6 +47,7 @@ def test_a_folder_above_the_table_that_looks_like_a_partition_changes_nothing(fo
     assert table.query("SELECT * FROM t").columns == ["a", "b", "x"]
 
 
+@pytest.mark.long
 def test_a_later_column_cannot_take_a_partition_columns_name(tmp_path: Path) -> None:
     table = Table.create(tmp_path / "t", partition_by=["a AS d"])
     table.insert([{"a": 1}])

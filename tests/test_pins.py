@@ -107,6 +107,7 @@ def test_a_pinned_time_outlives_cleanup_and_no_other_does(place: Any) -> None:
     assert len(table.cleanup(grace_ms=0, allow_short_grace=True).deleted_parts) == 8
 
 
+@pytest.mark.long
 def test_what_a_pin_needs_stays_through_merges_and_forgetting(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
@@ -384,6 +385,7 @@ class Story:
 AGES_MS = [0, 45 * MINUTE_MS, 51 * MINUTE_MS, 54 * MINUTE_MS, 58 * MINUTE_MS, HOUR_MS, 2 * HOUR_MS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("age_ms", AGES_MS)
 def test_a_cleanup_at_any_moment_of_a_pin_takes_nothing_that_was_promised(age_ms: int) -> None:
     story = Story(age_ms)
@@ -462,6 +464,7 @@ def test_a_pin_whose_process_dies_at_any_request_is_valid_for_all_or_for_nobody(
             story.check(valid, (fault, number))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE])
 def test_a_cleanup_that_stops_at_any_request_leaves_what_is_pinned(fault: Fault) -> None:
     story = Story(0)

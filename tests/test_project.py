@@ -112,6 +112,7 @@ def test_a_project_asks_for_the_dagster_that_this_library_is_made_for(tmp_path: 
     assert its["project"]["dependencies"] == ["icedb-dagster[dagster]"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("root", ["lake", "/srv/lake", "s3://bucket/web"])
 def test_what_is_written_is_in_good_order_and_holds_no_secret(tmp_path: Path, root: str) -> None:
     folder = tmp_path / "web_shop"

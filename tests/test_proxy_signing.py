@@ -689,6 +689,7 @@ def test_a_piece_of_anything_in_a_right_request_is_refused_or_means_the_same(
 some_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(
     key=some_text,

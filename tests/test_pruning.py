@@ -191,6 +191,7 @@ def test_a_column_that_came_later_is_null_in_older_parts(memory: Place) -> None:
     assert table.query("SELECT n FROM t", where="late = 5").fetchall() == [(2,)]
 
 
+@pytest.mark.long
 def test_a_row_that_chose_its_partition_is_found_by_its_values(memory: Place) -> None:
     table = Table.create(memory.uri, partition_by=["day", "n % 10 AS k"])
     table.insert([{"day": "mon", "n": 1}, {"day": "tue", "n": 2, "_partition": "day=mon/k=1"}, {"day": "wed", "n": 3}])

@@ -100,6 +100,7 @@ def texts(session: Any, sql: str) -> list[str]:
 # ------------------------------------------------------------------------------------------ equal answers
 
 
+@pytest.mark.long
 def test_every_type_comes_as_a_query_of_ours_gives_it(place: Place) -> None:
     table = Table.create(
         place.uri,
@@ -185,6 +186,7 @@ def test_parts_of_narrower_types_are_read_as_what_the_table_declares(local: Plac
         assert reader.query(f"SELECT n FROM t WHERE {condition}", snapshot)["n"].to_pylist() == [n for (n,) in expected]
 
 
+@pytest.mark.long
 def test_names_are_quoted_and_do_not_meet_those_of_clickhouse(local: Place) -> None:
     names = ["a.b", "we`ird \\ 'q", "_file", "_row_id", "select", "é", "_size"]
     table = Table.create(local.uri, partition_by=['"a.b" AS "a b"', "upper(select_) AS select_"])
@@ -216,6 +218,7 @@ def test_tables_without_rows_or_columns(local: Place) -> None:
 # ------------------------------------------------------------------------------------------ views
 
 
+@pytest.mark.long
 def test_a_view_stays_as_the_snapshot_is_until_another_is_attached(place: Place, session: Any) -> None:
     table = Table.create(place.uri, partition_by=["n % 2 AS parity"], storage_options=place.storage_options)
     table.insert([{"n": 1}, {"n": 2}])
@@ -230,6 +233,7 @@ def test_a_view_stays_as_the_snapshot_is_until_another_is_attached(place: Place,
     assert texts(session, f"SELECT sum(a.n + b.n) FROM {text} AS a JOIN {text} AS b USING (n)") == ["6"]
 
 
+@pytest.mark.long
 def test_filters_on_partition_columns_skip_parts(place: Place, session: Any) -> None:
     table = Table.create(place.uri, partition_by=["day", "n % 3 AS third"], storage_options=place.storage_options)
     days = [date(2026, 11, d) for d in (20, 21, 22)]
@@ -275,6 +279,7 @@ def test_ten_thousand_parts_are_one_view(local: Place, session: Any) -> None:
 # ------------------------------------------------------------------------------------------ parts that are not there
 
 
+@pytest.mark.long
 def test_a_part_that_is_gone_is_an_error_and_never_fewer_rows(place: Place, session: Any) -> None:
     table = Table.create(place.uri, partition_by=["n AS p"], storage_options=place.storage_options)
     table.insert([{"n": n} for n in range(3)])
@@ -337,6 +342,7 @@ def test_each_query_is_exact_while_rows_come_and_merges_and_cleanup_run(shared_p
     assert reader.query("SELECT n FROM t", reading.snapshot()).num_rows == 8
 
 
+@pytest.mark.long
 def test_a_query_without_an_answer_and_one_that_is_wrong(local: Place, session: Any) -> None:
     table = Table.create(local.uri)
     table.insert([{"n": 1}])
@@ -518,6 +524,7 @@ def test_where_clickhouse_looks_for_a_bucket(options: dict[str, str], expected: 
 ODD = ["k=a,b", "k=a{b}", "k=*", "k=a?b", "k=[a]", "k=a b%", "k=é", "k=x"]
 
 
+@pytest.mark.long
 def test_paths_that_are_patterns_to_clickhouse(shared_place: Place) -> None:
     v3 = V3Program.at(shared_place, itertools.count(now_ms() - 600_000).__next__)
     v3.insert({path: [{"n": n}] for n, path in enumerate(ODD)}, {"n": "BIGINT"})

@@ -26,6 +26,7 @@ def ask(ctx: SessionContext, sql: str) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in ctx.sql(sql).to_arrow_table().to_pylist()]
 
 
+@pytest.mark.long
 def test_a_table_has_the_rows_and_types_of_a_query(place: Place, ctx: SessionContext) -> None:
     snapshot = every_type(place).snapshot()
     register(ctx, "events", snapshot)
@@ -65,6 +66,7 @@ def test_filters_of_all_kinds_give_what_a_query_gives(local: Place, ctx: Session
     assert ask(ctx, joined) == [(3, 14)]
 
 
+@pytest.mark.long
 def test_filters_on_partition_columns_skip_parts(shared_place: Place, ctx: SessionContext) -> None:
     table = Table.create(
         shared_place.uri,

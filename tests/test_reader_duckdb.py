@@ -23,6 +23,7 @@ pytest_plugins = ["tests.support.attached_tables"]
 # ------------------------------------------------------------------------------------------ what is there now
 
 
+@pytest.mark.long
 def test_late_files_merges_drops_and_cleanup_are_seen_by_the_next_query(
     place: Place, con: duckdb.DuckDBPyConnection
 ) -> None:
@@ -44,6 +45,7 @@ def test_late_files_merges_drops_and_cleanup_are_seen_by_the_next_query(
     assert numbers(con, "events") == numbers(con, "events(parity := 1)") == []
 
 
+@pytest.mark.long
 def test_queries_are_exact_while_merges_and_cleanup_run(shared_place: Place, con: duckdb.DuckDBPyConnection) -> None:
     table = created(shared_place, partition_by=["n % 2 AS parity"])
     table.insert([{"n": n} for n in range(4)])
@@ -176,6 +178,7 @@ def test_partition_columns_and_predicates_choose_parts_by_the_log_alone(
         assert (numbers(con, source), files_read(con, source)) == (expected, opened), source
 
 
+@pytest.mark.long
 def test_what_may_be_asked_of_partition_columns(local: Place, con: duckdb.DuckDBPyConnection) -> None:
     by_days(local)
     attach(con, local.uri, "events")
@@ -193,6 +196,7 @@ def test_what_may_be_asked_of_partition_columns(local: Place, con: duckdb.DuckDB
     assert numbers(con, "events(filter := $$n < date_part('year', now()) - 2000$$)") == [*range(4)]
 
 
+@pytest.mark.long
 def test_values_of_partitions_are_compared_as_sql_does(local: Place, con: duckdb.DuckDBPyConnection) -> None:
     table = created(local, partition_by=["shop", "upper(shop) AS big", "n / 2 AS half"])
     shops = ["a, b", "it's [x]", None, ""]
@@ -215,6 +219,7 @@ def test_a_data_column_of_a_partition_s_name_is_seen_and_the_parameter_chooses_t
     assert numbers(con, "sales WHERE shop = 'north'") == numbers(con, "sales(filter := $$shop = 'north'$$)") == [1]
 
 
+@pytest.mark.long
 def test_what_a_query_got_wrong_is_told_without_a_traceback(local: Place, con: duckdb.DuckDBPyConnection) -> None:
     by_days(local)
     attach(con, local.uri, "events", date_macro="icedb", date_columns=["day"])
@@ -247,6 +252,7 @@ def test_a_time_before_the_horizon_says_so(local: Place, con: duckdb.DuckDBPyCon
     assert numbers(con, "events") == [2]
 
 
+@pytest.mark.long
 def test_a_filter_means_what_where_means_in_the_time_zone_of_the_connection(
     local: Place, con: duckdb.DuckDBPyConnection
 ) -> None:
@@ -286,6 +292,7 @@ def test_new_columns_are_in_the_macro_at_once_and_in_the_view_at_the_query_after
     assert rows(con.cursor(), "SELECT * FROM events ORDER BY n") == [(1, None), (2, "x")]
 
 
+@pytest.mark.long
 def test_a_view_of_the_caller_s_own_is_not_replaced(local: Place, con: duckdb.DuckDBPyConnection) -> None:
     table = created(local)
     table.insert([{"n": 1}])
@@ -300,6 +307,7 @@ def test_a_view_of_the_caller_s_own_is_not_replaced(local: Place, con: duckdb.Du
     assert numbers(con, "events") == ["mine"]
 
 
+@pytest.mark.long
 def test_parts_of_an_older_partitioning_have_right_rows(place: Place, con: duckdb.DuckDBPyConnection) -> None:
     table = created(place)
     table.insert([{"n": n, "shop": "x"} for n in range(4)])
@@ -333,6 +341,7 @@ def test_what_an_older_part_s_rows_compute_is_computed_in_utc_or_not_at_all(
     assert rows(con, "SELECT d FROM events") == [("2026-11-20",)]
 
 
+@pytest.mark.long
 def test_a_view_is_refreshed_by_hand_where_it_is_temporary(local: Place, tmp_path: Path) -> None:
     table = created(local)
     table.insert([{"n": 1}])
@@ -359,6 +368,7 @@ def test_a_view_is_refreshed_by_hand_where_it_is_temporary(local: Place, tmp_pat
 # ------------------------------------------------------------------------------------------ the macro of v2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("partition_by", "chosen"),
     [
@@ -387,6 +397,7 @@ def test_a_range_of_days_as_programs_of_v2_ask_for_it(
         assert files_read(con, f"icedb({given})") == (len(expected) if "filter" not in given else 2), given
 
 
+@pytest.mark.long
 def test_columns_that_are_no_date_are_refused(local: Place, con: duckdb.DuckDBPyConnection) -> None:
     by_days(local)
     with pytest.raises(InvalidOption, match=r"a range of dates needs .*day DATE, parity BIGINT"):

@@ -78,6 +78,7 @@ def test_a_date_macro_of_another_table_is_not_taken_away(local: Place, con: duck
         attached.refresh()
 
 
+@pytest.mark.long
 def test_a_column_that_comes_while_the_table_is_attached_is_no_conflict(
     local: Place, con: duckdb.DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_column_that_comes_while_the_table_is_attached_is_no_conflict(
     assert set(con.sql("FROM events").columns) >= {"n", "later", "latest"}
 
 
+@pytest.mark.long
 def test_odd_columns_and_parameters(local: Place, con: duckdb.DuckDBPyConnection) -> None:
     table = created(local, partition_by=['"as_of" % 2 AS "we ""ird"', '"as_of"', "n % 2 AS filename"])
     table.insert(pa.table({"as_of": [1, 2], "n": [1, 2], 'a "b"': ["x", "y"], "select": [True, False]}))
@@ -110,6 +112,7 @@ def test_odd_columns_and_parameters(local: Place, con: duckdb.DuckDBPyConnection
     assert numbers(con, "odd(filter := '\"as_of\" = 2')") == [2]
 
 
+@pytest.mark.long
 def test_cursors_and_threads_share_what_is_attached(local: Place, con: duckdb.DuckDBPyConnection) -> None:
     table = by_days(local)
     attach(con, table, "events")

@@ -18,6 +18,7 @@ from tests.support.reader_tables import by_hour, every_type, rows_by, widened
 from tests.support.stores import Place
 
 
+@pytest.mark.long
 def test_a_frame_has_the_rows_and_types_of_a_query(place: Place) -> None:
     snapshot = every_type(place).snapshot()
     frame, expected = read(snapshot), snapshot.to_arrow()

@@ -34,6 +34,7 @@ def assert_as_queried(snapshot: Snapshot, lazy: pl.LazyFrame | None = None) -> N
     assert_frame_equal(lazy.collect().sort(order), expected.sort(order))
 
 
+@pytest.mark.long
 def test_a_scan_has_the_rows_and_types_of_a_query(place: Place) -> None:
     snapshot = every_type(place).snapshot()
     assert_as_queried(snapshot)
@@ -72,6 +73,7 @@ def test_what_polars_does_not_widen_it_says_itself(local: Place) -> None:
         lazy.collect()
 
 
+@pytest.mark.long
 def test_filters_on_partition_columns_skip_parts(shared_place: Place) -> None:
     day = "CAST(DATE '2026-11-20' + n::INT AS DATE) AS day"
     table = Table.create(
@@ -127,6 +129,7 @@ SERIES = ["(['infinity', '12026-11-21', '-infinity', NULL][n + 1])::TIMESTAMP", 
 YEARS_BC = ["DATE '0044-03-15 (BC)' + n::INT"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "expressions", [OF_PATHS, CONSTANTS, SERIES, YEARS_BC], ids=["paths", "constants", "series", "bc"]
 )
@@ -164,6 +167,7 @@ def test_paths_of_other_programs_give_what_a_query_gives(local: Place, path: str
     assert scan(snapshot).filter(pl.col("p") == 7).collect()["n"].to_list() == [2]
 
 
+@pytest.mark.long
 def test_names_that_need_encoding_and_folders_that_look_like_partitions(local: Place) -> None:
     table = Table.create(f"{local.uri}/env=prod/t", partition_by=['n % 2 AS "é a/b=%"', "n > 1 AS late"])
     table.insert([{"n": n} for n in range(4)])
@@ -182,6 +186,7 @@ def test_a_data_column_wins_over_a_partition_column_of_its_name(local: Place) ->
     assert scan(snapshot).filter(pl.col("shop") == "north", pl.col("parity") == 1).collect().height == 1
 
 
+@pytest.mark.long
 def test_uuids_and_json_are_text_wherever_they_are(local: Place) -> None:
     table = Table.create(local.uri)
     table.insert(

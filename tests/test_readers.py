@@ -18,6 +18,7 @@ from tests.support.reader_tables import WIDENED, by_hour, every_type, forget, ro
 from tests.support.stores import Place
 
 
+@pytest.mark.long
 def test_a_dataset_has_the_rows_and_types_of_a_query(place: Place) -> None:
     snapshot = every_type(place).snapshot()
     found = dataset(snapshot)
@@ -151,6 +152,7 @@ def test_narrower_types_in_parts_are_widened(local: Place) -> None:
     assert rows_by("n", record_batches(snapshot).read_all()) == rows_by("n", expected)
 
 
+@pytest.mark.long
 def test_parts_that_a_predicate_leaves_out_are_not_opened_and_others_are_not_filtered(shared_place: Place) -> None:
     table = Table.create(
         shared_place.uri, partition_by=["n // 10 AS tens"], storage_options=shared_place.storage_options
@@ -178,6 +180,7 @@ def test_a_uuid_can_be_bytes_that_arrow_filters_by(local: Place) -> None:
     assert len(list(found.get_fragments(filter=pc.field("who") == wanted.bytes))) == 1
 
 
+@pytest.mark.long
 def test_wide_numbers_in_paths_are_decimals_and_what_arrow_lacks_is_refused(local: Place) -> None:
     table = Table.create(local.uri, partition_by=["n::HUGEINT * 10000000000000000000000 AS wide"])
     table.insert([{"n": 1}, {"n": -2}])
@@ -194,6 +197,7 @@ def test_wide_numbers_in_paths_are_decimals_and_what_arrow_lacks_is_refused(loca
 # ------------------------------------------------------------------------------------------------ record batches
 
 
+@pytest.mark.long
 def test_record_batches_are_the_rows_and_types_of_a_query(place: Place) -> None:
     table = every_type(place)
     snapshot = table.snapshot()

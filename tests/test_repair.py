@@ -394,6 +394,7 @@ def test_without_a_conflict_nothing_is_done(table: Table, clocked: ClockedStore)
         assert clocked.objects == before
 
 
+@pytest.mark.long
 def test_a_restored_part_is_repaired_by_naming_its_column(table: Table, clock: ManualClock, clocked: Any) -> None:
     brick(table)
     as_of = table.handle.tolerant().read().newest_ms
@@ -582,6 +583,7 @@ def test_a_table_without_rows_of_the_other_type(table: Table, clocked: ClockedSt
 # ------------------------------------------------------------------------------------------ beside others
 
 
+@pytest.mark.long
 def test_writers_that_did_not_open_again_are_told_of(table: Table, clock: ManualClock, clocked: ClockedStore) -> None:
     """A plain append reads nothing, so a program that knows the old type writes it: the next repair takes care."""
     stale = open_table(clocked, clock)
@@ -726,6 +728,7 @@ def test_a_repair_that_dies_after_any_put_is_finished_by_the_next(place: Any) ->
 # ------------------------------------------------------------------------------------------ the command
 
 
+@pytest.mark.long
 def test_the_command_repairs(tmp_path: Path) -> None:
     table = Table.create(tmp_path / "table", partition_by=["k"], sort_by=["n"])
     brick(table)

@@ -340,6 +340,7 @@ def test_a_store_that_fails_to_copy_leaves_nothing_behind(
         assert rows(table) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE, Fault.REPEAT]
 )

@@ -88,6 +88,7 @@ def test_what_duckdb_makes_of_it_is_such_a_result_again(result: QueryResult) -> 
     assert copy.copy(result).fetchone() == (0, "é0")
 
 
+@pytest.mark.long
 def test_what_is_read_bit_by_bit_is_whole_whatever_else_is_asked_meanwhile(local: Place) -> None:
     table = Table.create(local.uri)
     table.insert(duckdb.sql("SELECT n FROM range(60_000) AS r(n)"))

@@ -92,6 +92,7 @@ def test_a_table_without_partitions_is_rewritten_whole(memory: Any) -> None:
     assert table.query("SELECT a FROM t ORDER BY a").fetchall() == [(2,), (3,)]
 
 
+@pytest.mark.long
 def test_a_partition_may_be_named_as_a_person_writes_it(memory: Any) -> None:
     table = make(memory, partition_by=["city"])
     table.insert([{"city": "New York", "n": 1}, {"city": "00123", "n": 2}])
@@ -258,6 +259,7 @@ def test_an_exclusive_commit_elsewhere_does_not_repeat_the_query(clocked: Clocke
     assert len([r for r in store.requests if r.kind == "create" and "_data/" in r.keys[0]]) == 1
 
 
+@pytest.mark.long
 def test_when_a_merge_takes_an_input_the_query_is_asked_again(clocked: ClockedStore, clock: ManualClock) -> None:
     other = world(clocked, clock)
     store = FaultyStore(clocked)

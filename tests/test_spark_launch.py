@@ -153,6 +153,7 @@ def ended(status: int, *arguments: str) -> None:
     assert caught.value.code == status
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "line"),
     [

@@ -175,6 +175,7 @@ def test_no_password_is_left_in_an_address_that_is_shown() -> None:
 # Processes
 
 
+@pytest.mark.process
 def test_a_process_is_recognized_only_by_pid_and_start(bystander: subprocess.Popen[bytes]) -> None:
     process = processes.identify(bystander.pid)
     assert process is not None
@@ -184,6 +185,7 @@ def test_a_process_is_recognized_only_by_pid_and_start(bystander: subprocess.Pop
     processes.stop(recycled, signals=((signal.SIGKILL, 1),), marker=f"PATH={os.environ['PATH']}")
 
 
+@pytest.mark.process
 def test_a_stopped_process_takes_its_session_with_it(tmp_path: Path) -> None:
     # The child ignores SIGTERM and has a process group of its own, as Spark's Python workers have.
     child = "import os, signal, time; os.setpgid(0, 0); signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"

@@ -271,6 +271,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "RETRIES_MAX", 1)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_a_stream_goes_on_where_the_server_broke_off() -> None:
     with BreakingServer(BODY * 4, lambda _: PIECE_BYTES + 100_000).running() as server:
@@ -294,6 +295,7 @@ def test_a_server_that_gives_no_more_is_unavailable_after_what_it_gave() -> None
     assert "secret" not in str(error)
 
 
+@pytest.mark.long
 def test_a_reader_may_take_longer_than_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "REQUEST_TIMEOUT", timedelta(seconds=1))
     monkeypatch.setattr(store_module, "RETRY_TIMEOUT", timedelta(milliseconds=800))

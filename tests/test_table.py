@@ -363,6 +363,7 @@ def test_a_filter_on_a_partition_column_skips_files(local: Any) -> None:
     assert "Scanning Files: 1/10" in plan
 
 
+@pytest.mark.long
 def test_columns_of_every_name_are_read_from_one_part_and_from_several(local: Any) -> None:
     # fmt: off
     names = ['a"b', "a'b", "a\\b", 'a\\"b', "{x}", "[y]", "a,b", "a=b", "a: b", " before", "after ", "NULL",

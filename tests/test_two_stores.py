@@ -84,6 +84,7 @@ def pair(request: pytest.FixtureRequest) -> Pair:
     return Pair(request.param, request)
 
 
+@pytest.mark.long
 def test_a_table_lives_its_life_with_its_log_elsewhere(pair: Pair) -> None:
     table = pair.create(partition_by=["d"], sort_by=["n"])
     for n in range(4):

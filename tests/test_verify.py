@@ -262,6 +262,7 @@ def test_a_part_without_digest_is_counted_as_unchecked(table: Table, clocked: Cl
     assert "unknown" in str(report)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("deep", [False, True])
 def test_damage_is_found_in_stores_that_duckdb_reads_itself(shared_place: Any, deep: bool) -> None:
     place = shared_place

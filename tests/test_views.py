@@ -185,6 +185,7 @@ def test_rows_are_what_is_stored_after_the_insert_query_with_ids_and_without_mis
     assert content(view, "k, v, _row_id") == content(table, "k, v, _row_id") != []
 
 
+@pytest.mark.long
 def test_a_stored_partition_column_does_not_choose_the_view_s_partitions(memory: Any) -> None:
     table = make(memory, preserve_partition=True, path_columns={"d": "VARCHAR"})
     view = table.create_view("totals", "SELECT sum(v)::BIGINT AS v FROM _rows")
@@ -199,6 +200,7 @@ def test_a_stored_partition_column_does_not_choose_the_view_s_partitions(memory:
 # ------------------------------------------------------------------------------------------ batches without rows
 
 
+@pytest.mark.long
 def test_an_insert_that_leaves_no_rows_in_its_source_feeds_nothing(memory: Any) -> None:
     table = make(memory, required=["v"], schema={"k": "BIGINT", "v": "BIGINT"})
     view = table.create_view("counts", "SELECT count(*) AS n FROM _rows")
@@ -408,6 +410,7 @@ def test_a_ring_of_views_that_somebody_wrote_by_hand_is_refused(ring: tuple[str,
 # ------------------------------------------------------------------------------------------ what does not reach a view
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [
@@ -653,6 +656,7 @@ def behind(world: Siblings, name: str, txn: tuple[str, int] | None) -> ViewBehin
     return raised.value
 
 
+@pytest.mark.long
 def test_a_view_that_cannot_be_published_is_told_and_its_own_views_wait_for_it(world: Siblings) -> None:
     error = behind(world, "copy", None)
     assert "['copy']" in str(error)
@@ -670,6 +674,7 @@ def test_a_view_of_a_view_that_is_behind_is_told_by_its_way(world: Siblings) -> 
     assert there(world) == all_of(ONE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["copy", "doubled"])
 def test_the_same_txn_again_completes_a_view_that_is_behind(world: Siblings, name: str) -> None:
     assert f"Insert again with the same txn {TXN}" in str(behind(world, name, TXN))
@@ -708,6 +713,7 @@ def test_a_refresh_remembers_transactions_of_the_view_s_own(world: Siblings) -> 
     assert {a: n for a, (n, _) in world.state("copy").txn.items()} == {"direct": 1, "app": 5}
 
 
+@pytest.mark.long
 def test_a_view_whose_column_got_another_type_meanwhile_is_behind(world: Siblings) -> None:
     world.table().create_view("typed", "SELECT k, v AS fresh FROM _rows", backfill=False)
     table, store = world.actor()

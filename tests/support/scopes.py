@@ -31,7 +31,7 @@ SCOPES = ("quick", "short", "all", "rest")
 #: Marks of tests that `quick` leaves out.
 NOT_QUICK = ("s3", "azure", "spark", "dagster", "simulation", "process", "long", "sampled", "slow")
 #: Fixtures that start a server.
-SERVERS = frozenset({"s3_server", "storage_options", "azure_options", "shared_session"})
+SERVERS = frozenset({"s3", "s3_server", "storage_options", "azure", "azure_options", "shared_session"})
 #: What Python audits when a program starts another.
 PROCESS_EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"})
 #: Test-seconds of a share: two workers for some four minutes.
