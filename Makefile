@@ -38,7 +38,7 @@ PYTEST = $(BIN)/pytest --dist loadfile --no-loadscope-reorder --durations 10 --d
 test: $(VENV)/.installed-tests  ## Before a commit: each promise and each integration, ten minutes
 	@$(PYTEST) -n $$(($(PROCESSORS) + 2)) --scope short
 
-test-quick: $(VENV)/.installed-dev  ## While you write: the units alone, no server and no other process, 90 seconds
+test-quick: $(VENV)/.installed-dev  ## While you write: the units alone, no server and no other process, under two minutes
 	@$(PYTEST) -n $(PROCESSORS) --scope quick
 
 test-all: $(VENV)/.installed-tests  ## Every test: all cases, much data, more clusters, fifty killed drivers, an hour
