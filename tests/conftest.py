@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _environment_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads the home directory or an account of the developer, and none reports to Dagster."""
+    """Keep the home directory and the accounts of the developer from all tests."""
     before = dict(os.environ)
     for name in [n for n in os.environ if n.startswith("AWS_")]:
         del os.environ[name]

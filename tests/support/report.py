@@ -1,4 +1,4 @@
-"""What a run prints: a line for each file when its last test is done, and failures without the logs of servers.
+"""The output of a run: a line for each file when its last test is done, and failures without the logs of servers.
 
 With `--no-skips`, as where changes are checked before they land, a test that is skipped is a test that failed.
 """
