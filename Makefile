@@ -67,7 +67,7 @@ simulate: $(VENV)/.installed-dev  ## Simulate SEEDS histories of crashes, delays
 	@$(BIN)/python -m icedb.testing.simulation --seeds $(SEEDS)
 
 torture: $(VENV)/.installed-dev  ## Kill processes that use one table, two minutes on each store, then count every batch
-	@ICEDB_MIXED_LOAD_SECONDS=120 $(BIN)/pytest -s tests/test_mixed_load.py
+	@ICEDB_MIXED_LOAD_SECONDS=120 $(BIN)/pytest -s tests/promises/test_mixed_load.py
 
 mutants: $(VENV)/.installed-dev  ## Seed faults of the protocol one by one: the suite must catch each
 	@$(BIN)/python -m tests.support.mutants

@@ -14,8 +14,8 @@ import pyarrow as pa
 from benchmarks import proxy_world
 from benchmarks.slow_store import BUCKET, SlowStore, slow
 from icedb import Table
-from icedb.clock import SystemClock
-from icedb.readers.duckdb import attach
+from icedb.engines.duckdb.attached_tables import attach
+from icedb.util.clock import SystemClock
 
 __all__ = ["requests"]
 

@@ -38,7 +38,7 @@ from benchmarks.peers import (
 )
 from benchmarks.rounds import Case, Work, run_rounds
 from benchmarks.slow_store import BUCKET, SlowStore, s3_server, slow, storage_options
-from icedb.engine import quote_text
+from icedb.sql.connections import quote_text
 
 __all__ = ["APPENDS", "DICTS_PER_SECOND", "check_stored", "goals", "make_rows", "measure"]
 

@@ -19,17 +19,17 @@ import msgspec
 import typer
 
 from benchmarks.figures import OURS, Check, Curve, Finding, Plan, Step, Way
-from icedb.commit import append
-from icedb.exclusive import exclusive
 from icedb.format.records import Marker
-from icedb.handle import Handle
-from icedb.maintenance.merge import Order, Tiers, merge
-from icedb.maintenance.merge_log import LOG_FILES_MIN
-from icedb.maintenance.operations import Append
-from icedb.options import DAY_MS, MINUTE_MS
-from icedb.parts import WrittenParts
-from icedb.rewriting import Rewrite
+from icedb.format.timing import DAY_MS, MINUTE_MS
+from icedb.operations.commits.actions import Append
+from icedb.operations.retention.merge_log import LOG_FILES_MIN
+from icedb.operations.rewrite.merge import Order, Tiers, merge
+from icedb.operations.rewrite.rewriter import Rewrite
 from icedb.testing import ClockedStore, ManualClock, create_table
+from icedb.transaction.append import append
+from icedb.transaction.exclusive import exclusive
+from icedb.transaction.table_handle import Handle
+from icedb.writer.part_writer import WrittenParts
 
 __all__ = ["LOG_GOAL", "MIXES", "PARTS_GOAL", "Life", "Mix", "Point", "draw", "finding", "live", "measure"]
 

@@ -27,8 +27,8 @@ from benchmarks.peers import DUCKDB, DUCKLAKE, UNSYNCED, WRITERS, Layout, Place,
 from benchmarks.rounds import Case, Footprint, Work, run_rounds
 from benchmarks.slow_store import BUCKET, SlowStore, s3_server, slow, storage_options
 from icedb import Table
-from icedb.engine import MEMORY_BYTES_MIN, quote_text
-from icedb.written import ZSTD_LEVEL
+from icedb.sql.connections import MEMORY_BYTES_MIN, quote_text
+from icedb.writer.parquet_file import ZSTD_LEVEL
 
 __all__ = ["DELTALAKE", "DUCKDB_AT_ONCE", "GOAL", "measure"]
 

@@ -15,8 +15,8 @@ from benchmarks.proxy_world import s3_server
 from benchmarks.rounds import Case, Work, run_rounds
 from benchmarks.slow_store import BUCKET, slow
 from icedb import Table
-from icedb.location import parse_location
-from icedb.store import open_store
+from icedb.storage.location import parse_location
+from icedb.storage.obstore_store import open_store
 
 __all__ = ["measure_store"]
 

@@ -21,7 +21,7 @@ from deltalake import DeltaTable, Schema, WriterProperties, write_deltalake
 
 from benchmarks.figures import OURS
 from icedb import Table
-from icedb.engine import load_httpfs, quote_text
+from icedb.sql.connections import load_httpfs, quote_text
 
 __all__ = [
     "DELTALAKE",

@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from benchmarks.scale_requests import Costs, read_costs, requests_of
-from icedb.maintenance.merge import PART_BYTES_MAX, TINY_BYTES, Tiers
-from icedb.maintenance.merge_log import LOG_FILES_MIN
-from icedb.options import Timing
+from icedb.format.timing import Timing
+from icedb.operations.retention.merge_log import LOG_FILES_MIN
+from icedb.operations.rewrite.merge import PART_BYTES_MAX, TINY_BYTES, Tiers
 
 __all__ = ["LOADS", "Inputs", "Load", "Outcome", "Prices", "on_paper", "simulate"]
 

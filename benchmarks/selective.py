@@ -22,9 +22,9 @@ from benchmarks.opens import files_opened
 from benchmarks.slow_store import BUCKET, SlowStore, s3_server, slow, storage_options
 from benchmarks.tpch import connected
 from icedb import Table
-from icedb.engine import attach_s3, quote_text
-from icedb.location import parse_location
-from icedb.readers.duckdb import attach
+from icedb.engines.duckdb.attached_tables import attach
+from icedb.sql.connections import attach_s3, quote_text
+from icedb.storage.location import parse_location
 
 __all__ = [
     "BARE",

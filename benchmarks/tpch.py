@@ -20,10 +20,10 @@ import duckdb
 
 from benchmarks.rounds import Case, Result, Work
 from icedb import Table
-from icedb.engine import quote_text
-from icedb.readers.duckdb import attach
-from icedb.scan import relation
-from icedb.snapshot import Snapshot
+from icedb.engines.duckdb.attached_tables import attach
+from icedb.reader.scan_sql import relation
+from icedb.reader.snapshot import Snapshot
+from icedb.sql.connections import quote_text
 
 __all__ = [
     "ATTACHED",

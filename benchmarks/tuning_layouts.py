@@ -16,8 +16,8 @@ import pyarrow as pa
 from benchmarks.figures import Finding
 from benchmarks.lab import FULL_SCAN, Lab, counted, million_bytes
 from icedb import Table
-from icedb.engine import copy_statement
-from icedb.spec import Compression, TableSpec
+from icedb.format.table_spec import Compression, TableSpec
+from icedb.sql.connections import copy_statement
 
 __all__ = ["compressions", "part_sizes", "row_groups", "sort_orders", "types"]
 

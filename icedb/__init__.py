@@ -13,16 +13,35 @@ from icedb.errors import IceDBError
 if TYPE_CHECKING:
     from icedb.buffering.submissions import Acknowledged, BufferStats
     from icedb.buffering.writer import BufferedWriter
-    from icedb.changes import Changes
-    from icedb.commit import Commit
-    from icedb.diff import Diff
-    from icedb.exporting.delta import DeltaReport
-    from icedb.exporting.parquet import ParquetExportReport
-    from icedb.foreseeing import Foreseen
-    from icedb.handle import Part
-    from icedb.history import CommitInfo
-    from icedb.icedb import CompressionCodec, IceDBv3
-    from icedb.log import (
+    from icedb.format.table_spec import Aggregating, Dedup, Replacing
+    from icedb.format.timing import Timing
+    from icedb.operations.commits.drop_partitions import DropReport
+    from icedb.operations.export.delta import DeltaReport
+    from icedb.operations.export.parquet import ParquetExportReport
+    from icedb.operations.health.table_health import Condition, Recommendation, Thresholds
+    from icedb.operations.importing.import_files import ImportReport
+    from icedb.operations.integrity.log_audit import Problem
+    from icedb.operations.integrity.repair_spec import SpecRepairReport
+    from icedb.operations.integrity.repair_types import RepairReport
+    from icedb.operations.integrity.verify import VerifyReport
+    from icedb.operations.retention.cleanup import CleanupReport
+    from icedb.operations.retention.orphans import SweepReport
+    from icedb.operations.retention.restore import RestoreReport
+    from icedb.operations.rewrite.delete import DeleteReport
+    from icedb.operations.rewrite.merge import MergeReport, Tiers
+    from icedb.operations.rewrite.rewrite_partition import RewriteReport
+    from icedb.operations.write.write_plan import Foreseen
+    from icedb.reader.changes import Changes
+    from icedb.reader.diff import Diff
+    from icedb.reader.history import CommitInfo
+    from icedb.reader.snapshot import Snapshot
+    from icedb.sql.query_result import QueryResult
+    from icedb.table import Table
+    from icedb.transaction.append import Commit
+    from icedb.transaction.pin_objects import Pin
+    from icedb.transaction.table_handle import Part
+    from icedb.v3.icedb_v3 import CompressionCodec, IceDBv3
+    from icedb.v3.log_io import (
         FileMarker,
         FileMarkerFromJSON,
         IceLogIO,
@@ -36,25 +55,6 @@ if TYPE_CHECKING:
         SchemaConflictException,
         get_log_file_info,
     )
-    from icedb.maintenance.adopt import ImportReport
-    from icedb.maintenance.audit import Problem
-    from icedb.maintenance.cleanup import CleanupReport
-    from icedb.maintenance.condition import Condition, Recommendation, Thresholds
-    from icedb.maintenance.delete import DeleteReport
-    from icedb.maintenance.drop import DropReport
-    from icedb.maintenance.merge import MergeReport, Tiers
-    from icedb.maintenance.orphans import SweepReport
-    from icedb.maintenance.pins import Pin
-    from icedb.maintenance.repair import RepairReport
-    from icedb.maintenance.repair_spec import SpecRepairReport
-    from icedb.maintenance.restore import RestoreReport
-    from icedb.maintenance.rewrite import RewriteReport
-    from icedb.maintenance.verify import VerifyReport
-    from icedb.options import Timing
-    from icedb.result import QueryResult
-    from icedb.snapshot import Snapshot
-    from icedb.spec import Aggregating, Dedup, Replacing
-    from icedb.table import Table
 
 __all__ = [
     "Acknowledged",
@@ -115,14 +115,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "icedb.buffering.submissions": ("Acknowledged", "BufferStats"),
     "icedb.buffering.writer": ("BufferedWriter",),
-    "icedb.changes": ("Changes",),
-    "icedb.commit": ("Commit",),
-    "icedb.diff": ("Diff",),
-    "icedb.exporting.delta": ("DeltaReport",),
-    "icedb.exporting.parquet": ("ParquetExportReport",),
-    "icedb.foreseeing": ("Foreseen",),
-    "icedb.handle": ("Part",),
-    "icedb.history": ("CommitInfo",),
+    "icedb.reader.changes": ("Changes",),
+    "icedb.transaction.append": ("Commit",),
+    "icedb.reader.diff": ("Diff",),
+    "icedb.operations.export.delta": ("DeltaReport",),
+    "icedb.operations.export.parquet": ("ParquetExportReport",),
+    "icedb.operations.write.write_plan": ("Foreseen",),
+    "icedb.transaction.table_handle": ("Part",),
+    "icedb.reader.history": ("CommitInfo",),
     "icedb.icedb": ("CompressionCodec", "IceDBv3"),
     "icedb.log": (
         "FileMarker",
@@ -138,24 +138,24 @@ _HOMES = {
         "SchemaConflictException",
         "get_log_file_info",
     ),
-    "icedb.maintenance.adopt": ("ImportReport",),
-    "icedb.maintenance.audit": ("Problem",),
-    "icedb.maintenance.cleanup": ("CleanupReport",),
-    "icedb.maintenance.condition": ("Condition", "Recommendation", "Thresholds"),
-    "icedb.maintenance.delete": ("DeleteReport",),
-    "icedb.maintenance.drop": ("DropReport",),
-    "icedb.maintenance.merge": ("MergeReport", "Tiers"),
-    "icedb.maintenance.orphans": ("SweepReport",),
-    "icedb.maintenance.pins": ("Pin",),
-    "icedb.maintenance.repair": ("RepairReport",),
-    "icedb.maintenance.repair_spec": ("SpecRepairReport",),
-    "icedb.maintenance.restore": ("RestoreReport",),
-    "icedb.maintenance.rewrite": ("RewriteReport",),
-    "icedb.maintenance.verify": ("VerifyReport",),
-    "icedb.options": ("Timing",),
-    "icedb.result": ("QueryResult",),
-    "icedb.snapshot": ("Snapshot",),
-    "icedb.spec": ("Aggregating", "Dedup", "Replacing"),
+    "icedb.operations.importing.import_files": ("ImportReport",),
+    "icedb.operations.integrity.log_audit": ("Problem",),
+    "icedb.operations.retention.cleanup": ("CleanupReport",),
+    "icedb.operations.health.table_health": ("Condition", "Recommendation", "Thresholds"),
+    "icedb.operations.rewrite.delete": ("DeleteReport",),
+    "icedb.operations.commits.drop_partitions": ("DropReport",),
+    "icedb.operations.rewrite.merge": ("MergeReport", "Tiers"),
+    "icedb.operations.retention.orphans": ("SweepReport",),
+    "icedb.transaction.pin_objects": ("Pin",),
+    "icedb.operations.integrity.repair_types": ("RepairReport",),
+    "icedb.operations.integrity.repair_spec": ("SpecRepairReport",),
+    "icedb.operations.retention.restore": ("RestoreReport",),
+    "icedb.operations.rewrite.rewrite_partition": ("RewriteReport",),
+    "icedb.operations.integrity.verify": ("VerifyReport",),
+    "icedb.format.timing": ("Timing",),
+    "icedb.sql.query_result": ("QueryResult",),
+    "icedb.reader.snapshot": ("Snapshot",),
+    "icedb.format.table_spec": ("Aggregating", "Dedup", "Replacing"),
     "icedb.table": ("Table",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -15,50 +15,59 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Literal, Self
 
-from icedb.arguments import checks_arguments
-from icedb.changes import Changes, take_changes
-from icedb.clock import SystemClock
-from icedb.commit import Commit
-from icedb.credentials import CredentialProvider
-from icedb.declared import DeclaredSchema, declared_columns
-from icedb.diff import Diff, diff
 from icedb.errors import InvalidOption, TableNotFound
-from icedb.exporting.delta import KEEP, DeltaReport, export_delta
-from icedb.exporting.parquet import OnPart, ParquetExportReport, export_parquet
-from icedb.foreseeing import Foreseen, foresee
-from icedb.format.feed import Limits
-from icedb.frames import append_frame, is_spark_frame, overwrite_frame
-from icedb.handle import Fencing, Handle
-from icedb.history import CommitInfo, history
-from icedb.inputs.batches import OnConflict, Rows
-from icedb.location import parse_location, with_log
-from icedb.maintenance.adopt import ImportReport, create_by_import, import_files
-from icedb.maintenance.alter import alter, spec_change
-from icedb.maintenance.cleanup import DELETES_MAX, CleanupReport, cleanup
-from icedb.maintenance.condition import Condition, Thresholds, examine
-from icedb.maintenance.delete import DeleteReport, delete, find_rows
-from icedb.maintenance.drop import DropReport, check_chosen, drop_partitions
-from icedb.maintenance.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES_MAX, MergeReport, Order, Tiers, merge
-from icedb.maintenance.merge_log import LINES_MAX, MergeLogReport, merge_log
-from icedb.maintenance.orphans import ORPHANS_MAX, SweepReport, sweep_orphans
-from icedb.maintenance.pins import Expires, Pin, pin, read_pins, unpin
-from icedb.maintenance.repair import RepairReport, repair
-from icedb.maintenance.repair_spec import SpecRepairReport, repair_spec
-from icedb.maintenance.restore import RestoreReport, restore
-from icedb.maintenance.rewrite import RewriteReport, rewrite_partition
-from icedb.maintenance.verify import VerifyReport, verify
-from icedb.opening import create_handle, open_handle
-from icedb.options import Timing
-from icedb.result import QueryResult
-from icedb.rewriting import rewrite_parts
-from icedb.snapshot import Snapshot, Where, take_snapshot
-from icedb.spec import ROW_GROUP_ROWS, Compression, Merging, SchemaPolicy, TableSpec
-from icedb.store import open_store
-from icedb.times import AsOf, as_of_ms
-from icedb.transactions import Txn, check_txn
-from icedb.views import create_view, drop_view, refresh_view
-from icedb.work import IN_PROCESS, Engine, InProcess, Means
-from icedb.writing import insert, overwrite
+from icedb.format.change_feed import Limits
+from icedb.format.table_spec import ROW_GROUP_ROWS, Compression, Merging, SchemaPolicy, TableSpec
+from icedb.format.timing import Timing
+from icedb.operations.commits.alter import alter, spec_change
+from icedb.operations.commits.drop_partitions import DropReport, check_chosen, drop_partitions
+from icedb.operations.export.delta import KEEP, DeltaReport, export_delta
+from icedb.operations.export.parquet import OnPart, ParquetExportReport, export_parquet
+from icedb.operations.health.table_health import Condition, Thresholds, examine
+from icedb.operations.importing.import_files import ImportReport, create_by_import, import_files
+from icedb.operations.integrity.repair_spec import SpecRepairReport, repair_spec
+from icedb.operations.integrity.repair_types import RepairReport, repair
+from icedb.operations.integrity.verify import VerifyReport, verify
+from icedb.operations.retention.cleanup import DELETES_MAX, CleanupReport, cleanup
+from icedb.operations.retention.merge_log import LINES_MAX, MergeLogReport, merge_log
+from icedb.operations.retention.orphans import ORPHANS_MAX, SweepReport, sweep_orphans
+from icedb.operations.retention.pins import Expires, pin, unpin
+from icedb.operations.retention.restore import RestoreReport, restore
+from icedb.operations.rewrite.delete import DeleteReport, delete, find_rows
+from icedb.operations.rewrite.engine import IN_PROCESS, Engine, InProcess, Means
+from icedb.operations.rewrite.merge import (
+    INPUT_BYTES_MAX,
+    INPUT_PARTS_MAX,
+    PART_BYTES_MAX,
+    MergeReport,
+    Order,
+    Tiers,
+    merge,
+)
+from icedb.operations.rewrite.rewrite_partition import RewriteReport, rewrite_partition
+from icedb.operations.rewrite.rewriter import rewrite_parts
+from icedb.operations.write.insert import insert, overwrite
+from icedb.operations.write.spark_frames import append_frame, is_spark_frame, overwrite_frame
+from icedb.operations.write.views import create_view, drop_view, refresh_view
+from icedb.operations.write.write_plan import Foreseen, foresee
+from icedb.reader.changes import Changes, take_changes
+from icedb.reader.diff import Diff, diff
+from icedb.reader.history import CommitInfo, history
+from icedb.reader.snapshot import Snapshot, Where, take_snapshot
+from icedb.sources.batch import OnConflict, Rows
+from icedb.sql.query_result import QueryResult
+from icedb.storage.credentials import CredentialProvider
+from icedb.storage.location import parse_location, with_log
+from icedb.storage.obstore_store import open_store
+from icedb.transaction.append import Commit
+from icedb.transaction.idempotent_append import Txn, check_txn
+from icedb.transaction.open_table import create_handle, open_handle
+from icedb.transaction.pin_objects import Pin, read_pins
+from icedb.transaction.table_handle import Fencing, Handle
+from icedb.util.arguments import checks_arguments
+from icedb.util.clock import SystemClock
+from icedb.util.times import AsOf, as_of_ms
+from icedb.writer.spec_validation import DeclaredSchema, declared_columns
 
 __all__ = ["Table"]
 
@@ -489,7 +498,7 @@ class Table:
         `memory_bytes` is what all groups together may use (default: half of the machine's or container's); what does
         not fit is spilled to disk. `engine`: who writes the new parts, with memory of its own, if not this process:
         `icedb.spark.SparkMergeEngine`. The commit is one all the same. `dry_run`: only say what there is to merge. To
-        merge for a limited time, see `icedb.pacing`.
+        merge for a limited time, see `icedb.operations.rewrite.merge_loop`.
 
         Raises InvalidOption, MissingPart, CommitContended, CommitUncertain, the store's and the engine's errors; with a
         merge query also InvalidQuery, InvalidBatch, SchemaConflict and UnsupportedType.

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
         build_table_checks,
     )
     from icedb_dagster.component import IceDBTable
-    from icedb_dagster.emr import EmrServerlessSpark, EmrSpark
-    from icedb_dagster.io_manager import IceDBIOManager
-    from icedb_dagster.locks import ensure_pool, icedb_pool
+    from icedb_dagster.compute.emr import EmrServerlessSpark, EmrSpark
+    from icedb_dagster.compute.spark_places import ConnectSpark, LocalSpark, SparkPlace, StandaloneSpark
+    from icedb_dagster.io.io_manager import IceDBIOManager
+    from icedb_dagster.locking.table_lock import ensure_pool, icedb_pool
     from icedb_dagster.maintenance import TimeToLive, build_table_definitions
-    from icedb_dagster.progress import spark_progress
+    from icedb_dagster.metadata.spark_progress import spark_progress
     from icedb_dagster.resource import IceDBResource
     from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
-    from icedb_dagster.spark import ConnectSpark, LocalSpark, SparkPlace, StandaloneSpark
     from icedb_dagster.specs import build_observation, observable_table, table_spec
 
 __all__ = [
@@ -87,14 +87,14 @@ _HOMES = {
         "build_table_checks",
     ),
     "icedb_dagster.component": ("IceDBTable",),
-    "icedb_dagster.emr": ("EmrServerlessSpark", "EmrSpark"),
-    "icedb_dagster.io_manager": ("IceDBIOManager",),
-    "icedb_dagster.locks": ("ensure_pool", "icedb_pool"),
+    "icedb_dagster.compute.emr": ("EmrServerlessSpark", "EmrSpark"),
+    "icedb_dagster.io.io_manager": ("IceDBIOManager",),
+    "icedb_dagster.locking.table_lock": ("ensure_pool", "icedb_pool"),
     "icedb_dagster.maintenance": ("TimeToLive", "build_table_definitions"),
-    "icedb_dagster.progress": ("spark_progress",),
+    "icedb_dagster.metadata.spark_progress": ("spark_progress",),
     "icedb_dagster.resource": ("IceDBResource",),
     "icedb_dagster.sensors": ("CommitsSensor", "MaintenanceSensor"),
-    "icedb_dagster.spark": ("ConnectSpark", "LocalSpark", "SparkPlace", "StandaloneSpark"),
+    "icedb_dagster.compute.spark_places": ("ConnectSpark", "LocalSpark", "SparkPlace", "StandaloneSpark"),
     "icedb_dagster.specs": ("build_observation", "observable_table", "table_spec"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -13,9 +13,9 @@ import dagster as dg
 from pydantic import Field, PrivateAttr
 
 import icedb
-from icedb.credentials import CredentialProvider
 from icedb.errors import InvalidArgument, InvalidOption, TableExists, TableNotFound
-from icedb_dagster.fields import CheckedFields
+from icedb.storage.credentials import CredentialProvider
+from icedb_dagster.resource_fields import CheckedFields
 
 __all__ = ["IceDBResource", "folders_of"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import dagster as dg
 
-from icedb_dagster.metadata import KINDS, table_metadata
+from icedb_dagster.metadata.table_metadata import KINDS, table_metadata
 from icedb_dagster.resource import IceDBResource
 
 __all__ = ["build_observation", "observable_table", "table_spec"]

@@ -1,5 +1,5 @@
 """Spark looks for data sources in top-level modules named `pyspark_*`; this one says where `icedb` is."""
 
-from icedb.spark.source import IceDBDataSource as DefaultSource
+from icedb.spark.datasource.source import IceDBDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

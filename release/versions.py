@@ -29,20 +29,20 @@ TOOLS = ("dagster-dg-cli", "hypothesis", "ministack", "pytest", "pytest-timeout"
 #: The tests that are about a package.
 ABOUT = {
     "duckdb": (
-        "tests/test_partition_expressions.py",
-        "tests/test_sandboxes.py",
-        "tests/test_pruning.py",
-        "tests/test_reader_duckdb.py",
-        "tests/test_merge_query.py",
+        "tests/sql/test_partition_expressions.py",
+        "tests/sql/test_sandbox_pool.py",
+        "tests/reader/test_part_pruning.py",
+        "tests/engines/test_duckdb.py",
+        "tests/operations/rewrite/test_merge_query.py",
     ),
     "dagster": (
-        "tests/test_dagster.py",
-        "tests/test_dagster_io.py",
-        "tests/test_dagster_metadata.py",
-        "tests/test_dagster_resource.py",
-        "tests/test_component.py",
+        "tests/icedb_dagster/test_without_dagster.py",
+        "tests/icedb_dagster/test_io.py",
+        "tests/icedb_dagster/test_metadata.py",
+        "tests/icedb_dagster/test_resource.py",
+        "tests/icedb_dagster/test_component.py",
     ),
-    "pyspark": ("tests/test_spark.py", "tests/test_spark_writing.py", "tests/test_spark_plans.py"),
+    "pyspark": ("tests/spark/test_data_source.py", "tests/spark/test_writing.py", "tests/spark/test_plans.py"),
 }
 SHOWN = ("dagster", "duckdb", "msgspec", "obstore", "pandas", "polars", "pyarrow", "pyspark")
 RESOLUTIONS = {"lowest": "lowest-direct", "newest": "highest"}

@@ -24,10 +24,10 @@ from pyspark.sql import DataFrame, SparkSession
 import icedb
 import icedb.spark
 from icedb.errors import EmptyBatch, InvalidOption
-from icedb.location import parse_location
-from icedb.spark.files import find_files, parquet_rows
-from icedb.spark.types import spark_schema
-from icedb.store import ObjectExists, ObjectStore, open_store
+from icedb.spark.datasource.type_mapping import spark_schema
+from icedb.spark.file_frames import find_files, parquet_rows
+from icedb.storage.location import parse_location
+from icedb.storage.obstore_store import ObjectExists, ObjectStore, open_store
 from spark_jobs.ingest_events import check_bad, good, records_of
 from spark_jobs.job import Job, Result, parser, run
 

@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 import icedb
 import icedb.spark
 from icedb.errors import InvalidOption
-from icedb.spark.failures import explained
-from icedb.spark.read_options import read_options
+from icedb.operations.write.spark_errors import explained
+from icedb.spark.datasource.read_options import read_options
 from spark_jobs.job import Job, Result, parser, positive, run
 
 __all__ = ["export", "main"]

@@ -21,13 +21,13 @@ from pyspark.sql.types import StringType, StructField, StructType
 import icedb
 import icedb.spark
 from icedb.errors import EmptyBatch, InvalidBatch, InvalidOption, TableExists, TableNotFound
-from icedb.frames import check_frame
-from icedb.location import parse_location
-from icedb.spark.failures import explained_of_frame
-from icedb.spark.files import InputFiles, find_files, json_lines, parquet_rows
-from icedb.spark.types import arrow_schema, spark_schema
-from icedb.staging import QUARANTINE_COLUMNS, check_batch
-from icedb.transactions import Txn, is_recorded
+from icedb.operations.write.spark_errors import explained_of_frame
+from icedb.operations.write.spark_frames import check_frame
+from icedb.spark.datasource.type_mapping import arrow_schema, spark_schema
+from icedb.spark.file_frames import InputFiles, find_files, json_lines, parquet_rows
+from icedb.storage.location import parse_location
+from icedb.transaction.idempotent_append import Txn, is_recorded
+from icedb.writer.staging import QUARANTINE_COLUMNS, check_batch
 from spark_jobs.job import Job, Result, parser, positive, run
 
 __all__ = ["NO_QUARANTINED_RECORDS", "Creation", "Ingested", "check_bad", "good", "ingest", "main", "records_of"]

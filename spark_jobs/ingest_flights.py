@@ -22,7 +22,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 import icedb
-from icedb.temporary import temporary_folder
+from icedb.util.temporary_files import temporary_folder
 
 __all__ = [
     "BATCHES",

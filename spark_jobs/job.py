@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 import icedb
 import icedb.spark
 from icedb.errors import IceDBError, InvalidOption
-from icedb.spark.failures import explained
+from icedb.operations.write.spark_errors import explained
 from icedb.spark.java import prepare_environment
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def _open_pipes(words: Sequence[str]) -> PipesContext | None:
 
 
 def table_metadata(snapshot: icedb.Snapshot) -> dict[str, PipesMetadataValue | int | str]:
-    """What Dagster's UI shows of a table, under the names that `icedb_dagster.metadata` gives it."""
+    """What Dagster's UI shows of a table, under the names that `icedb_dagster.metadata.table_metadata` gives it."""
     columns = [{"name": c, "type": t} for c, t in {**snapshot.schema, **snapshot.partition_schema}.items()]
     metadata: dict[str, PipesMetadataValue | int | str] = {
         "dagster/column_schema": {"type": "table_schema", "raw_value": {"columns": columns}},

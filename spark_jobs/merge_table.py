@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import icedb
-from icedb.maintenance.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES_MAX, Order
+from icedb.operations.rewrite.engine import Engine
+from icedb.operations.rewrite.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES_MAX, Order
 from icedb.spark import SparkMergeEngine
-from icedb.work import Engine
 from spark_jobs.job import Job, Result, parser, positive, run
 
 __all__ = ["Merged", "main", "merge_all", "plan"]

@@ -26,8 +26,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import icedb
 from icedb.errors import IceDBError, InvalidBatch, InvalidOption
-from icedb.spark.failures import explained
-from icedb.spark.types import spark_schema
+from icedb.operations.write.spark_errors import explained
+from icedb.spark.datasource.type_mapping import spark_schema
 from spark_jobs.job import Job, Result, name_and_value, parser, positive, run
 
 __all__ = ["Streamed", "follow", "main", "open_source", "start"]

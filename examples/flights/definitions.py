@@ -10,7 +10,7 @@ from dagster_pyspark import PySparkResource
 
 from icedb.spark.java import prepare_environment
 from icedb_dagster import IceDBIOManager, IceDBResource, TimeToLive, build_table_definitions
-from icedb_dagster.metadata import table_metadata
+from icedb_dagster.metadata.table_metadata import table_metadata
 from spark_jobs.ingest_flights import PARTITION_BY, SORT_BY, ingest
 
 __all__ = [

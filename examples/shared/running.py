@@ -12,7 +12,7 @@ import dagster as dg
 
 from examples.shared.recovery import fail_dead_runs, process_tags
 from examples.shared.report import ProgressHandler, Report
-from icedb_dagster import stack
+from icedb_dagster.dev import stack
 
 __all__ = ["maintain", "materialize", "on_postgres", "show_progress"]
 

@@ -24,7 +24,6 @@ import pyarrow as pa
 
 from icedb.buffering.ids import Ids
 from icedb.buffering.submissions import Acknowledged, Submission
-from icedb.commit import Commit
 from icedb.errors import (
     AccessDenied,
     BucketNotFound,
@@ -39,14 +38,15 @@ from icedb.errors import (
     TryAgain,
     UnsupportedStore,
 )
-from icedb.handle import Handle
-from icedb.inputs.batches import OnConflict
-from icedb.parts import WrittenParts
-from icedb.publishing import publish_append
-from icedb.schema import new_columns
-from icedb.transactions import Txn
-from icedb.views import publish_views
-from icedb.writing import BatchLimits, Unpublished, discard_beside, write_unpublished
+from icedb.operations.commits.publish import publish_append
+from icedb.operations.write.insert import BatchLimits, Unpublished, discard_beside, write_unpublished
+from icedb.operations.write.views import publish_views
+from icedb.sources.batch import OnConflict
+from icedb.sql.types import new_columns
+from icedb.transaction.append import Commit
+from icedb.transaction.idempotent_append import Txn
+from icedb.transaction.table_handle import Handle
+from icedb.writer.part_writer import WrittenParts
 
 __all__ = ["Committer", "Counts"]
 

@@ -2,7 +2,7 @@
 
 Every commit with ids is an exactly-once append of one application, and its sequence is one more than the last that the
 log records. So commits with ids form a line: who tries the next sequence has read all before it, and knows their ids.
-When two try the same, the claim of the first decides (`icedb.transactions`); the other reads what came, and tries the
+When two try the same, the claim of the first decides (`icedb.transaction.idempotent_append`); the other reads what came, and tries the
 next with the rows that are still new. The table itself says which ids there are, so nothing can tell otherwise after a
 crash: at the start they are read from the parts that were committed within the window.
 
@@ -22,19 +22,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from icedb.buffering.submissions import Submission
-from icedb.commit import Commit
-from icedb.durations import duration_text
-from icedb.engine import connect_reader, quote_name, renew_access
 from icedb.errors import InvalidBatch, InvalidOption, SnapshotExpired
 from icedb.format.records import Marker
-from icedb.format.snapshot import LogState
-from icedb.handle import Handle
-from icedb.inputs.column_types import parse_type
-from icedb.options import Timing
-from icedb.scan import explain, read_as
-from icedb.spec import Aggregating
-from icedb.store import ObjectNotFound
-from icedb.transactions import SEQUENCE_MAX
+from icedb.format.replay import LogState
+from icedb.format.table_spec import Aggregating
+from icedb.format.timing import Timing
+from icedb.reader.scan_sql import explain, read_as
+from icedb.sources.inference.type_tree import parse_type
+from icedb.sql.connections import connect_reader, quote_name, renew_access
+from icedb.storage.obstore_store import ObjectNotFound
+from icedb.transaction.append import Commit
+from icedb.transaction.idempotent_append import SEQUENCE_MAX
+from icedb.transaction.table_handle import Handle
+from icedb.util.durations import duration_text
 
 __all__ = ["Ids", "check_window"]
 

@@ -20,18 +20,18 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, get_args
 
-from icedb.arguments import checks_arguments
 from icedb.buffering.committing import Committer
 from icedb.buffering.ids import Ids, check_window
 from icedb.buffering.queue import SubmissionQueue
 from icedb.buffering.room import Room, Ticket
 from icedb.buffering.submissions import Acknowledged, Answer, BufferStats, Rows, Submission, measured
-from icedb.engine import MIB, check_write_memory
 from icedb.errors import BufferFull, InvalidOption, WriterClosed
-from icedb.inputs.batches import OnConflict
-from icedb.options import DAY_MS
+from icedb.format.timing import DAY_MS
+from icedb.operations.write.insert import BatchLimits
+from icedb.sources.batch import OnConflict
+from icedb.sql.connections import MIB, check_write_memory
 from icedb.table import Table
-from icedb.writing import BatchLimits
+from icedb.util.arguments import checks_arguments
 
 __all__ = ["BufferedWriter"]
 
@@ -469,5 +469,5 @@ def _close_all() -> None:
 
 
 # Earlier than `atexit`: by then no thread may be started, and to write parts takes some. The last that is registered is
-# called first, so before what stops all pools of threads: that came with `icedb.parts`.
+# called first, so before what stops all pools of threads: that came with `icedb.writer.part_writer`.
 getattr(threading, "_register_atexit", atexit.register)(_close_all)

@@ -6,19 +6,19 @@ shows that first on a terminal, and asks, unless `--yes`.
 """
 
 try:
-    from icedb.cli import (  # noqa: F401, I001  they bring the verbs, in the order of the help
-        looking,
-        querying,
+    from icedb.cli.base.application import app
+    from icedb.cli.commands import (  # noqa: F401  they bring the verbs, in the order of the help
+        change,
+        export,
+        history,
+        ingest,
+        inspect,
         listing,
-        past,
-        writing,
-        leaving,
-        changing,
-        maintaining,
-        ingesting,
-        serving,
+        maintain,
+        proxy,
+        query,
+        write,
     )
-    from icedb.cli.frame import app
 except ImportError as error:
     if error.name is None or error.name.partition(".")[0] not in ("typer", "rich"):
         raise

@@ -1,6 +1,6 @@
-"""The table format: what its objects are called, what they hold, and what they mean together.
+"""The table format: the names and bytes of its objects, and what they mean together.
 
-`names` builds and parses every key, `records` says what a log file holds, `codec` turns it into bytes and
-back, `snapshot` replays log files into the table's state, `rewrite` drafts the log file that replaces others.
-All of it is pure: nothing here talks to a store or reads a clock.
+`keys` builds and parses every key, `records` defines the content of a log file, `codec` encodes and decodes it,
+`replay` turns log files into the table's state, `commit_draft` plans the log file that replaces others. Everything here
+is pure: no store, no clock. May import `icedb.util`. Begin with `records`, then `replay`; docs/format.md is the contract.
 """

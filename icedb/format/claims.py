@@ -9,7 +9,7 @@ import msgspec
 
 from icedb.errors import DamagedLog
 from icedb.format.codec import decode
-from icedb.format.names import Keys
+from icedb.format.keys import Keys
 from icedb.format.records import Count, Sequenced, TimeMs
 
 __all__ = ["Claim", "EpochClaim", "TxnClaim", "decode_epoch_claim", "decode_txn_claim"]

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from icedb.errors import DamagedLog
-from icedb.format.names import Keys, has_unsafe_segment
+from icedb.format.keys import Keys, has_unsafe_segment
 from icedb.format.operation_names import decode_operation, decode_operations, encode_operations
 from icedb.format.records import COLUMNS_MIN, Header, LogFile, LogTombstone, Marker, PackedMarkers
-from icedb.spec import decode_spec
+from icedb.format.table_spec import decode_spec
 
 __all__ = ["decode", "encode"]
 
@@ -147,7 +147,7 @@ def _line(body: bytes, line: int, key: str) -> bytes:
 def _decode_markers(body: bytes, start: int, *, count: int) -> Sequence[Marker]:
     if count < COLUMNS_MIN:
         return tuple(_markers.decode_lines(body[start:]))
-    from icedb.format.marker_columns import MarkerColumns  # with Arrow, for large tables alone
+    from icedb.format.packed_markers import MarkerColumns  # with Arrow, for large tables alone
 
     try:
         return MarkerColumns(_markers.decode_lines(piece) for piece in _pieces(body, start))

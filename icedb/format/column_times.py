@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from icedb.format.records import LogFile
-from icedb.format.snapshot import LogState
+from icedb.format.replay import LogState
 
 __all__ = ["UNKNOWN_MS", "column_times", "schema_at", "stored_times"]
 

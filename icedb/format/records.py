@@ -13,7 +13,7 @@ from typing import Annotated, Protocol
 
 import msgspec
 
-from icedb.times import COUNT_MAX, TIME_MS_MAX
+from icedb.util.times import COUNT_MAX, TIME_MS_MAX
 
 __all__ = ["Count", "Encoded", "Header", "LogFile", "LogTombstone", "Marker", "Named", "Operations", "PackedMarkers",
            "Positive", "Sequenced", "Stats", "StoredLogFile", "TimeMs", "marker_times", "merge_markers", "told",
@@ -46,7 +46,7 @@ class Marker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename={
     created_ms: TimeMs
     tombstoned_ms: TimeMs | None = None
     rows: Count | None = None
-    #: `{column: [min, max, null count]}`; see `icedb.statistics`.
+    #: `{column: [min, max, null count]}`; see `icedb.sql.column_stats`.
     stats: Stats = msgspec.UNSET
     #: The first 32 hexadecimal digits of the object's SHA-256; `verify(deep=True)` compares.
     digest: str | None = None
@@ -150,7 +150,7 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     line_count: Positive | None = None
     #: When a program of v3 tombstoned parts for the last time, in the log files that this one replaces; 0: never.
     foreign_ms: TimeMs = 0
-    #: The table's spec since this commit or an earlier one that it replaces, still encoded; see `icedb.spec`.
+    #: The table's spec since this commit or an earlier one that it replaces, still encoded; see `icedb.format.table_spec`.
     spec: Encoded = msgspec.UNSET
     #: When the columns of the schema came, but for those of `column_ms`; None: at `t_ms`, see `format.column_times`.
     schema_ms: int | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from icedb.spark.merge_engine import SparkMergeEngine
+from icedb.spark.spark_engine import SparkMergeEngine
 
 if TYPE_CHECKING:
     import os
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from icedb.commit import Commit
-    from icedb.snapshot import Snapshot
-    from icedb.spark.options import Overwrite
-    from icedb.spark.reading import ReadEngine
-    from icedb.spark.writing import Distribution
-    from icedb.times import AsOf
-    from icedb.transactions import Txn
+    from icedb.reader.snapshot import Snapshot
+    from icedb.spark.datasource.options import Overwrite
+    from icedb.spark.read_frames import ReadEngine
+    from icedb.spark.write_frames import Distribution
+    from icedb.transaction.append import Commit
+    from icedb.transaction.idempotent_append import Txn
+    from icedb.util.times import AsOf
 
 __all__ = ["SparkMergeEngine", "frame", "read", "register", "write"]
 
 
 def register(spark: SparkSession) -> None:
     """Make the data source known to a session that does not discover it by itself."""
-    from icedb.spark.source import IceDBDataSource
+    from icedb.spark.datasource.source import IceDBDataSource
 
     spark.dataSource.register(IceDBDataSource)
 
@@ -63,9 +63,9 @@ def write(
 
     Raises as `Table.insert` and `Table.overwrite` do; SparkJobFailed when the job fails for another reason.
     """
-    from icedb.spark import writing
+    from icedb.spark import write_frames
 
-    return writing.write(
+    return write_frames.write(
         frame,
         uri,
         overwrite=overwrite,
@@ -92,7 +92,7 @@ def read(
     """A snapshot as a lazy DataFrame: the columns of the parts, then those of the partitions; `columns` chooses some.
 
     `where` is a DuckDB predicate over the partition columns, which leaves out whole partitions before any part is
-    opened. What Spark has no type for comes as a wider number or as text (see `icedb.spark.types`).
+    opened. What Spark has no type for comes as a wider number or as text (see `icedb.spark.datasource.type_mapping`).
 
     `engine`: `"native"` is Spark's own Parquet scan over the live parts, which reads only the columns that a query
     needs. From S3 that takes hadoop-aws, with credentials of its own. `"python"` is the data source
@@ -119,6 +119,6 @@ def frame(
     engine: ReadEngine = "auto",
 ) -> DataFrame:
     """A snapshot that was taken already as a lazy DataFrame; see `read`."""
-    from icedb.spark import reading
+    from icedb.spark import read_frames
 
-    return reading.frame(spark, snapshot, where=where, columns=columns, engine=engine)
+    return read_frames.frame(spark, snapshot, where=where, columns=columns, engine=engine)

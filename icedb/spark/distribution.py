@@ -22,11 +22,11 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from icedb.engine import RESERVED, connect_sandbox, quote_name
 from icedb.errors import InvalidOption, InvalidPartitionExpression
-from icedb.handle import Handle
-from icedb.spark.locality import column_of, partition_text
-from icedb.spark.plain import plainly
+from icedb.spark.datasource.worker_errors import plainly
+from icedb.spark.partition_locality import column_of, partition_text
+from icedb.sql.connections import RESERVED, connect_sandbox, quote_name
+from icedb.transaction.table_handle import Handle
 
 __all__ = ["TaskRange", "distribute", "plan_ranges"]
 

@@ -9,7 +9,7 @@ import hashlib
 import threading
 from typing import Literal
 
-from icedb.clock import Clock, SystemClock
+from icedb.util.clock import Clock, SystemClock
 
 __all__ = ["ManualClock", "SkewedClock"]
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from icedb.errors import StoreUnavailable
-from icedb.location import Location
-from icedb.objects import ObjectInfo, ObjectNotFound, ObjectStore, StoredObject, chunks
+from icedb.storage.location import Location
+from icedb.storage.object_store import ObjectInfo, ObjectNotFound, ObjectStore, StoredObject, chunks
 
 __all__ = ["Crash", "Fault", "FaultyStore", "Kind", "Request"]
 

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from icedb.clock import Clock
-from icedb.location import Location
-from icedb.store import ObjectExists, ObjectInfo, ObjectNotFound, StoredObject
+from icedb.storage.location import Location
+from icedb.storage.obstore_store import ObjectExists, ObjectInfo, ObjectNotFound, StoredObject
+from icedb.util.clock import Clock
 
 __all__ = ["ClockedStore"]
 

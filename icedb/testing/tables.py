@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from icedb.clock import Clock
-from icedb.format.snapshot import LogState, live_to_v3_readers
-from icedb.opening import open_handle
-from icedb.options import Timing
-from icedb.reading import LogReader
-from icedb.spec import TableSpec, encode_spec
-from icedb.store import ObjectStore
+from icedb.format.replay import LogState, live_to_v3_readers
+from icedb.format.table_spec import TableSpec, encode_spec
+from icedb.format.timing import Timing
+from icedb.storage.obstore_store import ObjectStore
 from icedb.table import Table
+from icedb.transaction.log_reader import LogReader
+from icedb.transaction.open_table import open_handle
+from icedb.util.clock import Clock
 
 __all__ = ["check_sound", "create_table", "live_to_v3_readers", "open_table"]
 

@@ -9,19 +9,19 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 
 import icedb
-from icedb.durations import duration_text
-from icedb.engine import quote_name
 from icedb.errors import InvalidOption, InvalidURI, TableNotFound
 from icedb.format.records import Marker
-from icedb.handle import Handle
-from icedb.opening import open_beside, quarantine_name
-from icedb.scan import visible_partitions
-from icedb.staging import QUARANTINE_COLUMNS
-from icedb.statistics import may_hold
-from icedb_dagster import markdown
+from icedb.reader.scan_sql import visible_partitions
+from icedb.sql.column_stats import may_hold
+from icedb.sql.connections import quote_name
+from icedb.transaction.open_table import open_beside, quarantine_name
+from icedb.transaction.table_handle import Handle
+from icedb.util.durations import duration_text
+from icedb.writer.staging import QUARANTINE_COLUMNS
 from icedb_dagster.checks.look import Look, Verdict, counted
 from icedb_dagster.checks.newest import newest_value_ms
 from icedb_dagster.checks.settings import FreshnessCheck, QuarantineCheck, SchemaCheck
+from icedb_dagster.metadata import markdown
 
 __all__ = ["check_freshness", "check_quarantine", "check_schema"]
 

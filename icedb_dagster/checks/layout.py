@@ -8,15 +8,15 @@ from datetime import timedelta
 import dagster as dg
 
 import icedb
-from icedb.durations import duration_text
-from icedb.maintenance.condition import PartitionCondition
-from icedb.maintenance.verify import VerifyReport
-from icedb.pictures import PartSizes
-from icedb_dagster import markdown
+from icedb.operations.health.size_chart import PartSizes
+from icedb.operations.health.table_health import PartitionCondition
+from icedb.operations.integrity.verify import VerifyReport
+from icedb.util.durations import duration_text
 from icedb_dagster.checks.look import Look, Verdict, counted
 from icedb_dagster.checks.settings import HorizonCheck, LogDepthCheck, ObjectsCheck, SmallPartsCheck
-from icedb_dagster.pictures import markdown_picture
-from icedb_dagster.problems import problems_table
+from icedb_dagster.metadata import markdown
+from icedb_dagster.metadata.problem_list import problems_table
+from icedb_dagster.metadata.size_chart import markdown_picture
 
 __all__ = ["check_horizon", "check_log_depth", "check_objects", "check_small_parts"]
 

@@ -13,10 +13,10 @@ from functools import cached_property
 import dagster as dg
 
 import icedb
-from icedb.durations import duration_text
-from icedb.format.snapshot import LogState
-from icedb.maintenance.condition import Condition, Thresholds, examine
-from icedb.maintenance.verify import VerifyReport, verify
+from icedb.format.replay import LogState
+from icedb.operations.health.table_health import Condition, Thresholds, examine
+from icedb.operations.integrity.verify import VerifyReport, verify
+from icedb.util.durations import duration_text
 
 __all__ = ["Look", "Verdict", "counted"]
 

@@ -15,11 +15,11 @@ from zoneinfo import ZoneInfo
 import duckdb
 
 import icedb
-from icedb.engine import connect_reader, connect_sandbox, quote_name
 from icedb.errors import InvalidOption
-from icedb.scan import FILE_COLUMN, explain, relation, visible_partitions
-from icedb.statistics import bounds
-from icedb.store import ObjectNotFound
+from icedb.reader.scan_sql import FILE_COLUMN, explain, relation, visible_partitions
+from icedb.sql.column_stats import bounds
+from icedb.sql.connections import connect_reader, connect_sandbox, quote_name
+from icedb.storage.obstore_store import ObjectNotFound
 from icedb_dagster.checks.look import Look
 
 __all__ = ["newest_value_ms"]

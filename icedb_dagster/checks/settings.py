@@ -12,12 +12,12 @@ from datetime import timedelta
 from typing import Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from icedb.arguments import checks_arguments
-from icedb.declared import declared_columns
-from icedb.durations import duration_text
 from icedb.errors import InvalidOption
-from icedb.maintenance.condition import Thresholds
-from icedb.schema import checked_type, storage_type
+from icedb.operations.health.table_health import Thresholds
+from icedb.sql.types import checked_type, storage_type
+from icedb.util.arguments import checks_arguments
+from icedb.util.durations import duration_text
+from icedb.writer.spec_validation import declared_columns
 
 __all__ = [
     "CHECKS",

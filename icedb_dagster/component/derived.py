@@ -16,8 +16,8 @@ from typing import Annotated, Any, ClassVar, Self, get_type_hints
 import dagster as dg
 from pydantic import BeforeValidator, Field, WithJsonSchema, create_model, model_validator
 
-from icedb.durations import DURATION, parse_duration
 from icedb.errors import FixInput
+from icedb.util.durations import DURATION, parse_duration
 from icedb_dagster.component.templates import Attributes, Choice, Templated, is_template
 from icedb_dagster.maintenance.time_to_live import TimeToLive
 

@@ -13,7 +13,7 @@ import dagster as dg
 from pydantic import BaseModel
 
 from icedb.errors import InvalidOption
-from icedb.maintenance.condition import Thresholds
+from icedb.operations.health.table_health import Thresholds
 from icedb_dagster.checks import TableChecks
 from icedb_dagster.component.attributes import TableAttributes
 from icedb_dagster.component.resolving import resolved

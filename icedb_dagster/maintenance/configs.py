@@ -4,10 +4,10 @@
 import dagster as dg
 from pydantic import Field
 
-from icedb.maintenance.cleanup import DELETES_MAX
-from icedb.maintenance.merge import PART_BYTES_MAX, Tiers
-from icedb.maintenance.merge_log import LINES_MAX, LOG_FILES_MIN
-from icedb.maintenance.orphans import ORPHANS_MAX
+from icedb.operations.retention.cleanup import DELETES_MAX
+from icedb.operations.retention.merge_log import LINES_MAX, LOG_FILES_MIN
+from icedb.operations.retention.orphans import ORPHANS_MAX
+from icedb.operations.rewrite.merge import PART_BYTES_MAX, Tiers
 
 __all__ = [
     "CleanupConfig",

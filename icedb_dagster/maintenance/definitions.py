@@ -13,10 +13,10 @@ from typing import Any, Literal, get_args
 import dagster as dg
 
 from icedb.errors import InvalidOption
-from icedb.maintenance.condition import Due
-from icedb.work import Engine
+from icedb.operations.health.table_health import Due
+from icedb.operations.rewrite.engine import Engine
 from icedb_dagster.checks import TableChecks, build_table_checks
-from icedb_dagster.locks import POOL_TAG, await_pool, check_pool_held, icedb_pool
+from icedb_dagster.locking.table_lock import POOL_TAG, await_pool, check_pool_held, icedb_pool
 from icedb_dagster.maintenance.reports import log_report
 from icedb_dagster.maintenance.time_to_live import Expiry, TimeToLive
 from icedb_dagster.maintenance.verbs import VERBS, Task, Verb, ttl_verb

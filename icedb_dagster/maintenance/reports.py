@@ -5,10 +5,10 @@ from __future__ import annotations
 import dagster as dg
 
 import icedb
-from icedb_dagster import markdown
 from icedb_dagster.maintenance.verbs import Report
-from icedb_dagster.metadata import markdown_table, table_metadata
-from icedb_dagster.problems import problems_table
+from icedb_dagster.metadata import markdown
+from icedb_dagster.metadata.problem_list import problems_table
+from icedb_dagster.metadata.table_metadata import markdown_table, table_metadata
 
 __all__ = ["log_report"]
 

@@ -8,9 +8,9 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Literal
 
 import icedb
-from icedb.arguments import checks_arguments
-from icedb.engine import quote_name
 from icedb.errors import InvalidOption
+from icedb.sql.connections import quote_name
+from icedb.util.arguments import checks_arguments
 
 __all__ = ["Expiry", "TimeToLive", "expired", "reference_time"]
 

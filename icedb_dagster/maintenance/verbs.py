@@ -11,14 +11,14 @@ from typing import Any, Generic, TypeVar
 import dagster as dg
 
 import icedb
-from icedb.commit import Commit
 from icedb.errors import InvalidOption
-from icedb.maintenance.audit import Problem
-from icedb.maintenance.delete import DeleteReport
-from icedb.maintenance.merge import Order, Tiers
-from icedb.pacing import merge_for
-from icedb.times import parse_as_of
-from icedb.work import Engine
+from icedb.operations.integrity.log_audit import Problem
+from icedb.operations.rewrite.delete import DeleteReport
+from icedb.operations.rewrite.engine import Engine
+from icedb.operations.rewrite.merge import Order, Tiers
+from icedb.operations.rewrite.merge_loop import merge_for
+from icedb.transaction.append import Commit
+from icedb.util.times import parse_as_of
 from icedb_dagster.maintenance.configs import (
     OF_THE_TABLE,
     CleanupConfig,

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from icedb.maintenance.condition import Due, Recommendation
+from icedb.operations.health.table_health import Due, Recommendation
 
 __all__ = ["WAIT_MAX_MS", "WAIT_MS", "Asked", "Memory", "begin", "decode", "encode", "run_key", "wait_or_ask", "waits"]
 

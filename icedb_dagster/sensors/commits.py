@@ -15,11 +15,11 @@ the same time, and both tell: there must be one only.
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import dagster as dg
 
-from icedb.clock import SystemClock
 from icedb.errors import ForeignMaintenance, InvalidOption, SnapshotExpired, TableNotFound
-from icedb.format.feed import at_time
-from icedb.handle import Handle
-from icedb.options import Timing
+from icedb.format.change_feed import at_time
+from icedb.format.timing import Timing
+from icedb.transaction.table_handle import Handle
+from icedb.util.clock import SystemClock
 from icedb_dagster.sensors.events import Event, commit_events, gap_event
 from icedb_dagster.sensors.new_commits import Batch, take
 from icedb_dagster.sensors.open_tables import open_tables

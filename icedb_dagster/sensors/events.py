@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import dagster as dg
 
 from icedb.format.records import Marker, total_rows
-from icedb.handle import Handle
-from icedb_dagster.metadata import commit_metadata, table_metadata
+from icedb.transaction.table_handle import Handle
+from icedb_dagster.metadata.table_metadata import commit_metadata, table_metadata
 from icedb_dagster.sensors.new_commits import Batch, NewCommit
 from icedb_dagster.sensors.partition_keys import PartitionKeys
 from icedb_dagster.sensors.settings import Events

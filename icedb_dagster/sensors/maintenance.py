@@ -25,7 +25,7 @@ import msgspec
 
 from icedb import Condition, Recommendation, Thresholds
 from icedb.errors import TableNotFound
-from icedb.maintenance.condition import Due
+from icedb.operations.health.table_health import Due
 from icedb_dagster.sensors.asking import Memory, begin, decode, encode, run_key, wait_or_ask, waits
 from icedb_dagster.sensors.open_tables import open_tables
 from icedb_dagster.sensors.settings import MaintenanceSensor

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
-from icedb.changes import Changes, changes_of, settled_ms
-from icedb.format.feed import Cursor, advance
+from icedb.format.change_feed import Cursor, advance
 from icedb.format.records import Marker
-from icedb.format.snapshot import LogState
-from icedb.handle import Handle
+from icedb.format.replay import LogState
+from icedb.reader.changes import Changes, changes_of, settled_ms
+from icedb.transaction.table_handle import Handle
 from icedb_dagster.sensors.position import Position
 
 __all__ = ["Batch", "NewCommit", "take"]

@@ -8,8 +8,8 @@ from typing import Self
 
 import dagster as dg
 
-from icedb.handle import Part
-from icedb_dagster.options import has_partition_expr, partition_columns
+from icedb.transaction.table_handle import Part
+from icedb_dagster.io.options import has_partition_expr, partition_columns
 
 __all__ = ["PartitionKeys"]
 

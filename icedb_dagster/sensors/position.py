@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from icedb.format.feed import Cursor
+from icedb.format.change_feed import Cursor
 
 __all__ = ["Position", "decode", "encode"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from icedb.arguments import checks_arguments
 from icedb.errors import InvalidOption
-from icedb.maintenance.condition import Thresholds
+from icedb.operations.health.table_health import Thresholds
+from icedb.util.arguments import checks_arguments
 
 __all__ = ["CommitsSensor", "MaintenanceSensor"]
 

@@ -1,7 +1,7 @@
 """Which commits Dagster knows already: by a step of its own, or by an earlier try of a tick.
 
 An event that tells of a commit says in its metadata when it was made, and what the first of its parts is, see
-`icedb_dagster.metadata.commit_metadata`; a step of somebody's own may say the time alone. A commit to several
+`icedb_dagster.metadata.table_metadata.commit_metadata`; a step of somebody's own may say the time alone. A commit to several
 partitions of an asset is told by as many events.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import dagster as dg
 
-from icedb_dagster.metadata import COMMIT_TIME, FIRST_PART
+from icedb_dagster.metadata.table_metadata import COMMIT_TIME, FIRST_PART
 
 __all__ = ["EVENTS_OF_COMMIT", "Told", "gap_is_told", "read_told"]
 

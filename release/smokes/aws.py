@@ -2,7 +2,7 @@
 
 from dagster_aws.pipes import PipesEMRServerlessClient
 
-from icedb_dagster import emr
+from icedb_dagster.compute import emr
 
 assert PipesEMRServerlessClient.__module__.startswith("dagster_aws")
 assert emr.__all__

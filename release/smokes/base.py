@@ -5,8 +5,8 @@ import importlib.util
 import pyarrow as pa
 
 import icedb
+from icedb.engines import polars
 from icedb.errors import MissingExtra
-from icedb.readers import polars
 
 table = icedb.Table.create("events", partition_by=["strftime(ts, '%Y-%m-%d') AS day"], sort_by=["user_id"])
 ts = pa.scalar(1_763_726_400_000, pa.timestamp("ms"))

@@ -1,7 +1,7 @@
 """A table, asked in ClickHouse's SQL."""
 
 import icedb
-from icedb.readers import chdb as reader
+from icedb.engines import chdb as reader
 
 table = icedb.Table.create("events", partition_by=["day"])
 table.insert([{"day": "2026-11-21", "n": n} for n in range(10)])

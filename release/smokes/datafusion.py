@@ -3,7 +3,7 @@
 import datafusion as df
 
 import icedb
-from icedb.readers import datafusion as reader
+from icedb.engines import datafusion as reader
 
 table = icedb.Table.create("events", partition_by=["day"])
 table.insert([{"day": "2026-11-21", "n": n} for n in range(10)])

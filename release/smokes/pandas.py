@@ -3,7 +3,7 @@
 import pandas as pd
 
 import icedb
-from icedb.readers import pandas as reader
+from icedb.engines import pandas as reader
 
 table = icedb.Table.create("events", partition_by=["day"])
 table.insert(pd.DataFrame({"day": ["2026-11-21"] * 10, "n": range(10)}))

@@ -3,7 +3,7 @@
 import polars as pl
 
 import icedb
-from icedb.readers import polars as reader
+from icedb.engines import polars as reader
 
 table = icedb.Table.create("events", partition_by=["day"])
 table.insert(pl.DataFrame({"day": ["2026-11-21"] * 10, "n": range(10)}))

@@ -25,9 +25,9 @@ from msgspec import Struct
 
 import icedb
 from icedb import BufferedWriter, Changes, IceDBError, IceLogIO, QueryResult, S3Client, Snapshot, Table
+from icedb.engines import arrow
 from icedb.icedb import IceDBv3
-from icedb.location import parse_location
-from icedb.readers import arrow
+from icedb.storage.location import parse_location
 
 __all__ = ["SECRET", "Case", "Escape", "World", "cases", "entries", "hostile_values", "try_case"]
 

@@ -9,8 +9,8 @@ from fnmatch import fnmatch
 from typing import Any
 
 from icedb import Table
-from icedb.location import parse_location
-from icedb.store import open_store
+from icedb.storage.location import parse_location
+from icedb.storage.obstore_store import open_store
 from tests.support.canary import Canary, contents
 from tests.support.stores import BUCKET, Place
 

@@ -1,6 +1,6 @@
 """A sender of events with ids, to be killed: says which of them were acknowledged, as soon as they were.
 
-Run as `python buffered_worker.py '<json>'` by tests/test_buffered_processes.py.
+Run as `python buffered_worker.py '<json>'` by tests/buffering/test_processes.py.
 """
 
 from __future__ import annotations

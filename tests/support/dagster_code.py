@@ -18,13 +18,13 @@ import dagster as dg
 import pyarrow as pa
 
 import icedb
-from icedb.clock import SystemClock
-from icedb.location import parse_location
-from icedb.opening import open_handle
-from icedb.store import open_store
+from icedb.storage.location import parse_location
+from icedb.storage.obstore_store import open_store
 from icedb.testing import FaultyStore, Request
+from icedb.transaction.open_table import open_handle
+from icedb.util.clock import SystemClock
 from icedb_dagster import IceDBIOManager, IceDBResource, build_table_definitions, icedb_pool
-from icedb_dagster.locks import check_pool_held
+from icedb_dagster.locking.table_lock import check_pool_held
 
 SETTINGS = "ICEDB_TEST_PLATFORM"
 #: Of each partition of the daily assets.

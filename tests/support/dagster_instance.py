@@ -20,7 +20,8 @@ import pytest
 dg = pytest.importorskip("dagster")
 
 # ruff: noqa: E402 - without the extra there is nothing to import
-from icedb_dagster import IceDBIOManager, IceDBResource, stack
+from icedb_dagster import IceDBIOManager, IceDBResource
+from icedb_dagster.dev import stack
 
 HERE = Path(__file__).parent
 ONE = pa.table({"n": [1]})
@@ -74,7 +75,7 @@ def lake(tmp_path: Path) -> IceDBResource:
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
     """A table that no other test has: all share the instance, and with it the pools."""
-    module = request.path.stem.removeprefix("test_dagster_")
+    module = request.path.stem.removeprefix("test_")
     return "".join(c if c.isalnum() else "_" for c in f"{module}_{request.node.name}")
 
 

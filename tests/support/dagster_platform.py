@@ -24,9 +24,10 @@ import pyarrow as pa
 import yaml
 
 from icedb.testing import check_sound
-from icedb_dagster import IceDBResource, icedb_pool, stack
-from icedb_dagster.stack.home import PACKAGED_CONFIG
-from icedb_dagster.stack.ports import free_port
+from icedb_dagster import IceDBResource, icedb_pool
+from icedb_dagster.dev import stack
+from icedb_dagster.dev.stack.home import PACKAGED_CONFIG
+from icedb_dagster.dev.stack.ports import free_port
 from tests.support.dagster_code import SETTINGS
 from tests.support.waiting import wait_until
 

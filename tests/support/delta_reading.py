@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from icedb import Table
-from icedb.store import ObjectStore
+from icedb.storage.obstore_store import ObjectStore
 
 
 def texts(rows: pa.Table, columns: list[str]) -> Counter[tuple[str | None, ...]]:

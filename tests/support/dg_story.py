@@ -15,8 +15,8 @@ from pathlib import Path
 
 from dagster_dg_cli.cli import cli
 
-from icedb_dagster.project import create_project
-from icedb_dagster.workspace import load_code
+from icedb_dagster.dev.project import create_project
+from icedb_dagster.dev.project.workspace import load_code
 
 PROJECT = Path("web_shop").absolute()
 EVENTS = PROJECT / "web_shop" / "defs" / "events" / "defs.yaml"

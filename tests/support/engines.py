@@ -10,9 +10,9 @@ import duckdb
 import pyarrow as pa
 
 from icedb import Snapshot
-from icedb.engine import quote_name
-from icedb.readers import arrow, chdb, datafusion, pandas, polars
-from icedb.readers.duckdb import attach
+from icedb.engines import arrow, chdb, datafusion, pandas, polars
+from icedb.engines.duckdb.attached_tables import attach
+from icedb.sql.connections import quote_name
 from tests.support.stores import Place
 from tests.support.without_us import NodeReader, Reader, SqlReader
 

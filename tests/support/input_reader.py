@@ -8,10 +8,10 @@ from typing import Any
 
 import duckdb
 
-from icedb.engine import quote_name
-from icedb.inputs.batches import OnConflict
-from icedb.inputs.opening import open_batch
-from icedb.location import Location, parse_location
+from icedb.sources.batch import OnConflict
+from icedb.sources.open_source import open_batch
+from icedb.sql.connections import quote_name
+from icedb.storage.location import Location, parse_location
 
 HERE = "/a/table"
 

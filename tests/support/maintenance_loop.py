@@ -1,6 +1,6 @@
 """A process that maintains a table while others write it: merges, drops of old days and cleanups, again and again.
 
-Run as `python maintenance_loop.py '<json>'` by tests/test_spark_mixed_load.py, until the file `stop` is there;
+Run as `python maintenance_loop.py '<json>'` by tests/spark/test_mixed_load.py, until the file `stop` is there;
 credentials come by the environment. What it did goes to the journal, a line of JSON for each act.
 """
 

@@ -20,11 +20,12 @@ import pyarrow as pa
 
 from icedb import Table
 from icedb.errors import SnapshotExpired
-from icedb.maintenance.pins import pin, read_pins
-from icedb.options import MINUTE_MS
-from icedb.parts import write_parts
-from icedb.spec import spec_at
+from icedb.format.table_spec import spec_at
+from icedb.format.timing import MINUTE_MS
+from icedb.operations.retention.pins import pin
 from icedb.testing import ClockedStore, ManualClock, check_sound, create_table
+from icedb.transaction.pin_objects import read_pins
+from icedb.writer.part_writer import write_parts
 
 FOLDER = Path(__file__).parents[2] / "docs" / "example-table"
 WRITER = "example-1-0123456789ab"

@@ -21,12 +21,12 @@ import duckdb
 
 from icedb import Table, Timing
 from icedb.errors import InvalidOption, LookFirst, SnapshotExpired, TryAgain
-from icedb.location import parse_location
-from icedb.objects import StoredObject
-from icedb.opening import open_handle
-from icedb.snapshot import Snapshot
-from icedb.store import open_store
+from icedb.reader.snapshot import Snapshot
+from icedb.storage.location import parse_location
+from icedb.storage.object_store import StoredObject
+from icedb.storage.obstore_store import open_store
 from icedb.testing import FaultyStore, Request
+from icedb.transaction.open_table import open_handle
 
 # As short as their rules allow on a busy machine: a run of a minute sees claims voided, grace periods end, orphans go.
 TIMING = Timing(

@@ -2,7 +2,7 @@
 
 Each mutant changes one place of a copy of the project; then tests of the short run run there, and at least one must
 fail. A mutant that survives is a promise that nothing checks: the exit status is 1. A test of its own
-(tests/test_mutants.py) checks that each mutant still fits the code.
+(tests/repository/test_mutants.py) checks that each mutant still fits the code.
 
     python -m tests.support.mutants [--jobs 2] [--day 2026-11-25] [name ...]
 """
@@ -29,19 +29,19 @@ SECONDS_MAX = 900
 #: What pytest returns: tests passed, a test failed, no test was chosen.
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 
-CHANGES = "tests/test_changes.py"
-COMMIT = "tests/test_commit.py"
-KILLERS = "tests/test_known_killers.py"
-CLEANUP = "tests/test_cleanup.py"
-REWRITE = "tests/test_rewrite.py"
-TXN = "tests/test_transactions.py"
-ORPHANS = "tests/test_orphans.py"
-READING = ("tests/test_reading.py", "tests/test_snapshot.py")
-SIMULATION = "tests/test_simulation.py"
-SCENES = "tests/test_simulation_scenes.py"
-BUFFERED = "tests/test_buffered.py"
-BUFFERED_IDS = "tests/test_buffered_ids.py"
-DELTA = "tests/test_export_delta.py"
+CHANGES = "tests/reader/test_changes.py"
+COMMIT = "tests/transaction/test_append.py"
+KILLERS = "tests/promises/test_known_killers.py"
+CLEANUP = "tests/operations/retention/test_cleanup.py"
+REWRITE = "tests/format/test_commit_draft.py"
+TXN = "tests/transaction/test_idempotent_append.py"
+ORPHANS = "tests/operations/retention/test_orphans.py"
+READING = ("tests/transaction/test_log_reader.py", "tests/format/test_replay.py")
+SIMULATION = "tests/testing/test_simulation.py"
+SCENES = "tests/testing/test_scenes.py"
+BUFFERED = "tests/buffering/test_writer.py"
+BUFFERED_IDS = "tests/buffering/test_ids.py"
+DELTA = "tests/operations/export/test_delta.py"
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Mutant:
 MUTANTS = (
     Mutant(
         "what a merge wrote is new to consumers of changes",
-        "icedb/maintenance/operations.py",
+        "icedb/operations/rewrite/rewrite_commit.py",
         "            add=self.markers,\n            moved=True,\n",
         "            add=self.markers,\n",
         (CHANGES, SIMULATION),
@@ -86,7 +86,7 @@ MUTANTS = (
     ),
     Mutant(
         "a consumer of changes takes the past for over at once",
-        "icedb/changes.py",
+        "icedb/reader/changes.py",
         "    return now_ms - handle.timing.late_publication_ms",
         "    return handle.clock.now_ms()",
         (CHANGES, SIMULATION),
@@ -94,7 +94,7 @@ MUTANTS = (
     ),
     Mutant(
         "a consumer of changes begins with parts that were dead",
-        "icedb/format/feed.py",
+        "icedb/format/change_feed.py",
         'return Cursor(t_ms, seen=tuple(seen), snapshot="", gone=tuple(gone))',
         'return Cursor(t_ms, seen=tuple(seen), snapshot="")',
         (CHANGES, SIMULATION),
@@ -102,7 +102,7 @@ MUTANTS = (
     ),
     Mutant(
         "a consumer of changes forgets what it saw of the last minutes",
-        "icedb/format/feed.py",
+        "icedb/format/change_feed.py",
         "    return Cursor(t_ms, None if whole else key, tuple(beyond))",
         "    return Cursor(t_ms, None if whole else key)",
         (CHANGES, SIMULATION),
@@ -110,7 +110,7 @@ MUTANTS = (
     ),
     Mutant(
         "a consumer of changes does not ask for the horizon",
-        "icedb/format/feed.py",
+        "icedb/format/change_feed.py",
         "    if max(start.t_ms, known_ms) < state.horizon_ms:",
         "    if start.t_ms < 0:",
         (CHANGES, SIMULATION),
@@ -118,7 +118,7 @@ MUTANTS = (
     ),
     Mutant(
         "a tombstone is not carried",
-        "icedb/format/rewrite.py",
+        "icedb/format/commit_draft.py",
         "    carried = state.named_by(replaces)\n",
         "    carried = [m for m in state.named_by(replaces) if m.tombstoned_ms is None]\n",
         (REWRITE, COMMIT),
@@ -126,7 +126,7 @@ MUTANTS = (
     ),
     Mutant(
         "a tombstone is carried as the replaced log file had it",
-        "icedb/format/rewrite.py",
+        "icedb/format/commit_draft.py",
         "    carried = state.named_by(replaces)\n",
         "    carried = sorted({m.key: m for f in sources for m in f.markers}.values(), key=lambda m: m.key)\n",
         (REWRITE, COMMIT),
@@ -134,7 +134,7 @@ MUTANTS = (
     ),
     Mutant(
         "another partition's marker is dropped",
-        "icedb/format/rewrite.py",
+        "icedb/format/commit_draft.py",
         "    carried = state.named_by(replaces)\n",
         "    carried = [m for m in state.named_by(replaces) if not dead or m.key in dead]\n",
         (REWRITE, COMMIT, KILLERS),
@@ -142,7 +142,7 @@ MUTANTS = (
     ),
     Mutant(
         "the time of a carried part is overwritten",
-        "icedb/format/rewrite.py",
+        "icedb/format/commit_draft.py",
         "msgspec.structs.replace(m, tombstoned_ms=t_ms) if m.key in dead and m.tombstoned_ms is None else m\n",
         "msgspec.structs.replace(m, tombstoned_ms=t_ms if m.key in dead else m.tombstoned_ms, created_ms=t_ms)\n",
         (REWRITE, COMMIT),
@@ -150,7 +150,7 @@ MUTANTS = (
     ),
     Mutant(
         "a log file's tombstones are not carried",
-        "icedb/format/rewrite.py",
+        "icedb/format/commit_draft.py",
         "carried = {t.key for f in sources for t in f.tombstones} - _counting(state)",
         "carried: set[str] = set()",
         (REWRITE, KILLERS, SIMULATION),
@@ -158,7 +158,7 @@ MUTANTS = (
     ),
     Mutant(
         "transactions are not carried",
-        "icedb/format/rewrite.py",
+        "icedb/format/commit_draft.py",
         "{a: last for f in sources for a, last in f.txn.items() if last == state.txn[a]} | dict(txn or {})",
         "dict(txn or {})",
         (REWRITE, TXN),
@@ -166,7 +166,7 @@ MUTANTS = (
     ),
     Mutant(
         "the horizon is not raised",
-        "icedb/format/rewrite.py",
+        "icedb/format/commit_draft.py",
         "horizon_ms=max([0, *forgotten_ms, *(f.horizon_ms for f in sources)])",
         "horizon_ms=max([0, *(f.horizon_ms for f in sources)])",
         (REWRITE, CLEANUP),
@@ -174,7 +174,7 @@ MUTANTS = (
     ),
     Mutant(
         "the claim is skipped",
-        "icedb/exclusive.py",
+        "icedb/transaction/exclusive.py",
         "    claim = _take_claim(handle, epoch, own, tried)\n",
         "    tried.add(own.key, epoch, own.t)\n    claim: EpochClaim | None = own\n",
         (COMMIT,),
@@ -182,7 +182,7 @@ MUTANTS = (
     ),
     Mutant(
         "no second listing after the claim",
-        "icedb/exclusive.py",
+        "icedb/transaction/exclusive.py",
         "    if _is_history(handle, state, epoch, min(own.t, claim.t)):\n        return False",
         "    if False:\n        return False",
         (COMMIT, KILLERS),
@@ -190,7 +190,7 @@ MUTANTS = (
     ),
     Mutant(
         "an old claim is completed instead of voided",
-        "icedb/exclusive.py",
+        "icedb/transaction/exclusive.py",
         "    if epochs_gone or is_ahead or handle.clock.now_ms() - claim.since_ms > handle.timing.commit_timeout_ms:\n",
         "    if epochs_gone or is_ahead:\n",
         (COMMIT, KILLERS),
@@ -198,15 +198,15 @@ MUTANTS = (
     ),
     Mutant(
         "a merge is rebased although an input died",
-        "icedb/maintenance/operations.py",
+        "icedb/operations/rewrite/rewrite_commit.py",
         "if not all(_is_live(state, p.key) for p in r.inputs)]:",
         "if not all(p.key in state.parts for p in r.inputs)]:",
-        ("tests/test_merge.py", COMMIT),
+        ("tests/operations/rewrite/test_merge.py", COMMIT),
         "test_groups_that_lost_an_input_are_dropped_and_the_others_committed_without_rewriting",
     ),
     Mutant(
         "the loser publishes its own body",
-        "icedb/exclusive.py",
+        "icedb/transaction/exclusive.py",
         "    body = claim.body.encode()\n",
         "    body = own.body.encode()\n",
         (COMMIT,),
@@ -214,7 +214,7 @@ MUTANTS = (
     ),
     Mutant(
         "live epochs are not checked",
-        "icedb/reading.py",
+        "icedb/transaction/log_reader.py",
         "        unlisted = live_epochs - {f.file.epoch for f in found.values()}\n",
         "        unlisted: frozenset[int] = frozenset()\n",
         (*READING, KILLERS),
@@ -222,7 +222,7 @@ MUTANTS = (
     ),
     Mutant(
         "a log file of v3 is skipped for its name",
-        "icedb/format/names.py",
+        "icedb/format/keys.py",
         "        return _OUR_WRITER.search(self.writer) is not None\n",
         "        return True\n",
         (SCENES,),
@@ -230,7 +230,7 @@ MUTANTS = (
     ),
     Mutant(
         "an old claim is published although parts are gone",
-        "icedb/transactions.py",
+        "icedb/transaction/idempotent_append.py",
         "    if not young and (lost := _lost_part(handle, file)):\n",
         "    if not young and (lost := _lost_part(handle, file)) and False:\n",
         (TXN, SCENES),
@@ -238,7 +238,7 @@ MUTANTS = (
     ),
     Mutant(
         "claims go to the store of the parts",
-        "icedb/two_stores.py",
+        "icedb/storage/split_store.py",
         "        self._of_log = (keys.log_prefix, keys.claims_prefix)\n",
         "        self._of_log = (keys.log_prefix,)\n",
         (SCENES,),
@@ -246,7 +246,7 @@ MUTANTS = (
     ),
     Mutant(
         "an import does not know the copies of another",
-        "icedb/maintenance/adoption.py",
+        "icedb/operations/importing/import_plan.py",
         '        marker = self._by_key.get(key or "") or self._copies.get((file_id, size))\n',
         '        marker = self._by_key.get(key or "")\n',
         (SCENES,),
@@ -254,15 +254,15 @@ MUTANTS = (
     ),
     Mutant(
         "an import does not ask whether another was forgotten",
-        "icedb/maintenance/adopt.py",
+        "icedb/operations/importing/import_files.py",
         "        if state.horizon_ms > self.planned.horizon_ms and imports_of(state) != imports_of(self.planned):\n",
         "        if False:\n",
-        ("tests/test_import.py",),
+        ("tests/operations/importing/test_import_files.py",),
         "test_an_import_that_slept_while_another_was_forgotten_imports_nothing",
     ),
     Mutant(
         "a repair does not look at parts that came since",
-        "icedb/maintenance/repair.py",
+        "icedb/operations/integrity/repair_types.py",
         "        new = [p for p in live if p.key not in self.looked_at and p.key not in self.sources]\n",
         "        new = [] if self.looked_at else live\n",
         (SCENES,),
@@ -270,7 +270,7 @@ MUTANTS = (
     ),
     Mutant(
         "a refreshed view does not know the transactions of its source",
-        "icedb/views.py",
+        "icedb/operations/write/views.py",
         "    return {application: sequence for application, (sequence, _) in state.txn.items()}\n",
         "    return {}\n",
         (SCENES,),
@@ -278,15 +278,15 @@ MUTANTS = (
     ),
     Mutant(
         "a restored part keeps bounds of another type",
-        "icedb/maintenance/restore.py",
+        "icedb/operations/retention/restore.py",
         ", stats=without_texts(marker.stats)",
         "",
-        ("tests/test_repair.py",),
+        ("tests/operations/integrity/test_repair_types.py",),
         "test_a_restored_part_of_another_type_is_not_left_out",
     ),
     Mutant(
         "a cleanup does not compare the clocks",
-        "icedb/maintenance/cleanup.py",
+        "icedb/operations/retention/cleanup.py",
         '            self.handle.check_clock("", put_after_ms=0)\n',
         "",
         (CLEANUP, SCENES),
@@ -294,7 +294,7 @@ MUTANTS = (
     ),
     Mutant(
         "a claim from a clock far ahead is published",
-        "icedb/exclusive.py",
+        "icedb/transaction/exclusive.py",
         "    is_ahead = not mine and claim.t >= handle.far_ahead_ms(handle.clock.now_ms())\n",
         "    is_ahead = False\n",
         (COMMIT, SCENES),
@@ -302,7 +302,7 @@ MUTANTS = (
     ),
     Mutant(
         "a reader believes its own clock alone",
-        "icedb/reading.py",
+        "icedb/transaction/log_reader.py",
         "min(last.at_ms, now_ms, newest_ms)",
         "min(last.at_ms, now_ms)",
         (*READING, SCENES),
@@ -310,15 +310,15 @@ MUTANTS = (
     ),
     Mutant(
         "log files of dead epochs count",
-        "icedb/format/snapshot.py",
+        "icedb/format/replay.py",
         "    dead = {key for number, key in epochs.items() if number not in live_epochs}",
         "    dead: set[str] = set()",
-        ("tests/test_snapshot.py", "tests/test_reading.py", SIMULATION),
+        ("tests/format/test_replay.py", "tests/transaction/test_log_reader.py", SIMULATION),
         "test_an_epoch_that_the_head_does_not_list_is_ignored",
     ),
     Mutant(
         "a refresh lists from the last listing on",
-        "icedb/reading.py",
+        "icedb/transaction/log_reader.py",
         "min(last.at_ms, now_ms, newest_ms) - late_ms",
         "min(last.at_ms, now_ms, newest_ms)",
         (*READING, SIMULATION),
@@ -326,7 +326,7 @@ MUTANTS = (
     ),
     Mutant(
         "a lost response is taken for a lost race",
-        "icedb/commit.py",
+        "icedb/transaction/append.py",
         "            return Put.CREATED if _read_back(store, key) == body else Put.TAKEN\n",
         "            return Put.TAKEN if _read_back(store, key) else Put.ABSENT\n",
         (COMMIT,),
@@ -334,7 +334,7 @@ MUTANTS = (
     ),
     Mutant(
         "a writer does not look for itself before it rebases",
-        "icedb/exclusive.py",
+        "icedb/transaction/exclusive.py",
         "    committed = _find_own(handle, state, operation, tried) if tried.open else None\n",
         "    committed = None\n",
         (COMMIT, KILLERS),
@@ -342,15 +342,15 @@ MUTANTS = (
     ),
     Mutant(
         "an output is deleted while a claim of one's own may still be published",
-        "icedb/exclusive.py",
+        "icedb/transaction/exclusive.py",
         "    if operation.unused and not tried.open:\n",
         "    if operation.unused:\n",
-        (COMMIT, "tests/test_merge.py", SIMULATION),
+        (COMMIT, "tests/operations/rewrite/test_merge.py", SIMULATION),
         "test_a_merged_part_that_an_open_claim_names_is_kept_though_its_inputs_died",
     ),
     Mutant(
         "a refused claim is deleted",
-        "icedb/transactions.py",
+        "icedb/transaction/idempotent_append.py",
         "            generation += 1\n            continue\n",
         "            handle.store.delete([handle.keys.txn_claim(*txn)])\n            continue\n",
         (TXN,),
@@ -358,7 +358,7 @@ MUTANTS = (
     ),
     Mutant(
         "a transaction does not read the log after its claim",
-        "icedb/transactions.py",
+        "icedb/transaction/idempotent_append.py",
         "    if is_recorded(state, txn) or any(m.key in state.parts for m in file.markers):\n",
         "    if False:\n",
         (TXN, KILLERS),
@@ -366,7 +366,7 @@ MUTANTS = (
     ),
     Mutant(
         "an old transaction is published by a plain append",
-        "icedb/transactions.py",
+        "icedb/transaction/idempotent_append.py",
         "    young = handle.clock.now_ms() - claim.since_ms <= timeout_ms\n",
         "    young = True\n",
         (TXN, SIMULATION),
@@ -374,7 +374,7 @@ MUTANTS = (
     ),
     Mutant(
         "ripeness by the writer's clock alone",
-        "icedb/maintenance/cleanup.py",
+        "icedb/operations/retention/cleanup.py",
         "tombstoned_ms <= cutoff_ms and min(named.tombstoned_by_ms, default=cutoff_ms + 1) <= cutoff_ms",
         "tombstoned_ms <= cutoff_ms",
         (CLEANUP, COMMIT),
@@ -382,7 +382,7 @@ MUTANTS = (
     ),
     Mutant(
         "a part is deleted before it is old enough",
-        "icedb/maintenance/cleanup.py",
+        "icedb/operations/retention/cleanup.py",
         "    old = (m for m in state.dead if m.tombstoned_ms is not None and m.tombstoned_ms <= cutoff_ms)\n"
         "    dead = [m for m in old if _is_ripe(m.tombstoned_ms, state.parts_named[m.key], cutoff_ms)]\n",
         "    dead = list(state.dead)\n",
@@ -391,7 +391,7 @@ MUTANTS = (
     ),
     Mutant(
         "a marker is forgotten while a log file names its part as live",
-        "icedb/maintenance/cleanup.py",
+        "icedb/operations/retention/cleanup.py",
         "        held = _called_live(state, frozenset(self.parts)) | state.held_far_ahead(t_ms)\n",
         "        held = state.held_far_ahead(t_ms)\n",
         (CLEANUP, KILLERS),
@@ -399,15 +399,15 @@ MUTANTS = (
     ),
     Mutant(
         "cleanup does not look at the pins again before it deletes",
-        "icedb/maintenance/cleanup.py",
+        "icedb/operations/retention/cleanup.py",
         "        parts = [m for m in planned if not is_needed(m, pins)]\n",
         "        parts = list(planned)\n",
-        ("tests/test_pins.py",),
+        ("tests/operations/retention/test_pins.py",),
         "test_a_pin_is_heeded_by_a_cleanup_that_has_planned_already",
     ),
     Mutant(
         "the orphan sweep ignores claims",
-        "icedb/maintenance/orphans.py",
+        "icedb/operations/retention/orphans.py",
         "    named = frozenset(in_log | named_by_claims(claims, epoch=state.epoch))\n",
         "    named = frozenset(in_log)\n",
         (ORPHANS,),
@@ -415,7 +415,7 @@ MUTANTS = (
     ),
     Mutant(
         "claims of decided epochs keep their parts from the orphan sweep",
-        "icedb/maintenance/orphans.py",
+        "icedb/operations/retention/orphans.py",
         "if c.epoch is None or c.epoch > epoch)",
         "if c.epoch is None or c.epoch > 0)",
         (ORPHANS,),
@@ -423,7 +423,7 @@ MUTANTS = (
     ),
     Mutant(
         "the orphan sweep takes the open epoch for decided",
-        "icedb/maintenance/orphans.py",
+        "icedb/operations/retention/orphans.py",
         "if c.epoch is None or c.epoch > epoch)",
         "if c.epoch is None or c.epoch > epoch + 1)",
         (ORPHANS,),
@@ -431,7 +431,7 @@ MUTANTS = (
     ),
     Mutant(
         "the orphan sweep lists log files before claims",
-        "icedb/maintenance/orphans.py",
+        "icedb/operations/retention/orphans.py",
         "    claims = read_claims(handle)\n"
         "    if claims.damaged:\n"
         '        raise DamagedLog(f"{handle.table}: {claims.damaged[0]} No orphan was deleted.", '
@@ -499,7 +499,7 @@ MUTANTS = (
     ),
     Mutant(
         "the pin of an export goes before its readers have",
-        "icedb/exporting/delta.py",
+        "icedb/operations/export/delta.py",
         "    return superseded_ms + handle.timing.grace_ms + handle.timing.max_skew_ms <= handle.clock.now_ms()\n",
         "    return True\n",
         (DELTA,),
@@ -507,7 +507,7 @@ MUTANTS = (
     ),
     Mutant(
         "an export takes its snapshot before it looks who came first",
-        "icedb/exporting/delta_plan.py",
+        "icedb/operations/export/delta_plan.py",
         "    log = read_delta_log(handle, folder)\n    snapshot, pin_ms = _look(handle, as_of_ms)\n",
         "    snapshot, pin_ms = _look(handle, as_of_ms)\n    log = read_delta_log(handle, folder)\n",
         (DELTA,),
@@ -515,7 +515,7 @@ MUTANTS = (
     ),
     Mutant(
         "an export is published without its pin",
-        "icedb/exporting/delta.py",
+        "icedb/operations/export/delta.py",
         "            kept = _pin(handle, plan, keep)\n",
         "            kept = _pin(handle, plan, keep)\n            unpin(handle, kept.name)\n",
         (DELTA,),

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from icedb.location import parse_location
-from icedb.store import ObjectStore, open_store
+from icedb.storage.location import parse_location
+from icedb.storage.obstore_store import ObjectStore, open_store
 from tests.support.stores import Place
 
 __all__ = ["beside", "encode", "put_files", "stored"]

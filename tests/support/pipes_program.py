@@ -1,6 +1,6 @@
 """A Spark program of somebody's own: `pipes_program.py --table <uri> [--module <name>] [--fail <why>]`.
 
-It writes numbers to a table, as tests/test_spark_launch.py has it done in every place, and reports to Dagster when that
+It writes numbers to a table, as tests/spark_jobs/test_launch.py has it done in every place, and reports to Dagster when that
 started it. `--module` names a module that only the executors are given; `--fail` is what goes wrong before all else.
 """
 

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 import pyarrow.parquet as pq
 
 from icedb import Commit, Table
-from icedb.clock import Clock
-from icedb.maintenance.merge import MergeReport, merge
-from icedb.parts import WrittenParts
-from icedb.publishing import publish_append, publish_overwrite
-from icedb.store import ObjectStore
+from icedb.operations.commits.publish import publish_append, publish_overwrite
+from icedb.operations.rewrite.merge import MergeReport, merge
+from icedb.storage.obstore_store import ObjectStore
 from icedb.testing import ClockedStore, check_sound, open_table
-from icedb.testing.simulation.plain import plain_rewriter, rows_of, write_rows
-from icedb.transactions import Txn, is_recorded, repeated
+from icedb.testing.simulation.world.plain_parts import plain_rewriter, rows_of, write_rows
+from icedb.transaction.idempotent_append import Txn, is_recorded, repeated
+from icedb.util.clock import Clock
+from icedb.writer.part_writer import WrittenParts
 
 Rows = Sequence[Mapping[str, int | str]]
 _KEYS = 10_000

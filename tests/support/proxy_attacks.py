@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import unquote
 
 from icedb import Table
-from icedb.clock import SystemClock
-from icedb.proxy.requests import HttpRequest
+from icedb.services.proxy.s3.request import HttpRequest
+from icedb.util.clock import SystemClock
 from tests.support.proxy_process import ROOT, ProxyProcess
 from tests.support.proxy_signatures import presigned, signed
 from tests.support.stores import BUCKET, S3Server

@@ -25,7 +25,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from botocore.config import Config
 
-from icedb.engine import load_httpfs, quote_text
+from icedb.sql.connections import load_httpfs, quote_text
 
 REGION = "us-east-1"
 _AWS_SECONDS_MAX = 120

@@ -18,8 +18,8 @@ from datetime import datetime
 from io import BufferedIOBase
 from urllib.parse import quote, unquote_to_bytes
 
-from icedb.proxy.requests import HttpRequest
-from icedb.proxy.tenants import AccessKey, Found, Tenant
+from icedb.services.proxy.config.tenants import AccessKey, Found, Tenant
+from icedb.services.proxy.s3.request import HttpRequest
 
 KEY_ID = "ACMEKEY1"
 SECRET = "acme/Secret+1="

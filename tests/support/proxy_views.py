@@ -6,12 +6,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from icedb.options import MINUTE_MS
-from icedb.proxy.app import ProxyApp
-from icedb.proxy.catalog import Tables
-from icedb.proxy.s3_errors import S3Error
-from icedb.proxy.tenants import VirtualBucket
-from icedb.proxy.views import View
+from icedb.format.timing import MINUTE_MS
+from icedb.services.proxy.app import ProxyApp
+from icedb.services.proxy.catalog.bucket_view import View
+from icedb.services.proxy.catalog.table_catalog import Tables
+from icedb.services.proxy.config.tenants import VirtualBucket
+from icedb.services.proxy.s3.s3_errors import S3Error
 from tests.support.proxy_worlds import Heard, ask_app, question
 
 REFRESH_MS = 1_000

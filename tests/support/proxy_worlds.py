@@ -22,20 +22,20 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
 from icedb import Table
-from icedb.commit import append
-from icedb.exclusive import exclusive
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
-from icedb.handle import Handle
-from icedb.maintenance.operations import Replace
-from icedb.proxy.access_log import AccessLog
-from icedb.proxy.app import ProxyApp
-from icedb.proxy.catalog import Tables
-from icedb.proxy.limits import Gate
-from icedb.proxy.metrics import Metrics
-from icedb.proxy.settings import ServerSettings
-from icedb.proxy.tenants import AccessKey, Scope, Tenant, VirtualBucket
+from icedb.operations.commits.actions import Replace
+from icedb.services.proxy.access_log import AccessLog
+from icedb.services.proxy.app import ProxyApp
+from icedb.services.proxy.catalog.table_catalog import Tables
+from icedb.services.proxy.config.settings import ServerSettings
+from icedb.services.proxy.config.tenants import AccessKey, Scope, Tenant, VirtualBucket
+from icedb.services.proxy.limits import Gate
+from icedb.services.proxy.metrics import Metrics
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, create_table, open_table
+from icedb.transaction.append import append
+from icedb.transaction.exclusive import exclusive
+from icedb.transaction.table_handle import Handle
 from tests.support.proxy_signatures import OneTenant
 
 KEY = AccessKey("ACMEKEY1", "acme-secret-1")

@@ -8,8 +8,8 @@ import duckdb
 import pyarrow as pa
 
 from icedb import Snapshot, Table
+from tests.operations.integrity.test_repair_types import foreign_append
 from tests.support.stores import Place
-from tests.test_repair import foreign_append
 
 __all__ = ["EVERY_TYPE", "WIDENED", "by_hour", "every_type", "forget", "rows_by", "widened"]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from icedb.format.records import Marker
-from icedb.handle import Handle
-from icedb.location import Location
+from icedb.operations.rewrite.engine import Engine, Item, Means, Result, Work
+from icedb.storage.location import Location
 from icedb.testing import Fault, FaultyStore
-from icedb.work import Engine, Item, Means, Result, Work
+from icedb.transaction.table_handle import Handle
 from tests.support.waiting import wait_until
 
 How = Literal["answer lost", "killed", "dies after the others", "unknown error"]

@@ -20,9 +20,9 @@ from dagster._core.storage.tags import RUN_KEY_TAG, SENSOR_NAME_TAG
 from dagster._core.utils import make_new_run_id
 
 import icedb
-from icedb.clock import SystemClock
-from icedb.opening import open_handle
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, create_table
+from icedb.transaction.open_table import open_handle
+from icedb.util.clock import SystemClock
 from icedb_dagster import IceDBResource
 
 #: Events have real times, and tell of commits that were before: so simulated times are in the past.

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from icedb import Table
-from icedb.format.snapshot import LogState
-from icedb.store import ObjectStore
+from icedb.format.replay import LogState
+from icedb.storage.obstore_store import ObjectStore
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, Request, check_sound, open_table
 
 Rows = list[tuple[Any, ...]]

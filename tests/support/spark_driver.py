@@ -122,7 +122,7 @@ def stream_and_append(
     day_seconds: float,
     rows: int,
 ) -> dict[str, Any]:
-    """Stream files into a table and append batches of tests/test_spark_mixed_load.py to it, until `stop` is there.
+    """Stream files into a table and append batches of tests/spark/test_mixed_load.py to it, until `stop` is there.
 
     Gives the day of each batch that was appended, and the number of the stream's batches.
     """

@@ -1,6 +1,6 @@
 """Maintenance jobs whose engine is Spark, in a process of their own: there is one Spark per process.
 
-Run as `python spark_maintenance.py <root> <table> <result>` by tests/test_dagster_maintenance.py, on the Dagster
+Run as `python spark_maintenance.py <root> <table> <result>` by tests/icedb_dagster/test_maintenance.py, on the Dagster
 instance of the environment.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 from dagster_pyspark import PySparkResource
 
-import icedb.spark.merge_engine
+import icedb.spark.spark_engine
 from icedb.spark.java import prepare_environment
 from icedb_dagster import IceDBResource, build_table_definitions, icedb_pool
 from tests.support.spark_clusters import SESSION, make_spark_home
@@ -30,7 +30,7 @@ def main(root: str, name: str, result: str) -> None:
     works: list[str] = []
     held: list[str] = []
     parts = [len(lake.table(name).snapshot().parts)]
-    run_tasks = icedb.spark.merge_engine.run_tasks
+    run_tasks = icedb.spark.spark_engine.run_tasks
     defs = dg.Definitions.merge(
         build_table_definitions(name, engine="spark"),
         dg.Definitions(resources={"icedb": lake, "pyspark": PySparkResource(spark_config=SPARK_CONFIG)}),
@@ -43,7 +43,7 @@ def main(root: str, name: str, result: str) -> None:
             held.extend(slot.run_id and info.concurrency_key for slot in info.claimed_slots)
             return run_tasks(spark, assignment, shares)
 
-        icedb.spark.merge_engine.run_tasks = run_and_tell
+        icedb.spark.spark_engine.run_tasks = run_and_tell
         for job, config in ((f"{name}_merge_oldest", {}), (f"{name}_delete", {"where": "d = '2024-01-01' AND n = 1"})):
             run_config = {"ops": {f"{job}_work": {"config": config}}}
             assert defs.resolve_job_def(job).execute_in_process(instance=instance, run_config=run_config).success

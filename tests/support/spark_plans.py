@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import icedb.spark
 from icedb import Table
-from icedb.spark.pushdown import SETTING
-from icedb.spark.reading import ReadEngine
+from icedb.spark.datasource.pushdown_warning import SETTING
+from icedb.spark.read_frames import ReadEngine
 
 ROWS = 9
 FILTERS = (

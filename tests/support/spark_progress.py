@@ -1,6 +1,6 @@
 """An asset whose Spark job waits until the run has told how far it is, in a process of its own.
 
-Run as `python spark_progress.py <root> <result>` by tests/test_dagster_metadata.py, on the Dagster instance of the
+Run as `python spark_progress.py <root> <result>` by tests/icedb_dagster/test_metadata.py, on the Dagster instance of the
 environment.
 """
 

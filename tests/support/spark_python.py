@@ -17,8 +17,8 @@ LOADED = (
     "pandas",
     "pyspark.worker",
     "pyspark.sql.worker.plan_data_source_read",
-    "icedb.spark.source",
-    "icedb.spark.tasks",
+    "icedb.spark.datasource.source",
+    "icedb.spark.spark_tasks",
 )
 
 

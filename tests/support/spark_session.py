@@ -44,7 +44,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @cache
 def _takes_session(file: Path) -> bool:
-    return file.name.startswith("test_spark") and bool(_TAKES_SESSION.search(file.read_text()))
+    return file.parent.name in ("spark", "spark_jobs") and bool(_TAKES_SESSION.search(file.read_text()))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Write what the library makes of the worked example into docs/format.md: `python -m tests.support.update_format_page`.
 
 For when the log's bytes change on purpose: blocks of objects, the void, and the two tables of what a reader sees.
-tests/test_format_page.py then compares the page with the library and with a reader made from the page alone.
+tests/pages/test_format_page.py then compares the page with the library and with a reader made from the page alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from icedb.format.codec import encode
-from icedb.format.names import Keys
+from icedb.format.keys import Keys
 from icedb.format.records import LogFile
 from icedb.testing import ManualClock
 from tests.support.page_reader import Reading, read_as_the_page_says
@@ -79,6 +79,6 @@ def short(keys: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    from tests.test_format_page import the_story
+    from tests.pages.test_format_page import the_story
 
     PAGE.write_text(updated(PAGE.read_text(), the_story(ManualClock())[0]))

@@ -20,11 +20,11 @@ import duckdb
 import pytest
 
 from icedb import Table
-from icedb.engine import load_httpfs, quote_text
 from icedb.errors import IceDBError
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, LogTombstone, Marker
-from icedb.spec import TableSpec, encode_spec
+from icedb.format.table_spec import TableSpec, encode_spec
+from icedb.sql.connections import load_httpfs, quote_text
 from tests.support.pages import ROOT
 
 FORMAT_PAGE = ROOT / "docs" / "format.md"

@@ -1,6 +1,6 @@
 """One process of a test with several: does what its task says and sends the result.
 
-tests/test_processes.py starts it. `kill` names a request before or after which the process kills itself with SIGKILL,
+tests/promises/test_processes.py starts it. `kill` names a request before or after which the process kills itself with SIGKILL,
 as the kernel would: nothing of Python's runs after that.
 """
 
@@ -13,11 +13,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from icedb.location import parse_location
-from icedb.opening import open_handle
-from icedb.store import open_store
+from icedb.storage.location import parse_location
+from icedb.storage.obstore_store import open_store
 from icedb.table import Table
 from icedb.testing import FaultyStore, Request
+from icedb.transaction.open_table import open_handle
 
 
 def main(results: Connection, task: dict[str, Any]) -> None:

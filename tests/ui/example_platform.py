@@ -21,8 +21,8 @@ import dagster as dg
 from dagster._core.scheduler.instigation import InstigatorStatus
 
 import icedb
-from icedb_dagster import stack
-from icedb_dagster.stack.ports import free_port
+from icedb_dagster.dev import stack
+from icedb_dagster.dev.stack.ports import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "web_analytics"
 #: Of September 2026, from its first.

@@ -15,8 +15,8 @@ random runs, `scenes` adds actors to them, `exhaustive` makes those at every poi
 """
 
 from icedb.testing.simulation.exhaustive import Story, pair_stories, run_story, single_stories, torn_stories
+from icedb.testing.simulation.random_runs import CHUNK, Outcome, all_cells, run_seed
 from icedb.testing.simulation.scenes import SCENES
-from icedb.testing.simulation.seeds import CHUNK, Outcome, all_cells, run_seed
 
 __all__ = [
     "CHUNK",

@@ -8,10 +8,10 @@ import sys
 from time import monotonic
 
 from icedb.testing.simulation.exhaustive import Story, pair_stories, run_story, single_stories, torn_stories
-from icedb.testing.simulation.many import run_seeds, run_stories
+from icedb.testing.simulation.parallel_runs import run_seeds, run_stories
+from icedb.testing.simulation.random_runs import run_seed
 from icedb.testing.simulation.report import Report
 from icedb.testing.simulation.scenes import SCENES
-from icedb.testing.simulation.seeds import run_seed
 
 COMMAND = "python -m icedb.testing.simulation"
 EVERY = "all"

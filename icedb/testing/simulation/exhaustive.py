@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from typing import Self
 
 from icedb.testing.faults import Kind
-from icedb.testing.simulation.faults import Strike, Trouble
-from icedb.testing.simulation.operations import OPERATIONS
-from icedb.testing.simulation.plain import plainly
-from icedb.testing.simulation.process import TIMING, Act
-from icedb.testing.simulation.recovery import recover
-from icedb.testing.simulation.store import PAGE_KEYS
-from icedb.testing.simulation.tasks import Refusal, Transactions
-from icedb.testing.simulation.truth import Violation
-from icedb.testing.simulation.world import World
+from icedb.testing.simulation.world.operation_run import Refusal, Transactions
+from icedb.testing.simulation.world.operations import OPERATIONS
+from icedb.testing.simulation.world.plain_parts import plainly
+from icedb.testing.simulation.world.process import Act
+from icedb.testing.simulation.world.recovery import recover
+from icedb.testing.simulation.world.request_faults import Strike, Trouble
+from icedb.testing.simulation.world.setting import TIMING
+from icedb.testing.simulation.world.simulated_store import PAGE_KEYS
+from icedb.testing.simulation.world.truth import Violation
+from icedb.testing.simulation.world.world import World
 
 __all__ = ["Story", "pair_stories", "run_story", "single_stories", "torn_stories"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from time import monotonic
 
-from icedb.testing.simulation.faults import Trouble
-from icedb.testing.simulation.operations import OPERATIONS
+from icedb.testing.simulation.random_runs import Cell, Outcome, all_cells
 from icedb.testing.simulation.scenes import SCENES
-from icedb.testing.simulation.seeds import Cell, Outcome, all_cells
+from icedb.testing.simulation.world.operations import OPERATIONS
+from icedb.testing.simulation.world.request_faults import Trouble
 
 __all__ = ["Report"]
 

@@ -5,7 +5,7 @@ import base64
 import dagster as dg
 
 from icedb_dagster import IceDBResource
-from icedb_dagster.markdown import picture
+from icedb_dagster.metadata.markdown import picture
 from web_analytics.defs.events import VIEW
 from web_analytics.figures import read_figures
 from web_analytics.picture import draw, in_words

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from icedb.errors import DamagedLog
 from icedb.format.records import LogFile
-from icedb.testing.simulation.operations import OPERATIONS, Operation
-from icedb.testing.simulation.process import LATE_MS, PARTITIONS, TIMING
-from icedb.testing.simulation.recovery import maintain
 from icedb.testing.simulation.scenes.scene import USUAL, Scene
 from icedb.testing.simulation.scenes.v3_writers import put_v3_batch
-from icedb.testing.simulation.tasks import BASE_SCHEMA, Task
-from icedb.testing.simulation.truth import Landing, Violation
-from icedb.testing.simulation.world import World
+from icedb.testing.simulation.world.operation_run import BASE_SCHEMA, Task
+from icedb.testing.simulation.world.operations import OPERATIONS, Operation
+from icedb.testing.simulation.world.recovery import maintain
+from icedb.testing.simulation.world.setting import LATE_MS, PARTITIONS, TIMING
+from icedb.testing.simulation.world.truth import Landing, Violation
+from icedb.testing.simulation.world.world import World
 
 __all__ = ["Clocks"]
 

@@ -12,16 +12,16 @@ from dataclasses import replace
 from functools import partial
 
 from icedb.format.records import LogFile
-from icedb.handle import Handle
-from icedb.publishing import publish_append
-from icedb.testing.simulation.operations import Operation
-from icedb.testing.simulation.plain import write_rows
-from icedb.testing.simulation.process import PARTITIONS, TIMING, Setting
-from icedb.testing.simulation.recovery import healthy
+from icedb.operations.commits.publish import publish_append
 from icedb.testing.simulation.scenes.scene import USUAL, Scene
-from icedb.testing.simulation.tasks import BASE_SCHEMA, Task
-from icedb.testing.simulation.truth import Landing, Violation
-from icedb.testing.simulation.world import World
+from icedb.testing.simulation.world.operation_run import BASE_SCHEMA, Task
+from icedb.testing.simulation.world.operations import Operation
+from icedb.testing.simulation.world.plain_parts import write_rows
+from icedb.testing.simulation.world.recovery import healthy
+from icedb.testing.simulation.world.setting import PARTITIONS, TIMING, Setting
+from icedb.testing.simulation.world.truth import Landing, Violation
+from icedb.testing.simulation.world.world import World
+from icedb.transaction.table_handle import Handle
 
 __all__ = ["Forgotten"]
 

@@ -17,15 +17,16 @@ from icedb.buffering.ids import Ids
 from icedb.buffering.submissions import Submission
 from icedb.errors import CommitUncertain, InvalidBatch
 from icedb.format.records import Marker
-from icedb.handle import Handle
-from icedb.testing.simulation.operations import Operation
-from icedb.testing.simulation.plain import read_rows
-from icedb.testing.simulation.process import PARTITIONS, Process
-from icedb.testing.simulation.recovery import healthy
 from icedb.testing.simulation.scenes.scene import Scene
-from icedb.testing.simulation.tasks import Task
-from icedb.testing.simulation.truth import Violation
-from icedb.testing.simulation.world import World
+from icedb.testing.simulation.world.operation_run import Task
+from icedb.testing.simulation.world.operations import Operation
+from icedb.testing.simulation.world.plain_parts import read_rows
+from icedb.testing.simulation.world.process import Process
+from icedb.testing.simulation.world.recovery import healthy
+from icedb.testing.simulation.world.setting import PARTITIONS
+from icedb.testing.simulation.world.truth import Violation
+from icedb.testing.simulation.world.world import World
+from icedb.transaction.table_handle import Handle
 
 __all__ = ["GroupCommits"]
 

@@ -13,20 +13,20 @@ from contextlib import suppress
 import msgspec
 
 from icedb.errors import InvalidOption
-from icedb.handle import Handle
-from icedb.maintenance.adopt import ImportReport, import_files
-from icedb.maintenance.copying import Copying
-from icedb.maintenance.examining import Examining, ReadingFooters
-from icedb.maintenance.footers import Examined, Footer
-from icedb.testing.simulation.operations import Operation
-from icedb.testing.simulation.plain import rows_of
-from icedb.testing.simulation.process import Setting
-from icedb.testing.simulation.recovery import healthy
+from icedb.operations.importing.copy_files import Copying
+from icedb.operations.importing.import_files import ImportReport, import_files
+from icedb.operations.importing.inspect_files import Examining, ReadingFooters
+from icedb.operations.importing.parquet_footer import Examined, Footer
+from icedb.operations.rewrite.engine import Item, Means, Result, Work
 from icedb.testing.simulation.scenes.scene import USUAL, Scene
-from icedb.testing.simulation.tasks import Task
-from icedb.testing.simulation.truth import Violation
-from icedb.testing.simulation.world import World
-from icedb.work import Item, Means, Result, Work
+from icedb.testing.simulation.world.operation_run import Task
+from icedb.testing.simulation.world.operations import Operation
+from icedb.testing.simulation.world.plain_parts import rows_of
+from icedb.testing.simulation.world.recovery import healthy
+from icedb.testing.simulation.world.setting import Setting
+from icedb.testing.simulation.world.truth import Violation
+from icedb.testing.simulation.world.world import World
+from icedb.transaction.table_handle import Handle
 
 __all__ = ["Imports"]
 

@@ -6,11 +6,12 @@ no put may be carried out after its client has given up: of two log files of one
 
 from __future__ import annotations
 
-from icedb.testing.simulation.faults import Trouble
-from icedb.testing.simulation.operations import OPERATIONS, Operation
-from icedb.testing.simulation.process import Act, Setting
 from icedb.testing.simulation.scenes.scene import Scene
-from icedb.testing.simulation.tasks import Task
+from icedb.testing.simulation.world.operation_run import Task
+from icedb.testing.simulation.world.operations import OPERATIONS, Operation
+from icedb.testing.simulation.world.process import Act
+from icedb.testing.simulation.world.request_faults import Trouble
+from icedb.testing.simulation.world.setting import Setting
 
 __all__ = ["NoFencing"]
 

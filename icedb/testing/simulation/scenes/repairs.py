@@ -7,17 +7,17 @@ it with another, but for those that a restore brought back from before.
 from __future__ import annotations
 
 from icedb.format.records import LogFile
-from icedb.maintenance.repair import repair
-from icedb.publishing import publish_append
-from icedb.testing.simulation.operations import Operation
-from icedb.testing.simulation.plain import TYPED, type_of, write_rows
-from icedb.testing.simulation.process import PARTITIONS, Setting
-from icedb.testing.simulation.recovery import healthy
+from icedb.operations.commits.publish import publish_append
+from icedb.operations.integrity.repair_types import repair
 from icedb.testing.simulation.scenes.scene import USUAL, Scene
 from icedb.testing.simulation.scenes.v3_writers import put_v3_batch
-from icedb.testing.simulation.tasks import BASE_SCHEMA, Task
-from icedb.testing.simulation.truth import Landing, Violation
-from icedb.testing.simulation.world import World
+from icedb.testing.simulation.world.operation_run import BASE_SCHEMA, Task
+from icedb.testing.simulation.world.operations import Operation
+from icedb.testing.simulation.world.plain_parts import TYPED, type_of, write_rows
+from icedb.testing.simulation.world.recovery import healthy
+from icedb.testing.simulation.world.setting import PARTITIONS, Setting
+from icedb.testing.simulation.world.truth import Landing, Violation
+from icedb.testing.simulation.world.world import World
 
 __all__ = ["Repairs"]
 

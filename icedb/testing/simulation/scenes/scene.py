@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from icedb.testing.simulation.faults import Trouble
-from icedb.testing.simulation.operations import Operation
-from icedb.testing.simulation.process import Setting
-from icedb.testing.simulation.world import World
+from icedb.testing.simulation.world.operations import Operation
+from icedb.testing.simulation.world.request_faults import Trouble
+from icedb.testing.simulation.world.setting import Setting
+from icedb.testing.simulation.world.world import World
 
 __all__ = ["USUAL", "Scene"]
 

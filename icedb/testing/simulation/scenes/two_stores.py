@@ -5,11 +5,11 @@ What belongs to one store never goes to the other, and all promises of one store
 
 from __future__ import annotations
 
-from icedb.testing.simulation.operations import Operation
-from icedb.testing.simulation.process import TIMING, Setting
 from icedb.testing.simulation.scenes.scene import USUAL, Scene
-from icedb.testing.simulation.tasks import Task
-from icedb.testing.simulation.world import World
+from icedb.testing.simulation.world.operation_run import Task
+from icedb.testing.simulation.world.operations import Operation
+from icedb.testing.simulation.world.setting import TIMING, Setting
+from icedb.testing.simulation.world.world import World
 
 __all__ = ["TwoPlaces"]
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 
 from icedb.format.records import LogFile
-from icedb.publishing import publish_append
-from icedb.testing.simulation.operations import Operation
-from icedb.testing.simulation.plain import body_of
-from icedb.testing.simulation.process import PARTITIONS, TIMING
+from icedb.operations.commits.publish import publish_append
 from icedb.testing.simulation.scenes.scene import USUAL, Scene
-from icedb.testing.simulation.tasks import BASE_SCHEMA, Task
-from icedb.testing.simulation.truth import Landing, Violation
-from icedb.testing.simulation.world import World
+from icedb.testing.simulation.world.operation_run import BASE_SCHEMA, Task
+from icedb.testing.simulation.world.operations import Operation
+from icedb.testing.simulation.world.plain_parts import body_of
+from icedb.testing.simulation.world.setting import PARTITIONS, TIMING
+from icedb.testing.simulation.world.truth import Landing, Violation
+from icedb.testing.simulation.world.world import World
 
 __all__ = ["V3Writers", "live_to_v3", "put_v3_batch"]
 

@@ -12,24 +12,25 @@ from functools import partial
 
 from icedb.errors import DamagedLog, ViewBehind
 from icedb.format.records import LogFile
-from icedb.handle import Handle
-from icedb.location import Location
-from icedb.maintenance.cleanup import cleanup
-from icedb.maintenance.merge import merge
-from icedb.spec import TableSpec, View, encode_spec
-from icedb.testing.simulation.faults import Trouble
-from icedb.testing.simulation.operations import Operation
-from icedb.testing.simulation.plain import plain_rewriter
-from icedb.testing.simulation.process import PARTITIONS, Act, Process, Setting
-from icedb.testing.simulation.recovery import healthy
+from icedb.format.table_spec import TableSpec, View, encode_spec
+from icedb.operations.retention.cleanup import cleanup
+from icedb.operations.rewrite.merge import merge
+from icedb.operations.write.insert import insert
+from icedb.operations.write.views import refresh_view
+from icedb.storage.location import Location
 from icedb.testing.simulation.scenes.scene import Scene
-from icedb.testing.simulation.store import View as StoreView
-from icedb.testing.simulation.tasks import Task
-from icedb.testing.simulation.truth import Landing, Truth, Violation
-from icedb.testing.simulation.world import World
-from icedb.transactions import Txn
-from icedb.views import refresh_view
-from icedb.writing import insert
+from icedb.testing.simulation.world.operation_run import Task
+from icedb.testing.simulation.world.operations import Operation
+from icedb.testing.simulation.world.plain_parts import plain_rewriter
+from icedb.testing.simulation.world.process import Act, Process
+from icedb.testing.simulation.world.recovery import healthy
+from icedb.testing.simulation.world.request_faults import Trouble
+from icedb.testing.simulation.world.setting import PARTITIONS, Setting
+from icedb.testing.simulation.world.simulated_store import View as StoreView
+from icedb.testing.simulation.world.truth import Landing, Truth, Violation
+from icedb.testing.simulation.world.world import World
+from icedb.transaction.idempotent_append import Txn
+from icedb.transaction.table_handle import Handle
 
 __all__ = ["Views"]
 

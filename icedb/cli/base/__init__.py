@@ -1,0 +1,4 @@
+"""The application that all verbs of the command `icedb` share, its arguments, and its inputs.
+
+May import `cli.render`. Begin with `application`.
+"""

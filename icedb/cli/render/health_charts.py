@@ -1,0 +1,129 @@
+"""What `icedb info` draws with letters: partitions by size, parts by size, and figures beside their thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table as Rows
+from rich.text import Text
+
+from icedb.cli.render.text_tables import count_text, size_text
+from icedb.operations.health.gauges import Gauge, gauges
+from icedb.operations.health.table_health import Condition, PartitionCondition, SizeClass, Thresholds
+
+__all__ = ["STYLES", "charts"]
+
+#: From what needs nobody to what is too much.
+STYLES = ("", "yellow", "red")
+
+# What fits on a screen with the rest; `--json` has all.
+PARTITIONS_SHOWN = 8
+CLASSES_SHOWN = 8
+# Beside each other from here on.
+_WIDE = 112
+_BAR = 24
+_FINE, _TO_MERGE = ("█", "blue"), ("▒", "yellow")
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def charts(condition: Condition, thresholds: Thresholds, *, width: int) -> RenderableType:
+    """All three, for a terminal of that many columns."""
+    figures = _titled("figures beside their thresholds", _gauges(gauges(condition, thresholds)))
+    if not condition.live_parts:
+        return figures
+    partitions = _titled("partitions by size", _partitions(condition.partitions))
+    sizes = _titled("parts by size", _sizes(condition.sizes))
+    if width < _WIDE:
+        return Group(partitions, "", sizes, _legend(condition), "", figures)
+    both = Rows.grid(padding=(0, 4))
+    both.add_row(partitions, sizes)
+    return Group(both, _legend(condition), "", figures)
+
+
+def _titled(title: str, chart: RenderableType) -> RenderableType:
+    return Group(Text(title, style="bold"), chart)
+
+
+def _legend(condition: Condition) -> RenderableType:
+    if not condition.small_parts:
+        return Text("nothing to merge", style="dim")
+    return Text.assemble((_TO_MERGE[0], _TO_MERGE[1]), (" a merge would take it", "dim"))
+
+
+def _bar(fine: int, to_merge: int, longest: int) -> Text:
+    """Two parts of one bar. What is not nothing can be seen."""
+    long = _length(fine + to_merge, longest)
+    marked = min(_length(to_merge, longest), long)
+    return Text.assemble((_FINE[0] * (long - marked), _FINE[1]), (_TO_MERGE[0] * marked, _TO_MERGE[1]))
+
+
+def _length(value: int, longest: int) -> int:
+    return max(1, round(_BAR * value / longest)) if value else 0
+
+
+def _partitions(partitions: Sequence[PartitionCondition]) -> RenderableType:
+    largest = sorted(partitions, key=lambda p: (-p.bytes, p.path))
+    shown = largest[:PARTITIONS_SHOWN]
+    rows = _rows(whole=False)
+    for one in shown:
+        rows.add_row(
+            Text(one.path or "(all)"),
+            _bar(one.bytes - one.small_bytes, one.small_bytes, shown[0].bytes),
+            size_text(one.bytes),
+            count_text(one.parts, "part"),
+        )
+    if rest := largest[PARTITIONS_SHOWN:]:
+        size = sum(p.bytes for p in rest)
+        rows.add_row(Text(f"and {len(rest):,} more", style="dim"), "", size_text(size), "")
+    return rows
+
+
+def _sizes(sizes: Sequence[SizeClass]) -> RenderableType:
+    """A bar for as many powers of two as it takes for them to be few."""
+    numbers = {one.bytes_min.bit_length(): one for one in sizes}
+    low, high = min(numbers), max(numbers)
+    together = -(-(high - low + 1) // CLASSES_SHOWN)
+    bars = []
+    for first in range(low, high + 1, together):
+        of_bar = [numbers[n] for n in range(first, first + together) if n in numbers]
+        bars.append((first, sum(c.parts for c in of_bar), sum(c.small_parts for c in of_bar)))
+    longest = max(parts for _, parts, _ in bars)
+    rows = _rows()
+    for first, parts, small in bars:
+        rows.add_row(
+            f"from {_binary(1 << first >> 1)}",
+            _bar(parts - small, small, longest),
+            count_text(parts, "part") if parts else "",
+            "",
+        )
+    return rows
+
+
+def _gauges(figures: Sequence[Gauge]) -> RenderableType:
+    rows = _rows()
+    for one in figures:
+        filled = min(_length(one.value, one.limit), _BAR)
+        style = STYLES[one.level]
+        bar = Text.assemble(("█" * filled, style or "green"), ("·" * (_BAR - filled), "dim"))
+        value, limit = (size_text(n) if one.unit == "B" else f"{n:,}" for n in (one.value, one.limit))
+        rows.add_row(one.name, bar, Text(f"{value} of {limit}", style=style), "")
+    return rows
+
+
+def _rows(*, whole: bool = True) -> Rows:
+    """Name, bar, and two figures; `whole`: names are never broken."""
+    rows = Rows.grid(padding=(0, 2, 0, 0))
+    rows.add_column(overflow="fold", no_wrap=whole)
+    rows.add_column(no_wrap=True, min_width=_BAR)
+    rows.add_column(justify="right", no_wrap=True)
+    rows.add_column(justify="right", no_wrap=True)
+    return rows
+
+
+def _binary(size: int) -> str:
+    """A power of two in bytes."""
+    exponent = 0
+    while size >= 1 << 10 and exponent < len(_BINARY_UNITS) - 1:
+        size, exponent = size >> 10, exponent + 1
+    return f"{size} {_BINARY_UNITS[exponent]}"

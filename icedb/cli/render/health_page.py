@@ -1,0 +1,206 @@
+"""The page that `icedb info` draws: a table's figures, the partitions that need a merge most, and what is due."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import msgspec
+import rich.box
+from rich.bar import Bar
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as Rows
+from rich.text import Text
+
+from icedb.cli.render.health_charts import STYLES, charts
+from icedb.cli.render.output import moment
+from icedb.cli.render.text_tables import count_text, size_text
+from icedb.format.timing import Timing, timing_differences
+from icedb.operations.health.gauges import level
+from icedb.operations.health.table_health import Condition, Due, PartitionCondition, Thresholds
+from icedb.operations.rewrite.merge import PART_BYTES_MAX
+from icedb.util.durations import duration_text
+
+__all__ = ["due_text", "figures", "info_document", "print_info"]
+
+# What fits on a screen with the rest; `--json` has all.
+PARTITIONS_SHOWN = 10
+
+_INDENT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Verb:
+    """What is due, in words, and the command that does it."""
+
+    name: str
+    words: tuple[str, ...]
+
+
+_VERBS: Mapping[Due, _Verb] = {
+    "merge_newest": _Verb("merge, newest first", ("merge", "--order", "newest")),
+    "merge_oldest": _Verb("merge, oldest first", ("merge", "--order", "oldest")),
+    "merge_log": _Verb("merge of log files", ("merge-log",)),
+    "cleanup": _Verb("cleanup", ("cleanup",)),
+}
+
+
+def info_document(condition: Condition, thresholds: Thresholds) -> dict[str, object]:
+    """The condition for programs: all fields, what follows from them, and the thresholds."""
+    return {
+        **msgspec.to_builtins(condition),
+        "small_parts": condition.small_parts,
+        "small_part_ratio": condition.small_part_ratio,
+        "no_rows_after_ms": condition.no_rows_after_ms,
+        "thresholds": asdict(thresholds),
+    }
+
+
+def print_info(
+    console: Console, condition: Condition, thresholds: Thresholds, *, uri: str, connection: Sequence[str] = ()
+) -> None:
+    """The condition for people. `uri` and `connection` (flags) are those of the commands that it recommends."""
+    console.print(Text(condition.table, style="bold"), soft_wrap=True)
+    console.print()
+    console.print(_figures(condition, thresholds))
+    console.print()
+    console.print(charts(condition, thresholds, width=console.width))
+    crowded = sorted(
+        (p for p in condition.partitions if p.small_parts),
+        key=lambda p: (-p.small_parts / _threshold(p, thresholds), -p.small_parts, p.path),
+    )
+    if crowded:
+        console.print(_partitions(crowded, thresholds))
+    console.print()
+    for recommendation in condition.recommendations:
+        verb = _VERBS[recommendation.due]
+        console.print(Text(f"due: {verb.name}", style="bold yellow"))
+        console.print(Padding(Text(recommendation.reason), (0, 0, 0, _INDENT), expand=False))
+        command = shlex.join(["icedb", *verb.words, uri, *connection, *_flags(recommendation.due, thresholds)])
+        # Whole, however narrow the terminal is: it is to be copied.
+        console.print(Text(" " * _INDENT + command, style="bold"), soft_wrap=True)
+    if not condition.recommendations:
+        console.print(Text("nothing is due", style="bold green"))
+
+
+def due_text(condition: Condition) -> list[tuple[str, str]]:
+    """What is due, in words, and why."""
+    return [(_VERBS[recommended.due].name, recommended.reason) for recommended in condition.recommendations]
+
+
+def _flags(due: Due, thresholds: Thresholds) -> list[str]:
+    """What the verb must be told to take the parts that were counted."""
+    if due not in ("merge_newest", "merge_oldest") or thresholds.part_bytes_max == PART_BYTES_MAX:
+        return []
+    return ["--part-bytes-max", str(thresholds.part_bytes_max)]
+
+
+# ------------------------------------------------------------------------------------------------ figures
+
+
+def _figures(condition: Condition, thresholds: Thresholds) -> Rows:
+    rows = Rows.grid(padding=(0, 2))
+    for name, text, style in figures(condition, thresholds):
+        rows.add_row(Text(name, style="bold"), Text(text, style=style))
+    return rows
+
+
+def figures(condition: Condition, thresholds: Thresholds) -> Iterable[tuple[str, str, str]]:
+    """The name of each figure, what it is, and its style."""
+    c, t = condition, thresholds
+    expired_objects = c.expired_parts + c.expired_log_files
+    return (
+        ("rows", "unknown: some parts do not say" if c.live_rows is None else f"{c.live_rows:,}", ""),
+        ("parts", f"{count_text(c.live_parts, 'part')}, {size_text(c.live_bytes)}, {_in_partitions(c)}", ""),
+        ("small parts", f"{c.small_parts:,} ({c.small_part_ratio:.0%}) that a merge would take", ""),
+        ("log files", f"{c.log_files:,} to read; {c.small_log_files:,} of them can become one",
+         _style(c.log_files, t.log_files) if c.small_log_files else ""),
+        ("superseded", f"{count_text(c.dead_parts, 'part')}, {size_text(c.dead_bytes)}{_oldest(c)}", ""),
+        ("expired", f"{count_text(c.expired_parts, 'part')}, {size_text(c.expired_bytes)}, "
+         f"{count_text(c.expired_log_files, 'log file')} past the grace period",
+         max(_style(c.expired_bytes, t.expired_bytes), _style(expired_objects, t.expired_objects), key=STYLES.index)),
+        ("horizon", _horizon(c), ""),
+        ("newest rows", _newest(c), ""),
+        ("last commit", _last_commit(c), ""),
+        ("times", _times(c), ""),
+    )  # fmt: skip
+
+
+def _in_partitions(condition: Condition) -> str:
+    return f"in {count_text(len(condition.partitions), 'partition')}"
+
+
+def _oldest(condition: Condition) -> str:
+    return "" if condition.oldest_dead_ms is None else f"; the oldest {_ago(condition, condition.oldest_dead_ms)}"
+
+
+def _horizon(condition: Condition) -> str:
+    if not condition.horizon_ms:
+        return "none: every snapshot can be read"
+    return f"{_ago(condition, condition.horizon_ms)}: older snapshots cannot be read"
+
+
+def _newest(condition: Condition) -> str:
+    last_ms = condition.no_rows_after_ms
+    if last_ms is None:
+        return "none yet"
+    exact = last_ms == condition.newest_rows_ms
+    return _ago(condition, last_ms) if exact else f"{_ago(condition, last_ms)}, or earlier: cleanup has forgotten when"
+
+
+def _last_commit(condition: Condition) -> str:
+    if condition.last_commit_ms is None:
+        return "none yet"
+    return f"{condition.last_operation or 'not recorded what it did'}, {_ago(condition, condition.last_commit_ms)}"
+
+
+def _times(condition: Condition) -> str:
+    names = timing_differences(condition.timing, Timing())
+    return ", ".join(f"{n} {duration_text(getattr(condition.timing, n))}" for n in names) or "the defaults"
+
+
+def _ago(condition: Condition, unix_ms: int) -> str:
+    age_ms = condition.at_ms - unix_ms
+    text = f"{duration_text(age_ms)} ago" if age_ms >= 0 else f"in {duration_text(-age_ms)}"
+    at = moment(unix_ms)
+    return f"{text} ({unix_ms} unix ms)" if at is None else f"{text} ({at:%Y-%m-%d %H:%M:%S} UTC)"
+
+
+# ------------------------------------------------------------------------------------------------ partitions
+
+
+def _partitions(crowded: Sequence[PartitionCondition], thresholds: Thresholds) -> RenderableType:
+    """Those that are nearest to their threshold, or beyond it; and how many more have small parts."""
+    rows = Rows(box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    rows.add_column("partition", overflow="fold")
+    rows.add_column("heat")
+    rows.add_column("parts", justify="right", no_wrap=True)
+    rows.add_column("small/limit", justify="right", no_wrap=True)
+    rows.add_column("", no_wrap=True)
+    rows.add_column("to merge", justify="right", no_wrap=True)
+    for partition in crowded[:PARTITIONS_SHOWN]:
+        threshold = _threshold(partition, thresholds)
+        style = _style(partition.small_parts, threshold)
+        rows.add_row(
+            Text(partition.path or "(all)"),
+            Text("hot", style="red") if partition.hot else Text("cold", style="blue"),
+            f"{partition.parts:,}",
+            Text(f"{partition.small_parts:,}/{threshold:,}", style=style),
+            Bar(threshold, 0, min(partition.small_parts, threshold), width=8, color=style or "default"),
+            size_text(partition.small_bytes),
+        )
+    more = len(crowded) - PARTITIONS_SHOWN
+    if more <= 0:
+        return rows
+    return Group(rows, Text(f"and {count_text(more, 'more partition')} with small parts", style="dim"))
+
+
+def _threshold(partition: PartitionCondition, thresholds: Thresholds) -> int:
+    return thresholds.hot_parts if partition.hot else thresholds.cold_parts
+
+
+def _style(figure: int, threshold: int) -> str:
+    """Yellow from where maintenance is recommended on, red from the threshold on."""
+    return STYLES[level(figure, threshold)]

@@ -1,0 +1,5 @@
+"""A table as a view and a table macro of the caller's DuckDB connection: `attach`, `detach`."""
+
+from icedb.engines.duckdb.attached_tables import Attached, attach, detach
+
+__all__ = ["Attached", "attach", "detach"]

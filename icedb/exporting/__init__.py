@@ -1,1 +1,0 @@
-"""A table for programs that do not know it: a Delta log over the same parts, or a folder of plain Parquet."""

@@ -1,0 +1,249 @@
+"""The change feed: which parts brought rows that were not in the table before, and how far a consumer is.
+
+A part that a commit moved rows into (a merge, a rewrite) brings none. A part that brought some stays in the feed when
+it is merged away: its object is there for the grace period, its marker until cleanup forgets it. The feed is in the
+order of commit times, but a log file may appear a while after its time. So a cursor has a point up to which everything
+was consumed, at most the time before which nothing can appear any more, and beyond it names what was consumed.
+
+Everything here is pure: the same log and the same cursors give the same parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from icedb.errors import ForeignMaintenance, InvalidOption, SnapshotExpired
+from icedb.format.keys import Keys
+from icedb.format.records import Marker
+from icedb.format.replay import LogState
+from icedb.util.times import time_text
+
+__all__ = [
+    "BEGINNING",
+    "Cursor",
+    "Limits",
+    "advance",
+    "at_time",
+    "between",
+    "check_order",
+    "decode_cursor",
+    "encode_cursor",
+]
+
+#: Which of some parts count: their keys.
+Counted = Callable[[Sequence[Marker]], Collection[str]]
+#: Commit time, whether all parts of that time are meant, and if not, the key of the last one that is.
+_Position = tuple[int, bool, str]
+
+
+class Cursor(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, rename={
+    "t_ms": "t", "key": "p", "seen": "seen", "snapshot": "snapshot", "gone": "gone",
+}):  # fmt: skip
+    """How far a consumer is. Keys are below the table's `_data/`.
+
+    All parts up to the time `t_ms` are consumed; with `key`, of that time only those up to this one; and `seen`, which
+    are later. A consumer that began with the table as it was has consumed, instead, what was live of these: dead were
+    those whose tombstone is not later than `t_ms`, and `gone`; with `snapshot`, only what is up to that key.
+    """
+
+    t_ms: int
+    key: str | None = None
+    seen: tuple[str, ...] = ()
+    snapshot: str | None = None
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one batch may have; the first part is in it, whatever its size. None: no limit."""
+
+    parts: int | None = None
+    bytes: int | None = None
+
+
+def at_time(t_ms: int) -> Cursor:
+    """Everything up to a time is consumed."""
+    return Cursor(t_ms)
+
+
+#: Before everything. What the table is then, the first batch decides, and its end tells.
+BEGINNING = Cursor(0, snapshot="")
+
+
+def _as_it_is(state: LogState, keys: Keys, settled_ms: int) -> Cursor:
+    """All of the table is still to be consumed, and what comes later after it.
+
+    What is live is told in a way that stays true, whatever appears later: by a time that is over, and what was
+    different then. So a large table can be consumed in many pieces.
+    """
+    t_ms = max(settled_ms, state.horizon_ms, 0)
+    prefix = keys.data_prefix
+    seen = sorted(k.removeprefix(prefix) for k, m in state.parts.items() if m.created_ms > t_ms)
+    gone = sorted(k.removeprefix(prefix) for k, m in state.parts.items() if (m.tombstoned_ms or 0) > t_ms)
+    return Cursor(t_ms, seen=tuple(seen), snapshot="", gone=tuple(gone))
+
+
+def encode_cursor(cursor: Cursor) -> str:
+    """As JSON."""
+    return msgspec.json.encode(cursor).decode()
+
+
+def decode_cursor(text: str, *, table: str) -> Cursor:
+    """A cursor that was given out before. Raises InvalidOption."""
+    try:
+        return msgspec.json.decode(text, type=Cursor)
+    except msgspec.MsgspecError as error:
+        raise InvalidOption(
+            f"{table}: {text[:80]!r} is no cursor of this table's changes ({error}). Give one that a read of changes "
+            "returned, or a time."
+        ) from None
+
+
+def between(state: LogState, keys: Keys, start: Cursor, end: Cursor) -> list[Marker]:
+    """What is consumed at `end` and not at `start`, in the order of the feed.
+
+    Raises SnapshotExpired when cleanup forgot some of it, ForeignMaintenance when the log does not tell what is new.
+    """
+    if start == BEGINNING:
+        start = msgspec.structs.replace(end, snapshot="")
+    feed, reached = _Feed(state, keys, start), _Reach(end, keys)
+    known = feed.snapshot if end.snapshot is None else [m for m in feed.snapshot if feed.name(m) <= end.snapshot]
+    return known + [m for m in feed.appended if reached.has(m)]
+
+
+def advance(
+    state: LogState,
+    keys: Keys,
+    start: Cursor,
+    *,
+    settled_ms: int,
+    until_ms: int | None = None,
+    limits: Limits | None = None,
+    counted: Counted | None = None,
+    known_ms: int = 0,
+) -> tuple[Cursor, list[Marker]]:
+    """The end of the batch that begins at `start`, and its parts: all of commits up to `until_ms`, up to the limits.
+
+    `settled_ms`: no log file of that time or before can appear any more. `counted` says which parts count for the
+    limits; the consumer will leave out the others. `known_ms`: the consumer has consumed all that was superseded by
+    that time (unix milliseconds), though `start` may be before it; so cleanup may have forgotten it. Raises as
+    `between`.
+    """
+    begins = start == BEGINNING
+    if begins:
+        start = _as_it_is(state, keys, settled_ms)
+    feed = _Feed(state, keys, start, known_ms)
+    appended = [m for m in feed.appended if until_ms is None or m.created_ms <= until_ms]
+    taken = _within(limits or Limits(), [*feed.snapshot, *appended], counted)
+    if len(taken) < len(feed.snapshot):
+        return msgspec.structs.replace(start, snapshot=feed.name(taken[-1])), taken
+    if begins:
+        return msgspec.structs.replace(start, snapshot=None), taken
+    left = {m.key for m in feed.appended} - {m.key for m in taken}
+    frontier = max(feed.start.frontier, (settled_ms if until_ms is None else min(settled_ms, until_ms), True, ""))
+    first_left = min((feed.start.position(m) for m in feed.appended if m.key in left), default=None)
+    if first_left is not None and first_left <= frontier:
+        passed = (p for m in feed.all if (p := feed.start.position(m)) < first_left)
+        frontier = max(feed.start.frontier, max(passed, default=feed.start.frontier))
+    t_ms, whole, key = frontier
+    beyond = sorted(feed.name(m) for m in feed.all if m.key not in left and feed.start.position(m) > frontier)
+    return Cursor(t_ms, None if whole else key, tuple(beyond)), taken
+
+
+class _Reach:
+    """What a cursor has left behind. What a snapshot is still to give counts too: the feed does not give it."""
+
+    def __init__(self, cursor: Cursor, keys: Keys) -> None:
+        self._data_prefix = keys.data_prefix
+        self._seen = frozenset(cursor.seen)
+        self.frontier: _Position = (cursor.t_ms, cursor.key is None, cursor.key or "")
+
+    def name(self, marker: Marker) -> str:
+        """As cursors have it."""
+        return marker.key.removeprefix(self._data_prefix)
+
+    def position(self, marker: Marker) -> _Position:
+        """Its place in the feed."""
+        return marker.created_ms, False, self.name(marker)
+
+    def has(self, marker: Marker) -> bool:
+        return self.position(marker) <= self.frontier or self.name(marker) in self._seen
+
+
+class _Feed:
+    """What there is after a cursor: the rest of its snapshot, and the appended parts, in order."""
+
+    def __init__(self, state: LogState, keys: Keys, start: Cursor, known_ms: int = 0) -> None:
+        _check_known(state, start, known_ms)
+        self.start = _Reach(start, keys)
+        self.name = self.start.name
+        self.snapshot: list[Marker] = []
+        if (after := start.snapshot) is not None:
+            gone = frozenset(start.gone)
+            began = (m for m in state.parts.values() if self.start.has(m) and self.name(m) > after)
+            self.snapshot = sorted((m for m in began if not self._was_dead(m, start.t_ms, gone)), key=self.name)
+        #: Every part that brought rows since the cursor's time, consumed or not.
+        self.all = sorted(
+            (m for m in state.parts.values() if m.created_ms >= start.t_ms and not m.moved), key=self.start.position
+        )
+        self.appended = [m for m in self.all if not self.start.has(m)]
+
+    def _was_dead(self, marker: Marker, t_ms: int, gone: frozenset[str]) -> bool:
+        dead_ms = marker.tombstoned_ms
+        return dead_ms is not None and (dead_ms <= t_ms or self.name(marker) in gone)
+
+
+def _within(limits: Limits, markers: list[Marker], counted: Counted | None) -> list[Marker]:
+    if limits.parts is None and limits.bytes is None:
+        return markers
+    counting = None if counted is None else counted(markers)
+    parts = size = 0
+    for number, marker in enumerate(markers):
+        if counting is not None and marker.key not in counting:
+            continue
+        parts, size = parts + 1, size + marker.bytes
+        too_many = limits.parts is not None and parts > limits.parts
+        if parts > 1 and (too_many or (limits.bytes is not None and size > limits.bytes)):
+            return markers[:number]
+    return markers
+
+
+def check_order(start: Cursor, end: Cursor, keys: Keys, *, table: str) -> None:
+    """Raise InvalidOption unless the way from one cursor to another leads forwards."""
+    of_one_beginning = start == BEGINNING or (
+        (start.t_ms, start.seen, start.gone) == (end.t_ms, end.seen, end.gone)
+        and start.snapshot is not None
+        and start.snapshot <= (end.snapshot or start.snapshot)
+    )
+    if of_one_beginning if end.snapshot is not None else _Reach(start, keys).frontier <= _Reach(end, keys).frontier:
+        return
+    raise InvalidOption(
+        f"{table}: until is a cursor that does not come after since. Give a later one of the same reader."
+    )
+
+
+def _check_known(state: LogState, start: Cursor, known_ms: int) -> None:
+    if max(start.t_ms, known_ms) < state.horizon_ms:
+        remedy = (
+            "The table was still being read as it was at the beginning: begin anew, with larger batches, or with a "
+            "longer grace_ms until that is over."
+            if start.snapshot is not None
+            else "Begin anew with the table as it is (no 'since', or a new checkpoint); give cleanup a longer grace_ms "
+            "than a consumer may fall behind."
+        )
+        raise SnapshotExpired(
+            f"{state.table}: cleanup has forgotten what was superseded before {time_text(state.horizon_ms)}, and "
+            f"changes since {time_text(start.t_ms)} may be among it. {remedy}",
+            horizon_ms=state.horizon_ms,
+        )
+    foreign_ms = max((f.file.newest_foreign_ms for f in state.effective.values()), default=0)
+    if start.t_ms < foreign_ms:
+        raise ForeignMaintenance(
+            f"{state.table}: a program of IceDB v3 merged or dropped parts at {time_text(foreign_ms)} and did not say "
+            "which of its parts brought new rows. Let merge and cleanup of this program maintain the table, and a "
+            "quarter of an hour later begin anew with the table as it is (no 'since', or a new checkpoint).",
+            foreign_ms=foreign_ms,
+        )

@@ -1,0 +1,158 @@
+"""Draft the log file that replaces others without losing a marker.
+
+A log file that replaces others holds every marker of theirs, tombstoned ones too and each with its tombstone
+from the whole snapshot, a tombstone for each of them, every log tombstone that they carried, and the union of
+their schemas, transactions and horizons. All markers, not only those of the partition at hand: a marker left
+behind is a part that is lost when the old log file is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from itertools import chain
+
+import msgspec
+
+from icedb.errors import InvariantViolated
+from icedb.format.column_times import stored_times
+from icedb.format.operation_names import carried_operations
+from icedb.format.records import Encoded, LogFile, LogTombstone, Marker, PackedMarkers, marker_times, told
+from icedb.format.replay import LogState
+
+__all__ = ["Draft", "check_draft", "draft"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A log file before its epoch is known, and the plan that it carries out: what it replaces and tombstones."""
+
+    file: LogFile
+    replaces: tuple[str, ...] = ()
+    added: frozenset[str] = frozenset()
+    tombstoned: frozenset[str] = frozenset()
+
+
+def draft(
+    state: LogState,
+    *,
+    t_ms: int,
+    schema: dict[str, str] | None = None,
+    txn: Mapping[str, tuple[int, int]] | None = None,
+    spec: Encoded = msgspec.UNSET,
+    add: Iterable[Marker] = (),
+    moved: bool = False,
+    tombstone: Collection[str] = (),
+    replaces: Collection[str] = (),
+    forget: Collection[str] = (),
+    operation: str = "",
+) -> Draft:
+    """A log file that adds parts, tombstones parts, and carries all that the log files in `replaces` hold.
+
+    `moved`: the rows of the parts that it adds were in others before. `forget` names dead parts whose markers are not
+    carried; their newest tombstone becomes the horizon. `operation`: the name that the header records.
+    """
+    sources = [state.files[k].file for k in sorted(replaces)]
+    dead = set(tombstone)
+    new = [msgspec.structs.replace(m, created_ms=t_ms, moved=moved) for m in add]
+    carried = state.named_by(replaces)
+    if dead or forget or new:
+        left = (m for m in _with(carried, state, dead) if m.key not in forget)
+        died = (
+            msgspec.structs.replace(m, tombstoned_ms=t_ms) if m.key in dead and m.tombstoned_ms is None else m
+            for m in left
+        )
+        carried = _as_many(chain(died, new), like=carried)
+    forgotten_ms = [t for k in forget if (t := state.parts[k].tombstoned_ms) is not None]
+    file = LogFile(
+        t_ms=t_ms,
+        schema=_union([*(f.schema for f in sources), schema or {}]),
+        markers=carried if isinstance(carried, PackedMarkers) else tuple(carried),
+        tombstones=_tombstones(state, sources, replaces, t_ms),
+        horizon_ms=max([0, *forgotten_ms, *(f.horizon_ms for f in sources)]),
+        foreign_ms=max((f.newest_foreign_ms for f in sources), default=0),
+        txn={a: last for f in sources for a, last in f.txn.items() if last == state.txn[a]} | dict(txn or {}),
+        spec=state.spec if isinstance(spec, msgspec.UnsetType) and any(map(_has_spec, sources)) else spec,
+        operation=operation,
+    )
+    if operations := carried_operations(sources):
+        times = marker_times(file.markers)
+        kept = {at_ms: name for at_ms, name in operations.items() if at_ms in times}
+        file = msgspec.structs.replace(file, operations=kept)
+    if file.carries_tombstones:  # any other log file has the time of its own columns
+        schema_ms, column_ms = stored_times(state, file.schema, t_ms)
+        file = msgspec.structs.replace(file, schema_ms=schema_ms, column_ms=dict(column_ms))
+    return Draft(
+        file,
+        replaces=tuple(sorted(replaces)),
+        added=frozenset(m.key for m in new),
+        tombstoned=frozenset(dead),
+    )
+
+
+def _with(markers: Sequence[Marker], state: LogState, keys: Collection[str]) -> Iterator[Marker]:
+    """Markers in key order, and those of these parts too."""
+    lacking = set(keys)
+    if lacking:
+        lacking.difference_update(k for k, _ in told(markers) if k in lacking)
+    return merge(markers, (state.parts[k] for k in sorted(lacking)), key=lambda m: m.key) if lacking else iter(markers)
+
+
+def _as_many(markers: Iterable[Marker], *, like: Sequence[Marker]) -> Sequence[Marker]:
+    """In columns, if those were, most of which these are."""
+    if not isinstance(like, PackedMarkers):
+        return tuple(markers)
+    from icedb.format.packed_markers import MarkerColumns  # with Arrow, for large tables alone
+
+    return MarkerColumns.of(markers)
+
+
+def _has_spec(file: LogFile) -> bool:
+    return not isinstance(file.spec, msgspec.UnsetType)
+
+
+def _union(schemas: Iterable[dict[str, str]]) -> dict[str, str]:
+    return {column: type_ for schema in schemas for column, type_ in schema.items()}
+
+
+def _tombstones(
+    state: LogState, sources: Iterable[LogFile], replaces: Iterable[str], t_ms: int
+) -> tuple[LogTombstone, ...]:
+    # What only a v3 program tombstoned still counts, for its tombstone is not trusted; carried by us, it would be, and
+    # hide the markers that were left behind. When such a log file is replaced, its time begins now.
+    carried = {t.key for f in sources for t in f.tombstones} - _counting(state)
+    times = {k: state.log_tombstones[k] for k in carried} | dict.fromkeys(replaces, t_ms)
+    return tuple(LogTombstone(k, t) for k, t in sorted(times.items()))
+
+
+def _counting(state: LogState) -> set[str]:
+    return state.files.keys() - state.ignored
+
+
+def check_draft(state: LogState, planned: Draft) -> None:
+    """Paired assertion: live parts after this commit are the live parts before it, plus and minus the plan."""
+    hidden = {*planned.replaces, *({t.key for t in planned.file.tombstones} & _counting(state))}
+    lost, back, newly_dead = set[str](), set[str](), set[str]()
+    after = dict(told(planned.file.markers))
+    for key, dead, was_named in state.standing(hidden):
+        is_dead = after.pop(key, None)
+        if is_dead is None:
+            if was_named and not dead:
+                lost.add(key)
+        elif dead and not is_dead:
+            back.add(key)
+        elif is_dead and not dead:
+            newly_dead.add(key)
+    added = after.keys()
+    if lost or back or added != planned.added or newly_dead != {k for k in planned.tombstoned if _was_live(state, k)}:
+        raise InvariantViolated(
+            f"{state.table}: a log file was drafted that would lose {sorted(lost)}, bring back {sorted(back)}, "
+            f"add {sorted(added)} for {sorted(planned.added)}, tombstone {sorted(newly_dead)} for "
+            f"{sorted(planned.tombstoned)}. It was not published."
+        )
+
+
+def _was_live(state: LogState, key: str) -> bool:
+    marker = state.parts.get(key)
+    return marker is not None and marker.tombstoned_ms is None

@@ -1,0 +1,307 @@
+"""Replay: what a set of log files says together.
+
+A part is live when some log file names it and none names it with a tombstone: *a tombstone always wins*, in
+whatever order the files are read. A log file is ignored when it holds an epoch that the head no longer lists,
+or when a log tombstone of a file with an epoch names it, for that file carries all its markers. Replay is pure:
+the same files give the same state, and reading them from a store is `icedb.transaction.log_reader`'s work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from icedb.errors import ForeignMaintenance, SnapshotExpired
+from icedb.format.log_schema import Conflicts, TypeName, schema_conflict, unite_schemas
+from icedb.format.records import (
+    COLUMNS_MIN,
+    Encoded,
+    LogFile,
+    Marker,
+    Named,
+    StoredLogFile,
+    merge_markers,
+    told,
+    tombstoned,
+)
+
+if TYPE_CHECKING:
+    from icedb.format.packed_state import PartColumns
+from icedb.util.times import time_text
+
+__all__ = ["LogState", "StoredLogFile", "ignored_by", "live_markers", "live_to_v3_readers", "replay"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """The table as the log tells it. Nothing here changes after `replay`."""
+
+    table: str
+    files: Mapping[str, StoredLogFile]
+    #: Listed, but not part of the truth; their keys may not have been fetched.
+    ignored: frozenset[str]
+    #: When the store got each listed log file, ignored ones too.
+    listed_ms: Mapping[str, int]
+    #: 0 for a table that had no exclusive commit yet.
+    epoch: int
+    live_epochs: frozenset[int]
+    horizon_ms: int
+    schema: Mapping[str, str]
+    #: Part key -> its marker, with the smallest created_ms and tombstoned_ms that any log file gives it.
+    parts: Mapping[str, Marker]
+    parts_named: Mapping[str, Named]
+    #: Log file key -> the smallest time at which it was tombstoned, in any file that is not ignored.
+    log_tombstones: Mapping[str, int]
+    logs_named: Mapping[str, Named]
+    txn: Mapping[str, tuple[int, int]]
+    #: The times of all log files read, newest last.
+    times_ms: tuple[int, ...]
+    #: The newest spec that an exclusive commit recorded; unset: the one in `_table.json` still holds.
+    spec: Encoded
+    #: Empty, unless the log was replayed tolerantly: `schema` has one of the types then.
+    conflicts: Conflicts = field(default_factory=dict)
+
+    @property
+    def newest_ms(self) -> int:
+        """The newest time in the log; 0 for an empty one."""
+        return self.times_ms[-1] if self.times_ms else 0
+
+    @property
+    def live(self) -> Sequence[Marker]:
+        """The markers of the latest snapshot, in key order."""
+        if self.columns is not None:
+            return self.columns.live()
+        return [m for _, m in sorted(self.parts.items()) if m.tombstoned_ms is None]
+
+    @property
+    def dead(self) -> Sequence[Marker]:
+        """The markers with a tombstone, in key order."""
+        if self.columns is not None:
+            return self.columns.dead
+        return [m for _, m in sorted(self.parts.items()) if m.tombstoned_ms is not None]
+
+    @property
+    def columns(self) -> PartColumns | None:
+        """`parts`, when they are so many that they are held in columns."""
+        return None if isinstance(self.parts, dict) else cast("PartColumns", self.parts)
+
+    def named_by(self, log_keys: Collection[str]) -> Sequence[Marker]:
+        """The markers of the parts that some of these log files name, in key order."""
+        if self.columns is not None and self.ignored.isdisjoint(log_keys):
+            return self.columns.named_by(log_keys)
+        return [self.parts[k] for k in sorted({m.key for name in log_keys for m in self.files[name].file.markers})]
+
+    def standing(self, log_keys: Collection[str]) -> Iterator[tuple[str, bool, bool]]:
+        """Each part's key, whether it has a tombstone, and whether one of these log files names it; in key order."""
+        if self.columns is not None and self.ignored.isdisjoint(log_keys):
+            return self.columns.standing(log_keys)
+        named = {m.key for name in log_keys for m in self.files[name].file.markers}
+        return ((k, m.tombstoned_ms is not None, k in named) for k, m in sorted(self.parts.items()))
+
+    @property
+    def effective(self) -> dict[str, StoredLogFile]:
+        """The log files that are not ignored, in key order."""
+        return {k: f for k, f in sorted(self.files.items()) if k not in self.ignored}
+
+    def replaceable(self, part_keys: Iterable[str], *, t_ms: int) -> list[str]:
+        """What a commit of time `t_ms` that gives these parts new markers replaces, in key order.
+
+        The log files that name any of them, and those that name no part at all: voids, and what is left when all
+        parts of a log file are forgotten. Nothing else would ever replace those. Log files of `t_ms` and later are
+        from a clock that is far ahead; they stay as they are.
+        """
+        naming = {k for p in part_keys for k in self.parts_named[p].by}
+        bare = {k for k, f in self.files.items() if not f.file.markers}
+        return sorted((naming | bare) - self.ignored - self.far_ahead(t_ms))
+
+    def far_ahead(self, t_ms: int) -> frozenset[str]:
+        """The log files whose time is `t_ms` or later."""
+        return frozenset(k for k, f in self.files.items() if f.file.t_ms >= t_ms)
+
+    def held_far_ahead(self, t_ms: int) -> set[str]:
+        """The parts that those name: no commit of time `t_ms` can tombstone or forget them."""
+        files = (self.files[k].file for k in self.far_ahead(t_ms) - self.ignored)
+        return {key for f in files for key, _ in told(f.markers)}
+
+
+def ignored_by(files: Mapping[str, LogFile], table: str) -> tuple[int, frozenset[int], frozenset[str]]:
+    """Epoch of the head, live epochs, and the keys that may be left unread, from the files read so far.
+
+    The files with epochs are enough: plain appends and files of v3 programs never make another file ignored.
+    """
+    epochs: dict[int, str] = {}
+    for key, file in files.items():
+        if file.epoch is not None and epochs.setdefault(file.epoch, key) != key:
+            raise ForeignMaintenance(
+                f"{table}: the log files '{epochs[file.epoch]}' and '{key}' both say they are epoch {file.epoch}. "
+                "A program that does not take claims maintains this table. Stop it, and restore the log "
+                "files that it deleted."
+            )
+    epoch = max(epochs, default=0)
+    live_epochs = frozenset(files[epochs[epoch]].live_epochs) if epochs else frozenset()
+    dead = {key for number, key in epochs.items() if number not in live_epochs}
+    replaced = {t.key for key in epochs.values() if key not in dead for t in files[key].tombstones}
+    return epoch, live_epochs, frozenset(dead | replaced)
+
+
+def replay(
+    files: Iterable[StoredLogFile],
+    *,
+    table: str,
+    listed_ms: Mapping[str, int] | None = None,
+    type_name: TypeName = str,
+    tolerant: bool = False,
+    known: LogState | None = None,
+) -> LogState:
+    """The state that these log files describe. `type_name` checks the types that they name.
+
+    `known` is an earlier state of the table: what is still true of it need not be found out again.
+    Raises SchemaConflict when two of them disagree on a column, unless `tolerant`; DamagedLog for a type that is none.
+    """
+    by_key = {f.key: f for f in files}
+    listed_ms = listed_ms if listed_ms is not None else {k: f.stored_ms for k, f in by_key.items()}
+    epoch, live_epochs, ignored = ignored_by({k: f.file for k, f in by_key.items()}, table)
+    effective = [f for _, f in sorted(by_key.items()) if f.key not in ignored]
+    log_tombstones, logs_named = _replay_log_tombstones(f for f in by_key.values() if _is_live(f, live_epochs))
+    earlier = [by_key[k] for k in log_tombstones if k in by_key and k in ignored]
+    _note_earlier_logs(earlier, logs_named)
+    parts, parts_named = _replay_parts(effective, earlier, known)
+    schema, conflicts = unite_schemas([(f.key, f.file.schema) for f in effective], type_name)
+    if conflicts and not tolerant:
+        raise schema_conflict(table, conflicts)
+    return LogState(
+        table=table,
+        files=by_key,
+        ignored=ignored,
+        listed_ms=listed_ms,
+        epoch=epoch,
+        live_epochs=live_epochs,
+        horizon_ms=max((f.file.horizon_ms for f in by_key.values()), default=0),
+        schema=schema,
+        parts=parts,
+        parts_named=parts_named,
+        log_tombstones=log_tombstones,
+        logs_named=logs_named,
+        txn=_replay_txn(effective),
+        times_ms=tuple(sorted(f.file.t_ms for f in by_key.values())),
+        spec=_replay_spec(effective),
+        conflicts=conflicts,
+    )
+
+
+def _is_live(stored: StoredLogFile, live_epochs: frozenset[int]) -> bool:
+    return stored.file.epoch is None or stored.file.epoch in live_epochs
+
+
+def _replay_parts(
+    files: Sequence[StoredLogFile], earlier: Sequence[StoredLogFile], known: LogState | None
+) -> tuple[Mapping[str, Marker], Mapping[str, Named]]:
+    if sum(len(f.file.markers) for f in files) >= COLUMNS_MIN:
+        from icedb.format.packed_state import PartColumns, PartsNamed  # with Arrow, for large tables alone
+
+        with suppress(OverflowError, ValueError):  # a number that no column can hold
+            columns = PartColumns.of(files, known.columns if known is not None else None)
+            return columns, PartsNamed(columns, earlier)
+    parts, named = _replay_few(files)
+    _note_earlier_parts(earlier, named)
+    return parts, named
+
+
+def _replay_few(files: Iterable[StoredLogFile]) -> tuple[dict[str, Marker], dict[str, Named]]:
+    """What `PartColumns` does over columns."""
+    parts: dict[str, Marker] = {}
+    named: dict[str, Named] = {}
+    for stored in files:
+        for marker in stored.file.markers:
+            seen = parts.get(marker.key)
+            parts[marker.key] = marker if seen is None else merge_markers(seen, marker)
+            who = named.setdefault(marker.key, Named())
+            who.by.append(stored.key)
+            if marker.tombstoned_ms is not None:
+                who.tombstoned_by_ms.append(stored.stored_ms)
+    return parts, named
+
+
+def _replay_log_tombstones(files: Iterable[StoredLogFile]) -> tuple[dict[str, int], dict[str, Named]]:
+    times: dict[str, int] = {}
+    named: dict[str, Named] = {}
+    for stored in files:
+        for tombstone in stored.file.tombstones:
+            times[tombstone.key] = min(tombstone.created_ms, times.get(tombstone.key, tombstone.created_ms))
+            who = named.setdefault(tombstone.key, Named())
+            who.by.append(stored.key)
+            who.tombstoned_by_ms.append(stored.stored_ms)
+    return times, named
+
+
+# A log file that was replaced in due form showed its tombstones to readers ever since it was stored. Without noting
+# that, a tombstone that frequent merges carry on and on would never be old enough for cleanup. A file that is ignored
+# for its epoch alone was never visible, and does not count.
+
+
+def _note_earlier_parts(replaced: Iterable[StoredLogFile], parts_named: Mapping[str, Named]) -> None:
+    for stored in replaced:
+        for marker in tombstoned(stored.file.markers):
+            if marker.key in parts_named:
+                parts_named[marker.key].tombstoned_by_ms.append(stored.stored_ms)
+
+
+def _note_earlier_logs(replaced: Iterable[StoredLogFile], logs_named: Mapping[str, Named]) -> None:
+    for stored in replaced:
+        for tombstone in stored.file.tombstones:
+            if tombstone.key in logs_named:
+                logs_named[tombstone.key].tombstoned_by_ms.append(stored.stored_ms)
+
+
+def _replay_txn(files: Iterable[StoredLogFile]) -> dict[str, tuple[int, int]]:
+    txn: dict[str, tuple[int, int]] = {}
+    for stored in files:
+        for application, last in stored.file.txn.items():
+            txn[application] = max(last, txn.get(application, last))
+    return txn
+
+
+class _Revision(msgspec.Struct):
+    revision: int = 0
+
+
+_revision = msgspec.json.Decoder(_Revision)
+
+
+def _replay_spec(files: Iterable[StoredLogFile]) -> Encoded:
+    """Revisions rise with each commit that changes the spec; merges carry the newest that they replace."""
+    specs = [f.file.spec for f in files if not isinstance(f.file.spec, msgspec.UnsetType)]
+    return max(specs, key=lambda spec: _revision.decode(spec).revision, default=msgspec.UNSET)
+
+
+def live_markers(state: LogState, as_of_ms: int | None, *, pinned: bool = False) -> Sequence[Marker]:
+    """The parts of the snapshot at `as_of_ms` (None: the latest), in key order. Raises SnapshotExpired.
+
+    `pinned`: cleanup forgets nothing of this very time, so it can be answered although it is before the horizon.
+    """
+    if as_of_ms is None:
+        return state.live
+    if as_of_ms < state.horizon_ms and not pinned:
+        raise SnapshotExpired(
+            f"{state.table}: cleanup has forgotten what was superseded before "
+            f"{time_text(state.horizon_ms)}; a snapshot at {time_text(as_of_ms)} can no longer be answered. Ask for "
+            f"{time_text(state.horizon_ms)} or later.",
+            horizon_ms=state.horizon_ms,
+        )
+    if state.columns is not None:
+        return state.columns.live(as_of_ms)
+    return [
+        m
+        for _, m in sorted(state.parts.items())
+        if m.created_ms <= as_of_ms and (m.tombstoned_ms is None or m.tombstoned_ms > as_of_ms)
+    ]
+
+
+def live_to_v3_readers(state: LogState) -> set[str]:
+    """The part keys that an IceDB v3 program takes for live: the last marker in key order decides."""
+    last = {m.key: m.tombstoned_ms for _, f in sorted(state.files.items()) for m in f.file.markers}
+    return {key for key, tombstoned_ms in last.items() if tombstoned_ms is None}

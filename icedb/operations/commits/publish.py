@@ -1,0 +1,90 @@
+"""Make written parts visible: the one way to a commit, for `Table`, the Spark source, views and imports.
+
+Parts are written first and are invisible; publishing them is one commit, plain when the table has all their
+columns, exclusive when they bring one. When the batch is refused, its parts are deleted again; when publishing
+failed, they stay behind as orphans, for nobody may know whether a log file names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from icedb.errors import EmptyBatch, FixInput
+from icedb.format.table_spec import all_columns
+from icedb.operations.commits.actions import Append
+from icedb.operations.commits.drop_partitions import Chosen, check_inside, replace_partitions
+from icedb.sql.types import check_columns, new_columns
+from icedb.transaction.append import Commit, append, nothing_to_commit
+from icedb.transaction.exclusive import exclusive
+from icedb.transaction.idempotent_append import Txn, append_once
+from icedb.transaction.table_handle import Handle
+from icedb.writer.part_writer import WrittenParts, discard
+
+__all__ = ["check_overwrite", "prepare", "publish_append", "publish_overwrite", "refuse_overwrite"]
+
+
+def prepare(handle: Handle) -> None:
+    """Before the first write: can the store be written, and what columns are there? Raises UnsupportedStore."""
+    handle.check_writable()
+    if not handle.known_schema:
+        handle.read()
+
+
+def publish_append(handle: Handle, written: WrittenParts, *, txn: Txn | None = None) -> Commit:
+    """Make parts visible beside what is there; with a `txn`, exactly once. Without parts there is no commit."""
+    if not written.markers:
+        return nothing_to_commit(handle)
+    if new_columns(written.schema, handle.known_schema):
+        handle.read()  # another writer may have brought the same column meanwhile, with the same type or another
+    # Once, for both questions: another thread may learn of a column at any moment.
+    known = handle.known_schema
+    _check(handle, written, all_columns(handle.spec, known))
+    if txn is not None:
+        return append_once(handle, written, txn)
+    if new_columns(written.schema, known):
+        return exclusive(handle, Append(handle, written))
+    return append(handle, written.markers, written.schema, born_ms=written.born_ms)
+
+
+def publish_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> Commit:
+    """Make parts visible in the place of the live parts of some partitions (None: of the whole table)."""
+    # Refused before anything was claimed, or by `exclusive`, which deletes the parts too: twice does no harm.
+    with _discarded_if_refused(handle, written):
+        refuse_overwrite(handle, written, partitions)
+        return replace_partitions(handle, written, partitions)
+
+
+def check_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> None:
+    """As `refuse_overwrite`, and the parts of an overwrite that is refused are deleted."""
+    with _discarded_if_refused(handle, written):
+        refuse_overwrite(handle, written, partitions)
+
+
+def refuse_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> None:
+    """Raise EmptyBatch, SchemaConflict or InvalidBatch for an overwrite that can be told to be refused."""
+    if not written.markers:
+        raise EmptyBatch(
+            f"{handle.table}: the batch has no rows, so an overwrite would only delete. Use drop_partitions for that.",
+            table=handle.table,
+        )
+    handle.read()
+    check_columns(written.schema, handle.columns, table=handle.table)
+    if partitions is not None:
+        check_inside(handle, written, partitions)
+
+
+def _check(handle: Handle, written: WrittenParts, known: Mapping[str, str]) -> None:
+    """Types, too: the parts were written against what was known then."""
+    with _discarded_if_refused(handle, written):
+        check_columns(written.schema, known, table=handle.table)
+
+
+@contextmanager
+def _discarded_if_refused(handle: Handle, written: WrittenParts) -> Iterator[None]:
+    """Parts that no log file can name are deleted."""
+    try:
+        yield
+    except FixInput:
+        discard(handle.store, [m.key for m in written.markers])
+        raise

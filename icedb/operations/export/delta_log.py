@@ -1,0 +1,291 @@
+"""A Delta log that exports wrote: what is in it, and what a new version or a checkpoint looks like.
+
+    _delta_log/<version, 20 digits>.json                 one version: a line for each action
+    _delta_log/<version, 20 digits>.checkpoint.parquet   all that holds at that version, so that nobody reads them all
+
+Nothing is ever replaced. There is no `_last_checkpoint`, which would be: readers list the folder then, and what is old
+is deleted. Every version says in its `commitInfo` that an export of this table wrote it. A feature of its own keeps
+programs of Delta from writing: they refuse a table with a writer's feature that they do not know, and read it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from icedb.errors import DamagedLog, ForeignMaintenance
+from icedb.storage.obstore_store import ObjectInfo, fetch
+from icedb.transaction.table_handle import Handle
+
+__all__ = ["ENGINE", "WRITER_FEATURE", "Action", "Add", "CommitInfo", "DeltaLog", "Format", "MetaData", "Protocol",
+           "Remove", "checkpoint_key", "encoded", "path_of", "read_delta_log", "version_key",
+           "write_checkpoint"]  # fmt: skip
+
+#: What Delta's own programs would have to know to write to the table.
+WRITER_FEATURE = "icedbExport"
+ENGINE = "icedb"
+_NAME = re.compile(r"(\d{20})\.(json|checkpoint\.parquet)")
+
+
+class Format(msgspec.Struct, frozen=True):
+    """How the files are encoded."""
+
+    provider: str = "parquet"
+    options: dict[str, str] = {}
+
+
+class Protocol(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """What a program must know to read or to write the table."""
+
+    min_reader_version: int
+    min_writer_version: int
+    reader_features: list[str] | None = None
+    writer_features: list[str] | None = None
+
+
+class MetaData(msgspec.Struct, frozen=True, rename="camel"):
+    """The table's columns."""
+
+    id: str
+    schema_string: str
+    partition_columns: list[str]
+    created_time: int
+    format: Format = Format()
+    configuration: dict[str, str] = {}
+
+
+class Add(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """A file is part of the table from this version on."""
+
+    path: str
+    partition_values: dict[str, str | None]
+    size: int
+    modification_time: int
+    data_change: bool
+    stats: str | None = None
+
+
+class Remove(msgspec.Struct, frozen=True, rename="camel"):
+    """A file is no part of the table any more."""
+
+    path: str
+    deletion_timestamp: int
+    data_change: bool
+    extended_file_metadata: bool
+    partition_values: dict[str, str | None]
+    size: int
+
+
+class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """Who wrote a version. `table` is the id in the table's spec, `pin` what keeps the version's files."""
+
+    timestamp: int
+    operation: str
+    engine_info: str
+    table: str
+    as_of: int
+    pin: str
+    txn_id: str
+    operation_parameters: dict[str, str] = {}
+    is_blind_append: bool = False
+
+
+class Action(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """One line of a version: one of these."""
+
+    commit_info: CommitInfo | None = None
+    protocol: Protocol | None = None
+    meta_data: MetaData | None = None
+    add: Add | None = None
+    remove: Remove | None = None
+
+
+class _Who(msgspec.Struct, rename="camel"):
+    engine_info: str = ""
+    table: str = ""
+
+
+class _Line(msgspec.Struct, rename="camel"):
+    """As little of an action as tells who wrote it."""
+
+    commit_info: _Who | None = None
+
+
+_actions = msgspec.json.Decoder(Action)
+_lines = msgspec.json.Decoder(_Line)
+
+
+@dataclass(slots=True)
+class DeltaLog:
+    """What the versions say together. `version` is -1 as long as there is none."""
+
+    version: int = -1
+    protocol: Protocol | None = None
+    meta_data: MetaData | None = None
+    #: By path, as the log writes it.
+    files: dict[str, Add] = field(default_factory=dict)
+    #: The newest checkpoint, -1 without any, and what of the log came after it.
+    checkpoint: int = -1
+    bytes_since_checkpoint: int = 0
+    #: When the store got each version that is there; and each checkpoint.
+    versions_ms: dict[int, int] = field(default_factory=dict)
+    checkpoints_ms: dict[int, int] = field(default_factory=dict)
+
+    def apply(self, action: Action) -> None:
+        """Take over what a line of the next version says."""
+        self.protocol = action.protocol or self.protocol
+        self.meta_data = action.meta_data or self.meta_data
+        if action.add is not None:
+            self.files[action.add.path] = action.add
+        if action.remove is not None:
+            self.files.pop(action.remove.path, None)
+
+
+def version_key(handle: Handle, version: int) -> str:
+    """The key of a version's object."""
+    return f"{handle.keys.delta_prefix}{version:020d}.json"
+
+
+def checkpoint_key(handle: Handle, version: int) -> str:
+    """The key of the checkpoint at a version."""
+    return f"{handle.keys.delta_prefix}{version:020d}.checkpoint.parquet"
+
+
+def path_of(handle: Handle, key: str) -> str:
+    """How Delta names a part: below the table, percent-encoded, as a partition's path is once already."""
+    below = key.removeprefix(handle.keys.data_prefix.removesuffix("_data/"))
+    return quote(below, safe="/=")
+
+
+def encoded(actions: Iterable[Action]) -> Iterator[bytes]:
+    """The lines of a version."""
+    return (msgspec.json.encode(action) + b"\n" for action in actions)
+
+
+# ------------------------------------------------------------------------------------------------ read
+
+
+def read_delta_log(handle: Handle, folder: Path) -> DeltaLog:
+    """List and read the log. `folder` is for files on the way. Raises ForeignMaintenance, DamagedLog, the store's."""
+    log = DeltaLog()
+    sizes: dict[int, int] = {}
+    for info in handle.store.list(handle.keys.delta_prefix):
+        _note(log, sizes, info, handle.keys.delta_prefix)
+    if not log.versions_ms:
+        if log.checkpoints_ms:  # a reader would begin with it, whatever we put
+            key = version_key(handle, max(log.checkpoints_ms))
+            raise DamagedLog(f"{handle.table}: {_lacks(key)}", key=key)
+        return log
+    log.version = max(log.versions_ms)
+    log.checkpoint = max((v for v in log.checkpoints_ms if v <= log.version), default=-1)
+    since = range(log.checkpoint + 1, log.version + 1)
+    if missing := [v for v in since if v not in log.versions_ms]:
+        key = version_key(handle, missing[0])
+        raise DamagedLog(f"{handle.table}: {_lacks(key)}", key=key)
+    log.bytes_since_checkpoint = sum(sizes[v] for v in since)
+    if log.checkpoint >= 0:
+        _read_checkpoint(handle, log, folder)
+    # The newest is read even when a checkpoint holds it: it says who wrote it.
+    keys = {version_key(handle, v): v for v in sorted({*since, log.version})}
+    found = handle.store.get_many(list(keys))
+    if gone := next((key for key in keys if key not in found), None):
+        raise DamagedLog(f"{handle.table}: {_lacks(gone)}", key=gone)
+    for key, version in keys.items():
+        _check_ours(handle, key, found[key].body)
+        if version > log.checkpoint:
+            for line in found[key].body.splitlines():
+                log.apply(_actions.decode(line))
+    return log
+
+
+def _note(log: DeltaLog, sizes: dict[int, int], info: ObjectInfo, prefix: str) -> None:
+    found = _NAME.fullmatch(info.key.removeprefix(prefix))
+    if found and found[2] == "json":
+        log.versions_ms[int(found[1])] = info.stored_ms
+        sizes[int(found[1])] = info.bytes
+    elif found:
+        log.checkpoints_ms[int(found[1])] = info.stored_ms
+
+
+def _lacks(key: str) -> str:
+    return (
+        f"'{key}' is not there, so nobody can tell what the Delta log says, or whose it is. Move the whole "
+        "folder '_delta_log' away; the next export begins another one."
+    )
+
+
+def _check_ours(handle: Handle, key: str, body: bytes) -> None:
+    """Raise ForeignMaintenance unless an export of this table wrote a version."""
+    try:
+        who = _lines.decode(body.partition(b"\n")[0]).commit_info
+    except msgspec.DecodeError:
+        who = None
+    if who is None or not who.engine_info.startswith(ENGINE) or who.table != handle.spec.id:
+        raise ForeignMaintenance(
+            f"{handle.table}: '{key}' was not written by an export of this table. Nothing was exported. If a program "
+            "of Delta wrote rows there, insert them into this table; then move the folder '_delta_log' away, and "
+            "export again."
+        )
+
+
+def _read_checkpoint(handle: Handle, log: DeltaLog, folder: Path) -> None:
+    path = folder / f"{log.checkpoint}.parquet"
+    fetch(handle.store, checkpoint_key(handle, log.checkpoint), path)
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(columns=["add", "metaData", "protocol"]):
+            for row in batch.to_pylist(maps_as_pydicts="strict"):
+                log.apply(msgspec.convert({k: _without_nulls(v) for k, v in row.items() if v is not None}, Action))
+    path.unlink()
+
+
+def _without_nulls(fields: Mapping[str, object]) -> dict[str, object]:
+    return {k: v for k, v in fields.items() if v is not None}
+
+
+# ------------------------------------------------------------------------------------------------ checkpoint
+
+_TEXTS = pa.map_(pa.string(), pa.string())
+_ADD = pa.struct([
+    ("path", pa.string()), ("partitionValues", _TEXTS), ("size", pa.int64()), ("modificationTime", pa.int64()),
+    ("dataChange", pa.bool_()), ("stats", pa.string()),
+])  # fmt: skip
+_META_DATA = pa.struct([
+    ("id", pa.string()), ("format", pa.struct([("provider", pa.string()), ("options", _TEXTS)])),
+    ("schemaString", pa.string()), ("partitionColumns", pa.list_(pa.string())), ("createdTime", pa.int64()),
+    ("configuration", _TEXTS),
+])  # fmt: skip
+_PROTOCOL = pa.struct([
+    ("minReaderVersion", pa.int32()), ("minWriterVersion", pa.int32()), ("readerFeatures", pa.list_(pa.string())),
+    ("writerFeatures", pa.list_(pa.string())),
+])  # fmt: skip
+_REMOVE = pa.struct([
+    ("path", pa.string()), ("deletionTimestamp", pa.int64()), ("dataChange", pa.bool_()),
+])  # fmt: skip
+_TXN = pa.struct([("appId", pa.string()), ("version", pa.int64())])
+_CHECKPOINT = pa.schema([
+    ("txn", _TXN), ("add", _ADD), ("remove", _REMOVE), ("metaData", _META_DATA), ("protocol", _PROTOCOL),
+])  # fmt: skip
+_ROWS_AT_ONCE = 10_000
+
+
+def write_checkpoint(log: DeltaLog, path: Path) -> None:
+    """Write what holds at a log's version to a file. No program may vacuum the table, so removals need not be kept."""
+    rows: list[dict[str, object]] = [
+        {"protocol": msgspec.to_builtins(log.protocol)},
+        {"metaData": msgspec.to_builtins(log.meta_data)},
+    ]
+    with pq.ParquetWriter(path, _CHECKPOINT) as file:
+        for add in log.files.values():
+            # What a checkpoint holds is no change.
+            rows.append({"add": msgspec.to_builtins(msgspec.structs.replace(add, data_change=False))})
+            if len(rows) == _ROWS_AT_ONCE:
+                file.write_table(pa.Table.from_pylist(rows, _CHECKPOINT))
+                rows = []
+        file.write_table(pa.Table.from_pylist(rows, _CHECKPOINT))

@@ -1,0 +1,181 @@
+"""What an export to Delta would publish: a snapshot, and how it differs from what the Delta log has."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from icedb.errors import InvalidOption, UnknownColumn
+from icedb.operations.export.delta_log import (
+    WRITER_FEATURE,
+    Add,
+    DeltaLog,
+    MetaData,
+    Protocol,
+    Remove,
+    path_of,
+    read_delta_log,
+)
+from icedb.operations.export.delta_partitions import partition_values
+from icedb.operations.export.delta_statistics import delta_statistics
+from icedb.operations.export.delta_types import NO_ZONE, delta_schema
+from icedb.operations.export.rearranged import rearranged
+from icedb.reader.scan_sql import visible_partitions
+from icedb.reader.snapshot import Snapshot, take_snapshot
+from icedb.transaction.table_handle import Handle, Part
+from icedb.transaction.time_bounds import newest_ms
+
+__all__ = ["Plan", "make_plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A snapshot, what the Delta log has, and the difference."""
+
+    log: DeltaLog
+    snapshot: Snapshot
+    #: The time to pin for it; None: that of the newest commit.
+    pin_ms: int | None
+    protocol: Protocol | None
+    meta_data: MetaData | None
+    adds: list[Add]
+    removes: list[Remove]
+
+    @property
+    def differs(self) -> bool:
+        """Whether there is anything to publish."""
+        return bool(self.protocol or self.meta_data or self.adds or self.removes)
+
+    @cached_property
+    def version(self) -> int:
+        """The one that readers shall see: the next, or the newest if nothing differs. Known before the log moves on."""
+        return self.log.version + self.differs
+
+    @property
+    def operation(self) -> str:
+        """What the version's history says."""
+        if self.version == 0:
+            return "CREATE TABLE"
+        if not any(a.data_change for a in self.adds) and not any(r.data_change for r in self.removes):
+            return "OPTIMIZE" if self.adds or self.removes else "SET TBLPROPERTIES"
+        return "WRITE" if self.adds else "DELETE"
+
+
+def make_plan(handle: Handle, as_of_ms: int | None, leave_out: Sequence[str], folder: Path) -> Plan:
+    """Look at the Delta log, then at the table. `folder` is for files on the way.
+
+    Raises UnsupportedType, InvalidPartitionValue, UnknownColumn, InvalidOption, and as `read_delta_log` and
+    `take_snapshot` do.
+    """
+    log = read_delta_log(handle, folder)
+    snapshot, pin_ms = _look(handle, as_of_ms)
+    columns, partitions = _columns(snapshot, leave_out)
+    schema = delta_schema(columns, partitions, table=handle.table)
+    meta_data = _meta_data(handle, log, schema, list(partitions))
+    same_partitions = log.meta_data is not None and log.meta_data.partition_columns == list(partitions)
+    paths = {path_of(handle, p.key): p for p in snapshot.parts}
+    # Of other partition columns, every file is to be told again, with their values.
+    new = {path: p for path, p in paths.items() if not same_partitions or path not in log.files}
+    gone = {path: add for path, add in log.files.items() if path not in paths}
+    unchanged = _unchanged(handle, log, paths, gone)
+    return Plan(
+        log=log,
+        snapshot=snapshot,
+        pin_ms=pin_ms,
+        protocol=_protocol(log, schema),
+        meta_data=meta_data,
+        adds=_adds(snapshot, new, columns, partitions, unchanged=unchanged),
+        removes=[_remove(add, handle.clock.now_ms(), data_change=path not in unchanged) for path, add in gone.items()],
+    )
+
+
+def _look(handle: Handle, as_of_ms: int | None) -> tuple[Snapshot, int | None]:
+    """The snapshot to export, and the time by which a pin keeps its parts.
+
+    That of the newest commit: whatever supersedes them has a later time, by whichever clock, but perhaps not later than
+    now.
+    """
+    if as_of_ms is not None:
+        return take_snapshot(handle, as_of_ms), as_of_ms
+    now_ms = handle.clock.now_ms()
+    state = handle.read()
+    pin_ms = newest_ms(handle, state, now_ms) or None
+    if (pin_ms or 0) == state.newest_ms:
+        return take_snapshot(handle, pin_ms), pin_ms
+    # What a clock far ahead wrote can neither be pinned nor superseded before its time has come.
+    return take_snapshot(handle), pin_ms
+
+
+def _columns(snapshot: Snapshot, leave_out: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The columns in the parts and those that only paths tell, without those to leave out."""
+    if isinstance(leave_out, str):
+        raise InvalidOption(f"{snapshot.table}: leave_out is a list of columns, not one text.")
+    partitions = visible_partitions(snapshot.schema, snapshot.partition_schema)
+    if unknown := [c for c in leave_out if c not in snapshot.schema and c not in partitions]:
+        raise UnknownColumn(
+            f"{snapshot.table}: leave_out names {unknown}; the table has {[*snapshot.schema, *partitions]}."
+        )
+    columns = {c: t for c, t in snapshot.schema.items() if c not in leave_out}
+    partitions = {c: t for c, t in partitions.items() if c not in leave_out}
+    if not columns:
+        raise InvalidOption(
+            f"{snapshot.table}: there is no column to export. Insert rows first, or declare columns, and leave one in."
+        )
+    return columns, partitions
+
+
+def _protocol(log: DeltaLog, schema: str) -> Protocol | None:
+    """What readers must know, if that is news: it never becomes less."""
+    known = log.protocol.reader_features if log.protocol is not None else None
+    if f'"{NO_ZONE}"' in schema or known:
+        needed = Protocol(3, 7, ["timestampNtz"], [WRITER_FEATURE, "timestampNtz"])
+    else:
+        needed = Protocol(1, 7, None, [WRITER_FEATURE])
+    return None if log.protocol == needed else needed
+
+
+def _meta_data(handle: Handle, log: DeltaLog, schema: str, partitions: list[str]) -> MetaData | None:
+    known = log.meta_data
+    if known is not None:
+        needed = MetaData(known.id, schema, partitions, known.created_time)
+        return None if (known.schema_string, known.partition_columns) == (schema, partitions) else needed
+    return MetaData(str(uuid.UUID(handle.clock.new_id())), schema, partitions, handle.clock.now_ms())
+
+
+def _unchanged(handle: Handle, log: DeltaLog, paths: Mapping[str, Part], gone: Collection[str]) -> frozenset[str]:
+    """The paths of files that come or go without a change of the rows."""
+    if handle.spec.merge_query or not log.files:
+        return frozenset()  # somebody's own query may make anything of rows
+    again = frozenset(path for path in paths if path in log.files)
+    if not gone:
+        return again
+    exported = {paths[path].key for path in again}
+    state = handle.read()
+    by_path = {path_of(handle, m.key): m.key for m in state.dead}
+    exported |= {by_path[path] for path in gone if path in by_path}
+    now = {p.key for p in paths.values()}
+    found = rearranged(state, data_prefix=handle.keys.data_prefix, exported=exported, now=now)
+    return again | {path_of(handle, key) for key in found}
+
+
+def _adds(
+    snapshot: Snapshot,
+    new: Mapping[str, Part],
+    columns: Mapping[str, str],
+    partitions: Mapping[str, str],
+    *,
+    unchanged: Collection[str],
+) -> list[Add]:
+    parts = list(new.values())
+    values = partition_values(snapshot, parts, partitions)
+    return [
+        Add(path, value, part.bytes, part.created_ms, path not in unchanged, stats)
+        for (path, part), value, stats in zip(new.items(), values, delta_statistics(parts, columns), strict=True)
+    ]
+
+
+def _remove(add: Add, now_ms: int, *, data_change: bool) -> Remove:
+    return Remove(add.path, now_ms, data_change, True, add.partition_values, add.size)

@@ -1,0 +1,208 @@
+"""Pictures of a table's parts: are there too many small ones, and where?
+
+Their sizes by powers of two, with the size below which a merge takes them, and the partitions that a merge would help
+most. What a merge would take stands out; a part that is small and alone in its partition is as it should be. The text
+beside the picture says the same, for those who do not see it.
+
+A picture is a few kilobytes, to be stored often. It has a background of its own, so that it can be read in a light and
+in a dark page.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from icedb.operations.rewrite.merge import PART_BYTES_MAX, plan_merge
+from icedb.transaction.table_handle import Part
+from icedb.util.optional_deps import imported
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["DPI", "FINE", "GRID", "INK", "PAPER", "TO_MERGE", "PartSizes", "annotate", "as_png", "draw", "draw_sizes",
+           "plain", "shortened", "title"]  # fmt: skip
+
+INK, GRID, PAPER = "#3b4252", "#d5d9e0", "#ffffff"
+FINE, TO_MERGE = "#5b8fc9", "#e07b2e"
+# As wide as the dialog in which Dagster shows it; what fits beside each other follows.
+WIDTH_PX, HEIGHT_PX, DPI = 860, 300, 100
+PARTITIONS_MAX = 8
+LABEL_CHARACTERS_MAX = 26
+TICKS_MAX = 8
+# Of each colour, to paper: few enough for a small file, enough for smooth letters.
+SHADES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PartSizes:
+    """What the picture shows. `to_merge`: what a merge of all partitions would take."""
+
+    parts: tuple[Part, ...]
+    to_merge: tuple[Part, ...]
+    part_bytes_max: int
+
+    @classmethod
+    def of(cls, parts: Sequence[Part], *, part_bytes_max: int = PART_BYTES_MAX) -> PartSizes:
+        """As of some live parts, for merges with this limit."""
+        no_limit = len(parts) + 1, sum(part.bytes for part in parts) + 1
+        plan = plan_merge(
+            parts, part_bytes_max=part_bytes_max, input_parts_max=no_limit[0], input_bytes_max=no_limit[1]
+        )
+        return cls(tuple(parts), tuple(part for group in plan.groups for part in group.inputs), part_bytes_max)
+
+    @property
+    def partitions_to_merge(self) -> list[tuple[str, int]]:
+        """The partitions in which a merge would take parts, with how many, the most first."""
+        counts = Counter(part.partition for part in self.to_merge)
+        return sorted(counts.items(), key=lambda counted: (-counted[1], counted[0]))
+
+    @property
+    def text(self) -> str:
+        """All that the picture says, in words."""
+        small = sum(part.bytes < self.part_bytes_max for part in self.parts)
+        partitions = Counter(part.partition for part in self.parts)
+        told = [
+            f"{_count(len(self.parts), 'live part')} in {_count(len(partitions), 'partition')}, "
+            f"{_size(sum(part.bytes for part in self.parts))} in all; "
+            f"{small:,} {'is' if small == 1 else 'are'} below {_size(self.part_bytes_max)}."
+        ]
+        if self.to_merge:
+            name, most = self.partitions_to_merge[0]
+            told.append(
+                f"A merge would take {len(self.to_merge):,} of them in "
+                f"{_count(len(self.partitions_to_merge), 'partition')}"
+                + (f"; the most, {most:,}, are in {name}." if name else ".")
+            )
+        else:
+            told.append("There is nothing to merge.")
+        return " ".join(told)
+
+
+def draw(sizes: PartSizes) -> bytes:
+    """The picture as a PNG, of one part at least. Raises MissingExtra."""
+    # Here, because they take a second; and without pyplot, whose state is shared by all threads.
+    imported("matplotlib", extra="plot")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH_PX / DPI, HEIGHT_PX / DPI), dpi=DPI, facecolor=PAPER)
+    taken = {part.key for part in sizes.to_merge}
+    to_merge = Counter(part.bytes.bit_length() for part in sizes.to_merge)
+    fine = Counter(part.bytes.bit_length() for part in sizes.parts if part.key not in taken)
+    # Left, bottom, width and height, of the whole: to have them computed takes longer than to draw.
+    if sizes.to_merge:
+        draw_sizes(plain(figure.add_axes((0.02, 0.11, 0.47, 0.74))), fine, to_merge, sizes.part_bytes_max)
+        _draw_partitions(plain(figure.add_axes((0.73, 0.11, 0.25, 0.74))), sizes)
+    else:
+        draw_sizes(plain(figure.add_axes((0.02, 0.11, 0.96, 0.74))), fine, to_merge, sizes.part_bytes_max)
+    return as_png(figure, WIDTH_PX, HEIGHT_PX)
+
+
+def as_png(figure: Figure, width_px: int, height_px: int) -> bytes:
+    """A figure as a small PNG: in the colours of this module and what is between them and paper."""
+    from PIL import Image
+
+    raw, file = io.BytesIO(), io.BytesIO()
+    figure.savefig(raw, format="rgba")
+    drawn = Image.frombytes("RGBA", (width_px, height_px), raw.getvalue())
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([value for colour in (INK, FINE, TO_MERGE) for value in _shades(colour)])
+    drawn.convert("RGB").quantize(palette=palette, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def _shades(colour: str) -> list[int]:
+    """Red, green and blue of a colour, and of what is between it and paper."""
+    values = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+    return [value + (255 - value) * shade // (SHADES - 1) for shade in range(SHADES) for value in values]
+
+
+def plain(axes: Axes) -> Axes:
+    """Axes without a frame."""
+    axes.set_facecolor(PAPER)
+    axes.tick_params(colors=INK, labelsize=8, length=0)
+    axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
+    return axes
+
+
+def draw_sizes(axes: Axes, fine: Counter[int], to_merge: Counter[int], part_bytes_max: int) -> None:
+    """A bar for each power of two: number n has the parts from 2 ** (n - 1) bytes on, and ends at n + 0.5.
+
+    `to_merge`: of each number, the parts that a merge would take; `fine`: the others.
+    """
+    limit = math.log2(part_bytes_max) + 0.5
+    at = range(max(0, min(*fine, *to_merge, int(limit)) - 1), max(*fine, *to_merge, int(limit) + 1) + 1)
+    lower = [fine[n] for n in at]
+    axes.bar(at, lower, width=0.86, color=FINE, label="as it should be" if fine else "")
+    axes.bar(
+        at, [to_merge[n] for n in at], width=0.86, bottom=lower, color=TO_MERGE, label="to merge" if to_merge else ""
+    )
+    for n in at:
+        if whole := fine[n] + to_merge[n]:
+            annotate(axes, f"{whole:,}", (n, whole), (0, 2), ha="center")
+    top = 1.15 * max(fine[n] + to_merge[n] for n in at)
+    axes.set_ylim(0, top)
+    axes.axhline(0, color=GRID, linewidth=1.5)
+    axes.axvline(limit, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+    annotate(axes, f"below {_size(part_bytes_max)}", (limit, top), (-4, -3), ha="right", va="top")
+    edges = [n for n in at if (n - int(limit)) % math.ceil(len(at) / TICKS_MAX) == 0]
+    axes.set_xticks([n + 0.5 for n in edges], [_size(1 << n) for n in edges])
+    axes.set_yticks([])
+    title(
+        axes,
+        f"{_count(fine.total() + to_merge.total(), 'live part')} by size{'' if to_merge else ', nothing to merge'}",
+    )
+    axes.legend(
+        loc="lower right", bbox_to_anchor=(1, 0.97), ncols=2, frameon=False, fontsize=8, labelcolor=INK,
+        handlelength=0.9, handleheight=0.9,
+    )  # fmt: skip
+
+
+def _draw_partitions(axes: Axes, sizes: PartSizes) -> None:
+    """A bar for each of the partitions in which a merge would take most parts."""
+    found = sizes.partitions_to_merge
+    shown = found[:PARTITIONS_MAX]
+    axes.barh(range(len(shown)), [count for _, count in shown], height=0.72, color=TO_MERGE)
+    for row, (_, count) in enumerate(shown):
+        annotate(axes, f"{count:,}", (count, row), (3, 0), va="center")
+    axes.set_yticks(range(len(shown)), [shortened(name) for name, _ in shown], parse_math=False)
+    axes.set_xticks([])
+    axes.set_ylim(PARTITIONS_MAX - 0.5, -0.5)  # the first at the top, and bars of one height however few
+    axes.set_xlim(0, 1.15 * shown[0][1])
+    more = f", the first {len(shown)} of {len(found):,} partitions" if len(found) > len(shown) else ""
+    title(axes, f"{len(sizes.to_merge):,} to merge{more}", side="right")
+
+
+def title(axes: Axes, text: str, *, side: Literal["left", "right"] = "left") -> None:
+    """A heading."""
+    axes.set_title(text, fontsize=9.5, color=INK, loc=side)
+
+
+def annotate(axes: Axes, text: str, at: tuple[float, float], points: tuple[float, float], **where: str) -> None:
+    """A small text, some points beside a place."""
+    axes.annotate(text, at, points, textcoords="offset points", fontsize=8, color=INK, **where)  # type: ignore[arg-type]
+
+
+def shortened(name: str, characters_max: int = LABEL_CHARACTERS_MAX) -> str:
+    """A path that fits beside its bar: its beginning tells most, and its end something."""
+    name, tail = name or "(the table)", characters_max // 3
+    return name if len(name) <= characters_max else f"{name[: characters_max - tail - 1]}…{name[-tail:]}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _size(n_bytes: int) -> str:
+    """In units of 1024, with three digits at most."""
+    value, unit = float(n_bytes), "B"
+    for unit in ("B", "KB", "MB", "GB", "TB", "PB"):
+        if value < 1000 or unit == "PB":
+            break
+        value /= 1024
+    return f"{value:.3g} {unit}"

@@ -1,0 +1,112 @@
+"""The columns of files that are imported: one type for each, and nothing that a batch would be refused for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from icedb.errors import InvalidBatch, SchemaConflict, UnknownColumn, UnsupportedType
+from icedb.operations.importing.list_files import SourceFile
+from icedb.operations.importing.parquet_footer import Footer
+from icedb.sql.connections import RESERVED, quote_name
+from icedb.sql.types import check_columns
+from icedb.transaction.table_handle import Handle
+
+__all__ = ["check_file_columns", "union_of_columns"]
+
+_PARTITION_COLUMN = "_partition"
+
+
+def union_of_columns(
+    handle: Handle, files: Sequence[tuple[SourceFile, Footer]], known: Mapping[str, str]
+) -> dict[str, str]:
+    """The columns of all files. Raises SchemaConflict when two of them, or one and the table, disagree."""
+    columns: dict[str, str] = {}
+    first: dict[str, str] = {}
+    for file, footer in files:
+        for column, type_ in footer.columns.items():
+            other = columns.setdefault(column, type_)
+            where = f"'{first.setdefault(column, file.path)}'"
+            if column in known:
+                other, where = known[column], "the table"
+            if other != type_:
+                raise SchemaConflict(
+                    f"{handle.table}: column '{column}' is {other} in {where} and {type_} in '{file.path}'. Nothing "
+                    "was imported. Leave that file out by a glob, and insert it: insert(path, on_conflict='cast') "
+                    "widens where nothing is lost.",
+                    column=column,
+                    types=(other, type_),
+                )
+    for file, footer in files:
+        if unknown := sorted(footer.untyped - columns.keys() - known.keys()):
+            raise UnsupportedType(
+                f"{handle.table}: column '{unknown[0]}' of '{file.path}' holds nothing but nulls and has no type, and "
+                "no other file nor the table gives it one. Declare it: Table.create(..., schema={...}), or alter."
+            )
+    return columns
+
+
+def check_file_columns(
+    handle: Handle, files: Sequence[tuple[SourceFile, Footer]], known: Mapping[str, str], columns: Mapping[str, str]
+) -> None:
+    """What a batch with these columns would be refused for. Names the first file that is to blame."""
+    spec = handle.spec
+    check_columns(columns, known, table=handle.table)
+    if sort := [c for c in spec.sort_by if c not in columns and c not in known]:
+        raise UnknownColumn(
+            f"{handle.table}: sort_by names '{sort[0]}', and neither the table nor a file has such a column (there are "
+            f"{sorted(columns)}). Correct sort_by."
+        )
+    for file, footer in files:
+        of_file = {*footer.columns, *footer.untyped}
+        if reserved := [c for c in of_file if c.casefold().startswith(RESERVED)]:
+            raise InvalidBatch(f"{handle.table}: '{file.path}' has a column '{reserved[0]}', a reserved name.")
+        if _PARTITION_COLUMN in of_file and not spec.preserve_partition:
+            raise InvalidBatch(
+                f"{handle.table}: '{file.path}' has a column '_partition', by which rows choose their partition when "
+                "they are inserted. Insert the file, or create the table with preserve_partition=True."
+            )
+        if spec.schema_policy == "declared" and (more := sorted(footer.columns.keys() - known.keys())):
+            raise UnknownColumn(
+                f"{handle.table}: '{file.path}' has a column '{more[0]}', and the table takes only columns that were "
+                f"declared ({sorted(known)}). Declare it with alter(schema=...)."
+            )
+        if lacking := [c for c in spec.required if c not in footer.columns]:
+            raise InvalidBatch(
+                f"{handle.table}: '{file.path}' lacks the column '{lacking[0]}', which the table requires. Leave the "
+                "file out."
+            )
+        _check_shadowing(handle, file, footer, columns, known)
+
+
+def _check_shadowing(
+    handle: Handle,
+    file: SourceFile,
+    footer: Footer,
+    columns: Mapping[str, str],
+    known: Mapping[str, str],
+) -> None:
+    """A data column wins over a partition column of its name, in every part: then no path may say more than it does."""
+    of_file = {c.casefold() for c in footer.columns}
+    added = {c.casefold() for c in columns if c not in known}
+    for expression in handle.expressions:
+        name = expression.name.casefold()
+        if expression.path_only and name in of_file:
+            raise InvalidBatch(
+                f"{handle.table}: '{file.path}' stores the column '{expression.name}', of which this table takes the "
+                "value from the path. Import the files into a table with "
+                f"partition_by=['{quote_name(expression.name)}']."
+            )
+        if expression.path_only:
+            continue
+        is_column = expression.sql in (expression.name, quote_name(expression.name))
+        if is_column and name not in of_file:
+            raise InvalidBatch(
+                f"{handle.table}: '{file.path}' lacks the column '{expression.name}', by which the table is "
+                "partitioned: its rows would be null there, whatever the path says. Import the files into a table with "
+                f"path_columns={{'{expression.name}': ...}}."
+            )
+        if not is_column and name in added:
+            raise InvalidBatch(
+                f"{handle.table}: '{file.path}' stores a column '{expression.name}', and the table computes a "
+                "partition column of that name from other columns. Insert the file without it."
+            )

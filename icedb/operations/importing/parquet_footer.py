@@ -1,0 +1,278 @@
+"""What a Parquet file of another program says of itself, and what its rows say: columns, counts, statistics, partition.
+
+DuckDB reads the file where it lies. What it cannot open there (a path with wildcards in it, a store in this process's
+memory) and what it could not read is fetched first: a network that fails is no damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Self, TypeVar
+
+import duckdb
+
+from icedb.errors import InvalidBatch, InvalidOption, UnsupportedType
+from icedb.format.records import Stats
+from icedb.operations.importing.list_files import Origin, SourceFile
+from icedb.operations.rewrite.engine import Means
+from icedb.sql.column_stats import encode_statistics, figures_sql
+from icedb.sql.connections import RESERVED, connect_reader, quote_name, quote_text, read_file
+from icedb.sql.partition_expressions import PartitionExpression
+from icedb.sql.types import describe, storage_type
+from icedb.storage.obstore_store import ObjectNotFound, ObjectStore, fetch
+from icedb.util.temporary_files import make_folder, remove_folder
+from icedb.writer.part_writer import digest
+
+__all__ = ["Demand", "Examined", "Footer", "Footers"]
+
+_Answer = TypeVar("_Answer")
+
+_ROW = f"{RESERVED}row"
+
+# What DuckDB or a URL would take for something else than a name.
+_ODD = frozenset("*?[]#%\\")
+# The bounds in a footer are those of the values, exactly; NaN, cut texts and odd orders are others' trouble.
+_EXACT = frozenset(
+    ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "DATE", "TIMESTAMP",
+     "TIMESTAMP WITH TIME ZONE")
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """A file's rows and its columns with their DuckDB types; `untyped` ones hold nothing but null."""
+
+    rows: int
+    columns: Mapping[str, str]
+    untyped: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the rows of a file are asked for.
+
+    `schema`: the columns that an expression may name. `statistics`: columns with their types. `required`: no nulls.
+    `content`: decode every row and digest the file.
+    """
+
+    schema: Mapping[str, str]
+    expressions: Sequence[PartitionExpression]
+    statistics: Mapping[str, str]
+    required: Sequence[str]
+    content: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What was found in a file. `partitions`: texts of the expressions' values, the most frequent and one more."""
+
+    stats: Stats
+    partitions: tuple[tuple[str | None, ...], ...]
+    digest: str | None
+
+
+class Footers:
+    """Reads the files of a source; several threads may ask. A context: it has a connection and a folder.
+
+    `table`: the store of the table that the files are for.
+    """
+
+    def __init__(self, origin: Origin, *, table: ObjectStore, means: Means | None = None) -> None:
+        self._location = origin.location
+        self._store = origin.store(table)
+        self._table = table.location.uri
+        self._means = means or Means()
+        self._numbers = count(1)
+
+    def __enter__(self) -> Self:
+        means = self._means
+        self._folder = make_folder("import", below=means.folder)
+        self._con = connect_reader(
+            self._location, memory_bytes=means.memory_bytes, folder=self._folder, threads=means.threads
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._con.close()
+        remove_folder(self._folder)
+
+    def read(self, file: SourceFile) -> Footer:
+        """The footer. Raises InvalidBatch for what is no Parquet file that can be read, UnsupportedType."""
+        return self._ask(file, lambda con, path: self._footer(con, path, file))
+
+    def examine(self, file: SourceFile, footer: Footer, demand: Demand) -> Examined:
+        """The rows, as far as it takes. Raises InvalidBatch."""
+        return self._ask(file, lambda con, path: self._examine(con, path, file, footer, demand), whole=demand.content)
+
+    @contextmanager
+    def fetched(self, file: SourceFile) -> Iterator[Path]:
+        """The file on this machine: itself, or a copy for as long as the context lasts. Raises InvalidBatch."""
+        if self._location.scheme == "file":
+            yield Path(file.path)
+            return
+        path = self._folder / f"{next(self._numbers)}.parquet"
+        try:
+            fetch(self._store, file.key, path)
+            yield path
+        except ObjectNotFound:
+            raise self._gone(file) from None
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _gone(self, file: SourceFile) -> InvalidBatch:
+        return InvalidBatch(
+            f"{self._table}: '{file.path}' was removed while it was imported. Nothing was imported. Let nobody change "
+            "the files, and import them again."
+        )
+
+    def _ask(
+        self, file: SourceFile, question: Callable[[duckdb.DuckDBPyConnection, str], _Answer], *, whole: bool = False
+    ) -> _Answer:
+        odd = not self._location.is_opened_by_engines or bool(_ODD & set(file.path))
+        if not odd and not whole:
+            try:
+                with self._con.cursor() as con:
+                    return question(con, file.path)
+            except duckdb.Error:
+                pass  # the object itself decides, read by the store's client
+        with self.fetched(file) as path, self._plain(path) as plain, self._con.cursor() as con:
+            try:
+                return question(con, str(plain))
+            except duckdb.OutOfMemoryException as error:
+                raise InvalidOption(
+                    f"{self._table}: '{file.path}' needs more memory than there is for it "
+                    f"({str(error).splitlines()[0]}). Nothing was imported. Give the engine that imports more "
+                    "memory_bytes, or import without verify."
+                ) from None
+            except duckdb.Error as error:
+                if not path.exists():
+                    raise self._gone(file) from None
+                reason = str(error).splitlines()[0].replace(str(plain), "it")
+                raise InvalidBatch(
+                    f"{self._table}: '{file.path}' cannot be read as Parquet ({reason}). Nothing was imported. Repair "
+                    "the file, or leave it out: name the others by a glob."
+                ) from None
+
+    @contextmanager
+    def _plain(self, path: Path) -> Iterator[Path]:
+        """The file under a path without wildcards."""
+        if not _ODD & set(str(path)):
+            yield path
+            return
+        link = self._folder / f"{next(self._numbers)}.parquet"
+        link.symlink_to(path)
+        try:
+            yield link
+        finally:
+            link.unlink()
+
+    def _footer(self, con: duckdb.DuckDBPyConnection, path: str, file: SourceFile) -> Footer:
+        described = describe(con, f"SELECT * FROM {read_file(path)}")
+        text = quote_text(path)
+        [(rows,)] = con.execute(f"SELECT sum(num_rows) FROM parquet_file_metadata({text})").fetchall()
+        tree = con.execute(
+            f"SELECT name, coalesce(num_children, 0), logical_type FROM parquet_schema({text})"
+        ).fetchall()
+        nulls = _columns_of_nulls([(str(n), int(c), str(t)) for n, c, t in tree])
+        nested = [c for c in nulls if "(" in described.get(c, "") or "[" in described.get(c, "")]
+        if nested:
+            raise UnsupportedType(
+                f"{self._table}: column '{nested[0]}' of '{file.path}' is {described[nested[0]]}, of which some "
+                "elements have no type, because all are null. Insert the file: insert gives them the table's type."
+            )
+        columns = {
+            c: storage_type(t, column=c, table=f"{self._table}: '{file.path}'")
+            for c, t in described.items()
+            if c not in nulls
+        }
+        return Footer(int(rows), columns, frozenset(nulls))
+
+    def _examine(
+        self, con: duckdb.DuckDBPyConnection, path: str, file: SourceFile, footer: Footer, demand: Demand
+    ) -> Examined:
+        hashed = digest(Path(path)) if demand.content else None
+        decode = f", bit_xor(hash({_ROW}))" if demand.content else ""
+        required = [c for c in demand.required if c in footer.columns]
+        if required or decode:
+            counts = "".join(f", count({quote_name(c)})" for c in required)
+            [(rows, *found)] = con.execute(
+                f"SELECT count(*){counts}{decode} FROM {read_file(path)} AS {_ROW}"
+            ).fetchall()
+            self._check_counts(file, int(rows), dict(zip(required, found, strict=False)), footer)
+        partitions = _partitions(con, path, footer, demand) if demand.expressions else ()
+        return Examined(_statistics(con, path, footer, demand.statistics), partitions, hashed)
+
+    def _check_counts(self, file: SourceFile, rows: int, present: Mapping[str, int], footer: Footer) -> None:
+        if rows != footer.rows:
+            raise InvalidBatch(
+                f"{self._table}: '{file.path}' has {rows} rows, and its footer counts {footer.rows}. Repair the file."
+            )
+        for column, filled in present.items():
+            if filled != rows:
+                raise InvalidBatch(
+                    f"{self._table}: column '{column}' is null in {rows - filled} rows of '{file.path}', and the table "
+                    "requires it. Fill it in, or leave the file out."
+                )
+
+
+def _columns_of_nulls(tree: Sequence[tuple[str, int, str]]) -> set[str]:
+    """The columns in which something has no type: the schema's elements come depth first, the root before all."""
+    found: set[str] = set()
+    position = 1
+
+    def walk(column: str) -> None:
+        nonlocal position
+        name, children, logical_type = tree[position]
+        position += 1
+        if logical_type == "NullType()":
+            found.add(column or name)
+        for _ in range(children):
+            walk(column or name)
+
+    while position < len(tree):
+        walk("")
+    return found
+
+
+def _partitions(
+    con: duckdb.DuckDBPyConnection, path: str, footer: Footer, demand: Demand
+) -> tuple[tuple[str | None, ...], ...]:
+    """The partitions of the rows: the most frequent one, and another if there are several."""
+    select = [f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in footer.columns.items()]
+    select += [f"CAST(NULL AS {t}) AS {quote_name(c)}" for c, t in demand.schema.items() if c not in footer.columns]
+    values = ", ".join(f"CAST((\n{e.sql}\n) AS VARCHAR)" for e in demand.expressions)
+    found = con.execute(
+        f"SELECT [{values}]::VARCHAR[], count(*) FROM (SELECT {', '.join(select)} FROM {read_file(path)}) "
+        "GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 2"
+    ).fetchall()
+    return tuple(tuple(texts) for texts, _ in found)
+
+
+def _statistics(con: duckdb.DuckDBPyConnection, path: str, footer: Footer, columns: Mapping[str, str]) -> Stats:
+    """By the footer where that is exact, else by the rows."""
+    present = {c: t for c, t in columns.items() if c in footer.columns}
+    told = {c: f for c, t in present.items() if t in _EXACT and (f := _from_footer(con, path, c, t)) is not None}
+    asked = {c: t for c, t in present.items() if c not in told}
+    if asked:
+        [(figures,)] = con.execute(f"SELECT {figures_sql(asked)} FROM {read_file(path)}").fetchall()
+        told |= {c: list(figures[3 * n : 3 * n + 3]) for n, c in enumerate(asked)}
+    return encode_statistics(present, [figure for c in present for figure in told[c]], footer.rows)
+
+
+def _from_footer(con: duckdb.DuckDBPyConnection, path: str, column: str, type_: str) -> list[str | None] | None:
+    """Least and greatest value and their count, as texts; None when a row group does not tell them."""
+    [(low, high, present, values, exact)] = con.execute(
+        f"""SELECT CAST(min(CAST(stats_min_value AS {type_})) AS VARCHAR),
+                   CAST(max(CAST(stats_max_value AS {type_})) AS VARCHAR),
+                   sum(num_values - stats_null_count),
+                   sum(num_values),
+                   bool_and(stats_null_count IS NOT NULL AND (stats_null_count = num_values
+                       OR coalesce(min_is_exact AND max_is_exact, false)
+                           AND stats_min_value IS NOT NULL AND stats_max_value IS NOT NULL))
+            FROM parquet_metadata({quote_text(path)}) WHERE path_in_schema = {quote_text(column)}"""
+    ).fetchall()
+    return [low, high, str(present)] if exact and values is not None else None

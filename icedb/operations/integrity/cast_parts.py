@@ -1,0 +1,183 @@
+"""Parts whose columns have other types than the table's: told by their footers, checked by value, written again.
+
+Every value is looked at before anything is written: converted back, it must be what it was. Text takes everything:
+JSON of what is nested, DuckDB's text of all else. A part keeps its partition, its rows and all its other columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from icedb.errors import InvariantViolated, SchemaConflict
+from icedb.format.records import Marker
+from icedb.reader.scan_sql import explain, read_parquet
+from icedb.sql.casts import Conversion, lossless, stringify
+from icedb.sql.column_stats import encode_statistics, figures_sql, statistics_columns
+from icedb.sql.connections import (
+    connect_reader,
+    copy_statement,
+    memory_bytes_default,
+    quote_name,
+    quote_text,
+    read_file,
+)
+from icedb.sql.types import describe
+from icedb.storage.obstore_store import ObjectNotFound
+from icedb.transaction.table_handle import Handle, Part
+from icedb.util.temporary_files import make_folder, remove_folder
+from icedb.writer.part_writer import discard, put_part
+
+__all__ = ["Miscast", "check_values", "find_miscast", "recast"]
+
+# A footer is a request or two: enough of them under way to hide the latency.
+FOOTERS_AT_ONCE = 16
+RECASTS_AT_ONCE = 2
+EXAMPLE_CHARS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Miscast:
+    """A part with columns of another type than the table's, and how they become what they must be."""
+
+    part: Part
+    #: All its columns, in order, with the types that they will have.
+    columns: Mapping[str, str]
+    conversions: Mapping[str, Conversion]
+
+
+def find_miscast(handle: Handle, parts: Sequence[Part], types: Mapping[str, str]) -> list[Miscast]:
+    """Those parts in which one of these columns has another type, by their footers.
+
+    Raises MissingPart, SnapshotExpired and the store's errors.
+    """
+    with _connected(handle, parts) as (con, folder), ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
+        stored = {type_: _as_stored(con, folder, type_) for type_ in set(types.values())}
+        found = pool.map(lambda part: _miscast(handle, con, part, types, stored), parts)
+        return [miscast for miscast in found if miscast is not None]
+
+
+def _as_stored(con: duckdb.DuckDBPyConnection, folder: Path, type_: str) -> str:
+    """What a footer makes of a column of this type: Parquet has no arrays of a fixed length, for example."""
+    path = folder / "nothing.parquet"
+    con.execute(f"COPY (SELECT CAST(NULL AS {type_}) AS value WHERE false) TO {quote_text(str(path))} (FORMAT parquet)")
+    return describe(con, f"SELECT * FROM {read_file(path)}")["value"]
+
+
+def _miscast(
+    handle: Handle, con: duckdb.DuckDBPyConnection, part: Part, types: Mapping[str, str], stored: Mapping[str, str]
+) -> Miscast | None:
+    with con.cursor() as own:
+        present = describe(own, f"SELECT * FROM {read_parquet(handle, [part])}")
+    wrong = {c: t for c, t in types.items() if c in present and present[c] not in (t, stored[t])}
+    if not wrong:
+        return None
+    return Miscast(part, present | wrong, {c: _conversion(c, present[c], t) for c, t in wrong.items()})
+
+
+def _conversion(column: str, source: str, target: str) -> Conversion:
+    name = quote_name(column)
+    if target == "VARCHAR":
+        return Conversion(column, source, target, name if source == "JSON" else stringify(name, source))
+    return lossless(column, source, target)
+
+
+def check_values(handle: Handle, miscasts: Sequence[Miscast]) -> None:
+    """Raise SchemaConflict for the first part with a value that would be lost, naming the value.
+
+    Raises MissingPart, SnapshotExpired and the store's errors too.
+    """
+    with _connected(handle, [m.part for m in miscasts]) as (con, _), ThreadPoolExecutor(RECASTS_AT_ONCE) as pool:
+        for _done in pool.map(lambda miscast: _check_values(handle, con, miscast), miscasts):
+            pass
+
+
+def _check_values(handle: Handle, con: duckdb.DuckDBPyConnection, miscast: Miscast) -> None:
+    doubtful = [c for c in miscast.conversions.values() if c.misfit]
+    for conversion in doubtful:
+        example = f"any_value(CAST({quote_name(conversion.column)} AS VARCHAR)) FILTER (WHERE {conversion.misfit})"
+        query = f"SELECT count(*) FILTER (WHERE {conversion.misfit}), {example} "
+        try:
+            with con.cursor() as own:
+                query += f"FROM {read_parquet(handle, [miscast.part])}"
+                [(misfits, value)] = own.execute(query).fetchall()
+        except (duckdb.BinderException, duckdb.ConversionException, duckdb.NotImplementedException) as error:
+            raise _lossy(handle, miscast, conversion, str(error).splitlines()[0]) from None
+        if misfits:
+            reason = f"{misfits} of its rows would lose something, for example {str(value)[:EXAMPLE_CHARS]!r}"
+            raise _lossy(handle, miscast, conversion, reason)
+
+
+def _lossy(handle: Handle, miscast: Miscast, conversion: Conversion, reason: str) -> SchemaConflict:
+    column, source, target = conversion.column, conversion.source, conversion.target
+    return SchemaConflict(
+        f"{handle.table}: column '{column}' is {source} in the part '{miscast.part.key}' and cannot become {target}: "
+        f"{reason}. Nothing was changed. Give another type: types={{{column!r}: 'VARCHAR'}} takes every value.",
+        column=column,
+        types=(source, target),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+def recast(handle: Handle, miscasts: Sequence[Miscast]) -> list[Marker]:
+    """Write each part anew; their markers, in the same order. On failure what was written is deleted.
+
+    Raises MissingPart, SnapshotExpired, InvariantViolated and the store's errors.
+    """
+    keys = [handle.keys.part(m.part.partition, handle.clock.new_id()) for m in miscasts]
+    with _connected(handle, [m.part for m in miscasts]) as (con, folder), ThreadPoolExecutor(RECASTS_AT_ONCE) as pool:
+        writes = [
+            pool.submit(_recast, handle, con, miscast, key, folder) for miscast, key in zip(miscasts, keys, strict=True)
+        ]
+        try:
+            return [write.result() for write in writes]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            discard(handle.store, keys)
+            raise
+
+
+def _recast(handle: Handle, con: duckdb.DuckDBPyConnection, miscast: Miscast, key: str, folder: Path) -> Marker:
+    path = folder / key.rsplit("/", 1)[1]
+    part = miscast.part
+    select = ", ".join(
+        f"{miscast.conversions[c].sql} AS {quote_name(c)}" if c in miscast.conversions else quote_name(c)
+        for c in miscast.columns
+    )
+    order = ", ".join(quote_name(c) for c in handle.spec.sort_by if c in miscast.columns)
+    source = read_parquet(handle, [part])
+    query = f"SELECT * FROM (SELECT {select} FROM {source}){' ORDER BY ' + order if order else ''}"
+    with con.cursor() as own:
+        [(expected,)] = own.execute(f"SELECT count(*) FROM {source}").fetchall()
+        rows = int(own.execute(copy_statement(query, path, handle.spec)).fetchall()[0][1])
+        if not rows == expected == (part.rows if part.rows is not None else rows):
+            raise InvariantViolated(
+                f"{handle.table}: writing '{part.key}' again gave {rows} rows; it has {expected}, and its marker says "
+                f"{part.rows}. Nothing was published."
+            )
+        sorted_by = statistics_columns(handle.spec.sort_by, miscast.columns, handle.expressions)
+        figures = f"SELECT {figures_sql(sorted_by)} FROM {read_file(path)}"
+        stats = encode_statistics(sorted_by, own.execute(figures).fetchall()[0][0] if sorted_by else [], rows)
+    stored = put_part(handle.store, key, path)
+    return Marker(key, stored.bytes, 0, rows=rows, stats=stats, digest=stored.digest)
+
+
+@contextmanager
+def _connected(handle: Handle, parts: Sequence[Part]) -> Iterator[tuple[duckdb.DuckDBPyConnection, Path]]:
+    """A connection that can read these parts, and a folder; an error of DuckDB's becomes what it means."""
+    started_ms = handle.clock.now_ms()
+    folder = make_folder("repair")
+    try:
+        with connect_reader(handle.location, memory_bytes=memory_bytes_default(), folder=folder) as con:
+            yield con, folder
+    except (duckdb.Error, ObjectNotFound) as error:
+        raise explain(handle, parts, error, as_of_ms=started_ms) from None
+    finally:
+        remove_folder(folder)

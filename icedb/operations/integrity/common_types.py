@@ -1,0 +1,127 @@
+"""Which type a column gets of which log files say several: one into which all of them widen without loss.
+
+Only the log's state is looked at here. A type may widen into one that cannot hold quite all of its values, as BIGINT
+into DOUBLE: whether those that are there can be kept is seen later (`icedb.operations.integrity.cast_parts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import duckdb
+
+from icedb.errors import InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
+from icedb.format.replay import LogState
+from icedb.format.table_spec import TableSpec
+from icedb.sql.casts import lossless, widening
+from icedb.sql.sandbox_pool import question
+from icedb.sql.types import describe, storage_type
+
+__all__ = ["RepairedColumn", "choose_types", "common_type"]
+
+# A common type that Parquet does not have, and one that holds the same numbers.
+_INSTEAD = {"HUGEINT": "DECIMAL(38,0)"}
+
+
+@dataclass(frozen=True, slots=True)
+class RepairedColumn:
+    """A column of which log files said several `types`, and the `type` that it gets."""
+
+    column: str
+    types: tuple[str, ...]
+    type: str
+    #: Those that say another type than the one that it gets.
+    log_files: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.column}: {', '.join(self.types)} becomes {self.type}"
+
+
+def choose_types(state: LogState, given: Mapping[str, str], spec: TableSpec) -> tuple[RepairedColumn, ...]:
+    """Which type each column with a conflict gets. Opens no store.
+
+    Raises SchemaConflict for one whose types have none in common, UnknownColumn, InvalidOption and UnsupportedType.
+    """
+    for column, type_ in given.items():
+        if column not in state.schema:
+            raise UnknownColumn(
+                f"{state.table}: types names '{column}', and the table has no such column (it has "
+                f"{sorted(state.schema)})."
+            )
+        if column not in state.conflicts and state.schema[column] != type_:
+            raise InvalidOption(
+                f"{state.table}: types says that '{column}' is {type_}; it is {state.schema[column]} in all log files, "
+                "and repair changes no column that has one type. Leave it out."
+            )
+    _check_case(state)
+    return tuple(_choose(state, column, types, given, spec) for column, types in state.conflicts.items())
+
+
+def _choose(
+    state: LogState, column: str, types: Mapping[str, tuple[str, ...]], given: Mapping[str, str], spec: TableSpec
+) -> RepairedColumn:
+    declared = {column: spec.columns[column]} if column in spec.columns else {}
+    chosen = given.get(column) or common_type([*types, *declared.values()], column=column, table=state.table)
+    if chosen is None:
+        where = " and ".join(f"{t} in {', '.join(map(repr, keys[:3]))}" for t, keys in types.items())
+        one, other = list(types)[:2]
+        raise SchemaConflict(
+            f"{state.table}: column '{column}' is {where}, and there is no type that holds the values of all without "
+            f"loss. Choose one: types={{{column!r}: 'VARCHAR'}} makes text of every value (--type {column}=VARCHAR); "
+            "another one is taken if each value can become it and back.",
+            column=column,
+            types=(one, other),
+            log_files=(types[one][0], types[other][0]),
+        )
+    wrong = sorted({key for type_, keys in types.items() if type_ != chosen for key in keys})
+    return RepairedColumn(column, tuple(types), chosen, tuple(wrong))
+
+
+def common_type(types: Sequence[str], *, column: str, table: str) -> str | None:
+    """A type into which each of these widens without loss, or None. Prefers one for which no value needs a look."""
+    candidates = []
+    for candidate in dict.fromkeys(_candidates(types)):
+        try:
+            stored = storage_type(candidate, column=column, table=table)
+        except UnsupportedType:
+            continue
+        if all(t == stored or _widens(t, stored) for t in types):
+            candidates.append(stored)
+    sure = [c for c in candidates if not any(t != c and lossless(column, t, c).misfit for t in types)]
+    return next(iter([*sure, *candidates]), None)
+
+
+def _widens(source: str, target: str) -> bool:
+    return widening(source, target) or (target == "VARCHAR" and (source == "JSON" or source.startswith("ENUM(")))
+
+
+def _candidates(types: Sequence[str]) -> Iterator[str]:
+    with question() as con:
+        union = " UNION ALL ".join(f"SELECT CAST(NULL AS {t}) AS value" for t in types)
+        try:
+            united = describe(con, union)["value"]
+            yield _INSTEAD.get(united, united)
+        except duckdb.Error:
+            pass  # a number and a struct, for example
+    yield from types
+    if "FLOAT" in types:
+        yield "DOUBLE"  # exact for more integers
+
+
+def _check_case(state: LogState) -> None:
+    seen: dict[str, str] = {}
+    for column in state.schema:
+        other = seen.setdefault(column.casefold(), column)
+        if other != column:
+            first, second = (
+                next(k for k, f in state.effective.items() if name in f.file.schema) for name in (other, column)
+            )
+            raise SchemaConflict(
+                f"{state.table}: the columns '{other}' (in the log file '{first}') and '{column}' (in '{second}') "
+                "differ only in case, which SQL does not tell apart, and repair does not unite them. While no program "
+                f"writes, move '{second}' elsewhere, and insert the rows of its parts again, as '{other}'.",
+                column=column,
+                types=(state.schema[other], state.schema[column]),
+                log_files=(first, second),
+            )

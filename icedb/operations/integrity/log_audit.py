@@ -1,0 +1,297 @@
+"""Read a log that may be damaged, and say what is wrong with it: every problem, not the first one.
+
+Everybody else refuses a log at its first problem, for nothing is guessed. Here each log file is read on its own and
+what is good is replayed, so that one look tells how much is lost. Nothing is changed, and no state that is put
+together here is ever written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+import msgspec
+
+from icedb.errors import DamagedLog
+from icedb.format.codec import decode
+from icedb.format.keys import Keys
+from icedb.format.log_schema import check_types, describe_conflict
+from icedb.format.records import Header, Marker
+from icedb.format.replay import LogState, StoredLogFile, live_to_v3_readers, replay
+from icedb.sql.types import type_name
+from icedb.storage.obstore_store import StoredObject
+from icedb.transaction.claims import FoundClaim
+from icedb.transaction.table_handle import Handle
+from icedb.util.times import time_text
+
+__all__ = ["Problem", "ReadLog", "Severity", "check_claims", "check_log", "link_problem", "read_log"]
+
+Severity = Literal["error", "warning"]
+
+# So many bodies are in memory at a time; a log file is decoded and its body dropped.
+FETCH_AT_ONCE = 256
+
+FOREIGN = (
+    "Another program, which takes no claims, maintained this table: stop it, and restore the log files that it "
+    "deleted from a backup or from earlier versions of the objects."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that must not be, where, and what to do about it. A warning costs no rows and no reader."""
+
+    kind: str
+    severity: Severity
+    #: The object that it is about; empty when it is about none alone.
+    key: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLog:
+    """What of a log can be read, as a state. `unread` are the log files that are there and cannot be."""
+
+    state: LogState
+    unread: frozenset[str]
+    #: The epochs that the names of those announce.
+    unread_epochs: frozenset[int]
+    problems: tuple[Problem, ...]
+
+
+def read_log(handle: Handle) -> ReadLog:
+    """List the log, read each log file on its own, and replay those that are good. Raises the store's errors only."""
+    listed = handle.store.list(handle.keys.log_prefix)
+    listed_ms = {info.key: info.stored_ms for info in listed}
+    links = {info.key for info in listed if info.is_link}
+    problems = [link_problem(handle.table, key) for key in sorted(links)]
+    files: dict[str, StoredLogFile] = {}
+    for some in _batches(key for key in listed_ms if key not in links):
+        for key, stored in handle.store.get_many(some).items():
+            try:
+                handle.keys.parse_log_file(key)
+                found = StoredLogFile(key, decode(stored.body, key, handle.keys), stored.stored_ms)
+                check_types(key, found.file.schema, type_name)
+            except DamagedLog as error:
+                problems.append(Problem("damaged_log", "error", key, str(error)))
+            else:
+                files[key] = found
+                problems += _check_file(found, stored, handle.keys)
+    damaged = links | {p.key for p in problems if p.kind == "damaged_log"}
+    state, conflicts = _replay_good(handle.table, files, listed_ms)
+    gone = listed_ms.keys() - files.keys() - damaged - state.ignored
+    problems += [_gone(handle.table, key) for key in sorted(gone)]
+    unread = frozenset(damaged | gone)
+    return ReadLog(state, unread, _announced(unread, handle.keys), (*problems, *conflicts))
+
+
+def _announced(log_files: Iterable[str], keys: Keys) -> frozenset[int]:
+    epochs = set()
+    for key in log_files:
+        with suppress(DamagedLog):
+            epochs.add(keys.parse_log_file(key).epoch)
+    return frozenset(e for e in epochs if e is not None)
+
+
+def link_problem(table: str, key: str) -> Problem:
+    """The problem of a symbolic link in a folder of the table."""
+    return Problem(
+        "symbolic_link",
+        "error",
+        key,
+        f"{table}: '{key}' is a symbolic link. What it leads to is neither read nor deleted. Put the file or folder "
+        "itself in its place, or remove the link.",
+    )
+
+
+def _gone(table: str, key: str) -> Problem:
+    return Problem(
+        "vanished_log",
+        "error",
+        key,
+        f"{table}: the log file '{key}' is listed and cannot be read, and no log file replaces it. Restore it.",
+    )
+
+
+def _batches(keys: Iterable[str]) -> Iterator[list[str]]:
+    rest = iter(keys)
+    while some := list(islice(rest, FETCH_AT_ONCE)):
+        yield some
+
+
+# -------------------------------------------------------------------------------------------- one log file
+
+
+def _check_file(stored: StoredLogFile, body: StoredObject, keys: Keys) -> Iterator[Problem]:
+    """What decoding alone does not see: name and content say the same, and sections lie one after the other."""
+    key, file, name = stored.key, stored.file, keys.parse_log_file(stored.key)
+    try:
+        header = msgspec.json.decode(body.body.split(b"\n", 1)[0], type=Header)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        yield Problem("damaged_log", "error", key, f"the header of the log file '{key}' cannot be read ({error}).")
+        return
+    lines = body.body.count(b"\n") + 1
+    parts_from = lines if header.part_line is None else header.part_line
+    tombstones_from = parts_from if header.tombstone_line is None else header.tombstone_line
+    if not 1 <= header.schema_line == tombstones_from - 1 < parts_from <= lines:
+        yield Problem(
+            "sections",
+            "error",
+            key,
+            f"the header of the log file '{key}' says that its schema is line {header.schema_line}, its log tombstones "
+            f"begin at {header.tombstone_line} and its markers at {header.part_line}; they must follow one another. "
+            "Lines may be overlooked, or read as something else: restore the object.",
+        )
+    if name.epoch != file.epoch and (file.epoch is not None or name.is_ours):
+        yield Problem(
+            "epoch_name",
+            "error",
+            key,
+            f"the log file '{key}' is epoch {file.epoch}, and its name says {name.epoch}. It was renamed, or a program "
+            f"that does not know epochs wrote it. {FOREIGN}",
+        )
+    if name.t_ms != file.t_ms:
+        yield Problem(
+            "name_time",
+            "warning",
+            key,
+            f"the log file '{key}' has the time {time_text(file.t_ms)} in its header and {time_text(name.t_ms)} in its "
+            "name. Its parts count from their markers' times; it was renamed or copied: find out by whom.",
+        )
+    # A void stands where an append that brings a column would have stood; v3 programs name log files as they like.
+    if file.epoch is not None and not file.void and file.carries_tombstones and not name.merged:
+        yield Problem(
+            "name_merged",
+            "warning",
+            key,
+            f"the log file '{key}' carries tombstones and its name lacks '_m'. It is read all the same; programs that "
+            "look for tombstones by name will miss it.",
+        )
+
+
+# -------------------------------------------------------------------------------------------- all together
+
+
+def _replay_good(
+    table: str, files: Mapping[str, StoredLogFile], listed_ms: Mapping[str, int]
+) -> tuple[LogState, list[Problem]]:
+    """A state of the good log files, without what replay would refuse: an epoch twice, a column of two types."""
+    problems: list[Problem] = []
+    epochs: dict[int, str] = {}
+    good: list[StoredLogFile] = []
+    for key, stored in sorted(files.items()):
+        file = stored.file
+        if file.epoch is not None and epochs.setdefault(file.epoch, key) != key:
+            problems.append(_same_epoch(table, file.epoch, epochs[file.epoch], key))
+            file = msgspec.structs.replace(file, epoch=None, live_epochs=())
+        good.append(StoredLogFile(key, file, stored.stored_ms))
+    state = replay(good, table=table, listed_ms=listed_ms, type_name=type_name, tolerant=True)
+    return state, [*problems, *_schema_conflicts(state)]
+
+
+def _same_epoch(table: str, epoch: int, one: str, other: str) -> Problem:
+    return Problem(
+        "foreign_maintenance",
+        "error",
+        other,
+        f"{table}: the log files '{one}' and '{other}' both say they are epoch {epoch}. {FOREIGN}",
+    )
+
+
+def _schema_conflicts(state: LogState) -> Iterator[Problem]:
+    for column, types in state.conflicts.items():
+        newest = max(keys[0] for keys in types.values())
+        message = f"{state.table}: {describe_conflict(column, types)} The table cannot be read before."
+        yield Problem("schema_conflict", "error", newest, message)
+
+
+def check_log(log: ReadLog, *, now_ms: int, skew_ms: int) -> list[Problem]:
+    """What must hold of all log files together. Pure."""
+    return [
+        *_missing_epochs(log),
+        *_disagreeing_markers(log.state),
+        *_far_ahead(log.state, now_ms + 2 * skew_ms),
+        *([] if log.unread else _seen_otherwise_by_v3(log.state)),
+    ]
+
+
+def _missing_epochs(log: ReadLog) -> Iterator[Problem]:
+    state = log.state
+    present = {f.file.epoch for f in state.files.values()}
+    for epoch in sorted(state.live_epochs - present - log.unread_epochs):
+        yield Problem(
+            "missing_epoch",
+            "error",
+            next(k for k, f in state.files.items() if f.file.epoch == state.epoch),
+            f"{state.table}: epoch {state.epoch}, the newest, needs epoch {epoch}, and no log file is it. No "
+            f"program can read the table. {FOREIGN}",
+        )
+
+
+def _disagreeing_markers(state: LogState) -> Iterator[Problem]:
+    """A part never changes, so all markers of it say the same, as far as they say anything."""
+    first: dict[str, tuple[Marker, str]] = {}
+    for key, stored in sorted(state.files.items()):
+        for marker in stored.file.markers:
+            known, source = first.setdefault(marker.key, (marker, key))
+            one, other = (known.bytes, known.rows, known.digest), (marker.bytes, marker.rows, marker.digest)
+            if any(None not in (a, b) and a != b for a, b in zip(one, other, strict=True)):
+                yield Problem(
+                    "markers_disagree",
+                    "error",
+                    marker.key,
+                    f"{state.table}: the part '{marker.key}' has (bytes, rows, digest) {one} in the log file "
+                    f"'{source}' and {other} in '{key}'. One of them was changed after it was written: compare with "
+                    "the object.",
+                )
+
+
+def _far_ahead(state: LogState, latest_ms: int) -> Iterator[Problem]:
+    for key in sorted(state.far_ahead(latest_ms + 1)):
+        ahead_s = (state.files[key].file.t_ms - latest_ms) / 1000
+        yield Problem(
+            "far_ahead",
+            "warning",
+            key,
+            f"{state.table}: the log file '{key}' is {ahead_s:.0f} s further ahead of this machine's clock than clocks "
+            "may differ. It is read; merges leave it alone until then. Set the clock of its writer, or this one (NTP).",
+        )
+
+
+def _seen_otherwise_by_v3(state: LogState) -> Iterator[Problem]:
+    ours = {m.key for m in state.live}
+    for key in sorted(ours ^ live_to_v3_readers(state)):
+        here, there = ("live", "not live") if key in ours else ("not live", "live")
+        yield Problem(
+            "v3_readers",
+            "error",
+            key,
+            f"{state.table}: the part '{key}' is {here}, and {there} to v3 programs, which believe the last marker "
+            "in the order of names. Do not read the table with v3 until merge and cleanup have replaced the log files "
+            "that name it.",
+        )
+
+
+def check_claims(claims: Sequence[FoundClaim], log: ReadLog) -> Iterator[Problem]:
+    """A claim is made one beyond the newest epoch: where claims are further on, or were published, log files are gone.
+
+    The claims must have been listed before the log.
+    """
+    state = log.state
+    newest = max([state.epoch, *log.unread_epochs])
+    named = {m.key for f in state.files.values() for m in f.file.markers}
+    for claim in claims:
+        if claim.epoch is None or claim.epoch <= newest:
+            continue
+        new = {m.key for m in claim.file.markers if m.created_ms == claim.file.t_ms}
+        if claim.epoch > newest + 1 or claim.log_key in state.log_tombstones or new & named:
+            yield Problem(
+                "foreign_maintenance",
+                "error",
+                claim.key,
+                f"{state.table}: the claim '{claim.key}' shows that there was an epoch {claim.epoch}, and the newest "
+                f"in the log is {newest}: '{claim.log_key}' is gone. {FOREIGN}",
+            )

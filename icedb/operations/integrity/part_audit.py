@@ -1,0 +1,179 @@
+"""Compare parts with what their markers say: rows by the footer, or all that can be compared by the content.
+
+Footers are read by DuckDB, many parts to a query and several queries at a time. A part is only said to be damaged
+after the whole object was fetched and could not be read either: a network that fails is no damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from icedb.format.records import Marker
+from icedb.operations.integrity.log_audit import Problem
+from icedb.sql.connections import RESERVED, connect_reader, quote_text, read_file
+from icedb.storage.obstore_store import ObjectNotFound
+from icedb.transaction.table_handle import Handle
+from icedb.util.progress import progress
+from icedb.util.temporary_files import make_folder, remove_folder
+from icedb.writer.part_writer import digest
+
+__all__ = ["check_contents", "check_footers"]
+
+# A query of so many footers takes a second or two from a bucket, and so many queries hide its latency.
+FOOTERS_AT_ONCE = 64
+QUERIES_AT_ONCE = 8
+# Whole parts are fetched into memory on their way to the disk: some hundred megabytes each, at worst.
+FETCHES_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What the object of a part holds. `rows` is None when it cannot be read as Parquet, for the reason `error`.
+
+    `digest` is None when nobody asked for it.
+    """
+
+    digest: str | None
+    rows: int | None
+    error: str = ""
+
+
+def check_footers(handle: Handle, markers: Sequence[Marker]) -> list[Problem]:
+    """Problems of parts whose footer does not count the rows that the marker does. Raises the store's errors."""
+    if not handle.location.is_opened_by_engines:
+        return check_contents(handle, markers, deep=False)
+    chunks = [markers[i : i + FOOTERS_AT_ONCE] for i in range(0, len(markers), FOOTERS_AT_ONCE)]
+    con = connect_reader(handle.location)
+    try:
+        with progress("reading footers", len(markers), "parts") as advance, ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
+            found = []
+            for some, suspects in zip(
+                chunks, pool.map(lambda some: _suspects(handle, con.cursor(), some), chunks), strict=True
+            ):
+                found += suspects
+                advance(len(some))
+    finally:
+        con.close()
+    # Whatever the footer said, the object itself decides.
+    return check_contents(handle, found, deep=False)
+
+
+def _suspects(handle: Handle, con: duckdb.DuckDBPyConnection, markers: Sequence[Marker]) -> list[Marker]:
+    """The parts whose footer cannot be read or counts other rows. One bad part fails its query, so halves are tried."""
+    by_path = dict(zip(handle.own_paths([handle.part(m) for m in markers]), markers, strict=True))
+    paths = ", ".join(map(quote_text, by_path))
+    query = f"SELECT file_name, num_rows FROM parquet_file_metadata([{paths}])"
+    try:
+        rows = {str(path): int(n) for path, n in con.execute(query).fetchall()}
+    except duckdb.Error:
+        with suppress(ObjectNotFound):
+            handle.store.head(markers[0].key)  # a store that does not answer is not asked for each part
+        if len(markers) == 1:
+            return list(markers)
+        half = len(markers) // 2
+        return [*_suspects(handle, con, markers[:half]), *_suspects(handle, con, markers[half:])]
+    return [m for path, m in by_path.items() if m.rows not in (None, rows.get(path))]
+
+
+def check_contents(handle: Handle, markers: Sequence[Marker], *, deep: bool) -> list[Problem]:
+    """Problems of parts whose content is not what their markers say; `deep` compares digests and decodes every row.
+
+    A part that is not there is left out: whether it must be is not decided here. Raises the store's errors.
+    """
+    if not markers:
+        return []
+    folder = make_folder("verify")
+    con = connect_reader(handle.location)
+    try:
+        problems: list[Problem] = []
+        sizes = sum(m.bytes for m in markers)
+        with progress("checking parts", sizes, "bytes") as advance, ThreadPoolExecutor(FETCHES_AT_ONCE) as pool:
+            checked = pool.map(
+                lambda numbered: _check_part(handle, con, numbered[1], folder / f"{numbered[0]}.parquet", deep=deep),
+                enumerate(markers),
+            )
+            for marker, found in zip(markers, checked, strict=True):
+                problems += found
+                advance(marker.bytes)
+        return problems
+    finally:
+        con.close()
+        remove_folder(folder)
+
+
+def _check_part(
+    handle: Handle, con: duckdb.DuckDBPyConnection, marker: Marker, path: Path, *, deep: bool
+) -> list[Problem]:
+    try:
+        with con.cursor() as own, _fetched(handle, marker, path) as local:
+            content = _content(own, local, deep=deep)
+    except (ObjectNotFound, FileNotFoundError):
+        return []
+    return list(_compare(handle.table, marker, content))
+
+
+@contextmanager
+def _fetched(handle: Handle, marker: Marker, path: Path) -> Iterator[Path]:
+    """The object as a file: where it lies, or a copy at `path` for as long as it is looked at."""
+    if handle.location.scheme == "file":
+        yield Path(*handle.own_paths([handle.part(marker)]))
+        return
+    path.write_bytes(handle.store.get(marker.key).body)
+    try:
+        yield path
+    finally:
+        path.unlink()
+
+
+def _content(con: duckdb.DuckDBPyConnection, path: Path, *, deep: bool) -> _Content:
+    hashed = digest(path) if deep else None
+    try:
+        return _Content(hashed, _decode_rows(con, path) if deep else _count_rows(con, path))
+    except duckdb.Error as error:
+        if not path.exists():
+            raise FileNotFoundError(path) from None
+        return _Content(hashed, None, str(error).splitlines()[0].replace(str(path), "it"))
+
+
+def _count_rows(con: duckdb.DuckDBPyConnection, path: Path) -> int:
+    return int(
+        con.execute(f"SELECT sum(num_rows) FROM parquet_file_metadata({quote_text(str(path))})").fetchall()[0][0]
+    )
+
+
+def _decode_rows(con: duckdb.DuckDBPyConnection, path: Path) -> int:
+    """Hashing every row makes DuckDB decode every page."""
+    row = f"{RESERVED}row"
+    return int(con.execute(f"SELECT count(*), bit_xor(hash({row})) FROM {read_file(path)} AS {row}").fetchall()[0][0])
+
+
+def _compare(table: str, marker: Marker, content: _Content) -> Iterator[Problem]:
+    restore = "Restore the object from a backup or an earlier version of it."
+    if None not in (marker.digest, content.digest) and marker.digest != content.digest:
+        yield Problem(
+            "part_digest",
+            "error",
+            marker.key,
+            f"{table}: the live part '{marker.key}' has the digest {content.digest} instead of {marker.digest}: it is "
+            f"not what was written. {restore}",
+        )
+    if content.rows is None:
+        yield Problem(
+            "damaged_part",
+            "error",
+            marker.key,
+            f"{table}: the live part '{marker.key}' cannot be read as Parquet ({content.error}). {restore}",
+        )
+    elif marker.rows not in (None, content.rows):
+        yield Problem(
+            "part_rows",
+            "error",
+            marker.key,
+            f"{table}: the live part '{marker.key}' has {content.rows} rows instead of {marker.rows}. {restore}",
+        )

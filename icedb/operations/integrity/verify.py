@@ -1,0 +1,296 @@
+"""Look at everything a table is made of, change nothing, and list every problem.
+
+Log, claims, parts and the rest of the table's prefix are listed and compared, log files and claims are read. Then the
+row counts in the parts' footers are compared, or nothing of the parts is opened, or `deep` reads every byte. A table
+may be in use meanwhile, and a merge or a cleanup between two listings looks like damage: an error is only reported when
+a second look finds it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+from icedb.errors import DamagedLog, InvalidOption
+from icedb.format.keys import Keys
+from icedb.format.records import Marker, total_rows
+from icedb.operations.integrity.log_audit import Problem, ReadLog, check_claims, check_log, link_problem, read_log
+from icedb.operations.integrity.part_audit import check_contents, check_footers
+from icedb.operations.retention.orphans import SweepPlan, named_by_claims, plan_sweep
+from icedb.storage.obstore_store import ObjectInfo
+from icedb.transaction.claims import Claims, read_claims
+from icedb.transaction.open_table import is_lost
+from icedb.transaction.pin_objects import is_needed, read_pins
+from icedb.transaction.table_handle import Handle, lost_spec
+from icedb.transaction.table_place import foreign_roots, is_below
+from icedb.util.times import time_text
+
+__all__ = ["VerifyReport", "verify"]
+
+# A list of them is in the report; a message names a few.
+EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What a table is made of, and what is wrong with it. Times are unix milliseconds."""
+
+    table: str
+    deep: bool
+    #: Whether parts were opened at all; without, the sizes that the store lists were compared.
+    footers: bool
+    log_files: int
+    superseded_log_files: int
+    epoch: int
+    live_epochs: int
+    horizon_ms: int
+    live_parts: int
+    #: None when a part does not say how many it has.
+    live_rows: int | None
+    live_bytes: int
+    tombstoned_parts: int
+    tombstoned_bytes: int
+    #: Live parts whose content was not compared with a digest: all of them without `deep`.
+    unchecked_parts: int
+    claims: int
+    pins: int
+    orphans: tuple[str, ...]
+    orphan_bytes: int
+    #: Parts that nothing names and that may be being written.
+    young_parts: int
+    young_bytes: int
+    #: Objects below the table's prefix that are nothing of a table's.
+    foreign: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no error; warnings may be there."""
+        return not any(p.severity == "error" for p in self.problems)
+
+    def __str__(self) -> str:
+        rows = "unknown number of" if self.live_rows is None else f"{self.live_rows:,}"
+        compared = f"{self.live_parts - self.unchecked_parts:,} compared with their digest"
+        checked = compared if self.deep else "footers read" if self.footers else "sizes compared, no part opened"
+        horizon = time_text(self.horizon_ms) if self.horizon_ms else "none"
+        lines = [
+            ("table", self.table),
+            ("log", f"{self.log_files:,} log files, {self.superseded_log_files:,} of them superseded"),
+            ("epoch", f"{self.epoch:,}, {self.live_epochs:,} in force; horizon {horizon}"),
+            ("live", f"{self.live_parts:,} parts, {rows} rows, {self.live_bytes:,} bytes; {checked}"),
+            ("tombstoned", f"{self.tombstoned_parts:,} parts, {self.tombstoned_bytes:,} bytes"),
+            ("claims", f"{self.claims:,}, and {self.pins:,} pins"),
+            ("orphans", f"{len(self.orphans):,} parts, {self.orphan_bytes:,} bytes"),
+            ("young", f"{self.young_parts:,} parts, {self.young_bytes:,} bytes: being written, or orphans to be"),
+            ("foreign", f"{len(self.foreign):,} objects"),
+            *((p.severity, p.message) for p in self.problems),
+            ("result", "sound" if self.ok else "DAMAGED"),
+        ]
+        return "\n".join(f"{name:<11} {text}" for name, text in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """All that was listed and read at one time, and what is wrong with that."""
+
+    log: ReadLog
+    claims: Claims
+    #: The objects under `_data/`.
+    stored: Mapping[str, ObjectInfo]
+    unnamed: SweepPlan
+    foreign: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def present(self) -> list[Marker]:
+        """The live parts whose object is there."""
+        stored = self.stored
+        return [m for m in self.log.state.live if m.key in stored and not stored[m.key].is_link]
+
+
+def verify(handle: Handle, *, deep: bool = False, footers: bool = True) -> VerifyReport:
+    """Read everything and compare; see `Table.verify`. Raises InvalidOption and the store's errors only."""
+    if deep and not footers:
+        raise InvalidOption(f"{handle.table}: deep opens every part, and footers=False none. Leave one of the two out.")
+    look = _look(handle)
+    contents = _contents(handle, look.present, deep=deep) if footers else []
+    problems = [*look.problems, *contents]
+    if any(p.severity == "error" for p in problems):
+        look = _look(handle)
+        problems = _confirmed(problems, contents, look)
+    return _report(look, problems, table=handle.table, deep=deep, footers=footers)
+
+
+def _contents(handle: Handle, parts: list[Marker], *, deep: bool) -> list[Problem]:
+    return check_contents(handle, parts, deep=True) if deep else check_footers(handle, parts)
+
+
+def _confirmed(problems: Iterable[Problem], contents: Iterable[Problem], again: _Look) -> list[Problem]:
+    """The errors that a second look finds too. What is wrong in a part stays so, as long as the part is live."""
+    before = {(p.kind, p.key) for p in problems}
+    live = {m.key for m in again.present}
+    seen_again = [p for p in again.problems if p.severity == "warning" or (p.kind, p.key) in before]
+    return seen_again + [p for p in contents if p.key in live]
+
+
+# ------------------------------------------------------------------------------------------------ one look
+
+
+def _look(handle: Handle) -> _Look:
+    """Objects, then claims, then the log, as the orphan sweep does it; where they do not fit, objects once more."""
+    keys, timing, now_ms = handle.keys, handle.timing, handle.clock.now_ms()
+    objects = handle.store.list(keys.data_prefix.removesuffix("_data/"))
+    claims = read_claims(handle)
+    log = read_log(handle)
+    stored = {i.key: i for i in objects if i.key.startswith(keys.data_prefix)}
+    unnamed = _unnamed(handle, stored, claims, log, now_ms)
+    if unnamed.orphans or any(m.key not in stored for m in log.state.live):
+        # Deleted since, or published since: a part that was not listed before is too young to be an orphan.
+        stored = {i.key: i for i in handle.store.list(keys.data_prefix)}
+        unnamed = _unnamed(handle, stored, claims, log, now_ms)
+    ours = (keys.data_prefix, keys.log_prefix, keys.claims_prefix, keys.delta_prefix)
+    outside = [i.key for i in objects if i.key != keys.spec and not i.key.startswith(ours)]
+    beside = foreign_roots(outside, keys)  # tables at nested addresses, such as `events/daily` below `events`
+    outside = [key for key in outside if not is_below(key, beside)]
+    foreign = tuple(sorted([*outside, *(i.key for i in unnamed.foreign if not i.is_link)]))
+    problems = [
+        *log.problems,
+        *_check_spec(handle, log, spec_is_listed=any(i.key == keys.spec for i in objects)),
+        *check_log(log, now_ms=handle.clock.now_ms(), skew_ms=timing.max_skew_ms),  # listed since `now_ms`
+        *check_claims(claims.found, log),
+        *_check_claims_read(handle.keys, claims),
+        *(link_problem(handle.table, i.key) for i in stored.values() if i.is_link),
+        *_check_objects(handle.table, log.state.live, stored),
+        *(_check_pins(handle, log, stored, now_ms) if claims.pins else ()),
+        *_check_unnamed(handle.table, unnamed, timing.min_age_ms, sure=not log.unread and not claims.damaged),
+        *_check_foreign(handle.table, foreign),
+    ]
+    return _Look(log, claims, stored, unnamed, foreign, tuple(problems))
+
+
+def _unnamed(handle: Handle, stored: Mapping[str, ObjectInfo], claims: Claims, log: ReadLog, now_ms: int) -> SweepPlan:
+    in_log = {m.key for f in log.state.files.values() for m in f.file.markers}
+    return plan_sweep(
+        stored.values(),
+        frozenset(in_log | named_by_claims(claims, epoch=log.state.epoch)),
+        keys=handle.keys,
+        now_ms=now_ms - handle.timing.max_skew_ms,
+        min_age_ms=handle.timing.min_age_ms,
+    )
+
+
+def _check_spec(handle: Handle, log: ReadLog, *, spec_is_listed: bool) -> Iterator[Problem]:
+    if not spec_is_listed and not log.unread and is_lost(log.state, handle):
+        error = lost_spec(handle.table, handle.keys.spec)
+        yield Problem("lost_spec", "error", handle.keys.spec, str(error))
+
+
+def _check_claims_read(keys: Keys, claims: Claims) -> Iterator[Problem]:
+    for error in claims.damaged:
+        known = keys.parse_epoch_claim(error.key) is not None or keys.is_txn_claim(error.key)
+        if known:
+            yield Problem("damaged_claim", "error", error.key, str(error))
+        else:
+            yield Problem("unknown_claim", "warning", error.key, str(error))
+
+
+def _check_objects(table: str, live: Iterable[Marker], stored: Mapping[str, ObjectInfo]) -> Iterator[Problem]:
+    for marker in live:
+        found = stored.get(marker.key)
+        if found is not None and found.is_link:
+            continue  # it has a problem of its own
+        if found is None:
+            yield Problem(
+                "missing_part",
+                "error",
+                marker.key,
+                f"{table}: the live part '{marker.key}' ({marker.bytes} bytes) is not in the store. No program of ours "
+                "deletes a live part: find out who did, and restore the object.",
+            )
+        elif found.bytes != marker.bytes:
+            yield Problem(
+                "part_size",
+                "error",
+                marker.key,
+                f"{table}: the live part '{marker.key}' has {found.bytes} bytes instead of {marker.bytes}. Restore the "
+                "object from a backup or an earlier version of it.",
+            )
+
+
+def _check_pins(handle: Handle, log: ReadLog, stored: Mapping[str, ObjectInfo], now_ms: int) -> Iterator[Problem]:
+    try:
+        pins = [p for p in read_pins(handle) if not p.expired(now_ms)]
+    except DamagedLog as error:
+        yield Problem("damaged_pin", "error", error.key, str(error))
+        return
+    for marker in log.state.parts.values():
+        if marker.tombstoned_ms is not None and marker.key not in stored and is_needed(marker, pins):
+            needed_by = ", ".join(p.name for p in pins if is_needed(marker, [p]))
+            yield Problem(
+                "missing_pinned_part",
+                "error",
+                marker.key,
+                f"{handle.table}: the part '{marker.key}', which the pin {needed_by} needs, is not in the store: that "
+                "time cannot be read. Restore the object, or remove the pin.",
+            )
+
+
+def _check_unnamed(table: str, unnamed: SweepPlan, min_age_ms: int, *, sure: bool) -> Iterator[Problem]:
+    if not unnamed.orphans:
+        return
+    what = f"{table}: {len(unnamed.orphans)} parts ({sum(i.bytes for i in unnamed.orphans)} bytes)"
+    remedy = (
+        f"are named by no log file and no claim and are older than {min_age_ms / 3_600_000:g} h: left by a crashed "
+        "write or a lost race. sweep_orphans deletes them."
+        if sure
+        else "are named by nothing that can be read. Keep them: what cannot be read may name them."
+    )
+    yield Problem("orphans", "warning", "", f"{what} {remedy} {_examples(i.key for i in unnamed.orphans)}")
+
+
+def _check_foreign(table: str, foreign: tuple[str, ...]) -> Iterator[Problem]:
+    if foreign:
+        message = (
+            f"{table}: {len(foreign)} objects below the table's prefix are nothing of a table's. Nothing touches them; "
+            f"move them elsewhere. {_examples(foreign)}"
+        )
+        yield Problem("foreign_objects", "warning", "", message)
+
+
+def _examples(keys: Iterable[str]) -> str:
+    *some, last = islice(keys, EXAMPLES + 1)
+    return f"({', '.join([*some, last])})" if len(some) < EXAMPLES else f"({', '.join(some)}, ...)"
+
+
+# ------------------------------------------------------------------------------------------------ the report
+
+
+def _report(look: _Look, problems: Iterable[Problem], *, table: str, deep: bool, footers: bool) -> VerifyReport:
+    state = look.log.state
+    live = state.live
+    dead = [m for m in state.parts.values() if m.tombstoned_ms is not None]
+    return VerifyReport(
+        table=table,
+        deep=deep,
+        footers=footers,
+        log_files=len(state.files) + len(look.log.unread),
+        superseded_log_files=len(state.ignored & state.files.keys()),
+        epoch=state.epoch,
+        live_epochs=len(state.live_epochs),
+        horizon_ms=state.horizon_ms,
+        live_parts=len(live),
+        live_rows=total_rows(live),
+        live_bytes=sum(m.bytes for m in live),
+        tombstoned_parts=len(dead),
+        tombstoned_bytes=sum(m.bytes for m in dead),
+        unchecked_parts=sum(not deep or m.digest is None for m in live),
+        claims=len(look.claims.found) + len(look.claims.damaged),
+        pins=len(look.claims.pins),
+        orphans=tuple(i.key for i in look.unnamed.orphans),
+        orphan_bytes=sum(i.bytes for i in look.unnamed.orphans),
+        young_parts=len(look.unnamed.young),
+        young_bytes=sum(i.bytes for i in look.unnamed.young),
+        foreign=look.foreign,
+        problems=tuple(sorted(problems, key=lambda p: (p.severity != "error", p.kind, p.key))),
+    )

@@ -1,0 +1,374 @@
+"""Delete what expired tombstones point at.
+
+A tombstone says when a part or a log file was superseded. Readers that listed the log before then may still open
+it, so cleanup waits `grace_ms`, by the writer's time and by the store's. What a pin needs stays, the object and the
+marker (see `icedb.operations.retention.pins`). It never rewrites rows and never makes a part visible. It may stop after any
+request: the next run finishes the work. Objects that no log file names are not its concern (they are orphans).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from icedb.errors import DamagedLog, GraceTooShort, InvalidOption
+from icedb.format.claims import decode_txn_claim
+from icedb.format.commit_draft import Draft, draft
+from icedb.format.records import Marker, Named, told, tombstoned
+from icedb.format.replay import LogState
+from icedb.operations.commits.log_carryover import calling_live
+from icedb.transaction.append import Commit, nothing_to_commit
+from icedb.transaction.exclusive import exclusive
+from icedb.transaction.idempotent_append import is_recorded
+from icedb.transaction.pin_objects import Pin, is_needed, pins_in_force, read_pins
+from icedb.transaction.table_handle import Handle
+from icedb.transaction.table_place import below_other_tables
+from icedb.util.durations import duration_text
+
+__all__ = ["DELETES_MAX", "CleanupPlan", "CleanupReport", "cleanup", "plan_cleanup"]
+
+logger = logging.getLogger(__name__)
+
+# With a grace period of (nearly) nothing, forgetting makes new ripe tombstones; each round leaves fewer.
+ROUNDS_MAX = 10
+# One call's share: a hundred requests, and as many markers to forget in one commit as are read in a second.
+DELETES_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupPlan:
+    """What one call deletes: the log files' keys and the parts' markers, in key order.
+
+    `kept_for_pins` parts are old enough, and some pin needs them. `remaining` objects are for the next call.
+    """
+
+    log_files: tuple[str, ...]
+    parts: tuple[Marker, ...]
+    kept_for_pins: int
+    remaining: int
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupReport:
+    """What a cleanup deleted, or would delete. `forgotten` markers left the log, which moved the horizon.
+
+    `rewritten_log_files` were replaced by ones without these markers, and are deleted when they are old enough.
+
+    `kept_for_pins` parts were old enough; pins that had long expired were deleted themselves. Run it again when
+    something is `remaining`.
+    """
+
+    deleted_log_files: tuple[str, ...]
+    deleted_parts: tuple[str, ...]
+    deleted_bytes: int
+    deleted_claims: tuple[str, ...]
+    deleted_pins: tuple[str, ...]
+    kept_for_pins: int
+    forgotten: int
+    rewritten_log_files: tuple[str, ...]
+    remaining: int
+    horizon_ms: int
+    commit: Commit
+    dry_run: bool
+
+
+def plan_cleanup(
+    state: LogState, *, now_ms: int, grace_ms: int, pins: Collection[Pin] = (), deletes_max: int = DELETES_MAX
+) -> CleanupPlan:
+    """What may be deleted. Pure. `state` must have been read with `everything`, and the pins after `now_ms`.
+
+    When not all fits: log files come first, for no marker can be forgotten before; then the parts that have been dead
+    the longest, so that the horizon moves no further than it must. Last come those that can be deleted and not yet
+    forgotten. Nobody needs to call again for these: they are deleted once more with the log files that name them.
+    """
+    cutoff_ms = now_ms - grace_ms
+    log_files = _old_log_files(state, cutoff_ms)
+    old = (m for m in state.dead if m.tombstoned_ms is not None and m.tombstoned_ms <= cutoff_ms)
+    dead = [m for m in old if _is_ripe(m.tombstoned_ms, state.parts_named[m.key], cutoff_ms)]
+    named = _called_live(state, {m.key for m in dead}, but=frozenset(log_files))
+    free = sorted(
+        (m for m in dead if not is_needed(m, pins)), key=lambda m: (m.key in named, m.tombstoned_ms or 0, m.key)
+    )
+    logs_now = log_files[:deletes_max]
+    parts_now = free[: deletes_max - len(logs_now)]
+    left = sum(m.key not in named for m in free[len(parts_now) :])
+    return CleanupPlan(
+        log_files=tuple(logs_now),
+        parts=tuple(sorted(parts_now, key=lambda m: m.key)),
+        kept_for_pins=len(dead) - len(free),
+        remaining=len(log_files) - len(logs_now) + left,
+    )
+
+
+def _old_log_files(state: LogState, cutoff_ms: int) -> list[str]:
+    replaced = {
+        k
+        for k, t in state.log_tombstones.items()
+        if k in state.listed_ms and _is_ripe(t, state.logs_named[k], cutoff_ms)
+    }
+    ignored = {
+        k for k in state.ignored - state.log_tombstones.keys() if state.listed_ms.get(k, cutoff_ms + 1) <= cutoff_ms
+    }
+    return sorted(replaced - _still_needed(state, replaced) | ignored)
+
+
+def _called_live(state: LogState, part_keys: Collection[str], *, but: frozenset[str] = frozenset()) -> set[str]:
+    """Those of the parts that a log file in the store calls live, but for some log files.
+
+    None of them can be forgotten: a v3 reader ignores log tombstones, and would see such a part come back.
+    """
+    files = (stored.file for key, stored in state.files.items() if key not in but)
+    return {key for file in files for key, is_dead in told(file.markers) if not is_dead and key in part_keys}
+
+
+def _is_ripe(tombstoned_ms: int | None, named: Named, cutoff_ms: int) -> bool:
+    """Older than the grace period, and carried by a log file that has been in the store that long."""
+    if tombstoned_ms is None:
+        return False
+    return tombstoned_ms <= cutoff_ms and min(named.tombstoned_by_ms, default=cutoff_ms + 1) <= cutoff_ms
+
+
+def _still_needed(state: LogState, replaced: Collection[str]) -> set[str]:
+    """Those of the log files that hold something of their own.
+
+    What we replace is ignored, for its markers are all carried. A v3 program's tombstone only says so: each part must
+    be named by a log file that nobody tombstoned, and each tombstone of a part too.
+    """
+    doubtful = [f for k in replaced if k not in state.ignored and (f := state.files.get(k)) is not None]
+    if not doubtful:
+        return set()
+    staying = [f.file for k, f in state.effective.items() if k not in state.log_tombstones]
+    named = {key for f in staying for key, _ in told(f.markers)}
+    dead = {m.key for f in staying for m in tombstoned(f.markers)}
+    return {
+        stored.key
+        for stored in doubtful
+        if not all(key in (dead if is_dead else named) for key, is_dead in told(stored.file.markers))
+    }
+
+
+def cleanup(
+    handle: Handle,
+    *,
+    grace_ms: int | None = None,
+    allow_short_grace: bool = False,
+    deletes_max: int = DELETES_MAX,
+    dry_run: bool = False,
+) -> CleanupReport:
+    """Delete what was superseded longer than `grace_ms` ago (default: the table's), and forget it.
+
+    At most `deletes_max` log files and parts; what is left is `remaining` in the report. Below twice the commit
+    timeout it needs `allow_short_grace` (tests; one writer at rest), and then it repeats until nothing is ripe. Whoever
+    pins counts on the table's grace period: with a shorter one here, nobody may be putting a pin meanwhile.
+
+    Raises GraceTooShort, InvalidOption, ClockSkew, DamagedLog (a pin cannot be read), CommitContended, CommitUncertain
+    and the store's errors.
+    """
+    if grace_ms is not None:
+        handle.learn_changed_times()
+    short = _check_grace(handle, grace_ms, allow_short=allow_short_grace)
+    if deletes_max < 1:
+        raise InvalidOption(f"{handle.table}: deletes_max is {deletes_max}; give 1 at least.")
+    run = _Run(
+        handle, grace_ms, allow_short_grace, deletes_max, dry_run, at_rest=short, commit=nothing_to_commit(handle)
+    )
+    for _ in range(1 + (ROUNDS_MAX if short and not dry_run else 0)):
+        if not run.round():
+            break
+    return run.report()
+
+
+def _check_grace(handle: Handle, grace_ms: int | None, *, allow_short: bool) -> bool:
+    """Whether a grace period is too short for other programs to go on. Raises GraceTooShort unless that is allowed."""
+    if grace_ms is None:
+        return False
+    least_ms = 2 * handle.timing.commit_timeout_ms
+    if grace_ms < 0 or (grace_ms < least_ms and not allow_short):
+        raise GraceTooShort(
+            f"{handle.table}: a grace period of {duration_text(grace_ms)} could delete what a running reader or writer "
+            f"still needs; it must be at least {duration_text(least_ms)}. If nothing else uses the table now, pass "
+            "allow_short_grace=True."
+        )
+    return grace_ms < least_ms
+
+
+@dataclass(slots=True)
+class _Run:
+    """One call, in one round or, without a grace period, several; and what it has done so far."""
+
+    handle: Handle
+    #: None: the table's.
+    grace_ms: int | None
+    allow_short_grace: bool
+    deletes_left: int
+    dry_run: bool
+    at_rest: bool
+    commit: Commit
+    log_files: list[str] = field(default_factory=list)
+    #: Key -> bytes.
+    parts: dict[str, int] = field(default_factory=dict)
+    claims: list[str] = field(default_factory=list)
+    pins: list[str] = field(default_factory=list)
+    kept_for_pins: int = 0
+    forgotten: int = 0
+    rewritten: list[str] = field(default_factory=list)
+    remaining: int = 0
+    horizon_ms: int = 0
+
+    def round(self) -> bool:
+        """Whether another round could find more to do."""
+        state = self.handle.read(everything=True)
+        # After the log was read: another program may have changed the times.
+        _check_grace(self.handle, self.grace_ms, allow_short=self.allow_short_grace)
+        grace_ms = self.handle.timing.grace_ms if self.grace_ms is None else self.grace_ms
+        now_ms = self._now_ms(state)
+        cutoff_ms = now_ms - grace_ms
+        plan = plan_cleanup(
+            state,
+            now_ms=now_ms,
+            grace_ms=grace_ms,
+            pins=pins_in_force(self.handle, cutoff_ms=cutoff_ms),
+            deletes_max=self.deletes_left,
+        )
+        self.kept_for_pins, self.remaining = plan.kept_for_pins, plan.remaining
+        forgotten = 0
+        parts: Sequence[Marker] = plan.parts
+        if not self.dry_run:
+            self.handle.check_writable()
+            # Log files first: a part's markers can be forgotten once no log file in the store calls it live.
+            self._delete(plan.log_files)
+            parts = self._delete_parts(plan.parts, cutoff_ms)
+            forgotten = self._forget(parts, cutoff_ms)
+            state = self.handle.read()
+        self.horizon_ms = state.horizon_ms
+        self._delete_claims(state, cutoff_ms)
+        new_parts = {m.key: m.bytes for m in parts if m.key not in self.parts}
+        self.log_files += plan.log_files
+        self.parts |= new_parts
+        self.forgotten += forgotten
+        self.deletes_left -= len(plan.log_files) + len(new_parts)
+        return self.deletes_left > 0 and bool(plan.log_files or new_parts or forgotten)
+
+    def _now_ms(self, state: LogState) -> int:
+        now_ms = self.handle.clock.now_ms()
+        if not self.at_rest:
+            return now_ms
+        # Commits of one millisecond get rising times, so the newest may be a little ahead of the clock.
+        sane_ms = now_ms + 2 * self.handle.timing.max_skew_ms
+        return max(now_ms, *(t for t in state.times_ms if t <= sane_ms), 0)
+
+    def _delete_parts(self, planned: Sequence[Marker], cutoff_ms: int) -> Sequence[Marker]:
+        """Look at the pins once more, then delete; an error leaves the markers, and the next run tries again."""
+        if not planned:
+            return ()
+        pins = pins_in_force(self.handle, cutoff_ms=cutoff_ms)
+        parts = [m for m in planned if not is_needed(m, pins)]
+        self.kept_for_pins += len(planned) - len(parts)
+        if foreign := below_other_tables(self.handle, (m.key for m in parts)):
+            logger.warning("%s: parts of another table are named by the log, and kept: %s", self.handle.table, foreign)
+            parts = [m for m in parts if m.key not in foreign]
+        self._delete([m.key for m in parts])
+        return parts
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        """To a clock that is a day ahead, everything is old enough. Raises ClockSkew; nothing is deleted then."""
+        if keys:
+            self.handle.check_clock("", put_after_ms=0)
+            self.handle.store.delete(keys)
+
+    def _forget(self, parts: Sequence[Marker], cutoff_ms: int) -> int:
+        """One commit without the markers of deleted parts; how many those were."""
+        if not parts:
+            return 0
+        operation = _Forget([m.key for m in parts], lambda: pins_in_force(self.handle, cutoff_ms=cutoff_ms))
+        commit = exclusive(self.handle, operation)
+        if not commit.committed:
+            return 0
+        self.commit = commit
+        self.rewritten += operation.replaced
+        return operation.forgotten
+
+    def _delete_claims(self, state: LogState, cutoff_ms: int) -> None:
+        """Claims of history, and pins that expired long ago. The probe stays: it is asked at every opening."""
+        handle = self.handle
+        old = [i.key for i in handle.store.list(handle.keys.claims_prefix) if i.stored_ms <= cutoff_ms]
+        claims = [k for k in old if _is_history(state, handle.keys.parse_epoch_claim(k))]
+        claims += _recorded(handle, state, [k for k in old if handle.keys.is_txn_claim(k)])
+        # Read right before: a name may have been given anew.
+        has_pins = any(handle.keys.parse_pin(k) is not None for k in old)
+        pins = [p.name for p in read_pins(handle) if p.expired(cutoff_ms)] if has_pins else []
+        if not self.dry_run:
+            self._delete([*claims, *map(handle.keys.pin, pins)])
+        self.claims += claims
+        self.pins += pins
+
+    def report(self) -> CleanupReport:
+        return CleanupReport(
+            deleted_log_files=tuple(self.log_files),
+            deleted_parts=tuple(sorted(self.parts)),
+            deleted_bytes=sum(self.parts.values()),
+            deleted_claims=tuple(self.claims),
+            deleted_pins=tuple(self.pins),
+            kept_for_pins=self.kept_for_pins,
+            forgotten=self.forgotten,
+            rewritten_log_files=tuple(self.rewritten),
+            remaining=self.remaining,
+            horizon_ms=self.horizon_ms,
+            commit=self.commit,
+            dry_run=self.dry_run,
+        )
+
+
+def _is_history(state: LogState, epoch: int | None) -> bool:
+    """Whether the claim of that epoch tells nothing any more.
+
+    The one after each live epoch stays: if the log loses what came after that epoch, the next commit finds the claim
+    taken, and later ones beside it.
+    """
+    return epoch is not None and epoch <= state.epoch and epoch - 1 not in state.live_epochs
+
+
+def _recorded(handle: Handle, state: LogState, keys: Sequence[str]) -> list[str]:
+    """The claims whose transaction the log records. What cannot be read as one is left to `verify`."""
+    recorded = []
+    for key, stored in handle.store.get_many(keys).items():
+        try:
+            claim = decode_txn_claim(stored.body, key, handle.keys, stored_ms=stored.stored_ms)
+        except DamagedLog:
+            continue
+        if is_recorded(state, (claim.application, claim.sequence)):
+            recorded.append(key)
+    return recorded
+
+
+@dataclass(slots=True)
+class _Forget:
+    """Replace the log files that hold markers of deleted parts by one without them; the horizon moves.
+
+    Those that call a dead part live, too: a later cleanup deletes them, and then can forget the part.
+    """
+
+    parts: Sequence[str]
+    pins: Callable[[], Collection[Pin]]
+    forgotten: int = 0
+    replaced: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    unused: list[str] = field(default_factory=list)
+    born_ms: int | None = None
+    reads_everything: bool = True
+
+    def build(self, state: LogState, t_ms: int) -> Draft | None:
+        held = _called_live(state, frozenset(self.parts)) | state.held_far_ahead(t_ms)
+        found = [state.parts[k] for k in self.parts if k in state.parts and k not in held]
+        dead = [m for m in found if m.tombstoned_ms is not None]
+        if dead:
+            pins = self.pins()
+            dead = [m for m in dead if not is_needed(m, pins)]
+        self.forgotten = len(dead)
+        keys = {m.key for m in dead}
+        calling = calling_live(state, t_ms=t_ms)
+        if not (dead or calling):
+            return None
+        self.replaced = tuple(sorted(calling.union(state.replaceable(keys, t_ms=t_ms))))
+        return draft(state, t_ms=t_ms, replaces=self.replaced, forget=keys, operation="cleanup")

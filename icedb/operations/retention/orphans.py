@@ -1,0 +1,168 @@
+"""Delete orphans: parts that no log file and no undecided claim names, left by a crashed write or a lost race.
+
+A part is written before anything names it, so a part without a name may be one that is being written: only its age
+tells. Parts are not published later than `part_timeout_ms` after they were written, and the sweep waits at least twice
+that, by the store's clock. It lists parts, then claims, then log files (claims turn into log files, never back), and
+once more in that order right before it deletes. Log files that are ignored or superseded name parts too. A claim of
+an epoch that the log has decided names none: its log file does, if it is no void. What cannot be read stops it:
+unknown means keep. It never leaves the table's own `_data/` and deletes only `.parquet` there.
+
+In a folder it also deletes what puts of killed processes have left, as old as orphans have to be. It holds rows, or
+values of the log, and no listing has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from icedb.errors import DamagedLog, GraceTooShort
+from icedb.format.keys import Keys, partition_of
+from icedb.storage.obstore_store import ObjectInfo, unfinished_puts
+from icedb.transaction.claims import Claims, read_claims
+from icedb.transaction.table_handle import Handle
+from icedb.transaction.table_place import RESERVED, foreign_roots, is_below
+from icedb.util.durations import duration_text
+
+__all__ = ["ORPHANS_MAX", "SweepPlan", "SweepReport", "is_part", "named_by_claims", "plan_sweep", "sweep_orphans"]
+
+# One call's share: ten requests of a thousand keys. What remains is for the next call.
+ORPHANS_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """Objects under `_data/` that nothing names. `young` may be being written.
+
+    `foreign` are no parts of this table: they have other names, lie below another table, or are symbolic links.
+    """
+
+    orphans: tuple[ObjectInfo, ...]
+    young: tuple[ObjectInfo, ...]
+    foreign: tuple[ObjectInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What a sweep deleted, or would delete. Foreign objects are never deleted, young ones not yet."""
+
+    deleted_parts: tuple[str, ...]
+    deleted_bytes: int
+    #: Orphans beyond this call's limit.
+    remaining: int
+    young_parts: int
+    young_bytes: int
+    foreign: tuple[str, ...]
+    dry_run: bool
+    #: What puts into a folder left when they were cut short, and this deleted or would delete.
+    unfinished_puts: int = 0
+
+
+def plan_sweep(
+    objects: Iterable[ObjectInfo], named: frozenset[str], *, keys: Keys, now_ms: int, min_age_ms: int
+) -> SweepPlan:
+    """Which of the objects under `_data/` are orphans, the oldest first. Pure."""
+    objects = list(objects)
+    others = foreign_roots((i.key for i in objects), keys)
+    unnamed = sorted((i for i in objects if i.key not in named), key=lambda i: (i.stored_ms, i.key))
+    parts = [i for i in unnamed if not i.is_link and is_part(keys, i.key) and not is_below(i.key, others)]
+    kept = {i.key for i in parts}
+    return SweepPlan(
+        orphans=tuple(i for i in parts if now_ms - i.stored_ms >= min_age_ms),
+        young=tuple(i for i in parts if now_ms - i.stored_ms < min_age_ms),
+        foreign=tuple(i for i in unnamed if i.key not in kept),
+    )
+
+
+def is_part(keys: Keys, key: str) -> bool:
+    """Whether an object is named as a part of this table is. No partition has a segment that tables reserve."""
+    try:
+        path = partition_of(keys.data_prefix, key)
+    except DamagedLog:
+        return False
+    return key.endswith(".parquet") and RESERVED.isdisjoint(path.split("/"))
+
+
+def sweep_orphans(
+    handle: Handle, *, min_age_ms: int | None = None, limit: int = ORPHANS_MAX, dry_run: bool = False
+) -> SweepReport:
+    """Delete orphans that are older than `min_age_ms` (default: the table's, a day), at most `limit` of them.
+
+    Raises GraceTooShort, ClockSkew, DamagedLog (a log file or a claim that cannot be read, or old parts and a log
+    without commits), and what reading the log raises; nothing is deleted then.
+    """
+    plan = _look(handle, min_age_ms)
+    chosen = plan.orphans[: max(0, limit)]
+    unfinished = _unfinished(handle, _check_age(handle, min_age_ms))
+    if (chosen or unfinished) and not dry_run:
+        handle.check_writable()
+        # A clock that is a day ahead would take what is being written for old.
+        handle.check_clock("", put_after_ms=0)
+        still = {i.key for i in _look(handle, min_age_ms).orphans}
+        chosen = tuple(i for i in chosen if i.key in still)
+        handle.store.delete([*(i.key for i in chosen), *unfinished])
+    return SweepReport(
+        deleted_parts=tuple(i.key for i in chosen),
+        deleted_bytes=sum(i.bytes for i in chosen),
+        remaining=max(0, len(plan.orphans) - max(0, limit)),
+        young_parts=len(plan.young),
+        young_bytes=sum(i.bytes for i in plan.young),
+        foreign=tuple(i.key for i in plan.foreign),
+        dry_run=dry_run,
+        unfinished_puts=len(unfinished),
+    )
+
+
+def _unfinished(handle: Handle, min_age_ms: int) -> list[str]:
+    """Old staged files of the table's own folders. A put that is being written is young: its file just changed."""
+    now_ms = handle.clock.now_ms() - handle.timing.max_skew_ms
+    prefixes = (handle.keys.data_prefix, handle.keys.log_prefix, handle.keys.claims_prefix)
+    found = (info for prefix in prefixes for info in unfinished_puts(handle.store, prefix))
+    return [info.key for info in found if now_ms - info.stored_ms >= min_age_ms]
+
+
+def _check_age(handle: Handle, min_age_ms: int | None) -> int:
+    least_ms = 2 * handle.timing.part_timeout_ms
+    min_age_ms = handle.timing.min_age_ms if min_age_ms is None else min_age_ms
+    if min_age_ms < least_ms:
+        raise GraceTooShort(
+            f"{handle.table}: parts that are only {duration_text(min_age_ms)} old may be being written: writers may "
+            f"publish one until {duration_text(handle.timing.part_timeout_ms)} after it was written. Sweep what is "
+            f"older than {duration_text(least_ms)} (min_age_ms={least_ms})."
+        )
+    return min_age_ms
+
+
+def _look(handle: Handle, min_age_ms: int | None) -> SweepPlan:
+    """Parts, then claims, then log files: in any other order, a claim could become a log file unseen."""
+    listed_ms = handle.clock.now_ms()
+    objects = handle.store.list(handle.keys.data_prefix)
+    claims = read_claims(handle)
+    if claims.damaged:
+        raise DamagedLog(f"{handle.table}: {claims.damaged[0]} No orphan was deleted.", key=claims.damaged[0].key)
+    state = handle.read(everything=True)
+    in_log = {m.key for f in state.files.values() for m in f.file.markers}
+    named = frozenset(in_log | named_by_claims(claims, epoch=state.epoch))
+    # The time before the listing, and the skew on the safe side: no part looks older than it is.
+    now_ms = listed_ms - handle.timing.max_skew_ms
+    # By the times of the log that was just read: another program may have made them longer.
+    min_age_ms = _check_age(handle, min_age_ms)
+    plan = plan_sweep(objects, named, keys=handle.keys, now_ms=now_ms, min_age_ms=min_age_ms)
+    if plan.orphans and not state.files:
+        # A table that was never written and one whose log was lost look the same. The parts may be all its rows.
+        raise DamagedLog(
+            f"{handle.table}: the log has no commit, and {len(plan.orphans)} old parts lie below '_data/'. They may "
+            "belong to a table whose log was lost. No orphan was deleted. Restore the log, or insert rows first.",
+            key=handle.keys.log_prefix,
+        )
+    return plan
+
+
+def named_by_claims(claims: Claims, *, epoch: int) -> set[str]:
+    """The parts that a claim may yet make part of the table, in a log whose newest epoch is `epoch`.
+
+    The log must have been read after the claims. A decided epoch's claim is never published again, and cleanup may keep
+    it for good as the claim after a live epoch. A writer that rebases the same parts takes a later claim in time.
+    """
+    undecided = (c.file for c in claims.found if c.epoch is None or c.epoch > epoch)
+    return {marker.key for file in undecided for marker in file.markers}

@@ -1,0 +1,224 @@
+"""Make the table what it was at a time: undo a drop, an overwrite, a deletion or a bad merge, in one commit.
+
+A tombstone always wins, so a part that was superseded can never come back under its key. It comes back as a copy
+under a new one, made by the store itself; the marker keeps what it says of the content. Parts that came after that
+time are tombstoned, parts that are live in both stay as they are. So a restore is a commit like others: older
+snapshots stay readable, and it can be undone the same way. What cleanup has deleted cannot come back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import msgspec
+
+from icedb.errors import InvalidOption, SnapshotExpired
+from icedb.format.commit_draft import Draft, draft
+from icedb.format.keys import partition_of
+from icedb.format.records import Marker, total_rows
+from icedb.format.replay import LogState, live_markers
+from icedb.sql.column_stats import without_texts
+from icedb.storage.obstore_store import ObjectNotFound
+from icedb.transaction.append import Commit, nothing_to_commit
+from icedb.transaction.exclusive import exclusive
+from icedb.transaction.pin_objects import is_pinned
+from icedb.transaction.table_handle import Handle, Part
+from icedb.transaction.time_bounds import check_past_time
+from icedb.util.times import time_text
+
+__all__ = ["RestorePlan", "RestoreReport", "plan_restore", "restore"]
+
+logger = logging.getLogger(__name__)
+
+# The store does the work; this hides the latency of asking.
+CONCURRENT_COPIES = 16
+
+#: Folder, digest and size of a part.
+_Content = tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """Markers of the parts that come back, and of those that go."""
+
+    back: tuple[Marker, ...]
+    gone: tuple[Marker, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.back or self.gone)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What a restore did, or would do. `restored` are the parts as they were; `commit.parts` are their copies.
+
+    `rows` and `bytes` are those of the restored parts. `rows_before` and `rows_after` are the table's rows, as of the
+    state on which the restore was built. Each is None when a part does not say how many rows it has.
+    """
+
+    as_of_ms: int
+    restored: tuple[Part, ...]
+    rows: int | None
+    bytes: int
+    tombstoned: tuple[Part, ...]
+    rows_before: int | None
+    rows_after: int | None
+    commit: Commit
+    dry_run: bool
+
+
+def plan_restore(state: LogState, as_of_ms: int, *, pinned: bool = False) -> RestorePlan:
+    """Which parts come back and which go, for the table to hold what it held. Pure. Raises SnapshotExpired.
+
+    A part that is live now and has the very content of one that is dead stands for it: the copy of an earlier restore.
+    """
+    return _plan(state, as_of_ms, live_markers(state, as_of_ms, pinned=pinned))
+
+
+def _plan(state: LogState, as_of_ms: int, then: Sequence[Marker]) -> RestorePlan:
+    dead = [m for m in then if m.tombstoned_ms is not None]
+    newer = [m for m in state.live if m.created_ms > as_of_ms]
+    shared = Counter(map(_content, dead)) & Counter(map(_content, newer))
+    shared.pop(None, None)
+    return RestorePlan(_without(dead, shared), _without(newer, shared))
+
+
+def _content(marker: Marker) -> _Content | None:
+    """What tells two objects of equal content in one partition; None when the marker does not know."""
+    return None if marker.digest is None else (marker.key.rpartition("/")[0], marker.digest, marker.bytes)
+
+
+def _without(markers: Sequence[Marker], shared: Mapping[_Content | None, int]) -> tuple[Marker, ...]:
+    """All but as many of each content as `shared` says."""
+    left = Counter(shared)
+    kept = []
+    for marker in markers:
+        content = _content(marker)
+        if left[content] > 0:
+            left[content] -= 1
+        else:
+            kept.append(marker)
+    return tuple(kept)
+
+
+def restore(handle: Handle, as_of_ms: int, *, allow_empty: bool = False, dry_run: bool = False) -> RestoreReport:
+    """Make the table what it was at a time (unix milliseconds). See `Table.restore`."""
+    if not dry_run:
+        handle.check_writable()
+    state = handle.read(fresh=True)
+    check_past_time(handle, state, as_of_ms, now_ms=handle.clock.now_ms())
+    operation = _Restore(handle, as_of_ms, allow_empty)
+    plan = operation.plan(state)
+    if dry_run or not plan:
+        gone = tuple(map(handle.part, plan.gone))
+        return _report(operation, plan.back, gone, nothing_to_commit(handle), dry_run)
+    logger.info("%s: copying %d parts to restore %s", handle.table, len(plan.back), time_text(as_of_ms))
+    commit = exclusive(handle, operation)
+    # By what was committed, not by the last plan: another may have completed an earlier one for us.
+    back = [operation.sources[p.key] for p in commit.parts if p.key in operation.sources]
+    return _report(operation, back, commit.tombstoned, commit, dry_run)
+
+
+def _report(
+    operation: _Restore, back: Sequence[Marker], gone: Sequence[Part], commit: Commit, dry_run: bool
+) -> RestoreReport:
+    return RestoreReport(
+        as_of_ms=operation.as_of_ms,
+        restored=tuple(map(operation.handle.part, back)),
+        rows=total_rows(back),
+        bytes=sum(m.bytes for m in back),
+        tombstoned=tuple(gone),
+        rows_before=operation.rows_before,
+        rows_after=operation.rows_after,
+        commit=commit,
+        dry_run=dry_run,
+    )
+
+
+@dataclass(slots=True)
+class _Restore:
+    """Planned anew at each attempt; a copy that was made once is used again as long as its source is missing."""
+
+    handle: Handle
+    as_of_ms: int
+    allow_empty: bool
+    rows_before: int | None = None
+    rows_after: int | None = None
+    #: Source's key -> the copy's marker.
+    copies: dict[str, Marker] = field(default_factory=dict)
+    #: Copy's key -> the source's marker, of every copy ever made.
+    sources: dict[str, Marker] = field(default_factory=dict)
+    unused: list[str] = field(default_factory=list)
+    born_ms: int | None = None
+    reads_everything: bool = False
+
+    @property
+    def outputs(self) -> list[str]:
+        return [m.key for m in self.copies.values()]
+
+    def plan(self, state: LogState) -> RestorePlan:
+        """Plan the restore. Raises SnapshotExpired, and InvalidOption for a table that it would leave without rows."""
+        pinned = self.as_of_ms < state.horizon_ms and is_pinned(self.handle, self.as_of_ms)
+        then = live_markers(state, self.as_of_ms, pinned=pinned)
+        plan = _plan(state, self.as_of_ms, then)
+        self.rows_before, self.rows_after = total_rows(state.live), total_rows(then)
+        if plan.gone and self.rows_after == 0 and not self.allow_empty:
+            first_ms = min(m.created_ms for m in state.parts.values())
+            raise InvalidOption(
+                f"{self.handle.table}: at {time_text(self.as_of_ms)} the table had no rows, and a restore would remove "
+                f"{'all' if self.rows_before is None else self.rows_before} rows. Nothing was restored. The oldest "
+                f"part in the log is of {time_text(first_ms)}. Choose a later time, or pass allow_empty=True."
+            )
+        return plan
+
+    def build(self, state: LogState, t_ms: int) -> Draft | None:
+        """Raises SnapshotExpired when the time can no longer be read, or a part of it is not there any more."""
+        plan = self.plan(state)
+        for key in self.copies.keys() - {m.key for m in plan.back}:
+            self.unused.append(self.copies.pop(key).key)
+        self._copy(state, [m for m in plan.back if m.key not in self.copies])
+        if not plan:
+            return None
+        gone = [m.key for m in plan.gone]
+        return draft(
+            state,
+            t_ms=t_ms,
+            add=[self.copies[m.key] for m in plan.back],
+            moved=True,
+            tombstone=gone,
+            replaces=state.replaceable(gone, t_ms=t_ms),
+            operation="restore",
+        )
+
+    def _copy(self, state: LogState, markers: Sequence[Marker]) -> None:
+        if not markers:
+            return
+        self.born_ms = self.born_ms if self.born_ms is not None else self.handle.clock.now_ms()
+        for marker in markers:  # before a copy is made: whatever happens then, it is ours to delete
+            self.copies[marker.key] = copy = msgspec.structs.replace(
+                marker, key=self._new_key(marker), tombstoned_ms=None, stats=without_texts(marker.stats)
+            )
+            self.sources[copy.key] = marker
+        with ThreadPoolExecutor(min(CONCURRENT_COPIES, len(markers))) as pool:
+            copying = [pool.submit(self.handle.store.copy, m.key, self.copies[m.key].key) for m in markers]
+            try:
+                for copied in copying:
+                    copied.result()
+            except ObjectNotFound as error:
+                pool.shutdown(cancel_futures=True)
+                raise SnapshotExpired(
+                    f"{self.handle.table}: the part '{error}' of the snapshot at {time_text(self.as_of_ms)} was "
+                    "cleaned up. Nothing was restored. Choose a later time.",
+                    horizon_ms=max(state.horizon_ms, self.as_of_ms + 1),
+                ) from None
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _new_key(self, marker: Marker) -> str:
+        keys = self.handle.keys
+        return keys.part(partition_of(keys.data_prefix, marker.key), self.handle.clock.new_id())

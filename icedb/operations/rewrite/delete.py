@@ -1,0 +1,233 @@
+"""Delete rows, over all partitions: find the parts that hold any, write them again without, commit once.
+
+Finding opens only what can match: partitions are ruled out by their paths, row groups by Parquet's statistics, and
+of the rest only the predicate's columns are read. A part without a match is not touched, one without anything
+else is only tombstoned. A part that another commit replaced meanwhile keeps its rows: a second pass finds them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import duckdb
+
+from icedb.errors import InvalidOption, InvariantViolated
+from icedb.format.records import Marker
+from icedb.operations.rewrite.engine import IN_PROCESS, Engine, Means, Work
+from icedb.operations.rewrite.rewrite_commit import Rewritten
+from icedb.operations.rewrite.rewriter import Rewrite, Rewriter, rewrite_parts
+from icedb.reader.scan_sql import FILE_COLUMN, explain, relation, visible_partitions
+from icedb.sql.connections import connect_reader, memory_bytes_default, quote_text
+from icedb.sql.partition_expressions import partition_types
+from icedb.sql.predicates import Predicate, check_predicate, matching
+from icedb.storage.obstore_store import ObjectNotFound
+from icedb.transaction.append import Commit, nothing_to_commit
+from icedb.transaction.exclusive import exclusive
+from icedb.transaction.table_handle import Handle, Part
+from icedb.util.progress import progress
+from icedb.util.temporary_files import make_folder, remove_folder
+from icedb.writer.part_writer import discard
+
+__all__ = ["DeleteReport", "Finder", "Finding", "Found", "delete", "find_rows"]
+
+logger = logging.getLogger(__name__)
+
+# So many paths make one statement: enough to keep many requests under way, few enough that an engine has some to share
+# out.
+PARTS_PER_QUERY = 250
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a predicate is true: part key -> how many rows. `predicate` is checked, for rewriters."""
+
+    predicate: str
+    rows: Mapping[str, int]
+
+
+#: Looks for the rows of some parts, of a table with this schema, for which a predicate is true.
+Finder = Callable[[Handle, Sequence[Part], str, Mapping[str, str]], Found]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteReport:
+    """What a deletion did, or would do. Parts that were replaced or removed had `bytes` together."""
+
+    #: Rows for which the predicate was true, and those of them that this commit removed.
+    matching_rows: int
+    deleted_rows: int
+    #: Parts that were written again without their matching rows, and those that held nothing else.
+    rewritten_parts: int
+    removed_parts: int
+    #: Parts that another commit replaced meanwhile: their matching rows are still there, in other parts.
+    dropped_parts: int
+    bytes: int
+    commit: Commit
+    dry_run: bool
+
+    @property
+    def second_pass_needed(self) -> bool:
+        """Whether rows may be left: rows that were appended or merged meanwhile survive a deletion.
+
+        The deletion of somebody's data is complete after a pass that finds nothing, and the old parts' objects
+        are gone after the next cleanup.
+        """
+        return self.matching_rows > 0
+
+
+# ------------------------------------------------------------------------------------------ finding rows
+
+
+def find_rows(
+    handle: Handle, parts: Sequence[Part], where: str, schema: Mapping[str, str], *, engine: Engine = IN_PROCESS
+) -> Found:
+    """How many rows of each part match. Reads the predicate's columns only, of the partitions that can match.
+
+    Raises InvalidOption, UnknownColumn, MissingPart, SnapshotExpired, DuckDB's, the store's and the engine's errors.
+    """
+    types = partition_types(handle.expressions, schema, table=handle.table) if schema else {}
+    visible = visible_partitions(schema, types)
+    predicate = check_predicate(where, schema, visible, table=handle.table)
+    pathless = [p for p in parts if not visible.keys() <= p.values.keys()]  # of a v3 program, or from before an alter
+    told = _in_partitions(handle, [p for p in parts if visible.keys() <= p.values.keys()], predicate, visible)
+    counts: dict[str, int] = {}
+    if predicate.is_of_partitions and all(p.rows is not None for p in told):
+        counts |= {p.key: p.rows for p in told if p.rows}
+        told = []
+    parts = told + pathless
+    batches = [tuple(parts[first : first + PARTS_PER_QUERY]) for first in range(0, len(parts), PARTS_PER_QUERY)]
+    for found in engine.run(handle, Finding(predicate.sql, dict(schema), types), batches):
+        counts |= found
+    return Found(predicate.sql, counts)
+
+
+def _in_partitions(handle: Handle, parts: Sequence[Part], predicate: Predicate, types: Mapping[str, str]) -> list[Part]:
+    """The parts of partitions for which no condition of the predicate is false or null."""
+    paths = {p.partition for p in parts}
+    for condition in predicate.of_partitions:
+        paths &= set(matching(sorted(paths), condition, types, table=handle.table))
+    return [p for p in parts if p.partition in paths]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding(Work[tuple[Part, ...], dict[str, int]]):
+    """Counts the rows for which a checked predicate is true: part key -> rows, for each part that has any.
+
+    `types` are those of the partition columns.
+    """
+
+    predicate: str
+    schema: Mapping[str, str]
+    types: Mapping[str, str]
+
+    name = "searching parts"
+
+    def bytes_of(self, item: tuple[Part, ...]) -> int:
+        """See Work."""
+        return sum(p.bytes for p in item)
+
+    def do(self, handle: Handle, items: Sequence[tuple[Part, ...]], means: Means) -> list[dict[str, int]]:
+        """See Work. Raises as `find_rows`."""
+        started_ms = handle.clock.now_ms()
+        memory_bytes = means.memory_bytes or memory_bytes_default()
+        folder = make_folder("find", below=means.folder)
+        counts = []
+        try:
+            with (
+                connect_reader(handle.location, memory_bytes=memory_bytes, folder=folder, threads=means.threads) as con,
+                progress(self.name, sum(map(len, items)), "parts") as advance,
+            ):
+                for number, parts in enumerate(items, start=1):
+                    counts.append(self._count(handle, con, parts))
+                    advance(len(parts))
+                    logger.info("%s: %d of %d batches of parts are searched", handle.table, number, len(items))
+        except (duckdb.Error, ObjectNotFound) as error:
+            predicate = quote_text(self.predicate)
+            wrong_sql = f"the predicate {predicate} has no value for some row; use TRY_CAST, or exclude it"
+            inputs = [p for parts in items for p in parts]
+            raise explain(handle, inputs, error, as_of_ms=started_ms, wrong_sql=wrong_sql) from None
+        finally:
+            remove_folder(folder)
+        return counts
+
+    def _count(self, handle: Handle, con: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> dict[str, int]:
+        keys = dict(zip(handle.readable_paths(parts), (p.key for p in parts), strict=True))
+        rows = relation(handle, parts, self.schema, self.types, with_file=True)
+        found = con.execute(
+            f"SELECT {FILE_COLUMN}, count(*) FROM ({rows}) AS t WHERE (\n{self.predicate}\n) GROUP BY ALL"
+        ).fetchall()
+        return {keys[path]: count for path, count in found}
+
+
+# ------------------------------------------------------------------------------------------ deleting
+
+
+def delete(
+    handle: Handle,
+    where: str,
+    *,
+    dry_run: bool = False,
+    rewriter: Rewriter = rewrite_parts,
+    finder: Finder = find_rows,
+) -> DeleteReport:
+    """Delete the rows for which `where` is true. See `Table.delete`."""
+    if not isinstance(where, str) or not where.strip():
+        raise InvalidOption(f"{handle.table}: no predicate is given; nothing is ever deleted by default.")
+    if not dry_run:
+        handle.check_writable()
+    state = handle.read(fresh=True)
+    parts = [handle.part(m) for m in state.live]
+    found = finder(handle, parts, where, state.schema)
+    rewrites = [Rewrite(p.partition, (p,), found.predicate) for p in parts if found.rows.get(p.key)]
+    if dry_run or not rewrites:
+        return _foreseen(handle, rewrites, found, dry_run=dry_run)
+    logger.info(
+        "%s: deleting %d rows of %d parts (of %d)", handle.table, sum(found.rows.values()), len(rewrites), len(parts)
+    )
+    born_ms = handle.clock.now_ms()
+    markers = rewriter(handle, rewrites, state.schema)
+    written = {r: () if m is None else (m,) for r, m in zip(rewrites, markers, strict=True)}
+    _check_counts(handle, written, found)
+    operation = Rewritten(written, operation="delete", born_ms=born_ms)
+    commit = exclusive(handle, operation)
+    emptied = sum(not markers for markers in operation.kept.values())
+    return DeleteReport(
+        matching_rows=sum(found.rows.values()),
+        deleted_rows=sum(found.rows[p.key] for r in operation.kept for p in r.inputs),
+        rewritten_parts=len(operation.kept) - emptied,
+        removed_parts=emptied,
+        dropped_parts=len(rewrites) - len(operation.kept),
+        bytes=sum(r.bytes for r in operation.kept),
+        commit=commit,
+        dry_run=False,
+    )
+
+
+def _foreseen(handle: Handle, rewrites: Sequence[Rewrite], found: Found, *, dry_run: bool) -> DeleteReport:
+    """What would go. A part of unknown length counts as one of which something stays."""
+    removed = sum(r.rows == found.rows[p.key] for r in rewrites for p in r.inputs)
+    return DeleteReport(
+        matching_rows=sum(found.rows.values()),
+        deleted_rows=0,
+        rewritten_parts=len(rewrites) - removed,
+        removed_parts=removed,
+        dropped_parts=0,
+        bytes=sum(r.bytes for r in rewrites),
+        commit=nothing_to_commit(handle),
+        dry_run=dry_run,
+    )
+
+
+def _check_counts(handle: Handle, written: Mapping[Rewrite, Sequence[Marker]], found: Found) -> None:
+    """Paired assertion: exactly the rows that were found are missing from the new parts."""
+    for rewrite, markers in written.items():
+        matched = sum(found.rows[p.key] for p in rewrite.inputs)
+        kept = sum(m.rows or 0 for m in markers)
+        if rewrite.rows is not None and kept + matched != rewrite.rows:
+            discard(handle.store, [m.key for ms in written.values() for m in ms])
+            raise InvariantViolated(
+                f"{handle.table}: of the {rewrite.rows} rows of '{rewrite.inputs[0].key}' {matched} match and {kept} "
+                "would stay. Nothing was published."
+            )

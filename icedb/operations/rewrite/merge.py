@@ -1,0 +1,262 @@
+"""Merge small parts into larger ones, partition by partition, and commit once.
+
+Planning is pure: inputs are live parts smaller than `part_bytes_max`; a group closes when it passes that size,
+so an output stays below twice it, and a part alone is never rewritten. The rows of a group are read, sorted and
+written again by DuckDB; if the table has a merge query, its answer is written instead. When other commits landed
+meanwhile, the groups whose inputs are all still live are committed without rewriting a byte; the others are dropped,
+and the next merge finds what they left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Literal
+
+from icedb.errors import InvalidOption
+from icedb.format.replay import LogState
+from icedb.format.table_spec import all_columns
+from icedb.operations.rewrite.query_rewrite import query_of_merges
+from icedb.operations.rewrite.rewrite_commit import Rewritten
+from icedb.operations.rewrite.rewriter import Rewrite, Rewriter, rewrite_parts
+from icedb.sql.types import new_columns
+from icedb.transaction.append import Commit, nothing_to_commit
+from icedb.transaction.exclusive import exclusive
+from icedb.transaction.table_handle import Handle, Part
+from icedb.util.arguments import checks_arguments
+
+__all__ = ["MergePlan", "MergeReport", "Order", "Tiers", "carry_out", "merge", "mergeable", "plan_merge"]
+
+logger = logging.getLogger(__name__)
+
+Order = Literal["newest", "oldest"]
+
+# Large enough that a scan is bound by bandwidth, small enough to be rewritten in a second.
+PART_BYTES_MAX = 128 * 1024 * 1024
+# By how much the limits of tiers differ where no more rows arrive.
+COLD_TIER = 2
+# Parts below this are always merged with one another: it costs no more than the requests.
+TINY_BYTES = 64 * 1024
+# One call's share: a merge holds the table's lock, and what remains is for the next call.
+INPUT_PARTS_MAX = 10_000
+INPUT_BYTES_MAX = 16 * 1024 * 1024 * 1024
+
+
+@checks_arguments
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """How to merge without writing the same rows too often: parts only with others of about their size.
+
+    A tier is the parts between two limits. The greatest limit is a full part, the next a certain fraction of it, and so
+    on; what is merged leaves its tier. A partition is hot for `hot_ms` after its last rows: it may gather some
+    `hot_parts` small parts, and each row is written once for each of few tiers. In others a tier ends at half of the
+    one before: few parts are left, and a part is not written again for a few late rows.
+    """
+
+    hot_ms: int = 3_600_000
+    hot_parts: int = 64
+
+    @property
+    def hot_tier(self) -> int:
+        """By how much the limits of a hot partition differ: what is in three or four tiers makes `hot_parts`."""
+        return max(2, self.hot_parts // 4)
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """What one call merges, and how many groups did not fit into its budget."""
+
+    groups: tuple[Rewrite, ...]
+    remaining: int
+
+
+@dataclass(frozen=True, slots=True)
+class MergeReport:
+    """What a merge did, or would do. `dropped_groups` lost an input to another commit meanwhile.
+
+    `rows` are those of the new parts. A dry run has not asked a merge query: it has those of the parts to be merged.
+    """
+
+    commit: Commit
+    merged_parts: int
+    merged_bytes: int
+    new_parts: int
+    rows: int
+    dropped_groups: int
+    remaining: int
+    dry_run: bool
+
+
+def plan_merge(
+    parts: Iterable[Part],
+    *,
+    part_bytes_max: int = PART_BYTES_MAX,
+    order: Order = "oldest",
+    input_parts_max: int = INPUT_PARTS_MAX,
+    input_bytes_max: int = INPUT_BYTES_MAX,
+    tiers: Mapping[str, int] | None = None,
+) -> MergePlan:
+    """Which live parts to merge. Pure. `order` says whose groups come first when the budget does not reach.
+
+    `tiers`: by how much the tiers of these partitions differ, by path; of others, by `COLD_TIER`. None: no tiers,
+    whatever is small is merged.
+    """
+    small = sorted((p for p in parts if p.bytes < part_bytes_max), key=lambda p: (p.partition, p.created_ms, p.key))
+    groups = [
+        Rewrite(partition, tuple(group))
+        for partition, of_partition in groupby(small, key=lambda p: p.partition)
+        for group in _groups(
+            of_partition,
+            part_bytes_max,
+            max(2, input_parts_max),
+            None if tiers is None else tiers.get(partition, COLD_TIER),
+        )
+    ]
+    groups.sort(key=lambda g: (max(p.created_ms for p in g.inputs), g.partition), reverse=order == "newest")
+    taken = 0
+    n_parts = n_bytes = 0
+    for group in groups:
+        n_parts += len(group.inputs)
+        n_bytes += group.bytes
+        if taken and (n_parts > input_parts_max or n_bytes > input_bytes_max):
+            break
+        taken += 1
+    return MergePlan(tuple(groups[:taken]), len(groups) - taken)
+
+
+def _groups(parts: Iterable[Part], part_bytes_max: int, parts_max: int, tier: int | None) -> list[list[Part]]:
+    """The small parts of a partition, as those that become one part each."""
+    *closed, rest = _closed_groups(parts, part_bytes_max, parts_max)
+    return [g for g in (*closed, rest if tier is None else _tier_of(rest, part_bytes_max, tier)) if len(g) > 1]
+
+
+def _closed_groups(parts: Iterable[Part], part_bytes_max: int, parts_max: int) -> list[list[Part]]:
+    """The last one is what is left, and may be empty."""
+    groups: list[list[Part]] = [[]]
+    size = 0
+    for part in parts:
+        groups[-1].append(part)
+        size += part.bytes
+        if size > part_bytes_max or len(groups[-1]) == parts_max:
+            groups.append([])
+            size = 0
+    return groups
+
+
+def _tier_of(parts: Sequence[Part], part_bytes_max: int, tier: int) -> list[Part]:
+    """Of parts that are no full part together, all below the largest limit that these reach together; else tiny ones.
+
+    The limits are a full part divided by `tier`, again and again. What is merged lands beyond its limit, so each row is
+    written once for each limit above its first part. Between two limits stay fewer parts than `tier`.
+    """
+    limit = part_bytes_max / tier
+    while limit > TINY_BYTES:
+        below = [p for p in parts if p.bytes < limit]
+        if len(below) >= max(2, tier // 2) and sum(p.bytes for p in below) >= limit:
+            return below
+        limit /= tier
+    return [p for p in parts if p.bytes < TINY_BYTES]
+
+
+def merge(
+    handle: Handle,
+    *,
+    order: Order = "oldest",
+    part_bytes_max: int = PART_BYTES_MAX,
+    input_parts_max: int = INPUT_PARTS_MAX,
+    input_bytes_max: int = INPUT_BYTES_MAX,
+    tiers: Tiers | None = None,
+    dry_run: bool = False,
+    rewriter: Rewriter = rewrite_parts,
+) -> MergeReport:
+    """Merge small parts of all partitions, up to the budget, in one exclusive commit. A dry run only plans.
+
+    `tiers`: merge no more than pays, for who merges often. None: merge all that is small.
+
+    Raises InvalidOption, MissingPart, CommitContended, CommitUncertain and the store's errors; with a merge query also
+    InvalidQuery, InvalidBatch, SchemaConflict and UnsupportedType, for an answer that cannot be stored.
+    """
+    _check_options(handle, order, part_bytes_max, input_parts_max, input_bytes_max)
+    if not dry_run:
+        handle.check_writable()
+    state = handle.read()
+    plan = plan_merge(
+        mergeable(handle, state),
+        part_bytes_max=part_bytes_max,
+        order=order,
+        input_parts_max=input_parts_max,
+        input_bytes_max=input_bytes_max,
+        tiers=None if tiers is None else _tiers_of_hot(handle, state, tiers),
+    )
+    return _foreseen(handle, plan) if dry_run else carry_out(handle, state, plan, rewriter=rewriter)
+
+
+def _foreseen(handle: Handle, plan: MergePlan) -> MergeReport:
+    return MergeReport(
+        commit=nothing_to_commit(handle),
+        merged_parts=sum(len(g.inputs) for g in plan.groups),
+        merged_bytes=sum(g.bytes for g in plan.groups),
+        new_parts=len(plan.groups),
+        rows=sum(g.rows or 0 for g in plan.groups),
+        dropped_groups=0,
+        remaining=plan.remaining,
+        dry_run=True,
+    )
+
+
+def carry_out(
+    handle: Handle, state: LogState, plan: MergePlan, *, rewriter: Rewriter = rewrite_parts, lenient: bool = False
+) -> MergeReport:
+    """Do what a plan for this state says, in one exclusive commit. `lenient`: see `RowsQuery`. Raises as `merge`."""
+    if not plan.groups:
+        return MergeReport(nothing_to_commit(handle), 0, 0, 0, 0, 0, plan.remaining, dry_run=False)
+    logger.info(
+        "%s: merging %d groups, %d bytes; %d groups are left for the next call",
+        handle.table, len(plan.groups), sum(g.bytes for g in plan.groups), plan.remaining,
+    )  # fmt: skip
+    born_ms = handle.clock.now_ms()
+    groups, schema = plan.groups, dict(state.schema)
+    if handle.spec.merge_query or handle.spec.merging is not None:
+        schema = all_columns(handle.spec, state.schema)  # a query may fill a column that was only declared so far
+        query = query_of_merges(handle, schema, lenient=lenient)
+        groups = tuple(replace(g, query=query) for g in plan.groups)
+    markers = rewriter(handle, groups, schema)
+    written = {g: () if m is None else (m,) for g, m in zip(groups, markers, strict=True)}
+    brought = new_columns(schema, state.schema)
+    operation = Rewritten(written, operation="merge", born_ms=born_ms, schema=brought, sparing=True)
+    commit = exclusive(handle, operation)
+    return MergeReport(
+        commit=commit,
+        merged_parts=sum(len(g.inputs) for g in operation.kept),
+        merged_bytes=sum(g.bytes for g in operation.kept),
+        new_parts=len(operation.markers),
+        rows=sum(m.rows or 0 for m in operation.markers),
+        dropped_groups=len(plan.groups) - len(operation.kept),
+        remaining=plan.remaining,
+        dry_run=False,
+    )
+
+
+def _check_options(handle: Handle, order: str, part_bytes_max: int, input_parts_max: int, input_bytes_max: int) -> None:
+    if order not in ("newest", "oldest"):
+        raise InvalidOption(f"{handle.table}: order is '{order}'; give 'newest' or 'oldest'.")
+    if min(part_bytes_max, input_parts_max, input_bytes_max) < 1:
+        raise InvalidOption(
+            f"{handle.table}: part_bytes_max ({part_bytes_max}), input_parts_max ({input_parts_max}) and "
+            f"input_bytes_max ({input_bytes_max}) must be over 0."
+        )
+
+
+def mergeable(handle: Handle, state: LogState) -> list[Part]:
+    """The live parts, but for those that a log file from a clock far ahead names: no commit of ours can replace it."""
+    held = state.held_far_ahead(handle.far_ahead_ms(handle.clock.now_ms()))
+    return [handle.part(m) for m in state.live if m.key not in held]
+
+
+def _tiers_of_hot(handle: Handle, state: LogState, tiers: Tiers) -> dict[str, int]:
+    """By path, for the partitions in which rows arrived lately, as far as the log remembers."""
+    since_ms = handle.clock.now_ms() - tiers.hot_ms
+    came = (m for m in state.parts.values() if not m.moved and m.created_ms > since_ms)
+    return dict.fromkeys(map(handle.partition, came), tiers.hot_tier)

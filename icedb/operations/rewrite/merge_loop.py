@@ -1,0 +1,140 @@
+"""Merge for a limited time: merges one after the other, each as large as the time that is left allows.
+
+A merge cannot be stopped half way, so each is given a share: small at first, then what the one before it would have
+done in half of the time that is left. Each is a commit of its own; what is left is for the next call. One group of
+parts is never divided: a call may last as long as the last group takes beyond its time, a second or two for parts of
+the usual size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from icedb.errors import InvalidOption
+from icedb.operations.rewrite.engine import Engine
+from icedb.operations.rewrite.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES_MAX, MergeReport, Order, Tiers
+from icedb.transaction.table_handle import Handle
+
+__all__ = [
+    "PARTS_FIRST",
+    "PARTS_MIN",
+    "MergeableTable",
+    "PacedReport",
+    "Share",
+    "first_share",
+    "merge_for",
+    "next_share",
+]
+
+# Small parts that a slow store gives in some ten seconds; two requests each, several at a time.
+PARTS_FIRST = 2_000
+# Fewer would make groups so small that what they give is soon merged again.
+PARTS_MIN = 500
+# What was measured on a few parts says little of many.
+GROWTH_MAX = 4
+
+
+class MergeableTable(Protocol):
+    """The part of `icedb.Table` that a loop of merges uses; `Table` itself imports this package."""
+
+    @property
+    def uri(self) -> str:
+        """The table's address, for messages."""
+
+    @property
+    def handle(self) -> Handle:
+        """The open table."""
+
+    def merge(
+        self,
+        *,
+        order: Order = ...,
+        part_bytes_max: int = ...,
+        tiers: Tiers | None = ...,
+        input_parts_max: int = ...,
+        input_bytes_max: int = ...,
+        engine: Engine | None = ...,
+    ) -> MergeReport:
+        """See `icedb.Table.merge`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one merge may take in, as long as it is more than one group."""
+
+    parts: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PacedReport:
+    """What the merges of one call did together, each with a commit. `remaining` groups did not fit into the time."""
+
+    commits: tuple[str, ...]
+    merged_parts: int
+    merged_bytes: int
+    new_parts: int
+    rows: int
+    dropped_groups: int
+    remaining: int
+
+
+def merge_for(
+    table: MergeableTable,
+    *,
+    seconds_max: float,
+    order: Order = "oldest",
+    part_bytes_max: int = PART_BYTES_MAX,
+    tiers: Tiers | None = None,
+    engine: Engine | None = None,
+) -> PacedReport:
+    """Merge until nothing is left to merge (with `tiers`: what pays), or until the time is up.
+
+    Raises as `Table.merge`; what is done stays so.
+    """
+    if seconds_max <= 0:
+        raise InvalidOption(f"{table.uri}: seconds_max is {seconds_max}; give more than 0.")
+    clock = table.handle.clock
+    end_ms = clock.now_ms() + round(seconds_max * 1000)
+    reports: list[MergeReport] = []
+    share: Share | None = first_share(part_bytes_max)
+    while share is not None:
+        began_ms = clock.now_ms()
+        report = table.merge(
+            order=order,
+            part_bytes_max=part_bytes_max,
+            tiers=tiers,
+            input_parts_max=share.parts,
+            input_bytes_max=share.bytes,
+            engine=engine,
+        )
+        reports.append(report)
+        now_ms = clock.now_ms()
+        share = next_share(share, report, spent_ms=now_ms - began_ms, left_ms=end_ms - now_ms)
+    return PacedReport(
+        commits=tuple(r.commit.key for r in reports if r.commit.key is not None),
+        merged_parts=sum(r.merged_parts for r in reports),
+        merged_bytes=sum(r.merged_bytes for r in reports),
+        new_parts=sum(r.new_parts for r in reports),
+        rows=sum(r.rows for r in reports),
+        dropped_groups=sum(r.dropped_groups for r in reports),
+        remaining=reports[-1].remaining,
+    )
+
+
+def first_share(part_bytes_max: int) -> Share:
+    """Enough to tell how fast it goes: two groups of large parts, or many small ones."""
+    return Share(PARTS_FIRST, 2 * part_bytes_max)
+
+
+def next_share(share: Share, report: MergeReport, *, spent_ms: int, left_ms: int) -> Share | None:
+    """What the next merge may take in, after one that took so long. Pure. None: nothing is left, or not time enough."""
+    groups = max(1, report.new_parts + report.dropped_groups)
+    if not report.remaining or left_ms <= 0 or left_ms < spent_ms / groups:
+        return None
+    scale = min(GROWTH_MAX, left_ms / 2 / max(1, spent_ms))
+    # Groups that were dropped took their time, too: an estimate that leaves them out is on the safe side.
+    parts = int((report.merged_parts or share.parts) * scale)
+    n_bytes = int((report.merged_bytes or share.bytes) * scale)
+    return Share(min(max(parts, PARTS_MIN), INPUT_PARTS_MAX), min(max(n_bytes, 1), INPUT_BYTES_MAX))

@@ -1,0 +1,283 @@
+"""The answer of somebody's query over stored rows, as the one file that takes their place: for merges and rewrites.
+
+SQL of ours reads the parts and streams their rows into a sandbox; only there does the query run, over a table that it
+may mention as often as it likes. What it gives is stored as what the table has: cast to the table's types, and refused
+where that would change a value or move a row to another partition. All of it happens before anything is put.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from icedb.errors import InvalidBatch, InvalidQuery, InvariantViolated, SchemaConflict
+from icedb.format.keys import decode_partition, encode_partition
+from icedb.reader.scan_sql import relation, visible_partitions
+from icedb.sql.casts import EXAMPLE_LENGTH_MAX, Conversion, convert_answer
+from icedb.sql.connections import RESERVED, ROWS_PER_BATCH, quote_name
+from icedb.sql.merge_strategies import MERGED, check_batch_columns, merge_sql
+from icedb.sql.partition_expressions import PartitionExpression, parse_partition_by, partition_types
+from icedb.sql.types import check_columns, describe, storage_type
+from icedb.sql.user_queries import UserQuery, check_output, check_query
+from icedb.transaction.table_handle import Handle, Part
+from icedb.writer.parquet_file import WrittenFile, write_file
+
+__all__ = ["Answer", "RowsQuery", "copy_answer", "query_of_merges"]
+
+_STREAM = f"{RESERVED}stream"
+_ANSWER = f"{RESERVED}answer"
+_VALUE = f"{RESERVED}p"
+
+
+@dataclass(frozen=True, slots=True)
+class RowsQuery:
+    """A checked query over the rows of some parts; `what` is its name in messages.
+
+    `new_columns`: its answer may bring columns that the table does not have. `lenient`: when it drops a column by which
+    the table is partitioned or sorted, there is a warning instead of an error, as IceDB v3 programs expect.
+    """
+
+    query: UserQuery
+    what: str
+    new_columns: bool = False
+    lenient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was written: columns with their DuckDB types, and the file. Of an empty answer there is none."""
+
+    columns: Mapping[str, str]
+    file: WrittenFile | None
+
+
+def query_of_merges(handle: Handle, schema: Mapping[str, str], *, lenient: bool = False) -> RowsQuery | None:
+    """What a merge of the table asks its rows, if anything. Raises InvalidQuery; InvalidBatch as `merge_sql`."""
+    spec = handle.spec
+    if spec.merge_query:
+        query = check_query(spec.merge_query, relation=MERGED, table=handle.table, what="merge_query", v3=lenient)
+        return RowsQuery(query, "merge_query", lenient=lenient)
+    if spec.merging is not None:
+        sql = merge_sql(spec.merging, schema, table=handle.table)
+        return RowsQuery(UserQuery(sql, MERGED), type(spec.merging).__name__, lenient=lenient)
+    return None
+
+
+def copy_answer(
+    handle: Handle,
+    asked: RowsQuery,
+    inputs: Sequence[Part],
+    schema: Mapping[str, str],
+    path: Path,
+    *,
+    reader: duckdb.DuckDBPyConnection,
+    sandbox: duckdb.DuckDBPyConnection,
+) -> Answer:
+    """Write the answer of a query over the rows of `inputs`, parts of one partition, to the file `path`.
+
+    `reader` reads the parts; `sandbox`, where `path` is too, can do nothing else. Both are left as they are. Raises
+    InvalidQuery, InvalidBatch for rows of other partitions, SchemaConflict, UnsupportedType, InvariantViolated, and
+    DuckDB's errors when parts cannot be read or memory ends.
+    """
+    types = visible_partitions(schema, partition_types(handle.expressions, schema, table=handle.table))
+    with sandbox.cursor() as con:
+        _load(handle, asked, inputs, schema, types, reader=reader, con=con)
+        work = _Work(handle, asked, inputs[0].partition, schema, types, con)
+        try:
+            return work.copy(path)
+        except duckdb.OutOfMemoryException:
+            raise
+        except duckdb.Error as error:
+            raise work.refused(
+                f"cannot be answered ({str(error).splitlines()[0]}). Correct it; the rows have the columns "
+                f"{sorted({**schema, **types})}"
+            ) from None
+
+
+def _load(
+    handle: Handle,
+    asked: RowsQuery,
+    inputs: Sequence[Part],
+    schema: Mapping[str, str],
+    types: Mapping[str, str],
+    *,
+    reader: duckdb.DuckDBPyConnection,
+    con: duckdb.DuckDBPyConnection,
+) -> None:
+    """Make the parts' rows a table of the sandbox, with the table's columns and types, and the partition's."""
+    # Cast on both sides: parts may have other types, and Arrow does not tell all of DuckDB's.
+    select = ", ".join(f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in {**schema, **types}.items())
+    with reader.cursor() as parts:
+        parts.execute("SET arrow_lossless_conversion = true")  # a UUID stays one on its way
+        rows = relation(handle, inputs, schema, partition_types(handle.expressions, schema, table=handle.table))
+        con.register(_STREAM, parts.execute(f"SELECT {select} FROM ({rows})").to_arrow_reader(ROWS_PER_BATCH))
+        name = quote_name(asked.query.relation)
+        [(loaded,)] = con.execute(f"CREATE TEMP TABLE {name} AS SELECT {select} FROM {_STREAM}").fetchall()
+        con.unregister(_STREAM)
+    counts = [p.rows for p in inputs]
+    if None not in counts and loaded != sum(c or 0 for c in counts):
+        raise InvariantViolated(
+            f"{handle.table}: {len(inputs)} parts of '{inputs[0].partition}' gave {loaded} rows instead of "
+            f"{sum(c or 0 for c in counts)}. Nothing was published."
+        )
+
+
+@dataclass(slots=True)
+class _Work:
+    """One answer, in a sandbox that has the query's relation."""
+
+    handle: Handle
+    asked: RowsQuery
+    partition: str
+    schema: Mapping[str, str]
+    types: Mapping[str, str]
+    con: duckdb.DuckDBPyConnection
+
+    def refused(self, why: str) -> InvalidQuery:
+        shown = self.asked.query.sql[:200]
+        return InvalidQuery(
+            f"{self.handle.table}: {self.asked.what} {shown!r}, asked of the rows of '{self.partition}', {why}. "
+            "Nothing was changed."
+        )
+
+    def copy(self, path: Path) -> Answer:
+        stored = self._ask()
+        columns, fitted = self._fit(stored)
+        self._check_required(columns, fitted)
+        [(rows,)] = self.con.execute(f"SELECT count(*) FROM {_ANSWER}").fetchall()
+        if not rows:
+            return Answer(columns, None)
+        self._check_partition(columns, fitted, rows)
+        self.con.execute(f"DROP TABLE {quote_name(self.asked.query.relation)}")  # its memory is for sorting
+        order = ", ".join(quote_name(c) for c in self.handle.spec.sort_by if c in columns)
+        query = f"SELECT * FROM ({fitted}){' ORDER BY ' + order if order else ''}"
+        file = write_file(self.con, query, path, self.handle.spec)
+        if file.rows != rows:
+            raise InvariantViolated(
+                f"{self.handle.table}: {file.rows} of {rows} rows of the answer for '{self.partition}' were written. "
+                "Nothing was published."
+            )
+        return Answer(columns, file)
+
+    def _ask(self) -> dict[str, str]:
+        """Ask once, for a query may give something else each time. Column of the answer -> the table's name of it."""
+        sql, spec = self.asked.query.sql, self.handle.spec
+        names = [str(name) for name, *_ in self.con.execute(f"DESCRIBE {sql}").fetchall()]
+        needed = {c.casefold() for c in (*spec.sort_by, *spec.required)}
+        needed = needed.union(*(e.columns for e in self._expressions()))
+        needed_here = [c for c in self.schema if c.casefold() in needed]
+        check_output(
+            names,
+            known=self.schema,
+            inputs=[*self.schema, *self.types],
+            needed=() if self.asked.lenient else needed_here,
+            query=self.asked.query,
+            what=self.asked.what,
+            table=self.handle.table,
+            new_columns=self.asked.new_columns and spec.schema_policy == "open",
+        )
+        self._warn(names, needed_here)
+        spelled = {c.casefold(): c for c in self.schema}
+        in_path = {n.casefold() for n in self.types}
+        stored = {n: spelled.get(n.casefold(), n) for n in names if n.casefold() not in in_path}
+        if not stored:
+            raise self.refused(f"gives no column to store: {names}. Select the columns that the rows shall have")
+        select = ", ".join(map(quote_name, stored))
+        self.con.execute(f"CREATE TEMP TABLE {_ANSWER} AS SELECT {select} FROM (\n{sql}\n)")
+        return stored
+
+    def _warn(self, names: Sequence[str], needed: Sequence[str]) -> None:
+        given = {n.casefold() for n in names}
+        if self.asked.lenient and (dropped := [c for c in needed if c.casefold() not in given]):
+            warnings.warn(
+                f"{self.handle.table}: {self.asked.what} drops {dropped}, by which the table is partitioned or sorted.",
+                stacklevel=2,
+            )
+
+    def _fit(self, stored: Mapping[str, str]) -> tuple[dict[str, str], str]:
+        """The columns that the part gets, and SQL of its rows. No value is changed."""
+        given = describe(self.con, f"SELECT * FROM {_ANSWER}")
+        columns: dict[str, str] = {}
+        select: list[str] = []
+        conversions: list[Conversion] = []
+        for name, column in stored.items():
+            source, target = given[name], self.schema.get(column)
+            columns[column] = target or storage_type(source, column=column, table=self.handle.table)
+            sql = f"CAST({quote_name(name)} AS {columns[column]})"
+            if target is not None and source != target:
+                conversions.append(self._conversion(name, source, target))
+                sql = conversions[-1].sql
+            select.append(f"{sql} AS {quote_name(column)}")
+        check_columns(columns, self.schema, table=self.handle.table)
+        check_batch_columns(self.handle.spec.merging, columns, table=self.handle.table)
+        self._check_values([c for c in conversions if c.misfit])
+        return columns, f"SELECT {', '.join(select)} FROM {_ANSWER}"
+
+    def _conversion(self, name: str, source: str, target: str) -> Conversion:
+        counted = f"SELECT count({quote_name(name)}) FROM {_ANSWER}"
+        conversion = convert_answer(name, source, target, is_null=lambda: self.con.execute(counted).fetchone() == (0,))
+        if conversion is not None:
+            return conversion
+        raise SchemaConflict(
+            f"{self.handle.table}: column '{name}' is {target} in the table and {source} in the answer of "
+            f"{self.asked.what}. Cast it to {target} there, or give it another name with AS. Nothing was changed.",
+            column=name,
+            types=(target, source),
+        )
+
+    def _check_values(self, conversions: Sequence[Conversion]) -> None:
+        if not conversions:
+            return
+        examples = ", ".join(
+            f"any_value(CAST({quote_name(c.column)} AS VARCHAR)) FILTER (WHERE {c.misfit})" for c in conversions
+        )
+        [found] = self.con.execute(f"SELECT {examples} FROM {_ANSWER}").fetchall()
+        for conversion, example in zip(conversions, found, strict=True):
+            if example is not None:
+                raise SchemaConflict(
+                    f"{self.handle.table}: {self.asked.what} gives column '{conversion.column}' of '{self.partition}' "
+                    f"as {conversion.source}, and the table has it as {conversion.target}, which cannot hold "
+                    f"{example[:EXAMPLE_LENGTH_MAX]}, for example. Cast or round it there. Nothing was changed.",
+                    column=conversion.column,
+                    types=(conversion.target, conversion.source),
+                )
+
+    def _check_required(self, columns: Mapping[str, str], fitted: str) -> None:
+        required = [c for c in self.handle.spec.required if c in columns]
+        nulls = " OR ".join(f"{quote_name(c)} IS NULL" for c in required)
+        if nulls and self.con.execute(f"SELECT count(*) FROM ({fitted}) WHERE {nulls}").fetchone() != (0,):
+            raise self.refused(f"gives rows in which one of {required} is null, and the table requires it")
+
+    def _expressions(self) -> list[PartitionExpression]:
+        """Those whose values are in the partition's path, of whatever revision of the spec."""
+        spec, names = self.handle.spec, decode_partition(self.partition)
+        earlier = parse_partition_by(spec.earlier_partition_by, table=self.handle.table)
+        return [e for e in (*self.handle.expressions, *earlier) if e.name in names and not e.path_only]
+
+    def _check_partition(self, columns: Mapping[str, str], fitted: str, rows: int) -> None:
+        """Each row of the answer has partition values that one of the rows had which it takes the place of."""
+        expressions = self._expressions()
+        if not expressions:
+            return
+        values = ", ".join(f"(\n{e.sql}\n) AS {_VALUE}{n}" for n, e in enumerate(expressions))
+        lacking = "".join(f", CAST(NULL AS {t}) AS {quote_name(c)}" for c, t in self.schema.items() if c not in columns)
+        there = f"SELECT DISTINCT {values} FROM {quote_name(self.asked.query.relation)}"
+        given = f"SELECT {values}, count(*) AS n FROM (SELECT *{lacking} FROM ({fitted})) GROUP BY ALL"
+        same = " AND ".join(f"a.{_VALUE}{n} IS NOT DISTINCT FROM b.{_VALUE}{n}" for n in range(len(expressions)))
+        texts = ", ".join(f"CAST(a.{_VALUE}{n} AS VARCHAR)" for n in range(len(expressions)))
+        outside = self.con.execute(
+            f"SELECT [{texts}]::VARCHAR[], a.n FROM ({given}) AS a WHERE NOT EXISTS "
+            f"(SELECT 1 FROM ({there}) AS b WHERE {same}) ORDER BY ALL"
+        ).fetchall()
+        if outside:
+            names = [e.name for e in expressions]
+            example = encode_partition(dict(zip(names, outside[0][0], strict=True)))
+            raise InvalidBatch(
+                f"{self.handle.table}: {sum(n for _, n in outside)} of {rows} rows that {self.asked.what} gives are "
+                f"outside '{self.partition}', for example in '{example}'. Leave them out, or move them with overwrite. "
+                "Nothing was changed."
+            )

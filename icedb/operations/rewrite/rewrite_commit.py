@@ -1,0 +1,79 @@
+"""The exclusive commit of a rewrite, as a plan that is made anew at each attempt: new parts in the place of old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from icedb.format.commit_draft import Draft, draft
+from icedb.format.records import Marker
+from icedb.format.replay import LogState
+from icedb.operations.commits.log_carryover import cheap_to_replace
+from icedb.operations.rewrite.rewriter import Rewrite
+from icedb.sql.types import check_columns
+
+__all__ = ["Rewritten"]
+
+
+class Rewritten:
+    """Parts that were made from others, in the place of these: merge, delete, rewrite.
+
+    A rewrite is kept while all its inputs are live; then it is committed as it is, whatever else landed meanwhile. One
+    that lost an input is dropped, for its output holds rows that are gone, or that live elsewhere by now.
+
+    `operation`: the name that the log records.
+    `sparing`: log files that hold much else are not replaced; a cleanup forgets the inputs later then.
+    """
+
+    reads_everything = False
+
+    def __init__(
+        self,
+        written: Mapping[Rewrite, Sequence[Marker]],
+        *,
+        operation: str,
+        born_ms: int,
+        schema: Mapping[str, str] | None = None,
+        sparing: bool = False,
+    ) -> None:
+        #: What is still part of the plan, with the markers of the new parts; none for what a rewrite emptied.
+        self.kept: dict[Rewrite, Sequence[Marker]] = dict(written)
+        self._schema: Mapping[str, str] = schema or {}
+        self._sparing = sparing
+        self._operation = operation
+        self.unused: list[str] = []
+        self.born_ms: int | None = born_ms
+
+    @property
+    def markers(self) -> list[Marker]:
+        """The new parts that are still part of the plan."""
+        return [m for markers in self.kept.values() for m in markers]
+
+    @property
+    def outputs(self) -> list[str]:
+        """Their keys."""
+        return [m.key for m in self.markers]
+
+    def build(self, state: LogState, t_ms: int) -> Draft | None:
+        """Raises SchemaConflict when another commit gave a new column another type."""
+        for rewrite in [r for r in self.kept if not all(_is_live(state, p.key) for p in r.inputs)]:
+            self.unused += [m.key for m in self.kept.pop(rewrite)]
+        if not self.kept:
+            return None
+        check_columns(self._schema, state.schema, table=state.table)
+        inputs = [p.key for r in self.kept for p in r.inputs]
+        replaceable = cheap_to_replace if self._sparing else LogState.replaceable
+        return draft(
+            state,
+            t_ms=t_ms,
+            schema=dict(self._schema),
+            add=self.markers,
+            moved=True,
+            tombstone=inputs,
+            replaces=replaceable(state, inputs, t_ms=t_ms),
+            operation=self._operation,
+        )
+
+
+def _is_live(state: LogState, key: str) -> bool:
+    marker = state.parts.get(key)
+    return marker is not None and marker.tombstoned_ms is None

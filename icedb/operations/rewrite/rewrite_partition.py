@@ -1,0 +1,146 @@
+"""Rewrite a partition: its rows become the answer of a query over them, atomically.
+
+For corrections, deduplication and the filling of new columns. The query sees the partition as one snapshot; what a
+plain append adds meanwhile survives beside the answer. When another commit replaces one of the parts meanwhile, the
+answer is thrown away and the query asked again, for it speaks of rows that are no longer there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+from icedb.errors import CommitContended, InvalidOption
+from icedb.format.keys import stored_path
+from icedb.format.replay import LogState
+from icedb.format.table_spec import all_columns
+from icedb.operations.rewrite.engine import IN_PROCESS, Engine
+from icedb.operations.rewrite.query_rewrite import RowsQuery
+from icedb.operations.rewrite.rewrite_commit import Rewritten
+from icedb.operations.rewrite.rewriter import Rewrite, rewrite_all
+from icedb.sql.user_queries import check_query
+from icedb.transaction.append import Commit, nothing_to_commit
+from icedb.transaction.exclusive import exclusive
+from icedb.transaction.table_handle import Handle
+from icedb.writer.part_writer import WrittenParts
+
+__all__ = ["PartitionWriter", "RewriteReport", "rewrite_partition", "write_answer"]
+
+logger = logging.getLogger(__name__)
+
+# Each lost attempt means that a merge or an overwrite took the partition meanwhile: the table's lock does not hold.
+REWRITE_ATTEMPTS_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteReport:
+    """What became of a partition. `rows_before` is None when a part does not say how many it has."""
+
+    partition: str
+    replaced_parts: int
+    new_parts: int
+    rows_before: int | None
+    rows: int
+    bytes_before: int
+    bytes: int
+    commit: Commit
+    dry_run: bool
+
+
+class PartitionWriter(Protocol):
+    """Writes the answer of a query over the inputs of a rewrite as parts; with `dry_run` nowhere, but says which."""
+
+    def __call__(
+        self, handle: Handle, rewrite: Rewrite, query: str, schema: Mapping[str, str], /, *, dry_run: bool
+    ) -> WrittenParts:
+        """Raises FixInput errors for a query that does not fit, and the store's errors."""
+        ...
+
+
+def write_answer(
+    handle: Handle,
+    rewrite: Rewrite,
+    query: str,
+    schema: Mapping[str, str],
+    /,
+    *,
+    dry_run: bool,
+    new_columns: bool = False,
+    lenient: bool = False,
+    engine: Engine = IN_PROCESS,
+) -> WrittenParts:
+    """Ask the query in a sandbox and put its answer as one part. A dry run does all but that.
+
+    `new_columns` and `lenient` as in `RowsQuery`. Raises InvalidQuery, InvalidBatch, SchemaConflict, UnsupportedType,
+    MissingPart, SnapshotExpired, InvalidOption (the memory does not suffice), the store's and the engine's errors.
+    """
+    born_ms = handle.clock.now_ms()
+    checked = check_query(query, relation="_rows", also=("t",), table=handle.table, what="the query", v3=lenient)
+    asking = replace(rewrite, query=RowsQuery(checked, "the query", new_columns=new_columns, lenient=lenient))
+    [new] = rewrite_all(handle, [asking], all_columns(handle.spec, schema), dry_run=dry_run, engine=engine)
+    return WrittenParts(new.columns, () if new.marker is None else (new.marker,), born_ms)
+
+
+def rewrite_partition(
+    handle: Handle,
+    partition: str,
+    query: str,
+    *,
+    dry_run: bool = False,
+    new_columns: bool = False,
+    engine: Engine = IN_PROCESS,
+    writer: PartitionWriter | None = None,
+) -> RewriteReport:
+    """Put the answer of `query` in the place of a partition's live parts. See `Table.rewrite_partition`."""
+    writer = writer or partial(write_answer, new_columns=new_columns, engine=engine)
+    if not dry_run:
+        handle.check_writable()
+    for attempt in range(REWRITE_ATTEMPTS_MAX):
+        state = handle.read(fresh=True)
+        rewrite = _rewrite_of(handle, state, partition)
+        written = writer(handle, rewrite, query, state.schema, dry_run=dry_run)
+        if dry_run:
+            return _report(rewrite, written, nothing_to_commit(handle), dry_run=True)
+        # Of an empty answer nothing stays, new columns neither.
+        schema = written.schema if written.markers else {}
+        operation = Rewritten({rewrite: written.markers}, operation="rewrite", born_ms=written.born_ms, schema=schema)
+        commit = exclusive(handle, operation)
+        if operation.kept:
+            return _report(rewrite, written, commit, dry_run=False)
+        logger.info("%s: '%s' changed, attempt %d to rewrite it is repeated", handle.table, partition, attempt + 1)
+    raise CommitContended(
+        f"{handle.table}: '{partition}' was merged or replaced by others {REWRITE_ATTEMPTS_MAX} times while it was "
+        "rewritten. Nothing was published. Does the table's lock hold? Try again when fewer programs maintain it."
+    )
+
+
+def _rewrite_of(handle: Handle, state: LogState, partition: str) -> Rewrite:
+    """The partition's live parts. Its path may be given as it is stored or as a person writes it (`city=New York`)."""
+    live = [handle.part(m) for m in state.live]
+    path = stored_path(partition.strip("/"))
+    inputs = tuple(p for p in live if stored_path(p.partition) == path)
+    if inputs:
+        as_they_are = {p.partition for p in inputs}  # a program of v3 may have written another spelling, or both
+        return Rewrite(as_they_are.pop() if len(as_they_are) == 1 else path, inputs)
+    some = sorted({p.partition for p in live})[:3]
+    raise InvalidOption(
+        f"{handle.table}: there is no partition '{partition}' with rows (there are {some or 'none'}, for example). "
+        "Give the path of one, as snapshot().partitions() lists them."
+    )
+
+
+def _report(rewrite: Rewrite, written: WrittenParts, commit: Commit, *, dry_run: bool) -> RewriteReport:
+    return RewriteReport(
+        partition=rewrite.partition,
+        replaced_parts=len(rewrite.inputs),
+        new_parts=len(written.markers),
+        rows_before=rewrite.rows,
+        rows=written.rows,
+        bytes_before=rewrite.bytes,
+        bytes=sum(m.bytes for m in written.markers),
+        commit=commit,
+        dry_run=dry_run,
+    )

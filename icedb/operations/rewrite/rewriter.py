@@ -1,0 +1,407 @@
+"""Parts become one part: read, sorted and written again by DuckDB, for merges, deletions and rewrites.
+
+Nothing that is written here is visible: only a commit names it, and what a failure leaves is deleted again. All
+rewrites that one process does share one memory limit; what does not fit is spilled to disk. While some are written, the
+parts of the next are fetched and the results of the last are put. The work is a piece that any engine can do
+(`icedb.operations.rewrite.engine`); the operations above take the function as an argument.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import duckdb
+import msgspec
+
+from icedb.errors import InvalidOption, InvariantViolated
+from icedb.format.records import Marker, Stats, total_rows
+from icedb.operations.rewrite.engine import IN_PROCESS, Engine, Means, Work
+from icedb.operations.rewrite.prefetch import Fetched, concurrent_fetches, fetch_parts
+from icedb.operations.rewrite.query_rewrite import RowsQuery, copy_answer
+from icedb.reader.scan_sql import explain, read_parquet, scan, visible_partitions
+from icedb.sql.column_stats import encode_statistics, statistics_columns
+from icedb.sql.connections import (
+    MEMORY_BYTES_MIN,
+    RESERVED,
+    connect_reader,
+    connect_sandbox,
+    memory_bytes_default,
+    quote_name,
+    renew_access,
+)
+from icedb.sql.partition_expressions import partition_types
+from icedb.sql.types import describe
+from icedb.storage.obstore_store import ObjectNotFound
+from icedb.transaction.table_handle import Handle, Part
+from icedb.util.progress import Advance, progress
+from icedb.util.temporary_files import make_folder, remove_folder
+from icedb.writer.parquet_file import WrittenFile, figures, write_file
+from icedb.writer.part_writer import CONCURRENT_PUTS, StoredPart, digest, discard, put_part
+
+__all__ = ["NewPart", "Rewrite", "Rewriter", "Rewriting", "rewrite_all", "rewrite_parts"]
+
+logger = logging.getLogger(__name__)
+
+# What sorting rows of some kilobytes needs, however much of it is spilled; with less memory fewer go at a time.
+MEMORY_BYTES_PER_REWRITE = 1024 * 1024 * 1024
+# Beyond what is just written, parts of so many bytes are fetched before their turn, or wait to be put: so much of the
+# disk they take, once for each.
+AHEAD_BYTES = 512 * 1024 * 1024
+# Of the memory, the part that files take which are being put.
+PUTTING_SHARE = 4
+# With so many rewrites for each thread, all are soon busy without sharing one; shared, a small one costs more.
+REWRITES_PER_THREAD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Parts of one partition that become one part, without the rows for which `drop_where` is true.
+
+    `drop_where` is a checked predicate over `t` (see `icedb.sql.predicates`); None keeps every row. With `query` the part
+    holds its answer instead.
+    """
+
+    partition: str
+    inputs: tuple[Part, ...]
+    drop_where: str | None = None
+    query: RowsQuery | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the inputs."""
+        return sum(p.bytes for p in self.inputs)
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of the inputs; None when one of them does not say."""
+        return total_rows(self.inputs)
+
+
+#: Does some rewrites of a table that has this schema; the new parts' markers, in the same order. None: no row is left.
+Rewriter = Callable[[Handle, Sequence[Rewrite], Mapping[str, str]], list[Marker | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class NewPart:
+    """What became of a rewrite: the part's columns, and its marker unless no row is left."""
+
+    columns: Mapping[str, str]
+    marker: Marker | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriting(Work[Rewrite, NewPart]):
+    """Writes new parts for a table that has this schema; a dry run puts nothing."""
+
+    schema: Mapping[str, str]
+    dry_run: bool = False
+
+    name = "rewriting parts"
+
+    def bytes_of(self, item: Rewrite) -> int:
+        """See Work."""
+        return item.bytes
+
+    def partition_of(self, item: Rewrite) -> str | None:
+        """See Work."""
+        return None if self.dry_run else item.partition
+
+    def part_of(self, result: NewPart) -> Marker | None:
+        """See Work."""
+        return result.marker
+
+    def do(self, handle: Handle, items: Sequence[Rewrite], means: Means) -> list[NewPart]:
+        """Write each new part, a few at a time. Raises as `rewrite_all`."""
+        started_ms = handle.clock.now_ms()
+        memory_bytes = _check_memory(handle, means.memory_bytes)
+        keys = [handle.keys.part(r.partition, handle.clock.new_id()) for r in items]
+        folder = make_folder("rewrite", below=means.folder)
+        try:
+            with (
+                _engines(handle, items, memory_bytes, means.threads, folder) as engines,
+                _pools(engines.at_a_time, memory_bytes, items) as pools,
+                progress(self.name, sum(r.bytes for r in items), "bytes") as advance,
+            ):
+                rewrites = list(zip(items, keys, strict=True))
+                return self._write(handle, engines, pools, rewrites, folder / "inputs", advance)
+        except BaseException as error:
+            if not self.dry_run:
+                discard(handle.store, keys)
+            if isinstance(error, duckdb.OutOfMemoryException):
+                raise _too_little(handle, memory_bytes, str(error).splitlines()[0]) from None
+            if isinstance(error, duckdb.Error | ObjectNotFound):
+                inputs = [p for r in items for p in r.inputs]
+                raise explain(handle, inputs, error, as_of_ms=started_ms) from None
+            raise
+        finally:
+            remove_folder(folder)
+
+    def _write(
+        self,
+        handle: Handle,
+        engines: _Engines,
+        pools: _Pools,
+        rewrites: Sequence[tuple[Rewrite, str]],
+        folder: Path,
+        advance: Advance,
+    ) -> list[NewPart]:
+        """Each with its key. The first that fails stops all."""
+        written: list[NewPart] = []
+
+        def finish(rewrite: Rewrite, writing: Future[_Written]) -> None:
+            written.append(self._finished(handle, rewrite, writing, number=len(written) + 1, of=len(rewrites)))
+            advance(rewrite.bytes)
+
+        begun: deque[tuple[Rewrite, Future[_Written]]] = deque()
+        ahead_bytes = 0
+        for number, (rewrite, key) in enumerate(rewrites):
+            while len(begun) > engines.at_a_time and ahead_bytes + rewrite.bytes > AHEAD_BYTES:
+                ahead_bytes -= begun[0][0].bytes
+                finish(*begun.popleft())
+            fetched = fetch_parts(handle, rewrite.inputs, folder / str(number), pools.fetching)
+            begun.append((rewrite, pools.writing.submit(_rewrite, handle, engines, pools, self, rewrite, fetched, key)))
+            ahead_bytes += rewrite.bytes
+        while begun:
+            finish(*begun.popleft())
+        return written
+
+    def _finished(
+        self, handle: Handle, rewrite: Rewrite, writing: Future[_Written], *, number: int, of: int
+    ) -> NewPart:
+        new = writing.result().new_part()
+        logger.info(
+            "%s: rewrite %d of %d is written: %d parts, %d bytes of '%s'",
+            handle.table, number, of, len(rewrite.inputs), rewrite.bytes, rewrite.partition,
+        )  # fmt: skip
+        return new
+
+
+def rewrite_parts(
+    handle: Handle, rewrites: Sequence[Rewrite], schema: Mapping[str, str], *, engine: Engine = IN_PROCESS
+) -> list[Marker | None]:
+    """The markers of `rewrite_all`."""
+    return [new.marker for new in rewrite_all(handle, rewrites, schema, engine=engine)]
+
+
+def rewrite_all(
+    handle: Handle,
+    rewrites: Sequence[Rewrite],
+    schema: Mapping[str, str],
+    *,
+    dry_run: bool = False,
+    engine: Engine = IN_PROCESS,
+) -> list[NewPart]:
+    """Write each new part; on failure delete what was written. A dry run puts nothing.
+
+    Together they use what the engine has for them (in this process by default half of the machine's or container's
+    memory). Raises InvalidOption when that is not enough, MissingPart, SnapshotExpired, InvariantViolated, what
+    `copy_answer` raises, DuckDB's, the store's and the engine's errors.
+    """
+    return engine.run(handle, Rewriting(dict(schema), dry_run), rewrites)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pools:
+    """Each hands its results to the next."""
+
+    fetching: ThreadPoolExecutor
+    writing: ThreadPoolExecutor
+    putting: ThreadPoolExecutor
+
+
+@contextmanager
+def _pools(at_a_time: int, memory_bytes: int, rewrites: Sequence[Rewrite]) -> Iterator[_Pools]:
+    """When the block is over nothing of theirs is under way, and what had not begun never does."""
+    # A put to a bucket has the whole file in memory.
+    puts = memory_bytes // PUTTING_SHARE // max(1, *(r.bytes for r in rewrites))
+    putting = max(at_a_time, min(CONCURRENT_PUTS, puts))
+    pools = [ThreadPoolExecutor(threads) for threads in (concurrent_fetches(memory_bytes), at_a_time, putting)]
+    try:
+        yield _Pools(*pools)
+    finally:
+        for pool in pools:
+            pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Engines:
+    """What the rewrites of a call share. New parts are written into `folder`; a query is asked in the sandbox."""
+
+    reader: duckdb.DuckDBPyConnection
+    sandbox: duckdb.DuckDBPyConnection | None
+    folder: Path
+    at_a_time: int
+
+
+@contextmanager
+def _engines(
+    handle: Handle, rewrites: Sequence[Rewrite], memory_bytes: int, threads: int | None, folder: Path
+) -> Iterator[_Engines]:
+    """Without a query all memory is the reader's; else both have half of it."""
+    asking = any(r.query is not None for r in rewrites)
+    share = memory_bytes // 2 if asking else memory_bytes
+    at_a_time = max(1, min(threads or max(2, os.cpu_count() or 2), share // MEMORY_BYTES_PER_REWRITE))
+    if _many_and_small(rewrites, at_a_time, threads):
+        threads = 1
+    with connect_reader(handle.location, memory_bytes=share, folder=folder, threads=threads) as reader:
+        reader.execute("SET GLOBAL preserve_insertion_order = true")
+        if not asking:
+            yield _Engines(reader, None, folder, at_a_time)
+            return
+        aside = folder / "sandbox"  # not where the reader spills
+        aside.mkdir()
+        with connect_sandbox(aside, memory_bytes=share, threads=threads) as sandbox:
+            yield _Engines(reader, sandbox, aside, at_a_time)
+
+
+def _many_and_small(rewrites: Sequence[Rewrite], at_a_time: int, threads: int | None) -> bool:
+    """Whether every thread has enough to do with whole rewrites. A large one at the end would keep one thread alone."""
+    if not 1 < (threads or os.cpu_count() or 1) <= at_a_time:
+        return False
+    return max(r.bytes for r in rewrites) * at_a_time * REWRITES_PER_THREAD <= sum(r.bytes for r in rewrites)
+
+
+def _check_memory(handle: Handle, memory_bytes: int | None) -> int:
+    if memory_bytes is None:
+        return memory_bytes_default()
+    if memory_bytes < MEMORY_BYTES_MIN:
+        raise _too_little(handle, memory_bytes, f"at least {MEMORY_BYTES_MIN} are needed")
+    return memory_bytes
+
+
+def _too_little(handle: Handle, memory_bytes: int, reason: str) -> InvalidOption:
+    return InvalidOption(
+        f"{handle.table}: memory_bytes {memory_bytes} is too little to rewrite parts ({reason}). Give more, or "
+        f"alter the table to fewer row_group_rows (it has {handle.spec.row_group_rows})."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The rows of some parts as `t`: the columns that the new part gets, what each is called there, and the SQL."""
+
+    columns: Mapping[str, str]
+    names: Mapping[str, str]
+    sql: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What became of a rewrite, and the put of its file; there is none when no row is left."""
+
+    columns: Mapping[str, str]
+    key: str
+    rows: int = 0
+    stats: Stats = msgspec.UNSET
+    put: Future[StoredPart] | None = None
+
+    def new_part(self) -> NewPart:
+        """Waits for the put, and raises what that raises."""
+        if self.put is None:
+            return NewPart(self.columns, None)
+        stored = self.put.result()
+        return NewPart(
+            self.columns, Marker(self.key, stored.bytes, 0, rows=self.rows, stats=self.stats, digest=stored.digest)
+        )
+
+
+def _rewrite(
+    handle: Handle, engines: _Engines, pools: _Pools, work: Rewriting, rewrite: Rewrite, fetched: Fetched, key: str
+) -> _Written:
+    path = engines.folder / key.rsplit("/", 1)[1]
+    with fetched.here() as inputs:
+        columns, file = _write_rows(handle, engines, replace(rewrite, inputs=inputs), work.schema, path)
+    if file is None:
+        return _Written(columns, key)
+    stats = statistics_columns(handle.spec.sort_by, columns, handle.expressions)
+    with engines.reader.cursor() as con:
+        encoded = encode_statistics(stats, figures(con, file, stats), file.rows)
+    put = pools.putting.submit(_measure, path) if work.dry_run else pools.putting.submit(_put, handle, key, path)
+    return _Written(columns, key, file.rows, encoded, put)
+
+
+def _measure(path: Path) -> StoredPart:
+    return StoredPart(path.stat().st_size, digest(path))
+
+
+def _put(handle: Handle, key: str, path: Path) -> StoredPart:
+    return put_part(handle.store, key, path)
+
+
+def _write_rows(
+    handle: Handle, engines: _Engines, rewrite: Rewrite, schema: Mapping[str, str], path: Path
+) -> tuple[Mapping[str, str], WrittenFile | None]:
+    """The columns of the new part, and its file unless no row is left."""
+    with engines.reader.cursor() as con:  # all rewrites of a call may take longer than credentials are valid
+        renew_access(con, handle.location)
+    if rewrite.query is None or engines.sandbox is None:
+        return _copy_rows(handle, engines.reader, rewrite, schema, path)
+    answer = copy_answer(
+        handle, rewrite.query, rewrite.inputs, schema, path, reader=engines.reader, sandbox=engines.sandbox
+    )
+    return answer.columns, answer.file
+
+
+def _copy_rows(
+    handle: Handle, reader: duckdb.DuckDBPyConnection, rewrite: Rewrite, schema: Mapping[str, str], path: Path
+) -> tuple[Mapping[str, str], WrittenFile | None]:
+    """Write the rows that stay to a file."""
+    with reader.cursor() as con:
+        source = _source(handle, con, rewrite, schema)
+        expected = _rows_to_keep(handle, con, rewrite, source)
+        if expected == 0:
+            return source.columns, None
+        select = ", ".join(f"{source.names[c]} AS {quote_name(c)}" for c in source.columns)
+        where = "" if rewrite.drop_where is None else f" WHERE (\n{rewrite.drop_where}\n) IS NOT TRUE"
+        order = ", ".join(quote_name(c) for c in handle.spec.sort_by if c in source.columns)
+        query = f"SELECT {select} FROM {source.sql}{where}{' ORDER BY ' + order if order else ''}"
+        file = write_file(con, query, path, handle.spec)
+    _check_rows(handle, rewrite, file.rows, expected)
+    return source.columns, file if file.rows else None
+
+
+def _source(handle: Handle, con: duckdb.DuckDBPyConnection, rewrite: Rewrite, schema: Mapping[str, str]) -> _Source:
+    """Only a predicate needs to see more than the parts have: the table's other columns, null, and the partition."""
+    partitions: Mapping[str, str] = {}
+    rows = f"SELECT * FROM {read_parquet(handle, rewrite.inputs)}"
+    present = describe(con, rows)
+    if rewrite.drop_where is not None:
+        types = partition_types(handle.expressions, schema, table=handle.table)
+        partitions = visible_partitions(schema, types)
+        rows = scan(handle, rewrite.inputs, schema, types)
+        present = {c: t for c, t in present.items() if c not in partitions}
+    # Cast to the table's types: union_by_name alone would take what the parts happen to have. A column that only the
+    # parts know (a program of v3 may write one) is kept as it is, and no predicate sees it.
+    names = {c: quote_name(c) for c in schema if c in present}
+    names |= {c: f"{RESERVED}{n}" for n, c in enumerate(present) if c not in schema}
+    columns = {c: schema.get(c, present[c]) for c in names}
+    select = [f"CAST({quote_name(c)} AS {columns[c]}) AS {name}" for c, name in names.items()]
+    if rewrite.drop_where is not None:
+        select += [f"CAST(NULL AS {t}) AS {quote_name(c)}" for c, t in schema.items() if c not in present]
+        select += map(quote_name, partitions)
+    return _Source(columns, names, f"(SELECT {', '.join(select)} FROM ({rows})) AS t")
+
+
+def _rows_to_keep(handle: Handle, con: duckdb.DuckDBPyConnection, rewrite: Rewrite, source: _Source) -> int | None:
+    """How many rows the new part must have, counted apart from writing it; None when no input says."""
+    if rewrite.drop_where is None:
+        return rewrite.rows
+    counts = f"SELECT count(*), count(*) FILTER (WHERE (\n{rewrite.drop_where}\n)) FROM {source.sql}"
+    [(rows, dropped)] = con.execute(counts).fetchall()
+    _check_rows(handle, rewrite, int(rows), rewrite.rows)
+    return int(rows) - int(dropped)
+
+
+def _check_rows(handle: Handle, rewrite: Rewrite, rows: int, expected: int | None) -> None:
+    if expected not in (None, rows):
+        raise InvariantViolated(
+            f"{handle.table}: rewriting {len(rewrite.inputs)} parts of '{rewrite.partition}' gave {rows} rows instead "
+            f"of {expected}. Nothing was published."
+        )

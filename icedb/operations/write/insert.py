@@ -1,0 +1,238 @@
+"""From rows of any shape to a commit: what `Table.insert` and `Table.overwrite` do.
+
+A batch may concern other tables than its own: rows that do not fit go to the table's quarantine, and views are fed
+(`icedb.operations.write.views`). All parts of table and views are written before anything is published. The quarantine is published
+first, so that no row is lost; a view last, for it shows what is committed. When an insert fails in between, its misfits
+are in the quarantine already. Tried again with the same `txn`, they are not put there twice, unless the quarantine was
+merged in between: then nobody can tell whether it has these rows. Without a `txn`, they are there twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import get_args
+
+from icedb.errors import InvalidOption, TooManyColumns
+from icedb.format.table_spec import TableSpec
+from icedb.operations.commits.drop_partitions import Chosen
+from icedb.operations.commits.publish import check_overwrite, prepare, publish_append, publish_overwrite
+from icedb.operations.write.views import ViewParts, discard_views, publish_views, write_views
+from icedb.sources.batch import Batch, OnConflict, Rows
+from icedb.sources.open_source import open_batch
+from icedb.sql.connections import READING_SHARE, WRITE_MEMORY_BYTES_MIN, check_write_memory
+from icedb.sql.types import new_columns
+from icedb.transaction.append import Commit
+from icedb.transaction.idempotent_append import Txn, is_recorded, repeated
+from icedb.transaction.open_table import open_beside, quarantine_name
+from icedb.transaction.table_handle import Handle
+from icedb.writer.part_writer import WrittenParts, discard, put_parts
+from icedb.writer.staging import QUARANTINE_COLUMNS, Stage, stage_rows
+
+__all__ = ["BatchLimits", "Unpublished", "discard_beside", "insert", "overwrite", "staged", "write_unpublished"]
+
+
+def insert(
+    handle: Handle,
+    data: Rows,
+    *,
+    txn: Txn | None = None,
+    on_conflict: OnConflict = "raise",
+    memory_bytes: int | None = None,
+) -> Commit:
+    """Append rows; see `Table.insert`."""
+    done = txn is not None and is_recorded(handle.read(fresh=True), txn)
+    if done and not handle.spec.views:
+        return repeated(handle)
+    with staged(handle, data, on_conflict, memory_bytes) as (stage, memory_bytes):
+        views = write_views(handle, stage, memory_bytes=memory_bytes)
+        try:
+            commit = repeated(handle) if done else _append(handle, stage, txn, memory_bytes)
+        except BaseException:
+            discard_views(views)  # never published: only a source that is committed has its views published
+            raise
+        publish_views(handle, views, txn)
+    return commit
+
+
+def _append(handle: Handle, stage: Stage, txn: Txn | None, memory_bytes: int) -> Commit:
+    written = put_parts(stage, store=handle.store, clock=handle.clock)
+    aside = _set_aside(handle, stage, written, txn, memory_bytes)
+    commit = publish_append(handle, written, txn=txn)
+    return commit if commit.repeated else replace(commit, quarantined_rows=stage.misfits, quarantine=aside)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What one batch may do to its table. None: no limit.
+
+    `partitions_max`: partitions that its rows lie in, in the table or in one of its views. `columns_max`: columns that
+    the table may have with those that the batch brings; columns that the table has already are always taken.
+    """
+
+    partitions_max: int | None = None
+    columns_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unpublished:
+    """What an insert wrote for a table, its views and its quarantine. Nothing names it yet."""
+
+    written: WrittenParts
+    views: Sequence[ViewParts]
+    misfits: int
+    #: The quarantine, and the parts for it; None when all rows fit.
+    aside: tuple[Handle, WrittenParts] | None
+
+
+def write_unpublished(
+    handle: Handle,
+    data: Rows,
+    *,
+    on_conflict: OnConflict = "raise",
+    memory_bytes: int | None = None,
+    limits: BatchLimits = BatchLimits(),
+) -> Unpublished:
+    """Write the parts of an insert, for who publishes them himself. Raises as `insert` before anything is visible.
+
+    Raises TooManyPartitions and TooManyColumns for rows beyond the limits, before anything is written.
+    """
+    with staged(handle, data, on_conflict, memory_bytes) as (stage, memory_bytes):
+        stage.check_partitions(limits.partitions_max)
+        _check_columns_max(handle, stage, limits.columns_max)
+        views = write_views(handle, stage, memory_bytes=memory_bytes, partitions_max=limits.partitions_max)
+        written = aside = None
+        try:
+            written = put_parts(stage, store=handle.store, clock=handle.clock)
+            if stage.misfits:
+                quarantine = _open_quarantine(handle)
+                aside = quarantine, _write_misfits(quarantine, stage, "", memory_bytes)
+        except BaseException:
+            discard(handle.store, [m.key for m in written.markers] if written else [])
+            discard_views(views)
+            raise
+        return Unpublished(written, views, stage.misfits, aside)
+
+
+def _check_columns_max(handle: Handle, stage: Stage, columns_max: int | None) -> None:
+    """Raise TooManyColumns when the rows bring columns, and the table would have more than that."""
+    if columns_max is None or not new_columns(stage.columns, handle.columns):
+        return
+    handle.read()  # others may have brought columns since
+    brought = new_columns(stage.columns, handle.columns)
+    if brought and len(handle.columns) + len(brought) > columns_max:
+        raise TooManyColumns(
+            f"{handle.table}: the rows bring {len(brought)} new columns ({_some(brought)}), and the table has "
+            f"{len(handle.columns)} of the {columns_max} that it may have. Nothing of them was written. Leave the "
+            "columns out, or send them as one column of JSON text."
+        )
+
+
+def _some(names: Collection[str]) -> str:
+    shown = [repr(name if len(name) <= 50 else f"{name[:50]}...") for name in islice(names, 3)]
+    return ", ".join(shown) + (", ..." if len(names) > len(shown) else "")
+
+
+def discard_beside(unpublished: Unpublished) -> None:
+    """Delete what was written for views and quarantine, because the table's own parts are not published.
+
+    Those are not touched: who publishes them deletes them when nothing can name them any more.
+    """
+    discard_views(unpublished.views)
+    if unpublished.aside is not None:
+        quarantine, misfits = unpublished.aside
+        discard(quarantine.store, [m.key for m in misfits.markers])
+
+
+def overwrite(
+    handle: Handle,
+    data: Rows,
+    partitions: Chosen | None,
+    *,
+    on_conflict: OnConflict = "raise",
+    memory_bytes: int | None = None,
+) -> Commit:
+    """Replace live parts by rows; see `Table.overwrite`."""
+    with staged(handle, data, on_conflict, memory_bytes) as (stage, memory_bytes):
+        written = put_parts(stage, store=handle.store, clock=handle.clock)
+        if stage.misfits:  # those of an overwrite that is refused are not set aside
+            check_overwrite(handle, written, partitions)
+        aside = _set_aside(handle, stage, written, None, memory_bytes)
+    commit = publish_overwrite(handle, written, partitions)
+    return replace(commit, quarantined_rows=stage.misfits, quarantine=aside)
+
+
+@contextmanager
+def staged(
+    handle: Handle, data: Rows, on_conflict: OnConflict, memory_bytes: int | None, *, dry_run: bool = False
+) -> Iterator[tuple[Stage, int]]:
+    """The staged batch, and the memory for what other tables get of it. A dry run asks the store for the log only."""
+    if on_conflict not in get_args(OnConflict):
+        raise InvalidOption(f"{handle.table}: on_conflict is {on_conflict!r}; give 'raise', 'cast' or 'quarantine'.")
+    memory_bytes = check_write_memory(memory_bytes, table=handle.table)
+    if dry_run:
+        handle.read(fresh=True)
+    else:
+        prepare(handle)
+    if handle.spec.views or on_conflict == "quarantine":  # other tables are written beside this one
+        memory_bytes = max(memory_bytes // 2, WRITE_MEMORY_BYTES_MIN)
+    # A query makes the table's columns of others, which may have the same names.
+    known = {} if handle.spec.insert_query else handle.columns
+    context = handle.write_context()
+    with (
+        open_batch(
+            data, location=handle.location, known=known, on_conflict=on_conflict, memory_bytes=memory_bytes
+        ) as batch,
+        stage_rows(
+            context, batch, on_conflict=on_conflict, memory_bytes=memory_bytes - memory_bytes // READING_SHARE
+        ) as stage,
+    ):
+        if stage.misfits:
+            handle.location.beside(quarantine_name(handle))  # before anything is written: is there such a place?
+        yield stage, memory_bytes
+
+
+def _set_aside(handle: Handle, stage: Stage, written: WrittenParts, txn: Txn | None, memory_bytes: int) -> str | None:
+    """Commit the rows that do not fit to the table's quarantine, whose address it returns; None when there are none.
+
+    When that fails, the parts that were written for the table itself are deleted.
+    """
+    if not stage.misfits:
+        return None
+    try:
+        quarantine = _open_quarantine(handle)
+        tag = stage.misfits_digest()
+        commit = publish_append(quarantine, _write_misfits(quarantine, stage, tag, memory_bytes), txn=txn)
+        if commit.repeated and not _holds(quarantine, tag):
+            # What was set aside when this was tried before were other rows: the table had other columns then.
+            publish_append(quarantine, _write_misfits(quarantine, stage, tag, memory_bytes))
+    except BaseException:
+        discard(handle.store, [m.key for m in written.markers])
+        raise
+    return quarantine.table
+
+
+def _open_quarantine(handle: Handle) -> Handle:
+    """Raises InvalidOption when a table of that name is another."""
+    spec = TableSpec(id=handle.clock.new_id(), columns=dict(QUARANTINE_COLUMNS), sort_by=("quarantined_at",))
+    quarantine = open_beside(handle, quarantine_name(handle), spec)
+    prepare(quarantine)
+    if not QUARANTINE_COLUMNS.items() <= quarantine.columns.items():
+        raise InvalidOption(
+            f"{handle.table}: rows that do not fit would go to '{quarantine.table}', and that table is another. Move "
+            "it away, or insert with on_conflict='raise'."
+        )
+    return quarantine
+
+
+def _write_misfits(quarantine: Handle, stage: Stage, tag: str, memory_bytes: int) -> WrittenParts:
+    context = replace(quarantine.write_context(), job=tag)
+    with stage_rows(context, Batch(stage.set_aside(quarantine.clock.now_ms())), memory_bytes=memory_bytes) as staged:
+        return put_parts(staged, store=quarantine.store, clock=quarantine.clock)
+
+
+def _holds(quarantine: Handle, tag: str) -> bool:
+    """Whether a part is there that was written for rows of this digest; after a merge nobody can tell."""
+    return any(key.rpartition("/")[2].startswith(tag) for key in quarantine.read(fresh=True).parts)

@@ -1,0 +1,164 @@
+"""What Spark raises, in words of this library's: the error that a task raised, or what became of the job.
+
+A job that fails gives pages of Java and Python traces, different ones in a classic session and over Spark Connect.
+Somewhere in them is the error of ours that a task raised, if it was one. Else they tell, in Spark's words, that a task
+died, that its memory ended, that somebody cancelled the job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import icedb.errors
+from icedb.errors import DamagedLog, IceDBError, InvalidBatch, SchemaConflict, SnapshotExpired, SparkJobFailed
+
+__all__ = ["explained", "explained_of_frame", "failed_before_commit"]
+
+REASON_CHARS = 200
+
+# The last line of a Python traceback, or what there is instead (see `icedb.spark.datasource.worker_errors`), and what may follow of the
+# message before traces and notes of Spark's begin.
+_OURS = re.compile(
+    r"(?:^|(?<=: ))icedb\.errors\.(?P<name>\w+): "
+    r"(?P<message>.*(?:\n(?!\s*$|\s+at |\s*SQLSTATE|[\w ]*stacktrace|Caused by).*)*)",
+    re.MULTILINE,
+)
+_PYTHON = re.compile(r"^(?P<reason>[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)(?:: .*)?)$", re.MULTILINE)
+# "An error occurred while calling o1.save." and the names of Java's classes say nothing to a user.
+_PREAMBLE = re.compile(r"^(?:An error occurred while calling \S+\s*|:\s*|\(?[\w.$]+(?:Exception|Error)\)?:?\s+)+")
+_MISSING_PACKAGE = re.compile(r"No module named '(?P<package>[\w.]+)'")
+
+_CANCELLED = (
+    r"SPARK_JOB_CANCELLED|OPERATION_CANCELED|cancelled (?:as part|because)|SparkContext was shut down|SESSION_CLOSED"
+)
+_UNREACHABLE = (
+    r"StatusCode\.UNAVAILABLE|failed to connect to all addresses|Answer from Java side is empty|Connection refused"
+)
+_NO_MEMORY = (
+    r"OutOfMemoryError|^MemoryError|Out of Memory Error|memory limits|OOMKilled|exit(?:ed with)? (?:code|status) 137"
+    r"|Cannot allocate"
+)
+_OF_THE_SESSION = (_CANCELLED, _UNREACHABLE)
+
+# What the text says -> what happened, and what to do. The first that fits is told.
+_HAPPENED = {
+    _CANCELLED: ("the Spark job was cancelled, or its session was stopped. Run it again."),
+    _NO_MEMORY: (
+        "a Spark task ran out of memory. Give the executors more for Python (spark.executor.memoryOverhead), let fewer "
+        "tasks run in one at a time (spark.executor.cores), or give each task less (memory_bytes)."
+    ),
+    r"No space left on device|Disk quota exceeded": (
+        "a Spark task found no space left on its machine's disk, where it sorts and spills. Make room there, name a "
+        "larger folder (spark.local.dir), or give each task less (more partitions)."
+    ),
+    r"Python worker exited unexpectedly|ExecutorLostFailure|exited caused by|Python worker (?:failed|process)": (
+        "a Spark task died, each time that it was tried: its process ended without an error. Often the system ends "
+        "what takes too much memory: give the executors more (spark.executor.memoryOverhead), or let fewer tasks run "
+        "in one at a time (spark.executor.cores)."
+    ),
+    r"PYTHON_VERSION_MISMATCH": (
+        "the executors run another Python than this program. Set PYSPARK_PYTHON to the same version."
+    ),
+    _UNREACHABLE: (
+        "the Spark session is gone: its server or its Java process cannot be reached. Start a session, run it again."
+    ),
+}
+
+# How Spark tells that a write job failed when it was planned, in a task, or in what computes its rows.
+_BEFORE_COMMIT = re.compile(
+    r"Job aborted due to stage failure|Task \d+ in stage|Failed to (?:create|lookup|plan) "
+    r"|, in write_parts\b"  # what tasks do; a task's error may come without Spark's words around it
+    r"|\A(?:\([\w.$]+\) )?"  # Spark Connect's name of the error
+    r"\[(?!PYTHON_DATA_SOURCE_ERROR|SPARK_JOB_CANCELLED|OPERATION_|SESSION_|INTERNAL_ERROR)[A-Z_.]+\]"
+)
+_IN_COMMIT = re.compile(r"Failed to commit or abort")
+
+
+def explained(error: Exception, *, table: str) -> IceDBError:
+    """What an error of a Spark job means for work on a table.
+
+    The error that a task raised, if it was one of ours: with its type and its message; what else it carried is lost
+    on this way. Else SparkJobFailed, which says in its first line what happened. The error itself has all that Spark
+    says, pages of it: raise the new one `from None`, and it is still its `__context__`.
+    """
+    if isinstance(error, IceDBError):
+        return error
+    text = _text(error)
+    return _raised_in_task(text) or SparkJobFailed(f"{table}: {_what_happened(text)}")
+
+
+def explained_of_frame(error: Exception, *, table: str) -> IceDBError:
+    """As `explained`, for a job that computes somebody's frame: InvalidBatch when that is what went wrong.
+
+    What a query of the user raises, it raises again when it is repeated.
+    """
+    meaning = explained(error, table=table)
+    text = _text(error)
+    told = any(_meanings(text)) or _MISSING_PACKAGE.search(text)
+    if told or not isinstance(meaning, SparkJobFailed) or not failed_before_commit(error):
+        return meaning
+    return InvalidBatch(f"{table}: the frame cannot be computed: {_reason(text)}")
+
+
+def failed_before_commit(error: Exception) -> bool:
+    """Whether a write job failed so that Spark cannot have asked for its commit: when it was planned, or in a task."""
+    text = _text(error)
+    return _BEFORE_COMMIT.search(text) is not None and _IN_COMMIT.search(text) is None
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the text of a Java error is asked of Java, which may be gone
+        return f"Answer from Java side is empty ({type(error).__name__})"
+
+
+def _raised_in_task(text: str) -> IceDBError | None:
+    for found in reversed(list(_OURS.finditer(text))):
+        error_type = getattr(icedb.errors, found["name"], None)
+        if isinstance(error_type, type) and issubclass(error_type, IceDBError):
+            return _made_again(error_type, found["message"].strip())
+    return None
+
+
+def _made_again(error_type: type[IceDBError], message: str) -> IceDBError:
+    if issubclass(error_type, SchemaConflict):
+        return error_type(message, column="", types=("", ""))
+    if issubclass(error_type, SnapshotExpired):
+        return error_type(message, horizon_ms=0)
+    if issubclass(error_type, DamagedLog):
+        return error_type(message, key="")
+    return error_type(message)
+
+
+def _what_happened(text: str) -> str:
+    for meaning in _meanings(text):
+        return meaning
+    if missing := _MISSING_PACKAGE.search(text):
+        return (
+            f"the executors lack the Python package '{missing['package']}'. Install there what is installed here "
+            "(icedb-dagster[spark]), or set PYSPARK_PYTHON to an environment that has it."
+        )
+    if "Traceback (most recent" in text:
+        return f"a Spark task failed ({_reason(text)}). The executors' logs have the whole trace."
+    return f"Spark could not do the job ({_reason(text)})."
+
+
+def _reason(text: str) -> str:
+    """One line: the last error of a Python trace, or how Spark begins."""
+    raised = [found["reason"] for found in _PYTHON.finditer(text)] if "Traceback (most recent" in text else []
+    return _short(raised[-1] if raised else _PREAMBLE.sub("", text.strip()))
+
+
+def _meanings(text: str) -> Iterator[str]:
+    """What is known of such a failure. What a task's own error says of connections or cancelling is not Spark's."""
+    own = "Traceback (most recent" in text
+    for pattern, meaning in _HAPPENED.items():
+        if re.search(pattern, text, re.MULTILINE) and not (own and pattern in _OF_THE_SESSION):
+            yield meaning
+
+
+def _short(text: str) -> str:
+    line = text.splitlines()[0].partition(" SQLSTATE:")[0].strip() if text.strip() else "it says nothing"
+    return line if len(line) <= REASON_CHARS else f"{line[:REASON_CHARS]}..."

@@ -1,0 +1,169 @@
+"""Spark DataFrames into a table, through Spark's own writers: the rows never pass through this process.
+
+Spark is not imported: whoever has a frame has it. The data source `icedb` writes the parts in Spark's tasks and commits
+on the driver, in a process of its own, so the commit is found again by a mark in its parts' names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from icedb.errors import CommitUncertain, IceDBError, InvalidOption, SparkJobFailed, ViewBehind
+from icedb.format.records import Marker
+from icedb.format.replay import LogState
+from icedb.sources.batch import OnConflict
+from icedb.transaction.append import Commit, nothing_to_commit
+from icedb.transaction.idempotent_append import Txn, is_recorded, repeated
+from icedb.transaction.table_handle import Handle
+
+__all__ = ["append_frame", "check_frame", "is_spark_frame", "overwrite_frame", "size_options"]
+
+# Enough that no other job has it.
+JOB_DIGITS = 12
+
+
+def is_spark_frame(data: object) -> bool:
+    """Whether it is a DataFrame of a classic Spark session or of Spark Connect."""
+    return any(t.__module__.startswith("pyspark.sql") and t.__name__ == "DataFrame" for t in type(data).__mro__)
+
+
+def append_frame(
+    handle: Handle,
+    frame: Any,
+    *,
+    txn: Txn | None = None,
+    on_conflict: OnConflict = "raise",
+    memory_bytes: int | None = None,
+    part_bytes: int | None = None,
+) -> Commit:
+    """Append the rows of a DataFrame. `memory_bytes` is for each task. Raises InvalidOption, and what the job does."""
+    options = {} if txn is None else {"txn_application": txn[0], "txn_sequence": str(txn[1])}
+    options |= size_options(memory_bytes, part_bytes)
+    check_frame(handle, on_conflict)
+    if txn is not None and is_recorded(handle.read(fresh=True), txn):
+        return repeated(handle)
+    return _run(handle, frame, "append", options, txn)
+
+
+def overwrite_frame(
+    handle: Handle,
+    frame: Any,
+    *,
+    partitions: Sequence[str] | str | None,
+    dynamic: bool = False,
+    on_conflict: OnConflict = "raise",
+    memory_bytes: int | None = None,
+    part_bytes: int | None = None,
+) -> Commit:
+    """Replace rows by those of a DataFrame: all of them, those of some partitions, or of those that it has rows of.
+
+    Raises InvalidOption, and what the job does.
+    """
+    check_frame(handle, on_conflict)
+    options = {"overwrite": "dynamic" if dynamic else "table"}
+    if partitions is not None:
+        options = {
+            "overwrite": "partitions",
+            # In parentheses, a predicate is not taken for a list, whatever it begins with.
+            "partitions": f"({partitions})" if isinstance(partitions, str) else json.dumps(list(partitions)),
+        }
+    return _run(handle, frame, "overwrite", options | size_options(memory_bytes, part_bytes), None)
+
+
+def size_options(memory_bytes: int | None, part_bytes: int | None) -> dict[str, str]:
+    """The options of a write job that say how large something is; None leaves one out."""
+    given = {"memory_bytes": memory_bytes, "part_bytes": part_bytes}
+    return {name: str(value) for name, value in given.items() if value is not None}
+
+
+def check_frame(handle: Handle, on_conflict: OnConflict = "raise") -> None:
+    """Refuse what Spark's processes could not do, before a job starts. Raises InvalidOption."""
+    if on_conflict != "raise":
+        raise InvalidOption(
+            f"{handle.table}: on_conflict='{on_conflict}' is not possible for a Spark DataFrame. Cast its columns, or "
+            "give its rows as Arrow: frame.toArrow()."
+        )
+    if handle.location.scheme == "memory":
+        raise InvalidOption(
+            f"{handle.table}: the table is in this process's memory, where Spark's processes cannot write. Give the "
+            "frame's rows as Arrow: frame.toArrow()."
+        )
+    if handle.location.scheme == "az":
+        raise InvalidOption(
+            f"{handle.table}: Spark does not write to tables in Azure yet. Give the frame's rows as Arrow: "
+            "frame.toArrow()."
+        )
+    handle.read()
+    if handle.spec.views:
+        raise InvalidOption(
+            f"{handle.table}: the table has views ({[v.name for v in handle.spec.views]}), which a Spark job does not "
+            "feed. Give the frame's rows as Arrow: frame.toArrow(); or drop the views."
+        )
+
+
+def _run(handle: Handle, frame: Any, mode: str, options: Mapping[str, str], txn: Txn | None) -> Commit:
+    from icedb.operations.write.spark_errors import explained_of_frame, failed_before_commit
+
+    job = handle.clock.new_id()[:JOB_DIGITS]
+    writer = frame.write.format("icedb").mode(mode).option("path", handle.table).option("job", job)
+    for name, value in {**handle.location.storage_options, **options}.items():
+        writer = writer.option(name, value)
+    try:
+        writer.save()
+    except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
+        meaning = explained_of_frame(error, table=handle.table)
+        landed = _landed(handle, job)
+        if landed is None or isinstance(meaning, ViewBehind):
+            # A commit that did not land yet may still do so, unless it was never begun. Only an append does harm twice.
+            repeatable = mode == "overwrite" or txn is not None or failed_before_commit(error)
+            if isinstance(meaning, SparkJobFailed) and not repeatable:
+                meaning = _uncertain(handle, job, meaning)
+            raise meaning from None  # without Spark's pages of Java, which are its context
+        state = landed  # told as a failure all the same: its answer was lost, or Spark ended right after
+    else:
+        state = _state_of_success(handle, job)
+    ours = _of_job(state, job)
+    if not ours:
+        return repeated(handle) if txn is not None and is_recorded(state, txn) else nothing_to_commit(handle)
+    # An overwrite is an exclusive commit, which nothing else shares its time with.
+    dead = [m for m in state.parts.values() if m.tombstoned_ms == ours[0].created_ms] if mode == "overwrite" else []
+    return _commit(handle, ours, dead, state.parts_named[ours[0].key].by[0])
+
+
+def _landed(handle: Handle, job: str) -> LogState | None:
+    """The state that has the commit of a job that failed; None when there is none, or nobody can tell."""
+    try:
+        state = handle.read(fresh=True)
+    except IceDBError:
+        return None
+    return state if _of_job(state, job) else None
+
+
+def _state_of_success(handle: Handle, job: str) -> LogState:
+    try:
+        return handle.read(fresh=True)
+    except IceDBError as error:
+        raise CommitUncertain(
+            f"{handle.table}: the Spark job has succeeded, and its commit could not be read back ({error}). Do not "
+            f"write these rows again; the names of their parts begin with '{job}'."
+        ) from error
+
+
+def _uncertain(handle: Handle, job: str, meaning: IceDBError) -> CommitUncertain:
+    """The job ended in a way that does not tell how far it came. Without a `txn`, to repeat it could double rows."""
+    return CommitUncertain(
+        f"{meaning} Whether the rows were published, or will be, is not known: look whether the table {handle.table} "
+        f"has parts whose names begin with '{job}' before you write them again. With a txn, a job can be repeated."
+    )
+
+
+def _of_job(state: LogState, job: str) -> list[Marker]:
+    return [m for m in state.parts.values() if m.key.rpartition("/")[2].startswith(job)]
+
+
+def _commit(handle: Handle, markers: Sequence[Marker], dead: Sequence[Marker], key: str) -> Commit:
+    parts, tombstoned = tuple(map(handle.part, markers)), tuple(map(handle.part, dead))
+    epoch = handle.keys.parse_log_file(key).epoch
+    return Commit(handle.table, key, parts[0].created_ms, epoch, parts, tombstoned)

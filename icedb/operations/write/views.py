@@ -1,0 +1,281 @@
+"""Materialized views: tables that every insert into another table feeds, with the answer of a query over its rows.
+
+A view is a table of its own beside its source, and the source's spec names it. `_rows`, in its query, are the rows of
+one insert as they were stored. A view may have views of its own. An insert writes the parts of all views first, then
+publishes its own, then theirs, from the top: what a view shows was committed to its source. An insert that leaves no
+rows in its source feeds nothing.
+
+With a `txn` all these tables record it, so a retry completes what a crash left undone; without one, a crash between the
+commits, or a commit of which nobody knows whether it happened, leaves the view behind until it is refreshed. What
+changes rows that are there (overwrite, delete, drop, restore, a view's own refresh) does not reach a view: refresh it.
+A refreshed view knows the transactions of its source, so to try one of them again does not double its rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from icedb.errors import IceDBError, InvalidOption, TableNotFound, ViewBehind
+from icedb.format.replay import LogState
+from icedb.format.table_spec import TableSpec, View
+from icedb.operations.commits.actions import Replace
+from icedb.operations.commits.alter import alter
+from icedb.operations.commits.publish import prepare, publish_append
+from icedb.reader.scan_sql import relation
+from icedb.sources.batch import Batch
+from icedb.sql.connections import (
+    ROWS_PER_BATCH,
+    WRITE_MEMORY_BYTES_MIN,
+    check_write_memory,
+    connect_reader,
+    connect_sandbox,
+    quote_name,
+)
+from icedb.sql.partition_expressions import partition_expressions
+from icedb.sql.types import typed_nothing
+from icedb.sql.user_queries import UserQuery, check_query
+from icedb.transaction.append import Commit
+from icedb.transaction.exclusive import exclusive
+from icedb.transaction.idempotent_append import Txn
+from icedb.transaction.open_table import create_handle, open_beside, quarantine_name
+from icedb.transaction.table_handle import Handle
+from icedb.util.temporary_files import make_folder, remove_folder
+from icedb.writer.batch_schema import WriteContext
+from icedb.writer.part_writer import WrittenParts, discard, put_parts
+from icedb.writer.spec_validation import ROWS, check_name, checked_spec
+from icedb.writer.staging import Stage, stage_rows
+
+__all__ = [
+    "ViewParts",
+    "create_view",
+    "discard_views",
+    "drop_view",
+    "half_of",
+    "publish_views",
+    "refresh_view",
+    "write_views",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewParts:
+    """What an insert wrote for a view and for the views of that, and nothing names yet."""
+
+    name: str
+    handle: Handle
+    written: WrittenParts
+    views: Sequence[ViewParts]
+
+
+def write_views(
+    handle: Handle, stage: Stage, *, memory_bytes: int | None = None, partitions_max: int | None = None
+) -> list[ViewParts]:
+    """Write the parts of all views for a staged batch. Raises what is wrong with one; nothing is left then.
+
+    `memory_bytes` is for the views alone. `partitions_max`: how many partitions of each view the rows may lie in, see
+    `Stage.check_partitions`.
+    """
+    views: list[ViewParts] = []
+    if not stage.rows:
+        return views
+    try:
+        for view in handle.spec.views:
+            target = _open(handle, view)
+            views.append(_write_with_views(handle, target, view, stage, memory_bytes, partitions_max))
+    except BaseException:
+        discard_views(views)
+        raise
+    return views
+
+
+def discard_views(views: Sequence[ViewParts]) -> None:
+    """Delete what was written for views whose source was not committed."""
+    for view in views:
+        discard(view.handle.store, [m.key for m in view.written.markers])
+        discard_views(view.views)
+
+
+def publish_views(handle: Handle, views: Sequence[ViewParts], txn: Txn | None) -> None:
+    """Publish what was written for views, after their source was committed. Raises ViewBehind, for all that failed."""
+    behind = _publish(views, txn)
+    if behind:
+        name, reason = next(iter(behind.items()))
+        again = f"Insert again with the same txn {txn}" if txn else f"Do not insert again: refresh_view('{name}')"
+        raise ViewBehind(
+            f"{handle.table}: the rows are committed, and the views {sorted(behind)} lack them ({reason}). {again}."
+        )
+
+
+def _publish(views: Sequence[ViewParts], txn: Txn | None) -> dict[str, str]:
+    """The views that were not published, and why; those of a view that was not are left out, and told with it."""
+    behind: dict[str, str] = {}
+    for view in views:
+        try:
+            publish_append(view.handle, view.written, txn=txn)
+        except IceDBError as error:
+            behind[view.name] = str(error)
+            discard_views(view.views)
+        else:
+            behind |= {f"{view.name}/{below}": reason for below, reason in _publish(view.views, txn).items()}
+    return behind
+
+
+def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backfill: bool = True) -> Handle:
+    """Create the table of a view, have every insert feed it, and fill it with what is there.
+
+    The same view may be created again: what was cut short is completed, and one that was dropped is fed again.
+    Raises InvalidOption, InvalidQuery, InvalidURI, TableExists, and as `alter` and `refresh_view` do.
+    """
+    check_name(name, table=handle.table)
+    check_query(query, relation=ROWS, table=handle.table, what=f"query of the view '{name}'")
+    if handle.location.beside(name) == handle.location:
+        raise InvalidOption(f"{handle.table}: a table cannot be a view of itself. Give it another name.")
+    if name == quarantine_name(handle):
+        raise InvalidOption(f"{handle.table}: '{name}' is for rows that do not fit. Give the view another name.")
+    if spec.insert_query:
+        raise InvalidOption(f"{handle.table}: the view '{name}' has a query already; it takes no insert_query.")
+    _check_fits(handle, name, query, spec)
+    store = handle.store.beside(handle.location.beside(name))
+    spec = msgspec.structs.replace(spec, id=_view_id(handle, View(name, query)))
+    target = create_handle(store, spec, timing=handle.spec.timing, fencing=handle.fencing, clock=handle.clock)
+
+    def add(now: TableSpec) -> TableSpec:
+        return msgspec.structs.replace(now, views=(*(v for v in now.views if v.name != name), View(name, query)))
+
+    alter(handle, add)
+    if backfill:
+        refresh_view(handle, name)
+    else:
+        sequences = _sequences(handle.read(fresh=True))
+        exclusive(target, Replace(lambda now: (), sequences=sequences, operation="refresh"))
+    return target
+
+
+def _check_fits(handle: Handle, name: str, query: str, spec: TableSpec) -> None:
+    """Ask the query of no rows: a view that cannot be fed would refuse every insert. Raises as an insert does."""
+    handle.read()
+    if not handle.columns:
+        return  # nobody knows yet
+    location = handle.location.beside(name)
+    spec = checked_spec(spec, table=location.uri)
+    context = WriteContext(location, spec, partition_expressions(spec, table=location.uri), dict(spec.columns))
+    user_query = check_query(query, relation=ROWS, table=handle.table, what=f"query of the view '{name}'")
+    with connect_sandbox() as con:
+        nothing = con.execute(typed_nothing(handle.columns)).to_arrow_reader(ROWS_PER_BATCH)
+        batch = Batch(nothing, is_answer=True)
+        with stage_rows(context, batch, query=user_query):
+            return
+
+
+def drop_view(handle: Handle, name: str) -> None:
+    """Feed a view no longer; its table stays as it is. Raises InvalidOption when there is no such view."""
+    _view(handle, name)
+
+    def remove(now: TableSpec) -> TableSpec:
+        return msgspec.structs.replace(now, views=tuple(v for v in now.views if v.name != name))
+
+    alter(handle, remove)
+
+
+def refresh_view(handle: Handle, name: str, *, memory_bytes: int | None = None) -> Commit:
+    """Make a view anew from all rows of its source, in one commit that replaces what it has; perhaps by nothing.
+
+    Nobody should insert meanwhile: such rows could be missing in the view, or be there twice.
+    Raises InvalidOption, MissingPart, InvalidQuery, SchemaConflict, and as exclusive commits do.
+    """
+    view = _view(handle, name)
+    memory_bytes = check_write_memory(memory_bytes, table=handle.table)
+    target = _open(handle, view)
+    state = handle.read(fresh=True)
+    written = _write_all(handle, target, view, state, memory_bytes // 2) if state.live else None
+    refresh = Replace(lambda now: [m.key for m in now.live], written, sequences=_sequences(state), operation="refresh")
+    return exclusive(target, refresh)
+
+
+def _write_all(handle: Handle, target: Handle, view: View, state: LogState, memory_bytes: int) -> WrittenParts:
+    """Write the view's parts for all live rows of its source."""
+    folder = make_folder("view")
+    try:
+        with connect_reader(handle.location, memory_bytes=memory_bytes, folder=folder) as con:
+            con.execute("SET arrow_lossless_conversion = true")
+            rows = relation(handle, [handle.part(m) for m in state.live], handle.columns, {})
+            columns = ", ".join(map(quote_name, handle.columns))
+            stream = con.execute(f"SELECT {columns} FROM ({rows})").to_arrow_reader(ROWS_PER_BATCH)
+            with _staged(handle, target, view, stream, memory_bytes=memory_bytes) as stage:
+                return put_parts(stage, store=target.store, clock=target.clock)
+    finally:
+        remove_folder(folder)
+
+
+def _sequences(state: LogState) -> dict[str, int]:
+    """The transactions of a source that its view, made anew or filled from now on, need not have."""
+    return {application: sequence for application, (sequence, _) in state.txn.items()}
+
+
+def _view(handle: Handle, name: str) -> View:
+    handle.read()
+    for view in handle.spec.views:
+        if view.name == name:
+            return view
+    raise InvalidOption(f"{handle.table}: there is no view '{name}' (there are {[v.name for v in handle.spec.views]}).")
+
+
+def _view_id(handle: Handle, view: View) -> str:
+    """The id of a view's table: by it, a creation that was cut short is told from another table, and so is a table that
+    somebody wrote into the source's spec to have it written to."""
+    return hashlib.sha256(f"{handle.spec.id}\n{view.name}\n{view.query}".encode()).hexdigest()[:32]
+
+
+def _query_of(handle: Handle, view: View) -> UserQuery:
+    return check_query(view.query, relation=ROWS, table=handle.table, what=f"query of the view '{view.name}'")
+
+
+def _open(handle: Handle, view: View) -> Handle:
+    _query_of(handle, view)  # somebody else may have written it
+    try:
+        target = open_beside(handle, check_name(view.name, table=handle.table))
+    except TableNotFound as error:
+        raise TableNotFound(
+            f"{handle.table}: its view '{view.name}' is not there ({error}). Restore it, or drop_view('{view.name}')."
+        ) from None
+    if target.spec.id != _view_id(handle, view):
+        raise InvalidOption(
+            f"{handle.table}: '{target.table}' is another table, and no view of this one. Nothing was written. "
+            f"drop_view('{view.name}'), or create the view under another name."
+        )
+    prepare(target)
+    return target
+
+
+def _write_with_views(
+    handle: Handle, target: Handle, view: View, stage: Stage, memory_bytes: int | None, partitions_max: int | None
+) -> ViewParts:
+    memory_bytes = half_of(memory_bytes) if target.spec.views else memory_bytes
+    with _staged(handle, target, view, stage.stream(), memory_bytes=memory_bytes) as answer:
+        answer.check_partitions(partitions_max)
+        views = write_views(target, answer, memory_bytes=memory_bytes, partitions_max=partitions_max)
+        try:
+            written = put_parts(answer, store=target.store, clock=target.clock)
+        except BaseException:
+            discard_views(views)
+            raise
+    return ViewParts(view.name, target, written, views)
+
+
+def _staged(
+    handle: Handle, target: Handle, view: View, stream: pa.RecordBatchReader, *, memory_bytes: int | None
+) -> AbstractContextManager[Stage]:
+    query = _query_of(target, view)
+    batch = Batch(stream, source=f"view of {handle.table}", is_answer=True)
+    return stage_rows(target.write_context(), batch, query=query, memory_bytes=memory_bytes)
+
+
+def half_of(memory_bytes: int | None) -> int | None:
+    """What is left of a writer's memory when another writes beside it."""
+    return None if memory_bytes is None else max(memory_bytes // 2, WRITE_MEMORY_BYTES_MIN)

@@ -1,0 +1,84 @@
+"""What a write would do: its rows go all the way that they would go, but for what is written to the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from icedb.format.records import Marker, total_rows
+from icedb.format.table_spec import all_columns
+from icedb.operations.commits.drop_partitions import Chosen, parts_to_replace
+from icedb.operations.commits.publish import refuse_overwrite
+from icedb.operations.write.insert import staged
+from icedb.sources.batch import OnConflict, Rows
+from icedb.sql.types import check_columns, new_columns
+from icedb.transaction.idempotent_append import Txn, is_recorded
+from icedb.transaction.table_handle import Handle
+from icedb.writer.part_writer import WrittenParts
+from icedb.writer.staging import Stage
+
+__all__ = ["Foreseen", "foresee"]
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What a write would commit. Columns have DuckDB types; partitions are paths.
+
+    `quarantined_rows` would be set aside. An overwrite would replace `replaced_parts`, with `replaced_rows`: None when
+    a part does not say how many it has. `repeated`: the transaction is committed already, so nothing would be added.
+    """
+
+    table: str
+    rows: int
+    new_parts: int
+    partitions: tuple[str, ...]
+    new_columns: Mapping[str, str]
+    quarantined_rows: int
+    replaced_parts: int
+    replaced_rows: int | None
+    repeated: bool
+
+
+def foresee(
+    handle: Handle,
+    data: Rows,
+    *,
+    replaces: bool,
+    partitions: Chosen | None = None,
+    txn: Txn | None = None,
+    on_conflict: OnConflict = "raise",
+    memory_bytes: int | None = None,
+) -> Foreseen:
+    """See `Table.foresee`. `replaces`: as an overwrite, of these partitions (None: of the whole table)."""
+    with staged(handle, data, on_conflict, memory_bytes, dry_run=True) as (stage, _):
+        written = _as_written(handle, stage)
+        misfits = stage.misfits
+    known = handle.known_schema
+    check_columns(written.schema, all_columns(handle.spec, known), table=handle.table)
+    state = handle.read(fresh=True)
+    replaced = []
+    if replaces:
+        refuse_overwrite(handle, written, partitions)
+        replaced = [state.parts[k] for k in parts_to_replace(handle, state, partitions)]
+    repeated = txn is not None and is_recorded(state, txn)
+    markers = () if repeated else written.markers
+    return Foreseen(
+        table=handle.table,
+        rows=sum(m.rows or 0 for m in markers),
+        new_parts=len(markers),
+        partitions=tuple(sorted({handle.part(m).partition for m in markers})),
+        new_columns=new_columns(written.schema, known) if markers else {},
+        quarantined_rows=0 if repeated else misfits,
+        replaced_parts=len(replaced),
+        replaced_rows=total_rows(replaced),
+        repeated=repeated,
+    )
+
+
+def _as_written(handle: Handle, stage: Stage) -> WrittenParts:
+    """The parts that would be written, under keys that no object has. Their bytes nobody knows before."""
+    markers = tuple(
+        Marker(handle.keys.part(r.partition, handle.clock.new_id()), 0, 0, rows=r.rows, stats=r.stats)
+        for r in stage.ranges
+    )
+    return WrittenParts(stage.columns, markers, handle.clock.now_ms())

@@ -1,0 +1,78 @@
+"""The relation `final`: what a table's rows are once every partition is merged, whatever has been merged so far.
+
+A merge works path by path, and so does this: rows in different paths are never one. Partition columns that a path of
+an older partitioning does not tell are computed from the merged rows, as for `t`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from icedb.errors import InvalidOption
+from icedb.format.table_spec import Merging, TableSpec
+from icedb.reader.scan_sql import FILE_COLUMN, relation, visible_partitions
+from icedb.sql.connections import RESERVED, quote_name
+from icedb.sql.merge_strategies import final_sql
+from icedb.sql.partition_expressions import PartitionExpression
+from icedb.sql.types import typed_nothing
+from icedb.transaction.table_handle import Handle, Part
+
+__all__ = ["final_relation"]
+
+_PATH = f"{RESERVED}path"
+
+
+def final_relation(
+    handle: Handle,
+    spec: TableSpec,
+    parts: Sequence[Part],
+    schema: Mapping[str, str],
+    partition_schema: Mapping[str, str],
+    *,
+    expressions: Sequence[PartitionExpression],
+) -> str:
+    """A query with the columns of `t`. Raises InvalidOption for a table with a merge query of its own; as `final_sql`.
+
+    The spec is the snapshot's, and `expressions` are its.
+    """
+    if spec.merge_query:
+        raise InvalidOption(
+            f"{handle.table}: the table has a merge_query of its own, and what that gives depends on what was merged "
+            "before, so there is no 'final'. Query t, or create the table with merging=Dedup, Replacing or Aggregating."
+        )
+    if spec.merging is None:
+        return "SELECT * FROM t"
+    if not parts:
+        return typed_nothing({**schema, **visible_partitions(schema, partition_schema)})
+    layouts: dict[tuple[str, ...], list[Part]] = {}
+    for part in parts:
+        layouts.setdefault(tuple(part.values), []).append(part)
+    return " UNION ALL BY NAME ".join(
+        _of_layout(handle, spec.merging, names, of_layout, schema, partition_schema, expressions=expressions)
+        for names, of_layout in layouts.items()
+    )
+
+
+def _of_layout(
+    handle: Handle,
+    merging: Merging,
+    names: Sequence[str],
+    parts: Sequence[Part],
+    schema: Mapping[str, str],
+    partition_schema: Mapping[str, str],
+    *,
+    expressions: Sequence[PartitionExpression],
+) -> str:
+    """Of parts whose paths have the same names."""
+    told = {n: t for n, t in partition_schema.items() if n in names}
+    visible = visible_partitions(schema, partition_schema)
+    kept = [n for n in visible if n in told]
+    rows = relation(handle, parts, schema, told, expressions=expressions, with_file=True)
+    # Where a part lies, not its partition columns: a data column of such a name hides one, and a row may be elsewhere
+    # than its expressions say.
+    rows = f"(SELECT *, regexp_replace({FILE_COLUMN}, '[^/]*$', '') AS {_PATH} FROM ({rows}))"
+    merged = final_sql(merging, schema, [*kept, _PATH], rows=rows, table=handle.table)
+    lacking = {e.name: e.sql for e in expressions if e.name in visible and e.name not in told}
+    computed = "".join(f", CAST((\n{sql}\n) AS {visible[name]}) AS {quote_name(name)}" for name, sql in lacking.items())
+    columns = ", ".join(map(quote_name, [*schema, *visible]))
+    return f"SELECT {columns} FROM (SELECT *{computed} FROM ({merged}))"

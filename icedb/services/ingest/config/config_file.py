@@ -1,0 +1,306 @@
+"""What `ingest.toml` says: checked whole before any of it is used.
+
+No request is made: whether a table is there, and whether its columns can be as the file says, opening it tells.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import msgspec
+
+from icedb.errors import InvalidOption
+from icedb.services.http.config_file import (
+    LISTEN_DURATIONS,
+    check_listening,
+    given_settings,
+    listening,
+    read_toml,
+    storage_options,
+)
+from icedb.services.http.documents import (
+    Machine,
+    Secret,
+    Strict,
+    check_positive,
+    check_unique,
+    checked_uri,
+    converted,
+    file_secret,
+)
+from icedb.services.http.server_settings import FileStamp
+from icedb.services.ingest.config.settings import (
+    IngestConfig,
+    IngestSettings,
+    Nested,
+    TableSettings,
+    TenantLimits,
+    TenantSettings,
+)
+from icedb.services.ingest.events.segment import SEGMENT_ID, SEGMENT_SCHEMA
+from icedb.writer.batch_loader import PARTITION_COLUMN
+
+__all__ = ["load_config"]
+
+# Part of an address: nothing in it has to be encoded.
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+# A key is sent with each request and never seen otherwise: nobody can try it but here. Yet nobody has to remember it.
+_KEY = re.compile(r"[!-9;-~]{16,256}")
+_WEBHOOK_SECRET = re.compile(r"[!-~]{16,256}")
+_MADE_WITH = ("partition_by", "sort_by", "schema", "required", "schema_policy")
+#: Beside those of all servers; the least that each may be, in milliseconds.
+_SERVER_DURATIONS = {**LISTEN_DURATIONS, "commit_timeout": 1}
+_TABLE_DURATIONS = {"id_window": 1, "delay_max": 0}
+
+
+class _File(Strict):
+    server: dict[str, Any] = msgspec.field(default_factory=dict)
+    storage_options: dict[str, str] = msgspec.field(default_factory=dict)
+    storage_options_env: dict[str, str] = msgspec.field(default_factory=dict)
+    table: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    tenant: list[dict[str, Any]] = msgspec.field(default_factory=list)
+
+
+class _Server(Strict, rename={"header_timeout": "receive_timeout"}):
+    listen: str | None = None
+    admin_listen: str | None = None
+    connections: int | None = None
+    header_timeout: Any = None
+    send_timeout: Any = None
+    stop_timeout: Any = None
+    commit_timeout: Any = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    body_bytes_max: int | None = None
+    held_bytes_max: int | None = None
+    events_max: int | None = None
+
+
+class _Table(Strict):
+    name: str
+    uri: str
+    create: bool | None = None
+    partition_by: list[str] | None = None
+    sort_by: list[str] | None = None
+    schema: dict[str, str] | None = None
+    required: list[str] | None = None
+    schema_policy: Literal["open", "declared"] | None = None
+    id_column: str | None = None
+    id_window: Any = None
+    on_conflict: Literal["raise", "cast", "quarantine"] | None = None
+    nested: Nested | None = None
+    tenant_column: str | None = None
+    received_column: str | None = None
+    delay_max: Any = None
+    rows_max: int | None = None
+    bytes_max: int | None = None
+    pending_bytes_max: int | None = None
+    partitions_max: int | None = None
+    columns_max: int | None = None
+
+
+class _Tenant(Strict):
+    name: str
+    tables: list[str]
+    keys: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    segment: str | None = None
+    webhooks: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    events_per_second: int | None = None
+    bytes_per_second: int | None = None
+    new_columns: bool = True
+
+
+def load_config(
+    path: Path, environ: Mapping[str, str] = os.environ, *, seen: dict[Path, FileStamp | None] | None = None
+) -> IngestConfig:
+    """Read a configuration and the secrets that it names. Raises InvalidOption.
+
+    `seen` gets the stamp of each file that was looked at, also when that ends in an error.
+    """
+    machine = Machine(environ, path.absolute().parent, {} if seen is None else seen)
+    place = str(path)
+    file = converted(read_toml(path, machine), _File, place)
+    if not file.table:
+        raise InvalidOption(f"{place}: there is no table to write into. Add a [[table]] with name and uri.")
+    if not file.tenant:
+        raise InvalidOption(f"{place}: nobody could send anything. Add a [[tenant]] with name, tables and a key.")
+    tenants = tuple(_tenant(d, machine, place, number=n) for n, d in enumerate(file.tenant, 1))
+    check_unique((t.name for t in tenants), "tenants have the name", place)
+    _check_secrets(tenants, place)
+    of_segment = {t.segment for t in tenants}
+    tables = [_table(d, machine, place, of_segment, number=n) for n, d in enumerate(file.table, 1)]
+    check_unique((t.name for t in tables), "tables have the name", place)
+    check_unique((t.uri for t in tables), "tables have the uri", place)
+    _check_names(tenants, tables, place)
+    return IngestConfig(
+        server=_server(file.server, machine, f"{place}: [server]"),
+        tables=MappingProxyType({t.name: t for t in tables}),
+        tenants=tenants,
+        storage_options=storage_options(file.storage_options, file.storage_options_env, machine, place),
+        files=MappingProxyType(dict(machine.seen)),
+    )
+
+
+def _server(document: dict[str, Any], machine: Machine, place: str) -> IngestSettings:
+    given = listening(given_settings(converted(document, _Server, place), _SERVER_DURATIONS, place), machine, place)
+    names = ("body_bytes_max", "held_bytes_max", "events_max")
+    check_positive({n: given.get(n) for n in names}, place)
+    settings = IngestSettings(**given)
+    check_listening(settings, place)
+    if settings.held_bytes_max < settings.body_bytes_max:
+        raise InvalidOption(
+            f"{place}: held_bytes_max ({settings.held_bytes_max}) is less than one body may have (body_bytes_max, "
+            f"{settings.body_bytes_max}). Give it several times as much."
+        )
+    return settings
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+
+def _table(
+    document: dict[str, Any], machine: Machine, file: str, of_segment: set[str | None], *, number: int
+) -> TableSettings:
+    place = f"{file}: table {_shown(document, number)}"
+    given = given_settings(converted(document, _Table, place), _TABLE_DURATIONS, place)
+    if not _NAME.fullmatch(given["name"]):
+        raise InvalidOption(
+            f"{place}: its name is to be 1 to 100 letters, digits, '.', '_' or '-', and not to begin with '.': it is "
+            "part of an address."
+        )
+    given["uri"] = checked_uri(given["uri"], "uri", place, machine)
+    limits = ("rows_max", "bytes_max", "pending_bytes_max", "partitions_max", "columns_max")
+    check_positive({n: given.get(n) for n in limits}, place)
+    if not given.get("create"):
+        for name in _MADE_WITH:
+            if name in given:
+                raise InvalidOption(
+                    f"{place}: {name} says how the table is made, and it is not to be made. Add create = true, or take "
+                    f"{name} out."
+                )
+    for name in ("partition_by", "sort_by", "required"):
+        given[name] = tuple(given.get(name, ()))
+    if given["name"] in of_segment:
+        given.setdefault("id_column", SEGMENT_ID)
+        if given.get("create"):
+            given["schema"] = {**SEGMENT_SCHEMA, **given.get("schema", {})}
+    _check_own_columns(given, place)
+    settings = TableSettings(**given)
+    if settings.pending_bytes_max < settings.bytes_max:
+        raise InvalidOption(
+            f"{place}: pending_bytes_max ({settings.pending_bytes_max}) is less than one commit may have (bytes_max, "
+            f"{settings.bytes_max}). Give it several times as much."
+        )
+    return settings
+
+
+def _check_own_columns(given: Mapping[str, Any], place: str) -> None:
+    known: dict[str, str] = {}
+    for name in ("id_column", "tenant_column", "received_column"):
+        column = given.get(name)
+        if column is None:
+            continue
+        if not column.strip() or column.casefold() == PARTITION_COLUMN:
+            raise InvalidOption(f"{place}: {name} is {column!r}, which is no column's name. Give another one.")
+        if column.casefold() in known:
+            raise InvalidOption(f"{place}: {name} and {known[column.casefold()]} are one column. Give each its own.")
+        known[column.casefold()] = name
+
+
+# ------------------------------------------------------------------------------------------------ tenants
+
+
+def _tenant(document: dict[str, Any], machine: Machine, file: str, *, number: int) -> TenantSettings:
+    place = f"{file}: tenant {_shown(document, number)}"
+    read = converted(document, _Tenant, place)
+    if not _NAME.fullmatch(read.name):
+        raise InvalidOption(
+            f"{place}: its name is to be 1 to 100 letters, digits, '.', '_' or '-', and not to begin with '.'."
+        )
+    keys = tuple(_key(d, machine, f"{place}, key {n}") for n, d in enumerate(read.keys, 1))
+    secrets = tuple(_webhook(d, machine, f"{place}, webhook {n}") for n, d in enumerate(read.webhooks, 1))
+    if not keys and not secrets:
+        raise InvalidOption(
+            f'{place}: it has no keys. Add keys = [{{ secret_file = "a file" }}], or take the tenant out.'
+        )
+    if not read.tables:
+        raise InvalidOption(f"{place}: tables is empty: it could write nowhere. Name one of the [[table]].")
+    check_unique(read.tables, "of its tables are", place)
+    if read.segment is not None and read.segment not in read.tables:
+        raise InvalidOption(f"{place}: segment is '{read.segment}', which is none of its tables. Add it to tables.")
+    if secrets and read.segment is None:
+        raise InvalidOption(f'{place}: it has webhooks, and no table for them. Add segment = "the table\'s name".')
+    limits = TenantLimits(read.events_per_second, read.bytes_per_second, read.new_columns)
+    check_positive({"events_per_second": limits.events_per_second, "bytes_per_second": limits.bytes_per_second}, place)
+    return TenantSettings(read.name, keys, tuple(read.tables), read.segment, secrets, limits)
+
+
+def _key(document: object, machine: Machine, place: str) -> str:
+    key = file_secret(converted(document, Secret, place), machine, place)
+    if not _KEY.fullmatch(key):
+        raise InvalidOption(
+            f"{place}: a key is to be 16 to 256 characters of ASCII without spaces and colons; 40 at random are good."
+        )
+    return key
+
+
+def _webhook(document: object, machine: Machine, place: str) -> str:
+    secret = file_secret(converted(document, Secret, place), machine, place)
+    if not _WEBHOOK_SECRET.fullmatch(secret):
+        raise InvalidOption(
+            f"{place}: a secret is to be 16 to 256 characters of ASCII without spaces; 40 at random are good. A short "
+            "one is found by trial, from one signed request."
+        )
+    return secret
+
+
+# ------------------------------------------------------------------------------------------------ what goes together
+
+
+def _check_secrets(tenants: tuple[TenantSettings, ...], place: str) -> None:
+    """Whose a key is must be known; the key itself is not shown."""
+    owners: dict[str, str] = {}
+    for tenant in tenants:
+        for key in tenant.keys:
+            if key in owners:
+                raise InvalidOption(
+                    f"{place}: tenant '{owners[key]}' and tenant '{tenant.name}' have the same key. Give each its own."
+                    if owners[key] != tenant.name
+                    else f"{place}: tenant '{tenant.name}' has the same key twice. Take one out."
+                )
+            owners[key] = tenant.name
+
+
+def _check_names(tenants: tuple[TenantSettings, ...], tables: list[TableSettings], place: str) -> None:
+    known, written = {t.name for t in tables}, Counter[str]()
+    for tenant in tenants:
+        for name in tenant.tables:
+            if name not in known:
+                raise InvalidOption(
+                    f"{place}: tenant '{tenant.name}': there is no table '{name[:100]}'. Known are: "
+                    f"{', '.join(sorted(known))}. Add a [[table]] of that name, or correct the name."
+                )
+            written[name] += 1
+    for table in tables:
+        if written[table.name] > 1 and table.id_column is not None and table.tenant_column is None:
+            raise InvalidOption(
+                f"{place}: table '{table.name}': several tenants write it, and one could use up the ids of another. "
+                'Add tenant_column = "tenant": ids are then stored as <tenant>/<id>. Or give each a table of its own.'
+            )
+        if not written[table.name]:
+            raise InvalidOption(
+                f"{place}: table '{table.name}': no tenant may write it. Name it in tables of a [[tenant]], or take it "
+                "out."
+            )
+
+
+def _shown(document: object, number: int) -> str:
+    """Which of several it is: its name, if it has one that can be shown."""
+    name = document.get("name") if isinstance(document, dict) else None
+    return f"'{name}'" if isinstance(name, str) and _NAME.fullmatch(name) else str(number)

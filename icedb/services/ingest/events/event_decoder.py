@@ -1,0 +1,105 @@
+"""Events as they are sent: JSON, JSON lines or Arrow become rows, or a refusal that says which is at fault.
+
+JSON is read strictly: UTF-8, no NaN, no Infinity. Of a name that comes twice in an object the last value holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from icedb.services.ingest.events.arrow_events import table_of
+from icedb.services.ingest.events.rejections import Refusal
+
+__all__ = ["MEDIA_TYPES", "json_document", "media_type", "rows_of", "write_key"]
+
+_JSON = "application/json"
+_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
+_ARROW = "application/vnd.apache.arrow.stream"
+#: What events may be sent as.
+MEDIA_TYPES = (_JSON, *_LINES, _ARROW)
+
+_decoder = msgspec.json.Decoder()
+
+
+class _Keyed(msgspec.Struct):
+    writeKey: str | None = None  # noqa: N815  Segment's own word
+
+
+_key_decoder = msgspec.json.Decoder(_Keyed)
+
+
+def media_type(content_type: str) -> str:
+    """The media type of a header `Content-Type`, in lower case. Raises Refusal (415) for a text that is not UTF-8."""
+    kind, *parameters = (piece.strip().lower() for piece in content_type.split(";"))
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "charset" and value.strip(' "') not in ("utf-8", "utf8", "us-ascii"):
+            raise Refusal(415, "The charset is not utf-8. Send UTF-8.")
+    return kind
+
+
+def rows_of(body: bytes, kind: str, *, events_max: int) -> list[dict[str, Any]] | pa.Table:
+    """The events of a body: dicts, or an Arrow table. Raises Refusal (400, 413, 415)."""
+    if kind == _ARROW:
+        return table_of(body, events_max=events_max)
+    if kind in _LINES:
+        rows = _lines(body)
+        place = "line"
+    elif kind == _JSON:
+        document = json_document(body)
+        rows = document if isinstance(document, list) else [document]
+        place = "event"
+    else:
+        raise Refusal(415, f"The Content-Type is none of {', '.join(MEDIA_TYPES)}.")
+    if len(rows) > events_max:
+        raise Refusal(413, f"There are {len(rows)} events, and {events_max} are allowed in one request.")
+    for number, row in enumerate(rows):
+        if type(row) is not dict:
+            at = number + 1 if place == "line" else number
+            raise Refusal(400, f"{place} {at} is no object: an event is {{...}}, and several are [{{...}}, ...].")
+    return rows
+
+
+def json_document(body: bytes) -> Any:
+    """What a body of JSON holds. Raises Refusal (400)."""
+    try:
+        return _decoder.decode(body)
+    except UnicodeDecodeError as error:
+        raise Refusal(400, f"The body is not UTF-8 (byte {error.start}).") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Refusal(400, f"The body is not valid JSON that can be read: {_why(error)}.") from None
+
+
+def write_key(body: bytes) -> str | None:
+    """The key in a call of Segment's libraries. Nothing else is made of the body: nobody knows yet whose it is.
+
+    Raises Refusal (400) for what is no JSON.
+    """
+    try:
+        return _key_decoder.decode(body).writeKey
+    except UnicodeDecodeError:
+        raise Refusal(400, "The body is not UTF-8.") from None
+    except msgspec.ValidationError:
+        return None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Refusal(400, f"The body is not valid JSON that can be read: {_why(error)}.") from None
+
+
+def _lines(body: bytes) -> list[Any]:
+    rows = []
+    for number, line in enumerate(body.split(b"\n"), 1):
+        if line.strip():
+            try:
+                rows.append(_decoder.decode(line))
+            except UnicodeDecodeError:
+                raise Refusal(400, f"line {number} is not UTF-8.") from None
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise Refusal(400, f"line {number} is not valid JSON that can be read: {_why(error)}.") from None
+    return rows
+
+
+def _why(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)

@@ -1,0 +1,120 @@
+"""Segment's calls as rows: `track`, `identify`, `page`, `screen`, `group`, `alias`, each alone or many in a `batch`.
+
+The names of the columns are Segment's own, as its warehouses spell them: `userId` becomes `user_id`. Objects
+(`properties`, `traits`, `context`) become JSON text, so that a table's columns stay the same whatever the calls hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from icedb.services.ingest.events.rejections import Refusal
+
+__all__ = ["SEGMENT_CALLS", "SEGMENT_ID", "SEGMENT_SCHEMA", "segment_rows"]
+
+#: Kinds of calls; also the last step of the address of each.
+SEGMENT_CALLS = ("track", "identify", "page", "screen", "group", "alias")
+#: The column of what makes a call that is sent again the same.
+SEGMENT_ID = "message_id"
+
+_TIME = "TIMESTAMP WITH TIME ZONE"
+#: The columns of a table of calls, with their types.
+SEGMENT_SCHEMA = {
+    "type": "VARCHAR",
+    "event": "VARCHAR",
+    "name": "VARCHAR",
+    "user_id": "VARCHAR",
+    "anonymous_id": "VARCHAR",
+    "group_id": "VARCHAR",
+    "previous_id": "VARCHAR",
+    SEGMENT_ID: "VARCHAR",
+    "timestamp": _TIME,
+    "original_timestamp": _TIME,
+    "sent_at": _TIME,
+    "received_at": _TIME,
+    "properties": "VARCHAR",
+    "traits": "VARCHAR",
+    "context": "VARCHAR",
+}
+_TEXTS = {
+    "event": "event",
+    "name": "name",
+    "userId": "user_id",
+    "anonymousId": "anonymous_id",
+    "groupId": "group_id",
+    "previousId": "previous_id",
+    "messageId": SEGMENT_ID,
+}
+_TIMES = {"timestamp": "timestamp", "originalTimestamp": "original_timestamp", "sentAt": "sent_at"}
+_OBJECTS = {"properties": "properties", "traits": "traits", "context": "context"}
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+def segment_rows(document: object, kind: str | None, received: datetime) -> list[dict[str, Any]]:
+    """The rows of one request. Raises Refusal (400), which names the call at fault.
+
+    `kind`: the call that the address names, `batch`, or None: the calls say what they are (a webhook's).
+    """
+    if kind == "batch":
+        if not isinstance(document, dict) or not isinstance(document.get("batch"), list):
+            raise Refusal(400, 'the body is no batch. Send {"batch": [{"type": "track", ...}, ...]}.')
+        calls, shared = document["batch"], document
+        return [_row(call, None, shared, received, f"batch[{n}]") for n, call in enumerate(calls)]
+    if kind is None and isinstance(document, list):
+        return [_row(call, None, {}, received, f"call {n}") for n, call in enumerate(document)]
+    return [_row(document, kind, {}, received, "the call")]
+
+
+def _row(call: object, kind: str | None, batch: Mapping[str, Any], received: datetime, place: str) -> dict[str, Any]:
+    if not isinstance(call, dict):
+        raise Refusal(400, f"{place} is no object.")
+    kind = kind or call.get("type")
+    if kind not in SEGMENT_CALLS:
+        raise Refusal(400, f"{place}: its type is none of {', '.join(SEGMENT_CALLS)}.")
+    if call.get("userId") is None and call.get("anonymousId") is None and kind != "alias":
+        raise Refusal(400, f"{place} ({kind}) has neither userId nor anonymousId. Give one of them.")
+    if kind == "track" and not call.get("event"):
+        raise Refusal(400, f"{place} (track) has no event. Give the name of what was done.")
+    row: dict[str, Any] = {"type": kind}
+    for name, column in _TEXTS.items():
+        row[column] = _text(call.get(name), f"{place}: {name}")
+    for name, column in _TIMES.items():
+        row[column] = _time(call.get(name, batch.get(name)), f"{place}: {name}")
+    row["timestamp"] = row["timestamp"] or row["original_timestamp"] or received
+    row["received_at"] = received
+    shared = batch.get("context")
+    for name, column in _OBJECTS.items():
+        value = call.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise Refusal(400, f"{place}: {name} is no object.")
+        if name == "context" and isinstance(shared, dict):
+            value = {**shared, **(value or {})}
+        row[column] = None if value is None else _encode(value).decode()
+    return row
+
+
+def _text(value: object, place: str) -> str | None:
+    """Ids come as numbers, too."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise Refusal(400, f"{place} is neither a text nor a whole number.")
+
+
+def _time(value: object, place: str) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        found = datetime.fromisoformat(value) if isinstance(value, str) else None
+        found = found if found is None or found.tzinfo else found.replace(tzinfo=UTC)
+        if found is not None:
+            return found.astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise Refusal(400, f"{place} is no time. Write 2026-11-21T10:00:00.000Z.")

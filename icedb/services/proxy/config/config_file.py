@@ -1,0 +1,151 @@
+"""What `proxy.toml` says: checked whole before any of it is used."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from icedb.errors import InvalidOption
+from icedb.services.http.config_file import (
+    LISTEN_DURATIONS,
+    check_listening,
+    given_settings,
+    listening,
+    read_toml,
+    storage_options,
+)
+from icedb.services.http.documents import Machine, Strict, check_positive, check_unique, checked_uri, converted
+from icedb.services.http.server_settings import FileStamp
+from icedb.services.proxy.config.settings import ControlPlaneSettings, ProxyConfig, ServerSettings
+from icedb.services.proxy.config.tenant_documents import Source, tenant_of
+
+__all__ = ["load_config"]
+
+_DOMAIN = re.compile(r"(?!-)[a-z0-9-]+(\.[a-z0-9-]+)*")
+
+
+class _File(Strict):
+    server: dict[str, Any] = msgspec.field(default_factory=dict)
+    storage_options: dict[str, str] = msgspec.field(default_factory=dict)
+    storage_options_env: dict[str, str] = msgspec.field(default_factory=dict)
+    tenant: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    control_plane: dict[str, Any] | None = None
+
+
+class _Server(Strict):
+    listen: str | None = None
+    admin_listen: str | None = None
+    domains: list[str] | None = None
+    region: str | None = None
+    redirect: bool | None = None
+    redirect_expires: Any = None
+    refresh: Any = None
+    hold: Any = None
+    connections: int | None = None
+    header_timeout: Any = None
+    send_timeout: Any = None
+    stop_timeout: Any = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    tables_open: int | None = None
+
+
+class _ControlPlane(Strict):
+    url: str
+    tables: list[str]
+    token_env: str | None = None
+    timeout: Any = None
+    cache: Any = None
+    unknown_cache: Any = None
+    entries: int | None = None
+
+
+# The least that each may be, in milliseconds. A table may be looked at anew for each request, and nothing held.
+_SERVER_DURATIONS = {
+    "redirect_expires": 1_000,  # S3 counts it in seconds
+    "refresh": 0,
+    "hold": 0,
+    **LISTEN_DURATIONS,
+}
+_CONTROL_PLANE_DURATIONS = {"timeout": 1, "cache": 0, "unknown_cache": 0}
+
+
+def load_config(
+    path: Path, environ: Mapping[str, str] = os.environ, *, seen: dict[Path, FileStamp | None] | None = None
+) -> ProxyConfig:
+    """Read a configuration and the secrets that it names. Raises InvalidOption.
+
+    `seen` gets the stamp of each file that was looked at, also when that ends in an error.
+    """
+    machine = Machine(environ, path.absolute().parent, {} if seen is None else seen)
+    place = str(path)
+    file = converted(read_toml(path, machine), _File, place)
+    source = Source(place, machine=machine)
+    tenants = tuple(tenant_of(d, source, number=n) for n, d in enumerate(file.tenant, 1))
+    check_unique((t.name for t in tenants), "tenants have the name", place)
+    check_unique((k.id for t in tenants for k in t.keys), "access keys have the id", place)
+    if not tenants and file.control_plane is None:
+        raise InvalidOption(f"{place}: nobody could ask for anything. Add a [[tenant]], or a [control_plane].")
+    return ProxyConfig(
+        server=_server(file.server, machine, f"{place}: [server]"),
+        tenants=tenants,
+        control_plane=_control_plane(file.control_plane, machine, f"{place}: [control_plane]"),
+        storage_options=storage_options(file.storage_options, file.storage_options_env, machine, place),
+        files=MappingProxyType(dict(machine.seen)),
+    )
+
+
+def _server(document: dict[str, Any], machine: Machine, place: str) -> ServerSettings:
+    given = listening(given_settings(converted(document, _Server, place), _SERVER_DURATIONS, place), machine, place)
+    check_positive({"tables_open": given.get("tables_open")}, place)
+    given["domains"] = tuple(_domain(d, place) for d in given.get("domains", ()))
+    if not re.fullmatch(r"[a-z0-9-]+", given.get("region", "any")):
+        raise InvalidOption(f"{place}: region is to be a name such as us-east-1.")
+    settings = ServerSettings(**given)
+    check_listening(settings, place)
+    return settings
+
+
+def _domain(text: str, place: str) -> str:
+    if not _DOMAIN.fullmatch(text.lower()):
+        raise InvalidOption(
+            f"{place}: domains has what is no domain. Write s3.example.com, without scheme, port and dots at its ends."
+        )
+    return text.lower()
+
+
+def _control_plane(document: dict[str, Any] | None, machine: Machine, place: str) -> ControlPlaneSettings | None:
+    if document is None:
+        return None
+    given = given_settings(converted(document, _ControlPlane, place), _CONTROL_PLANE_DURATIONS, place)
+    check_positive({"entries": given.get("entries")}, place)
+    if not _is_plain_url(given["url"]):  # not shown: it may hold a password
+        raise InvalidOption(
+            f"{place}: url is to start with http:// or https://, and to have no user, query or fragment; a token comes "
+            "from token_env."
+        )
+    given["tables"] = tuple(checked_uri(t, "one of tables", place, machine) for t in given["tables"])
+    if not given["tables"] or "/" in given["tables"]:
+        raise InvalidOption(f'{place}: tables says where all tables are that it may show: tables = ["s3://lake/"].')
+    if "token_env" in given:
+        given["token"] = machine.variable(given.pop("token_env"), "token_env", place=place)
+        if not re.fullmatch(r"[!-~]+", given["token"]):
+            raise InvalidOption(f"{place}: the token is to be ASCII without spaces. Set its variable anew.")
+    return ControlPlaneSettings(**given)
+
+
+def _is_plain_url(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        bare = url.port is None or url.port > 0
+    except ValueError:
+        return False  # of a port or an IPv6 that is none
+    printable = re.fullmatch(r"[!-~]+", text) is not None
+    return bare and printable and url.scheme in ("http", "https") and bool(url.hostname) and not set("@?#") & set(text)

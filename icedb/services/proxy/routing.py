@@ -1,0 +1,99 @@
+"""Which of S3's operations a request is, and what answers it.
+
+What is not here is refused by name: a write with 405, another subresource of S3 (`?acl`, `?versions`, `?tagging`) with
+501. Parameters that S3 does not know are ignored, as S3 does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import timedelta
+
+from icedb.services.proxy.bucket_operations import Listings, bucket_location, bucket_there, list_buckets
+from icedb.services.proxy.catalog.table_catalog import Tables
+from icedb.services.proxy.config.tenants import Tenant
+from icedb.services.proxy.object_operations import get_object
+from icedb.services.proxy.s3.address import Address
+from icedb.services.proxy.s3.request import HttpRequest
+from icedb.services.proxy.s3.response import Answer
+from icedb.services.proxy.s3.s3_errors import S3Error
+
+__all__ = ["NO_OPERATION", "Operations", "operation_of"]
+
+#: The name of whatever is refused, in logs and numbers.
+NO_OPERATION = "Other"
+
+#: Parameters that make another operation of a request. Source: the operations of S3's API reference.
+_SUBRESOURCES = frozenset(
+    (
+        *("accelerate", "acl", "analytics", "attributes", "cors", "delete", "encryption", "intelligent-tiering"),
+        *("inventory", "legal-hold", "lifecycle", "logging", "metadataConfiguration", "metadataTable", "metrics"),
+        *("notification", "object-lock", "ownershipControls", "policy", "policyStatus", "publicAccessBlock"),
+        *("replication", "requestPayment", "restore", "retention", "select", "session", "tagging", "torrent"),
+        *("uploadId", "uploads", "versioning", "versions", "website"),
+    )
+)
+#: These would change what an answer means: to ignore them would be to answer something else.
+_ANSWER_CHANGES = (
+    "x-amz-server-side-encryption-customer-algorithm",
+    "x-amz-server-side-encryption-customer-key",
+    "x-amz-server-side-encryption-customer-key-md5",
+)
+
+
+def operation_of(request: HttpRequest, address: Address) -> str:
+    """The operation's name in S3's API. Raises S3Error: MethodNotAllowed, NotImplemented, InvalidArgument."""
+    if request.method not in ("GET", "HEAD"):
+        raise S3Error("MethodNotAllowed", headers=(("allow", "GET, HEAD"),))
+    names = {name for name, _ in request.parameters}
+    if names & _SUBRESOURCES or any(n.startswith("response-") for n in names):
+        raise S3Error("NotImplemented")
+    if any(request.header(name) is not None for name in _ANSWER_CHANGES):
+        raise S3Error("NotImplemented")
+    if not address.bucket:
+        if request.method == "HEAD":
+            raise S3Error("MethodNotAllowed", headers=(("allow", "GET"),))
+        return "ListBuckets"
+    if address.key:
+        return "GetObject" if request.method == "GET" else "HeadObject"
+    if request.method == "HEAD":
+        return "HeadBucket"
+    if "location" in names:
+        return "GetBucketLocation"
+    version = request.parameter("list-type")
+    if version not in (None, "2"):
+        raise S3Error("InvalidArgument", "Invalid List Type specified in Request.")
+    return "ListObjects" if version is None else "ListObjectsV2"
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """Answers for tenants that proved who they are."""
+
+    tables: Tables
+    listings: Listings
+    region: str
+    #: How long an address of the store is valid that a GET is sent to; None: the proxy reads for the client.
+    redirect_for: timedelta | None = None
+
+    async def answer(self, name: str, tenant: Tenant, address: Address, request: HttpRequest) -> Answer:
+        """What the operation of that name answers. Raises S3Error."""
+        if name == "ListBuckets":
+            return list_buckets(tenant)
+        bucket = tenant.bucket(address.bucket)
+        match name:
+            case "ListObjectsV2":
+                return await self.listings.version_2(tenant, bucket, address, request)
+            case "ListObjects":
+                return await self.listings.version_1(tenant, bucket, address, request)
+            case "GetBucketLocation" | "HeadBucket":
+                await self.tables.view(bucket, address.as_of_ms)  # clients ask whether it can be read
+                return bucket_location(self.region) if name == "GetBucketLocation" else bucket_there(self.region)
+        if request.parameter("versionId") not in (None, "null"):
+            raise S3Error("NoSuchVersion")
+        found, store = await self.tables.find(bucket, address.as_of_ms, address.key)
+        if self.redirect_for is None:
+            return get_object(found, store, request)
+        # Whoever gives credentials may ask somebody for them first.
+        return await asyncio.to_thread(get_object, found, store, request, redirect_for=self.redirect_for)

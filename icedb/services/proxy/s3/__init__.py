@@ -1,0 +1,1 @@
+"""The S3 protocol, pure: requests, addresses, pages of listings, responses and errors. Begin with `request`."""

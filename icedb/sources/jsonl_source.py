@@ -1,0 +1,167 @@
+"""JSON lines as a batch: one object on each line. Text stays as it is written; no number is rounded.
+
+The files are read twice: all lines are looked at before the first is turned into Arrow. A line that holds the same name
+twice has its last value, as JSON readers do.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import duckdb
+import msgspec
+import pyarrow as pa
+
+from icedb.errors import IceDBError, InvalidBatch
+from icedb.sources.batch import CHUNK_ROWS, Batch
+from icedb.sources.files import FILE_COLUMN, Reading, first_line
+from icedb.sources.inference.fields import columns_of
+from icedb.sources.inference.value_types import is_exact_double
+from icedb.sources.python_rows import Observer
+from icedb.sql.connections import quote_text
+from icedb.util.progress import progress
+
+__all__ = ["open_json"]
+
+# Far more than an event has; a longer line is refused, not cut. DuckDB takes some times as much for each thread.
+_LINE_BYTES_MAX = 16 * 1024 * 1024
+# A number of so many characters without an exponent is a double for certain: it has no more than 15 digits.
+_SURE_CHARS = 16
+
+
+def open_json(reading: Reading, *, failed: Callable[[IceDBError], None]) -> Batch:
+    """JSON lines as a batch. Raises InvalidBatch, SchemaConflict, UnsupportedType."""
+    lines = _Lines(reading)
+    observer = Observer(reading.table, reading.known, failed, json=True, where=lines.where)
+    with progress("looking at lines", None, "rows") as advance:
+        for _, start, rows in lines.chunks():
+            observer.observe(rows, start)
+            advance(len(rows))
+    in_rows = {c.casefold() for c in observer.shapes}
+    of_paths = _of_paths(reading).items()
+    from_paths = {path: {c: v for c, v in row.items() if c.casefold() not in in_rows} for path, row in of_paths}
+    for row in from_paths.values():
+        observer.observe([row], 0)
+    columns = observer.columns(reading.on_conflict)
+
+    def chunks() -> Iterator[tuple[int, Mapping[str, list[Any]]]]:
+        try:
+            for path, _, rows in lines.chunks():
+                own = from_paths.get(path)
+                yield len(rows), columns_of([own | row for row in rows] if own else rows)
+        except IceDBError as error:
+            failed(error)
+            raise
+
+    return columns.batch(chunks(), source=reading.files.shown)
+
+
+class _Lines:
+    """The objects of all files, and where each is."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        exact = any("DECIMAL" in type_ for type_ in reading.known.values())
+        self._decoder = msgspec.json.Decoder(float_hook=Decimal if exact else _number)
+        self._starts: list[int] = []
+        self._paths: list[str] = []
+
+    def where(self, number: int) -> str:
+        """Where a row is, as messages say it."""
+        file = bisect_right(self._starts, number) - 1
+        return _line(self._paths[file], number - self._starts[file])
+
+    def chunks(self) -> Iterator[tuple[str, int, list[dict[str, Any]]]]:
+        """A path, the number of the first row, and rows. Raises InvalidBatch."""
+        self._starts, self._paths = [], []
+        number = 0
+        for path in self._reading.files.paths:
+            self._starts.append(number)
+            self._paths.append(path)
+            for texts in _texts(self._reading, path):
+                if number == self._starts[-1] and texts and texts[0] is None:
+                    texts[0] = self._after_mark(path)
+                rows = self._decoded(texts, path, number - self._starts[-1])
+                yield path, number, rows
+                number += len(rows)
+            # DuckDB takes a file of one byte for an empty one.
+            if number == self._starts[-1] and first_line(self._reading, path).strip():
+                raise self._bad(path, 0, "is not an object")
+
+    def _after_mark(self, path: str) -> str | None:
+        """The first line, if it is JSON but for a byte order mark: only as CSV, DuckDB leaves that out."""
+        try:
+            line = first_line(self._reading, path).removeprefix("\ufeff")
+            self._decoder.decode(line)
+        except (InvalidBatch, msgspec.DecodeError, RecursionError):
+            return None
+        return line
+
+    def _decoded(self, texts: list[str | None], path: str, first: int) -> list[dict[str, Any]]:
+        rows: list[Any] | None
+        try:
+            rows = self._decoder.decode_lines("\n".join(texts))  # type: ignore[arg-type]
+        except (msgspec.DecodeError, TypeError, RecursionError):
+            rows = None
+        if rows is None:  # one by one, to find the line
+            rows = [self._one(text, path, first + n) for n, text in enumerate(texts)]
+        for n, row in enumerate(rows):
+            if type(row) is not dict:
+                raise self._bad(path, first + n, f"is {_kind(row)}, not an object")
+        return rows
+
+    def _one(self, text: str | None, path: str, number: int) -> Any:
+        if text is None:
+            raise self._bad(path, number, "is not valid JSON")
+        try:
+            return self._decoder.decode(text)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise self._bad(path, number, f"is not valid JSON that can be read exactly ({error})") from None
+
+    def _bad(self, path: str, number: int, problem: str) -> InvalidBatch:
+        return InvalidBatch(
+            f"{self._reading.table}: {_line(path, number)} {problem}. JSON lines have one whole object on each line."
+        )
+
+
+def _line(path: str, number: int) -> str:
+    return f"line {number + 1} of '{path}' (empty lines not counted)"
+
+
+def _kind(value: object) -> str:
+    return "an array" if isinstance(value, list) else "null" if value is None else "a single value"
+
+
+def _texts(reading: Reading, path: str) -> Iterator[list[str | None]]:
+    """The lines of a file that are not empty, in order; None for one that is not JSON."""
+    try:
+        found = reading.con.cursor().execute(
+            f"SELECT json::VARCHAR FROM read_json_objects({quote_text(path)}, format = 'newline_delimited', "
+            f"ignore_errors = true, hive_partitioning = false, maximum_object_size = {_LINE_BYTES_MAX}, "
+            f"filename = {quote_text(FILE_COLUMN)})"
+        )
+        for batch in found.to_arrow_reader(CHUNK_ROWS):
+            yield batch.column(0).to_pylist()
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        reading.refuse(error)  # type: ignore[arg-type]
+
+
+def _number(text: str) -> float | Decimal:
+    if len(text) <= _SURE_CHARS and "e" not in text and "E" not in text:
+        return float(text)
+    return float(text) if is_exact_double(text) else Decimal(text)
+
+
+def _of_paths(reading: Reading) -> dict[str, dict[str, Any]]:
+    """Path -> what its folders say."""
+    types, values = reading.files.partition_types(reading.known), reading.files.partition_values()
+    make: dict[str, Callable[[str], Any]] = {"BIGINT": int, "DATE": date.fromisoformat, "VARCHAR": str}
+    return {
+        path: {n: None if v[i] is None else make[types[n]](v[i] or "") for n, v in values.items()}
+        for i, path in enumerate(reading.files.paths)
+        if values
+    }

@@ -1,0 +1,88 @@
+"""`icedb.spark.write`: distribute a frame if asked to, write it with the data source, say what was committed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+from pyspark.sql import DataFrame
+
+from icedb.errors import InvalidOption
+from icedb.operations.write.spark_errors import explained_of_frame
+from icedb.operations.write.spark_frames import append_frame, check_frame, overwrite_frame, size_options
+from icedb.spark.datasource.options import Overwrite, write_options
+from icedb.spark.datasource.type_mapping import arrow_schema
+from icedb.spark.distribution import distribute
+from icedb.table import Table
+from icedb.transaction.append import Commit
+from icedb.transaction.idempotent_append import Txn, check_txn, is_recorded, repeated
+from icedb.writer.staging import check_batch
+
+__all__ = ["Distribution", "write"]
+
+#: `none`: rows are written where they are. `partition`: a shuffle gives each task a range of partitions.
+Distribution = Literal["none", "partition"]
+
+
+def write(
+    frame: DataFrame,
+    uri: str | os.PathLike[str],
+    *,
+    overwrite: Overwrite | None,
+    partitions: Sequence[str] | str | None,
+    distribution: Distribution,
+    tasks: int | None,
+    txn: Txn | None,
+    part_bytes: int | None,
+    memory_bytes: int | None,
+    storage_options: Mapping[str, str] | None,
+) -> Commit:
+    """See `icedb.spark.write`."""
+    table = Table.open(uri, storage_options=storage_options)
+    _check(table.uri, overwrite, partitions, distribution, txn)
+    if txn is not None:
+        txn = check_txn(txn, table=table.uri)
+    if distribution == "partition":
+        # All that can be refused is, before the first job, and in the words in which the writer would say it.
+        check_frame(table.handle)
+        write_options({"path": table.uri, **size_options(memory_bytes, part_bytes)}, overwrite=False)
+        if txn is not None and is_recorded(table.handle.read(fresh=True), txn):
+            return repeated(table.handle)
+        check_batch(table.handle.write_context(), arrow_schema(frame.schema, table.uri))
+        try:
+            frame = distribute(frame, table.handle, tasks=tasks)
+        except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
+            raise explained_of_frame(error, table=table.uri) from None
+    elif tasks is not None:
+        raise InvalidOption(f"{table.uri}: tasks is for distribution='partition'; else the frame has its own.")
+    if overwrite is None:
+        return append_frame(table.handle, frame, txn=txn, memory_bytes=memory_bytes, part_bytes=part_bytes)
+    return overwrite_frame(
+        table.handle,
+        frame,
+        partitions=partitions,
+        dynamic=overwrite == "dynamic",
+        memory_bytes=memory_bytes,
+        part_bytes=part_bytes,
+    )
+
+
+def _check(
+    table: str,
+    overwrite: str | None,
+    partitions: Sequence[str] | str | None,
+    distribution: str,
+    txn: Txn | None,
+) -> None:
+    if distribution not in get_args(Distribution):
+        raise InvalidOption(f"{table}: distribution is {distribution!r}; give 'none' or 'partition'.")
+    if overwrite is not None and overwrite not in get_args(Overwrite):
+        raise InvalidOption(f"{table}: overwrite is {overwrite!r}; give 'table', 'partitions' or 'dynamic'.")
+    if (overwrite == "partitions") != (partitions is not None):
+        raise InvalidOption(
+            f"{table}: overwrite is {overwrite!r} and partitions is {partitions!r}. They go together: "
+            "overwrite='partitions', partitions=['d=2026-11-21']."
+        )
+    if txn is not None and overwrite is not None:
+        raise InvalidOption(f"{table}: an overwrite takes no txn: done twice, it is as if it was done once.")

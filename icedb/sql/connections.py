@@ -1,0 +1,285 @@
+"""DuckDB connections: one that may read the store, and one that may touch nothing but a folder of its own.
+
+Writers evaluate expressions that came with the table (from `_table.json`), so they run in a sandbox: no files
+but the given folder, no network, no extension, no setting can be changed. Readers get the S3 extension from its
+PyPI wheel and a secret that is scoped to the table's prefix.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+import duckdb
+
+from icedb.errors import InvalidOption, StoreUnavailable
+from icedb.format.table_spec import TableSpec
+from icedb.storage.location import Location
+from icedb.util.temporary_files import spill_path
+
+__all__ = [
+    "MEMORY_BYTES_MIN",
+    "READING_SHARE",
+    "RESERVED",
+    "ROWS_PER_BATCH",
+    "WRITE_MEMORY_BYTES_MIN",
+    "check_write_memory",
+    "connect_reader",
+    "connect_sandbox",
+    "copy_statement",
+    "lock_reader",
+    "memory_bytes_default",
+    "quote_name",
+    "quote_text",
+    "read_file",
+    "renew_access",
+    "set_spill",
+]
+
+#: The prefix of every name that the library's SQL gives beside a table's columns. No column may begin with it: DuckDB
+#: takes a column before an alias, and an alias that a column shadows changes the answer.
+RESERVED = "__icedb_"
+
+MIB = 1024 * 1024
+# DuckDB spills what does not fit; below this not even its buffers for sorting rows of some hundred bytes do.
+MEMORY_BYTES_MIN = 256 * MIB
+# A batch is sorted in smaller pieces than parts are merged.
+WRITE_MEMORY_BYTES_MIN = 64 * MIB
+# Of rows that go from one connection to another: enough to work on, little beside the memory.
+ROWS_PER_BATCH = 100_000
+# Of that memory, the part that reading files takes; staging and writing have the rest.
+READING_SHARE = 4
+# More brings nothing: a part is a few hundred megabytes, and only a few are written at a time.
+MEMORY_BYTES_MAX = 16 * 1024 * MIB
+# The greatest limit that DuckDB parses is a little more: so much is no limit.
+_MEMORY_BYTES_PARSED = 2**60
+# What a thread of DuckDB needs to read, sort and write Parquet.
+MEMORY_BYTES_PER_THREAD = 128 * MIB
+# With so little, a hundred megabytes that DuckDB's allocator keeps of what was spilled, and that nobody counts, matter:
+# they are given back at once, which costs time. From 32 MiB on the option changes nothing.
+MEMORY_BYTES_SCARCE = 1024 * MIB
+_GIVEN_BACK_FROM = "16MiB"
+# Where Linux says what a container may use: control groups, version 2 and 1.
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+_renewing = threading.Lock()
+
+#: The files of extensions whose signature was checked here.
+_checked: set[tuple[str, int, int, int]] = set()
+
+# Part of the address that no other secret of a shared connection will have.
+_SECRET_NAME_CHARS = re.compile(r"[^A-Za-z0-9]+")
+
+
+def quote_name(name: str) -> str:
+    """An identifier in DuckDB's SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_text(text: str) -> str:
+    """A string literal in DuckDB's SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def read_file(path: Path | str) -> str:
+    """A `read_parquet(...)` of one local file, with the columns that the file has.
+
+    Without the option, DuckDB takes a folder such as `d=1` above the file for a column, instead of the file's own.
+    """
+    return f"read_parquet({quote_text(str(path))}, hive_partitioning = false)"
+
+
+def copy_statement(query: str, path: Path, spec: TableSpec, *, level: int | None = None, told: bool = True) -> str:
+    """SQL that writes a query's rows as one Parquet file of the table's kind.
+
+    `level` is how hard zstd, if it is the table's compression, tries. `told`: it answers with what was written, second
+    the number of rows; of a small file that takes longer than to read its footer.
+    """
+    options = f"FORMAT parquet, COMPRESSION {spec.compression}, ROW_GROUP_SIZE {spec.row_group_rows}"
+    options += ", RETURN_STATS" if told else ""
+    options += f", COMPRESSION_LEVEL {level}" if level is not None and spec.compression == "zstd" else ""
+    return f"COPY ({query}) TO {quote_text(str(path))} ({options})"
+
+
+def connect_sandbox(
+    folder: Path | None = None, *, memory_bytes: int | None = None, threads: int | None = None
+) -> duckdb.DuckDBPyConnection:
+    """A connection that can read and write in `folder` only, spilling there too (None: nowhere).
+
+    `threads`: None: as many as there are processors, if the memory suffices for them.
+    """
+    con = duckdb.connect(":memory:")
+    con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
+    _draw_no_progress(con)
+    con.execute("SET autoinstall_known_extensions = false; SET autoload_known_extensions = false")
+    con.execute("SET preserve_insertion_order = true")
+    con.execute("SET arrow_lossless_conversion = true")  # what leaves keeps its type: a UUID, a number of 128 bits
+    _limit(con, memory_bytes, threads)
+    set_spill(con, None if folder is None else folder / "spill")
+    if folder is not None:
+        con.execute(f"SET allowed_directories = [{quote_text(str(folder))}]")
+    # Python objects are registered by name; SQL must not find others by theirs.
+    con.execute("SET GLOBAL python_enable_replacements = false")
+    con.execute("SET enable_external_access = false")
+    con.execute("SET lock_configuration = true")
+    return con
+
+
+def set_spill(con: duckdb.DuckDBPyConnection, path: Path | None) -> None:
+    """Tell a connection where to spill; None: nowhere. DuckDB's own choice is `.tmp` in the working directory."""
+    con.execute(f"SET temp_directory = {quote_text(str(path or ''))}")
+
+
+def _draw_no_progress(con: duckdb.DuckDBPyConnection) -> None:
+    """A library prints nothing. In a notebook that cannot draw it, it is off, and DuckDB refuses to be told so."""
+    with suppress(duckdb.InvalidInputException):
+        con.execute("SET enable_progress_bar = false")
+
+
+def _limit(con: duckdb.DuckDBPyConnection, memory_bytes: int | None, threads: int | None) -> None:
+    if memory_bytes is not None:
+        con.execute(f"SET memory_limit = '{min(memory_bytes, _MEMORY_BYTES_PARSED)}B'")
+        if memory_bytes <= MEMORY_BYTES_SCARCE:
+            con.execute(f"SET allocator_bulk_deallocation_flush_threshold = '{_GIVEN_BACK_FROM}'")
+        threads = threads or max(1, min(os.cpu_count() or 1, memory_bytes // MEMORY_BYTES_PER_THREAD))
+    if threads is not None:
+        con.execute(f"SET threads = {threads}")
+
+
+@lru_cache(maxsize=1)
+def memory_bytes_default() -> int:
+    """Half of what this machine or container has, within reason: the other half is for everybody else."""
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in _CGROUP_LIMITS:
+        text = path.read_text().strip() if path.exists() else ""
+        available = min(available, int(text)) if text.isdigit() else available
+    return max(MEMORY_BYTES_MIN, min(available // 2, MEMORY_BYTES_MAX))
+
+
+def check_write_memory(memory_bytes: int | None, *, table: str) -> int:
+    """The memory that writing a batch may use; None: half of the machine's. Raises InvalidOption."""
+    if memory_bytes is None:
+        return memory_bytes_default()
+    if isinstance(memory_bytes, int) and memory_bytes >= WRITE_MEMORY_BYTES_MIN:
+        return memory_bytes
+    raise InvalidOption(
+        f"{table}: memory_bytes is {memory_bytes!r}; give at least {WRITE_MEMORY_BYTES_MIN}. What does not fit is "
+        "spilled to disk."
+    )
+
+
+def connect_reader(
+    location: Location,
+    *,
+    memory_bytes: int | None = None,
+    folder: Path | None = None,
+    threads: int | None = None,
+) -> duckdb.DuckDBPyConnection:
+    """A connection that can read the table's parts. In a bucket: with httpfs and a secret for its prefix.
+
+    With `memory_bytes` all its cursors together stay below that. What does not fit spills into `folder`; None: into a
+    temporary folder that stays until the process ends. `threads`: see `connect_sandbox`.
+    """
+    # That a connection takes unsigned extensions can only be said as it is made.
+    checked = location.scheme == "s3" and _is_checked(_httpfs_in_wheel())
+    con = duckdb.connect(":memory:", config={"allow_unsigned_extensions": "true"} if checked else {})
+    _limit(con, memory_bytes, threads)
+    set_spill(con, spill_path() if folder is None else folder / "spill")
+    con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
+    _draw_no_progress(con)
+    con.execute("SET autoinstall_known_extensions = false; SET autoload_known_extensions = false")
+    con.execute("SET GLOBAL python_enable_replacements = false")  # a query sees the table, not this library's variables
+    if location.scheme == "s3":
+        attach_s3(con, location)
+    if checked:
+        con.execute("SET allow_unsigned_extensions = false")
+    return con
+
+
+def lock_reader(con: duckdb.DuckDBPyConnection, paths: Sequence[str] | None) -> None:
+    """Lock a connection's settings; with `paths`, restrict it to these files and addresses.
+
+    It keeps its credentials, which SQL can neither see nor send elsewhere: nothing else is opened.
+    """
+    if paths is not None:
+        con.execute("SET allowed_paths = ?", [list(paths)])
+        con.execute("SET enable_external_access = false")
+    con.execute("SET lock_configuration = true")
+
+
+def attach_s3(con: duckdb.DuckDBPyConnection, location: Location) -> None:
+    """Let a connection read one table's prefix in S3, with the credentials of now."""
+    load_httpfs(con)
+    _set_secret(con, location)
+
+
+def renew_access(con: duckdb.DuckDBPyConnection, location: Location) -> None:
+    """Give a connection the credentials of now, if a provider has them, before it opens more files."""
+    if location.provider is not None:
+        with _renewing:  # DuckDB refuses two that replace a secret at the same moment
+            _set_secret(con, location)
+
+
+def _set_secret(con: duckdb.DuckDBPyConnection, location: Location) -> None:
+    options = {"TYPE": "s3", "SCOPE": quote_text(location.uri), "REGION": quote_text(location.region or "us-east-1")}
+    credentials = location.credentials()
+    if credentials is not None:
+        options["KEY_ID"] = quote_text(credentials.access_key_id)
+        options["SECRET"] = quote_text(credentials.secret_access_key)
+        if credentials.session_token:
+            options["SESSION_TOKEN"] = quote_text(credentials.session_token)
+    if location.endpoint:
+        scheme, _, host = location.endpoint.partition("://")
+        options["ENDPOINT"] = quote_text(host)
+        options["USE_SSL"] = "false" if scheme == "http" else "true"
+        options["URL_STYLE"] = quote_text("vhost" if location.virtual_hosted else "path")
+    name = quote_name("icedb_" + _SECRET_NAME_CHARS.sub("_", location.uri))
+    con.execute(f"CREATE OR REPLACE TEMPORARY SECRET {name} ({', '.join(f'{k} {v}' for k, v in options.items())})")
+
+
+def load_httpfs(con: duckdb.DuckDBPyConnection) -> None:
+    """Load DuckDB's S3 extension: from its PyPI wheel, else from what is installed, else by downloading it."""
+    wheel = _httpfs_in_wheel()
+    try:
+        if wheel is not None:
+            identity = _identity(wheel)
+            unsigned = con.execute("SELECT current_setting('allow_unsigned_extensions')").fetchone() == (True,)
+            con.execute(f"LOAD {quote_text(str(wheel))}")
+            if not unsigned:
+                _checked.add(identity)
+        else:
+            con.execute("INSTALL httpfs")
+            con.execute("LOAD httpfs")
+    except duckdb.Error as error:
+        raise StoreUnavailable(
+            f"DuckDB {duckdb.__version__} cannot load its S3 extension ({str(error).splitlines()[0]}). Install the "
+            f"wheel of the same version: pip install 'duckdb-extension-httpfs=={duckdb.__version__}'."
+        ) from None
+
+
+def _is_checked(wheel: Path | None) -> bool:
+    """Whether DuckDB has checked the signature of this very file in this process, so that it need not be again.
+
+    It takes a tenth of a second of a processor, for each connection.
+    """
+    return wheel is not None and _identity(wheel) in _checked
+
+
+def _identity(file: Path) -> tuple[str, int, int, int]:
+    status = file.stat()
+    return str(file), status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _httpfs_in_wheel() -> Path | None:
+    try:
+        import duckdb_extension_httpfs
+    except ImportError:
+        return None
+    folder = Path(os.fspath(next(iter(duckdb_extension_httpfs.__path__)))) / "extensions"
+    path = folder / f"v{duckdb.__version__}" / "httpfs.duckdb_extension"
+    return path if path.exists() else None

@@ -1,0 +1,359 @@
+"""Files of a table in a folder: put, read, list and delete them.
+
+No symbolic link below the table's folder is followed. Each step of a key is opened from the folder above it, so a link
+that appears meanwhile is noticed, too. The folder's own address may lead through links.
+
+A file is put so that a power failure leaves all of it or nothing.
+
+The content is written and synced under a staged name, which listings skip (it ends in `#` and digits); a hard link
+then gives it its key, whole and only if nothing has that key; last, its folder is synced, so that the name stays, and
+once per process those above it.
+A crash may leave a staged file behind. Nothing reads it, and the orphan sweep deletes it when it is old.
+
+Deletions are not synced: one that a power failure undoes finds its tombstone still in the log, and is repeated.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from io import FileIO
+from itertools import count, groupby
+from pathlib import Path
+from stat import S_ISDIR, S_ISLNK, S_ISREG
+
+from icedb.errors import InvalidURI, SymbolicLink, UnsupportedStore
+from icedb.format.keys import has_unsafe_segment
+
+__all__ = [
+    "check_folder",
+    "check_links",
+    "create_file",
+    "delete_files",
+    "file_status",
+    "list_files",
+    "open_file",
+    "segments_of",
+]
+
+_COPY_BYTES = 1024 * 1024
+# link(2): EPERM is what a file system without hard links says.
+_NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+# Some network file systems cannot sync a folder, and keep names safe in their own way.
+_CANNOT_SYNC = frozenset({errno.EINVAL, errno.EBADF, errno.ENOTSUP})
+
+_numbers = count(1)
+
+# Folders whose own names and those above them this process has synced, and which folders they were then.
+_synced: dict[Path, tuple[tuple[int, int], ...]] = {}
+_SYNCED_MAX = 10_000
+
+
+# To pass through a folder, the right to search it is enough where the system has O_PATH.
+_STEP = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+_LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# NONBLOCK: to open a pipe would wait for its writer.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# Files that no listing shows; and those of them that puts of this module leave when they are cut short.
+_STAGED = re.compile(r"#[0-9]+\Z")
+_OURS = re.compile(r"\.staged#[0-9]+\Z")
+
+
+def check_folder(folder: Path) -> bool:
+    """Whether the folder is there. Raises InvalidURI for a file, and for a path below a file."""
+    try:
+        if S_ISDIR(folder.stat().st_mode):
+            return True
+    except FileNotFoundError:
+        return False
+    except NotADirectoryError:
+        pass
+    raise InvalidURI(
+        f"{folder}: a table is a folder, and this path is a file, or lies below one. Choose another path, or move the "
+        "file away."
+    )
+
+
+# ------------------------------------------------------------------------------------------ without following links
+
+
+def segments_of(key: str) -> list[str]:
+    """The steps of a key. Raises ValueError for what cannot be a key."""
+    segments = key.split("/")
+    if has_unsafe_segment(segments) or _CONTROL.search(key):
+        raise ValueError(key)
+    return segments
+
+
+def _open_folder(root: str, segments: Sequence[str], *, flags: int = _STEP) -> int:
+    """Open a folder below `root`, step by step. Raises SymbolicLink and OSError."""
+    folder = os.open(root, flags if not segments else _STEP)
+    for number, segment in enumerate(segments, start=1):
+        above = folder
+        try:
+            folder = os.open(segment, (flags if number == len(segments) else _STEP) | os.O_NOFOLLOW, dir_fd=above)
+        except OSError as error:
+            raise _explained(error, root, segments[:number], above) from None
+        finally:
+            os.close(above)
+    return folder
+
+
+def _explained(error: OSError, root: str, segments: Sequence[str], above: int) -> OSError:
+    """The error itself, or SymbolicLink if the last step is a link: systems have several errors for that."""
+    with suppress(OSError):
+        if S_ISLNK(os.stat(segments[-1], dir_fd=above, follow_symlinks=False).st_mode):
+            return _link_found(root, "/".join(segments))
+    return error
+
+
+def _link_found(root: str, key: str) -> SymbolicLink:
+    return SymbolicLink(
+        f"{root}: '{key}' is a symbolic link. Links inside a table are not followed, because they may lead to any file "
+        "of this machine. Put the file or folder itself in its place. To use another disk, mount it there."
+    )
+
+
+def open_file(root: str, key: str) -> FileIO:
+    """Open the file of a key. Raises FileNotFoundError, SymbolicLink, OSError, ValueError."""
+    *above, name = segments_of(key)
+    folder = _open_folder(root, above)
+    try:
+        number = os.open(name, _FILE, dir_fd=folder)
+    except OSError as error:
+        raise _explained(error, root, [*above, name], folder) from None
+    finally:
+        os.close(folder)
+    if not S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise FileNotFoundError(errno.ENOENT, "no file", key)
+    return FileIO(number, "rb")
+
+
+def file_status(root: str, key: str) -> os.stat_result:
+    """The status of the file of a key. Raises FileNotFoundError, SymbolicLink, OSError, ValueError."""
+    *above, name = segments_of(key)
+    folder = _open_folder(root, above)
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    finally:
+        os.close(folder)
+    if S_ISLNK(status.st_mode):
+        raise _link_found(root, key)
+    if not S_ISREG(status.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "no file", key)
+    return status
+
+
+def list_files(
+    root: str, prefix: str, *, after: str = "", unfinished: bool = False
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Each file below a folder (`prefix` without a slash at its end), and each link, with its own status.
+
+    `unfinished`: the staged files of puts instead. In no order. Raises SymbolicLink if the prefix leads through a link,
+    OSError, and ValueError for a name that cannot be in a key.
+    """
+    try:
+        folder = _open_folder(root, segments_of(prefix) if prefix else [], flags=_LISTED)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    yield from _listed(folder, f"{prefix}/" if prefix else "", after, _is_unfinished if unfinished else _is_shown)
+
+
+def _is_shown(name: str) -> bool:
+    return _STAGED.search(name) is None
+
+
+def _is_unfinished(name: str) -> bool:
+    return _OURS.match(name) is not None
+
+
+def _listed(
+    folder: int, prefix: str, after: str, wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, os.stat_result]]:
+    """The files below an open folder, which is closed."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                key = prefix + entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    try:
+                        below = os.open(entry.name, _LISTED | os.O_NOFOLLOW, dir_fd=folder)
+                    except (FileNotFoundError, NotADirectoryError):
+                        continue  # removed, or replaced, since
+                    yield from _listed(below, f"{key}/", after, wanted)
+                elif key > after and wanted(entry.name):
+                    if not entry.name.isprintable() and _cannot_be_in_a_key(entry.name):
+                        raise ValueError(key)
+                    with suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        if S_ISREG(status.st_mode) or S_ISLNK(status.st_mode):
+                            yield key, status
+    finally:
+        os.close(folder)
+
+
+def _cannot_be_in_a_key(name: str) -> bool:
+    """Whether a name has control characters, or its bytes are no UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return True
+    return _CONTROL.search(name) is not None
+
+
+def delete_files(root: str, keys: Iterable[str]) -> None:
+    """Delete files; of a link, the link. What is not there is passed over. Raises SymbolicLink, OSError, ValueError."""
+    for above, names in groupby((segments_of(key) for key in keys), key=lambda segments: segments[:-1]):
+        try:
+            folder = _open_folder(root, above)
+        except FileNotFoundError:
+            continue
+        try:
+            for *_, name in names:
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
+        finally:
+            os.close(folder)
+
+
+def check_links(root: str, keys: Iterable[str]) -> None:
+    """Refuse links in the way of keys that an engine is to open by path; each folder is looked at once.
+
+    A link that appears between this look and the engine's is followed. Raises SymbolicLink.
+    """
+    checked = {""}
+    for key in keys:
+        folder = key.rpartition("/")[0]
+        if folder not in checked:
+            segments = folder.split("/")
+            for number in range(1, len(segments) + 1):
+                above = "/".join(segments[:number])
+                if above not in checked:
+                    _refuse_link(root, above)
+                    checked.add(above)
+        _refuse_link(root, key)
+
+
+def _refuse_link(root: str, key: str) -> None:
+    try:
+        mode = os.lstat(f"{root}/{key}").st_mode
+    except OSError:
+        return  # whoever opens it says what is wrong
+    if S_ISLNK(mode):
+        raise _link_found(root, key)
+
+
+# ------------------------------------------------------------------------------------------ putting
+
+
+def create_file(root: Path, key: str, body: bytes | Path | FileIO, *, fsync: bool) -> None:
+    """Create the file of a key below `root`, whole. Raises FileExistsError, SymbolicLink, UnsupportedStore, OSError."""
+    segments = key.split("/")
+    if has_unsafe_segment(segments):
+        raise InvalidURI(f"{root}: '{key}' is no object's key: it has an empty, '.' or '..' segment.")
+    path = root / key
+    check_links(str(root), ["/".join(segments[:-1])] if segments[:-1] else [])
+    _make_folders(path.parent, fsync=fsync)
+    with _staged(path.parent, body, fsync=fsync) as staged:
+        _link(staged, path, root)
+    if fsync:
+        _sync_folder(path.parent)
+        _sync_names(path.parent, root)
+
+
+@contextmanager
+def _staged(folder: Path, body: bytes | Path | FileIO, *, fsync: bool) -> Iterator[Path]:
+    """A file with this content and a name that no listing shows; it is gone at the end."""
+    path, file = _open_staged(folder)
+    try:
+        with os.fdopen(file, "wb") as target:
+            if isinstance(body, Path):
+                with body.open("rb") as source:
+                    shutil.copyfileobj(source, target, _COPY_BYTES)
+            elif isinstance(body, bytes):
+                target.write(body)
+            else:
+                shutil.copyfileobj(body, target, _COPY_BYTES)
+            target.flush()
+            if fsync:
+                os.fsync(target.fileno())
+        yield path
+    finally:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _open_staged(folder: Path) -> tuple[Path, int]:
+    while True:  # what a crash of a process of our number left takes a number each, never the folder
+        path = folder / f".staged#{os.getpid()}{next(_numbers):06}"
+        with suppress(FileExistsError):
+            return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+
+
+def _link(staged: Path, path: Path, root: Path) -> None:
+    try:
+        path.hardlink_to(staged)
+    except FileNotFoundError:  # a sweep took the staged file of a process that slept for a day
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE)) from None
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        # To write under the final name would show half an object; to rename would replace one.
+        raise UnsupportedStore(
+            f"{root}: the file system has no hard links, without which an object cannot appear whole and only once. "
+            "Choose a folder on another file system (ext4, XFS, APFS, NFS have them), or an S3 store."
+        ) from None
+
+
+def _make_folders(folder: Path, *, fsync: bool) -> None:
+    """Make what is missing of a path, from the top; each new name is synced before anything is put below it."""
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+        if folder == folder.parent:
+            break
+    for new in reversed(missing):
+        with suppress(FileExistsError):  # by another writer; if it is a file, what is put below it fails
+            new.mkdir()
+        if fsync:
+            _sync_folder(new.parent)
+
+
+def _sync_names(folder: Path, root: Path) -> None:
+    """Make sure that the names of a folder and of those above it stay, up to the root.
+
+    Another writer may have made one of them just now, and not have synced it yet. Once is enough: a name that was
+    synced stays as long as the folder is the same.
+    """
+    if folder == root:
+        return
+    names = [folder, *(p for p in folder.parents if p.is_relative_to(root))]
+    now = tuple((found.st_dev, found.st_ino) for found in map(os.stat, names))
+    if _synced.get(folder) == now:
+        return
+    for name in names[1:]:
+        _sync_folder(name)
+    if len(_synced) >= _SYNCED_MAX:
+        _synced.clear()
+    _synced[folder] = now
+
+
+def _sync_folder(folder: Path) -> None:
+    try:
+        file = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        return  # a folder above the table that may be passed, but not read: it is not ours
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+    finally:
+        os.close(file)

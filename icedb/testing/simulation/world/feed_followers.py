@@ -1,0 +1,94 @@
+"""Consumers of the change feed, which keep their cursor and what they got, and die between two batches or in one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from icedb.errors import SnapshotExpired
+from icedb.format.change_feed import Limits
+from icedb.reader.changes import take_changes
+from icedb.testing.simulation.world.plain_parts import read_rows
+from icedb.testing.simulation.world.process import SimulatedWorld
+from icedb.testing.simulation.world.setting import LATE_MS, TIMING
+from icedb.testing.simulation.world.truth import Violation
+from icedb.transaction.table_handle import Handle
+
+__all__ = ["Follower", "Followers"]
+
+
+@dataclass(slots=True)
+class Follower:
+    """One consumer. `must` are the rows that it cannot have missed since it began at the request `began_step`."""
+
+    cursor: str | None = None
+    rows: set[int] = field(default_factory=set)
+    must: set[int] = field(default_factory=set)
+    began_step: int = 0
+    #: When it last had all there was; None: it has not yet.
+    caught_up_ms: int | None = None
+    busy: bool = False
+    #: Where the last batch began and ended, and the parts that it had.
+    batch: tuple[str, str, frozenset[str]] | None = None
+
+
+@dataclass(slots=True)
+class Followers:
+    """All consumers of a world. One that fell behind cleanup is no more."""
+
+    known: list[Follower] = field(default_factory=list)
+
+    def idle(self) -> Follower:
+        """The first that nobody runs, or a new one."""
+        follower = next((f for f in self.known if not f.busy), None)
+        if follower is None:
+            follower = Follower()
+            self.known.append(follower)
+        return follower
+
+    def follow(self, world: SimulatedWorld, handle: Handle, follower: Follower, limits: Limits | None) -> None:
+        """Read the next batch, and keep it together with the cursor. Raises Violation, and what a reader meets."""
+        follower.busy = True
+        try:
+            self._follow(world, handle, follower, limits)
+        finally:  # also when the process dies: the consumer goes on in another
+            follower.busy = False
+
+    def _follow(self, world: SimulatedWorld, handle: Handle, follower: Follower, limits: Limits | None) -> None:
+        first, began_ms = world.step, world.clock.now_ms()
+        try:
+            changes = take_changes(handle, follower.cursor, limits=limits)
+            rows = read_rows(handle, [p.key for p in changes.parts])
+        except SnapshotExpired:
+            kept_up_ms = began_ms if follower.cursor is None else follower.caught_up_ms
+            slow_ms = TIMING.grace_ms - LATE_MS - 2 * TIMING.max_skew_ms
+            if kept_up_ms is not None and world.clock.now_ms() - kept_up_ms < slow_ms:
+                raise Violation("a consumer of changes that kept up was told that it is too late") from None
+            self.known.remove(follower)
+            raise
+        self._again(handle, follower)
+        follower.batch = (changes.since, changes.cursor, frozenset(p.key for p in changes.parts))
+        if twice := follower.rows & set(rows) or len(set(rows)) < len(rows):
+            raise Violation(f"a consumer of changes got rows twice: {twice} in {sorted(rows)}")
+        if follower.cursor is None:
+            follower.must, follower.began_step = world.truth.must_see(first, world.step), world.step
+        follower.rows |= set(rows)
+        follower.cursor = changes.cursor
+        if limits is None:
+            follower.caught_up_ms = began_ms
+            appended = {
+                r for r, lives in world.truth.fates.items() if follower.began_step < lives[0].added_step <= first
+            }
+            if lost := (follower.must | appended) - follower.rows:
+                raise Violation(f"a consumer of changes did not get rows {sorted(lost)}")
+
+    def _again(self, handle: Handle, follower: Follower) -> None:
+        """A batch that is done again has the same parts, as long as it can be told."""
+        if follower.batch is None:
+            return
+        since, until, parts = follower.batch
+        try:
+            again = take_changes(handle, since, until)
+        except SnapshotExpired:
+            return
+        if (found := {p.key for p in again.parts}) != parts:
+            raise Violation(f"a batch of changes done again has {sorted(found)} and had {sorted(parts)}")

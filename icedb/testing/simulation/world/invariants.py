@@ -1,0 +1,112 @@
+"""What must hold of the table at every moment, whoever is in the middle of what.
+
+The objects are looked at directly, without requests: all log files at one moment, replayed by the code under test,
+against the truth.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from icedb.errors import IceDBError
+from icedb.format.codec import decode
+from icedb.format.records import LogFile, Marker
+from icedb.format.replay import LogState, StoredLogFile, live_to_v3_readers, replay
+from icedb.storage.location import Location
+from icedb.testing.simulation.world.setting import TIMING
+from icedb.testing.simulation.world.simulated_store import SimulatedStore
+from icedb.testing.simulation.world.truth import Truth, Violation
+
+__all__ = ["Checker"]
+
+
+class Checker:
+    """Compares the store with the truth. `pins` are the times that are promised to stay readable, by name."""
+
+    def __init__(self, store: SimulatedStore, truth: Truth, location: Location, *, several_types: bool = False) -> None:
+        self._several_types = several_types
+        self._store = store
+        self._truth = truth
+        self._location = location
+        self._decoded: dict[tuple[str, bytes], LogFile] = {}
+        self.pins: dict[str, int] = {}
+        #: Parts that programs of v3 may go on to see when they are dead: a log file from a clock far ahead names them.
+        self.seen_by_v3: set[str] = set()
+
+    def state(self) -> LogState:
+        """The table's state at this moment. Raises Violation when the log contradicts itself."""
+        keys = self._location.keys
+        files = []
+        for key in self._store.keys(keys.log_prefix):
+            stored = self._store.objects[key]
+            known = (key, stored.body)
+            if known not in self._decoded:
+                self._decoded[known] = decode(stored.body, key, keys)
+            files.append(StoredLogFile(key, self._decoded[known], stored.stored_ms))
+        try:
+            return replay(files, table=self._location.uri, tolerant=self._several_types)
+        except IceDBError as error:
+            raise Violation(f"the log cannot be replayed: {error}") from error
+
+    def check(self, where: str, *, times_ms: Iterable[int]) -> LogState:
+        """Latest rows, rows at some times, pinned times, schema, and what v3 programs see. Raises Violation."""
+        state = self.state()
+        live = {m.key for m in state.live}
+        if live != self._truth.live:
+            raise Violation(
+                f"{where}: lost parts {sorted(self._truth.live - live)}, dead parts that are back "
+                f"{sorted(live - self._truth.live)}"
+            )
+        if dict(state.schema) != self._truth.schema and not self._several_types:
+            raise Violation(f"{where}: the schema is {state.schema} and must be {self._truth.schema}")
+        original = replace(state, files={k: f for k, f in state.files.items() if k not in self._truth.returned})
+        theirs = live_to_v3_readers(original)
+        if wrong := (theirs ^ live) - (self.seen_by_v3 - live):
+            raise Violation(f"{where}: v3 programs see other parts: {sorted(wrong)}")
+        self._check_rows(where, state.live, self._truth.rows())
+        for at_ms in times_ms:
+            if at_ms >= state.horizon_ms:
+                self._check_time(where, state, at_ms, pinned=False)
+        for name, at_ms in self.pins.items():
+            self._check_time(f"{where}: pin {name}", state, at_ms, pinned=True)
+        return state
+
+    def _check_time(self, where: str, state: LogState, at_ms: int, *, pinned: bool) -> None:
+        markers = [
+            m
+            for m in state.parts.values()
+            if m.created_ms <= at_ms and (m.tombstoned_ms is None or m.tombstoned_ms > at_ms)
+        ]
+        gone = [m for m in markers if m.key not in self._store.objects]
+        if gone and not pinned and all(m.tombstoned_ms is not None for m in gone):
+            return  # SnapshotExpired
+        self._check_rows(f"{where}: as of {at_ms}", markers, self._truth.rows_at(at_ms))
+
+    def _check_rows(self, where: str, markers: Iterable[Marker], rows: set[int]) -> None:
+        markers = list(markers)
+        if gone := [m.key for m in markers if m.key not in self._store.objects]:
+            raise Violation(f"{where}: parts without their objects: {gone}")
+        found = Counter(row for m in markers for row in self._truth.contents[m.key])
+        if found.keys() != rows or any(count > 1 for count in found.values()):
+            raise Violation(
+                f"{where}: rows lost {sorted(rows - found.keys())}, rows that must not be there "
+                f"{sorted(found.keys() - rows)}, rows twice {[r for r, c in found.items() if c > 1]}"
+            )
+
+    def check_deletion(self, key: str, stored_ms: int, *, now_ms: int) -> None:
+        """An object was deleted: was it one that somebody needs, or may still need? Raises Violation."""
+        keys, truth = self._location.keys, self._truth
+        if key in truth.live:
+            raise Violation(f"the object of the live part '{key}' was deleted")
+        roots = tuple(f"{each.prefix}/" for each in (self._location, self._location.log) if each is not None)
+        if not key.startswith(roots):
+            raise Violation(f"'{key}' of a neighbour was deleted")
+        if key in (keys.spec, keys.probe):
+            raise Violation(f"'{key}' was deleted")
+        is_log = key.startswith(keys.log_prefix)
+        since_ms = truth.superseded_ms.get(key, stored_ms if is_log else None)
+        grace_ms = TIMING.grace_ms - 2 * TIMING.max_skew_ms
+        if since_ms is not None and now_ms - since_ms < grace_ms:
+            raise Violation(f"'{key}' was deleted {now_ms - since_ms} ms after it was superseded")

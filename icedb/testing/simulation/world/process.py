@@ -1,0 +1,176 @@
+"""Who makes requests: runs of operations, in processes that have the table open and a clock of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from icedb.format.keys import Keys
+from icedb.format.table_spec import TableSpec
+from icedb.storage.location import Location
+from icedb.storage.split_store import TwoStores
+from icedb.testing.clock import ManualClock
+from icedb.testing.faults import Crash, Kind
+from icedb.testing.simulation.world.request_faults import Request, Strike, Trouble
+from icedb.testing.simulation.world.scheduler import Actor, Scheduler
+from icedb.testing.simulation.world.setting import TIMING, Setting
+from icedb.testing.simulation.world.simulated_store import SimulatedStore, View
+from icedb.testing.simulation.world.truth import Truth
+from icedb.transaction.table_handle import Handle
+
+__all__ = ["Act", "Process", "SimulatedWorld"]
+
+#: No operation makes so many requests; one that does runs in circles.
+REQUESTS_MAX = 4_000
+
+
+class SimulatedWorld(Protocol):
+    """The part of `World` that processes and followers use; `world` itself imports their modules."""
+
+    away: dict[str, int]
+    clock: ManualClock
+    location: Location
+    processes: list[Process]
+    roots: tuple[str, ...]
+    scheduler: Scheduler
+    setting: Setting
+    spec: TableSpec
+    step: int
+    store: SimulatedStore
+    truth: Truth
+
+    def tick(self) -> None:
+        """See `World`."""
+
+    def note(self, act: Act, request: Request, strike: Strike | None) -> None:
+        """See `World`."""
+
+    def violate(self, message: str) -> None:
+        """See `World`."""
+
+    def deliver_later(self, after_ms: int, action: Callable[[], None]) -> None:
+        """See `World`."""
+
+    def in_any_order(self, keys: Sequence[str]) -> list[str]:
+        """See `World`."""
+
+
+class Act(Actor):
+    """One run of an operation in a process, with the faults that will strike it."""
+
+    def __init__(self, name: str, operation: str, process: Process, body: Callable[[], None]) -> None:
+        super().__init__(name, body)
+        self.operation = operation
+        self.process = process
+        self.changes = 0
+        #: What it asks for next.
+        self.pending: tuple[Kind, str] | None = None
+        self.strikes: list[Strike] = []
+        self.outcome = "started"
+
+
+class Process:
+    """A program with one open table and a clock of its own. When it dies, all that runs in it dies."""
+
+    def __init__(self, world: SimulatedWorld, *, skew_ms: int) -> None:
+        self.world = world
+        self.dead = False
+        self.busy = 0
+        self.spawned = 0
+        #: No further operation runs in it: what it publishes from now on is the work of those that ended.
+        self.retired = False
+        #: Of further tables that it has open.
+        self.other_keys: tuple[Keys, ...] = ()
+        number = len(world.processes)
+        clock = world.clock.skewed(skew_ms)
+        self.store = View(world.store, replace(world.location, log=None), self, also=world.setting.sources)
+        log = None if world.location.log is None else View(world.store, world.location.log, self)
+        self.handle = Handle(
+            self.store if log is None else TwoStores(self.store, log),
+            world.spec,
+            clock=clock,
+            fencing=world.setting.fencing,
+        )
+        # As `writer_name` makes them, but without this machine's name, so that keys are the same everywhere.
+        self.name = f"p{number}-{number}"
+        self.handle.writer = f"{self.name}-{clock.new_id()[:12]}"
+        world.processes.append(self)
+
+    # ------------------------------------------------------------------------------------ Caller
+
+    @property
+    def overwrites(self) -> bool:
+        """See `Caller`."""
+        return self.world.setting.overwrites
+
+    def turn(self, kind: Kind, key: str) -> tuple[Request, Strike | None]:
+        """See `Caller`."""
+        world, act = self.world, self._act
+        self._check_alive()
+        if not key.startswith(world.roots + world.setting.sources):
+            world.violate(f"{act.name} leaves its table: {kind} '{key}'")
+        act.requests += 1
+        act.pending = kind, key
+        act.changes += kind in ("create", "delete")
+        if act.requests > REQUESTS_MAX:
+            world.violate(f"{act.name} makes no end of requests")
+        world.scheduler.pause(act)
+        self._check_alive()
+        world.tick()
+        request = Request(act.requests, act.changes, kind, key)
+        strike = next((s for s in act.strikes if s.takes(request)), None)
+        if strike is not None:
+            self._prepare(strike)
+        elif any(key.startswith(root) and world.clock.now_ms() < until_ms for root, until_ms in world.away.items()):
+            strike = Strike(Trouble.FAIL)
+        world.note(act, request, strike)
+        return request, strike
+
+    def _prepare(self, strike: Strike) -> None:
+        if not strike.struck:
+            strike.struck = True
+            if strike.prepare is not None:
+                strike.prepare()
+                self._check_alive()
+        strike.times -= 1
+
+    @property
+    def _act(self) -> Act:
+        act = self.world.scheduler.current
+        assert isinstance(act, Act)  # noqa: S101  (a request outside of a turn is an error of the simulation)
+        return act
+
+    def _check_alive(self) -> None:
+        if self.dead or self.world.scheduler.aborted:
+            raise Crash
+
+    def crash(self) -> None:
+        """See `Caller`."""
+        self.dead = True
+        raise Crash
+
+    def sleep(self, for_ms: int) -> None:
+        """See `Caller`."""
+        self.world.scheduler.sleep(self._act, self.world.clock.now_ms() + for_ms)
+        self._check_alive()
+
+    def later(self, after_ms: int, action: Callable[[], None]) -> None:
+        """See `Caller`."""
+        self.world.deliver_later(after_ms, action)
+
+    def in_any_order(self, keys: Sequence[str]) -> list[str]:
+        """See `Caller`."""
+        return self.world.in_any_order(keys)
+
+    def now_ms(self) -> int:
+        """See `Caller`."""
+        return self.world.clock.now_ms()
+
+    def lands_in_time(self, key: str, issued_ms: int) -> bool:
+        """A client gives up before the commit timeout. Parts and pins may land whenever they like."""
+        is_bounded = any(
+            key.startswith(keys.log_prefix) or keys.parse_epoch_claim(key) or keys.is_txn_claim(key)
+            for keys in (self.handle.keys, *self.other_keys)
+        )
+        return not is_bounded or self.now_ms() - issued_ms <= TIMING.commit_timeout_ms

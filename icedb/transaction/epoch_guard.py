@@ -1,0 +1,43 @@
+"""Tell the work of programs that take no claims, before it is built upon.
+
+Epochs only rise, and a claim is created only for the one after the head. So a log whose head is older than a claim,
+or than what was seen before, has lost log files of exclusive commits: to an IceDB v3 program's merge or cleanup,
+which must not run on a table that has epochs, or to a person.
+"""
+
+from __future__ import annotations
+
+from icedb.errors import ForeignMaintenance
+from icedb.format.replay import LogState
+from icedb.transaction.table_handle import Handle
+
+__all__ = ["claims_beyond", "foreign_maintenance", "refuse_foreign"]
+
+
+def refuse_foreign(handle: Handle, state: LogState, newest_epoch: int) -> None:
+    """Raise ForeignMaintenance when the state, read afresh, shows it.
+
+    `newest_epoch`: the newest that this handle had seen before it read. Lists the claims only of a log without epochs.
+    """
+    if state.epoch < newest_epoch:
+        raise foreign_maintenance(handle, state.epoch + 1)
+    if state.epoch == 0 and state.files and claims_beyond(handle, 1) and handle.read(fresh=True).epoch == 0:
+        raise foreign_maintenance(handle, 1)
+    handle.newest_epoch = max(state.epoch, handle.newest_epoch)
+
+
+def claims_beyond(handle: Handle, epoch: int) -> bool:
+    """Whether there are claims of later epochs than this one."""
+    claims = (handle.keys.parse_epoch_claim(i.key) for i in handle.store.list(handle.keys.claims_prefix))
+    return any(claimed is not None and claimed > epoch for claimed in claims)
+
+
+def foreign_maintenance(handle: Handle, epoch: int) -> ForeignMaintenance:
+    """The error, with its remedy, for a log whose next epoch would be this one."""
+    return ForeignMaintenance(
+        f"{handle.table}: epoch {epoch} would be next, and there are claims or log files of later ones: log files of "
+        "exclusive commits were removed by a program that takes no claims (IceDB v3's merge or cleanup, or a person). "
+        "Nothing was published. Stop that program; restore the log files from a backup or earlier versions of the "
+        "objects, or, if what the log says now is right, delete all epoch-*.json in "
+        f"'{handle.keys.claims_prefix}' while no program writes. verify tells more."
+    )

@@ -1,0 +1,346 @@
+"""Exclusive commits: everything that tombstones, and everything that brings a column.
+
+An exclusive commit takes the claim of the next epoch, looks again whether that epoch is history, and publishes
+what the claim holds, its own or another's. So exclusive commits form one line, decided by the store. A crash at
+any point leaves nothing visible, or a claim that the next exclusive commit completes or, when it is old, voids. A
+writer that lost is rebased on what came first. Why each step is there: docs/format.md, "Commits".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from icedb.errors import (
+    ClockSkew,
+    CommitContended,
+    CommitUncertain,
+    DamagedLog,
+    IceDBError,
+    StoreUnavailable,
+)
+from icedb.format.claims import EpochClaim, decode_epoch_claim
+from icedb.format.codec import decode, encode
+from icedb.format.commit_draft import Draft, check_draft
+from icedb.format.records import LogFile
+from icedb.format.replay import LogState
+from icedb.storage.obstore_store import ObjectNotFound
+from icedb.transaction.append import (
+    UNANSWERED_MAX,
+    Commit,
+    Put,
+    check_age,
+    nothing_to_commit,
+    put_settled,
+    report,
+    uncertain,
+)
+from icedb.transaction.epoch_guard import claims_beyond, foreign_maintenance, refuse_foreign
+from icedb.transaction.table_handle import Handle
+from icedb.writer.part_writer import discard
+
+__all__ = ["EXCLUSIVE_ATTEMPTS_MAX", "Operation", "exclusive"]
+
+logger = logging.getLogger(__name__)
+
+# Each lost attempt means that another exclusive commit succeeded: so many in a row is a table without its lock.
+EXCLUSIVE_ATTEMPTS_MAX = 50
+
+
+class Operation(Protocol):
+    """An exclusive commit's plan, made anew from the table's state at each attempt."""
+
+    @property
+    def outputs(self) -> Collection[str]:
+        """Keys of the parts that this operation wrote and that are still part of its plan."""
+        ...
+
+    @property
+    def unused(self) -> list[str]:
+        """Parts that it wrote and that a rebase found useless; emptied when they are deleted."""
+        ...
+
+    @property
+    def born_ms(self) -> int | None:
+        """When its first part was written (unix ms); None if it writes none."""
+        ...
+
+    @property
+    def reads_everything(self) -> bool:
+        """Whether `build` looks at ignored log files too."""
+        ...
+
+    def build(self, state: LogState, t_ms: int) -> Draft | None:
+        """The log file to publish, or None when there is nothing (left) to do. May raise FixInput errors."""
+        ...
+
+
+@dataclass(slots=True)
+class _Tried:
+    """What this operation may have published, or others for it, on an earlier attempt."""
+
+    keys: list[str] = field(default_factory=list)
+    epoch: int = 0
+    since_ms: int = 0
+    last_ms: int = 0
+    unanswered: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether a claim of ours may still be completed by somebody: then the parts that it names must stay."""
+        return bool(self.keys)
+
+    def add(self, key: str, epoch: int, t_ms: int) -> None:
+        self.since_ms = self.since_ms if self.keys else t_ms
+        self.last_ms = t_ms
+        self.epoch = max(self.epoch, epoch)
+        self.keys.append(key)
+
+    def settle(self, epoch: int) -> None:
+        """The log shows this epoch, and we looked for our own: what we claimed up to it went to others."""
+        if epoch >= self.epoch:
+            self.keys.clear()
+
+
+def exclusive(handle: Handle, operation: Operation) -> Commit:
+    """Publish an operation as the next epoch, rebasing it on whatever was committed meanwhile.
+
+    Raises CommitContended, CommitUncertain, PublicationTooLate, what `operation.build` raises, and the store's
+    errors. After an error of `build` the operation's parts are deleted when nothing can name them any more.
+    """
+    handle.check_writable()
+    tried = _Tried()
+    try:
+        for attempt in range(EXCLUSIVE_ATTEMPTS_MAX):
+            commit = _attempt(handle, operation, tried)
+            if commit is not None:
+                return commit
+            logger.info("%s: attempt %d at an exclusive commit is rebased", handle.table, attempt + 1)
+        commit = _look(handle, handle.read(fresh=True), operation, tried)
+    except CommitUncertain:
+        raise
+    except IceDBError as error:
+        # Whatever it was, others may complete a claim of ours: "failed, write it again" could double the rows, and
+        # a caller who deletes the parts of a refused batch would delete live ones.
+        if tried.open:
+            raise uncertain(handle, tried.keys[-1]) from error
+        raise
+    if commit is not None:
+        return commit
+    if tried.open:
+        raise uncertain(handle, tried.keys[-1])
+    raise CommitContended(
+        f"{handle.table}: {EXCLUSIVE_ATTEMPTS_MAX} other exclusive commits came first. Nothing was published. Does "
+        "the table's lock hold? Try again when fewer programs maintain it."
+    )
+
+
+def _attempt(handle: Handle, operation: Operation, tried: _Tried) -> Commit | None:
+    """One epoch's worth of trying; None when it went to somebody else and the operation must be rebased."""
+    started_ms, newest_epoch = handle.clock.now_ms(), handle.newest_epoch
+    state = handle.read(everything=operation.reads_everything, fresh=True)
+    committed = _look(handle, state, operation, tried)
+    if committed is not None:
+        return committed
+    refuse_foreign(handle, state, newest_epoch)
+    epoch = state.epoch + 1
+    t_ms = max(_next_t_ms(handle, state), tried.last_ms + 1)
+    draft = _build(handle, operation, state, t_ms, tried)
+    if draft is not None and handle.clock.now_ms() - t_ms > handle.timing.max_skew_ms:
+        # It took long (a restore copies parts), and a claim must not be old at birth. Now nothing is left to be made.
+        t_ms = max(_next_t_ms(handle, state), t_ms + 1)
+        draft = _build(handle, operation, state, t_ms, tried)
+    if draft is None:
+        if tried.open:  # what an earlier claim of ours holds may still be published
+            raise uncertain(handle, tried.keys[-1])
+        return nothing_to_commit(handle)
+    check_age(handle, operation.born_ms)
+    file = _finish(handle, state, draft, epoch)
+    # A name of its own for each attempt: two threads of one handle must not take each other's log file for theirs.
+    key = handle.keys.log_file(t_ms, merged=file.carries_tombstones, writer=f"{handle.fresh_writer()}.e{epoch}")
+    own, before_ms = EpochClaim(key, t_ms, encode(file).decode()), handle.clock.now_ms()
+    claim = _take_claim(handle, epoch, own, tried)
+    if claim is own:
+        _check_clock(handle, state, epoch, own, operation, tried, before_ms=before_ms)
+    if claim is None or not _publish_claim(handle, state, epoch, claim, own, operation, started_ms):
+        return None
+    return _own(handle, key, file)
+
+
+def _next_t_ms(handle: Handle, state: LogState) -> int:
+    """Later than all that is visible, except what a clock that is far ahead wrote.
+
+    Each clock may differ from the store's by `max_skew_ms`, so two writers' may differ by twice that.
+    """
+    now_ms = handle.clock.now_ms()
+    sane = [t for t in state.times_ms if t <= now_ms + 2 * handle.timing.max_skew_ms]
+    return max(now_ms, 1 + max(sane, default=0))
+
+
+def _build(handle: Handle, operation: Operation, state: LogState, t_ms: int, tried: _Tried) -> Draft | None:
+    try:
+        draft = operation.build(state, t_ms)
+    except IceDBError:
+        if not tried.open:
+            discard(handle.store, [*operation.outputs, *operation.unused])
+        raise
+    if operation.unused and not tried.open:
+        discard(handle.store, operation.unused)
+        operation.unused.clear()
+    if draft is not None:
+        check_draft(state, draft)
+    return draft
+
+
+def _finish(handle: Handle, state: LogState, draft: Draft, epoch: int) -> LogFile:
+    """The log file with its epoch, with a spec if the log records none, and without what needs no carrying any more.
+
+    Log tombstones are kept while the file exists, and as long as a copy of it may still arrive; transactions as long
+    as a pipeline may pause.
+    """
+    timing = handle.timing
+    replaced = {state.files[k].file.epoch for k in draft.replaces}
+    late_ms, forget_ms = draft.file.t_ms - timing.late_ms, draft.file.t_ms - timing.txn_retention_ms
+    return msgspec.structs.replace(
+        draft.file,
+        epoch=epoch,
+        spec=draft.file.spec if draft.file.spec or state.spec else handle.stored_spec,
+        live_epochs=tuple(sorted((state.live_epochs - replaced) | {epoch})),
+        tombstones=tuple(t for t in draft.file.tombstones if t.key in state.listed_ms or t.created_ms > late_ms),
+        txn={application: last for application, last in draft.file.txn.items() if last[1] > forget_ms},
+    )
+
+
+def _take_claim(handle: Handle, epoch: int, own: EpochClaim, tried: _Tried) -> EpochClaim | None:
+    """The claim that decides this epoch, ours or another's; None when it is not to be had and we look again."""
+    key = handle.keys.epoch_claim(epoch)
+    tried.add(own.key, epoch, own.t)  # before the put: unanswered, it may still have been taken
+    try:
+        if put_settled(handle.store, key, msgspec.json.encode(own)) is Put.CREATED:
+            return own
+        stored = handle.store.get(key)
+    except StoreUnavailable as error:
+        # The client library has repeated it already, for a minute.
+        tried.unanswered += 1
+        if tried.unanswered == UNANSWERED_MAX:
+            raise uncertain(handle, own.key) from error
+        return None
+    except ObjectNotFound:
+        return None
+    try:
+        claim = decode_epoch_claim(stored.body, key, handle.keys, stored_ms=stored.stored_ms)
+    except DamagedLog:
+        tried.keys.clear()
+        raise
+    if claim.key not in tried.keys:
+        tried.keys.clear()  # this epoch goes to somebody else, so nothing of ours can be published as it
+    return claim
+
+
+def _publish_claim(
+    handle: Handle,
+    state: LogState,
+    epoch: int,
+    claim: EpochClaim,
+    own: EpochClaim,
+    operation: Operation,
+    started_ms: int,
+) -> bool:
+    """See to it that the claim's epoch is decided; whether it became our own log file."""
+    mine = claim.key == own.key
+    if _is_history(handle, state, epoch, min(own.t, claim.t)):
+        return False  # the next attempt finds out whether it was ours
+    if not mine and claims_beyond(handle, epoch) and not _is_history(handle, state, epoch, min(own.t, claim.t)):
+        raise foreign_maintenance(handle, epoch)
+    body = claim.body.encode()
+    # In a log whose epochs are gone, what a claim holds may be long replaced: it is never published again.
+    epochs_gone = state.epoch == 0 and state.files and not mine
+    # A program whose clock was far ahead died before it could void its claim.
+    is_ahead = not mine and claim.t >= handle.far_ahead_ms(handle.clock.now_ms())
+    if epochs_gone or is_ahead or handle.clock.now_ms() - claim.since_ms > handle.timing.commit_timeout_ms:
+        body = encode(_void(state, epoch, claim.t))
+    elif mine:
+        check_age(handle, operation.born_ms)  # waking up late must not publish what a sweep may have taken
+    try:
+        outcome = put_settled(handle.store, claim.key, body)
+        found = body if outcome is Put.CREATED else handle.store.get(claim.key).body
+    except (StoreUnavailable, ObjectNotFound):
+        return False
+    if not mine or decode(found, claim.key, handle.keys).void:
+        return False
+    # Slower than that, and the key may have been void, replaced and deleted before our put: only the log knows.
+    return handle.clock.now_ms() - started_ms <= handle.timing.commit_timeout_ms
+
+
+def _check_clock(
+    handle: Handle, state: LogState, epoch: int, own: EpochClaim, operation: Operation, tried: _Tried, *, before_ms: int
+) -> None:
+    """Compare the clocks by the claim that was just created; with a wrong one, it becomes void."""
+    try:
+        handle.check_clock(handle.keys.epoch_claim(epoch), put_after_ms=before_ms)
+    except (ObjectNotFound, StoreUnavailable):
+        return  # history already, as the second listing will show; or it is for the next commit to compare
+    except ClockSkew:
+        outcome = put_settled(handle.store, own.key, encode(_void(state, epoch, own.t)))
+        if outcome is Put.TAKEN:
+            return  # somebody completed it
+        if outcome is Put.ABSENT:
+            raise uncertain(handle, own.key) from None
+        tried.keys.clear()
+        discard(handle.store, [*operation.outputs, *operation.unused])
+        raise
+
+
+def _is_history(handle: Handle, state: LogState, epoch: int, t_ms: int) -> bool:
+    """Whether this epoch, or a later one, has become visible since `state` was read."""
+    # From the head's key on: later epochs have later times, but not beside a head from a clock that is far ahead.
+    heads = [k for k, f in state.files.items() if f.file.epoch == state.epoch and f.file.t_ms < t_ms]
+    for key in handle.log.list_after(heads[0] if heads else None):
+        announced = handle.keys.parse_log_file(key).epoch
+        if announced is not None and announced >= epoch:
+            stored = handle.log.fetch(key)
+            if stored is None or (stored.file.epoch or 0) >= epoch:
+                return True
+    return False
+
+
+def _void(state: LogState, epoch: int, t_ms: int) -> LogFile:
+    return LogFile(t_ms, {}, epoch=epoch, live_epochs=tuple(sorted(state.live_epochs | {epoch})), void=True)
+
+
+def _look(handle: Handle, state: LogState, operation: Operation, tried: _Tried) -> Commit | None:
+    """A writer that may have won looks for itself before it does anything else, and learns what is settled."""
+    committed = _find_own(handle, state, operation, tried) if tried.open else None
+    if committed is None:
+        tried.settle(state.epoch)
+    return committed
+
+
+def _find_own(handle: Handle, state: LogState, operation: Operation, tried: _Tried) -> Commit | None:
+    late = handle.clock.now_ms() - tried.since_ms > handle.timing.grace_ms
+    for key in tried.keys:
+        counts = key in state.files and key not in state.ignored
+        stored = state.files.get(key) or (handle.log.fetch(key) if key in state.listed_ms else None)
+        if stored is None or stored.file.void:
+            continue
+        # Else it was replaced; or, late, our put came after a void that was replaced and deleted there.
+        if counts or not (late or operation.outputs):
+            return _own(handle, key, stored.file)
+    named = [state.parts[k] for k in operation.outputs if k in state.parts]
+    if named:  # our log file was replaced already; its markers were carried
+        t_ms = named[0].created_ms
+        key = next(k for k in tried.keys if handle.keys.parse_log_file(k).t_ms == t_ms)
+        dead = tuple(m for m in state.parts.values() if m.tombstoned_ms == t_ms)
+        return _own(handle, key, LogFile(t_ms, dict(state.schema), (*named, *dead), epoch=None))
+    if late:  # it may have been replaced and deleted since, and done again it would hit what came after it
+        raise uncertain(handle, tried.keys[-1])
+    return None
+
+
+def _own(handle: Handle, key: str, file: LogFile) -> Commit:
+    handle.learn_schema(file.schema)
+    return report(handle, key, file, tombstoned=[m for m in file.markers if m.tombstoned_ms == file.t_ms])

@@ -1,0 +1,108 @@
+"""Where a table may be created, and which objects below a table belong to another table.
+
+A table owns what lies below its `_data/`, `_log/` and `_claims/`, and readers of Delta and Iceberg own `_delta_log/`
+and `metadata/`. A table inside one of these folders would lose its objects to the maintenance of the outer table. An
+address without such a segment costs no request. Plain nesting (`events` and `events/daily`) is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from icedb.errors import InvalidURI
+from icedb.format.keys import Keys
+from icedb.storage.location import Location
+from icedb.storage.obstore_store import ObjectNotFound, ObjectStore, some_below
+from icedb.transaction.table_handle import Handle
+
+__all__ = ["below_other_tables", "check_address", "foreign_roots", "is_below", "is_table", "locations_above"]
+
+#: Folders of a table that belong to the table, or to programs that read it in another format.
+RESERVED = frozenset({"_data", "_log", "_claims", "_delta_log", "metadata"})
+
+# An object by which a listing recognises a table: its spec, a log file, or the probe of a log in a store of its own.
+_SIGN = re.compile(r"(?:(.*)/)?(?:_table\.json|_log/\d{13}[^/]*\.jsonl|_claims/probe\.json)")
+
+
+def locations_above(location: Location) -> Iterator[Location]:
+    """Yield the addresses above each reserved segment of an address. Makes no request."""
+    in_folder = location.scheme == "file"
+    segments = (location.root if in_folder else location.prefix).split("/")
+    for number, segment in enumerate(segments):
+        above = "/".join(segments[:number])
+        if segment in RESERVED and (above or not in_folder):
+            changed = replace(location, root=above) if in_folder else replace(location, prefix=above)
+            yield replace(changed, log=None)
+
+
+def check_address(handle: Handle) -> None:
+    """Refuse an address, or a log address, that belongs to another table or lies inside one of its folders.
+
+    Raises InvalidURI.
+    """
+    for location in (handle.location, handle.location.log):
+        for above in locations_above(location) if location is not None else ():
+            if location is not None and is_table(handle.store.beside(above)):
+                raise InvalidURI(
+                    f"'{location.uri}' lies in a folder that belongs to the table '{above.uri}'. The maintenance of "
+                    "that table would delete the objects of this one. Choose an address beside that table."
+                )
+    log = handle.location.log
+    if log is not None and _is_there(handle.store.beside(log), log.keys.spec):
+        raise InvalidURI(
+            f"{handle.table}: the log_uri '{log.uri}' is the address of another table. Choose an address of its own."
+        )
+
+
+def is_table(store: ObjectStore) -> bool:
+    """Whether a table, or the log of one, lies at the address of a store: up to three requests."""
+    keys = store.location.keys
+    return any(_is_there(store, key) for key in (keys.spec, keys.probe)) or bool(some_below(store, keys.log_prefix))
+
+
+def _is_there(store: ObjectStore, key: str) -> bool:
+    try:
+        store.head(key)
+    except ObjectNotFound:
+        return False
+    return True
+
+
+def below_other_tables(handle: Handle, keys: Iterable[str]) -> frozenset[str]:
+    """Return those parts that lie in a folder of another table. Makes requests only for keys with such a folder."""
+    by_root: dict[str, list[str]] = {}
+    for key in keys:
+        segments = key.split("/")
+        for number in range(handle.keys.data_prefix.count("/"), len(segments)):
+            if segments[number] in RESERVED:
+                by_root.setdefault("/".join(segments[:number]), []).append(key)
+    at = handle.location
+    found = [k for root, k in by_root.items() if is_table(handle.store.beside(_below(at, root)))]
+    return frozenset(key for some in found for key in some)
+
+
+def _below(location: Location, folder: str) -> Location:
+    """The address of a folder of a table's own store, by its key."""
+    if location.scheme == "file":
+        return replace(location, root=f"{location.root}/{folder}", log=None)
+    return replace(location, prefix=folder, log=None)
+
+
+def foreign_roots(keys: Iterable[str], own: Keys) -> frozenset[str]:
+    """The folders, with a slash at the end, of other tables that listed keys below this table show. Pure."""
+    prefix = own.data_prefix.removesuffix("_data/")
+    ours = (own.log_prefix, own.claims_prefix, own.spec)
+    roots = set()
+    for key in keys:
+        if key.endswith((".json", ".jsonl")) and key.startswith(prefix) and not key.startswith(ours):
+            found = _SIGN.fullmatch(key.removeprefix(prefix))
+            if found is not None and found[1]:
+                roots.add(f"{prefix}{found[1]}/")
+    return frozenset(roots)
+
+
+def is_below(key: str, roots: frozenset[str]) -> bool:
+    """Whether a key lies below one of these folders."""
+    return bool(roots) and any(key[: at + 1] in roots for at, char in enumerate(key) if char == "/")

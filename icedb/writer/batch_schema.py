@@ -1,0 +1,288 @@
+"""What becomes of a batch's columns: their types in the table, and what the table demands of its rows.
+
+Everything that can be wrong with a batch is found here, before any of it is written. A value of another type than its
+column's is refused, converted or set aside, as the caller wants it; what a query gave is cast to the table's types, and
+refused when that would change a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from icedb.errors import InvalidBatch, SchemaConflict, UnknownColumn
+from icedb.format.table_spec import TableSpec
+from icedb.sources.batch import OnConflict
+from icedb.sql.casts import (
+    EXAMPLE_LENGTH_MAX,
+    MIXED,
+    Conversion,
+    convert,
+    convert_answer,
+    from_text,
+    lossless,
+    widening,
+)
+from icedb.sql.connections import quote_name, quote_text
+from icedb.sql.merge_strategies import check_aggregated_types, check_batch_columns, check_keys, seeds
+from icedb.sql.partition_expressions import PartitionExpression, partition_types
+from icedb.sql.types import ROW_ID, check_columns, check_sort_columns, storage_type
+from icedb.storage.location import Location
+from icedb.writer.batch_loader import PARTITION_COLUMN, PREFIX, Incoming
+
+__all__ = ["Shape", "check_declared", "WriteContext", "shape_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteContext:
+    """All that a writer must know of a table. `known_schema` may lag behind, but says nothing untrue.
+
+    `lenient`: a query that drops a partition or sort column is only warned of, as IceDB v3 programs expect.
+    """
+
+    location: Location
+    spec: TableSpec
+    expressions: tuple[PartitionExpression, ...]
+    known_schema: Mapping[str, str]
+    lenient: bool = False
+    #: What the names of the new parts begin with: tells a job's parts from others'.
+    job: str = ""
+
+    @property
+    def table(self) -> str:
+        """The table's address, as messages name it."""
+        return self.location.uri
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How the rows of a batch are stored: `columns` with their types, `select` is SQL of each over the batch.
+
+    `misfits`: what is wrong with a row, as SQL condition -> SQL of a text that says so. `path_values`: partition
+    columns that only a path tells, and the SQL of their values.
+    """
+
+    columns: dict[str, str]
+    select: dict[str, str]
+    sort_by: list[str]
+    #: Those that a value may not survive.
+    conversions: list[Conversion] = field(default_factory=list)
+    misfits: dict[str, str] = field(default_factory=dict)
+    path_values: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def misfit(self) -> str:
+        """SQL: whether anything is wrong with a row."""
+        return f"coalesce({' OR '.join(self.misfits)}, false)" if self.misfits else "false"
+
+
+def shape_of(incoming: Incoming, context: WriteContext, on_conflict: OnConflict) -> Shape:
+    """Decide how a batch is stored, and whether it can be.
+
+    Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidPartitionExpression.
+    """
+    path_values = _path_values(incoming, context)
+    aside = set(path_values.values())
+    told = _path_conversions(incoming, context, path_values)
+    if incoming.chosen and not context.spec.preserve_partition:
+        aside.add(PARTITION_COLUMN)
+    stored = {c: t for c, t in incoming.columns.items() if c not in aside}
+    columns: dict[str, str] = {}
+    conversions: dict[str, Conversion] = {}
+    for column, source in stored.items():
+        columns[column], conversion = _target(incoming, context, column, source, on_conflict)
+        if conversion is not None:
+            conversions[column] = conversion
+    if conversions or told:
+        incoming.keep()
+    select = {c: conversions[c].sql if c in conversions else _cast(incoming, c, columns[c]) for c in columns}
+    _add_made_columns(context, columns, select)
+    _check_columns(context, columns)
+    checked = [c for c in (*conversions.values(), *told.values()) if c.misfit]
+    misfits = {c.misfit: _reason(c) for c in checked}
+    if on_conflict == "quarantine":
+        misfits |= {f"({select[c]}) IS NULL": quote_text(_lacking(c)) for c in context.spec.required if c in select}
+    sort_by = _sort_columns(context, columns)
+    if columns:  # a batch without any has no rows, and says nothing of a table that has none either
+        partition_types(context.expressions, {**context.known_schema, **columns}, table=context.table)
+    values = {n: told[n].sql if n in told else incoming.select[c] for n, c in path_values.items()}
+    return Shape(columns, select, sort_by, checked, misfits, values)
+
+
+def _path_values(incoming: Incoming, context: WriteContext) -> dict[str, str]:
+    """The partition columns that only paths tell, and which column of the batch says them."""
+    told = [e.name for e in context.expressions if e.path_only]
+    by_name = {c.casefold(): c for c in incoming.columns}
+    found = {name: by_name[name.casefold()] for name in told if name.casefold() in by_name}
+    if lacking := [name for name in told if name not in found and not incoming.chosen]:
+        raise InvalidBatch(
+            f"{context.table}: the batch lacks '{lacking[0]}', by which the table is partitioned. Add that column, or "
+            f"one called '{PARTITION_COLUMN}' with paths such as 'd=2026-11-21'."
+        )
+    return found
+
+
+def _path_conversions(
+    incoming: Incoming, context: WriteContext, path_values: Mapping[str, str]
+) -> dict[str, Conversion]:
+    """How the values become those of the partition columns: the path is all that will tell them."""
+    found: dict[str, Conversion] = {}
+    for name, column in path_values.items():
+        source, target = incoming.columns[column], context.spec.path_columns[name]
+        if source == target:
+            continue
+        if source == "VARCHAR":
+            found[name] = from_text(column, target)
+        elif widening(source, target) or target == "VARCHAR":
+            found[name] = lossless(column, source, target)
+        else:
+            conversion = convert_answer(column, source, target, is_null=lambda: False)
+            if conversion is None:
+                check_columns({column: source}, {column: target}, table=context.table)
+            else:
+                found[name] = conversion
+    return found
+
+
+def _target(
+    incoming: Incoming, context: WriteContext, column: str, source: str, on_conflict: OnConflict
+) -> tuple[str, Conversion | None]:
+    """The type of a column in the table, and how it gets there when a cast is not enough."""
+    table = context.table
+    target = context.known_schema.get(column)
+    mixed = column in incoming.batch.mixed and source == MIXED and not incoming.answered
+    if target is None and mixed:
+        incoming.keep()
+        target = _type_of_mixed(incoming, column, on_conflict)
+    if target is None:
+        return storage_type(source, column=column, table=table), None
+    if mixed and target == MIXED:
+        return target, _nested_only(column)
+    if source == target:
+        return target, None
+    if incoming.answered:
+        return target, _of_answer(incoming, context, column, source, target)
+    parsed = column in incoming.batch.parsed
+    if parsed or on_conflict != "raise":
+        conversion = convert(column, source, target, parsed=parsed, text=on_conflict == "cast")
+        if conversion is None and on_conflict == "quarantine":
+            name = quote_name(column)
+            conversion = Conversion(column, source, target, f"CAST(NULL AS {target})", f"({name} IS NOT NULL)")
+        if conversion is not None:
+            return target, conversion
+    stored = storage_type(source, column=column, table=table)
+    check_columns({column: stored}, {column: target}, table=table)
+    return target, None
+
+
+def _nested_only(column: str) -> Conversion:
+    """A column whose first value is nested keeps what is nested, as JSON."""
+    name = quote_name(column)
+    return Conversion(column, MIXED, MIXED, name, f"(json_type({name}) NOT IN ('OBJECT', 'ARRAY', 'NULL'))")
+
+
+def _of_answer(incoming: Incoming, context: WriteContext, column: str, source: str, target: str) -> Conversion:
+    """What a query gave becomes what the table has, where that changes no value."""
+
+    def is_null() -> bool:
+        incoming.keep()
+        counted = f"SELECT count({quote_name(column)}) FROM {incoming.relation}"
+        return incoming.con.execute(counted).fetchone() == (0,)
+
+    conversion = convert_answer(column, source, target, is_null=is_null)
+    if conversion is not None:
+        return conversion
+    raise SchemaConflict(
+        f"{context.table}: column '{column}' is {target} in the table and {source} in the query's answer. Cast it to "
+        f"{target} in the query, or give it another name with AS.",
+        column=column,
+        types=(target, source),
+    )
+
+
+def _type_of_mixed(incoming: Incoming, column: str, on_conflict: OnConflict) -> str:
+    """What a new column shall be whose values have several types: one that holds all, or that of the first value."""
+    name, kind = quote_name(column), f"{PREFIX}kind"
+    kinds = [
+        str(found)
+        for (found,) in incoming.con.execute(
+            # Not by rowid, which may be a column of the batch.
+            f"SELECT {kind} FROM (SELECT json_type({name}) AS {kind}, row_number() OVER () AS {PREFIX}number "
+            f"FROM {incoming.relation}) WHERE {kind} <> 'NULL' GROUP BY {kind} ORDER BY min({PREFIX}number)"
+        ).fetchall()
+    ]
+    numbers = {"BIGINT": "BIGINT", "UBIGINT": "BIGINT", "DOUBLE": "DOUBLE"}
+    if on_conflict == "cast":
+        return "DOUBLE" if kinds and all(k in numbers for k in kinds) else "VARCHAR"
+    first = kinds[0] if kinds else "VARCHAR"
+    return {**numbers, "BOOLEAN": "BOOLEAN", "OBJECT": MIXED, "ARRAY": MIXED}.get(first, "VARCHAR")
+
+
+def _cast(incoming: Incoming, column: str, target: str) -> str:
+    sql = incoming.select[column]
+    return sql if incoming.columns[column] == target else f"CAST({sql} AS {target})"
+
+
+def _add_made_columns(context: WriteContext, columns: dict[str, str], select: dict[str, str]) -> None:
+    """What each row gets from us: its id, and the count that merges sum."""
+    if not columns:
+        return
+    if context.spec.row_id:
+        given = f"CAST({select[ROW_ID]} AS VARCHAR)" if ROW_ID in select else "NULL"
+        columns[ROW_ID], select[ROW_ID] = "VARCHAR", f"coalesce({given}, CAST(uuid() AS VARCHAR))"
+    for column, sql in seeds(context.spec.merging, columns).items():
+        columns[column] = context.known_schema.get(column, "BIGINT")
+        select[column] = f"CAST({sql} AS {columns[column]})"
+
+
+def _check_columns(context: WriteContext, columns: Mapping[str, str]) -> None:
+    spec, known, table = context.spec, context.known_schema, context.table
+    check_columns(columns, known, table=table)
+    _check_shadowing(context, columns)
+    check_batch_columns(spec.merging, columns, table=table)
+    check_aggregated_types(spec.merging, {**known, **columns}, table=table)
+    if columns:
+        check_keys(spec.merging, known.keys() | columns.keys(), table=table)
+    check_declared(spec, columns, known, table=table)
+    if columns and (lacking := [c for c in spec.required if c not in columns]):
+        raise InvalidBatch(f"{table}: {_lacking(lacking[0])}. Add it to the batch.")
+
+
+def check_declared(spec: TableSpec, columns: Iterable[str], known: Mapping[str, str], *, table: str) -> None:
+    """Raise UnknownColumn for a column that nobody declared, when the table takes no others."""
+    made = {ROW_ID, PARTITION_COLUMN, *seeds(spec.merging, ())}
+    undeclared = sorted(set(columns) - known.keys() - made)
+    if spec.schema_policy == "declared" and undeclared:
+        raise UnknownColumn(
+            f"{table}: the batch has a column '{undeclared[0]}', and the table takes only columns that were declared "
+            f"({sorted(known)}). Leave it out, or declare it with alter(schema=...)."
+        )
+
+
+def _lacking(column: str) -> str:
+    return f"column '{column}' is missing or null, and the table requires it"
+
+
+def _check_shadowing(context: WriteContext, columns: Mapping[str, str]) -> None:
+    """A data column wins over a partition column of its name: coming later, it would hide the values of older rows."""
+    added = {c.casefold(): c for c in columns if c not in context.known_schema} if context.known_schema else {}
+    for expression in context.expressions:
+        column = added.get(expression.name.casefold())
+        if column is not None and expression.sql not in (column, quote_name(column)):
+            raise InvalidBatch(
+                f"{context.table}: the batch brings a column '{column}', and the table has a partition column of that "
+                "name, computed from other columns. Leave it out (a query of the table returns it), or rename it."
+            )
+
+
+def _sort_columns(context: WriteContext, columns: Mapping[str, str]) -> list[str]:
+    if context.lenient or not columns:
+        return [c for c in context.spec.sort_by if c in columns]
+    return check_sort_columns(context.spec.sort_by, columns, context.known_schema, table=context.table)
+
+
+def _reason(conversion: Conversion) -> str:
+    """SQL of a text: why a row cannot be stored."""
+    name = quote_name(conversion.column)
+    told = quote_text(f"column '{conversion.column}' is {conversion.target}, and the value is ")
+    return f"{told} || left(coalesce(CAST({name} AS VARCHAR), 'null'), {EXAMPLE_LENGTH_MAX})"

@@ -1,0 +1,47 @@
+"""Partitions of a batch that are too large for one part become several, of nearly the same number of rows."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from icedb.writer.staging import Range, Stage
+
+__all__ = ["split_ranges"]
+
+# How well so many neighbouring rows compress says enough of all.
+SAMPLE_ROWS = 16_384
+
+
+def split_ranges(stage: Stage, part_bytes: int) -> list[Range]:
+    """The ranges of a stage, split where a part would be larger than about `part_bytes`.
+
+    How many bytes a row takes is measured once, by encoding rows of the longest range. Raises DuckDB's errors.
+    """
+    longest = max(stage.ranges, key=lambda r: r.rows, default=None)
+    if longest is None or _is_small(stage, longest, part_bytes):
+        return list(stage.ranges)
+    rows_max = max(1, int(part_bytes / _bytes_per_row(stage, longest)))
+    return [piece for r in stage.ranges for piece in _split(stage, r, rows_max)]
+
+
+def _is_small(stage: Stage, piece: Range, part_bytes: int) -> bool:
+    """Whether it needs no measuring: Parquet takes no more than Arrow does."""
+    return stage.bytes is not None and stage.bytes * piece.rows <= part_bytes * stage.rows
+
+
+def _bytes_per_row(stage: Stage, piece: Range) -> float:
+    path = stage.folder / "sample.parquet"
+    rows = min(SAMPLE_ROWS, stage.spec.row_group_rows, piece.rows)
+    first = piece.first + (piece.rows - rows) // 2
+    stage.write(path, first, first + rows - 1)
+    size = path.stat().st_size
+    path.unlink()
+    return size / rows
+
+
+def _split(stage: Stage, whole: Range, rows_max: int) -> list[Range]:
+    count = -(-whole.rows // rows_max)
+    if count == 1:
+        return [whole]
+    cuts = [whole.first + whole.rows * n // count for n in range(count + 1)]
+    return [stage.piece(whole, first, after - 1) for first, after in pairwise(cuts)]

@@ -1,0 +1,294 @@
+"""The command `icedb-dagster`: a project's local stack, its locks, its health, and Spark programs.
+
+A thin shell around `icedb_dagster.dev.stack`, `doctor`, `pools`, `project` and `places`. Progress and errors go to standard
+error, results to standard output; an error is one readable line, with the end of the log it came from below, and exit
+status 1 (2 of `doctor`, where 1 means that it found a problem).
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from icedb.errors import IceDBError, StackError
+from icedb_dagster.compute.place_config import PlaceName, configured_place
+from icedb_dagster.dev import stack as local_stack
+from icedb_dagster.dev.doctor import Finding, examine
+from icedb_dagster.dev.doctor.daemon import WATCH_S
+from icedb_dagster.dev.project import create_project
+from icedb_dagster.dev.project.workspace import load_code, project_environment, use_instance
+from icedb_dagster.dev.stack import SERVICES, ServiceName, ServiceStatus
+from icedb_dagster.dev.stack.processes import path_with_programs
+from icedb_dagster.locking.lock_pools import ensure_pools
+
+__all__ = ["app", "main"]
+
+PROBLEMS = 1
+FAILED = 1
+NOT_EXAMINED = 2
+
+app = typer.Typer(
+    name="icedb-dagster",
+    help="Run a project's IceDB platform on this machine: a real Postgres, Dagster's web server and daemon.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+# Where there is no terminal, a script should find each row of a table whole and in one line.
+_output = Console(width=None if sys.stdout.isatty() else 500)
+_errors = Console(stderr=True)
+
+ProjectDir = Annotated[
+    Path,
+    typer.Option(
+        "--project-dir",
+        "-d",
+        help="The project's folder. Everything is kept in .icedb-dagster inside it.",
+    ),
+]
+
+_STATE_STYLES = {"running": "green", "external": "cyan", "stopped": "dim"}
+_FINDING_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+_SERVICE_STYLES: dict[ServiceName, str] = {"postgres": "cyan", "webserver": "magenta", "daemon": "blue"}
+
+
+@app.command()
+def up(
+    project_dir: ProjectDir = Path(),
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="The web server's port.", show_default="the last one, 3000, or a free one"),
+    ] = None,
+    webserver: Annotated[bool, typer.Option(help="Start Dagster's web server.")] = True,
+    daemon: Annotated[bool, typer.Option(help="Start Dagster's daemon: run queue, schedules, sensors.")] = True,
+) -> None:
+    """Start what does not run yet, and wait until it works.
+
+    Postgres is started from a Python package, unless ICEDB_POSTGRES_URL names one. Web server and daemon load the
+    project's workspace.yaml. Everything listens on 127.0.0.1 only and goes on running until `icedb-dagster down`.
+    """
+    services: list[ServiceName] = ["postgres"]
+    services += ["webserver"] if webserver else []
+    services += ["daemon"] if daemon else []
+    with _progress() as progress:
+        stack = local_stack.up(project_dir, services=services, port=port, progress=progress)
+    _show(stack.processes)
+    for warning in stack.warnings:
+        _errors.print(Text.assemble(("warning: ", "yellow"), warning), soft_wrap=True)
+    if stack.webserver_url:
+        _output.print(f"Dagster is open at {stack.webserver_url}", soft_wrap=True)
+
+
+@app.command()
+def down(project_dir: ProjectDir = Path()) -> None:
+    """Stop all that `up` started in this folder. The data stays."""
+    with _progress() as progress:
+        stopped = local_stack.down(project_dir, progress=progress)
+    _output.print(f"Stopped: {', '.join(stopped)}" if stopped else "Nothing was running", soft_wrap=True)
+
+
+@app.command()
+def status(project_dir: ProjectDir = Path()) -> None:
+    """Show what runs in this folder."""
+    _show(local_stack.status(project_dir))
+
+
+@app.command()
+def logs(
+    services: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(SERVICES)}. Without any: all.")] = None,
+    project_dir: ProjectDir = Path(),
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is added, until interrupted.")
+    ] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of each, to begin with.")] = 20,
+) -> None:
+    """Show what Postgres, web server and daemon print. No password of Postgres is ever shown."""
+    width = max(map(len, SERVICES))
+    try:
+        for line in local_stack.log_lines(project_dir, services=services or SERVICES, lines=lines, follow=follow):
+            name = Text(f"{line.service:<{width}} │ ", style=_SERVICE_STYLES[line.service])
+            _output.print(name + Text.from_ansi(line.text), soft_wrap=True)
+    except KeyboardInterrupt:
+        return
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(help="A command and its arguments, such as: dg dev")],
+    project_dir: ProjectDir = Path(),
+) -> None:
+    """Run a command on the instance of this folder's stack, such as dg dev or dagster job execute.
+
+    It takes the place of this one. The way to Postgres is in its environment, and shown nowhere.
+    """
+    stack = local_stack.find(project_dir)
+    path = path_with_programs(os.environ)
+    environ = {**os.environ, **local_stack.environment(stack), "PATH": path}
+    if shutil.which(command[0], path=path) is None:
+        raise StackError(f"there is no command {command[0]!r} in {path}")
+    os.chdir(stack.project_dir)
+    os.execvpe(command[0], command, environ)  # noqa: S606
+
+
+@app.command()
+def pools(
+    project_dir: ProjectDir = Path(),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what the limits are.")] = False,
+) -> None:
+    """Give the lock of each table its limit, before anybody uses it: the command for after a deployment.
+
+    The tables are those of the project's workspace.yaml, the instance is that of DAGSTER_HOME, or of the local stack.
+    """
+    with project_environment(project_dir), use_instance(project_dir) as used:
+        code = load_code(project_dir)
+        before = ensure_pools(used.instance, code.pools, dry_run=dry_run)
+    table = Table("pool", "limit", "", box=None, pad_edge=False, header_style="bold")
+    for pool in before:
+        limit = "none" if pool.limit is None else f"{pool.limit}{' (default)' if pool.by_default else ''}"
+        done = "" if pool.is_lock else "needs 1" if dry_run else "is 1 now"
+        table.add_row(pool.pool, limit, Text(done, style="yellow"))
+    _output.print(table if before else "No jobs of tables are in this code", soft_wrap=not before)
+    if code.problems:
+        raise StackError(f"the pools of some tables may be missing: {'; '.join(code.problems)}")
+
+
+@app.command()
+def doctor(
+    project_dir: ProjectDir = Path(),
+    table: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URI", help="A table to look at. Repeatable.", show_default="the places in the code"),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Watch the daemon for half a minute: finds a second one for certain.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Check instance, Postgres, pools, run monitoring, daemon, and the rights in the store; say what to change.
+
+    In the store, an object of the doctor's own is put, read and deleted again. Exit status: 0 no problem (warnings do
+    not count), 1 problems, 2 it could not be examined.
+    """
+    try:
+        findings = examine(project_dir, tables=table or (), watch_s=WATCH_S if watch else 0)
+    except (IceDBError, OSError) as error:
+        _tell(error)
+        raise typer.Exit(NOT_EXAMINED) from None
+    if json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(findings)).decode() + "\n")
+    else:
+        _show_findings(findings)
+    if any(finding.status == "problem" for finding in findings):
+        raise typer.Exit(PROBLEMS)
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A folder that is new, or has none of the files.")],
+    root: Annotated[
+        str, typer.Option(metavar="URI", help="Where the tables are to be: a folder, or s3://bucket/prefix.")
+    ] = "lake",
+) -> None:
+    """Begin a project: a partitioned asset that is a table, its maintenance, a test, and what Dagster needs."""
+    created = create_project(folder, root=root)
+    for path in created:
+        _errors.print(Text(f"· {path}", style="dim"), soft_wrap=True)
+    _output.print(f"Begin with {folder / 'README.md'}", soft_wrap=True)
+
+
+@app.command()
+def submit(
+    program: Annotated[str, typer.Argument(help="One of spark_jobs by its name, or a Python file (on AWS: in S3).")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="After a --: what the program takes.")] = None,
+    on: Annotated[PlaceName, typer.Option(help="Where to run it.")] = "local",
+    config: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="The place's fields, as TOML or YAML.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="One field, or FIELD.KEY=VALUE of a mapping. Repeatable."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be started, and check it.")] = False,
+) -> None:
+    """Start a Spark program: here, on a cluster, over Spark Connect, or on AWS.
+
+    A program whose driver runs here takes the place of this command, which then ends as it does. On AWS, the program is
+    started, and nobody waits for it. Secrets belong in the environment, or in the roles of the machines.
+    """
+    place = configured_place(on, config, set_ or ())
+    if dry_run:
+        sys.stdout.write(place.preview(program, arguments or ()) + "\n")  # as it is: it may be copied
+    else:
+        _errors.print(place.submit(program, arguments or ()), soft_wrap=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point: errors of IceDB and of the operating system become one line and status 1."""
+    try:
+        app(arguments)
+    except BrokenPipeError:  # whoever read our output has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+    except (IceDBError, OSError) as error:
+        _tell(error)
+        sys.exit(FAILED)
+
+
+def _tell(error: Exception) -> None:
+    _errors.print(Text.assemble(("error: ", "bold red"), " ".join(str(error).split())), soft_wrap=True)
+    for note in getattr(error, "__notes__", ()):
+        _errors.print(Text.from_ansi(note, style="dim"), soft_wrap=True)
+
+
+@contextmanager
+def _progress() -> Iterator[local_stack.Progress]:
+    """A line for each step; on a terminal, with a spinner below that shows that something is going on."""
+    with _errors.status("") as spinner:
+
+        def tell(message: str) -> None:
+            spinner.update(Text(message, style="dim"))
+            _errors.print(Text(f"· {message}", style="dim"), soft_wrap=True)
+
+        yield tell
+
+
+def _show(services: Sequence[ServiceStatus]) -> None:
+    table = Table("service", "state", "pid", "address", "log", box=None, pad_edge=False, header_style="bold")
+    for service in services:
+        state = Text(service.state, style=_STATE_STYLES[service.state])
+        pid = str(service.pid) if service.pid else ""
+        table.add_row(service.name, state, pid, service.address or "", _short(service.log))
+    _output.print(table)
+
+
+def _show_findings(findings: Sequence[Finding]) -> None:
+    """A table of the platform, and one of each place."""
+    for about in dict.fromkeys(finding.about for finding in findings):
+        table = Table("check", "", "found", "what to change", box=None, pad_edge=False, header_style="bold")
+        for finding in findings:
+            if finding.about == about:
+                status = Text(finding.status, style=_FINDING_STYLES[finding.status])
+                table.add_row(finding.check, status, Text(finding.found), Text(finding.remedy))
+        if about:
+            _output.print(Text(f"\n{about}", style="bold"), soft_wrap=True)
+        _output.print(table)
+
+
+def _short(path: Path | None) -> str:
+    if path is None:
+        return ""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+if __name__ == "__main__":
+    main()

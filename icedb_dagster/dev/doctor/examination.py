@@ -1,0 +1,124 @@
+"""All checks, in the order in which they are best read: the platform first, then each place where tables are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import dagster as dg
+
+from icedb.errors import IceDBError
+from icedb.format.timing import Timing
+from icedb.storage.location import parse_location
+from icedb.storage.obstore_store import open_store
+from icedb.util.clock import Clock, SystemClock
+from icedb_dagster.dev.doctor.daemon import judge_daemon, read_heartbeats, watch_heartbeats
+from icedb_dagster.dev.doctor.database import examine_database
+from icedb_dagster.dev.doctor.finding import Finding, ok, problem, warning
+from icedb_dagster.dev.doctor.locks import judge_holders, judge_limits, read_holders, table_pools_of
+from icedb_dagster.dev.doctor.settings import Settings, judge_settings, read_settings
+from icedb_dagster.dev.doctor.store import examine_store
+from icedb_dagster.dev.doctor.versions import judge_versions, read_versions
+from icedb_dagster.dev.project.workspace import Code, load_code, project_environment, reason_of, use_instance
+from icedb_dagster.dev.stack.layout import open_layout
+from icedb_dagster.locking.lock_pools import read_limits
+from icedb_dagster.resource import IceDBResource
+
+__all__ = ["examine"]
+
+
+def examine(
+    project_dir: str | Path = ".",
+    *,
+    tables: Sequence[str] = (),
+    watch_s: float = 0,
+    clock: Clock | None = None,
+    timing: Timing | None = None,
+) -> list[Finding]:
+    """Look at everything. `tables`: addresses; without them, the places that the project's code names.
+
+    `watch_s`: how long to watch the daemon's heartbeats. Raises StackError when the project's folder is none.
+    """
+    clock, timing = clock or SystemClock(), timing or Timing()
+    project = open_layout(project_dir).project
+    with project_environment(project), ExitStack() as opened:
+        findings = [judge_versions(read_versions())]
+        instance: dg.DagsterInstance | None = None
+        try:
+            used = opened.enter_context(use_instance(project))
+        except IceDBError as error:
+            remedy = "icedb-dagster up, or set DAGSTER_HOME and the variables that its dagster.yaml names"
+            findings.append(problem("instance", _with_notes(error), remedy))
+        else:
+            instance = used.instance
+            findings.append(ok("instance", used.found_by))
+        code, found = _examine_code(project)
+        findings += found
+        if instance is not None:
+            findings += _examine_instance(instance, code, watch_s=watch_s, clock=clock)
+        findings += _examine_places(tables, code.lakes, clock=clock, timing=timing)
+    return findings
+
+
+def _examine_code(project: Path) -> tuple[Code, list[Finding]]:
+    if not open_layout(project).workspace.is_file():
+        remedy = "run this in the project's folder, or name it: --project-dir"
+        return Code(), [problem("definitions", f"{open_layout(project).workspace} is missing", remedy)]
+    code = load_code(project)
+    if code.problems:
+        remedy = "correct it; dagster definitions validate shows the whole error"
+        return code, [problem("definitions", found, remedy) for found in code.problems]
+    return code, [ok("definitions", f"loaded; tables that have a pool: {len(code.pools)}")]
+
+
+def _examine_instance(instance: dg.DagsterInstance, code: Code, *, watch_s: float, clock: Clock) -> list[Finding]:
+    settings = read_settings(instance)
+    parts: dict[str, Callable[[], list[Finding]]] = {"settings": lambda: judge_settings(settings)}
+    if settings.on_postgres:
+        parts["postgres"] = lambda: examine_database(instance)
+    if settings.has_pools:
+        parts["pools"] = lambda: _examine_pools(instance, code, settings, clock)
+    parts["daemon"] = lambda: judge_daemon(
+        instance.get_required_daemon_types(),
+        watch_heartbeats(lambda: read_heartbeats(instance, clock), seconds=watch_s),
+    )
+    return [finding for check, part in parts.items() for finding in _caught(check, part)]
+
+
+def _examine_pools(instance: dg.DagsterInstance, code: Code, settings: Settings, clock: Clock) -> list[Finding]:
+    holders = read_holders(instance, sorted({*code.pools, *table_pools_of(instance)}), clock)
+    frees = settings.monitoring and settings.free_slots_s is not None
+    stale = judge_holders(holders, slot_free_s=settings.slot_free_s if frees else None)
+    return [judge_limits(read_limits(instance, code.pools)), *stale]
+
+
+def _caught(check: str, part: Callable[[], list[Finding]]) -> list[Finding]:
+    """A part that cannot be examined is a finding, and the others are examined all the same."""
+    try:
+        return part()
+    except Exception as error:  # noqa: BLE001 - of the driver, or of any storage class, which may be the user's
+        return [problem(check, reason_of(error), "see what it says, then look again")]
+
+
+def _examine_places(
+    tables: Sequence[str], lakes: Sequence[IceDBResource], *, clock: Clock, timing: Timing
+) -> list[Finding]:
+    """The tables that were named, with the options of the lake in which they lie; or else the lakes."""
+    if not tables and not lakes:
+        found = "the code names none, or has several code locations"
+        return [warning("places", found, "name a table: icedb-dagster doctor --table URI")]
+    findings = []
+    for uri in tables or [lake.root for lake in lakes]:
+        lake = next((lake for lake in lakes if f"{uri}/".startswith(f"{lake.root.rstrip('/')}/")), None)
+        try:
+            store = open_store(parse_location(uri, **(lake.access() if lake else {})))
+        except IceDBError as error:
+            findings.append(problem("address", str(error), "correct it", about=uri))
+            continue
+        findings += examine_store(store, clock=clock, timing=timing, table=bool(tables))
+    return findings
+
+
+def _with_notes(error: Exception) -> str:
+    return " ".join(" ".join([str(error), *getattr(error, "__notes__", ())]).split())

@@ -1,0 +1,101 @@
+"""The locks of tables: has each pool its limit, and does a run that has ended still hold one?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import dagster as dg
+
+from icedb.util.clock import Clock
+from icedb_dagster.dev.doctor.finding import Finding, ok, problem, warning
+from icedb_dagster.locking.lock_pools import PoolLimit
+from icedb_dagster.locking.table_lock import table_pools
+
+__all__ = ["Holder", "judge_holders", "judge_limits", "read_holders", "table_pools_of"]
+
+NAMES_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A run that has a pool's slot. `status` None: the run was deleted; `ended_s` None: it has not ended."""
+
+    pool: str
+    run_id: str
+    status: str | None
+    ended_s: float | None = None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether nobody works under that slot any more, as far as Dagster knows."""
+        return self.status is None or self.ended_s is not None
+
+
+def table_pools_of(instance: dg.DagsterInstance) -> tuple[str, ...]:
+    """The locks of tables that the instance knows, from this code or from what ran here before."""
+    return table_pools(instance.event_log_storage.get_concurrency_keys())
+
+
+def read_holders(instance: dg.DagsterInstance, pools: Sequence[str], clock: Clock) -> list[Holder]:
+    """Who holds slots of these pools."""
+    infos = instance.event_log_storage.get_concurrency_infos(list(pools))
+    held = [(pool, slot.run_id) for pool in pools for slot in infos[pool].claimed_slots]
+    if not held:
+        return []
+    records = instance.get_run_records(dg.RunsFilter(run_ids=[run_id for _, run_id in held]))
+    runs = {record.dagster_run.run_id: record for record in records}
+    now_s = clock.now_ms() / 1000
+    holders = []
+    for pool, run_id in held:
+        record = runs.get(run_id)
+        if record is None:
+            holders.append(Holder(pool, run_id, None))
+            continue
+        run = record.dagster_run
+        ended_s = now_s - (record.end_time or record.update_timestamp.timestamp()) if run.is_finished else None
+        holders.append(Holder(pool, run_id, run.status.value, ended_s))
+    return holders
+
+
+def judge_limits(limits: Sequence[PoolLimit]) -> Finding:
+    """All pools of tables together."""
+    check = "pools"
+    bad = [limit for limit in limits if not limit.is_lock]
+    if not limits:
+        return ok(check, "no table has jobs that need a lock")
+    if not bad:
+        return ok(check, f"{len(limits)} with the limit 1")
+    named = [f"{b.pool} ({_limit(b)})" for b in bad[:NAMES_MAX]]
+    more = f" and {len(bad) - NAMES_MAX} more" if len(bad) > NAMES_MAX else ""
+    found = f"{len(bad)} of {len(limits)} are no lock: {', '.join(named)}{more}"
+    if all(limit.limit is None or limit.by_default for limit in bad):
+        # The first run of each makes sure by itself, before it needs the lock.
+        return warning(check, found, "after each deployment: icedb-dagster pools")
+    return problem(check, found, "icedb-dagster pools")
+
+
+def _limit(limit: PoolLimit) -> str:
+    if limit.limit is None:
+        return "no limit"
+    return f"{'default ' if limit.by_default else ''}limit {limit.limit}"
+
+
+def judge_holders(holders: Sequence[Holder], *, slot_free_s: float | None) -> list[Finding]:
+    """`slot_free_s`: when the daemon frees the slot of a run that has ended; None: it never does."""
+    findings = []
+    for holder in holders:
+        if not holder.is_stale:
+            continue
+        remedy = f"Deployment > Concurrency > {holder.pool} in the UI: free the slots of run {holder.run_id}"
+        if holder.status is None or holder.ended_s is None:
+            found = f"{holder.pool} is held by run {holder.run_id}, which is not there any more"
+            findings.append(problem("slots", found, remedy))
+            continue
+        found = f"{holder.pool} is held by run {holder.run_id}, {holder.status} {holder.ended_s:.0f} s ago"
+        if slot_free_s is not None and holder.ended_s <= slot_free_s:
+            findings.append(warning("slots", found, f"the daemon frees it within {slot_free_s:.0f} s of its end"))
+        else:
+            findings.append(problem("slots", found, remedy))
+    working = len(holders) - len(findings)
+    return findings or [ok("slots", f"{working} held, all by runs that work" if working else "none is held")]

@@ -1,0 +1,138 @@
+"""The settings of a Dagster instance (`dagster.yaml`): storage, granularity of pools, run queue, run monitoring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import dagster as dg
+
+from icedb_dagster.dev.doctor.finding import Finding, ok, problem, warning
+from icedb_dagster.locking.table_lock import POOL_TAG
+
+__all__ = ["Settings", "judge_settings", "read_settings"]
+
+# A table's next run waits this long at most when a worker has died.
+SLOT_FREE_S_MAX = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `dagster.yaml` says, as Dagster has understood it; None is what it does not say."""
+
+    storage: str
+    has_pools: bool
+    granularity: str | None
+    coordinator: str
+    runs_max: int | None
+    waits_in_queue: bool
+    monitoring: bool
+    poll_s: int
+    free_slots_s: int | None
+    #: Whether the run launcher can say that a started run's worker is gone.
+    knows_workers: bool
+
+    @property
+    def on_postgres(self) -> bool:
+        """Whether runs, events and pools are in Postgres."""
+        return self.storage.startswith("Postgres")
+
+    @property
+    def slot_free_s(self) -> int:
+        """How long the slot of a dead worker is held: one look finds the run dead, a later one frees its slot."""
+        return 2 * self.poll_s + (self.free_slots_s or 0)
+
+
+def read_settings(instance: dg.DagsterInstance) -> Settings:
+    """The settings of an instance."""
+    concurrency = instance.get_concurrency_config()
+    granularity = concurrency.pool_config.pool_granularity
+    queue = concurrency.run_queue_config
+    return Settings(
+        storage=type(instance.event_log_storage).__name__,
+        has_pools=instance.event_log_storage.supports_global_concurrency_limits,
+        granularity=granularity.value if granularity else None,
+        coordinator=type(instance.run_coordinator).__name__,
+        runs_max=queue.max_concurrent_runs if queue else None,
+        waits_in_queue=queue is not None
+        and any(limit.get("key") == POOL_TAG for limit in queue.tag_concurrency_limits),
+        monitoring=instance.run_monitoring_enabled,
+        poll_s=instance.run_monitoring_poll_interval_seconds,
+        free_slots_s=instance.run_monitoring_settings.get("free_slots_after_run_end_seconds") or None,
+        knows_workers=instance.run_launcher.supports_check_run_worker_health,
+    )
+
+
+def judge_settings(settings: Settings) -> list[Finding]:
+    """One finding for each of storage, pool granularity, run queue and run monitoring."""
+    return [_storage(settings), _granularity(settings), _queue(settings), _monitoring(settings)]
+
+
+def _storage(settings: Settings) -> Finding:
+    check = "storage"
+    if settings.on_postgres and settings.has_pools:
+        return ok(check, "runs, events and pools are in Postgres")
+    if settings.on_postgres:
+        return problem(check, "the event log in Postgres has no tables for pools", "run: dagster instance migrate")
+    return problem(
+        check,
+        f"{settings.storage}: runs on several machines or in several processes have no lock in common",
+        "in dagster.yaml: storage: {postgres: {postgres_url: {env: ...}}}; here: icedb-dagster up",
+    )
+
+
+def _granularity(settings: Settings) -> Finding:
+    check = "pool granularity"
+    if settings.granularity == "op":
+        return ok(check, "op: each step that works on a table holds its pool")
+    if settings.granularity is None:
+        found = "not set: Dagster's next default may be another one"
+        return warning(check, found, "in dagster.yaml: concurrency: {pools: {granularity: op}}")
+    return problem(
+        check,
+        f"{settings.granularity}: only the queue looks at pools, and runs that are started otherwise hold none",
+        "in dagster.yaml: concurrency: {pools: {granularity: op}}",
+    )
+
+
+def _queue(settings: Settings) -> Finding:
+    check = "run queue"
+    remedy = "in dagster.yaml: concurrency: {runs: {max_concurrent_runs: 4}}"
+    if settings.runs_max is None:
+        return problem(
+            check,
+            f"{settings.coordinator}: every run starts at once, and those that wait for a table's pool hold a process",
+            f"in dagster.yaml: run_coordinator: {{module: dagster, class: QueuedRunCoordinator}}; {remedy}",
+        )
+    if settings.runs_max < 0:
+        return warning(check, "no limit: a backfill starts all its runs at once", remedy)
+    if not settings.waits_in_queue:
+        return warning(
+            check,
+            f"at most {settings.runs_max} runs at once, and each that waits for a table's lock takes a place of these",
+            f"in dagster.yaml: concurrency: {{runs: {{tag_concurrency_limits: [{{key: {POOL_TAG}, value: "
+            "{applyLimitPerUniqueValue: true}, limit: 1}]}}",
+        )
+    return ok(check, f"at most {settings.runs_max} runs at once, and one that wants a table's lock")
+
+
+def _monitoring(settings: Settings) -> Finding:
+    check = "run monitoring"
+    remedy = (
+        "in dagster.yaml: run_monitoring: {enabled: true, poll_interval_seconds: 10, "
+        "free_slots_after_run_end_seconds: 30}"
+    )
+    if not settings.monitoring:
+        return problem(check, "off: a worker that dies holds its table's pool for ever", remedy)
+    if settings.free_slots_s is None:
+        return problem(check, "the slots of runs that have ended are never freed", remedy)
+    if not settings.knows_workers:
+        return warning(
+            check,
+            "a worker that dies together with its code server holds its table's pool until its run is terminated",
+            "in dagster.yaml: run_launcher: {module: icedb_dagster.launcher, class: MonitoredRunLauncher}; or a "
+            "launcher that starts a container for each run",
+        )
+    found = f"a dead worker's slot is free {settings.slot_free_s} s later at the latest"
+    if settings.slot_free_s > SLOT_FREE_S_MAX:
+        return warning(check, f"{found}; the table's runs wait so long", remedy)
+    return ok(check, found)

@@ -1,0 +1,208 @@
+"""What a command of a project is about: its Dagster instance, and the tables that its code has.
+
+The instance is that of DAGSTER_HOME, or else of the local stack in the project's folder. The code is that of
+`workspace.yaml`, loaded as `dagster definitions validate` does it: in this process if there is one code location, or
+else by code servers. As for all of Dagster's commands, a `.env` in the project's folder is part of the environment.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import chdir, contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from icedb.errors import StackError
+from icedb.util.temporary_files import temporary_folder
+from icedb_dagster.dev import stack as local_stack
+from icedb_dagster.dev.stack.home import open_instance
+from icedb_dagster.dev.stack.layout import open_layout
+from icedb_dagster.locking.table_lock import table_pools
+from icedb_dagster.resource import IceDBResource
+
+if TYPE_CHECKING:
+    from dagster._core.remote_origin import InProcessCodeLocationOrigin
+    from dagster._core.workspace.load_target import WorkspaceLoadTarget
+    from dagster._core.workspace.workspace import CodeLocationEntry
+
+__all__ = ["Code", "Used", "load_code", "project_environment", "reason_of", "use_instance"]
+
+# libpq waits for a host that does not answer as long as the system does, which is minutes.
+CONNECT_TIMEOUT_S = "5"
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """An instance, and how it was found."""
+
+    instance: dg.DagsterInstance
+    found_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What was found in a workspace: the pools of tables, the places where tables are, and what could not be loaded."""
+
+    pools: tuple[str, ...] = ()
+    lakes: tuple[IceDBResource, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+@contextmanager
+def project_environment(project_dir: str | Path) -> Iterator[None]:
+    """For this time, the project's `.env` is part of the environment, over what was there, as Dagster does it."""
+    from dagster._core.secrets.env_file import get_env_var_dict
+    from dagster._utils.env import environ
+
+    with environ(get_env_var_dict(str(open_layout(project_dir).project))):
+        yield
+
+
+@contextmanager
+def use_instance(project_dir: str | Path) -> Iterator[Used]:
+    """The instance, opened. Raises StackError, without secrets, when there is none or it cannot be opened."""
+    home = os.environ.get("DAGSTER_HOME")
+    if not home:
+        stack = local_stack.find(project_dir)
+        with open_instance(stack.dagster_home, stack.postgres_url) as instance:
+            yield Used(_whole(instance), f"the local stack of {stack.project_dir}")
+        return
+    with _instance_of_home(home) as instance:
+        yield Used(instance, f"DAGSTER_HOME={home}")
+
+
+def _whole(instance: dg.DagsterInstance) -> dg.DagsterInstance:
+    """With what Dagster makes of its configuration only when it is first needed. Raises what is wrong with it."""
+    try:
+        _ = instance.run_coordinator, instance.run_launcher, instance.scheduler
+    except BaseException:
+        instance.dispose()
+        raise
+    return instance
+
+
+def _instance_of_home(home: str) -> dg.DagsterInstance:
+    from dagster._utils.env import environ
+
+    logging.disable(logging.WARNING)  # Dagster logs each of its attempts to connect
+    try:
+        with environ({"PGCONNECT_TIMEOUT": os.environ.get("PGCONNECT_TIMEOUT", CONNECT_TIMEOUT_S)}):
+            return _whole(dg.DagsterInstance.get())
+    except Exception as problem:  # noqa: BLE001 - of the configuration, the file system, the driver, or any storage class
+        raise StackError(f"the instance of DAGSTER_HOME={home} cannot be opened: {reason_of(problem)}") from None
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def load_code(project_dir: str | Path) -> Code:
+    """Load the code of a project. Touches neither instance nor tables. Raises StackError without a workspace.yaml."""
+    from dagster._cli.workspace.cli_target import workspace_opts_to_load_target
+    from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
+    from dagster_shared.cli import WorkspaceOpts
+
+    workspace = open_layout(project_dir).workspace
+    if not workspace.is_file():
+        raise StackError(f"{workspace} is missing: it names the code that has the tables")
+    # What the code prints is none of the command's results.
+    with chdir(workspace.parent), redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Dagster, about what cannot be loaded: that is told by us
+        try:
+            target = workspace_opts_to_load_target(WorkspaceOpts(workspace=[str(workspace)]), allow_in_process=True)
+        except Exception as error:  # noqa: BLE001 - of its YAML, or of what is in it
+            return Code(problems=(f"{workspace} cannot be read: {reason_of(error)}",))
+        if isinstance(target, InProcessWorkspaceLoadTarget):
+            (origin,) = target.create_origins()
+            return _load_here(origin)
+        return _load_by_servers(target)
+
+
+def _load_here(origin: InProcessCodeLocationOrigin) -> Code:
+    """Without the snapshots that Dagster makes of a location: those of two hundred tables take it twenty seconds."""
+    from dagster._grpc.server import LoadedRepositories
+
+    try:
+        loaded = LoadedRepositories(
+            origin.loadable_target_origin,
+            container_image=origin.container_image,
+            entry_point=origin.entry_point,
+            container_context=origin.container_context,
+            code_location_name=origin.location_name,
+        )
+        repositories = list(loaded.definitions_by_name.values())
+        jobs = [job for repository in repositories for job in repository.get_all_jobs()]
+    except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+        return Code(problems=(_unloaded(origin.location_name, reason_of(error)),))
+    lakes, problems = _lakes(repositories)
+    return Code(table_pools(pool for job in jobs for pool in job.graph.pools), lakes, problems)
+
+
+def _load_by_servers(target: WorkspaceLoadTarget) -> Code:
+    """By a code server for each location: they may want different Pythons. Where their tables are is not asked."""
+    from dagster._core.workspace.context import WorkspaceProcessContext
+
+    pools, problems = [], []
+    with (
+        temporary_folder("instance") as folder,
+        dg.DagsterInstance.local_temp(str(folder)) as instance,
+        WorkspaceProcessContext(
+            instance, target, version=dg.__version__, read_only=True, code_server_log_level="warning"
+        ) as context,
+    ):
+        for name, entry in context.create_request_context().get_code_location_entries().items():
+            if entry.code_location is None:
+                problems.append(_unloaded(name, _load_error(entry)))
+                continue
+            for repository in entry.code_location.get_repositories().values():
+                snaps = [job.job_snapshot.node_defs_snapshot for job in repository.get_all_jobs()]
+                pools += [op.pool for snap in snaps for op in snap.op_def_snaps if op.pool]
+    return Code(table_pools(pools), problems=tuple(problems))
+
+
+def _unloaded(location: str, reason: str) -> str:
+    return f"code location {location} cannot be loaded: {reason}"
+
+
+def _lakes(repositories: Iterable[dg.RepositoryDefinition]) -> tuple[tuple[IceDBResource, ...], tuple[str, ...]]:
+    """The places where tables are, with their secrets, and what is wrong with them."""
+    lakes: dict[str, IceDBResource] = {}
+    problems = []
+    for repository in repositories:
+        for key, resource in repository.get_top_level_resources().items():
+            made: Any = getattr(resource, "configurable_resource_cls", object)
+            if not issubclass(made, IceDBResource):
+                continue
+            try:
+                with dg.build_resources({key: resource}) as resources:
+                    lake: IceDBResource = getattr(resources, key)
+                    lakes[lake.root] = lake
+            except Exception as error:  # noqa: BLE001 - the user's configuration: a variable that is not set, mostly
+                problems.append(f"the resource '{key}' cannot be made: {reason_of(error)}")
+    return tuple(lakes[root] for root in sorted(lakes)), tuple(problems)
+
+
+def reason_of(error: BaseException) -> str:
+    """What was wrong in the end, in one line and without the passwords of addresses such as Postgres'."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return _essence(str(error)) or type(error).__name__
+
+
+def _load_error(entry: CodeLocationEntry) -> str:
+    error = entry.load_error
+    while error is not None and error.cause is not None:
+        error = error.cause
+    return _essence(error.message) if error else "no reason is given"
+
+
+def _essence(message: str) -> str:
+    """Of a message of Dagster's: it says what it did first, then what was wrong, and then shows the stack."""
+    lines = [line.strip() for line in message.partition("Stack Trace:")[0].splitlines() if line.strip()]
+    return re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", lines[-1]) if lines else ""

@@ -1,0 +1,111 @@
+"""What the processes of a stack print, line by line, each with the name of its service.
+
+No password of Postgres is in a line that leaves this module: the logs are of others' making.
+"""
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from icedb_dagster.dev.stack.database import local_url, without_password
+from icedb_dagster.dev.stack.layout import Layout, open_layout
+from icedb_dagster.dev.stack.postgres import read_password
+from icedb_dagster.dev.stack.report import DATABASE, external_url
+from icedb_dagster.dev.stack.state import SERVICES, ServiceName, checked_services
+
+__all__ = ["LogLine", "log_lines"]
+
+LINES = 20
+POLL_S = 0.2
+# A line of Dagster's has some 150 bytes; where they are longer, more is read.
+TAIL_BYTES = 64_000
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line, without its end."""
+
+    service: ServiceName
+    text: str
+
+
+def log_lines(
+    project_dir: str | Path = ".",
+    *,
+    services: Collection[str] = SERVICES,
+    lines: int = LINES,
+    follow: bool = False,
+    environ: Mapping[str, str] = os.environ,
+) -> Iterator[LogLine]:
+    """The last lines of each service's log; with `follow`, then for ever what is added to any of them."""
+    chosen = checked_services(services)
+    layout = open_layout(project_dir)
+    hide = _hider(layout, environ)
+    logs = {name: _Log(layout.log(name)) for name in chosen}
+    for name, log in logs.items():
+        yield from (LogLine(name, hide(line)) for line in log.last(lines))
+    while follow:
+        quiet = True
+        for name, log in logs.items():
+            for line in log.added():
+                quiet = False
+                yield LogLine(name, hide(line))
+        if quiet:
+            time.sleep(POLL_S)
+
+
+class _Log:
+    """A log file and how far it was read. It may not be there yet, and may be put aside and begun anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def last(self, lines: int) -> list[str]:
+        """The last lines that are whole, or end the file; what follows is `added`."""
+        size = self._size()
+        window = TAIL_BYTES
+        while True:
+            start = max(0, size - window)
+            found = self._read(start, size)
+            if start == 0 or found.count(b"\n") > lines:
+                break
+            window *= 2
+        self._offset = size
+        return found.decode(errors="replace").splitlines()[-lines:] if lines > 0 else []
+
+    def added(self) -> list[str]:
+        """The whole lines that were written since."""
+        size = self._size()
+        if size < self._offset:
+            self._offset = 0
+        found = self._read(self._offset, size)
+        whole = found[: found.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.decode(errors="replace").splitlines()
+
+    def _size(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def _read(self, start: int, end: int) -> bytes:
+        if end <= start:
+            return b""
+        with self._path.open("rb") as file:
+            file.seek(start)
+            return file.read(end - start)
+
+
+def _hider(layout: Layout, environ: Mapping[str, str]) -> Callable[[str], str]:
+    """What takes the passwords out of a line: that of the embedded server, and that of the user's own."""
+    urls = [external_url(environ)]
+    if layout.password.is_file():
+        urls.append(local_url(port=0, password=read_password(layout), database=DATABASE))
+
+    def hide(line: str) -> str:
+        for url in urls:
+            line = line if url is None else without_password(line, url=url)
+        return line
+
+    return hide

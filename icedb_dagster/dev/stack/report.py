@@ -1,0 +1,119 @@
+"""What is said about a stack: which services run, where, and what a program needs to use them.
+
+A `Stack` carries the address with the password, because Dagster has to have it; its `repr` and every other text
+made here leave the password out.
+"""
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from icedb_dagster.dev.stack.database import dagster_url, redacted
+from icedb_dagster.dev.stack.home import variables
+from icedb_dagster.dev.stack.layout import Layout
+from icedb_dagster.dev.stack.postgres import find_server
+from icedb_dagster.dev.stack.processes import is_running
+from icedb_dagster.dev.stack.state import ServiceName, State
+
+__all__ = [
+    "DATABASE",
+    "POSTGRES_URL_VARIABLE",
+    "ServiceStatus",
+    "Stack",
+    "describe",
+    "describe_stack",
+    "environment",
+    "external_url",
+    "server_folder",
+]
+
+DATABASE = "dagster"
+POSTGRES_URL_VARIABLE = "ICEDB_POSTGRES_URL"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """One service. `external` is a Postgres that is not ours; `address` has no password in it."""
+
+    name: ServiceName
+    state: Literal["running", "stopped", "external"]
+    pid: int | None = None
+    address: str | None = None
+    log: Path | None = None
+    started_here: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A stack that runs. `started_here` of a process says whether this very call of `up` started it."""
+
+    project_dir: Path
+    dagster_home: Path
+    postgres_url: str = field(repr=False)
+    webserver_url: str | None
+    processes: tuple[ServiceStatus, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def environment(stack: Stack) -> dict[str, str]:
+    """The variables that lead Dagster to this stack. They contain the password: for an environment, not for a log."""
+    return variables(stack.dagster_home, stack.postgres_url)
+
+
+def external_url(environ: Mapping[str, str]) -> str | None:
+    """The user's own Postgres in the form Dagster needs, if there is one."""
+    url = environ.get(POSTGRES_URL_VARIABLE, "").strip()
+    return dagster_url(url) if url else None
+
+
+def server_folder(layout: Layout, state: State) -> Path:
+    """Where the embedded server has its data folder."""
+    return Path(state.postgres_dir) if state.postgres_dir else layout.postgres
+
+
+def describe(layout: Layout, state: State, *, environ: Mapping[str, str] = os.environ) -> tuple[ServiceStatus, ...]:
+    """A row for each service, and a second one for Postgres if an external one is used while our own still runs."""
+    return (*_postgres_rows(layout, state, environ), _row(layout, state, "webserver"), _row(layout, state, "daemon"))
+
+
+def describe_stack(
+    layout: Layout,
+    state: State,
+    url: str,
+    *,
+    started: Collection[ServiceName] = (),
+    environ: Mapping[str, str] = os.environ,
+) -> Stack:
+    """The stack of a folder whose Postgres is at `url`; `started` are the services that this call has started."""
+    processes = describe(layout, state, environ=environ)
+    addresses = {row.name: row.address for row in processes if row.state == "running"}
+    return Stack(
+        project_dir=layout.project,
+        dagster_home=layout.dagster_home,
+        postgres_url=url,
+        webserver_url=addresses.get("webserver"),
+        processes=tuple(replace(row, started_here=row.name in started) for row in processes),
+    )
+
+
+def _postgres_rows(layout: Layout, state: State, environ: Mapping[str, str]) -> list[ServiceStatus]:
+    rows = []
+    external = external_url(environ)
+    if external:
+        rows.append(ServiceStatus(name="postgres", state="external", address=redacted(external)))
+    server = find_server(server_folder(layout, state))
+    if server:
+        address = f"127.0.0.1:{server.port}/{DATABASE}"
+        log = layout.log("postgres")
+        rows.append(ServiceStatus("postgres", "running", pid=server.process.pid, address=address, log=log))
+    return rows or [ServiceStatus(name="postgres", state="stopped")]
+
+
+def _row(layout: Layout, state: State, name: ServiceName) -> ServiceStatus:
+    record = state.records.get(name)
+    if record is None or not is_running(record.process):
+        return ServiceStatus(name=name, state="stopped")
+    address = f"http://127.0.0.1:{record.port}" if record.port else None
+    return ServiceStatus(name, "running", pid=record.process.pid, address=address, log=layout.log(name))

@@ -1,0 +1,126 @@
+"""Dagster's web server and daemon: how they are started, and how one knows that they really work.
+
+A web server works when it answers on its port. A daemon works when each kind of daemon the instance requires has
+sent a heartbeat of *this* process and reports no error: heartbeats of an earlier one look healthy for half an hour.
+"""
+
+import hashlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from icedb.errors import StackError
+from icedb_dagster.dev.stack.graphql import request
+from icedb_dagster.dev.stack.home import variables
+from icedb_dagster.dev.stack.layout import Layout
+from icedb_dagster.dev.stack.ports import free_port, port_is_free
+from icedb_dagster.dev.stack.processes import ProcessId, is_running, path_with_programs, spawn, stop
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
+
+__all__ = [
+    "DagsterService",
+    "ServicePlan",
+    "await_daemon",
+    "await_webserver",
+    "choose_port",
+    "heartbeat_ids",
+    "plan_service",
+    "start_service",
+    "stop_service",
+]
+
+DagsterService = Literal["webserver", "daemon"]
+
+PORT_DEFAULT = 3000
+# Importing Dagster and a code location takes 10 s on 2 busy cores.
+HEALTH_TIMEOUT_S = 120
+# A code server gets time to end its runs as cancelled; what still runs then is killed.
+STOP_TIMEOUT_S = 20
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePlan:
+    """What a service is to be started with. `settings` is a digest of all that must make it restart."""
+
+    name: DagsterService
+    command: tuple[str, ...]
+    port: int | None
+    settings: str
+
+
+def plan_service(name: DagsterService, *, workspace: Path, port: int | None, database: str, config: str) -> ServicePlan:
+    """Work out how to start a service; `database` is the address without its password, `config` the `dagster.yaml`."""
+    command: tuple[str, ...]
+    if name == "daemon":
+        command = (sys.executable, "-m", "dagster._daemon", "run", "-w", str(workspace))
+    else:
+        command = (sys.executable, "-m", "dagster_webserver", "-h", "127.0.0.1", "-p", str(port), "-w", str(workspace))
+    settings = hashlib.sha256(json.dumps([command, database, config]).encode()).hexdigest()[:16]
+    return ServicePlan(name=name, command=command, port=port, settings=settings)
+
+
+def choose_port(*, wanted: int | None, last: int | None) -> int:
+    """The port asked for, which has to be free; or the last one, or 3000, or any."""
+    if wanted is not None:
+        if not port_is_free(wanted):
+            raise StackError(f"port {wanted} is taken by another program: choose another one with --port, or none")
+        return wanted
+    return next((port for port in (last, PORT_DEFAULT) if port is not None and port_is_free(port)), None) or free_port()
+
+
+def start_service(plan: ServicePlan, *, layout: Layout, url: str, environ: Mapping[str, str]) -> ProcessId:
+    """Start the web server or the daemon, and do not wait."""
+    merged = {
+        **environ,
+        **variables(layout.dagster_home, url),
+        "PATH": path_with_programs(environ),
+        "PYTHONUNBUFFERED": "1",
+    }
+    return spawn(plan.command, log=layout.log(plan.name), environ=merged, cwd=layout.project)
+
+
+def stop_service(process: ProcessId, *, layout: Layout) -> None:
+    """Stop a service, its code servers and the runs in them."""
+    signals = ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, 5))
+    stop(process, signals=signals, marker=f"DAGSTER_HOME={layout.dagster_home}")
+
+
+def await_webserver(process: ProcessId, *, port: int) -> str | None:
+    """Wait until the web server answers. None when it does, otherwise why not."""
+    return _await(process, lambda: request(port, "GET", "/server_info") is not None)
+
+
+def await_daemon(process: ProcessId, *, instance: "DagsterInstance", earlier: frozenset[str]) -> str | None:
+    """Wait until the daemon works. None when it does, otherwise why not; `earlier` are ids seen before its start."""
+    required = set(instance.get_required_daemon_types())
+
+    def works() -> bool:
+        beats = instance.get_daemon_heartbeats()
+        fresh = {kind for kind, beat in beats.items() if beat.daemon_id not in earlier and not beat.errors}
+        return required <= fresh
+
+    return _await(process, works)
+
+
+def heartbeat_ids(instance: "DagsterInstance") -> frozenset[str]:
+    """The daemon processes that ever sent a heartbeat to this instance and were not replaced since."""
+    return frozenset(beat.daemon_id for beat in instance.get_daemon_heartbeats().values() if beat.daemon_id)
+
+
+def _await(process: ProcessId, works: Callable[[], bool]) -> str | None:
+    deadline = time.monotonic() + HEALTH_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if not is_running(process):
+            return "it ended"
+        if works():
+            return None
+        time.sleep(POLL_S)
+    return f"it is not healthy after {HEALTH_TIMEOUT_S} s"

@@ -1,0 +1,24 @@
+"""What is wrong with a table, as the UI shows it: for the job that verifies, and for the check."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import dagster as dg
+
+import icedb
+from icedb_dagster.metadata import markdown
+
+__all__ = ["problems_table"]
+
+# An event is read on a screen; `icedb verify` lists them all.
+PROBLEMS_MAX = 100
+
+
+def problems_table(problems: Sequence[icedb.Problem]) -> dg.MarkdownMetadataValue:
+    """The first hundred problems, in the order in which they are given, each with its remedy."""
+    rows = [(p.severity, p.key, p.kind, p.message) for p in problems[:PROBLEMS_MAX]]
+    text = markdown.table(("severity", "object", "what", "what it means, and the remedy"), rows)
+    if len(problems) > PROBLEMS_MAX:
+        text += f"\n\nand {len(problems) - PROBLEMS_MAX:,} more: `icedb verify` lists all"
+    return dg.MetadataValue.md(text)

@@ -1,0 +1,167 @@
+"""What Dagster's UI shows of a table, under Dagster's standard keys where it has one.
+
+What a snapshot knows by itself costs no request. What has to be read or drawn (the preview, the picture) describes a
+commit that has happened: where it cannot be had, a line says so, and the materialization stands.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+import dagster as dg
+
+import icedb
+from icedb.errors import IceDBError
+from icedb.operations.health.size_chart import PartSizes
+from icedb.reader.scan_sql import visible_partitions
+from icedb.sql.connections import quote_name
+from icedb_dagster.metadata.markdown import table
+from icedb_dagster.metadata.size_chart import markdown_picture
+
+__all__ = [
+    "COMMIT_TIME",
+    "FIRST_PART",
+    "KINDS",
+    "LOG_FILE",
+    "commit_metadata",
+    "markdown_table",
+    "materialization_metadata",
+    "table_metadata",
+]
+
+logger = logging.getLogger(__name__)
+
+#: The kinds of an asset that is a table of ours. The UI has a picture for the second.
+KINDS = frozenset({"icedb", "parquet"})
+
+#: In the metadata of an event that tells of a commit: when it was made (unix milliseconds), as which log file, and the
+#: first of its parts: two programs may commit in the same millisecond, and log files are merged.
+COMMIT_TIME = "icedb/commit_time_ms"
+LOG_FILE = "icedb/log_file"
+FIRST_PART = "icedb/first_part"
+
+# A preview is stored with each event, and read on a screen.
+PREVIEW_COLUMNS_MAX = 20
+PREVIEW_CHARACTERS_MAX = 60
+
+
+def table_metadata(snapshot: icedb.Snapshot) -> dict[str, dg.MetadataValue]:
+    """Metadata of a snapshot: figures that it knows, without a request."""
+    metadata: dict[str, dg.MetadataValue] = {
+        "dagster/column_schema": dg.MetadataValue.table_schema(_column_schema(snapshot)),
+        "dagster/uri": dg.MetadataValue.text(snapshot.table),
+        "dagster/storage_kind": dg.MetadataValue.text("icedb"),
+        "dagster/size_bytes": dg.MetadataValue.int(snapshot.bytes),  # the asset's overview shows it as its storage
+        "icedb/live_parts": dg.MetadataValue.int(len(snapshot.parts)),
+        "icedb/partitions": dg.MetadataValue.int(len(snapshot.partitions())),
+        "icedb/bytes": dg.MetadataValue.int(snapshot.bytes),
+        "icedb/log_files": dg.MetadataValue.int(snapshot.log_files),
+        "icedb/snapshot_id": dg.MetadataValue.text(snapshot.id),
+        "icedb/snapshot_time": dg.MetadataValue.timestamp(snapshot.as_of_ms / 1000),
+    }
+    if snapshot.rows is not None:
+        metadata["dagster/row_count"] = dg.MetadataValue.int(snapshot.rows)
+    return metadata
+
+
+def materialization_metadata(
+    snapshot: icedb.Snapshot, *, partitions: str | None = None, preview_rows: int = 5
+) -> dict[str, dg.MetadataValue]:
+    """`table_metadata`, and what a materialization adds to it. Nothing that goes wrong with the latter is raised.
+
+    `partitions`: a DuckDB predicate over the partition columns, true for the partitions that were written: they are
+    counted and previewed. `preview_rows`: how many rows the event log gets to see; 0 for none.
+    """
+    metadata = table_metadata(snapshot)
+    if partitions is not None:
+        rows = _or_why_not(lambda: _partition_rows(snapshot, partitions))
+        # Dagster's own key is for a number, and nothing else.
+        known = isinstance(rows, dg.IntMetadataValue)
+        metadata["dagster/partition_row_count" if known else "icedb/partition_row_count"] = rows
+    if preview_rows > 0:
+        metadata["icedb/preview"] = _or_why_not(lambda: _preview(snapshot, partitions, preview_rows))
+    metadata["icedb/part_sizes"] = _or_why_not(
+        lambda: dg.MetadataValue.md(markdown_picture(PartSizes.of(snapshot.parts)))
+    )
+    return metadata
+
+
+def commit_metadata(
+    created_ms: int, log_file: str | None = None, parts: Iterable[str] = ()
+) -> dict[str, dg.MetadataValue]:
+    """Metadata of an event that tells of a commit: a sensor that finds it does not tell of that commit again.
+
+    `created_ms`: its time (unix milliseconds). `log_file`: its log file's key, if it is known; `parts`: the keys of its
+    parts.
+    """
+    metadata: dict[str, dg.MetadataValue] = {COMMIT_TIME: dg.MetadataValue.int(created_ms)}
+    first = min(parts, default=None)
+    texts = {LOG_FILE: log_file, FIRST_PART: first}
+    return metadata | {name: dg.MetadataValue.text(text) for name, text in texts.items() if text is not None}
+
+
+def markdown_table(figures: Mapping[str, object]) -> dg.MarkdownMetadataValue:
+    """A report as a two-column table."""
+    lines = [f"| {name} | {f'{value:,}' if isinstance(value, int) else value} |" for name, value in figures.items()]
+    return dg.MetadataValue.md("\n".join(["| | |", "|---|---:|", *lines]))
+
+
+def _column_schema(snapshot: icedb.Snapshot) -> dg.TableSchema:
+    required = {c.casefold() for c in snapshot.spec.required}
+    columns = [
+        dg.TableColumn(c, t, constraints=dg.TableColumnConstraints(nullable=c.casefold() not in required))
+        for c, t in snapshot.schema.items()
+    ]
+    for name, type_ in visible_partitions(snapshot.schema, snapshot.partition_schema).items():
+        columns.append(dg.TableColumn(name, type_, description="partition column"))
+    return dg.TableSchema(columns=columns)
+
+
+def _or_why_not(make: Callable[[], dg.MetadataValue]) -> dg.MetadataValue:
+    """A value of the metadata, or a text that says why there is none."""
+    try:
+        return make()
+    except IceDBError as error:
+        return dg.MetadataValue.text(f"not available: {error}")
+    except Exception as error:  # whatever it is, the rows are committed
+        logger.warning("a part of the metadata is left out", exc_info=True)
+        return dg.MetadataValue.text(f"not available ({type(error).__name__}); the run's log has the reason")
+
+
+def _partition_rows(snapshot: icedb.Snapshot, partitions: str) -> dg.MetadataValue:
+    parts = snapshot.in_partitions(partitions) if snapshot.parts else []  # an empty table may not know its columns
+    if any(part.rows is None or snapshot.is_older(part) for part in parts):
+        return dg.MetadataValue.text("unknown without reading: parts of another program or partitioning are among them")
+    return dg.MetadataValue.int(sum(part.rows or 0 for part in parts))
+
+
+def _preview(snapshot: icedb.Snapshot, partitions: str | None, rows: int) -> dg.MetadataValue:
+    """Some rows of what was written last: of one part, the smallest of its commit."""
+    if not snapshot.parts:
+        return dg.MetadataValue.md("no rows")
+    # Of an older partitioning, a part may hold rows of other partitions.
+    parts = [part for part in snapshot.in_partitions(partitions) if partitions is None or not snapshot.is_older(part)]
+    if not parts:
+        return dg.MetadataValue.md("no rows")
+    newest = min(parts, key=lambda part: (-part.created_ms, part.bytes, part.key))
+    types = {**snapshot.schema, **visible_partitions(snapshot.schema, snapshot.partition_schema)}
+    shown = dict([*types.items()][:PREVIEW_COLUMNS_MAX])
+    selected = ", ".join(_cut(name, type_) for name, type_ in shown.items())
+    answer = replace(snapshot, parts=(newest,)).query(f"SELECT {selected} FROM t LIMIT {rows}").fetchall()
+    more = len(types) - len(shown)
+    cut = [[value if value is None else _shortened(value) for value in row] for row in answer]
+    return dg.MetadataValue.md(table(shown, cut) + (f"\n\nand {more} more columns" if more else ""))
+
+
+def _cut(column: str, type_: str) -> str:
+    """A column as a text that is at most one character too long: cut where it is read, a value may be large."""
+    name = quote_name(column)
+    if type_ == "BLOB":
+        return f"octet_length({name}) || ' bytes'"
+    return f"left(CAST({name} AS VARCHAR), {PREVIEW_CHARACTERS_MAX + 1})"
+
+
+def _shortened(value: str) -> str:
+    return value if len(value) <= PREVIEW_CHARACTERS_MAX else f"{value[:PREVIEW_CHARACTERS_MAX]}…"

@@ -1,0 +1,210 @@
+"""The benchmarks run: a small round of each, whose answers they check themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.spark
+@pytest.mark.slow(seconds=60)
+def test_a_small_round_of_everything_is_measured(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    target = tmp_path / "results.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.spark", "--rows", "20000", "--rounds", "1",
+         "--folder", str(tmp_path / "cache"), "--json", str(target)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=880,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = json.loads(target.read_text())["results"]
+    assert {(r["group"], r["goal"]) for r in results if r["goal"]} == {
+        ("write", 0.55),
+        ("write", 0.75),
+        ("read, aggregated", 1.05),
+        ("read, whole", 1.05),
+        ("merge", 1.5),
+    }
+    written = {r["case"]: r for r in results if r["group"] == "write"}
+    assert written["icedb, distributed"]["files"] < written["icedb, not distributed"]["files"]
+    assert all(len(r["seconds"]) == 1 and r["seconds"][0] > 0 for r in results)
+    assert all(r["worker_bytes_max"] > 0 for name, r in written.items() if name.startswith("icedb"))
+    assert all(r["case"] in done.stdout for r in results)
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == ["events-20000-v1"]  # nothing else stays behind
+
+
+@pytest.mark.spark
+@pytest.mark.slow(seconds=60)
+def test_a_short_stream_is_measured_and_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    pytest.importorskip("matplotlib")
+    target, plot = tmp_path / "results.json", tmp_path / "images" / "plot.png"
+    work = tmp_path / "work"
+    work.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.stream", "--minutes", "1", "--every", "6", "--rows", "500", "--speedup", "6",
+         "--maintain-every", "1", "--folder", str(work), "--plot", str(plot), "--json", str(target)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=880,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = json.loads(target.read_text())
+    assert (results["files"], results["rows"], len(results["latencies"])) == (10, 5000, 10)
+    assert results["maintained"] > 0
+    assert 0 < results["percentiles"]["50"] <= results["percentiles"]["90"] <= results["percentiles"]["100"]
+    assert min(results["live_parts"] + results["log_files"]) > 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "seconds from arrival to visibility" in done.stdout
+    assert list(work.iterdir()) == []  # nothing stays behind
+
+
+# ------------------------------------------------------------------------------------------ queries
+
+
+def ignored(_: str) -> None:
+    """Of the steps that a benchmark tells."""
+
+
+@pytest.mark.slow(seconds=5)
+def test_all_queries_of_tpch_have_the_right_answers_on_our_tables(tmp_path: Path) -> None:
+    from benchmarks import tpch
+
+    with tpch.make_layouts(tmp_path, 0.01) as layouts:
+        assert [(layout.name, layout.parts) for layout in layouts] == [("10 batches", 26), ("merged", 8)]
+        for layout in layouts:
+            assert len(layout.questions) == 22
+            for way, con in layout.connections.items():
+                for number, (sql, answer) in layout.questions.items():
+                    if way != tpch.BARE:
+                        tpch.check_answer(con.execute(sql).fetchall(), answer, number)
+
+
+@pytest.mark.parametrize(
+    "rows", [[], [("A", 1.5)], [("A", 1.5), ("B", 2.52)], [("A", 1.5), ("C", 2.5)], [("A", 1.5), ("B", None)]]
+)
+def test_a_wrong_answer_is_found_out(rows: list[tuple[object, ...]]) -> None:
+    from benchmarks.tpch import check_answer
+
+    answer = "name|sum\nA|1.5000\nB|2.5\n"
+    check_answer([("B", 2.5049), ("A", 1.5)], answer, 1)
+    with pytest.raises(AssertionError, match="query 1 has"):
+        check_answer(rows, answer, 1)
+
+
+def test_files_that_are_opened_are_counted(tmp_path: Path) -> None:
+    from benchmarks.opens import files_opened
+
+    (tmp_path / "below").mkdir()
+    for name in ("a", "b", "below/a", "below/c"):
+        (tmp_path / name).write_text(name)
+    with files_opened(tmp_path) as opened:
+        for name in ("a", "below/a", "below/a"):
+            (tmp_path / name).read_text()
+        list((tmp_path / "below").iterdir())
+        (tmp_path / "b").stat()
+    (tmp_path / "below" / "c").read_text()
+    assert opened == {str(tmp_path / "a"), str(tmp_path / "below" / "a")}
+
+
+@pytest.mark.long
+def test_pruning_opens_the_parts_that_hold_what_is_asked_for(tmp_path: Path) -> None:
+    from benchmarks.selective import measure_local
+
+    asked = {(a.question, a.way): (a.parts, a.files) for a in measure_local(tmp_path, 17, rounds=1, on_step=ignored)}
+    ways = {way: [asked[question, way] for question in ("one day", "some users", "some users on one day")]
+            for _, way in asked}  # fmt: skip
+    assert ways == {
+        "bare files": [(16, 16)] * 3,
+        "attached view": [(16, 4), (16, 16), (16, 4)],  # a view is not told what is asked of it
+        "attached macro, filter := ...": [(16, 4), (16, 4), (16, 1)],
+        "table.query": [(16, 4), (16, 4), (16, 1)],
+    }
+
+
+@pytest.mark.s3
+@pytest.mark.slow(seconds=60)
+def test_queries_are_measured_and_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    target, plot, work = tmp_path / "results.json", tmp_path / "images" / "plot.png", tmp_path / "work"
+    work.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.query", "--scale", "0.01", "--rounds", "1", "--parts", "25", "--store-parts",
+         "16", "--latency-ms", "1", "--folder", str(work), "--plot", str(plot), "--json", str(target)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=880,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = json.loads(target.read_text())
+    assert {(r["layout"], r["way"], r["goal"]) for r in results["tpch"]} == {
+        (layout, way, 1.05) for layout in ("10 batches", "merged") for way in ("snapshot", "attached table")
+    }
+    assert all(len(r["ratios"]) == 22 and len(r["rounds"]) == 1 for r in results["tpch"])
+    store = {(a["question"], a["way"]): a for a in results["store"]}
+    bare, pruned = (store["some users on one day", way] for way in ("bare files", "table.query"))
+    assert (bare["files"], pruned["files"], pruned["times_fewer"]) == (16, 1, 16)
+    assert pruned["requests"] < 8 < bare["requests"]
+    looks = {(look["place"], look["way"]): look["requests"] for look in results["looks"]}
+    of_parts = looks["S3, 1 ms a request", "bare files"]
+    assert looks["S3, 1 ms a request", "attached view"] == of_parts | {"LIST": 1}
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "geometric mean" in done.stdout
+    assert list(work.iterdir()) == []  # nothing stays behind
+
+
+# ------------------------------------------------------------------------------------------ the proxy
+
+
+@pytest.mark.parametrize(
+    ("direct", "through", "rate", "met"),
+    [
+        ([100.0, 10.0, 10.0], [1.0, 7.0, 7.0], True, True),  # by the ratio of each round, and their median
+        ([100.0, 10.0, 10.0], [100.0, 6.0, 6.0], True, False),
+        ([], [0.1, 0.6, 0.8], False, True),
+        ([], [0.8, 0.8, 0.1], False, False),
+    ],
+)
+def test_a_goal_of_the_proxy_is_met_or_missed(direct: list[float], through: list[float], rate: bool, met: bool) -> None:
+    from benchmarks.proxy import Figure
+
+    assert Figure("", "", direct, through, 0.7, rate=rate).met is met
+    assert Figure("", "", direct, through, rate=rate).met is None
+
+
+@pytest.mark.s3
+@pytest.mark.slow(seconds=60)
+def test_the_proxy_is_measured(tmp_path: Path) -> None:
+    target, work = tmp_path / "results.json", tmp_path / "work"
+    work.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.proxy", "--short", "--folder", str(work), "--json", str(target)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=880,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = json.loads(target.read_text())
+    assert [f["goal"] for f in results["figures"] if f["goal"]] == [0.7, 0.95, 0.06, 1.05]
+    assert all(min(f["through"]) > 0 for f in results["figures"])
+    assert [len(f["direct"]) for f in results["figures"]] == [2, 2, 2, 2, 2, 0, 0, 0, 1]
+    assert results["server"] in done.stdout
+    assert all(f["name"] in done.stdout for f in results["figures"])
+    assert list(work.iterdir()) == []  # nothing stays behind

@@ -1,0 +1,60 @@
+"""Over the life of a table little is written again: counted, by the real planners and commits."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.figures import Plan
+from benchmarks.life import LOG_GOAL, MIXES, PARTS_GOAL, Life, Mix, finding, live, measure
+from icedb.operations.retention.merge_log import LOG_FILES_MIN
+from icedb.operations.rewrite.merge import Tiers
+
+STEADY, SMALL, TENANTS = MIXES
+
+
+@pytest.fixture(scope="module")
+def steady() -> Life:
+    return live(STEADY, 1_500)
+
+
+@pytest.mark.long
+def test_maintenance_writes_little_again(steady: Life) -> None:
+    assert 1 < steady.parts_ratio <= PARTS_GOAL
+    assert 1 < steady.log_ratio <= LOG_GOAL
+
+
+def test_what_a_reader_finds_stays_small(steady: Life) -> None:
+    assert max(p.most_small_parts for p in steady.points) < Tiers().hot_parts
+    assert max(p.log_files for p in steady.points) < 2 * LOG_FILES_MIN
+    # No row is lost: what lives is what was inserted.
+    assert steady.written["append"].parts == sum(steady.live_bytes.values())
+
+
+@pytest.mark.long
+def test_many_tenants_that_share_their_commits_write_little_again() -> None:
+    life = live(Mix("tenants", 120_000, 400_000, tenants=4, of_tenants=12), 300)
+    assert life.parts_ratio <= PARTS_GOAL
+    assert life.log_ratio <= LOG_GOAL
+
+
+@pytest.mark.long
+def test_a_life_is_the_same_every_time() -> None:
+    one, other = (live(SMALL, 100, seed=7) for _ in range(2))
+    assert (one.written, one.points) == (other.written, other.points)
+    assert one.points != live(SMALL, 100, seed=8).points
+
+
+def test_the_finding_has_both_goals_of_each_mix(tmp_path: object, steady: Life) -> None:
+    found = finding([steady])
+    assert [(c.value, c.limit, c.met) for c in found.checks] == [
+        (steady.parts_ratio, PARTS_GOAL, True),
+        (steady.log_ratio, LOG_GOAL, True),
+    ]
+    assert {len(values) for curve in found.curves for values in [curve.x, *curve.lines.values()]} == {
+        len(steady.points)
+    }
+    steps: list[str] = []
+    [of_all] = measure(Plan(shrink=200), tmp_path, steps.append)  # type: ignore[arg-type]
+    assert of_all.key == "life"
+    assert len(of_all.checks) == 2 * len(MIXES)
+    assert steps

@@ -1,0 +1,524 @@
+"""A row with an id is in the table once: whatever dies, repeats, comes late or writes at the same time.
+
+A group of three rows is committed with a fault at each of its requests in turn, and with another writer in between
+each two of them; then everything that was not acknowledged is sent again, as a client would. Threads and a clock of
+its own do not matter here: a `Committer` does what the writer's thread would do.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from icedb import Acknowledged, Aggregating, BufferedWriter, Dedup, Table
+from icedb.buffering.committing import Committer
+from icedb.buffering.ids import Ids
+from icedb.buffering.submissions import Submission, measured
+from icedb.errors import CommitUncertain, IceDBError, InvalidBatch, InvalidOption, StoreUnavailable, TryAgain
+from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS, Timing
+from icedb.storage.obstore_store import ObjectExists
+from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, check_sound, open_table
+from icedb.testing import create_table as create_in
+
+GROUP = (1, 2, 3)
+
+
+class World:
+    """A table with one commit, and the ids that were acknowledged."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = ClockedStore(self.clock)
+        create_in(self.store, self.clock).insert([{"id": "first", "n": 0}])
+        self.acknowledged: set[str] = set()
+        self.clock.advance(1_000)
+        self._saved, self._start_ms = dict(self.store.objects), self.clock.now_ms()
+
+    def reset(self) -> None:
+        self.clock.set(self._start_ms)
+        self.store.objects = dict(self._saved)
+        self.acknowledged = set()
+
+    def table(self) -> Table:
+        return open_table(self.store, self.clock)
+
+    def ids(self) -> list[str]:
+        check_sound(self.store)
+        return [i for (i,) in self.table().query("SELECT id FROM t ORDER BY ALL").fetchall()]
+
+
+class Writer:
+    """One process's writer, without its thread. A request of his can fail, kill him, or be preceded by others' work."""
+
+    def __init__(self, world: World, **options: Any) -> None:
+        self.world = world
+        self.store = FaultyStore(world.store)
+        self.table = open_table(self.store, world.clock)
+        self._options = {"window_ms": DAY_MS, "ids_max": 1_000_000} | options
+        self._committer: Committer | None = None
+
+    @property
+    def committer(self) -> Committer:
+        if self._committer is None:
+            ids = Ids(self.table.handle, "id", **self._options)
+            self._committer = Committer(
+                self.table.handle,
+                on_conflict="raise",
+                memory_bytes=None,
+                ids=ids,
+                retry_max_ms=0,
+                give_up=threading.Event(),
+            )
+        return self._committer
+
+    @property
+    def ids(self) -> Ids:
+        ids = self.committer._ids
+        assert ids is not None
+        return ids
+
+    def send(self, *names: object, **columns: object) -> Submission:
+        """One submission, whose answer may be an error. Ids of None are rows without."""
+        sent = measured([{"id": None if n is None else str(n), "n": 1, **columns} for n in names], table="")
+        self.committer.commit([sent])
+        if sent.answer.exception() is None:
+            self.world.acknowledged |= {str(n) for n in names if n is not None}
+        return sent
+
+    def write(self, *names: object, **columns: object) -> Acknowledged:
+        return self.send(*names, **columns).answer.result()
+
+
+@pytest.fixture(scope="module")
+def shared_world() -> World:
+    return World()
+
+
+@pytest.fixture
+def world(shared_world: World) -> World:
+    shared_world.reset()
+    return shared_world
+
+
+def requests(world: World, act: Callable[[Writer], object]) -> Iterator[tuple[Request, Writer]]:
+    """Those of an undisturbed run that change or list something, each with a new writer and the world as it was."""
+    world.reset()
+    writer = Writer(world)
+    act(writer)
+    for request in [r for r in writer.store.requests if r.kind not in ("get", "head")]:
+        world.reset()
+        yield request, Writer(world)
+
+
+def one(writer: Writer) -> Submission:
+    return writer.send(*GROUP)
+
+
+def brings_column(writer: Writer) -> Submission:
+    return writer.send(*GROUP, c=1)
+
+
+ACTS = pytest.mark.parametrize(
+    "act", [one, pytest.param(brings_column, marks=pytest.mark.slow(seconds=5))], ids=["plain", "brings a column"]
+)
+
+
+# ------------------------------------------------------------------------------------------ once
+
+
+def test_what_is_sent_again_is_dropped_and_acknowledged_as_repeated(world: World) -> None:
+    writer = Writer(world)
+    first = writer.write(1, 2, 2)
+    assert (first.rows, first.repeated_rows, first.key is None) == (2, 1, False)
+    assert writer.write(2, 1) == Acknowledged(0, 2)
+    again = writer.write(1, 4, "first")
+    assert (again.rows, again.repeated_rows) == (1, 2)
+    assert Writer(world).write(4, 1, 2) == Acknowledged(0, 3), "also by who starts anew"
+    assert world.ids() == ["1", "2", "4", "first"]
+
+
+def test_rows_without_an_id_are_always_taken(world: World) -> None:
+    writer = Writer(world)
+    assert [writer.write(None, "", None).rows for _ in range(2)] == [3, 3]
+    assert measured([{"n": 1}], table="").count == 1
+    sent = measured([{"n": 1}, {"n": 1}], table="")
+    writer.committer.commit([sent])
+    assert sent.answer.result().rows == 2
+    assert len(world.ids()) == 1 + 6 + 2
+
+
+@pytest.mark.long
+def test_of_a_group_each_is_told_of_his_own(world: World) -> None:
+    writer = Writer(world)
+    group = [measured([{"id": i} for i in ids], table="") for ids in (["a", "b"], ["b"], ["a", "c", None])]
+    bad = measured([{"id": "x", "n": "text"}, {"id": "c"}], table="")
+    writer.committer.commit([group[0], bad, *group[1:]])
+    answers = [s.answer.result() for s in group]
+    assert [(a.rows, a.repeated_rows) for a in answers] == [(2, 0), (0, 1), (2, 1)]
+    assert answers[1].key is None
+    assert isinstance(bad.answer.exception(), IceDBError)
+    assert world.ids() == ["a", "b", "c", "first", None], "what the refused one had was not taken for known"
+
+
+def test_arrow_has_ids_as_dicts_have(world: World) -> None:
+    writer = Writer(world)
+    tables = [
+        pa.table({"id": ["a", None, "a"]}),
+        pa.table({"id": pa.array(["a", "b"], pa.large_string())}),
+        pa.table({"id": pa.array(["b", "c"]).dictionary_encode()}),
+        pa.table({"n": [1, 2]}),
+        pa.table({"id": pa.nulls(2)}),
+    ]
+    for table, taken in zip(tables, [2, 1, 1, 2, 2], strict=True):
+        sent = measured(table, table="")
+        writer.committer.commit([sent])
+        assert sent.answer.result().rows == taken
+    assert [i for i in world.ids() if i is not None] == ["a", "b", "c", "first"]
+
+
+@pytest.mark.parametrize("values", [(uuid.UUID(int=7), str(uuid.UUID(int=7)).upper()), (7, 8)], ids=["UUID", "number"])
+def test_an_id_may_be_a_uuid_or_a_whole_number(memory: Any, values: tuple[Any, Any]) -> None:
+    table = Table.create(memory.uri)
+    with BufferedWriter(table, delay_max_ms=0, id_column="id") as writer:
+        assert writer.write([{"id": values[0]}]).rows == 1
+        again = [{"id": values[0]}, {"id": values[1]}]
+        assert writer.write(again, timeout_ms=0).repeated_rows == 1 + (values[0] == uuid.UUID(int=7))
+    with BufferedWriter(table, delay_max_ms=0, id_column="id") as writer:
+        assert writer.write(again).repeated_rows == 2
+
+
+@pytest.mark.parametrize("value", [1.5, True, ["a"], {"a": 1}, b"a", "\ud800"])
+def test_what_is_no_id_is_refused(world: World, value: object) -> None:
+    sent = measured([{"id": value}], table="")
+    Writer(world).committer.commit([sent])
+    with pytest.raises(InvalidBatch, match="'id'"):
+        sent.answer.result()
+    arrow = measured(pa.table({"id": [1.5]}), table="")
+    Writer(world).committer.commit([arrow])
+    with pytest.raises(InvalidBatch, match="column 'id' is double, and ids are text"):
+        arrow.answer.result()
+
+
+# ------------------------------------------------------------------------------------------ whatever fails
+
+
+#: To die before a request is to die after the one before, and what comes late did not come at first.
+FAULTS = [
+    Fault.CRASH_AFTER,
+    Fault.LOSE_RESPONSE,
+    Fault.DELAY,
+    pytest.param(Fault.CRASH_BEFORE, marks=pytest.mark.slow(seconds=5)),
+    pytest.param(Fault.FAIL, marks=pytest.mark.slow(seconds=5)),
+]
+
+
+@pytest.mark.long
+@ACTS
+@pytest.mark.parametrize("fault", FAULTS)
+def test_once_whatever_happens_to_a_request(world: World, act: Callable[[Writer], Submission], fault: Fault) -> None:
+    for request, writer in requests(world, act):
+        writer.store.inject(fault, number=request.number)
+        with suppress(Crash, StoreUnavailable):
+            act(writer)
+        assert set(world.ids()) >= world.acknowledged, request
+        if not writer.store.dead:  # who lives sends it again himself
+            with suppress(StoreUnavailable):
+                act(writer)
+        again = Writer(world)
+        act(again).answer.result()
+        for late in writer.store._delayed:
+            with suppress(ObjectExists):
+                late()
+        assert act(again).answer.result() == Acknowledged(0, 3)
+        assert world.ids() == ["1", "2", "3", "first"], request
+
+
+def another(world: World) -> None:
+    Writer(world).write(2, 3, 4)
+
+
+def another_merges(world: World) -> None:
+    another(world)
+    world.table().merge()
+
+
+def another_cleans_up(world: World) -> None:
+    another_merges(world)
+    world.clock.advance(2 * HOUR_MS)
+    open_table(world.store, world.clock).cleanup()
+
+
+@pytest.mark.long
+@ACTS
+@pytest.mark.parametrize(
+    "others", [another, pytest.param(another_merges, marks=pytest.mark.slow(seconds=5)), another_cleans_up]
+)
+def test_once_with_another_writer_between_any_two_requests(
+    world: World, act: Callable[[Writer], Submission], others: Callable[[World], None]
+) -> None:
+    won = set()
+    for request, writer in requests(world, act):
+
+        def interrupt(now: Request, number: int = request.number, writer: Writer = writer) -> None:
+            if now.number == number:
+                writer.store.before = None
+                others(world)
+
+        writer.store.before = interrupt
+        answer = act(writer).answer
+        with suppress(IceDBError):
+            won.add((answer.result().rows, answer.result().repeated_rows))
+        if answer.exception() is not None:  # it slept for two hours
+            assert others is another_cleans_up
+            act(writer).answer.result()
+        assert sorted(world.ids()) == ["1", "2", "3", "4", "first"], request
+    assert len(won) == 2, "sometimes the other was first, sometimes not"
+
+
+def test_a_row_without_an_id_is_not_doubled_by_who_slept_while_others_published_it(world: World) -> None:
+    writer = Writer(world)
+    writer.ids.refresh()
+
+    def interrupt(now: Request) -> None:
+        if now.kind == "create" and "_claims/txn" in now.keys[0]:
+            writer.store.after = None
+            another_cleans_up(world)
+
+    writer.store.after = interrupt
+    with pytest.raises(CommitUncertain):
+        writer.write(1, None)
+    assert len(world.ids()) == 1 + 2 + 3
+
+
+@pytest.mark.long
+def test_once_with_a_writer_who_died_with_his_claim(world: World) -> None:
+    """The claim is there, the log file is not: whoever comes next publishes it, and drops what it has."""
+    for wait_ms in (0, 2 * MINUTE_MS, 20 * MINUTE_MS):
+        world.reset()
+        dead = Writer(world)
+        dead.store.inject(Fault.CRASH_BEFORE, kind="create", key="_log/")
+        with pytest.raises(Crash):
+            dead.write(1, 2)
+        world.clock.advance(wait_ms)
+        answer = Writer(world).write(2, 3)
+        assert (answer.rows, answer.repeated_rows) == (1, 1)
+        assert world.ids() == ["1", "2", "3", "first"]
+
+
+@pytest.mark.long
+def test_writers_of_several_threads_at_once(world: World) -> None:
+    failed: list[BaseException] = []
+    taken: list[int] = []
+
+    def write(who: int) -> None:
+        try:
+            writer = Writer(world)
+            for first in range(0, 24, 4):
+                rows = range(first, first + 8)
+                taken.append(writer.write(*rows).rows)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(who,)) for who in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not failed
+    assert sum(taken) == 28
+    assert sorted(world.ids()) == sorted([str(n) for n in range(28)] + ["first"])
+
+
+def test_whether_rows_without_an_id_are_there_may_stay_open_and_with_one_they_are_sent_again(world: World) -> None:
+    writer = Writer(world)
+    writer.store.inject(Fault.FAIL, kind="create", key="_log/", times=1_000)
+    with pytest.raises(TryAgain):
+        writer.write(1)
+    with pytest.raises(CommitUncertain, match="it is not known whether these rows were published"):
+        writer.write(2, None)
+    writer.store._rules.clear()
+    writer.write(1, 2)
+    assert [i for i in world.ids() if i is not None] == ["1", "2", "first"]
+
+
+@pytest.mark.long
+def test_a_merge_between_two_commits_hides_nothing_from_another(world: World) -> None:
+    mine, other = Writer(world), Writer(world)
+    mine.write(1)
+    other.write(2)
+    world.table().merge()
+    world.table().merge_log()
+    other.write(5)
+    answer = mine.write(2, 5, 6)
+    assert (answer.rows, answer.repeated_rows) == (1, 2)
+    assert world.ids() == ["1", "2", "5", "6", "first"]
+
+
+def test_only_what_is_new_is_read(world: World) -> None:
+    mine, other = Writer(world), Writer(world)
+    mine.write(1)
+    other.write(2)
+    mine.store.requests.clear()
+    mine.write(3)
+    gets = [r.keys[0] for r in mine.store.requests if r.kind == "get" and "/_data/" in r.keys[0]]
+    assert len(gets) == 1
+    mine.store.requests.clear()
+    mine.write(4)
+    assert [r.kind for r in mine.store.requests if "/_data/" in r.keys[0]] == ["create"]
+    assert mine.store.counts["list"] <= 3
+
+
+# ------------------------------------------------------------------------------------------ window and memory
+
+
+def test_ids_are_remembered_for_the_window_and_not_much_longer(world: World) -> None:
+    writer = Writer(world, window_ms=HOUR_MS)
+    writer.write("old")
+    world.clock.advance(HOUR_MS)
+    assert writer.write("old").repeated_rows == 1
+    assert Writer(world, window_ms=HOUR_MS).write("old").repeated_rows == 1
+    world.clock.advance(10 * MINUTE_MS)
+    assert Writer(world, window_ms=HOUR_MS).ids.count == 0
+    assert writer.write("old", "new").rows == 2
+    assert writer.ids.count == 2
+
+
+def test_what_a_merge_moved_lately_is_known_though_its_rows_are_old(world: World) -> None:
+    Writer(world).write("a")
+    world.clock.advance(30 * MINUTE_MS)
+    world.table().merge()
+    assert Writer(world, window_ms=HOUR_MS).write("a", "first").repeated_rows == 2
+
+
+@pytest.mark.long
+def test_no_more_ids_are_kept_than_allowed_the_oldest_go_first(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    writer = Writer(world, ids_max=10)
+    for n in range(30):
+        world.clock.advance(1_000)
+        writer.write(n)
+    writer.ids.refresh()
+    assert 8 <= writer.ids.count <= 12
+    assert writer.write(29, 28).repeated_rows == 2
+    assert writer.write(0).rows == 1
+    assert caplog.text.count("the oldest are forgotten") == 1
+    assert Writer(world, ids_max=10).ids.count >= 10
+
+
+@pytest.mark.long
+def test_after_a_pause_in_which_the_log_forgot_all_is_read_anew(world: World) -> None:
+    mine, other = Writer(world), Writer(world)
+    mine.write("mine")
+    other.write("other")
+    world.clock.advance(2 * HOUR_MS)
+    world.table().merge()
+    world.clock.advance(2 * HOUR_MS)
+    open_table(world.store, world.clock).cleanup()
+    Writer(world).write("later")
+    assert mine.write("mine", "other", "later", "new").rows == 1
+    assert world.ids() == ["first", "later", "mine", "new", "other"]
+
+
+@pytest.mark.long
+def test_when_the_log_has_forgotten_the_last_transaction_it_begins_again(world: World) -> None:
+    writer = Writer(world)
+    writer.write("a")
+    writer.write("b")
+    world.clock.advance(31 * DAY_MS)
+    world.table().merge()  # drops the entry
+    assert writer.ids.application not in world.table().handle.read().txn
+    fresh = Writer(world)
+    assert [fresh.write(i).rows for i in ("c", "d", "e")] == [1, 1, 1]
+    assert writer.write("c", "f").rows == 1
+    assert world.ids() == ["a", "b", "c", "d", "e", "f", "first"]
+
+
+def test_an_application_that_began_again_and_is_as_far_as_before_is_not_taken_for_the_old_one(world: World) -> None:
+    writer = Writer(world)
+    writer.write("a")
+    writer.write("b")
+    world.clock.advance(31 * DAY_MS)
+    world.table().merge()  # drops the entry
+    for _ in range(2):  # and then the claims
+        world.clock.advance(2 * HOUR_MS)
+        open_table(world.store, world.clock).cleanup()
+    fresh = Writer(world)
+    fresh.write("c")
+    fresh.write("d")
+    assert writer.ids._last[0] == world.table().handle.read().txn[writer.ids.application][0]
+    assert writer.write("c", "d", "e").repeated_rows == 2
+
+
+def test_a_sequence_of_another_program_that_cannot_be_followed_is_told(world: World) -> None:
+    writer = Writer(world)
+    world.table().insert([{"n": 1}], txn=(writer.ids.application, 2**63 - 1))
+    with pytest.raises(InvalidOption, match="another program uses the name"):
+        writer.write("a")
+
+
+def test_an_id_that_breaks_all_bounds_is_its_senders_fault_alone(world: World) -> None:
+    good, bad = measured([{"id": "a"}], table=""), measured([{"id": 10**5000}], table="")
+    Writer(world).committer.commit([good, bad])
+    assert good.answer.result().rows == 1
+    assert isinstance(bad.answer.exception(), ValueError)
+    assert world.ids() == ["a", "first"]
+
+
+# ------------------------------------------------------------------------------------------ tables that cannot
+
+
+def test_a_table_from_which_ids_may_vanish_is_refused(memory: Any) -> None:
+    merging = {"merging": Aggregating(by=("day",), sum=("n",), any=("id",))}
+    for number, options in enumerate([merging, {"merge_query": "SELECT * FROM source_files"}]):
+        table = Table.create(f"{memory.uri}{number}", **options)  # type: ignore[arg-type]
+        with pytest.raises(InvalidOption, match="its merges may drop rows"):
+            BufferedWriter(table, id_column="id")
+    table = Table.create(f"{memory.uri}q", insert_query="SELECT n FROM _rows")
+    with pytest.raises(InvalidOption, match="its insert_query makes other rows"):
+        BufferedWriter(table, id_column="id")
+    table = Table.create(f"{memory.uri}d", merging=Dedup(by=("id",)))
+    with BufferedWriter(table, id_column="id", delay_max_ms=0) as writer:
+        assert writer.write([{"id": "a"}]).rows == 1
+
+
+def test_a_store_that_does_not_tell_who_was_first_is_refused(memory: Any) -> None:
+    Table.create(memory.uri)
+    with pytest.raises(InvalidOption, match="fencing='none'"):
+        BufferedWriter(Table.open(memory.uri, fencing="none"), id_column="id")
+
+
+def test_a_column_that_holds_no_ids_is_refused(memory: Any) -> None:
+    table = Table.create(memory.uri)
+    table.insert([{"id": 1.5}])
+    with pytest.raises(InvalidOption, match="id_column 'id' is DOUBLE; ids are text"):
+        BufferedWriter(table, id_column="id")
+    with pytest.raises(InvalidOption, match="id_column is 'ID', and the column is 'id'"):
+        BufferedWriter(table, id_column="ID")
+
+
+@pytest.mark.long
+def test_views_and_the_quarantine_get_what_was_committed(memory: Any) -> None:
+    table = Table.create(memory.uri)
+    table.insert([{"id": "a", "n": 0}])
+    view = table.create_view("ids", "SELECT id FROM _rows")
+    with BufferedWriter(table, id_column="id", on_conflict="quarantine", delay_max_ms=0) as writer:
+        assert writer.write([{"id": "a", "n": 1}, {"id": "b", "n": 1}, {"id": "c", "n": "text"}]).rows == 2
+        other = BufferedWriter(Table.open(memory.uri), id_column="id", delay_max_ms=0)
+        assert other.write([{"id": "b", "n": 1}, {"id": "d", "n": 1}]).rows == 1
+        other.close()
+        assert writer.write([{"id": "d", "n": 1}, {"id": "e", "n": 1}]).rows == 1
+    assert [i for (i,) in view.query("SELECT id FROM t ORDER BY ALL").fetchall()] == ["a", "b", "d", "e"]
+    aside = Table.open(f"{memory.uri}_quarantine").query("SELECT row FROM t").fetchall()
+    assert aside == [('{"id":"c","n":"text"}',)]
+
+
+def test_a_window_that_the_altered_table_no_longer_covers_is_refused(world: World) -> None:
+    writer = Writer(world)
+    world.table().alter(timing=Timing(txn_retention_ms=DAY_MS))
+    with pytest.raises(InvalidOption, match="id_window_ms is 86400000"):
+        writer.ids.refresh()

@@ -1,0 +1,437 @@
+"""The verbs that look: lists, answers and pictures, for people and for programs, whole wherever they are written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+from rich.text import Text
+from typer.testing import CliRunner
+
+from icedb import Condition, Table, Thresholds
+from icedb.cli import app
+from icedb.cli.render.health_charts import charts
+from icedb.cli.render.health_plot import draw_condition
+from icedb.cli.render.output import time_text
+from icedb.cli.render.text_tables import print_list
+from icedb.operations.health.gauges import gauges
+from icedb.reader.history import log_files
+from tests.cli.test_commands import run, run_json
+from tests.repository.test_layers import loaded
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    """Two partitions: of two parts, one of which is the result of a merge, and of one."""
+    table = Table.create(tmp_path / "a table", partition_by=["k"], sort_by=["n"], storage_options={"fsync": "false"})
+    table.insert([{"k": 0, "n": 1}, {"k": 1, "n": 2}])
+    table.insert([{"k": 0, "n": 3}], txn=("app", 7))
+    table.merge()
+    table.insert([{"k": 0, "n": 5, "text": "five"}])
+    return table
+
+
+def on_a_terminal(*arguments: object, columns: int = 80, status: int = 0, **env: str) -> str:
+    """What the command shows on a terminal."""
+    terminal, its_end = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "icedb.cli", *map(str, arguments)], stdout=its_end, stderr=its_end,
+            env={**os.environ, "COLUMNS": str(columns), "TERM": "xterm", **env},
+        )  # fmt: skip
+        os.close(its_end)
+        shown = b""
+        while some := _read(terminal):
+            shown += some
+        assert process.wait(60) == status, shown
+    finally:
+        os.close(terminal)
+    return shown.decode().replace("\r\n", "\n")
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65_536)
+    except OSError:  # nobody holds the other end any more
+        return b""
+
+
+# ------------------------------------------------------------------------------------------------ query
+
+ODD = """SELECT * FROM (VALUES (1, 'a,"b"', 1.5::DOUBLE, [1.0, 'nan'::DOUBLE], DATE '2026-11-21'),
+    (2, '', 'nan', NULL, NULL), (3, NULL, '-inf', [], DATE '2026-11-22')) AS rows(n, s, x, l, d) ORDER BY n"""
+
+
+@pytest.mark.long
+def test_a_query_is_an_argument_a_file_or_standard_input(table: Table, tmp_path: Path) -> None:
+    sql = "SELECT k, count(*) AS c FROM t GROUP BY k ORDER BY k"
+    (tmp_path / "query.sql").write_text(sql + ";\n")
+    expected = [{"k": 0, "c": 3}, {"k": 1, "c": 1}]
+    assert run_json("query", table.uri, sql) == expected
+    assert run_json("query", table.uri, "--file", tmp_path / "query.sql") == expected
+    for words in (["-"], []):
+        result = CliRunner().invoke(app, ["query", table.uri, *words, "--json"], input=sql)
+        assert (result.exit_code, json.loads(result.stdout)) == (0, expected)
+    assert run("query", table.uri, sql).stdout.split() == ["k", "c", "─", "─", "0", "3", "1", "1"]
+
+
+@pytest.mark.long
+def test_a_query_of_the_past_and_of_some_rows(table: Table) -> None:
+    then = table.history()[1].at_ms
+    assert run_json("query", table.uri, "SELECT n FROM t ORDER BY n", "--as-of", then) == [{"n": n} for n in (1, 2, 3)]
+    assert run_json("query", table.uri, "SELECT max(n) AS m FROM t", "--where", "k = 1") == [{"m": 2}]
+    assert run_json("query", table.uri, "SELECT count(*) AS c FROM final") == [{"c": 4}]
+    assert run_json("query", table.uri, "FROM t WHERE false") == []
+
+
+@pytest.mark.long
+def test_forms_of_an_answer(table: Table, tmp_path: Path) -> None:
+    rows = [
+        {"n": 1, "s": 'a,"b"', "x": 1.5, "l": [1.0, None], "d": "2026-11-21"},
+        {"n": 2, "s": "", "x": None, "l": None, "d": None},
+        {"n": 3, "s": None, "x": None, "l": [], "d": "2026-11-22"},
+    ]
+    assert run_json("query", table.uri, ODD) == rows
+    lines = run("query", table.uri, ODD, "--format", "jsonl").stdout.splitlines()
+    assert [json.loads(line, parse_constant=lambda _: pytest.fail("not JSON")) for line in lines] == rows
+    text = run("query", table.uri, ODD, "--format", "csv").stdout
+    assert text.splitlines()[1:3] == ['1,"a,""b""",1.5,"[1.0, nan]",2026-11-21', '2,"",nan,,']
+    assert [row["s"] for row in csv.DictReader(io.StringIO(text))] == ['a,"b"', "", ""]
+    for form in ("csv", "json", "jsonl", "parquet", "arrow"):
+        run("query", table.uri, ODD, "--format", form, "--output", tmp_path / f"answer.{form}")
+    read = duckdb.sql(f"SELECT s FROM read_csv('{tmp_path}/answer.csv', allow_quoted_nulls=false)").fetchall()
+    assert read == [('a,"b"',), ("",), (None,)]
+    parquet = pq.read_table(tmp_path / "answer.parquet")
+    with pa.ipc.open_stream(tmp_path / "answer.arrow") as stream:
+        assert repr(stream.read_all().to_pylist()) == repr(parquet.to_pylist())
+    assert parquet.column("n").to_pylist() == [1, 2, 3]
+    assert json.loads((tmp_path / "answer.json").read_text()) == rows
+    assert not list(tmp_path.glob(".*")), "nothing unfinished is left"
+
+
+def test_columns_of_one_name_and_names_that_must_be_quoted(table: Table) -> None:
+    text = run("query", table.uri, 'SELECT 1 AS a, 2 AS a, 3 AS "x,""y"', "--format", "csv").stdout
+    assert list(csv.reader(io.StringIO(text))) == [["a", "a_1", 'x,"y'], ["1", "2", "3"]]
+
+
+@pytest.mark.long
+def test_a_large_answer_is_whole_in_every_form(table: Table, tmp_path: Path) -> None:
+    sql = "SELECT range AS n, 'text ' || range AS s FROM range(250_000)"
+    for form in ("csv", "jsonl", "json", "parquet"):
+        file = tmp_path / f"answer.{form}"
+        run("query", table.uri, sql, "--format", form, "-o", file)
+        found = duckdb.sql(f"SELECT count(*), sum(n), max(s) FROM '{file}'").fetchone()
+        assert found == (250_000, 250_000 * 249_999 // 2, "text 99999"), form
+
+
+@pytest.mark.process
+def test_a_table_shows_some_rows_and_says_so(table: Table) -> None:
+    sql = "SELECT range AS n FROM range(300)"
+    assert run("query", table.uri, sql).stdout.splitlines()[-1].strip() == "299"  # a pipe gets all of them
+    few = run("query", table.uri, sql, "--limit", 2)
+    assert few.stdout.split() == ["n", "─", "0", "1"]
+    assert "the first 2 rows" in few.stderr
+    assert run("query", table.uri, sql, "--limit", 0).stderr == ""
+    shown = on_a_terminal("query", table.uri, sql, NO_COLOR="1")
+    assert "the first 100 rows; --limit 0 shows all" in shown
+    assert "\n99\n" in shown
+    assert "100\n" not in shown
+
+
+@pytest.mark.long
+def test_what_a_terminal_obeys_is_told_by_its_number(table: Table) -> None:
+    shown = run("query", table.uri, "SELECT 'a' || chr(27) || '[31m' || chr(10) || 'b' AS s, NULL AS nothing").stdout
+    assert shown.splitlines()[2].split() == [r"a\x1b[31m\nb", "null"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["SELECT nothing FROM t"], 'Referenced column "nothing" not found'),
+        (["SELEKT 1"], "syntax error"),
+        (["FROM events"], "The table is called t."),
+        (["DROP VIEW t"], "Write one SELECT over t"),
+        (["SELECT 1", "--where", "missing = 1"], "missing"),
+        (["SELECT 1", "--output", "x.csv"], "--output wants a --format"),
+        (["SELECT 1", "--json", "--format", "csv"], "two forms"),
+        (["SELECT 1", "--format", "csv", "--limit", "3"], "write LIMIT in the query"),
+        (["SELECT 1", "--file", "x.sql"], "one of the two"),
+        (["--file", "not-there.sql"], "not-there.sql"),
+        (["SELECT 1", "--as-of", "yesterday"], "is no time with a zone"),
+        (["SELECT 1", "--format", "csv", "--output", "no/such/folder.csv"], "no/such"),
+        (["SELECT 1/0::INT AS x, error('at the last row') FROM t", "--format", "csv"], "at the last row"),
+    ],
+)
+def test_a_wrong_query_is_told_in_plain_words(table: Table, arguments: list[str], told: str) -> None:
+    result = run("query", table.uri, *arguments, status=2)
+    assert told in " ".join(result.stderr.replace("│", " ").split())
+    assert "Traceback" not in result.stderr
+    assert "LINE 1" not in result.stderr
+
+
+def test_a_file_is_not_touched_by_an_answer_that_fails(table: Table, tmp_path: Path) -> None:
+    (tmp_path / "answer.csv").write_text("from before")
+    run("query", table.uri, "SELECT error('no') FROM t", "--format", "csv", "-o", tmp_path / "answer.csv", status=2)
+    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["answer.csv"]
+    assert (tmp_path / "answer.csv").read_text() == "from before"
+
+
+@pytest.mark.process
+def test_bytes_go_through_a_pipe_and_not_to_a_terminal(table: Table) -> None:
+    for form in ("parquet", "arrow"):
+        piped = run("query", table.uri, "FROM t", "--format", form).stdout_bytes
+        read = pq.read_table(io.BytesIO(piped)) if form == "parquet" else pa.ipc.open_stream(piped).read_all()
+        assert read.num_rows == 4
+    shown = on_a_terminal("query", table.uri, "FROM t", "--format", "parquet", status=2, columns=120, NO_COLOR="1")
+    assert "parquet is not for a terminal" in shown
+
+
+# ------------------------------------------------------------------------------------------------ lists
+
+
+@pytest.mark.long
+def test_parts_are_listed_for_people_programs_and_other_engines(table: Table) -> None:
+    parts = table.snapshot().parts
+    assert [p["path"] for p in run_json("parts", table.uri)] == [p.path for p in parts]
+    first = run_json("parts", table.uri)[0]
+    assert first == {
+        "path": parts[0].path, "key": parts[0].key, "partition": parts[0].partition, "rows": parts[0].rows,
+        "bytes": parts[0].bytes, "created_ms": parts[0].created_ms,
+    }  # fmt: skip
+    paths = run("parts", table.uri, "--format", "paths").stdout
+    assert paths.splitlines() == [p.path for p in parts]
+    assert run("parts", table.uri, "--format", "paths", "-0").stdout.split("\0") == [*(p.path for p in parts), ""]
+    assert duckdb.read_parquet(paths.splitlines(), union_by_name=True).fetchall().__len__() == 4
+    assert all(p.path in run("parts", table.uri).stdout for p in parts)
+
+
+@pytest.mark.long
+def test_parts_are_chosen_by_rows_partitions_and_time(table: Table) -> None:
+    def partitions(*words: object) -> list[str]:
+        return [p["partition"] for p in run_json("parts", table.uri, *words)]
+
+    assert partitions("--where", "n >= 5") == ["k=0"]
+    assert partitions("--partition", "k=1") == ["k=1"]
+    assert partitions("--partition", "k=1", "--where", "n = 5") == []
+    assert partitions("--as-of", table.history()[-1].at_ms) == ["k=0", "k=1"]
+    assert "there is no partition 'k=9'" in " ".join(
+        run("parts", table.uri, "--partition", "k=9", status=2).stderr.replace("│", " ").split()
+    )
+
+
+@pytest.mark.s3
+def test_addresses_in_a_bucket_are_whole_on_a_narrow_terminal(s3: Any) -> None:
+    table = Table.create(s3.uri, storage_options=s3.storage_options)
+    table.insert([{"n": 1}])
+    (part,) = table.snapshot().parts
+    for words in (["parts"], ["parts", "--format", "paths"]):
+        shown = on_a_terminal(words[0], s3.uri, *words[1:], columns=40, NO_COLOR="1", **s3.storage_options)
+        assert part.path.startswith("s3://")
+        assert part.path in shown.splitlines()[-1]
+
+
+def test_partitions_are_summed_up(table: Table) -> None:
+    k0, k1 = run_json("partitions", table.uri)
+    of_k0 = [p for p in table.snapshot().parts if p.partition == "k=0"]
+    assert k0 == {
+        "path": "k=0", "parts": 2, "rows": 3, "bytes": sum(p.bytes for p in of_k0),
+        "newest_part_ms": max(p.created_ms for p in of_k0),
+    }  # fmt: skip
+    assert (k1["path"], k1["parts"], k1["rows"]) == ("k=1", 1, 1)
+    assert [p["path"] for p in run_json("partitions", table.uri, "--where", "k > 0")] == ["k=1"]
+    then = table.history()[-1].at_ms
+    assert [p["rows"] for p in run_json("partitions", table.uri, "--as-of", then)] == [1, 1]
+    assert run("partitions", table.uri).stdout.splitlines()[2].split()[:2] == ["2", "3"]
+
+
+def test_a_table_without_partitions_has_one(tmp_path: Path) -> None:
+    table = Table.create(tmp_path / "table", storage_options={"fsync": "false"})
+    assert run_json("partitions", table.uri) == run_json("parts", table.uri) == run_json("history", table.uri) == []
+    table.insert([{"n": 1}])
+    assert run("partitions", table.uri).stdout.splitlines()[-1].endswith("(all)")
+
+
+def test_columns_are_listed(table: Table) -> None:
+    table.alter(required=["n"], partition_by=["k", "n % 2 AS odd"])
+    columns = {c["name"]: c for c in run_json("schema", table.uri)}
+    assert list(columns) == ["k", "n", "text", "odd"]
+    assert (columns["n"]["type"], columns["n"]["required"]) == ("BIGINT", True)
+    assert columns["odd"]["expression"] == "(n % 2)"
+    assert columns["text"]["since_ms"] == table.history()[1].at_ms
+    lines = {line.split()[0]: line.split() for line in run("schema", table.uri).stdout.splitlines()[2:]}
+    assert (lines["n"][1:3], lines["odd"][-3:]) == (["BIGINT", "no"], ["(n", "%", "2)"])
+
+
+def test_log_files_are_listed(table: Table) -> None:
+    found = log_files(table.handle)
+    current = [f for f in found if f.state == "current"]
+    assert len(current) < len(found)
+    assert [f["key"] for f in run_json("log", table.uri)] == [f.key for f in current]
+    assert [f["key"] for f in run_json("log", table.uri, "--all")] == [f.key for f in found]
+    shown = run("log", table.uri).stdout
+    assert "merge; parts: 1 new, 2 removed, 1 carried; 2 replaced log files" in shown
+    assert "and 2 more log files that count no more" in shown
+    assert run("log", table.uri, "--all").stdout.count("replaced\x20\x20") == 2
+
+
+# ------------------------------------------------------------------------------------------------ the past
+
+
+def test_the_history_is_told(table: Table) -> None:
+    found = run_json("history", table.uri)
+    assert [c["kind"] for c in found] == ["insert", "merge", "insert", "insert"]
+    assert found[2]["txn"] == {"app": 7}
+    assert found[1]["added_rows"] == found[1]["removed_rows"] == 2
+    assert len(run_json("history", table.uri, "--limit", 1)) == 1
+    assert len(run_json("history", table.uri, "--since", found[1]["at_ms"])) == 2
+    lines = run("history", table.uri).stdout.splitlines()
+    assert lines[3].split()[1:6] == ["merge", "+1", "-2", "+2", "-2"]
+    assert "app:7" in lines[4]
+    assert "The newest 2 commits; --limit 0 lists all." in run("history", table.uri, "--limit", 2).stdout
+
+
+def test_what_was_forgotten_has_a_mark(table: Table) -> None:
+    for _ in range(2):
+        table.cleanup(grace_ms=0, allow_short_grace=True)
+    shown = run("history", table.uri).stdout
+    assert "*: cleanup has forgotten" in shown
+    assert "merge*" in shown
+
+
+@pytest.mark.long
+def test_a_difference_is_told(table: Table) -> None:
+    found = table.history()
+    times = [time_text(found[n].at_ms) for n in (2, 1, 0)]
+    merged = run_json("diff", table.uri, "--since", times[0], "--until", times[1], "--rows")
+    assert (merged["added_rows"], merged["removed_rows"]) == (2, 2)
+    assert (merged["inserted_rows"], merged["deleted_rows"]) == (0, 0)
+    assert [p["path"] for p in merged["partitions"]] == ["k=0"]
+    shown = run("diff", table.uri, "--since", times[1], "--rows").stdout
+    assert "1 part with 1 rows came, between" in shown
+    assert "Of the rows themselves 1 are new and 0 are gone" in shown
+    assert "New columns: text VARCHAR." in shown
+    assert "No part came or went" in run("diff", table.uri, "--since", times[2]).stdout
+    assert "Exchange them" in run("diff", table.uri, "--since", times[2], "--until", times[1], status=2).stderr
+
+
+# ------------------------------------------------------------------------------------------------ terminals
+
+
+@pytest.mark.process
+def test_colours_are_for_terminals_that_want_them(table: Table) -> None:
+    assert "\x1b[" in on_a_terminal("history", table.uri)
+    plain = on_a_terminal("history", table.uri, NO_COLOR="1")
+    assert not re.search(r"\x1b\[(3|9)\d", plain)
+    assert "\x1b[" not in run("history", table.uri).stdout
+
+
+def test_a_narrow_terminal_shows_fewer_columns_and_says_so() -> None:
+    rows = [["aaaa", "bbbb", Text("cccc", style="red")]]
+    for width, expected in ((20, "1  2 3"), (12, "1  3"), (3, "1")):
+        console = Console(width=width, file=io.StringIO(), force_terminal=True, no_color=True)
+        print_list(console, ["1", ">2", "3"], rows, going=[(1,), (2,)])
+        shown = re.sub("\x1b[^m]*m", "", console.file.getvalue())  # type: ignore[attr-defined]
+        assert shown.split("\n")[0].split() == expected.split()
+        assert ("A wider terminal" in shown.replace("\n", " ")) == (width < 16)
+        assert "aaaa" in shown
+
+
+@pytest.mark.process
+def test_the_end_of_a_pipe_is_no_error(table: Table) -> None:
+    words = [sys.executable, "-m", "icedb.cli", "query", table.uri, "FROM range(1_000_000)", "--format", "csv"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "range\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.process
+def test_help_loads_nothing_that_takes_long() -> None:
+    heavy = ["pyarrow", "duckdb", "obstore", "matplotlib", "boto3", "numpy", "asyncio", "icedb.table"]
+    assert loaded("import icedb.cli", heavy) == set()
+
+
+# ------------------------------------------------------------------------------------------------ drawings
+
+
+def drawn(condition: Condition, width: int) -> list[str]:
+    console = Console(width=width, file=io.StringIO())
+    console.print(charts(condition, Thresholds(), width=width))
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_partitions_and_parts_are_drawn_by_size(table: Table, width: int) -> None:
+    condition = table.condition()
+    lines = drawn(condition, width)
+    assert max(map(len, lines)) <= width
+    assert sum("partitions by size" in line and "parts by size" in line for line in lines) == (width == 120)
+    k0 = next(line for line in lines if line.startswith("k=0"))
+    k1 = next(line for line in lines if line.startswith("k=1"))
+    assert k0.startswith("k=0  " + 24 * "▒" + " ")  # a merge would take both parts
+    assert re.match("k=1  █+ ", k1)
+    assert any("from 256 B" in line or "from 512 B" in line for line in lines)
+    assert any("log files to read" in line and "of 64" in line for line in lines)
+
+
+def test_sizes_are_counted_by_powers_of_two(table: Table) -> None:
+    condition = table.condition()
+    parts = table.snapshot().parts
+    assert sum(c.parts for c in condition.sizes) == len(parts)
+    assert sum(c.small_parts for c in condition.sizes) == condition.small_parts == 2
+    for one in condition.sizes:
+        assert one.parts == sum(one.bytes_min <= p.bytes < 2 * one.bytes_min for p in parts)
+
+
+def test_gauges_stand_beside_their_thresholds(table: Table) -> None:
+    thresholds = Thresholds(hot_parts=4)
+    found = {g.name: g for g in gauges(table.condition(thresholds), thresholds)}
+    hot = found["hot partition: small parts"]
+    assert (hot.value, hot.limit, hot.level) == (2, 4, 1)
+    assert found["expired bytes"].level == 0
+    assert found["log files to read"].value == 0, "a merge of log files would take none of them"
+    for n in range(3):
+        table.insert([{"k": 0, "n": n}])
+    found = {g.name: g for g in gauges(table.condition(), Thresholds())}
+    assert found["log files to read"].value == len(table.handle.read().effective) == 5
+
+
+@pytest.mark.process
+def test_a_picture_is_written(table: Table, tmp_path: Path) -> None:
+    run("plot", table.uri, "-o", tmp_path / "table.png")
+    png = (tmp_path / "table.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    assert len(png) < 40_000
+    due = draw_condition(table.condition(Thresholds(hot_parts=4)), Thresholds(hot_parts=4))
+    assert due != png, "what is due stands in it"
+    assert "table.png" in run("plot", table.uri, "-o", tmp_path / "table.svg", status=2).stderr
+
+
+def test_a_picture_needs_an_extra_and_says_which(table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    shown = run("plot", table.uri, "-o", tmp_path / "table.png", status=2).stderr
+    assert "pip install 'icedb-dagster[plot]'" in shown
+    assert not (tmp_path / "table.png").exists()
+
+
+@pytest.mark.process
+def test_an_empty_table_can_be_drawn(tmp_path: Path) -> None:
+    table = Table.create(tmp_path / "table", storage_options={"fsync": "false"})
+    assert "figures beside their thresholds" in run("info", table.uri).stdout
+    run("plot", table.uri, "-o", tmp_path / "table.png")
+    assert (tmp_path / "table.png").stat().st_size > 1_000

@@ -1,0 +1,325 @@
+"""The verbs that write: what they commit, what a dry run tells instead, and what they refuse in their own words."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from typer.testing import CliRunner, Result
+
+from icedb import Dedup, Replacing, Table
+from icedb.cli import app
+from icedb.cli.render.messages import PHRASES, in_the_shell
+from icedb.format.table_spec import TableSpec
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: object, status: int = 0, **options: Any) -> Result:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], **options)
+    assert result.exit_code == status, result.output
+    return result
+
+
+def run_json(*arguments: object, **options: Any) -> Any:
+    return json.loads(run(*arguments, "--json", **options).stdout)
+
+
+def rows(table: Table) -> list[tuple[int, int]]:
+    return table.query("SELECT k, n FROM t ORDER BY ALL").fetchall()
+
+
+def objects(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def newest_spec(table: Table) -> TableSpec:
+    opened = Table.open(table.uri)
+    opened.snapshot()  # what was altered is in the log
+    return opened.spec
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    table = Table.create(tmp_path / "table", partition_by=["k"], storage_options={"fsync": "false"})
+    table.insert([{"k": k, "n": k} for k in range(2)])
+    return table
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"k": 0, "n": 10}\n{"k": 7, "n": 17}\n')
+    return path
+
+
+# ------------------------------------------------------------------------------------------------ create, alter
+
+
+def test_a_table_is_created_as_the_flags_say(tmp_path: Path) -> None:
+    flags = ["--partition-by", "k", "--sort-by", "a", "--sort-by", "b", "--column", "k=BIGINT",
+             "--column", "a=DECIMAL(9,2)", "--required", "k", "--compression", "snappy", "--row-group-rows", 4096,
+             "--row-id", "--merge-by", "a", "--merge-version", "b", "--log-uri", tmp_path / "log"]  # fmt: skip
+    planned = run_json("create", tmp_path / "table", *flags, "--dry-run")
+    assert planned["dry_run"]
+    assert objects(tmp_path) == []
+    done = run_json("create", tmp_path / "table", *flags)
+    assert done == {**planned, "dry_run": False}
+    spec = Table.open(tmp_path / "table").spec
+    assert (spec.partition_by, spec.sort_by, spec.required, spec.compression) == (("k",), ("a", "b"), ("k",), "snappy")
+    assert (spec.columns, spec.row_group_rows, spec.row_id) == ({"k": "BIGINT", "a": "DECIMAL(9,2)"}, 4096, True)
+    assert (spec.merging, spec.log_uri) == (Replacing(("a",), "b"), str(tmp_path / "log"))
+    for more in ([], ["--dry-run"]):
+        assert "a table is there already. Choose another" in run("create", tmp_path / "table", *more, status=2).stderr
+
+
+def test_merges_aggregate_as_the_flags_say(tmp_path: Path) -> None:
+    flags = ["--partition-by", "d", "--merge-by", "k", "--merge-sum", "n", "--merge-max", "m", "--merge-count", "rows"]
+    merging = run_json("create", tmp_path / "table", *flags)["spec"]["merging"]
+    assert merging["kind"] == "aggregating"
+    assert (merging["by"], merging["sum"], merging["max"], merging["count"]) == (["k"], ["n"], ["m"], "rows")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--column", "price"], "write --column price=DOUBLE"),
+        (["--column", "a=INT", "--column", "a=TEXT"], "twice"),
+        (["--merge-sum", "n"], "needs the key"),
+        (["--merge-by", "k", "--merge-version", "v", "--merge-sum", "n"], "does not go with"),
+        (["--compression", "zip"], "compression must be one of"),
+        (["--schema-policy", "closed"], "schema_policy must be one of 'open', 'declared'"),
+        (["--partition-by", "strftime(ts"], "strftime(ts"),
+        (["--sort-by", "user_id,ts"], "write --sort-by user_id --sort-by ts"),
+        (["--merge-by", "a", "--merge-sum", "n, m"], "write --merge-sum n --merge-sum m"),
+    ],
+)
+def test_a_spec_that_is_wrong_creates_nothing(tmp_path: Path, flags: list[str], said: str) -> None:
+    result = run("create", tmp_path / "table", *flags, status=2)
+    assert said in " ".join(result.stderr.replace("│", " ").split())
+    assert objects(tmp_path) == []
+
+
+@pytest.mark.long
+def test_alter_tells_what_changes_and_a_dry_run_changes_nothing(table: Table) -> None:
+    flags = ["--sort-by", "n", "--merge-by", "n", "--compression", "gzip"]
+    planned = run_json("alter", table.uri, *flags, "--dry-run")
+    assert planned["after"] == {"sort_by": ["n"], "compression": "gzip", "merging": {"kind": "dedup", "by": ["n"]}}
+    assert planned["before"] == {"sort_by": [], "compression": "zstd", "merging": None}
+    assert newest_spec(table) == table.spec
+    done = run_json("alter", table.uri, *flags)
+    assert (done["after"], done["dry_run"]) == (planned["after"], False)
+    spec = newest_spec(table)
+    assert (spec.sort_by, spec.merging) == (("n",), Dedup(("n",)))
+    assert done["log_file"] in objects(Path(table.uri))
+    again = run_json("alter", table.uri, *flags)
+    assert (again["after"], again["log_file"]) == ({}, None)
+    assert run_json("alter", table.uri, "--no-sort-by", "--no-merging")["after"] == {"sort_by": [], "merging": None}
+    assert "no such column" in run("alter", table.uri, "--sort-by", "x", "--dry-run", status=2).stderr
+    run("alter", table.uri, "--sort-by", "n", "--no-sort-by", status=2)
+
+
+# ------------------------------------------------------------------------------------------------ insert, overwrite
+
+
+def test_files_are_inserted_and_a_dry_run_says_what_would_be(table: Table, lines: Path) -> None:
+    before = objects(Path(table.uri))
+    foreseen = run_json("insert", table.uri, lines, "--dry-run")
+    assert (foreseen["rows"], foreseen["partitions"], foreseen["new_columns"]) == (2, ["k=0", "k=7"], {})
+    assert objects(Path(table.uri)) == before
+    done = run_json("insert", table.uri, lines)
+    assert (done["rows"], done["partitions"], done["new_parts"]) == (2, ["k=0", "k=7"], 2)
+    assert done["log_file"] in objects(Path(table.uri))
+    assert rows(table) == [(0, 0), (0, 10), (1, 1), (7, 17)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+def test_a_transaction_is_inserted_once(table: Table, lines: Path, dry_run: list[str]) -> None:
+    run("insert", table.uri, lines, "--txn", "load:3")
+    again = run_json("insert", table.uri, lines, "--txn", "load:2", *dry_run)
+    assert (again["repeated"], again["rows"]) == (True, 0)
+    assert len(rows(table)) == 4
+    for wrong in ("load", ":3", "load:", "load:-1", "load:x"):
+        assert "load:42" in " ".join(run("insert", table.uri, lines, f"--txn={wrong}", status=2).stderr.split())
+
+
+@pytest.mark.parametrize(("kind", "text"), [(None, '{"k": 5, "n": 5}\n'), ("csv", "k,n\n5,5\n")])
+def test_rows_of_standard_input(table: Table, kind: str | None, text: str) -> None:
+    flags = ["--format", kind] if kind else []
+    assert run_json("insert", table.uri, "-", *flags, input=text)["rows"] == 1
+    assert rows(table)[-1] == (5, 5)
+
+
+def test_an_error_in_standard_input_names_it_and_its_line(table: Table) -> None:
+    for more in ([], ["--dry-run"]):
+        told = run("insert", table.uri, "-", *more, input='{"k": 1, "n": 1}\nnonsense\n', status=2).stderr
+        assert "line 2 of standard input" in told
+    assert len(rows(table)) == 2
+
+
+@pytest.mark.long
+def test_rows_that_do_not_fit_are_counted_before_they_are_set_aside(table: Table, tmp_path: Path) -> None:
+    text = '{"k": 1, "n": 1}\n{"k": 1, "n": "many"}\n'
+    told = run("insert", table.uri, "-", input=text, status=2).stderr
+    assert "--on-conflict" in told
+    quarantine = ["--on-conflict", "quarantine"]
+    assert run_json("insert", table.uri, "-", *quarantine, "--dry-run", input=text)["quarantined_rows"] == 1
+    assert not (tmp_path / "table_quarantine").exists()
+    done = run_json("insert", table.uri, "-", *quarantine, input=text)
+    assert (done["rows"], done["quarantined_rows"], done["quarantine"]) == (1, 1, str(tmp_path / "table_quarantine"))
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["nothing.jsonl"], "there is no file 'nothing.jsonl'"),
+        (["nothing-*.jsonl"], "no file matches"),
+        ([ROOT], "is a folder"),
+        (["rows.txt"], "Parquet (.parquet), JSON lines"),
+        (["-", "more.jsonl"], "name no files beside it"),
+        (["more.jsonl", "--format", "csv"], "for standard input"),
+    ],
+)
+def test_what_is_no_rows_is_said(table: Table, files: list[object], said: str) -> None:
+    assert said in " ".join(run("insert", table.uri, *files, status=2, input="").stderr.replace("│", " ").split())
+
+
+@pytest.mark.long
+def test_partitions_or_all_of_a_table_are_overwritten(table: Table, lines: Path) -> None:
+    assert "one of them" in " ".join(run("overwrite", table.uri, lines, status=2).stderr.split())
+    assert "outside the partitions" in run("overwrite", table.uri, lines, "--where", "k = 0", status=2).stderr
+    before = objects(Path(table.uri))
+    chosen = ["--partition", "k=0", "--partition", "k=7"]
+    foreseen = run_json("overwrite", table.uri, lines, *chosen, "--dry-run")
+    assert (foreseen["rows"], foreseen["replaced_parts"], foreseen["replaced_rows"]) == (2, 1, 1)
+    assert (
+        "outside the partitions" in run("overwrite", table.uri, lines, "--partition=k=0", "--dry-run", status=2).stderr
+    )
+    assert objects(Path(table.uri)) == before
+    assert run_json("overwrite", table.uri, lines, *chosen)["replaced_parts"] == 1
+    assert rows(table) == [(0, 10), (1, 1), (7, 17)]
+    assert run_json("overwrite", table.uri, "-", "--everything", input='{"k": 3, "n": 3}')["replaced_parts"] == 3
+    assert rows(table) == [(3, 3)]
+
+
+# ------------------------------------------------------------------------------------------------ rewrite, views
+
+
+@pytest.mark.long
+def test_a_partition_is_rewritten(table: Table, tmp_path: Path) -> None:
+    file = tmp_path / "query.sql"
+    file.write_text("SELECT k, n + 100 AS n FROM _rows")
+    assert run_json("rewrite", table.uri, "k=1", "--file", file, "--dry-run")["rows"] == 1
+    assert rows(table) == [(0, 0), (1, 1)]
+    assert run_json("rewrite", table.uri, "k=1", "--file", file)["rows"] == 1
+    run("rewrite", table.uri, "k=1", "--file", "-", input="SELECT k, n + 1 AS n FROM _rows")
+    assert rows(table) == [(0, 0), (1, 102)]
+    assert "as icedb partitions lists them" in run("rewrite", table.uri, "k=9", "SELECT 1", status=2).stderr
+    for wrong in ([], ["SELECT 1", "--file", file]):
+        assert "one of the two" in " ".join(run("rewrite", table.uri, "k=1", *wrong, status=2).stderr.split())
+
+
+@pytest.mark.long
+def test_views_are_listed_and_refreshed(table: Table) -> None:
+    assert run("views", table.uri).stdout == "none\n"
+    view = table.create_view("sums", "SELECT k, sum(n)::BIGINT AS n FROM _rows GROUP BY k")
+    [known] = run_json("views", table.uri)
+    assert (known["name"], known["query"]) == ("sums", "SELECT k, sum(n)::BIGINT AS n FROM _rows GROUP BY k")
+    table.delete("k = 1")
+    assert run_json("refresh-view", table.uri, "sums", "--dry-run")["source_rows"] == 1
+    assert rows(view) == [(0, 0), (1, 1)]
+    assert run_json("refresh-view", table.uri, "sums")["rows"] == 1
+    assert rows(view) == [(0, 0)]
+    assert "there is no view 'x'" in run("refresh-view", table.uri, "x", status=2).stderr
+
+
+# ------------------------------------------------------------------------------------------------ export
+
+
+def test_a_table_is_exported_as_parquet(table: Table, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    assert run_json("export", table.uri, "--parquet", target, "--dry-run")["rows"] == 2
+    assert not target.exists()
+    assert run_json("export", table.uri, "--parquet", target, "--where", "n > 0")["rows"] == 1
+    read = f"SELECT sum(n), count(*) FROM read_parquet('{target}/**/*.parquet')"
+    assert duckdb.sql(read).fetchone() == (1, 1)
+    run("export", table.uri, "--parquet", target, status=2)
+    assert run_json("export", table.uri, "--parquet", target, "--overwrite")["rows"] == 2
+    assert duckdb.sql(read).fetchone() == (1, 2)
+
+
+def test_a_table_is_exported_as_delta(table: Table) -> None:
+    log = Path(table.uri) / "_delta_log"
+    run("export", table.uri, "--delta", "--dry-run")
+    assert not log.exists()
+    run("export", table.uri, "--delta", "--keep", "3d")
+    assert [p.name for p in log.glob("*.json")] == [f"{0:020}.json"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "one of the two"),
+        (["--delta", "--parquet", "out"], "one of the two"),
+        (["--delta", "--where", "n > 0"], "go with --parquet"),
+        (["--parquet", "out", "--keep", "1d"], "go with --delta"),
+    ],
+)
+def test_an_export_is_one_thing(table: Table, flags: list[str], said: str) -> None:
+    assert said in " ".join(run("export", table.uri, *flags, status=2).stderr.replace("│", " ").split())
+
+
+# ------------------------------------------------------------------------------------------------ pins
+
+
+def test_pins_have_a_dry_run(table: Table) -> None:
+    assert run_json("pin", table.uri, "monthly", "--dry-run")["name"] == "monthly"
+    assert table.pins() == []
+    run("pin", table.uri, "monthly")
+    assert "is a pin 'monthly' already" in run("pin", table.uri, "monthly", "--dry-run", status=2).stderr
+    assert run_json("unpin", table.uri, "monthly", "--dry-run")["dry_run"]
+    assert len(table.pins()) == 1
+    assert not run_json("unpin", table.uri, "monthly")["dry_run"]
+    assert table.pins() == []
+    assert "no pin 'monthly'" in run("unpin", table.uri, "monthly", "--dry-run", status=2).stderr
+
+
+# ------------------------------------------------------------------------------------------------ words
+
+
+def test_each_phrase_is_still_said_by_the_library() -> None:
+    """Else it is said otherwise by now, and the command would repeat it in the words of Python."""
+    sources = "\n".join(p.read_text() for p in (ROOT / "icedb").rglob("*.py") if "cli" not in p.parts)
+    # As the message is: pieces of text that stand below each other are one, and what is filled in is some text.
+    text = re.sub(r"\{[a-z][^{}]*\}", "7", re.sub(r'"\s*\n\s*f?"', "", sources))
+    assert [pattern for pattern, _ in PHRASES if not re.search(pattern, text)] == []
+
+
+@pytest.mark.long
+def test_paths_that_are_wrong_are_named(tmp_path: Path) -> None:
+    uri = Table.create(tmp_path / "table", schema={"n": "BIGINT"}).uri
+    wrong: list[tuple[list[object], str]] = [
+        (
+            ["query", uri, "FROM t", "--format", "csv", "--output", tmp_path / "no" / "x"],
+            f"'{tmp_path / 'no'}': there is",
+        ),
+        (["query", uri, "--file", tmp_path / "no.sql"], f"'{tmp_path / 'no.sql'}': No such file"),
+        (["export", uri, "--delta", "--leave-out", "m"], "--leave-out names"),
+        (["insert", uri, __file__], "this is no name of a file of Parquet (.parquet)"),
+    ]
+    for words, said in wrong:
+        assert said in run(*words, status=2).stderr
+    far = ["insert", uri, "s3://bucket/*.csv", "--endpoint-url", "http://127.0.0.1:9"]
+    assert "cannot be listed now" in run(*far, status=3).stderr
+
+
+def test_messages_are_in_the_words_of_the_command() -> None:
+    assert in_the_shell("If nothing uses it, pass allow_short_grace=True.") == (
+        "If nothing uses it, pass --allow-short-grace."
+    )
+    assert in_the_shell("remove it first with unpin('a b').") == "remove it first with icedb unpin and the name a b."

@@ -1,0 +1,519 @@
+"""What `icedb-dagster doctor` and `pools` say: judgements, real stores, a real instance and its daemon."""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+dg = pytest.importorskip("dagster")
+
+# ruff: noqa: E402 - without the extra there is nothing to import
+from dagster._daemon.types import DaemonHeartbeat
+
+import icedb
+from icedb.errors import StackError
+from icedb.format.timing import Timing
+from icedb.storage.location import parse_location
+from icedb.storage.object_store import ObjectStore
+from icedb.storage.obstore_store import open_store
+from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock, create_table
+from icedb.util.clock import SystemClock
+from icedb_dagster.dev import stack
+from icedb_dagster.dev.command import main
+from icedb_dagster.dev.doctor import Finding, examine
+from icedb_dagster.dev.doctor.daemon import Heartbeat, judge_daemon, watch_heartbeats
+from icedb_dagster.dev.doctor.database import judge_answer, judge_schema
+from icedb_dagster.dev.doctor.locks import Holder, judge_holders, judge_limits
+from icedb_dagster.dev.doctor.settings import Settings, judge_settings, read_settings
+from icedb_dagster.dev.doctor.store import examine_store, judge_clock
+from icedb_dagster.dev.doctor.versions import judge_versions, read_versions
+from icedb_dagster.dev.project.workspace import load_code
+from icedb_dagster.dev.stack import database
+from icedb_dagster.locking.lock_pools import PoolLimit
+from tests.support.stores import BUCKET, Place, S3Server
+
+# Judgements
+
+
+HEALTHY = Settings(
+    storage="PostgresEventLogStorage",
+    has_pools=True,
+    granularity="op",
+    coordinator="QueuedRunCoordinator",
+    runs_max=4,
+    waits_in_queue=True,
+    monitoring=True,
+    poll_s=10,
+    free_slots_s=30,
+    knows_workers=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "check", "status", "remedy"),
+    [
+        ({"storage": "SqliteEventLogStorage"}, "storage", "problem", "storage: {postgres:"),
+        ({"has_pools": False}, "storage", "problem", "dagster instance migrate"),
+        ({"granularity": "run"}, "pool granularity", "problem", "granularity: op"),
+        ({"granularity": None}, "pool granularity", "warning", "granularity: op"),
+        ({"coordinator": "DefaultRunCoordinator", "runs_max": None}, "run queue", "problem", "QueuedRunCoordinator"),
+        ({"runs_max": -1}, "run queue", "warning", "max_concurrent_runs: 4"),
+        ({"waits_in_queue": False}, "run queue", "warning", "key: icedb/pool"),
+        ({"monitoring": False}, "run monitoring", "problem", "enabled: true"),
+        ({"free_slots_s": None}, "run monitoring", "problem", "free_slots_after_run_end_seconds: 30"),
+        ({"poll_s": 30, "free_slots_s": 120}, "run monitoring", "warning", "poll_interval_seconds: 10"),
+        ({"knows_workers": False}, "run monitoring", "warning", "class: MonitoredRunLauncher"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_one_finding_with_the_setting_that_is_right(
+    changed: dict[str, Any], check: str, status: str, remedy: str
+) -> None:
+    assert {f.status for f in judge_settings(HEALTHY)} == {"ok"}
+    (finding,) = [f for f in judge_settings(replace(HEALTHY, **changed)) if f.status != "ok"]
+    assert (finding.check, finding.status) == (check, status)
+    assert remedy in finding.remedy
+
+
+def test_an_instance_without_settings_is_understood() -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        found = judge_settings(read_settings(instance))
+    assert {f.check for f in found if f.status == "problem"} == {"storage", "run queue", "run monitoring"}
+
+
+KINDS = ("SENSOR", "BACKFILL", "MONITORING")
+
+
+def beats(*daemons: str, age_s: float = 5) -> tuple[Heartbeat, ...]:
+    return tuple(Heartbeat(kind, daemon, age_s) for kind, daemon in zip(KINDS, daemons, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("looks", "status", "found"),
+    [
+        ([beats("a", "a", "a")], "ok", "one daemon"),
+        ([()], "problem", "no daemon has ever run"),
+        ([beats("a", "a", "a", age_s=300)], "problem", "the last heartbeat is 300 s old"),
+        ([beats("a", "a")], "warning", "no heartbeat for over 120 s of: MONITORING"),
+        ([beats("a", "b", "a")], "problem", "2 daemons"),
+        ([beats("a", "a", "a"), beats("b", "b", "b")], "problem", "2 daemons"),
+        ([(*beats("a", "a"), Heartbeat("MONITORING", "before", 100))], "ok", "one daemon"),
+        ([(*beats("a", "a"), Heartbeat("MONITORING", "a", 5, ("\nno code\nTraceback",)))], "problem", "MONITORING: no"),
+    ],
+)
+def test_a_daemon_is_judged_by_its_heartbeats(looks: list[tuple[Heartbeat, ...]], status: str, found: str) -> None:
+    (finding,) = judge_daemon(KINDS, looks)
+    assert finding.status == status
+    assert found in finding.found
+
+
+def test_a_daemon_is_watched_for_as_long_as_was_said() -> None:
+    slept: list[float] = []
+    looks = watch_heartbeats(lambda: beats(str(len(slept) // 4)), seconds=35, sleep=slept.append)
+    assert sum(slept) == 35
+    assert {look[0].daemon for look in looks} == {"0", "1"}
+    assert len(watch_heartbeats(lambda: (), seconds=0)) == 1
+
+
+def test_pools_without_a_limit_are_named_and_a_wrong_limit_is_a_problem() -> None:
+    good, new, wide = PoolLimit("icedb/a", 1), PoolLimit("icedb/b", None), PoolLimit("icedb/c", 4)
+    default = PoolLimit("icedb/d", 1, by_default=True)
+    assert judge_limits([good]).status == judge_limits([]).status == "ok"
+    finding = judge_limits([good, new, default])
+    assert (finding.status, finding.remedy) == ("warning", "after each deployment: icedb-dagster pools")
+    assert "2 of 3 are no lock: icedb/b (no limit), icedb/d (default limit 1)" in finding.found
+    assert judge_limits([good, wide]).status == "problem"
+    assert "and 3 more" in judge_limits([PoolLimit(f"icedb/{n}", None) for n in range(8)]).found
+
+
+def test_a_slot_that_a_run_holds_beyond_its_end_is_found() -> None:
+    working = Holder("icedb/a", "run1", "STARTED")
+    ended = Holder("icedb/a", "run2", "FAILURE", ended_s=200)
+    assert [f.status for f in judge_holders([working], slot_free_s=60)] == ["ok"]
+    (late,) = judge_holders([working, ended], slot_free_s=60)
+    assert (late.status, late.found) == ("problem", "icedb/a is held by run run2, FAILURE 200 s ago")
+    assert "run run2" in late.remedy
+    assert [f.status for f in judge_holders([replace(ended, ended_s=20)], slot_free_s=60)] == ["warning"]
+    assert [f.status for f in judge_holders([replace(ended, ended_s=20)], slot_free_s=None)] == ["problem"]
+    assert "not there any more" in judge_holders([Holder("icedb/a", "gone", None)], slot_free_s=60)[0].found
+
+
+def test_packages_of_two_releases_are_named() -> None:
+    assert judge_versions(read_versions()).status == "ok"
+    finding = judge_versions({"dagster": "1.13.27", "dagster-postgres": "0.29.27", "dagster-webserver": "1.13.26"})
+    assert finding.status == "problem"
+    assert "dagster-webserver 1.13.26" in finding.found
+    assert "dagster-postgres" not in finding.found
+
+
+def test_a_postgres_is_judged_by_version_latency_and_schema() -> None:
+    shown = "postgresql://me:***@host/db"
+    assert judge_answer(database.Answer("18.6", 0.4), shown=shown).status == "ok"
+    assert judge_answer(database.Answer("12.4 (Debian)", 0.4), shown=shown).status == "warning"
+    assert judge_answer(database.Answer("18.6", 90), shown=shown).status == "warning"
+    assert judge_answer("connection refused", shown=shown).found == f"{shown}: connection refused"
+    assert judge_schema({("abc", "abc")}).status == "ok"
+    assert judge_schema({("abc", "abc"), ("abc", "def")}).remedy.endswith("dagster instance migrate")
+    assert judge_schema({(None, "def")}).status == "problem"
+
+
+@pytest.mark.parametrize(
+    ("skew_ms", "status"), [(0, "ok"), (-900, "ok"), (20_000, "ok"), (40_000, "warning"), (-90_000, "problem")]
+)
+def test_a_clock_is_compared_with_the_store_s(skew_ms: int, status: str) -> None:
+    now_ms = 1_800_000_000_000
+    finding = judge_clock(put_after_ms=now_ms, stored_ms=now_ms - skew_ms, now_ms=now_ms + 50, max_skew_ms=60_000)
+    assert finding.status == status
+    assert ("ahead of" in finding.found) == (skew_ms > 1000)
+
+
+# Stores
+
+
+def look(store: ObjectStore, **options: Any) -> dict[str, Finding]:
+    clock = options.pop("clock", SystemClock())
+    found = {f.check: f for f in examine_store(store, clock=clock, timing=Timing(), **options)}
+    assert all(f.remedy for f in found.values() if f.status != "ok")
+    return found
+
+
+def problems(found: dict[str, Finding]) -> set[str]:
+    return {check for check, finding in found.items() if finding.status == "problem"}
+
+
+def store_of(place: Place) -> ObjectStore:
+    return open_store(parse_location(place.uri, place.storage_options))
+
+
+def test_a_table_that_is_well_stays_as_it_is(shared_place: Place) -> None:
+    store = store_of(shared_place)
+    empty = look(store)
+    assert {f.status for c, f in empty.items() if c != "table"} == {"ok"}
+    assert (empty["table"].status, empty["table"].found) == ("warning", "there is none yet")
+    assert shared_place.kind == "s3" or not Path(shared_place.uri).exists()
+    store = store_of(shared_place)  # the folder that the other one has seen is gone
+    table = icedb.Table.create(shared_place.uri, storage_options=shared_place.storage_options)
+    table.insert([{"n": 1}])
+    before = [o.key for o in store.list(store.location.prefix)]
+    found = look(store)
+    assert {f.status for f in found.values()} == {"ok"}
+    assert found["table"].found == "live parts: 1, log files: 1, epoch 1"
+    assert [o.key for o in store.list(store.location.prefix)] == before
+    assert table.verify(deep=True).ok
+
+
+class _Overwrites(ClockedStore):
+    """A store that does not know If-None-Match."""
+
+    def create(self, key: str, body: bytes | Path) -> None:
+        self.objects.pop(key, None)
+        super().create(key, body)
+
+
+def test_a_store_that_overwrites_a_clock_that_is_off_and_lost_log_files_are_found(clock: ManualClock) -> None:
+    store = _Overwrites(clock)
+    assert problems(look(store, clock=clock, table=False)) == {"create-only"}
+    assert store.objects == {}
+    assert problems(look(ClockedStore(clock), clock=clock.skewed(90_000), table=False)) == {"clock"}
+
+    ours = ClockedStore(clock)
+    table = create_table(ours, clock=clock)
+    for n in range(3):
+        table.insert([{"n": n}])
+    table.merge()
+    claimed = ours.location.keys.epoch_claim(9)
+    ours.create(claimed, b"{}")
+    found = look(ours, clock=clock)
+    assert problems(found) == {"table"}
+    assert "were removed by a program that takes no claims" in found["table"].found
+
+
+def test_a_store_that_fails_is_a_finding_and_not_an_end(clock: ManualClock) -> None:
+    for kind, failed in (("list", {"reach"}), ("create", {"create"}), ("get", {"read"}), ("delete", {"delete"})):
+        store = FaultyStore(ClockedStore(clock))
+        store.inject(Fault.FAIL, kind=kind)  # type: ignore[arg-type]
+        assert problems(look(store, clock=clock, table=False)) == failed
+
+
+def user(server: S3Server, *actions: str) -> S3Server:
+    """Somebody who may do that and nothing else."""
+    iam, name = server.client("iam"), f"user-{uuid.uuid4().hex[:8]}"
+    allowed = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": actions, "Resource": "*"}]}
+    iam.create_user(UserName=name)
+    iam.put_user_policy(UserName=name, PolicyName="some", PolicyDocument=json.dumps(allowed))
+    key = iam.create_access_key(UserName=name)["AccessKey"]
+    return S3Server(server.endpoint, key["AccessKeyId"], key["SecretAccessKey"])
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize(
+    ("actions", "refused"),
+    [
+        (("s3:ListBucket", "s3:GetObject"), {"create"}),
+        (("s3:ListBucket", "s3:GetObject", "s3:PutObject"), {"delete"}),
+        (("s3:GetObject", "s3:PutObject", "s3:DeleteObject"), {"list"}),
+    ],
+)
+def test_each_right_that_is_missing_is_named(
+    s3: Place, s3_server: S3Server, actions: tuple[str, ...], refused: set[str]
+) -> None:
+    limited = replace(s3, storage_options=user(s3_server, *actions).storage_options)
+    found = look(store_of(limited), table=False)
+    assert problems(found) == refused
+    (check,) = refused
+    right = {"create": "s3:PutObject", "delete": "s3:DeleteObject", "list": "s3:ListBucket"}[check]
+    assert f"allow {right} on arn:aws:s3:::{BUCKET}" in found[check].remedy
+
+
+@pytest.mark.s3
+def test_a_wrong_secret_and_a_missing_bucket_are_told_without_the_secret(s3: Place, s3_server: S3Server) -> None:
+    wrong = {**s3_server.storage_options, "AWS_SECRET_ACCESS_KEY": "topsecret"}
+    found = look(store_of(replace(s3, storage_options=wrong)))
+    assert problems(found) == {"list", "create"}
+    assert "topsecret" not in repr(found)
+    missing = look(open_store(parse_location("s3://no-such-bucket/t", s3_server.storage_options)))
+    assert problems(missing) == {"reach"}
+
+
+# A real instance
+
+DEFINITIONS = """
+print("loaded")
+import dagster as dg
+from icedb_dagster import IceDBResource, build_table_definitions
+
+defs = dg.Definitions.merge(
+    dg.Definitions(
+        resources={"icedb": IceDBResource(root=dg.EnvVar("LAKE")), "other": IceDBResource(root=dg.EnvVar("NOWHERE"))}
+    ),
+    build_table_definitions("clicks"),
+    build_table_definitions(["shop", "orders"]),
+)
+"""
+POOLS = {"icedb/clicks", "icedb/shop/orders"}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A project with two tables, and its Postgres."""
+    folder = tmp_path_factory.mktemp("doctor") / "project"
+    folder.mkdir()
+    (folder / "doctored.py").write_text(DEFINITIONS)
+    load = "load_from:\n  - python_module: {module_name: doctored, working_directory: .}\n"
+    (folder / "workspace.yaml").write_text(load)
+    (folder / ".env").write_text(f"LAKE={folder / 'lake'}\n")
+    kept = dict(os.environ)
+    for name in ("ICEDB_POSTGRES_URL", "DAGSTER_HOME", "ICEDB_DAGSTER_POSTGRES_URL", "NOWHERE"):
+        os.environ.pop(name, None)
+    stack.up(folder, services=("postgres",))
+    yield folder
+    stack.down(folder)
+    os.environ.clear()
+    os.environ.update(kept)
+
+
+@pytest.fixture(scope="module")
+def opened(project: Path) -> Iterator[Any]:
+    """The instance that the project's commands use."""
+    running = stack.find(project)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in stack.environment(running).items():
+            patch.setenv(name, value)
+        instance = dg.DagsterInstance.get()
+    with instance:
+        yield instance
+
+
+def examined(project: Path, **options: Any) -> dict[str, list[Finding]]:
+    """The findings that are not well, by check."""
+    found: dict[str, list[Finding]] = {}
+    for finding in examine(project, **options):
+        if finding.status != "ok":
+            found.setdefault(finding.check, []).append(finding)
+    return found
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command has said."""
+
+    status: int
+    out: str
+    error: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command `icedb-dagster`, in this process: another one would import Dagster and the code anew."""
+
+    def run(*arguments: str | Path) -> Done:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return Done(int(ended.value.code or 0), said.out, said.err)
+
+    return run
+
+
+@pytest.mark.dagster
+def test_pools_gives_each_table_s_pool_its_limit_before_it_is_used(
+    project: Path, opened: Any, command: Command
+) -> None:
+    storage = opened.event_log_storage
+    dry = command("pools", "--dry-run", "-d", project)
+    assert {line.split()[0]: line.split()[1:] for line in dry.out.splitlines()[1:]} == {
+        "icedb/clicks": ["none", "needs", "1"],
+        "icedb/shop/orders": ["none", "needs", "1"],
+    }
+    assert storage.get_concurrency_keys() == set()
+    (before,) = examined(project)["pools"]
+    assert (before.status, "2 of 2 are no lock" in before.found) == ("warning", True)
+    done = command("pools", "-d", project)
+    assert (done.status, done.out.count("is 1 now")) == (1, 2)
+    # The other resource of this code has no address: that does not keep the locks from being there.
+    assert "the resource 'other' cannot be made" in done.error
+    assert "NOWHERE" in done.error
+    assert {key: storage.get_concurrency_info(key).slot_count for key in POOLS} == dict.fromkeys(POOLS, 1)
+    assert "pools" not in examined(project)
+
+
+@pytest.mark.dagster
+def test_a_platform_that_is_well_and_what_breaks_it(
+    project: Path, opened: Any, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOWHERE", str(tmp_path / "elsewhere"))
+    command("pools", "-d", project)
+    assert [f.found for f in examined(project)["daemon"]] == [
+        "no daemon has ever run on this instance: nothing that is queued starts"
+    ]
+    stack.up(project, services=("postgres", "daemon"))
+    password = (project / ".icedb-dagster" / "postgres.password").read_text()
+    well = command("doctor", "-d", project, "--json")
+    findings = json.loads(well.out)
+    assert well.status == 0, well.out
+    assert {f["status"] for f in findings} == {"ok"}
+    assert {f["about"] for f in findings} == {"", str(project / "lake"), str(tmp_path / "elsewhere")}
+    assert not (project / "lake").exists()
+    assert password not in well.out
+
+    # A second daemon shows in the heartbeats alone.
+    beat = next(iter(opened.get_daemon_heartbeats().values()))
+    opened.add_daemon_heartbeat(DaemonHeartbeat(beat.timestamp, "SENSOR", str(uuid.uuid4()), []))
+    assert "2 daemons" in examined(project)["daemon"][0].found
+    stack.down(project, services=("daemon",))
+
+    # A run that has ended, and whose slot nobody has freed.
+    storage = opened.event_log_storage
+    run = opened.create_run_for_job(dg.GraphDefinition("ended").to_job(), status=dg.DagsterRunStatus.STARTED)
+    assert storage.claim_concurrency_slot("icedb/clicks", run.run_id, "work").is_claimed
+    assert "slots" not in examined(project)
+    opened.report_run_failed(run)
+    assert [(f.status, run.run_id in f.found) for f in examined(project)["slots"]] == [("warning", True)]
+    opened.delete_run(run.run_id)
+    storage.set_concurrency_slots("icedb/shop/orders", 3)
+    found = examined(project)
+    assert [f.status for f in found.get("slots", found["pools"])] == ["problem"]
+    assert "icedb/shop/orders (limit 3)" in found["pools"][0].found
+
+    shown = command("doctor", "-d", project, "--table", str(tmp_path / "none"))
+    assert shown.status == 1
+    assert "icedb-dagster pools" in shown.out
+    assert "there is none yet" in shown.out
+    assert command("doctor", "-d", tmp_path / "nowhere").status == 2
+
+
+@pytest.mark.dagster
+def test_an_instance_of_dagster_home_is_examined_and_one_that_cannot_be_opened_is_told(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = stack.find(project)
+    password = (project / ".icedb-dagster" / "postgres.password").read_text()
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    monkeypatch.setenv("NOWHERE", str(tmp_path))
+    storage = f"storage: {{postgres: {{postgres_url: '{running.postgres_url}'}}}}\n"
+    rest = "concurrency: {pools: {granularity: run}}\n"
+    rest += "run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}\n"
+    (home / "dagster.yaml").write_text(storage + rest + "telemetry: {enabled: false}\n")
+    found = examined(project)
+    assert {"pool granularity", "run queue", "run monitoring"} <= found.keys()
+    assert {"instance", "storage", "postgres", "schema"}.isdisjoint(found)
+
+    (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    assert [f.status for f in examined(project)["storage"]] == ["problem"]
+
+    (home / "dagster.yaml").write_text(storage.replace(password, "topsecret") + rest)
+    (told,) = examined(project)["instance"]
+    assert "password authentication failed" in told.found
+    assert "topsecret" not in told.found
+    (home / "dagster.yaml").write_text(storage.replace("postgres_url", "postgres_address"))
+    (told,) = examined(project)["instance"]
+    assert "postgres_address" in told.found
+    assert password not in told.found
+    (home / "dagster.yaml").write_text("run_coordinator: {module: dagster, class: NoSuchCoordinator}\n")
+    assert "NoSuchCoordinator" in examined(project)["instance"][0].found
+    (home / "dagster.yaml").write_text("storage: {postgres: {postgres_url: {env: NOT_SET}}}\n")
+    assert "NOT_SET" in examined(project)["instance"][0].found
+    monkeypatch.delenv("DAGSTER_HOME")
+    (project / ".env").rename(tmp_path / ".env")
+    try:
+        assert "LAKE" in examined(project)["definitions"][0].found
+    finally:
+        (tmp_path / ".env").rename(project / ".env")
+
+
+@pytest.mark.dagster
+def test_several_code_locations_are_loaded_by_servers_and_one_that_cannot_be_is_named(tmp_path: Path) -> None:
+    code = 'import dagster as dg\n@dg.op(pool="icedb/tiny")\ndef work(): ...\n@dg.job\ndef tiny(): work()\n'
+    (tmp_path / "tiny_code.py").write_text(code)
+    (tmp_path / "workspace.yaml").write_text(
+        "load_from:\n"
+        "  - python_module: {module_name: tiny_code, working_directory: .}\n"
+        "  - python_module: {module_name: no_such_module, working_directory: .}\n"
+    )
+    found = load_code(tmp_path)
+    assert found.pools == ("icedb/tiny",)
+    (told,) = found.problems
+    assert told.endswith("no_such_module cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'")
+    (tmp_path / "workspace.yaml").write_text("load_from: 7\n")
+    assert "workspace.yaml cannot be read" in load_code(tmp_path).problems[0]
+
+
+def test_without_an_instance_or_a_workspace_the_rest_is_examined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ICEDB_POSTGRES_URL", "DAGSTER_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    found = examine(tmp_path, tables=[str(tmp_path / "table"), "ftp://somewhere"])
+    problems = {f.check: f for f in found if f.status == "problem"}
+    assert problems.keys() == {"instance", "definitions", "address"}
+    assert "icedb-dagster up" in problems["instance"].remedy
+    assert [f.check for f in examine(tmp_path) if f.status == "warning"] == ["places"]
+    with pytest.raises(StackError, match="is not a folder"):
+        examine(tmp_path / "nowhere")
+
+
+@pytest.mark.long
+def test_nested_tables_are_looked_at_apart_and_a_lost_spec_is_a_problem(tmp_path: Path) -> None:
+    outer, inner = icedb.Table.create(tmp_path / "events"), icedb.Table.create(tmp_path / "events" / "daily")
+    for table in (outer, inner):
+        table.insert([{"n": 1}])
+
+    def problems(table: icedb.Table) -> set[str]:
+        store = open_store(parse_location(table.uri))
+        findings = examine_store(store, clock=SystemClock(), timing=Timing())
+        return {f.check for f in findings if f.status != "ok"}
+
+    assert (problems(outer), problems(inner)) == (set(), set())
+    Path(inner.uri, "_table.json").unlink()
+    assert (problems(outer), problems(inner)) == (set(), {"table"})

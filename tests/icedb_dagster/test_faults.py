@@ -1,0 +1,344 @@
+"""Runs of one table never overlap; what is done to them, to the daemon and to Postgres harms neither table nor lock.
+
+The table is exact after each fault, and the slot of its pool is free again without a hand. That it takes less than a
+minute with the intervals that we ship is tried by the one test that takes the minute.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+dg = pytest.importorskip("dagster")
+
+# ruff: noqa: E402 - without the extra there is nothing to import
+from icedb_dagster import IceDBResource, icedb_pool
+from icedb_dagster.dev import stack
+from tests.support.dagster_jobs import maintain
+from tests.support.dagster_platform import CODE, FORCED_CANCEL, MERGE, Platform, running, shipped, until
+from tests.support.stores import BUCKET
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.dagster, pytest.mark.s3]
+
+#: Each table has a run that is stopped at a moment of its merge.
+MOMENTS = {
+    "killed_writing": "first-part",
+    "killed_claimed": "after-claim",
+    "paused": "before-claim",
+    "canceled": "before-claim",
+}
+MORE = ("outlived", "interrupted", "waited", "cut_off", "twins", "lost", "orphaned")
+QUEUED = ("asked", "other", "busy", "another")
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory, storage_options: dict[str, str]) -> Iterator[Platform]:
+    project = tmp_path_factory.mktemp("faults") / "project"
+    root = f"s3://{BUCKET}/{project.parent.name}-{os.getpid()}"
+    lake = IceDBResource(root=root, storage_options={name: dg.EnvVar(name) for name in storage_options})
+    by_hand = ["asked", "alone"]
+    with running(project, (*MOMENTS, *MORE, *QUEUED), lake=lake, environ=storage_options, by_hand=by_hand) as started:
+        yield started
+
+
+# ------------------------------------------------------------------------------------------ one run at a time
+
+
+def test_the_pools_of_all_that_is_loaded_are_there_before_anything_ran(platform: Platform) -> None:
+    for table in (*QUEUED, "alone"):
+        info = platform.pool(table)
+        assert (info.slot_count, info.limit, info.using_default_limit) == (1, 1, False)
+
+
+def runs_of_one_table_never_overlap_however_they_were_started_and_those_of_another_do(platform: Platform) -> None:
+    runs = _begin(platform, {"asked": 2, "other": 1})
+    job = f"asked_{MERGE}"
+    commands = [
+        [sys.executable, "-m", "dagster", "job", "execute", "-f", str(CODE), "-j", job],
+        [sys.executable, "-m", "tests.support.dagster_code", "asked"],  # materialize() on the instance
+    ]
+    others = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for command in commands]
+
+    def waiting() -> bool:
+        assert [other.poll() for other in others] == [None, None]
+        by_command = platform.instance.get_runs(dg.RunsFilter(job_name=job, statuses=[dg.DagsterRunStatus.STARTED]))
+        by_asset = [step for step in platform.pool("asked").pending_steps if step.assigned_timestamp is None]
+        return len(by_command) == 3 and len(by_asset) == 1
+
+    try:
+        until(waiting, "two more runs that wait")
+        assert platform.holders("asked")[0] in runs["asked"]
+    finally:
+        _check_that_they_take_turns(platform, runs, more={"asked": 2})
+        ended = [other.wait() for other in others]
+    assert ended == [0, 0]
+
+
+@pytest.mark.slow(seconds=40)
+def test_many_queued_runs_of_one_table_never_overlap(platform: Platform) -> None:
+    _check_that_they_take_turns(platform, _begin(platform, {"busy": 8, "another": 2}), more={})
+
+
+def _begin(platform: Platform, counts: dict[str, int]) -> dict[str, list[str]]:
+    """Launch so many runs of each table, whose pools are fresh; the first of each stops in the middle of its work."""
+    platform.fill(*counts)
+    for table in counts:  # `up` has made sure of the pools
+        platform.instance.event_log_storage.delete_concurrency_limit(icedb_pool(table))
+        platform.arm(table, "before-claim")
+    runs = {table: [platform.merge(table) for _ in range(count)] for table, count in counts.items()}
+    platform.started(*(run for of_table in runs.values() for run in of_table))
+    for table in runs:
+        platform.reached(table, "before-claim")  # all at once
+    for table in runs:
+        assert len(platform.holders(table)) == platform.pool(table).slot_count == 1
+        assert platform.spans(table) == []
+    return runs
+
+
+def _check_that_they_take_turns(platform: Platform, runs: dict[str, list[str]], more: dict[str, int]) -> None:
+    """Let all go on; `more`: runs of a table that were started otherwise."""
+    for table in runs:
+        platform.open(table, "before-claim")
+    for table, of_table in runs.items():
+        assert platform.ended(*of_table) == ["SUCCESS"] * len(of_table), platform.why(of_table[0])
+        count = len(of_table) + more.get(table, 0)
+        until(lambda table=table, count=count: len(platform.spans(table)) == count, f"{count} runs of {table}")
+        assert all(one.ended < next_.began for one, next_ in pairwise(platform.spans(table)))
+        until(lambda table=table: platform.holders(table) == [], f"free slot of {table}")
+        assert platform.pool(table).pending_steps == []
+    platform.audit(*runs, live_parts=1)
+
+
+# ------------------------------------------------------------------------------------------ what is done to runs
+
+
+@pytest.fixture(scope="module")
+def aftermath(platform: Platform) -> dict[str, dict[str, str]]:
+    """All of it at once, to tables of their own: how each run ended, and what was live when another one had merged."""
+    platform.fill(*MOMENTS)
+    for table, moment in MOMENTS.items():
+        platform.arm(table, moment)
+    runs = {table: platform.merge(table) for table in MOMENTS}
+    pids = {table: platform.reached(table, moment) for table, moment in MOMENTS.items()}
+    assert {table: platform.holders(table) for table in MOMENTS} == {table: [run] for table, run in runs.items()}
+
+    for table in ("killed_writing", "killed_claimed"):
+        os.kill(pids[table], signal.SIGKILL)
+    os.kill(pids["paused"], signal.SIGSTOP)
+    assert platform.ask(FORCED_CANCEL, run=runs["canceled"])["__typename"] == "TerminateRunSuccess"
+    # What run monitoring does with a run whose worker it takes for dead. The worker is not told.
+    given_up = platform.instance.get_run_by_id(runs["paused"])
+    assert given_up is not None
+    platform.instance.report_run_failed(given_up, "its worker does not answer")
+
+    ends = platform.ended(*runs.values())
+    rival = platform.merge("paused")
+    for table in MOMENTS:
+        until(lambda table=table: runs[table] not in platform.holders(table), f"free slot of {table}")
+        if table != "paused":
+            assert maintain(platform.instance, platform.lake, table, MERGE).success
+    assert platform.ended(rival) == ["SUCCESS"], platform.why(rival)
+    live = {table: platform.live_parts(table) for table in MOMENTS}
+    platform.open("paused", MOMENTS["paused"])
+    os.kill(pids["paused"], signal.SIGCONT)
+    wait_until(lambda: not _runs(pids["paused"]), "end of the worker that was paused")
+    return {table: {"end": end, "live": live[table]} for table, end in zip(MOMENTS, ends, strict=True)}
+
+
+@pytest.mark.parametrize("table", ["killed_writing", "killed_claimed"])
+def test_a_killed_worker_s_run_fails_and_the_next_one_merges(
+    platform: Platform, aftermath: dict[str, dict[str, str]], table: str
+) -> None:
+    assert aftermath[table]["end"] == "FAILURE"
+    platform.audit(table, live_parts=1)
+    assert platform.holders(table) == []
+
+
+def test_what_a_paused_worker_commits_when_another_run_has_merged_is_rebased_to_nothing(
+    platform: Platform, aftermath: dict[str, dict[str, str]]
+) -> None:
+    assert aftermath["paused"]["end"] == "FAILURE"
+    late, rival = platform.spans("paused")
+    assert late.began < rival.began < rival.ended < late.ended
+    assert (late.dropped_groups, rival.dropped_groups) == (1, 0)  # it did go on, and lost its only group
+    assert platform.live_parts("paused") == aftermath["paused"]["live"]
+    platform.audit("paused", live_parts=1)
+    assert platform.holders("paused") == []
+
+
+def test_a_forced_cancel_leaves_the_table_to_the_next_run(
+    platform: Platform, aftermath: dict[str, dict[str, str]]
+) -> None:
+    assert aftermath["canceled"]["end"] == "CANCELED"
+    assert platform.live_parts("canceled") == aftermath["canceled"]["live"]
+    platform.audit("canceled", live_parts=1)
+    assert platform.holders("canceled") == []
+
+
+# ------------------------------------------------------------------------------------------ what is done to others
+
+
+def runs_outlive_a_killed_daemon_and_its_successor_ends_those_that_still_work(platform: Platform) -> None:
+    tables = ("outlived", "interrupted")
+    platform.fill(*tables)
+    for table in tables:
+        platform.arm(table, "before-claim")
+    runs = [platform.merge(table) for table in tables]
+    for table in tables:
+        platform.reached(table, "before-claim")
+    os.kill(platform.pid("daemon"), signal.SIGKILL)
+    platform.open("outlived", "before-claim")
+    assert platform.ended(runs[0]) == ["SUCCESS"], platform.why(runs[0])
+    platform.up()
+    assert platform.ended(runs[1]) == ["FAILURE"]
+    platform.open("interrupted", "before-claim")
+    _check_free_and_exact(platform, *tables)
+
+
+def two_daemons_on_one_database_leave_the_table_exact(platform: Platform) -> None:
+    platform.fill("twins")
+    with _second_daemon(platform):
+        runs = [platform.merge("twins") for _ in range(2)]
+        assert "SUCCESS" in platform.ended(*runs)
+    _check_free_and_exact(platform, "twins")
+
+
+def runs_whose_code_server_died_fail_and_a_worker_that_is_left_changes_nothing(platform: Platform) -> None:
+    tables = ("lost", "orphaned")
+    platform.fill(*tables)
+    for table in tables:
+        platform.arm(table, "before-claim")
+    runs = [platform.merge(table) for table in tables]
+    lost, orphaned = (platform.reached(table, "before-claim") for table in tables)
+    # The daemon starts a second code server when the first one is slow to answer; each keeps the workers it started.
+    for code_server in {_parent(lost), _parent(orphaned)}:
+        os.kill(code_server, signal.SIGKILL)
+    os.kill(lost, signal.SIGKILL)
+    assert platform.ended(*runs) == ["FAILURE", "FAILURE"]
+    assert all("The worker is gone: its code server at" in platform.why(run) for run in runs)
+    _check_free_and_exact(platform, *tables)
+    live = platform.live_parts("orphaned")
+    platform.open("orphaned", "before-claim")
+    wait_until(lambda: not _runs(orphaned), "end of the worker that lost its code server")
+    assert platform.live_parts("orphaned") == live
+    _check_free_and_exact(platform, *tables)
+
+
+def a_merge_comes_to_its_end_whether_postgres_is_back_before_or_after_its_commit(platform: Platform) -> None:
+    tables = ("waited", "cut_off")
+    platform.fill(*tables)
+    for table in tables:
+        platform.arm(table, "before-claim")
+    runs = [platform.merge(table) for table in tables]
+    pids = [platform.reached(table, "before-claim") for table in tables]
+    stack.down(platform.project, services=("postgres",))
+    platform.open("cut_off", "before-claim")
+    until(lambda: platform.live_parts("cut_off").count("\n") == 0, "commit of the run that has no Postgres")
+    platform.up()
+    platform.open("waited", "before-claim")
+    assert platform.ended(runs[0]) == ["SUCCESS"], platform.why(runs[0])
+    wait_until(lambda: not _runs(pids[1]), "end of the worker that had no Postgres")
+    _check_free_and_exact(platform, *tables)
+
+
+EVENTS = (
+    runs_of_one_table_never_overlap_however_they_were_started_and_those_of_another_do,
+    runs_outlive_a_killed_daemon_and_its_successor_ends_those_that_still_work,
+    two_daemons_on_one_database_leave_the_table_exact,
+    runs_whose_code_server_died_fail_and_a_worker_that_is_left_changes_nothing,
+    a_merge_comes_to_its_end_whether_postgres_is_back_before_or_after_its_commit,
+)
+
+
+@pytest.mark.sampled(cases=1)
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
+def test_neither_many_starts_nor_a_fault_of_the_platform_harms_a_table_or_its_lock(
+    platform: Platform, event: Callable[[Platform], None]
+) -> None:
+    event(platform)
+
+
+@contextmanager
+def _second_daemon(platform: Platform) -> Iterator[None]:
+    """One that nobody knows of, as on another machine."""
+    command = [sys.executable, "-m", "dagster._daemon", "run", "-w", str(platform.project / "workspace.yaml")]
+    kind = "QUEUED_RUN_COORDINATOR"
+    first = platform.instance.get_daemon_heartbeats()[kind].daemon_id
+    with (platform.project / "second.log").open("w") as out:
+        daemon = subprocess.Popen(command, stdout=out, stderr=out, cwd=platform.project, start_new_session=True)
+    try:
+        heartbeats = platform.instance.get_daemon_heartbeats
+        until(lambda: heartbeats()[kind].daemon_id != first, "work of the second daemon")
+        yield
+    finally:
+        daemon.send_signal(signal.SIGINT)
+        daemon.wait()
+
+
+def _runs(pid: int) -> bool:
+    """A worker that was killed stays a zombie until its code server looks."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _check_free_and_exact(platform: Platform, *tables: str) -> None:
+    for table in tables:
+        until(lambda table=table: platform.holders(table) == [], f"free slot of {table}")
+        assert maintain(platform.instance, platform.lake, table, MERGE).success
+        assert platform.pool(table).pending_steps == platform.holders(table) == []
+    platform.audit(*tables, live_parts=1)
+
+
+@pytest.mark.alone
+@pytest.mark.slow(seconds=240)
+def test_with_the_shipped_intervals_a_slot_is_free_within_a_minute_of_the_end_of_its_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake = IceDBResource(root=str(tmp_path / "lake"))
+    tables = ("killed", "frozen")
+    with running(tmp_path / "project", tables, lake=lake, change=shipped) as platform:
+        platform.fill(*tables)
+        for table in tables:
+            platform.arm(table, "before-claim")
+        runs = {table: platform.merge(table) for table in tables}
+        behind = platform.merge("killed")
+        pids = {table: platform.reached(table, "before-claim") for table in tables}
+        assert platform.statuses([behind]) == ["QUEUED"]  # of one pool, one run at a time leaves the queue
+        began = time.monotonic()
+        os.kill(pids["killed"], signal.SIGKILL)
+        until(lambda: runs["killed"] not in platform.holders("killed"), "free slot")
+        took = {"killed": time.monotonic() - began}
+        assert platform.ended(behind) == ["SUCCESS"]
+
+        os.kill(pids["frozen"], signal.SIGSTOP)
+        platform.ask(FORCED_CANCEL, run=runs["frozen"])  # takes a minute: the code server waits for the worker
+        began = time.monotonic()
+        assert platform.statuses([runs["frozen"]]) == ["CANCELED"]
+        until(lambda: platform.holders("frozen") == [], "free slot")
+        took["frozen"] = time.monotonic() - began
+        with capsys.disabled():
+            print(f"\nseconds until the slot was free: {took}")  # noqa: T201
+        assert max(took.values()) < 60
+        assert maintain(platform.instance, lake, "frozen", MERGE).success
+        live = platform.live_parts("frozen")
+        platform.open("frozen", "before-claim")
+        os.kill(pids["frozen"], signal.SIGCONT)
+        wait_until(lambda: not _runs(pids["frozen"]), "end of the worker that was frozen")
+        assert platform.live_parts("frozen") == live
+        platform.audit(*tables, live_parts=1)

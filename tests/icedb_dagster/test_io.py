@@ -1,0 +1,850 @@
+"""The IO manager, on a real instance: assets in and out in every shape, and tables of every partitioning."""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+dg = pytest.importorskip("dagster")
+
+# ruff: noqa: E402 - without the extra there is nothing to import
+import icedb
+from icedb.errors import (
+    EmptyBatch,
+    InvalidBatch,
+    InvalidOption,
+    InvalidPartitionExpression,
+    SchemaConflict,
+    StoreUnavailable,
+    TableNotFound,
+    UnknownColumn,
+)
+from icedb_dagster import IceDBIOManager, IceDBResource
+from icedb_dagster.io import inputs, outputs
+from tests.support.dagster_instance import ONE, TWO, Materialize, returning, rows, run_script
+
+pytestmark = pytest.mark.dagster
+pytest_plugins = ["tests.support.dagster_instance"]
+on_postgres = pytest.mark.parametrize("instance", ["postgres_instance"], indirect=True)
+
+NUMBERS = pa.table({"n": [3, 1, 2], "word": ["c", "a", None]})
+SORTED = [(1, "a"), (2, None), (3, "c")]
+
+
+@pytest.fixture(scope="module")
+def in_memory() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+@pytest.fixture
+def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
+    """In memory, where the instance is not the point: events take half the time there."""
+    found: dg.DagsterInstance = request.getfixturevalue(getattr(request, "param", "in_memory"))
+    return found
+
+
+def told(result: dg.ExecuteInProcessResult, asset: str) -> dict[str, Any]:
+    """The metadata of an asset's only materialization in a run."""
+    [event] = result.asset_materializations_for_node(asset)
+    return {key: value.value for key, value in event.metadata.items()}
+
+
+def log_files(table: icedb.Table) -> set[str]:
+    return {o.key for o in table.handle.store.list(table.handle.keys.log_prefix)}
+
+
+#: How the rows of an input are read, by its type.
+READ: dict[Any, Callable[[Any], pa.Table]] = {
+    pa.Table: lambda table: table,
+    pa.RecordBatchReader: lambda reader: reader.read_all(),
+    ds.Dataset: lambda dataset: dataset.to_table(),
+    pd.DataFrame: lambda frame: pa.Table.from_pandas(frame, preserve_index=False),
+    pl.DataFrame: lambda frame: frame.to_arrow(),
+    pl.LazyFrame: lambda frame: frame.collect().to_arrow(),
+    duckdb.DuckDBPyRelation: lambda relation: relation.to_arrow_table(),
+    icedb.Snapshot: lambda snapshot: snapshot.to_arrow(),
+    list: pa.Table.from_pylist,
+}
+
+
+def taking(key: str, annotation: Any, upstream: Any, take: Callable[[Any], Any], **options: Any) -> Any:
+    """An asset whose input has that annotation, and which gives it to a function. The options are the input's."""
+
+    @dg.asset(key=key, ins={"given": dg.AssetIn(upstream, **options)})
+    def asset(given: annotation) -> None:  # type: ignore[valid-type]
+        take(given)
+
+    return asset
+
+
+# ------------------------------------------------------------------------------------------ outputs and inputs
+
+
+@on_postgres
+def test_every_kind_of_output_is_stored(materialize: Materialize, lake: IceDBResource) -> None:
+    batches = NUMBERS.to_batches(max_chunksize=2)
+    given: dict[str, Callable[[], Any]] = {
+        "table": lambda: NUMBERS,
+        "batch": lambda: NUMBERS.combine_chunks().to_batches()[0],
+        "reader": lambda: pa.RecordBatchReader.from_batches(NUMBERS.schema, iter(batches)),
+        "dataset": lambda: ds.dataset(NUMBERS),
+        "pandas": lambda: NUMBERS.to_pandas(),
+        "polars": lambda: pl.from_arrow(NUMBERS),
+        "lazy": lambda: pl.from_arrow(NUMBERS).lazy(),
+        "relation": lambda: duckdb.connect().from_arrow(NUMBERS),
+        "dicts": NUMBERS.to_pylist,
+        "snapshot": lambda: lake.table("table").snapshot(),
+    }
+    metadata = {"partition_by": ["n % 2 AS parity"], "sort_by": ["n"]}
+    first = returning("table", NUMBERS, metadata)
+    others = [returning(key, make, metadata, deps=["table"]) for key, make in given.items() if key != "table"]
+    assert materialize(first, *others).success
+    for key in given:
+        table = lake.table(key)
+        assert table.query("SELECT n, word FROM t ORDER BY n").fetchall() == SORTED, key
+        assert table.schema() == {"n": "BIGINT", "word": "VARCHAR"}, key
+        assert (table.spec.partition_by, table.spec.sort_by) == (("n % 2 AS parity",), ("n",))
+        assert table.snapshot().partitions() == ["parity=0", "parity=1"]
+
+
+def test_every_kind_of_input_is_loaded(materialize: Materialize, name: str) -> None:
+    seen: list[Any] = []
+    wanted = {**{kind: kind for kind in READ}, Any: pa.Table, list[dict[str, Any]]: list}
+    takers = [taking(f"taking_{n}", annotation, name, seen.append) for n, annotation in enumerate(wanted)]
+    assert materialize(returning(name, NUMBERS, {"partition_by": ["n % 2 AS parity"]}), *takers).success
+    kinds = [next(kind for kind in READ if isinstance(given, kind)) for given in seen]
+    assert sorted(map(str, kinds)) == sorted(map(str, wanted.values()))
+    expected = [{"n": n, "word": word, "parity": n % 2} for n, word in SORTED]
+    for kind, given in zip(kinds, seen, strict=True):
+        assert sorted(READ[kind](given).to_pylist(), key=lambda row: row["n"]) == expected, kind
+
+
+def test_lazy_inputs_read_no_rows_before_they_are_asked(
+    materialize: Materialize, lake: IceDBResource, name: str
+) -> None:
+    failures = {}
+
+    def without_parts(given: Any) -> None:
+        data = Path(lake.uri(name)) / "_data"
+        shutil.move(data, data.with_name("hidden"))
+        kind = next(kind for kind in READ if isinstance(given, kind))
+        try:
+            READ[kind](given)
+        except Exception as error:
+            failures[kind] = type(error).__name__
+        finally:
+            shutil.move(data.with_name("hidden"), data)
+
+    lazy = {
+        pa.RecordBatchReader: "IOException",
+        ds.Dataset: "FileNotFoundError",
+        pl.LazyFrame: "FileNotFoundError",
+        duckdb.DuckDBPyRelation: "IOException",
+    }
+    takers = [taking(f"lazy_{n}", annotation, name, without_parts) for n, annotation in enumerate(lazy)]
+    assert materialize(returning(name, NUMBERS), *takers).success
+    assert failures == lazy
+
+
+def test_an_input_has_the_columns_and_rows_that_its_metadata_asks_for(materialize: Materialize, name: str) -> None:
+    numbers = returning(name, NUMBERS, {"partition_by": ["n % 2 AS parity"]})
+    seen: list[Any] = []
+    wanted: list[tuple[Any, dict[str, Any], list[dict[str, Any]]]] = [
+        (pa.Table, {"columns": ["word", "n"], "where": "n > 1 AND parity = 1"}, [{"word": "c", "n": 3}]),
+        (ds.Dataset, {"columns": ["n"], "where": "parity = 1"}, [{"n": 3}, {"n": 1}]),
+        (pl.LazyFrame, {"columns": ["parity"], "where": dg.MetadataValue.text("parity = 0")}, [{"parity": 0}]),
+    ]
+    for number, (annotation, metadata, expected) in enumerate(wanted):
+        taker = taking(f"taking_{number}", annotation, name, seen.append, metadata=metadata)
+        assert materialize(numbers, taker).success
+        assert READ[annotation](seen.pop()).to_pylist() == expected
+    refused: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+        (pa.Table, {"columns": ["m"]}, UnknownColumn, r"names 'm', and the table has \['n', 'word', 'parity'\]"),
+        (pa.Table, {"columns": "n"}, InvalidOption, "give a list of names"),
+        (pa.Table, {"where": "(SELECT 1) = 1"}, InvalidOption, "'where' is '.*', which holds a subquery"),
+        (ds.Dataset, {"where": "parity = 1 AND n > 1"}, InvalidOption, r"condition '\(n > 1\)'.*Filter the Dataset"),
+        (icedb.Snapshot, {"columns": ["n"]}, InvalidOption, "which is whole"),
+        (set, {}, InvalidOption, "cannot be loaded as .*Annotate it as pyarrow.Table"),
+    ]
+    for number, (annotation, metadata, error, message) in enumerate(refused):
+        taker = taking(f"refused_{number}", annotation, name, seen.append, metadata=metadata)
+        with pytest.raises(error, match=message):
+            materialize(numbers, taker, selection=[taker])
+    assert seen == []
+
+
+def test_an_input_is_read_as_it_was_at_a_time(materialize: Materialize, lake: IceDBResource, name: str) -> None:
+    materialize(returning(name, ONE))
+    before = lake.table(name).snapshot()
+    seen = []
+
+    numbers = returning(name, TWO)
+    reader = taking("reader", list, name, seen.append, input_manager_key="io_manager")
+    iso = datetime.fromtimestamp(before.as_of_ms / 1000, UTC).isoformat()
+    for as_of in (before.as_of_ms, str(before.as_of_ms), iso, None):
+        config = {} if as_of is None else {"ops": {"reader": {"inputs": {"given": {"as_of": as_of}}}}}
+        assert materialize(numbers, reader, run_config=config).success
+    assert seen == [[{"n": 1}], [{"n": 1}], [{"n": 1}], [{"n": 2}]]
+    config = {"ops": {"reader": {"inputs": {"given": {"as_of": "2026-11-21T12:00:00"}}}}}
+    with pytest.raises(InvalidOption, match=r"as_of is '2026-11-21T12:00:00'; write a time with its zone"):
+        materialize(numbers, reader, run_config=config, selection=[reader])
+
+
+def test_overwrite_is_the_default_and_one_commit(materialize: Materialize, lake: IceDBResource, name: str) -> None:
+    materialize(returning(name, ONE))
+    older, before = lake.table(name).snapshot(), log_files(lake.table(name))
+    materialize(returning(name, TWO))
+    assert rows(lake, name) == [(2,)]
+    assert older.to_arrow()["n"].to_pylist() == [1]
+    assert len(log_files(lake.table(name)) - before) == 1
+
+
+def test_none_or_its_own_snapshot_stands_for_a_table_that_the_asset_wrote_by_itself(
+    materialize: Materialize, lake: IceDBResource, name: str
+) -> None:
+    with pytest.raises(TableNotFound):
+        materialize(returning(name, None))
+    assert not Path(lake.uri(name)).exists()
+
+    def write() -> None:
+        lake.table_or_create(name).insert(ONE)
+
+    def write_and_say() -> icedb.Snapshot:
+        write()
+        return lake.table(name).snapshot()
+
+    for number, function in enumerate((write, write_and_say), 1):
+        partition = {"partition_key": "2024-03-01"} if number == 1 else {}
+        result = materialize(returning(name, function, partitions_def=DAYS), **partition)
+        assert rows(lake, name) == [(1,)] * number
+        assert told(result, name)["dagster/row_count"] == number
+        assert len(log_files(lake.table(name))) == number
+
+
+def test_outputs_of_several_assets_and_explicit_results_are_stored(
+    materialize: Materialize, lake: IceDBResource, instance: dg.DagsterInstance
+) -> None:
+    """A multi-asset has a table for each of its outputs; Output and MaterializeResult bring metadata of their own."""
+
+    @dg.multi_asset(
+        outs={
+            "left": dg.AssetOut(metadata={"sort_by": ["n"]}),
+            "right": dg.AssetOut(metadata={"icedb/mode": "append"}),
+        }
+    )
+    def both() -> Any:
+        yield dg.Output(ONE, output_name="left", metadata={"mine": 1}, data_version=dg.DataVersion("my-own"))
+        yield dg.Output(TWO, output_name="right")
+
+    @dg.asset
+    def explicit() -> dg.MaterializeResult[pa.Table]:
+        return dg.MaterializeResult(value=TWO, metadata={"mine": 2})
+
+    @dg.asset
+    def silent(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+        context.set_data_version(context.asset_key, dg.DataVersion("silent-too"))
+        return dg.MaterializeResult(metadata={"mine": 3})
+
+    assert materialize(both, explicit, silent).success
+    assert [rows(lake, key) for key in ("left", "right", "explicit")] == [[(1,)], [(2,)], [(2,)]]
+    assert lake.table("left").spec.sort_by == ("n",)
+    versions = {}
+    for key in ("left", "right", "explicit", "silent"):
+        event = instance.get_latest_materialization_event(dg.AssetKey(key))
+        assert event is not None
+        assert event.asset_materialization is not None
+        assert (event.asset_materialization.metadata.get("mine") is None) == (key == "right")
+        versions[key] = (event.asset_materialization.tags or {})["dagster/data_version"]
+    assert versions == {
+        "left": "my-own",
+        "right": lake.table("right").snapshot().id,
+        "explicit": lake.table("explicit").snapshot().id,
+        "silent": "silent-too",
+    }
+
+
+# ------------------------------------------------------------------------------------------ options
+
+
+def test_options_are_the_asset_s_or_else_the_io_manager_s(materialize: Materialize, lake: IceDBResource) -> None:
+    fields = {"mode": "append", "compression": "snappy", "sort_by": ["n"], "row_group_rows": 4096, "preview_rows": 0}
+    own = {
+        "icedb/mode": dg.MetadataValue.text("overwrite"),
+        "icedb/sort_by": [],
+        "icedb/partition_by": ["n % 2 AS parity"],
+        "icedb/compression": "gzip",
+        "icedb/row_group_rows": 8192,
+        "icedb/required": ["n"],
+        "icedb/schema": {"n": "BIGINT", "at": "DATE"},
+        "icedb/schema_policy": "declared",
+        "icedb/merging": {"kind": "dedup", "by": ["n"]},
+        "icedb/preview_rows": 1,
+        "team": "ours",
+    }
+    for value in (ONE, TWO):
+        result = materialize(returning("plain", value), returning("special", value, own), io=fields)
+    assert (rows(lake, "plain"), rows(lake, "special", "n")) == ([(1,), (2,)], [(2,)])
+    assert "icedb/preview" not in told(result, "plain")
+    assert "| 2 |" in told(result, "special")["icedb/preview"]
+    plain, special = lake.table("plain").spec, lake.table("special").spec
+    assert (plain.compression, plain.sort_by, plain.row_group_rows) == ("snappy", ("n",), 4096)
+    assert (special.compression, special.sort_by, special.row_group_rows) == ("gzip", (), 8192)
+    assert (special.partition_by, special.required, special.schema_policy) == (("n % 2 AS parity",), ("n",), "declared")
+    assert (special.columns, special.merging) == ({"n": "BIGINT", "at": "DATE"}, icedb.Dedup(by=("n",)))
+
+
+@pytest.mark.parametrize(
+    ("value", "metadata", "message"),
+    [
+        (5, {}, "returned a builtins.int"),
+        (["a"], {}, "returned a builtins.list"),
+        (ONE, {"icedb/mode": "upsert"}, "mode is 'upsert'; give 'append' or 'overwrite'"),
+        (ONE, {"icedb/on_empty": "ignore"}, "on_empty is 'ignore'"),
+        (ONE, {"icedb/on_conflict": "drop"}, "on_conflict is 'drop'"),
+        (ONE, {"icedb/preview_rows": -1}, "preview_rows is -1"),
+        (ONE, {"sort_by": "n"}, "'sort_by' must be a list of texts, not 'n'"),
+        (ONE, {"sort_by": ["n"], "icedb/sort_by": ["n"]}, "has both 'sort_by' and 'icedb/sort_by'"),
+        (ONE, {"partition_by": [1]}, "'partition_by' must be a list of texts"),
+        (ONE, {"partition_by": ["random() AS r"]}, "different values for one row"),
+        (ONE, {"icedb/compresion": "zstd"}, "'icedb/compresion', which is no option; is it 'icedb/compression'"),
+        (ONE, {"icedb/merging": {"kind": "sum"}}, "'icedb/merging' is"),
+        (ONE, {"icedb/on_empty": "clear", "icedb/on_conflict": "quarantine"}, "Give only one of them"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_before_there_is_a_table(
+    lake: IceDBResource, value: Any, metadata: dict[str, Any], message: str
+) -> None:
+    """Called as Dagster calls it, without a run: there would be a dozen."""
+    context = dg.build_output_context(asset_key="bad", definition_metadata=metadata)
+    with pytest.raises((InvalidBatch, InvalidOption, InvalidPartitionExpression), match=message) as error:
+        IceDBIOManager(icedb=lake).handle_output(context, value)
+    assert lake.uri("bad") in str(error.value)
+    assert not Path(lake.uri("bad")).exists()
+
+
+def test_the_io_manager_s_own_mistakes_are_refused(materialize: Materialize, lake: IceDBResource) -> None:
+    with pytest.raises(InvalidOption, match="mode is 'replace'"):
+        materialize(returning("bad", ONE), io={"mode": "replace"})
+
+    @dg.op
+    def no_asset() -> int:
+        return 1
+
+    @dg.job(resource_defs={"io_manager": IceDBIOManager(icedb=lake)})
+    def job() -> None:
+        no_asset()
+
+    with pytest.raises(InvalidOption, match="'result' of the op 'no_asset' is none"):
+        job.execute_in_process()
+    assert not Path(lake.root).exists()
+
+
+def test_values_that_do_not_fit_are_refused_cast_or_set_aside(
+    materialize: Materialize, lake: IceDBResource, name: str
+) -> None:
+    materialize(returning(name, ONE))
+    before = lake.table(name).snapshot().id
+    misfits = [{"n": 2}, {"n": "x"}]
+    with pytest.raises(SchemaConflict):
+        materialize(returning(name, misfits))
+    assert lake.table(name).snapshot().id == before
+    result = materialize(returning(name, misfits), io={"on_conflict": "quarantine"})
+    figures = told(result, name)
+    assert (figures["icedb/rows_written"], figures["icedb/rows_quarantined"]) == (1, 1)
+    assert (rows(lake, name), lake.table(f"{name}_quarantine").snapshot().rows) == ([(2,)], 1)
+
+
+# ------------------------------------------------------------------------------------------ partitions
+
+DAYS = dg.DailyPartitionsDefinition("2024-03-01", end_date="2024-04-10", timezone="Europe/Berlin")
+HOURS = dg.HourlyPartitionsDefinition("2024-10-27-00:00", end_date="2024-10-28-00:00", timezone="Europe/Berlin")
+MONTHS = dg.MonthlyPartitionsDefinition("2024-01-01", end_date="2024-06-01", timezone="America/New_York")
+SHOPS = dg.StaticPartitionsDefinition(["north", "it's"])
+CITIES = dg.DynamicPartitionsDefinition(name="cities")
+BACKFILL = {"backfill_policy": dg.BackfillPolicy.single_run()}
+
+
+def stamped(
+    key: Any, definition: Any, metadata: dict[str, Any], make: Callable[[list[str]], Any], **options: Any
+) -> Any:
+    """A partitioned asset that returns what `make` makes of the run's partition keys."""
+
+    @dg.asset(key=key, partitions_def=definition, metadata=metadata, **options)
+    def asset(context: dg.AssetExecutionContext) -> Any:
+        partitioned = context.has_partition_key or context.has_partition_key_range
+        return make([str(k) for k in context.partition_keys] if partitioned else [])
+
+    return asset
+
+
+def of_keys(**columns: Callable[[str], Any]) -> Callable[[list[str]], pa.Table]:
+    return lambda keys: pa.table({name: [make(key) for key in keys] for name, make in columns.items()})
+
+
+def instants(key: str) -> datetime:
+    return HOURS.time_window_for_partition_key(key).start.astimezone(UTC)
+
+
+@pytest.mark.sampled(cases=3)
+@pytest.mark.parametrize(
+    ("definition", "keys", "expression", "make"),
+    [
+        (SHOPS, ["north", "it's"], "shop", of_keys(shop=str)),
+        (CITIES, ["Bonn", "New York"], "city", of_keys(city=str)),
+        (DAYS, ["2024-03-30", "2024-03-31"], "CAST(ts AS DATE) AS day",
+         of_keys(ts=lambda key: datetime.fromisoformat(f"{key}T23:59:59"))),
+        (HOURS, ["2024-10-27-02:00", "2024-10-27-02:00+0100"], "date_trunc('hour', ts) AS hour", of_keys(ts=instants)),
+        (MONTHS, ["2024-02-01", "2024-03-01"], "day", of_keys(day=lambda key: f"{key[:8]}28")),
+        (
+            dg.MultiPartitionsDefinition({"day": DAYS, "shop": SHOPS}), ["2024-03-30|it's", "2024-03-30|north"],
+            {"day": "day", "shop": "shop"},
+            of_keys(day=lambda key: key.partition("|")[0], shop=lambda key: key.partition("|")[2]),
+        ),
+    ],
+    ids=["static", "dynamic", "daily", "hourly", "monthly", "multi"],
+)  # fmt: skip
+def test_a_partition_is_replaced_and_the_others_stay(
+    materialize: Materialize,
+    lake: IceDBResource,
+    instance: dg.DagsterInstance,
+    name: str,
+    definition: Any,
+    keys: list[str],
+    expression: Any,
+    make: Callable[[list[str]], pa.Table],
+) -> None:
+    if definition is CITIES:
+        instance.add_dynamic_partitions("cities", keys)
+    multi = isinstance(definition, dg.MultiPartitionsDefinition)
+    version = [0]
+    seen: list[Any] = []
+
+    def versioned(of: list[str]) -> pa.Table:
+        return make(of).append_column("version", pa.array(version * len(of)))
+
+    asset = stamped(name, definition, {"partition_expr": expression}, versioned)
+
+    @dg.asset(partitions_def=definition, ins={"upstream": dg.AssetIn(name)})
+    def same_partition(upstream: list[dict[str, Any]]) -> None:
+        seen.append([row["version"] for row in upstream])
+
+    for version[0], key in enumerate([*keys, keys[0]], 1):
+        partition_key = definition.get_partition_key_from_str(key) if multi else key
+        result = materialize(asset, same_partition, partition_key=partition_key)
+        assert told(result, name)["dagster/partition_row_count"] == 1
+    assert rows(lake, name, "version") == [(2,), (3,)]
+    assert seen == [[1], [2], [3]]
+
+    everything = taking("everything", list, name, seen.append)
+    assert materialize(asset, everything, selection=[everything]).success
+    assert sorted(row["version"] for row in seen[-1]) == [2, 3]
+
+
+def test_a_range_of_partitions_in_one_run_is_one_commit(
+    materialize: Materialize, lake: IceDBResource, name: str, instance: dg.DagsterInstance
+) -> None:
+    asset = stamped(name, DAYS, {"partition_expr": "day"}, of_keys(day=str), **BACKFILL)
+    seen = []
+
+    @dg.asset(partitions_def=DAYS, ins={"upstream": dg.AssetIn(name)}, **BACKFILL)
+    def reader(upstream: pa.Table) -> None:
+        seen.append(upstream["day"].to_pylist())
+
+    def run(first: str, last: str) -> dg.ExecuteInProcessResult:
+        ends = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
+        return materialize(asset, reader, tags=ends)
+
+    run("2024-03-29", "2024-03-31")
+    before = log_files(lake.table(name))
+    result = run("2024-03-31", "2024-04-04")
+    assert len(log_files(lake.table(name)) - before) == 1
+    assert [len(days) for days in seen] == [3, 5]
+    assert len(rows(lake, name)) == 7
+    events = result.asset_materializations_for_node(name)
+    assert sorted(str(e.partition) for e in events) == [
+        k for k in DAYS.get_partition_keys() if "2024-03-31" <= k <= "2024-04-04"
+    ]
+    assert "dagster/partition_row_count" not in events[0].metadata
+    assert events[0].metadata["icedb/rows_written"].value == 5
+
+
+def test_a_downstream_partition_reads_those_that_it_is_mapped_to(materialize: Materialize, name: str) -> None:
+    asset = stamped(name, DAYS, {"partition_expr": "day"}, of_keys(day=str), **BACKFILL)
+    ends = {"dagster/asset_partition_range_start": "2024-03-29", "dagster/asset_partition_range_end": "2024-04-02"}
+    materialize(asset, tags=ends)
+    seen: dict[str, list[str]] = {}
+
+    def taking(key: str, definition: Any, mapping: Any) -> Any:
+        @dg.asset(key=key, partitions_def=definition, ins={"upstream": dg.AssetIn(name, partition_mapping=mapping)})
+        def take(upstream: list) -> None:  # type: ignore[type-arg]
+            seen[key] = sorted(row["day"] for row in upstream)
+
+        return take
+
+    berlin = dg.MonthlyPartitionsDefinition("2024-03-01", end_date="2024-05-01", timezone="Europe/Berlin")
+    previous = dg.TimeWindowPartitionMapping(start_offset=-1)
+    last = dg.LastPartitionMapping()
+    month, window = taking("month", berlin, None), taking("window", DAYS, previous)
+    newest = taking("newest", None, last)
+    materialize(asset, month, selection=[month], partition_key="2024-03-01")
+    materialize(asset, window, selection=[window], partition_key="2024-03-31")
+    materialize(asset, newest, selection=[newest])
+    assert seen == {
+        "month": ["2024-03-29", "2024-03-30", "2024-03-31"],
+        "window": ["2024-03-30", "2024-03-31"],
+        "newest": [],
+    }
+
+
+def test_an_asset_without_partitions_reads_all_rows_of_one_that_has_some(materialize: Materialize, name: str) -> None:
+    """Late rows, those without a partition and those of a window that has not ended are nobody's, and there."""
+    found = ["2024-02-29", "2024-03-02", "2024-04-10", None]
+    asset = stamped(name, DAYS, {"partition_expr": "day", "icedb/mode": "append"}, lambda _: pa.table({"day": found}))
+    materialize(asset, partition_key="2024-03-02")
+    seen: list[list[dict[str, Any]]] = []
+    mappings = [None, dg.AllPartitionMapping(), dg.SpecificPartitionsPartitionMapping(["2024-03-02"])]
+    takers = [taking(f"all_{n}", list, name, seen.append, partition_mapping=m) for n, m in enumerate(mappings)]
+    for taker in takers:
+        materialize(asset, taker, selection=[taker])
+    assert [[row["day"] for row in sorted(rows, key=str)] for rows in seen] == [
+        sorted(found, key=str), sorted(found, key=str), ["2024-03-02"],
+    ]  # fmt: skip
+
+
+def test_a_table_with_coarser_partitions_than_its_asset_is_only_appended_to(
+    materialize: Materialize, lake: IceDBResource, name: str
+) -> None:
+    table = lake.table_or_create(name, partition_by=["CAST(date_trunc('month', ts) AS DATE) AS month"])
+    days = [datetime.fromisoformat(f"{key}T12:00:00") for key in DAYS.get_partition_keys()]
+    table.insert(pa.table({"ts": days}))
+    before = table.snapshot().id
+    one = of_keys(ts=lambda key: datetime.fromisoformat(f"{key}T13:00:00"))
+    asset = stamped(name, DAYS, {"partition_expr": "month"}, one)
+
+    @dg.asset(partitions_def=DAYS, ins={"upstream": dg.AssetIn(name)})
+    def reader(upstream: pa.Table) -> None:
+        raise AssertionError
+
+    for key in ("2024-03-01", "2024-03-02", "2024-03-31"):
+        for selected in (asset, reader):
+            with pytest.raises(InvalidOption, match=rf"'{key}' .* midst of a partition .*'month' is '.*date_trunc"):
+                materialize(asset, reader, selection=[selected], partition_key=key)
+    assert table.snapshot().id == before
+    result = materialize(asset, partition_key="2024-03-01", io={"mode": "append"})
+    assert "dagster/partition_row_count" not in told(result, name)
+    assert len(rows(lake, name)) == len(days) + 1
+
+
+def test_an_asset_that_depends_on_its_own_last_partition_begins_with_nothing(
+    materialize: Materialize, lake: IceDBResource, name: str
+) -> None:
+    last = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+    ins = {"given": dg.AssetIn(name, partition_mapping=last)}
+
+    @dg.asset(key=name, partitions_def=DAYS, metadata={"partition_expr": "day"}, ins=ins)
+    def total(context: dg.AssetExecutionContext, given: list) -> Any:  # type: ignore[type-arg]
+        return [{"day": context.partition_key, "n": sum(row["n"] for row in given) + 1}]
+
+    with pytest.raises(TableNotFound, match=r"_table\.json"):  # the day before is not there, and should be
+        materialize(total, partition_key="2024-03-02")
+    for key in ("2024-03-01", "2024-03-02", "2024-03-03"):
+        materialize(total, partition_key=key)
+    assert rows(lake, name, "n") == [(1,), (2,), (3,)]
+
+    with_a_table = (duckdb.DuckDBPyRelation, icedb.Snapshot)
+    for kind in [kind for kind in READ if kind not in with_a_table]:
+        given = inputs.nothing(kind, table=name)
+        assert isinstance(given, kind)
+        assert READ[kind](given).to_pylist() == []
+    for kind in with_a_table:
+        with pytest.raises(TableNotFound, match=rf"no table yet, and no .*{kind.__name__} of one.*Table\.create"):
+            inputs.nothing(kind, table=name)
+
+
+def test_rows_outside_the_partition_are_refused_and_nothing_changes(
+    materialize: Materialize, lake: IceDBResource, name: str
+) -> None:
+    days = ["2024-03-02"]
+    asset = stamped(name, DAYS, {"partition_expr": "day"}, lambda _: pa.table({"day": days}))
+    materialize(asset, partition_key="2024-03-02")
+    before = lake.table(name).snapshot().id
+    days += ["2024-03-02", "2024-03-03", "2024-03-03"]
+    with pytest.raises(InvalidBatch, match=r"2 of 4 rows are outside the partitions .* example in 'day=2024-03-03'"):
+        materialize(asset, partition_key="2024-03-02")
+    assert lake.table(name).snapshot().id == before
+    # Late events may be of any day: they are appended.
+    materialize(asset, partition_key="2024-03-02", io={"mode": "append"})
+    assert len(rows(lake, name)) == 5
+
+
+def test_an_output_without_rows_empties_only_if_told_and_only_its_partition(
+    materialize: Materialize, lake: IceDBResource, name: str
+) -> None:
+    nothing = pa.table({"day": pa.array([], pa.string())})
+    table = lake.table_or_create(name, partition_by=["day"])
+    table.insert(pa.table({"day": ["2024-03-02", "2024-03-03"]}))
+    before = table.snapshot().id
+
+    def run(**metadata: str) -> None:
+        options = {f"icedb/{option}": value for option, value in metadata.items()}
+        asset = stamped(name, DAYS, {"partition_expr": "day", **options}, lambda _: nothing)
+        assert materialize(asset, partition_key="2024-03-02").success
+
+    with pytest.raises(EmptyBatch, match=r'"icedb/on_empty": "clear"'):
+        run(mode="overwrite")
+    run(mode="append", on_empty="clear")
+    assert table.snapshot().id == before
+    for _ in range(2):  # the second time, there is nothing any more
+        run(on_empty="clear")
+        assert rows(lake, name) == [("2024-03-03",)]
+    clear = {"on_empty": "clear"}
+    materialize(returning(name, nothing), returning("never_written", []), returning("whole", ONE), io=clear)
+    materialize(returning("whole", ONE.slice(0, 0)), io=clear)
+    assert [lake.table(key).snapshot().parts for key in (name, "never_written", "whole")] == [(), (), ()]
+
+
+def test_a_partitioned_asset_without_a_partition_or_with_a_column_that_is_not_there_overwrites_nothing(
+    materialize: Materialize, lake: IceDBResource, name: str
+) -> None:
+    """An error in finding the partitions never becomes an overwrite of the whole table."""
+    lake.table_or_create(name, partition_by=["shop"]).insert(pa.table({"shop": ["north"], "day": ["2024-03-01"]}))
+    before = lake.table(name).snapshot().id
+
+    def refused(message: str, metadata: dict[str, Any], definition: Any = DAYS, **options: Any) -> None:
+        asset = stamped(name, definition, metadata, lambda _: pa.table({"shop": ["north"], "day": ["2024-03-01"]}))
+        with pytest.raises((InvalidOption, InvalidPartitionExpression), match=message):
+            materialize(asset, **options)
+        assert lake.table(name).snapshot().id == before
+
+    day = {"partition_key": "2024-03-01"}
+    both = dg.MultiPartitionsDefinition({"day": DAYS, "shop": SHOPS})
+    refused("its metadata 'partition_expr' is None", {}, **day)
+    refused(r"column 'day', and the table is partitioned by \['shop'\]", {"partition_expr": "day"}, **day)
+    refused("names 'day', and partition_by has", {"partition_expr": "day", "partition_by": ["shop"]}, **day)
+    refused("has no name", {"partition_expr": "left(day, 7)"}, **day)
+    refused("for each dimension", {"partition_expr": {"day": "day"}}, both, partition_key="2024-03-01|north")
+    refused("the run has no partition", {"partition_expr": "shop"})
+
+
+def test_an_hour_that_comes_twice_cannot_be_replaced_by_wall_time_and_can_be_appended_to(
+    materialize: Materialize, lake: IceDBResource, name: str
+) -> None:
+    wall = of_keys(hour=lambda key: datetime.fromisoformat("2024-10-27T02:00:00"))
+    asset = stamped(name, HOURS, {"partition_expr": "hour"}, wall)
+    twice = {"partition_key": "2024-10-27-02:00+0100"}
+    for appended in range(2):  # the table does not know the column's type at first
+        with pytest.raises(InvalidOption, match="comes twice in Europe/Berlin"):
+            materialize(asset, **twice)
+        assert len(lake.table(name).snapshot().parts) == appended
+        result = materialize(asset, io={"mode": "append"}, **twice)
+        assert "dagster/partition_row_count" not in told(result, name)
+    assert len(rows(lake, name)) == 2
+
+
+def test_a_table_may_have_finer_partitions_than_its_asset(
+    materialize: Materialize, lake: IceDBResource, name: str
+) -> None:
+    metadata = {
+        "partition_expr": "strftime(ts, '%Y-%m-%d') AS day",
+        "partition_by": ["strftime(ts, '%Y-%m-%d') AS day", "user % 2 AS bucket"],
+    }
+
+    def two_days(keys: list[str]) -> list[dict[str, Any]]:
+        noons = [datetime.fromisoformat(f"{key[:8]}{day}T12:00:00") for key in keys for day in ("05", "06")]
+        return [{"ts": noon, "user": user} for noon in noons for user in range(4)]
+
+    asset = stamped(name, MONTHS, metadata, two_days)
+    for key in ("2024-02-01", "2024-03-01", "2024-02-01"):
+        materialize(asset, partition_key=key)
+    assert lake.table(name).snapshot().rows == 16
+    assert len(lake.table(name).snapshot().partitions()) == 8
+
+
+# ------------------------------------------------------------------------------------------ exactly once
+
+
+@on_postgres
+def test_appends_are_exactly_once_across_step_retries(
+    materialize: Materialize, lake: IceDBResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step fails after the first output's commit; and once when the store's answer to the commit was lost."""
+    tries: list[int] = []
+    append = {"icedb/mode": "append"}
+
+    @dg.multi_asset(
+        outs={"first": dg.AssetOut(metadata=append), "second": dg.AssetOut(metadata=append)},
+        retry_policy=dg.RetryPolicy(max_retries=3),
+    )
+    def both() -> Any:
+        tries.append(len(tries))
+        yield dg.Output([{"n": 1}, {"n": tries[-1] + 100}], output_name="first")
+        if len(tries) == 1:
+            raise OSError("after the first commit")
+        yield dg.Output(pa.RecordBatchReader.from_batches(ONE.schema, iter(ONE.to_batches())), output_name="second")
+
+    insert, lost = icedb.Table.insert, []
+
+    def losing(table: icedb.Table, *args: Any, **options: Any) -> Any:
+        commit = insert(table, *args, **options)
+        if table.uri.endswith("second") and not lost:
+            lost.append(commit)
+            raise StoreUnavailable("the answer was lost")
+        return commit
+
+    monkeypatch.setattr(icedb.Table, "insert", losing)
+    result = materialize(both)
+    assert (len(tries), len(lost)) == (3, 1)
+    assert rows(lake, "first") == [(1,), (100,)]
+    assert rows(lake, "second") == [(1,)]
+    events = {e.asset_key.path[0]: e.metadata for e in result.asset_materializations_for_node("both")}
+    assert {key: event["icedb/repeated"].value for key, event in events.items()} == {"first": True, "second": True}
+    assert events["first"]["icedb/rows_written"].value == 0
+    assert materialize(both).success  # a new run adds again
+    assert len(rows(lake, "first")) == 4
+
+
+EVENTS = dg.DailyPartitionsDefinition("2024-03-01", end_date="2024-04-01")
+#: The lake of the job below, which Dagster makes anew for each run, and the partitions whose second asset fails.
+JOB_ROOT: list[str] = []
+JOB_FAILS: list[str] = []
+
+
+@dg.asset(partitions_def=EVENTS, metadata={"partition_expr": "day", "icedb/mode": "append"})
+def events(context: dg.AssetExecutionContext) -> Any:
+    return [{"day": key, "run": context.run_id} for key in context.partition_keys]
+
+
+@dg.asset(partitions_def=EVENTS, metadata={"partition_expr": "day"})
+def after_events(context: dg.AssetExecutionContext, events: pa.Table) -> Any:
+    if context.partition_key in JOB_FAILS:
+        raise OSError("not yet")
+    return events
+
+
+def events_job() -> dg.JobDefinition:
+    job = dg.define_asset_job("events_job", [events, after_events], executor_def=dg.in_process_executor)
+    io_manager = IceDBIOManager(icedb=IceDBResource(root=JOB_ROOT[0]))
+    defs = dg.Definitions([events, after_events], jobs=[job], resources={"io_manager": io_manager})
+    return defs.resolve_job_def("events_job")
+
+
+@on_postgres
+def test_appends_are_exactly_once_across_re_execution_from_failure_and_once_for_each_partition(
+    instance: dg.DagsterInstance, lake: IceDBResource
+) -> None:
+    JOB_ROOT[:] = [lake.root]
+    job = dg.reconstructable(events_job)
+
+    def run(key: str, **options: Any) -> Any:
+        with dg.execute_job(job, instance=instance, tags={"dagster/partition": key}, **options) as result:
+            return result.run_id, result.success
+
+    JOB_FAILS[:] = ["2024-03-02"]
+    runs = {key: run(key) for key in ("2024-03-01", "2024-03-02")}
+    assert [success for _, success in runs.values()] == [True, False]
+    assert len(rows(lake, "events")) == 2
+    failed = runs["2024-03-02"][0]
+    # The whole run once more, as when the append itself could not be known to have succeeded; then from the failure.
+    again, success = run("2024-03-02", reexecution_options=dg.ReexecutionOptions(parent_run_id=failed))
+    assert not success
+    JOB_FAILS.clear()
+    last, success = run("2024-03-02", reexecution_options=dg.ReexecutionOptions.from_failure(again, instance))
+    assert success
+    found = rows(lake, "events", "day, run")
+    assert found == [("2024-03-01", runs["2024-03-01"][0]), ("2024-03-02", failed)]
+    assert rows(lake, "after_events", "day, run") == found
+    stored = instance.get_run_by_id(last)
+    assert stored is not None
+    assert stored.root_run_id == failed
+
+
+def test_a_transaction_s_name_is_short_and_differs_for_each_partition_run_and_step() -> None:
+    names = [
+        outputs.transaction(*given)[0]
+        for given in (
+            ("run", "step", ()),
+            ("run", "other", ()),
+            ("again", "step", ()),
+            ("run", "step", ("2024-03-01",)),
+            ("run", "step", ("2024-03-01", "2024-03-02")),
+            ("run", "step", ("2024-03-01", "2024-03-03")),
+            ("run", "step", ("x" * 500,)),
+        )
+    ]
+    assert names[3] == "dagster/run/step/2024-03-01"
+    assert len(set(names)) == len(names)
+    assert all(len(name) < 40 and name.isprintable() for name in names)
+
+
+# ------------------------------------------------------------------------------------------ Spark
+
+
+def test_a_spark_input_without_a_session_says_what_is_missing(materialize: Materialize, name: str) -> None:
+    pyspark = pytest.importorskip("pyspark.sql")
+    numbers = returning(name, ONE)
+
+    materialize(numbers)
+    wants_spark = taking("wants_spark", pyspark.DataFrame, name, print)
+    with pytest.raises(InvalidOption, match="PySparkResource"):
+        materialize(numbers, wants_spark, selection=[wants_spark])
+
+
+@pytest.mark.slow(seconds=60)
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_spark_frames_go_in_and_out(environment: dict[str, str], lake: IceDBResource, tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    run_script("spark_assets.py", lake.root, str(tmp_path / "result.json"))
+    told = json.loads((tmp_path / "result.json").read_text())
+    assert told["success"] == {"first": True, "again": True, "days": True, "empty": False}
+    assert "EmptyBatch" in told["failure"]
+    wall = datetime(2024, 1, 2, 3, 4, 5)
+    assert rows(lake, "spark_numbers") == [(n, wall, n % 2) for n in range(10)]
+    assert lake.table("spark_numbers").spec.sort_by == ("n",)
+    assert rows(lake, "spark_squares", "square, wall, parity") == [(n * n, wall, n % 2) for n in range(10)]
+    assert rows(lake, "counts", "squares, numbers") == [(10, 10)]
+    assert lake.table("spark_nothing").snapshot().parts == ()
+    # Tried twice in each of two runs: the step failed after the commit.
+    assert rows(lake, "spark_growing") == [(n,) for n in (0, 0, 1, 1, 2, 2)]
+    assert told["repeated"] == [True, True]
+    # Two days, the first of them twice; the copies are of their own day alone.
+    assert rows(lake, "spark_daily", "strftime(day, '%d'), version") == [("01", 3), ("02", 2)]
+    assert rows(lake, "spark_copies", "strftime(day, '%d'), version") == [("01", 1), ("01", 3), ("02", 2)]
+    assert lake.table("spark_copies").schema() == {"day": "DATE", "version": "INTEGER"}
+
+
+@pytest.mark.parametrize("nothing", [[], pa.table({}), pd.DataFrame()], ids=["list", "Table", "DataFrame"])
+def test_the_first_partition_of_an_asset_may_be_empty(
+    materialize: Materialize, lake: IceDBResource, name: str, nothing: Any
+) -> None:
+    metadata = {"partition_expr": "day", "sort_by": ["n"], "icedb/on_empty": "clear"}
+    daily = dg.StaticPartitionsDefinition(["monday", "tuesday"])
+    assert materialize(returning(name, lambda: nothing, metadata, partitions_def=daily), partition_key="monday").success
+    assert lake.table(name).snapshot().parts == ()
+
+
+def test_a_batch_without_rows_of_another_table_does_not_empty_this_one(
+    materialize: Materialize, lake: IceDBResource, name: str
+) -> None:
+    materialize(returning(name, ONE))
+    other = lake.table_or_create(f"{name}_other")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        other.overwrite([])
+        yield from ONE.to_batches()
+
+    reader = pa.RecordBatchReader.from_batches(ONE.schema, batches())
+    with pytest.raises(Exception, match="the batch has no rows"):
+        materialize(returning(name, lambda: reader, {"icedb/on_empty": "clear"}))
+    assert rows(lake, name) == [(1,)]

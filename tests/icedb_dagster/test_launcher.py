@@ -1,0 +1,163 @@
+"""What the run launcher tells run monitoring of workers, from real code servers. Dead ones: `test_dagster_faults`."""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+dg = pytest.importorskip("dagster")
+
+# ruff: noqa: E402 - without the extra there is nothing to import
+from dagster._core.errors import DagsterUserCodeUnreachableError
+from dagster._core.launcher.base import WorkerStatus
+from dagster._core.storage.tags import GRPC_INFO_TAG
+from dagster._grpc.client import DagsterGrpcClient
+
+from icedb.errors import InvalidOption
+from icedb_dagster import launcher as launchers
+from icedb_dagster.dev.stack.home import PACKAGED_CONFIG
+from icedb_dagster.dev.stack.ports import free_port
+from icedb_dagster.launcher import LAUNCHED_TAG, MonitoredRunLauncher
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.dagster
+
+CODE = "import dagster as dg\ndefs = dg.Definitions()\n"
+
+
+@contextmanager
+def serving(folder: Path, *command: str) -> Iterator[dict[str, Any]]:
+    """A code server, as a run's tag has its address."""
+    port = free_port()
+    (folder / "nothing.py").write_text(CODE)
+    command = (sys.executable, "-m", "dagster", *command, "--host=127.0.0.1", f"--port={port}", "-f", "nothing.py")
+    environ = os.environ | {"DAGSTER_HOME": str(folder)}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log, start_new_session=True)
+    try:
+        wait_until(lambda: process.poll() is not None or answers(port), "code server", every_seconds=0.2)
+        assert process.poll() is None, (folder / "log").read_text()
+        yield {"host": "127.0.0.1", "port": port}
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def answers(port: int) -> bool:
+    try:
+        return bool(DagsterGrpcClient(port=port, host="127.0.0.1").list_repositories())
+    except DagsterUserCodeUnreachableError:
+        return False
+
+
+def run_at(address: dict[str, Any], *, host: str | None = None) -> Any:
+    """A started run whose worker a code server has started."""
+    run_id = str(uuid.uuid4())
+    tags = {GRPC_INFO_TAG: json.dumps(address), LAUNCHED_TAG: f"{run_id[:8]}@{host or socket.gethostname()}"}
+    return dg.DagsterRun(job_name="job", run_id=run_id, status=dg.DagsterRunStatus.STARTED, tags=tags)
+
+
+@pytest.fixture
+def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, float], Any]:
+    """What a launcher of 60 seconds says of a run at a moment."""
+    launcher = MonitoredRunLauncher()
+
+    def at(run: Any, now_s: float) -> Any:
+        monkeypatch.setattr(launchers.time, "monotonic", lambda: now_s)
+        return launcher.check_run_worker_health(run)
+
+    return at
+
+
+def test_a_run_that_its_code_server_does_not_know_fails_after_a_minute(
+    tmp_path: Path, look: Callable[[Any, float], Any]
+) -> None:
+    with serving(tmp_path, "api", "grpc") as address:
+        run = run_at(address)
+        assert [look(run, now).status for now in (1000, 1030, 1059)] == [WorkerStatus.RUNNING] * 3
+        found = look(run, 1060)
+    assert found.status is WorkerStatus.FAILED
+    assert found.msg == (
+        f"The worker is gone: the code server at 127.0.0.1:{address['port']} does not know it, since 60 s"
+    )
+
+
+def test_a_run_whose_code_server_is_away_fails_after_a_minute_unless_it_comes_back(
+    tmp_path: Path, look: Callable[[Any, float], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_at({"host": "localhost", "socket": str(tmp_path / "gone")})
+    assert look(run, 1000).status is WorkerStatus.RUNNING
+    with monkeypatch.context() as back:
+        back.setattr(launchers, "_why_missing", lambda _run: "")
+        assert look(run, 1059) == (WorkerStatus.RUNNING, None, None, None)
+    assert look(run, 1060).status is WorkerStatus.RUNNING
+    assert look(run, 1119).status is WorkerStatus.RUNNING
+    found = look(run, 1120)
+    assert found.status is WorkerStatus.FAILED
+    assert "its code server at" in found.msg
+    assert "gone cannot be reached, since 60 s" in found.msg
+
+
+def test_a_proxy_that_cannot_say_what_runs_there_are_fails_none(
+    tmp_path: Path, look: Callable[[Any, float], Any]
+) -> None:
+    with serving(tmp_path, "code-server", "start") as address:
+        assert [look(run_at(address), now).status for now in (1000, 2000)] == [WorkerStatus.RUNNING] * 2
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        dg.DagsterRun(job_name="of_no_code_server"),
+        run_at({"host": "localhost", "socket": "/nowhere"}, host="another-machine"),
+        run_at({"host": "127.0.0.1", "port": 1}, host="another-machine"),
+        dg.DagsterRun(job_name="again", tags=run_at({"host": "127.0.0.1", "port": 1}).tags),
+    ],
+    ids=["no code server", "socket elsewhere", "loopback elsewhere", "executed again by a script"],
+)
+def test_of_what_cannot_be_seen_from_here_nothing_is_concluded(run: Any, look: Callable[[Any, float], Any]) -> None:
+    assert [look(run, now).status for now in (1000, 5000)] == [WorkerStatus.RUNNING] * 2
+
+
+def test_runs_that_ended_by_themselves_are_forgotten(tmp_path: Path, look: Callable[[Any, float], Any]) -> None:
+    away = {"host": "localhost", "socket": str(tmp_path / "gone")}
+    ended, begun = run_at(away), run_at(away)
+    look(ended, 1000)
+    look(begun, 10_000)
+    assert look(ended, 10_001).status is WorkerStatus.RUNNING
+    assert look(begun, 10_060).status is WorkerStatus.FAILED
+
+
+def test_the_packaged_instance_has_it_and_its_setting_is_checked(tmp_path: Path) -> None:
+    packaged = PACKAGED_CONFIG.read_text()
+    assert "class: MonitoredRunLauncher" in packaged
+    home = tmp_path / "dagster.yaml"
+    chosen = "run_launcher: {module: icedb_dagster.launcher, class: MonitoredRunLauncher, config: %s}\n"
+    home.write_text(chosen % "{lost_after_seconds: 5}")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert instance.run_launcher.supports_check_run_worker_health
+        assert instance.run_launcher.lost_after_s == 5
+        assert instance.run_monitoring_max_resume_run_attempts == 0
+    home.write_text(chosen % "{lost_after_seconds: 0}")
+    with (
+        pytest.raises(InvalidOption, match="lost_after_seconds is 0; give 1 second at least"),
+        dg.DagsterInstance.from_config(str(tmp_path)) as instance,
+    ):
+        assert instance.run_launcher
+
+
+def test_dagster_s_own_processes_load_neither_arrow_nor_duckdb_for_it() -> None:
+    code = "import sys, icedb_dagster.launcher; print(sorted({'pyarrow', 'duckdb', 'boto3'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,228 @@
+"""A table's pool on a real instance: made before its first use, held by whoever works, by one run at a time."""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
+import json
+import threading
+from collections.abc import Mapping
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+dg = pytest.importorskip("dagster")
+
+# ruff: noqa: E402 - without the extra there is nothing to import
+from dagster._core.storage.event_log.schema import ConcurrencySlotsTable
+
+import icedb
+from icedb.errors import InvalidOption, PoolNotExclusive
+from icedb_dagster import IceDBResource, ensure_pool, icedb_pool
+from icedb_dagster.locking.table_lock import check_pool_held
+from icedb_dagster.maintenance import definitions
+from icedb_dagster.maintenance.verbs import VERBS
+from tests.support.dagster_instance import run_script
+from tests.support.dagster_jobs import dated, maintain
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.dagster
+pytest_plugins = ["tests.support.dagster_instance"]
+
+MERGE = "merge_newest"
+#: What each exclusive job calls of the table, and the config that it needs.
+WORK: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "merge_newest": ("merge", {}),
+    "merge_oldest": ("merge", {}),
+    "merge_log": ("merge_log", {}),
+    "cleanup": ("cleanup", {}),
+    "orphans": ("sweep_orphans", {}),
+    "rewrite": ("rewrite_partition", {"partition": "d=2024-01-01", "query": "SELECT * FROM _rows WHERE n < 2"}),
+    "delete": ("delete", {"where": "n = 1"}),
+    "restore": ("restore", {"as_of": "2100-01-01T00:00:00Z", "dry_run": True}),
+    "ttl": ("drop_partitions", {}),
+}
+
+
+def three_parts(lake: IceDBResource, name: str) -> icedb.Table:
+    """A table with one partition."""
+    return dated(lake, name, *["2024-01-01"] * 3)
+
+
+@pytest.mark.parametrize(("verb", "limit"), [*((verb, None) for verb in WORK), (MERGE, 5)])
+def test_every_exclusive_job_holds_the_only_slot_of_a_fresh_pool_or_of_one_with_another_limit(
+    instance: dg.DagsterInstance,
+    lake: IceDBResource,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    limit: int | None,
+) -> None:
+    assert set(WORK) == {v.name for v in VERBS if v.exclusive} | {"ttl"}
+    three_parts(lake, name)
+    storage, pool = instance.event_log_storage, icedb_pool(name)
+    assert pool not in storage.get_concurrency_keys()
+    if limit is not None:
+        storage.set_concurrency_slots(pool, limit)
+    method, config = WORK[verb]
+    during = []
+    work = getattr(icedb.Table, method)
+
+    def looking(*args: Any, **options: Any) -> Any:
+        during.append(storage.get_concurrency_info(pool))
+        try:
+            return work(*args, **options)
+        finally:
+            during.append(storage.get_concurrency_info(pool))
+
+    monkeypatch.setattr(icedb.Table, method, looking)
+    if verb == "restore":  # there is no such time, and the slot is free again after the error
+        with pytest.raises(InvalidOption):
+            maintain(instance, lake, name, verb, **config)
+    else:
+        assert maintain(instance, lake, name, verb, **config).success
+    assert len(during) >= 2
+    for info in during:
+        assert info.slot_count == 1
+        assert [slot.step_key for slot in info.claimed_slots] == [f"{name}_{verb}_work"]
+    after = storage.get_concurrency_info(pool)
+    assert (after.slot_count, after.claimed_slots, after.pending_steps) == (1, [], [])
+
+
+def test_a_pool_that_many_runs_use_first_at_the_same_moment_has_the_limit_one(
+    instance: dg.DagsterInstance, name: str
+) -> None:
+    runs, errors = 8, []
+
+    def ensure(pool: str, barrier: threading.Barrier) -> None:
+        barrier.wait()
+        try:
+            ensure_pool(instance, pool)
+        except Exception as error:
+            errors.append(error)
+
+    for attempt in range(5):
+        pool, barrier = f"{name}/{attempt}", threading.Barrier(runs)
+        threads = [threading.Thread(target=ensure, args=(pool, barrier)) for _ in range(runs)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        info = instance.event_log_storage.get_concurrency_info(pool)
+        assert (info.slot_count, info.limit, info.using_default_limit) == (1, 1, False)
+    assert errors == []
+
+
+def test_an_instance_without_pools_is_refused(lake: IceDBResource, name: str) -> None:
+    table = three_parts(lake, name)
+    with dg.DagsterInstance.ephemeral() as ephemeral, pytest.raises(PoolNotExclusive, match="icedb-dagster up"):
+        maintain(ephemeral, lake, name, MERGE)
+    assert len(table.snapshot().parts) == 3
+
+
+def test_an_instance_whose_pools_hold_runs_instead_of_steps_is_refused(
+    environment: dict[str, str], lake: IceDBResource, name: str, tmp_path: Path
+) -> None:
+    ours = (Path(environment["DAGSTER_HOME"]) / "dagster.yaml").read_text()
+    assert "granularity: op" in ours
+    (tmp_path / "dagster.yaml").write_text(ours.replace("granularity: op", "granularity: run"))
+    table = three_parts(lake, name)
+    with (
+        dg.DagsterInstance.from_config(str(tmp_path)) as by_run,
+        pytest.raises(PoolNotExclusive, match=r"taken by nobody.*granularity: op"),
+    ):
+        maintain(by_run, lake, name, MERGE)
+    assert len(table.snapshot().parts) == 3
+
+
+@pytest.mark.parametrize("after_s", [0, 0.2])
+def test_a_run_whose_slot_dagster_gave_away_twice_waits_for_the_other(
+    instance: dg.DagsterInstance, lake: IceDBResource, name: str, monkeypatch: pytest.MonkeyPatch, after_s: float
+) -> None:
+    """What Dagster does on Postgres when two runs ask at the same moment: the second overwrites the first's name."""
+    table = three_parts(lake, name)
+    storage, pool, rival, step = instance.event_log_storage, icedb_pool(name), "the-rival", f"{name}_{MERGE}_work"
+    events: list[str] = []
+    threads: list[threading.Timer] = []
+
+    def take() -> None:
+        slots = ConcurrencySlotsTable
+        with storage.index_connection() as connection:
+            taken = slots.update().values(run_id=rival).where(slots.c.concurrency_key == pool)
+            assert connection.execute(taken).rowcount == 1
+
+    def free() -> None:
+        events.append("the rival is done")
+        storage.free_concurrency_slot_for_step(rival, step)
+
+    def check(context: dg.OpExecutionContext, checked: str) -> None:
+        if not threads:
+            storage.add_pending_step(pool, rival, step, should_assign=True)
+            threads.extend([threading.Timer(after_s, take), threading.Timer(2, free)])
+            for thread in threads:
+                thread.start()
+            if not after_s:
+                threads[0].join()
+        check_pool_held(context, checked)
+
+    merge = icedb.Table.merge
+
+    def merging(*args: Any, **options: Any) -> Any:
+        events.append("merge")
+        return merge(*args, **options)
+
+    monkeypatch.setattr(definitions, "check_pool_held", check)
+    monkeypatch.setattr(icedb.Table, "merge", merging)
+    try:
+        assert maintain(instance, lake, name, MERGE).success
+    finally:
+        for thread in threads:
+            thread.join()
+    assert events[:2] == ["the rival is done", "merge"]
+    assert len(table.snapshot().parts) == 1
+    assert storage.get_concurrency_info(pool).claimed_slots == []
+
+
+def test_a_run_that_waits_does_not_ask_dagster_and_tells_for_whom_it_waits(
+    instance: dg.DagsterInstance, lake: IceDBResource, name: str
+) -> None:
+    """Dagster's in-process executor would take a whole core for the waiting."""
+    table = three_parts(lake, name)
+    storage, pool = instance.event_log_storage, icedb_pool(name)
+    ensure_pool(instance, pool)
+    assert storage.claim_concurrency_slot(pool, "the-rival", "work").is_claimed
+    waiting = threading.Thread(target=maintain, args=(instance, lake, name, MERGE))
+    waiting.start()
+    try:
+        [run] = wait_until(lambda: instance.get_runs(dg.RunsFilter(job_name=f"{name}_{MERGE}")), "run")
+        told = f"waiting for the pool {pool}, which run the-rival has"
+        wait_until(lambda: any(e.user_message == told for e in instance.all_logs(run.run_id)), told)
+        assert [step.run_id for step in storage.get_concurrency_info(pool).pending_steps] == ["the-rival"]
+        assert len(table.snapshot().parts) == 3
+    finally:
+        storage.free_concurrency_slots_for_run("the-rival")
+        waiting.join()
+    assert len(table.snapshot().parts) == 1
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.slow(seconds=30))])
+def test_unqueued_runs_of_one_table_never_overlap_and_those_of_another_go_on(
+    environment: dict[str, str], instance: dg.DagsterInstance, lake: IceDBResource, tmp_path: Path, count: int
+) -> None:
+    for table in ("busy", "other"):
+        three_parts(lake, table)
+        assert icedb_pool(table) not in instance.event_log_storage.get_concurrency_keys()
+    tables = ["busy"] * count + ["other"] * 2
+    task = {"root": lake.root, "tables": tables, "verb": MERGE, "hold_s": 0.3, "folder": str(tmp_path)}
+    run_script("maintenance_runs.py", json.dumps(task))
+    runs = json.loads((tmp_path / "all.json").read_text())
+    assert [run["errors"] for run in runs if not run["success"]] == []
+    runs.sort(key=lambda run: (run["table"], run["began"]))
+    held = {table: list(of_table) for table, of_table in groupby(runs, key=lambda run: run["table"])}
+    assert {table: len(of_table) for table, of_table in held.items()} == {"busy": count, "other": 2}
+    for of_table in held.values():
+        assert all(one["ended"] < next_["began"] for one, next_ in pairwise(of_table))
+    assert held["other"][0]["began"] < held["busy"][-1]["ended"]  # it did not wait for the other table's runs
+    assert held["busy"][0]["began"] < held["other"][-1]["ended"]
+    for table in ("busy", "other"):
+        snapshot = lake.table(table).snapshot()
+        assert (len(snapshot.parts), snapshot.rows) == (1, 3)

@@ -1,0 +1,331 @@
+"""What the UI shows of a table: figures, a preview, a picture, and how far Spark is."""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
+import base64
+import io
+import json
+import logging
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+dg = pytest.importorskip("dagster")
+
+# ruff: noqa: E402 - without the extra there is nothing to import
+import icedb
+from icedb.operations.health.size_chart import FINE, TO_MERGE, PartSizes, draw
+from icedb_dagster import IceDBResource, build_table_definitions, spark_progress, table_spec
+from icedb_dagster.metadata.size_chart import markdown_picture
+from icedb_dagster.metadata.table_metadata import PREVIEW_COLUMNS_MAX, materialization_metadata
+from tests.support.counting_proxy import CountingProxy
+from tests.support.dagster_instance import Materialize, returning, run_script
+
+pytestmark = pytest.mark.dagster
+pytest_plugins = ["tests.support.dagster_instance"]
+
+MB = 1024 * 1024
+
+
+def shown(snapshot: icedb.Snapshot, **options: Any) -> dict[str, Any]:
+    return {key: value.value for key, value in materialization_metadata(snapshot, **options).items()}
+
+
+def cells(preview: str) -> list[list[str]]:
+    """The rows of a Markdown table, without the line below the header."""
+    lines = [line.strip("| ").split(" | ") for line in preview.splitlines() if line.startswith("|")]
+    return [lines[0], *lines[2:]]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> icedb.Table:
+    return icedb.Table.create(tmp_path / "table", partition_by=["day"], sort_by=["n"], required=["n"])
+
+
+# ------------------------------------------------------------------------------------------ figures
+
+
+def test_a_materialization_tells_all_that_the_ui_shows_of_a_table(
+    materialize: Materialize, lake: IceDBResource, instance: dg.DagsterInstance, name: str
+) -> None:
+    days = pa.table({"n": [1, 2, 3], "day": ["monday", "tuesday", "tuesday"]})
+    definition = {"partition_expr": "day", "sort_by": ["n"]}
+    partitions = dg.StaticPartitionsDefinition(["monday", "tuesday"])
+    whole = returning(name, days, {"partition_by": ["day"]})
+    materialize(whole)
+    tuesday = returning(name, days.slice(1), definition, partitions_def=partitions)
+    materialize(tuesday, partition_key="tuesday")
+
+    event = instance.get_latest_materialization_event(dg.AssetKey(name))
+    assert event is not None
+    assert event.asset_materialization is not None
+    told = {key: value.value for key, value in event.asset_materialization.metadata.items()}
+    snapshot = lake.table(name).snapshot()
+    expected = {
+        "dagster/row_count": 3,
+        "dagster/partition_row_count": 2,
+        "dagster/uri": snapshot.table,
+        "dagster/storage_kind": "icedb",
+        "dagster/size_bytes": snapshot.bytes,
+        "icedb/bytes": snapshot.bytes,
+        "icedb/live_parts": 2,
+        "icedb/partitions": 2,
+        "icedb/log_files": snapshot.log_files,
+        "icedb/snapshot_id": snapshot.id,
+    }
+    assert {key: told[key] for key in expected} == expected
+    assert snapshot.as_of_ms - 600_000 < told["icedb/snapshot_time"] * 1000 <= snapshot.as_of_ms
+    assert cells(told["icedb/preview"]) == [["n", "day"], ["2", "tuesday"], ["3", "tuesday"]]
+    assert told["icedb/part_sizes"].startswith("![2 live parts in 2 partitions, ")
+    columns = {c.name: c for c in told["dagster/column_schema"].columns}
+    assert {name: c.type for name, c in columns.items()} == {"n": "BIGINT", "day": "VARCHAR"}
+    tags = event.asset_materialization.tags or {}
+    assert tags["dagster/data_version"] == snapshot.id
+
+
+def test_the_column_schema_says_what_is_required_and_what_is_a_partition(tmp_path: Path) -> None:
+    table = icedb.Table.create(tmp_path / "t", partition_by=["n % 2 AS odd"], required=["n"])
+    table.insert([{"n": 1, "word": "a"}])
+    columns = shown(table.snapshot())["dagster/column_schema"].columns
+    told = [(c.name, c.type, c.constraints.nullable, c.description) for c in columns]
+    assert told == [
+        ("n", "BIGINT", False, None),
+        ("word", "VARCHAR", True, None),
+        ("odd", "BIGINT", True, "partition column"),
+    ]
+
+
+def test_rows_of_a_partition_are_counted_without_reading_or_said_to_be_unknown(table: icedb.Table) -> None:
+    table.insert([{"n": n, "day": "monday" if n % 3 else "tuesday"} for n in range(6)])
+    assert shown(table.snapshot(), partitions="day = 'monday'")["dagster/partition_row_count"] == 4
+    assert "dagster/partition_row_count" not in shown(table.snapshot())
+    table.alter(partition_by=["n % 2 AS odd"])
+    told = shown(table.snapshot(), partitions="odd = 1")
+    assert told["icedb/partition_row_count"].startswith("unknown without reading")
+    assert told["icedb/preview"] == "no rows"  # those of the older parts may be of other partitions
+    table.insert([{"n": 9, "day": "sunday"}])
+    assert cells(shown(table.snapshot(), partitions="odd = 1")["icedb/preview"])[1:] == [["9", "sunday", "1"]]
+
+
+def test_an_empty_table_has_no_rows_to_show(table: icedb.Table) -> None:
+    told = shown(table.snapshot(), partitions="day = 'monday'")
+    assert told["icedb/preview"] == "no rows"
+    assert told["icedb/part_sizes"].startswith("0 live parts")
+    assert told["dagster/row_count"] == 0
+
+
+# ------------------------------------------------------------------------------------------ preview
+
+
+def test_a_preview_shows_some_rows_of_what_was_written_last(table: icedb.Table) -> None:
+    table.insert([{"n": n, "day": "monday"} for n in range(100)])
+    table.insert([{"n": n, "day": day} for day in ("sunday", "monday") for n in range(200, 210)])
+    snapshot = table.snapshot()
+    assert [row[0] for row in cells(shown(snapshot, partitions="day = 'monday'")["icedb/preview"])[1:]] == [
+        "200", "201", "202", "203", "204"
+    ]  # fmt: skip
+    assert len(cells(shown(snapshot, preview_rows=7)["icedb/preview"])) == 8
+    assert "icedb/preview" not in shown(snapshot, preview_rows=0)
+
+
+def test_values_are_shown_as_they_are_in_one_line_and_not_too_long(tmp_path: Path) -> None:
+    table = icedb.Table.create(tmp_path / "t")
+    odd = "a|b\n[link](http://x) ![p](data:x) <b>&amp;</b> `c` *d* _e_\x00\x1b"
+    row = {
+        "text_": odd,
+        "long": "x" * 10_000,
+        "bytes": b"\x00\xff" * 500,
+        "list": [1, None],
+        "time": datetime(2026, 1, 2, 3, 4, 5),
+        "nothing": None,
+    }
+    table.insert(pa.Table.from_pylist([row], pa.schema([*pa.table({k: [v] for k, v in row.items() if v}).schema,
+                                                         pa.field("nothing", pa.int32())])))  # fmt: skip
+    [names, values] = cells(shown(table.snapshot())["icedb/preview"])
+    told = dict(zip(names, values, strict=True))
+    assert told == {
+        "text\\_": r"a\|b \[link\](http://x) !\[p\](data:x) \<b>\&amp;\</b> \`c\` \*d\* \_e\_",
+        "long": "x" * 60 + "…",
+        "bytes": "1000 bytes",
+        "list": r"\[1, NULL\]",
+        "time": "2026-01-02 03:04:05",
+        "nothing": "*null*",
+    }
+
+
+def test_a_preview_of_many_columns_says_how_many_more_there_are(tmp_path: Path) -> None:
+    table = icedb.Table.create(tmp_path / "t")
+    table.insert([{f"column_{n:02}": n for n in range(PREVIEW_COLUMNS_MAX + 5)}])
+    preview = shown(table.snapshot())["icedb/preview"]
+    assert [len(line) for line in cells(preview)] == [PREVIEW_COLUMNS_MAX] * 2
+    assert preview.endswith("\n\nand 5 more columns")
+
+
+# ------------------------------------------------------------------------------------------ what cannot be had
+
+
+def test_what_cannot_be_read_or_drawn_is_said_in_a_line_and_nothing_fails(
+    table: icedb.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.insert([{"n": 1, "day": "monday"}])
+    snapshot = table.snapshot()
+    for part in Path(table.uri).rglob("*.parquet"):
+        part.unlink()
+    for module in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)
+    told = shown(snapshot, partitions="no_such_column = 1")
+    assert told["dagster/row_count"] == 1
+    assert "no_such_column" in told["icedb/partition_row_count"]
+    assert told["icedb/part_sizes"].startswith("not available: There is no matplotlib here.")
+    assert shown(snapshot)["icedb/preview"].startswith("not available")
+
+
+@pytest.mark.s3
+def test_what_the_metadata_costs_in_requests(s3_server: Any, s3: Any, storage_options: dict[str, str]) -> None:
+    with CountingProxy(s3_server.endpoint).running() as proxy:
+        options = storage_options | {"AWS_ENDPOINT_URL": proxy.endpoint}
+        table = icedb.Table.create(s3.uri, partition_by=["n % 50 AS p"], storage_options=options)
+        for _ in range(2):
+            table.insert([{"n": n, "text": str(n)} for n in range(100)])
+        snapshot = table.snapshot()
+        proxy.reset()
+        shown(snapshot, partitions="p < 10", preview_rows=0)
+        assert proxy.counts == {}
+        shown(snapshot, partitions="p < 10")
+        assert proxy.counts == {"HEAD": 2, "GET": 1}
+
+
+# ------------------------------------------------------------------------------------------ the picture
+
+
+def parts(sizes: dict[str, list[int]]) -> list[icedb.Part]:
+    return [
+        icedb.Part(f"{name}/{n}", f"/{name}/{n}", name, size, 1, n)
+        for name, of_partition in sizes.items()
+        for n, size in enumerate(of_partition)
+    ]
+
+
+def colours(png: bytes) -> set[str]:
+    """The colours that cover something, not only an edge."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(png)) as picture:
+        found = picture.convert("RGB").getcolors(1000) or []
+    return {f"#{r:02x}{g:02x}{b:02x}" for count, (r, g, b) in found if count > 500}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        (
+            {f"day={n:03}": [10_000] * 3 for n in range(365)},
+            "1,095 live parts in 365 partitions, 10.4 MB in all; 1,095 are below 128 MB. A merge would take 1,095 of "
+            "them in 365 partitions; the most, 3, are in day=000.",
+        ),
+        (
+            {"a": [5 * MB], "b": [200 * MB, 127 * MB], "c": [MB] * 4 + [128 * MB]},
+            "8 live parts in 3 partitions, 464 MB in all; 6 are below 128 MB. A merge would take 4 of them in 1 "
+            "partition; the most, 4, are in c.",
+        ),
+        ({"": [700]}, "1 live part in 1 partition, 700 B in all; 1 is below 128 MB. There is nothing to merge."),
+        (
+            {"": [1, 2]},
+            "2 live parts in 1 partition, 3 B in all; 2 are below 128 MB. A merge would take 2 of them in 1 partition.",
+        ),
+    ],
+)
+def test_the_picture_and_its_text_say_what_a_merge_would_take(sizes: dict[str, list[int]], text: str) -> None:
+    found = PartSizes.of(parts(sizes))
+    assert found.text == text
+    markdown = markdown_picture(found)
+    alternative, _, data = markdown.removeprefix("![").removesuffix(")").partition("](data:image/png;base64,")
+    assert alternative.replace("\\", "") == text
+    png = base64.b64decode(data)
+    assert len(png) < 16_000  # it is stored with every materialization
+    assert (TO_MERGE in colours(png)) == ("nothing to merge" not in text)
+    assert (FINE in colours(png)) == (len(found.to_merge) < len(found.parts))
+
+
+def test_names_of_partitions_are_no_markup_and_may_be_long() -> None:
+    found = PartSizes.of(parts({"d=$x$]|<i>\n" + "long" * 50: [10, 20], "d=\u65e5\u672c": [10, 20], "e": [0, 0]}))
+    assert "\n" not in markdown_picture(found)
+    assert r"\]\|\<i> long" in markdown_picture(found)
+
+
+def test_pictures_can_be_drawn_by_many_threads_at_once() -> None:
+    found = [PartSizes.of(parts({"a": [10 * (n + 1)] * (n + 2)})) for n in range(8)]
+    alone = [draw(sizes) for sizes in found]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(draw, found)) == alone
+
+
+# ------------------------------------------------------------------------------------------ kinds and owners
+
+
+def test_a_table_that_others_fill_has_kinds_owners_and_an_address() -> None:
+    spec = table_spec(
+        ["raw", "events"],
+        uri="s3://lake/raw/events",
+        partition_by=["day"],
+        owners=["team:data", "ann@example.com"],
+        kinds={"spark"},
+        group_name="raw",
+    )
+    assert spec.kinds == {"icedb", "parquet", "spark"}
+    assert [*spec.owners] == ["team:data", "ann@example.com"]
+    assert spec.metadata == {"dagster/uri": "s3://lake/raw/events", "partition_by": ["day"]}
+    resources = {"icedb": IceDBResource(root="s3://lake")}
+    defs = dg.Definitions.merge(dg.Definitions([spec], resources=resources), build_table_definitions(spec.key))
+    node = defs.resolve_asset_graph().get(spec.key)
+    assert (node.is_external, node.kinds, node.owners, node.group_name) == (True, spec.kinds, spec.owners, "raw")
+
+
+def test_the_same_definition_serves_an_asset_that_dagster_makes(
+    materialize: Materialize, lake: IceDBResource, name: str
+) -> None:
+    spec = table_spec(name, partition_by=["n % 2 AS odd"], sort_by=["n"], owners=["team:data"])
+
+    @dg.multi_asset(outs={"numbers": dg.AssetOut.from_spec(spec)}, name=name)
+    def numbers() -> Any:
+        return pa.table({"n": [1, 2]})
+
+    materialize(numbers)
+    assert lake.table(name).spec.partition_by == ("n % 2 AS odd",)
+    made = numbers.specs_by_key[dg.AssetKey(name)]
+    assert (made.kinds, made.owners) == ({"icedb", "parquet"}, ["team:data"])
+
+
+# ------------------------------------------------------------------------------------------ Spark
+
+
+@pytest.mark.slow(seconds=30)
+@pytest.mark.spark
+def test_progress_and_log_of_a_spark_job_appear_in_the_run(
+    environment: dict[str, str], lake: IceDBResource, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyspark")
+    run_script("spark_progress.py", lake.root, str(tmp_path / "result.json"))
+    result = json.loads((tmp_path / "result.json").read_text())
+    told = [text for text in result["told"] if text.startswith("Spark: ")]
+    assert "Spark: stage 0: 0 of 2 tasks done, 2 running" in told
+    assert "Spark: 1 job, 2 tasks done" in told
+    assert len([text for text in told if " job, " in text]) == 2  # the second: what the IO manager had Spark compute
+    assert "INFO DAGScheduler: Job 0 finished" in result["output"]
+    assert result["output"].count("INFO SparkContext: Starting job: collect") == 1
+    assert lake.table("watched").snapshot().rows == 10
+
+
+def test_a_session_of_spark_connect_tells_nothing_and_works(caplog: pytest.LogCaptureFixture) -> None:
+    class Run:
+        log = logging.getLogger("a run")
+
+    session = pytest.importorskip("pyspark.sql.connect.session").SparkSession
+    caplog.set_level("INFO", "a run")
+    with spark_progress(Run(), session.__new__(session), every_s=0):  # as it is without a server
+        assert caplog.messages == ["Spark: a session of Spark Connect tells neither progress nor its log"]
+    assert len(caplog.messages) == 1

@@ -1,0 +1,249 @@
+"""The resource: where tables are, what it is given to get in, and what nobody gets to see of that."""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+dg = pytest.importorskip("dagster")
+
+pytest.importorskip("dagster_aws")
+
+# ruff: noqa: E402 - without the extras there is nothing to import
+from dagster._core.remote_representation.external_data import RepositorySnap
+from dagster._serdes import serialize_value
+from dagster_aws.s3 import S3Resource
+
+import icedb
+from icedb.errors import InvalidArgument, InvalidOption, TableNotFound
+from icedb_dagster import IceDBIOManager, IceDBResource, build_table_definitions
+from icedb_dagster.compute.spark_places import LocalSpark
+from tests.support.dagster_instance import ONE, TWO, Materialize, returning, rows
+from tests.support.rotating_keys import Keys
+
+pytestmark = pytest.mark.dagster
+pytest_plugins = ["tests.support.dagster_instance", "tests.support.rotating_keys"]
+
+
+@pytest.mark.parametrize("root", ["s3://lake/events", "s3://lake/events/"])
+def test_the_table_of_an_asset_is_the_root_and_the_parts_of_its_key(root: str) -> None:
+    lake = IceDBResource(root=root)
+    assert lake.uri("flights") == "s3://lake/events/flights"
+    assert lake.uri(["a", "b"]) == lake.uri(dg.AssetKey(["a", "b"])) == "s3://lake/events/a/b"
+
+
+@pytest.mark.parametrize(
+    "key", [["x", ".."], ["..", "x"], ["x", "."], ["x", ""], ["x/y"], ["x", "_data"], ["_log", "x"], []]
+)
+def test_a_key_that_would_lead_elsewhere_or_into_another_table_is_refused(key: list[str]) -> None:
+    with pytest.raises(InvalidOption, match="is no name of a folder"):
+        IceDBResource(root="s3://lake").uri(dg.AssetKey(key))
+    with pytest.raises(InvalidOption, match="is no name of a folder"):
+        build_table_definitions(dg.AssetKey(key))  # not only when a run opens it
+
+
+def test_assets_whose_keys_have_several_parts_are_folders_in_folders(
+    materialize: Materialize, lake: IceDBResource, tmp_path: Path
+) -> None:
+    materialize(returning(["a", "b"], ONE), returning(["a", "c"], TWO))
+    assert rows(lake, ["a", "b"]) == [(1,)]
+    assert rows(lake, ["a", "c"]) == [(2,)]
+    assert lake.table(["a", "b"]).uri == str(tmp_path / "lake" / "a" / "b")
+
+
+def test_a_table_is_opened_or_created_once(lake: IceDBResource) -> None:
+    with pytest.raises(TableNotFound):
+        lake.table("events")
+    first = lake.table_or_create("events", partition_by=["n"], sort_by=["m"])
+    again = lake.table_or_create("events", partition_by=["m"])
+    assert first.spec == again.spec == lake.table("events").spec
+    assert first.spec.partition_by == ("n",)
+
+
+def test_the_log_of_another_program_is_not_taken_for_a_missing_table(lake: IceDBResource) -> None:
+    table = lake.table_or_create("events")
+    table.insert(ONE)
+    (Path(table.uri) / "_table.json").unlink()
+    assert lake.table_or_create("events").snapshot().rows == table.snapshot().rows == 1
+    assert not (Path(table.uri) / "_table.json").exists()
+
+
+SECRET = "sEcReT-that-must-not-be-shown"
+
+
+def test_what_is_shown_of_a_resource_has_no_secret_in_it() -> None:
+    lake = IceDBResource(root="s3://lake", storage_options={"AWS_SECRET_ACCESS_KEY": SECRET})
+    with_s3 = IceDBResource(root="s3://lake", s3=S3Resource(aws_secret_access_key=SECRET))
+    for text in (repr(lake), str(lake), f"{lake}", repr(with_s3), str(with_s3)):
+        assert "s3://lake" in text
+        assert SECRET not in text
+
+
+@pytest.mark.parametrize(
+    ("resource", "fields"),
+    [
+        (IceDBResource, {"root": "lake", "storage_options": {"AWS_SECRET_ACCESS_KEY": [SECRET]}}),
+        (IceDBIOManager, {"icedb": IceDBResource(root="lake"), "mode": [SECRET]}),
+        (LocalSpark, {"env": {"TOKEN": [SECRET]}}),
+    ],
+)
+def test_a_field_of_another_type_is_named_and_its_value_is_not_shown(resource: Any, fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=f"{resource.__name__}: {[*fields][-1]}") as refused:
+        resource(**fields)
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.s3
+def test_secrets_come_from_the_environment_and_stay_out_of_the_event_log(
+    instance: dg.DagsterInstance, s3: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {**s3.storage_options, "AWS_SECRET_ACCESS_KEY": dg.EnvVar("THE_SECRET")}
+    lake = IceDBResource(root=s3.uri, storage_options=given)
+    resources = {"io_manager": IceDBIOManager(icedb=lake), "icedb": lake}
+
+    @dg.asset(ins={"upstream": dg.AssetIn(name)})
+    def reader(upstream: pa.Table, icedb: IceDBResource) -> pa.Table:
+        assert icedb.table(name).snapshot().rows == upstream.num_rows
+        return upstream
+
+    assets = [returning(name, ONE), reader]
+    monkeypatch.setenv("THE_SECRET", s3.storage_options["AWS_SECRET_ACCESS_KEY"])
+    good = dg.materialize(assets, resources=resources, instance=instance)
+    assert good.success
+    stored = icedb.Table.open(f"{s3.uri}/reader", storage_options=s3.storage_options)
+    assert stored.query("SELECT n FROM t").fetchall() == [(1,)]
+
+    monkeypatch.setenv("THE_SECRET", SECRET)
+    bad = dg.materialize(assets, resources=resources, instance=instance, raise_on_error=False)
+    [failure] = bad.get_step_failure_events()
+    assert "AccessDenied" in str(failure.step_failure_data.error)
+    for result, secret in ((good, s3.storage_options["AWS_SECRET_ACCESS_KEY"]), (bad, SECRET)):
+        run = instance.get_run_by_id(result.run_id)
+        assert run is not None
+        kept = [
+            *map(str, instance.all_logs(run.run_id)),
+            str(run),
+            str(instance.get_job_snapshot(run.job_snapshot_id or "")),
+        ]
+        assert len(kept) > 10
+        assert not any(secret in text for text in kept)
+
+
+def secrets_of(s3: Any) -> tuple[str, str]:
+    return s3.storage_options["AWS_ACCESS_KEY_ID"], s3.storage_options["AWS_SECRET_ACCESS_KEY"]
+
+
+@pytest.mark.s3
+def test_an_s3_resource_gives_endpoint_region_and_keys(
+    instance: dg.DagsterInstance, s3: Any, name: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    key, secret = secrets_of(s3)
+    monkeypatch.setenv("THE_SECRET", secret)
+    given = S3Resource(
+        endpoint_url=s3.storage_options["AWS_ENDPOINT_URL"],
+        region_name="us-east-1",
+        aws_access_key_id=key,
+        aws_secret_access_key=dg.EnvVar("THE_SECRET"),
+    )
+    lake = IceDBResource(root=s3.uri, s3=given)
+    result = dg.materialize([returning(name, ONE)], resources={"io_manager": IceDBIOManager(icedb=lake)},
+                            instance=instance)  # fmt: skip
+    assert result.success
+    assert lake.table(name).query("SELECT n FROM t").fetchall() == [(1,)]  # in a script, variables are read, too
+    kept = [*map(str, instance.all_logs(result.run_id)), repr(lake), str(instance.get_run_by_id(result.run_id))]
+    kept += [*capfd.readouterr()]
+    assert not any(secret in text for text in kept)
+
+
+@pytest.mark.s3
+def test_the_session_of_an_s3_resource_is_asked_again_while_a_run_works(
+    instance: dg.DagsterInstance, s3: Any, name: str, keys: Keys, profile: str
+) -> None:
+    given = S3Resource(endpoint_url=s3.storage_options["AWS_ENDPOINT_URL"], profile_name=profile)
+    lake = IceDBResource(root=s3.uri, s3=given)
+    used = set()
+
+    @dg.asset(key=name)
+    def rotating(icedb: IceDBResource) -> Any:
+        table = icedb.table_or_create(name)
+        for n in range(2):
+            used.add(keys.now["access_key_id"])
+            table.insert([{"n": n}])
+            keys.rotate()
+        assert table.merge().merged_parts == 2
+        keys.rotate()
+        assert table.query("SELECT sum(n) FROM t").fetchall() == [(1,)]
+
+    resources = {"icedb": lake, "io_manager": IceDBIOManager(icedb=lake)}
+    result = dg.materialize([rotating], resources=resources, instance=instance)
+    [event] = result.asset_materializations_for_node(name)
+    assert event.metadata["dagster/row_count"].value == 2
+    assert len(used) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"verify": False}, "certificates are always verified"),
+        ({"use_ssl": False}, "give an endpoint_url that begins with http://"),
+        ({"profile_name": "nobody"}, r"there can be no session as s3 says: .*\(nobody\) could not be found"),
+        ({"aws_access_key_id": "a"}, "come together or not at all"),
+        ({"region_name": dg.EnvVar("NOT_SET_ANYWHERE")}, "NOT_SET_ANYWHERE is not set"),
+    ],
+)
+def test_what_an_s3_resource_asks_for_and_cannot_have_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        IceDBResource(root="s3://lake", s3=S3Resource(**fields)).table("events")
+
+
+def test_an_s3_resource_is_one_of_dagster_aws_and_the_only_source_of_keys() -> None:
+    with pytest.raises(InvalidOption, match="no S3Resource"):
+        IceDBResource(root="s3://lake", s3=IceDBResource(root="s3://other")).table("events")
+    both = IceDBResource(root="s3://lake", s3=S3Resource(), storage_options={"AWS_SESSION_TOKEN": "a"})
+    with pytest.raises(InvalidOption, match="not both"):
+        both.table("events")
+    unsigned = IceDBResource(root="s3://lake", s3=S3Resource(use_unsigned_session=True)).access()
+    assert unsigned["credential_provider"]() is None
+
+
+@pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "aws_session_token"])
+def test_a_secret_that_stands_in_the_code_is_refused_before_dagster_keeps_it(name: str) -> None:
+    lake = IceDBResource(root="s3://lake", storage_options={name: SECRET})
+    nested = IceDBResource(root="s3://lake", s3=S3Resource(**{name.lower(): SECRET}))
+    for resource in (lake, nested):
+        with pytest.raises(
+            InvalidOption, match=rf'{name} in .* dg\.EnvVar\("{name.upper()}"\)|{name.lower()}'
+        ) as error:
+            dg.Definitions(assets=[returning("a", ONE)], resources={"lake": resource}).get_repository_def()
+        assert SECRET not in str(error.value)
+    variable = IceDBResource(root=dg.EnvVar("LAKE_ROOT"), storage_options={name: SECRET})
+    with pytest.raises(InvalidOption, match=r"'LAKE_ROOT': .* written out"):
+        IceDBIOManager(icedb=variable)
+    with pytest.raises(InvalidOption, match="written out"):
+        dg.materialize([returning("a", ONE)], resources={"io_manager": IceDBIOManager(icedb=lake)})
+
+
+def test_what_dagster_keeps_of_a_code_location_names_variables_and_has_no_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("THE_SECRET", SECRET)
+    variable = dg.EnvVar("THE_SECRET")
+    given = S3Resource(aws_access_key_id="a", aws_secret_access_key=variable)
+    lake = IceDBResource(root="s3://lake", storage_options={"AWS_SECRET_ACCESS_KEY": variable})
+    resources = {"icedb": lake, "io_manager": IceDBIOManager(icedb=lake), "nested": IceDBResource(root="x", s3=given)}
+    defs = dg.Definitions(assets=[returning("a", ONE)], jobs=[dg.define_asset_job("j")], resources=resources)
+    kept = serialize_value(RepositorySnap.from_def(defs.get_repository_def()))
+    assert "THE_SECRET" in kept
+    assert SECRET not in kept
+    assert SECRET not in serialize_value(defs.resolve_job_def("j").get_job_snapshot())
+
+
+def test_a_script_may_use_the_resource_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKE_ROOT", str(tmp_path / "lake"))
+    variable = IceDBResource(root=dg.EnvVar("LAKE_ROOT"), s3=S3Resource())
+    assert variable.table_or_create("events").uri == str(tmp_path / "lake" / "events")
+    lake = IceDBResource(root=str(tmp_path), storage_options={"AWS_SECRET_ACCESS_KEY": SECRET, "FSYNC": "false"})
+    lake.table_or_create("events", sort_by=["n"], required=["n"]).insert(ONE)
+    assert lake.table("events").spec.required == ("n",)

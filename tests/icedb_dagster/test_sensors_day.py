@@ -1,0 +1,356 @@
+"""A day of bursts, simulated: the table stays small, no work is asked for twice, each commit is told once.
+
+Writers, runs and the daemon share a simulated clock. The sensors are asked through Dagster's own evaluation, every half
+minute; runs take their time to start and to work, one of a table at a time as its pool wants it, and sometimes fail;
+the daemon dies among its ticks, and starts again with what it had stored.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
+import heapq
+import itertools
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+dg = pytest.importorskip("dagster")
+
+# ruff: noqa: E402 - without the extra there is nothing to import
+import icedb
+from icedb import Thresholds
+from icedb.testing import check_sound
+from icedb_dagster import build_table_definitions
+from icedb_dagster.metadata.table_metadata import commit_metadata
+from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor, asking, commits_sensor, maintenance_sensor
+from icedb_dagster.sensors.open_tables import open_tables
+from tests.support.sensor_worlds import (
+    WORLDS,
+    Daemon,
+    SimulatedLake,
+    World,
+    add_run,
+    end_run,
+    report_event,
+    told_commits,
+)
+
+pytestmark = pytest.mark.dagster
+
+logger = logging.getLogger(__name__)
+
+SECOND_MS = 1_000
+MINUTE_MS = 60 * SECOND_MS
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+TICK_MS = 30 * SECOND_MS
+KEY = dg.AssetKey("events")
+KINDS = ("merge_newest", "merge_oldest", "merge_log", "cleanup")
+THRESHOLDS = Thresholds(expired_objects=400, expired_bytes=1_000_000_000)
+#: How long after a partition has turned cold its small parts may be those of a hot one: two runs, one of which fails.
+COOLING_MS = 6 * MINUTE_MS
+
+
+@dataclass
+class Figures:
+    """How high it went."""
+
+    ticks: int = 0
+    hot_parts: int = 0
+    cold_parts: int = 0
+    log_files: int = 0
+    expired_objects: int = 0
+    runs: Counter[str] = field(default_factory=Counter)
+    deaths: int = 0
+    dropped: int = 0
+    commits: int = 0
+    bytes_inserted: int = 0
+    bytes_merged: int = 0
+
+    def __str__(self) -> str:
+        ratio = self.bytes_merged / self.bytes_inserted
+        return (
+            f"{self.ticks} ticks, {self.deaths} deaths, {self.commits} commits; at most {self.hot_parts} hot and "
+            f"{self.cold_parts} cold small parts of a partition, {self.log_files} log files, {self.expired_objects} "
+            f"expired objects; runs: {dict(self.runs)}, {self.dropped} dropped; bytes merged per byte inserted: "
+            f"{ratio:.1f}"
+        )
+
+
+@dataclass(order=True)
+class Happening:
+    """Something at a simulated time (unix milliseconds)."""
+
+    at_ms: int
+    number: int
+    act: Callable[[], None] = field(compare=False)
+
+
+class Day:
+    """One table, its writers, its two sensors, and the runs that these start."""
+
+    def __init__(self, instance: dg.DagsterInstance, world: World, lake: SimulatedLake, seed: int) -> None:
+        self.instance, self.world, self.clock, self.lake = instance, world, world.clock, lake
+        self.random = random.Random(seed)
+        self.figures = Figures()
+        self.agenda: list[Happening] = []
+        self.numbers = itertools.count()
+        self.rows: Counter[tuple[int, str]] = Counter()
+        #: Time and log file of each commit of rows, in order; those of a slow clock; those that a step has told.
+        self.commits: list[tuple[int, str]] = []
+        self.late: set[tuple[int, str]] = set()
+        #: For which objects each run was asked for, and the runs that succeeded.
+        self.bases: dict[str, tuple[str, str]] = {}
+        self.worked: set[tuple[str, str]] = set()
+        self.under_way: list[dg.DagsterRun] = []
+        self.queue: list[dg.DagsterRun] = []
+        self.cooled: dict[str, int] = {}
+        day = self.clock.now_ms() // DAY_MS * DAY_MS
+        self.clock.set(day + 12 * HOUR_MS)
+        world.create("events", partition_by=["d"], sort_by=["id"])
+        #: Who maintains and looks has handles of his own, and so has each writer; one writer's clock is behind.
+        self.maintainer = world.open("events")
+        self.writers = [world.open("events") for _ in range(3)]
+        slow = world.open("events").handle
+        slow.clock = self.clock.skewed(-40 * SECOND_MS)
+        self.writers.append(icedb.Table(slow))
+        self.maintenance = Daemon(
+            instance,
+            maintenance_sensor(KEY, MaintenanceSensor(THRESHOLDS), jobs=jobs_of_table(), resource_key="icedb"),
+            lake,
+            launched=self.launched,
+            clock=self.clock,
+        )
+        self.telling = Daemon(
+            instance, commits_sensor(KEY, CommitsSensor(), resource_key="icedb"), lake, clock=self.clock
+        )
+
+    # ------------------------------------------------------------------------------------ time
+
+    def after(self, ms: int, act: Callable[[], None]) -> None:
+        heapq.heappush(self.agenda, Happening(self.clock.now_ms() + ms, next(self.numbers), act))
+
+    def live(self, until_ms: int) -> None:
+        while self.agenda and self.agenda[0].at_ms <= until_ms:
+            happening = heapq.heappop(self.agenda)
+            self.clock.set(max(self.clock.now_ms(), happening.at_ms))
+            happening.act()
+        self.clock.set(until_ms)
+
+    # ------------------------------------------------------------------------------------ writers
+
+    def day(self, ago: int = 0) -> str:
+        return (datetime.fromtimestamp(self.clock.now_ms() / 1000, UTC) - timedelta(days=ago)).strftime("%Y-%m-%d")
+
+    def insert(self) -> None:
+        """A batch: mostly of today, some with rows of the days before."""
+        chance = self.random.random()
+        days = {self.day()} if chance < 0.8 else {self.day(n) for n in range(self.random.randint(1, 4))}
+        if chance > 0.97:
+            days = {self.day(self.random.randint(1, 5))}
+        begin = sum(self.rows.values())
+        batch = [(begin + n, d) for n in range(self.random.randint(2, 6)) for d in sorted(days)]
+        writer = self.random.choice(self.writers)
+        commit = writer.insert(pa.table({"id": [n for n, _ in batch], "d": [d for _, d in batch]}))
+        self.rows.update(batch)
+        told = commit.created_ms, commit.key
+        self.commits.append(told)
+        if writer is self.writers[-1]:
+            self.late.add(told)
+        elif chance < 0.1:  # it was a step of Dagster's
+            event = dg.AssetMaterialization(KEY, metadata=commit_metadata(*told, [p.key for p in commit.parts]))
+            self.after(
+                self.random.randint(1, 20) * SECOND_MS, lambda: report_event(self.instance, event, self.clock.now_ms())
+            )
+        self.figures.commits += 1
+        self.figures.bytes_inserted += commit.bytes
+
+    def burst(self, *, minutes: int, every_s: tuple[int, int]) -> None:
+        at_ms = 0
+        while at_ms < minutes * MINUTE_MS:
+            self.after(at_ms, self.insert)
+            at_ms += self.random.randint(every_s[0] * 1000, every_s[1] * 1000)
+
+    # ------------------------------------------------------------------------------------ runs
+
+    def launched(self, run: dg.DagsterRun) -> None:
+        active = [r.job_name for r in [*self.queue, *self.under_way]]
+        assert run.job_name not in active, f"two runs of {run.job_name} at once"
+        self.figures.runs[run.job_name.removeprefix("events_")] += 1
+        self.queue.append(run)
+        self.after(self.random.randint(5, 15) * SECOND_MS, self.dequeue)
+
+    def dequeue(self) -> None:
+        """One run of a table at a time, the most urgent first: so the queue and the pool want it."""
+        if self.under_way or not self.queue:
+            return
+        run = min(self.queue, key=lambda r: KINDS.index(r.job_name.removeprefix("events_")) == 1)
+        self.queue.remove(run)
+        self.under_way.append(run)
+        end_run(self.instance, run, dg.DagsterRunStatus.STARTED)
+        fails = self.random.random() < 0.1
+        lasts_ms = self.random.randint(2, 10 if fails else 25) * SECOND_MS
+        self.after(lasts_ms, lambda: self.end(run, fails=fails))
+
+    def end(self, run: dg.DagsterRun, *, fails: bool) -> None:
+        if not fails:
+            self.work(run.job_name.removeprefix("events_"))
+            self.worked.add(self.bases.get(run.run_id, ("", run.run_id)))
+        end_run(self.instance, run, dg.DagsterRunStatus.FAILURE if fails else dg.DagsterRunStatus.SUCCESS)
+        self.under_way.remove(run)
+        self.dequeue()
+
+    def work(self, kind: str) -> None:
+        table = self.maintainer
+        if kind == "merge_log":
+            table.merge_log()
+        elif kind == "cleanup":
+            table.cleanup()
+        else:
+            report = table.merge(order="newest" if kind == "merge_newest" else "oldest")
+            self.figures.bytes_merged += report.merged_bytes
+
+    def by_hand(self) -> None:
+        kind = self.random.choice(KINDS)
+        if not any(r.job_name == f"events_{kind}" for r in [*self.queue, *self.under_way]):
+            self.launched(add_run(self.instance, f"events_{kind}", dg.DagsterRunStatus.QUEUED))
+
+    # ------------------------------------------------------------------------------------ the daemon
+
+    def tick(self) -> None:
+        for daemon in self.random.sample([self.maintenance, self.telling], 2):
+            dies = self.random.random() < 0.03
+            if dies:
+                self.figures.deaths += 1
+            before = len(daemon.created)
+            answer = daemon.tick(
+                dies_after=self.random.randint(0, 3) if dies else None, reserved=self.random.random() < 0.5
+            )
+            if answer is not None and daemon is self.maintenance:
+                self.check_work(daemon.created[before:], answer)
+            if dies and self.random.random() < 0.5:  # and the code server with it
+                open_tables.forget(self.lake, KEY)
+        self.figures.ticks += 1
+        self.check_table()
+
+    def check_work(self, created: list[str], answer: dg.SensorResult) -> None:
+        """Nobody has done what a new run is asked for."""
+        memory = asking.decode(str(answer.cursor))
+        assert memory is not None
+        for request in answer.run_requests or ():
+            if request.run_key in created:
+                kind = str(request.job_name).removeprefix("events_")
+                work = kind, memory.asked[kind].basis
+                assert work not in self.worked, f"{work} is done"
+                run = next(r for r in self.queue if r.tags.get("dagster/run_key") == request.run_key)
+                self.bases[run.run_id] = work
+
+    def check_table(self) -> None:
+        condition, now_ms = self.maintainer.condition(THRESHOLDS), self.clock.now_ms()
+        told = self.figures
+        for p in condition.partitions:
+            if p.hot:
+                self.cooled.pop(p.path, None)
+                assert p.small_parts < THRESHOLDS.hot_parts, (now_ms, p, told)
+                told.hot_parts = max(told.hot_parts, p.small_parts)
+            elif now_ms - self.cooled.setdefault(p.path, now_ms) > COOLING_MS:
+                assert p.small_parts < THRESHOLDS.cold_parts, (now_ms, p, told)
+                told.cold_parts = max(told.cold_parts, p.small_parts)
+        assert condition.log_files < THRESHOLDS.log_files, told
+        told.log_files = max(told.log_files, condition.log_files)
+        expired = condition.expired_parts + condition.expired_log_files
+        assert expired < THRESHOLDS.expired_objects, told
+        told.expired_objects = max(told.expired_objects, expired)
+
+    # ------------------------------------------------------------------------------------ the end
+
+    def check_end(self) -> None:
+        """Every row is there, every commit was told once and in order, every run was asked for once."""
+        self.figures.dropped = len(self.maintenance.dropped)
+        assert len(set(self.maintenance.created)) == len(self.maintenance.created)
+        told = [
+            (t["icedb/commit_time_ms"], t.get("icedb/log_file"), "icedb/commit_parts" in t)
+            for t in told_commits(self.instance, KEY)
+        ]
+        of_time = Counter(created_ms for created_ms, _ in self.commits)
+        assert Counter(created_ms for created_ms, _, _ in told) == of_time
+        known = [(t_ms, key) for t_ms, key, _ in told if key is not None]
+        assert set(known) <= set(self.commits)
+        late_ms = {t_ms for t_ms, _ in self.late}
+        by_sensor = [t_ms for t_ms, _, ours in told if ours and t_ms not in late_ms]
+        assert by_sensor == sorted(by_sensor)
+        found = self.maintainer.query("SELECT id, d FROM t").fetchall()
+        assert Counter(found) == self.rows
+        report = self.maintainer.verify(deep=True)
+        assert report.ok, report
+        check_sound(self.world.stores["events"])
+
+
+def jobs_of_table() -> dict[Any, dg.JobDefinition]:
+    found = {job.name: job for job in build_table_definitions("events").jobs or ()}
+    return {kind: found[f"events_{kind}"] for kind in KINDS}
+
+
+@pytest.fixture
+def day(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Day]]:
+    root = "memory://day"
+    with dg.DagsterInstance.ephemeral() as instance:
+        WORLDS[root] = World()
+        yield lambda seed: Day(instance, WORLDS[root], SimulatedLake(root=root), seed)
+        open_tables.forget(SimulatedLake(root=root), KEY)
+        del WORLDS[root]
+
+
+def simulate(day: Day, *, hours: int, bursts: dict[float, tuple[int, tuple[int, int]]]) -> Figures:
+    """`bursts`: after how many hours, for how many minutes, and how many seconds there are between two commits."""
+    begin_ms = day.clock.now_ms()
+    for at_h, (minutes, every_s) in bursts.items():
+        day.after(int(at_h * HOUR_MS), lambda m=minutes, s=every_s: day.burst(minutes=m, every_s=s))
+    for _ in range(hours // 4):
+        day.after(day.random.randint(0, hours * HOUR_MS), day.by_hand)
+    for _ in range(hours * HOUR_MS // TICK_MS):
+        day.live(day.clock.now_ms() // TICK_MS * TICK_MS + TICK_MS)
+        day.tick()
+    assert day.clock.now_ms() - begin_ms == hours * HOUR_MS
+    day.agenda.clear()
+    for _ in range(4):  # what a restart left behind, and what was too young
+        day.live(day.clock.now_ms() + TICK_MS)
+        day.telling.tick()
+    day.check_end()
+    return day.figures
+
+
+def test_an_evening_of_bursts_leaves_a_small_table_and_nothing_is_asked_or_told_twice(
+    day: Callable[[int], Day],
+) -> None:
+    bursts = {0.1: (20, (7, 13)), 2.5: (8, (10, 20)), 4.2: (5, (15, 40))}
+    figures = simulate(day(1), hours=5, bursts=bursts)
+    logger.info("%s", figures)
+    assert figures.commits > 120
+    assert figures.hot_parts >= THRESHOLDS.hot_parts // 2
+    assert figures.runs["merge_newest"]
+    assert figures.runs["merge_oldest"]
+    assert figures.runs["cleanup"]
+    assert figures.deaths
+
+
+@pytest.mark.slow(seconds=100)
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_a_day_of_bursts_leaves_a_small_table_and_nothing_is_asked_or_told_twice(
+    day: Callable[[int], Day], seed: int
+) -> None:
+    chance = random.Random(seed)
+    bursts = {
+        chance.uniform(0, 22): (chance.randint(5, 60), chance.choice([(7, 13), (10, 30), (20, 60)])) for _ in range(8)
+    }
+    bursts[11.8] = (30, (7, 13))  # over midnight
+    figures = simulate(day(seed), hours=24, bursts=bursts)
+    logger.info("%s", figures)
+    assert figures.ticks == 2_880
+    assert figures.hot_parts >= THRESHOLDS.hot_parts // 2
+    assert set(figures.runs) == set(KINDS)

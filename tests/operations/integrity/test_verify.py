@@ -1,0 +1,626 @@
+"""Verify finds every damage that is done to a table, calls a sound one sound, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from icedb import Table, VerifyReport
+from icedb.errors import InvalidOption, StoreUnavailable
+from icedb.format.codec import decode, encode
+from icedb.format.records import LogFile, Marker
+from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
+from icedb.storage.obstore_store import StoredObject
+from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, create_table, open_table
+
+
+@pytest.fixture
+def table(clocked: ClockedStore, clock: ManualClock) -> Table:
+    """Two plain appends, a merge, a drop, and an append after them."""
+    table = create_table(clocked, clock, partition_by=["k"], sort_by=["n"])
+    fill(table)
+    return table
+
+
+def fill(table: Table) -> None:
+    for n in range(2):
+        table.insert([{"k": k, "n": 10 * n + k} for k in range(3)])
+    table.merge()
+    table.drop_partitions(["k=2"])
+    table.insert([{"k": 0, "n": 100}])
+
+
+def kinds(report: VerifyReport) -> set[str]:
+    return {p.kind for p in report.problems}
+
+
+def replace(store: ClockedStore, key: str, body: bytes) -> None:
+    store.objects[key] = StoredObject(body, store.objects[key].stored_ms)
+
+
+def logs(store: ClockedStore) -> list[str]:
+    return [i.key for i in store.list(store.location.keys.log_prefix)]
+
+
+def read_log(store: ClockedStore, key: str) -> LogFile:
+    return decode(store.get(key).body, key, store.location.keys)
+
+
+def put_log(store: ClockedStore, file: LogFile, *, writer: str = "other") -> str:
+    key = store.location.keys.log_file(file.t_ms, merged=file.carries_tombstones, writer=writer)
+    store.create(key, encode(file))
+    return key
+
+
+def newest_append(store: ClockedStore) -> str:
+    """The log file of the append that nothing replaced."""
+    return [k for k in logs(store) if ".e" not in k][-1]
+
+
+def head(store: ClockedStore) -> str:
+    return max((k for k in logs(store) if ".e" in k), key=lambda k: read_log(store, k).epoch or 0)
+
+
+def live_part(store: ClockedStore) -> str:
+    return read_log(store, newest_append(store)).markers[0].key
+
+
+def change_header(store: ClockedStore, key: str, **changes: Any) -> None:
+    first, rest = store.get(key).body.split(b"\n", 1)
+    header = {**msgspec.json.decode(first), **changes}
+    replace(store, key, msgspec.json.encode(header) + b"\n" + rest)
+
+
+def change_marker(store: ClockedStore, log_file: str, **changes: Any) -> None:
+    """Change the last marker of a log file."""
+    file = read_log(store, log_file)
+    markers = (*file.markers[:-1], msgspec.structs.replace(file.markers[-1], **changes))
+    replace(store, log_file, encode(msgspec.structs.replace(file, markers=markers)))
+
+
+# ------------------------------------------------------------------------------------------------ sound tables
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_sound_table_is_sound_in_every_kind_of_store(place: Any, deep: bool) -> None:
+    table = Table.create(place.uri, partition_by=["k"], sort_by=["n"], storage_options=place.storage_options)
+    assert table.verify(deep=deep).ok
+    fill(table)
+    report = table.verify(deep=deep)
+    assert (report.ok, report.problems, report.foreign) == (True, (), ())
+    snapshot = table.snapshot()
+    assert (report.live_parts, report.live_rows, report.live_bytes) == (3, 5, snapshot.bytes)
+    assert report.unchecked_parts == (0 if deep else 3)
+    assert report.tombstoned_parts == 7
+    table.cleanup(grace_ms=0, allow_short_grace=True)
+    report = table.verify(deep=deep)
+    assert (report.ok, report.problems, report.tombstoned_parts) == (True, (), 0)
+    assert report.horizon_ms > 0
+
+
+def test_a_table_whose_log_lies_elsewhere_is_sound(tmp_path: Path) -> None:
+    table = Table.create(tmp_path / "table", partition_by=["k"], sort_by=["n"], log_uri=tmp_path / "log")
+    fill(table)
+    report = Table.open(tmp_path / "table").verify(deep=True)
+    assert (report.ok, report.problems) == (True, ())
+    assert report.log_files == 5
+
+
+def test_verify_counts_what_is_there(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    table.pin("monthly", expires=timedelta(days=1))
+    prefix = clocked.location.keys.data_prefix
+    clocked.create(f"{prefix}k=1/old.parquet", b"123")
+    clock.advance(2 * DAY_MS)
+    clocked.create(f"{prefix}k=1/young.parquet", b"12")
+    clocked.create("table/notes.txt", b"hello")
+    report = table.verify()
+    assert report.ok
+    assert (report.log_files, report.superseded_log_files, report.epoch) == (5, 3, 3)
+    assert (report.claims, report.pins) == (3, 1)
+    assert (report.orphans, report.orphan_bytes) == ((f"{prefix}k=1/old.parquet",), 3)
+    assert (report.young_parts, report.young_bytes) == (1, 2)
+    assert report.foreign == ("table/notes.txt",)
+    assert kinds(report) == {"orphans", "foreign_objects"}
+    assert {p.severity for p in report.problems} == {"warning"}
+    for text in ("3 parts, 5 rows", "1 pins", "sweep_orphans", "table/notes.txt", "sound"):
+        assert text in str(report)
+
+
+def test_a_part_that_a_claim_names_is_no_orphan(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    part, t_ms = clocked.location.keys.part("k=1", "claimed"), clock.now_ms()
+    clocked.create(part, b"123")
+    file = LogFile(t_ms, {}, (Marker(part, 3, t_ms),), epoch=4, live_epochs=(4,))
+    log_key = clocked.location.keys.log_file(t_ms, merged=False, writer="w.e4")
+    body = {"key": log_key, "t": t_ms, "body": encode(file).decode()}
+    clocked.create(clocked.location.keys.epoch_claim(4), msgspec.json.encode(body))
+    clock.advance(30 * DAY_MS)
+    report = table.verify()
+    assert (report.problems, report.orphans, report.claims) == ((), (), 4)
+
+
+def test_verify_writes_and_deletes_nothing(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    store = FaultyStore(clocked)
+    watched = open_table(store, clock)
+    replace(clocked, live_part(clocked), b"bad")
+    assert not watched.verify(deep=True).ok
+    assert store.counts.keys() <= {"list", "get", "head"}
+
+
+@pytest.mark.long
+def test_what_a_killed_writer_leaves_is_no_problem(clock: ManualClock) -> None:
+    def killed_at(number: int) -> bool:
+        """Whether a writer that dies after so many requests dies at all."""
+        clocked = ClockedStore(clock)
+        create_table(clocked, clock, partition_by=["k"]).insert([{"k": k, "n": 0} for k in range(2)])
+        dying = FaultyStore(clocked)
+        writer = open_table(dying, clock)
+        dying.inject(Fault.CRASH_AFTER, number=len(dying.requests) + number)
+        try:
+            writer.insert([{"k": k, "n": 1} for k in range(2)])
+            writer.merge()
+        except Crash:
+            crashed = True
+        else:
+            crashed = False
+        assert open_table(clocked, clock).verify().problems == ()
+        return crashed
+
+    assert next(number for number in range(1, 100) if not killed_at(number)) > 10
+
+
+# ------------------------------------------------------------------------------------------------ damaged parts
+
+
+def missing_part(store: ClockedStore) -> str:
+    store.delete([live_part(store)])
+    return live_part(store)
+
+
+def part_size(store: ClockedStore) -> str:
+    replace(store, live_part(store), store.get(live_part(store)).body + b"x")
+    return live_part(store)
+
+
+def damaged_part(store: ClockedStore) -> str:
+    replace(store, live_part(store), b"x" * len(store.get(live_part(store)).body))
+    return live_part(store)
+
+
+def part_rows(store: ClockedStore) -> str:
+    change_marker(store, newest_append(store), rows=7)
+    return live_part(store)
+
+
+@pytest.mark.parametrize("damage", [missing_part, part_size, damaged_part, part_rows])
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_damaged_part_is_found(
+    table: Table, clocked: ClockedStore, damage: Callable[[ClockedStore], str], deep: bool
+) -> None:
+    key = damage(clocked)
+    report = table.verify(deep=deep)
+    assert not report.ok
+    [problem] = [p for p in report.problems if p.kind == damage.__name__]
+    assert (problem.severity, problem.key) == ("error", key)
+    assert key in problem.message
+    assert "estore" in problem.message, "the remedy"
+
+
+def test_only_a_deep_look_finds_a_changed_byte(table: Table, clocked: ClockedStore) -> None:
+    body = bytearray(clocked.get(live_part(clocked)).body)
+    body[6] ^= 1  # in a page, not in the footer
+    replace(clocked, live_part(clocked), bytes(body))
+    assert table.verify().ok
+    report = table.verify(deep=True)
+    assert not report.ok
+    assert "part_digest" in kinds(report)
+
+
+@pytest.mark.parametrize("damage", [missing_part, part_size])
+def test_a_look_at_listings_finds_what_is_gone_and_what_has_another_size(
+    table: Table, clocked: ClockedStore, damage: Callable[[ClockedStore], str]
+) -> None:
+    key = damage(clocked)
+    report = table.verify(footers=False)
+    assert [(p.kind, p.severity, p.key) for p in report.problems] == [(damage.__name__, "error", key)]
+    assert not report.ok
+
+
+def test_a_look_at_listings_opens_no_part_and_says_so(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    damaged_part(clocked)
+    clocked.create("table/notes.txt", b"hello")
+    store = FaultyStore(clocked)
+    report = open_table(store, clock).verify(footers=False)
+    assert (report.ok, report.footers, report.unchecked_parts) == (True, False, report.live_parts)
+    assert kinds(report) == {"foreign_objects"}
+    assert {r.kind for r in store.requests if any("/_data/" in key for key in r.keys)} <= {"list"}
+    assert "no part opened" in str(report)
+    full = table.verify()
+    assert (full.ok, full.footers) == (False, True)
+    assert "footers read" in str(full)
+
+
+def test_deep_without_footers_is_refused_before_a_request(
+    table: Table, clock: ManualClock, clocked: ClockedStore
+) -> None:
+    store = FaultyStore(clocked)
+    watched = open_table(store, clock)
+    before = len(store.requests)
+    with pytest.raises(InvalidOption, match="deep"):
+        watched.verify(deep=True, footers=False)
+    assert len(store.requests) == before
+
+
+def test_a_part_without_digest_is_counted_as_unchecked(table: Table, clocked: ClockedStore) -> None:
+    change_marker(clocked, newest_append(clocked), digest=None, rows=None)
+    report = table.verify(deep=True)
+    assert (report.ok, report.unchecked_parts, report.live_rows) == (True, 1, None)
+    assert "unknown" in str(report)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("deep", [False, True])
+def test_damage_is_found_in_stores_that_duckdb_reads_itself(shared_place: Any, deep: bool) -> None:
+    place = shared_place
+    table = Table.create(place.uri, partition_by=["k"], sort_by=["n"], storage_options=place.storage_options)
+    table.insert([{"k": k, "n": k} for k in range(70)])  # more than one query's worth of footers
+    parts = table.snapshot().parts
+    store = table.handle.store
+    broken, cut, gone = parts[3], parts[40], parts[69]
+    bodies = {broken.key: b"x" * broken.bytes, cut.key: store.get(cut.key).body[:-10]}
+    [log_file] = store.list(store.location.keys.log_prefix)
+    file = decode(store.get(log_file.key).body, log_file.key, store.location.keys)
+    miscounted = file.markers[20]
+    markers = [msgspec.structs.replace(m, rows=9) if m is miscounted else m for m in file.markers]
+    bodies[log_file.key] = encode(msgspec.structs.replace(file, markers=tuple(markers)))
+    store.delete([gone.key, *bodies])
+    for key, body in bodies.items():
+        store.create(key, body)
+    report = table.verify(deep=deep)
+    found = {(p.kind, p.key) for p in report.problems}
+    digests = {("part_digest", broken.key), ("part_digest", cut.key)} if deep else set()
+    assert found == digests | {
+        ("damaged_part", broken.key),
+        ("part_size", cut.key),
+        ("damaged_part", cut.key),
+        ("missing_part", gone.key),
+        ("part_rows", miscounted.key),
+    }
+
+
+def test_a_store_that_fails_is_no_damage(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    store = FaultyStore(clocked)
+    unlucky = open_table(store, clock)
+    store.inject(Fault.FAIL, kind="get", key="_data/", times=100)
+    with pytest.raises(StoreUnavailable):
+        unlucky.verify()
+
+
+def test_a_part_that_a_pin_needs_must_be_there(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    pin = table.pin("before")
+    clock.advance(MINUTE_MS)
+    dead = live_part(clocked)
+    table.drop_partitions(["k=0"])
+    assert table.verify().problems == ()
+    clocked.delete([dead])
+    [problem] = table.verify().problems
+    assert (problem.kind, problem.key) == ("missing_pinned_part", dead)
+    assert pin.name in problem.message
+    table.unpin("before")
+    assert table.verify().problems == ()
+
+
+def test_a_pin_that_cannot_be_read_is_a_problem(table: Table, clocked: ClockedStore) -> None:
+    clocked.create(clocked.location.keys.pin("monthly"), b"{}")
+    [problem] = table.verify().problems
+    assert (problem.kind, problem.severity) == ("damaged_pin", "error")
+
+
+# ------------------------------------------------------------------------------------------------ damaged logs
+
+
+def ends_in_a_newline(store: ClockedStore) -> str:
+    replace(store, newest_append(store), store.get(newest_append(store)).body + b"\n")
+    return newest_append(store)
+
+
+def cut_in_a_line(store: ClockedStore) -> str:
+    replace(store, newest_append(store), store.get(newest_append(store)).body[:-5])
+    return newest_append(store)
+
+
+def cut_between_lines(store: ClockedStore) -> str:
+    key = head(store)
+    replace(store, key, store.get(key).body.rpartition(b"\n")[0])
+    return key
+
+
+def of_another_version(store: ClockedStore) -> str:
+    change_header(store, newest_append(store), v=2)
+    return newest_append(store)
+
+
+def names_a_neighbour(store: ClockedStore) -> str:
+    change_marker(store, newest_append(store), key="table2/_data/k=0/x.parquet")
+    return newest_append(store)
+
+
+def leaves_its_folder(store: ClockedStore) -> str:
+    change_marker(store, newest_append(store), key="table/_data/../../etc/x.parquet")
+    return newest_append(store)
+
+
+def stray_file(store: ClockedStore) -> str:
+    store.create("table/_log/notes.txt", b"hello")
+    return "table/_log/notes.txt"
+
+
+def no_log_file_at_all(store: ClockedStore) -> str:
+    replace(store, newest_append(store), b"")
+    return newest_append(store)
+
+
+LOG_DAMAGES = [
+    ends_in_a_newline,
+    cut_in_a_line,
+    cut_between_lines,
+    of_another_version,
+    names_a_neighbour,
+    leaves_its_folder,
+    stray_file,
+    no_log_file_at_all,
+]
+
+
+@pytest.mark.parametrize("damage", LOG_DAMAGES)
+def test_a_log_file_that_cannot_be_read_is_a_problem_and_the_others_are_read(
+    table: Table, clocked: ClockedStore, clock: ManualClock, damage: Callable[[ClockedStore], str]
+) -> None:
+    key = damage(clocked)
+    clock.advance(30 * DAY_MS)
+    report = table.verify()
+    assert [p.key for p in report.problems if p.kind == "damaged_log"] == [key]
+    assert "foreign_maintenance" not in kinds(report)
+    assert "missing_epoch" not in kinds(report)
+    assert (report.ok, report.log_files) == (False, len(logs(clocked)))
+    assert report.live_parts > 0
+    for problem in report.problems:
+        if problem.kind == "orphans":
+            assert "Keep them" in problem.message, "a log file that cannot be read may name them"
+
+
+def test_an_epoch_whose_log_file_cannot_be_read_is_not_called_missing(
+    clocked: ClockedStore, clock: ManualClock
+) -> None:
+    table = create_table(clocked, clock)
+    for column in ("a", "b", "c"):
+        table.insert([{column: 1}])
+    assert table.handle.read().live_epochs == {1, 2, 3}
+    first, second, third = logs(clocked)
+    for key in (first, second):
+        replace(clocked, key, clocked.get(key).body[:-1])
+    assert kinds(table.verify()) == {"damaged_log"}
+    replace(clocked, third, clocked.get(third).body[:-1])
+    assert kinds(table.verify()) == {"damaged_log"}, "the claims are of epochs that are there"
+
+
+def sections(store: ClockedStore) -> str:
+    key = head(store)
+    change_header(store, key, tmb=None, n=None)  # its log tombstones belong to no section now; nothing counts the lines
+    return key
+
+
+def epoch_name(store: ClockedStore) -> str:
+    key = head(store)
+    renamed = key.replace(".e3.", ".e7.")
+    store.objects[renamed] = store.objects.pop(key)
+    return renamed
+
+
+def name_time(store: ClockedStore) -> str:
+    key = newest_append(store)
+    renamed = key.replace("/_log/18", "/_log/19")
+    store.objects[renamed] = store.objects.pop(key)
+    return renamed
+
+
+def missing_epoch(store: ClockedStore) -> str:
+    change_header(store, head(store), le=[*read_log(store, head(store)).live_epochs, 17])
+    return head(store)
+
+
+def markers_disagree(store: ClockedStore) -> str:
+    marker = read_log(store, newest_append(store)).markers[0]
+    other = msgspec.structs.replace(marker, bytes=marker.bytes + 1)
+    put_log(store, LogFile(marker.created_ms, {}, (other,)))
+    return marker.key
+
+
+def schema_conflict(store: ClockedStore) -> str:
+    return put_log(store, LogFile(store.clock.now_ms() + 50, {"n": "VARCHAR"}))
+
+
+def far_ahead(store: ClockedStore) -> str:
+    return put_log(store, LogFile(store.clock.now_ms() + DAY_MS, {}))
+
+
+def v3_readers(store: ClockedStore) -> str:
+    merged = read_log(store, head(store))
+    dead = next(m for m in merged.markers if m.tombstoned_ms is not None)
+    live = msgspec.structs.replace(dead, tombstoned_ms=None)
+    put_log(store, LogFile(store.clock.now_ms() + 50, {}, (live,)))
+    return dead.key
+
+
+def damaged_claim(store: ClockedStore) -> str:
+    key = store.location.keys.epoch_claim(4)
+    store.create(key, b"{")
+    return key
+
+
+def unknown_claim(store: ClockedStore) -> str:
+    store.create("table/_claims/lease-7.json", b"{}")
+    return "table/_claims/lease-7.json"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [sections, epoch_name, missing_epoch, markers_disagree, schema_conflict, v3_readers, damaged_claim],
+)
+def test_what_must_hold_of_a_log_is_checked(
+    table: Table, clocked: ClockedStore, damage: Callable[[ClockedStore], str]
+) -> None:
+    key = damage(clocked)
+    report = table.verify()
+    assert ("error", damage.__name__, key) in {(p.severity, p.kind, p.key) for p in report.problems}
+
+
+@pytest.mark.parametrize("damage", [name_time, far_ahead, unknown_claim])
+def test_what_costs_no_rows_is_a_warning(
+    table: Table, clocked: ClockedStore, damage: Callable[[ClockedStore], str]
+) -> None:
+    key = damage(clocked)
+    report = table.verify()
+    assert [(p.severity, p.kind, p.key) for p in report.problems] == [("warning", damage.__name__, key)]
+    assert report.ok
+
+
+# ------------------------------------------------------------------------------------------------ foreign maintenance
+
+
+def foreign(report: VerifyReport) -> list[str]:
+    found = [p for p in report.problems if p.kind == "foreign_maintenance"]
+    assert all("stop it" in p.message and "restore the log files" in p.message for p in found)
+    return [p.key for p in found]
+
+
+def test_two_log_files_of_one_epoch_are_foreign_maintenance(table: Table, clocked: ClockedStore) -> None:
+    file = read_log(clocked, head(clocked))
+    other = put_log(clocked, msgspec.structs.replace(file, t_ms=file.t_ms + 1), writer="z.e3")
+    assert foreign(table.verify()) == [other]
+
+
+def test_epochs_that_vanish_while_claims_remain_are_foreign_maintenance(table: Table, clocked: ClockedStore) -> None:
+    keys = clocked.location.keys
+    epochs = [k for k in logs(clocked) if ".e" in k]
+    # As a merge of IceDB v3 would: all markers in a new log file, without epochs; the old log files are deleted.
+    state = table.handle.read(everything=True)
+    file = LogFile(state.newest_ms + 1, dict(state.schema), tuple(m for _, m in sorted(state.parts.items())))
+    put_log(clocked, file, writer="v3-host")
+    clocked.delete(epochs)
+    assert set(foreign(table.verify())) == {keys.epoch_claim(n) for n in (1, 2, 3)}
+
+
+def test_the_only_epoch_that_vanished_is_known_by_its_parts(clocked: ClockedStore, clock: ManualClock) -> None:
+    table = create_table(clocked, clock, partition_by=["k"])
+    table.insert([{"k": 1, "n": 1}])
+    [first] = logs(clocked)
+    file = read_log(clocked, first)
+    clocked.delete([first])
+    put_log(clocked, LogFile(file.t_ms + 1, file.schema, file.markers), writer="v3-host")
+    assert foreign(table.verify()) == [clocked.location.keys.epoch_claim(1)]
+
+
+# ------------------------------------------------------------------------------------------------ all at once
+
+
+def test_every_problem_is_listed_not_only_the_first(table: Table, clocked: ClockedStore) -> None:
+    damages = [missing_part, damaged_claim, unknown_claim, markers_disagree, schema_conflict, far_ahead, stray_file]
+    for damage in damages:
+        damage(clocked)
+    names = {d.__name__ for d in damages} - {"stray_file"} | {"damaged_log"}
+    report = table.verify()
+    assert kinds(report) == names
+    severities = [p.severity for p in report.problems]
+    assert severities == sorted(severities), "errors first"
+    assert "DAMAGED" in str(report)
+
+
+@pytest.mark.long
+def test_verify_between_any_two_requests_of_a_writer_finds_nothing(clocked: ClockedStore, clock: ManualClock) -> None:
+    create_table(clocked, clock, partition_by=["k"], sort_by=["n"])
+    store = FaultyStore(clocked)
+    checker = open_table(clocked, clock)
+    reports: list[VerifyReport] = []
+    store.before = lambda request: reports.append(checker.verify())
+    writer = open_table(store, clock)
+    fill(writer)
+    writer.insert([{"k": 1, "n": 5}], txn=("app", 1))
+    writer.cleanup(grace_ms=0, allow_short_grace=True)
+    assert len(reports) > 50
+    assert {r.problems for r in reports} == {()}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_writer_between_any_two_requests_of_verify_is_no_damage(
+    clocked: ClockedStore, clock: ManualClock, deep: bool
+) -> None:
+    writer = create_table(clocked, clock, partition_by=["k"], sort_by=["n"])
+    fill(writer)
+    store = FaultyStore(clocked)
+    checker = open_table(store, clock)
+    acted = 0
+    number = 0
+    while acted == number:
+        number += 1
+        start = len(store.requests) + number
+
+        def act(request: Request, at: int = start) -> None:
+            nonlocal acted
+            if request.number == at:
+                acted += 1
+                store.before = None
+                writer.insert([{"k": k, "n": 1000 + at} for k in range(3)])
+                writer.merge()
+                clock.advance(2 * HOUR_MS)
+                writer.cleanup()
+
+        store.before = act
+        assert checker.verify(deep=deep).problems == ()
+    assert number > 8
+
+
+def test_damage_that_is_repaired_meanwhile_is_not_reported(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    key = live_part(clocked)
+    kept = clocked.objects.pop(key)
+    store = FaultyStore(clocked)
+    checker = open_table(store, clock)
+    looks = 0
+
+    def restore(request: Request) -> None:
+        nonlocal looks
+        looks += request.keys == (clocked.location.keys.claims_prefix,)
+        if looks == 2:
+            clocked.objects[key] = kept
+
+    store.before = restore
+    assert checker.verify().problems == ()
+    assert looks == 2
+
+
+def test_only_what_both_looks_see_is_reported(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    damaged_part(clocked)
+    [missing] = [p.key for p in table.snapshot().parts if p.partition == "k=1"]
+    clocked.delete([missing])
+    store = FaultyStore(clocked)
+    checker = open_table(store, clock)
+    looks = 0
+
+    def one_goes_and_one_comes(request: Request) -> None:
+        nonlocal looks
+        looks += request.keys == (clocked.location.keys.claims_prefix,)
+        if looks == 2:
+            store.before = None
+            table.drop_partitions(["k=0"])
+            clocked.create(clocked.location.keys.epoch_claim(9), b"{")
+
+    assert kinds(checker.verify()) == {"missing_part", "damaged_part"}
+    store.before = one_goes_and_one_comes
+    assert [p.key for p in checker.verify().problems] == [missing]

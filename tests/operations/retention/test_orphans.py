@@ -1,0 +1,514 @@
+"""The sweep deletes what nothing names and nobody can publish any more, wherever it is interrupted; nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from icedb import Table, Timing
+from icedb.errors import ClockSkew, CommitUncertain, DamagedLog, GraceTooShort, StoreUnavailable
+from icedb.format.codec import encode
+from icedb.format.records import LogFile, Marker
+from icedb.format.timing import DAY_MS, HOUR_MS
+from icedb.storage.location import parse_location
+from icedb.storage.obstore_store import StoredObject, open_store
+from icedb.testing import (
+    ClockedStore,
+    Crash,
+    Fault,
+    FaultyStore,
+    Kind,
+    ManualClock,
+    Request,
+    SkewedClock,
+    check_sound,
+    create_table,
+    open_table,
+)
+from icedb.transaction.open_table import open_handle
+from icedb.util.clock import SystemClock
+from tests.support.plain_table import PlainTable, live_numbers
+
+SKEW_MS = Timing().max_skew_ms
+
+
+@pytest.fixture
+def table(clocked: ClockedStore, clock: ManualClock) -> Table:
+    return create_table(clocked, clock, partition_by=["k"])
+
+
+def orphan(store: ClockedStore, name: str = "orphan", body: bytes = b"12345") -> str:
+    key = store.location.keys.part("k=1", name)
+    store.create(key, body)
+    return key
+
+
+def data(store: ClockedStore) -> set[str]:
+    return {i.key for i in store.list(store.location.keys.data_prefix)}
+
+
+def rows(table: Table) -> list[int]:
+    return [n for (n,) in table.query("SELECT n FROM t ORDER BY n").fetchall()]
+
+
+def put_log(store: ClockedStore, file: LogFile, *, writer: str = "other") -> str:
+    key = store.location.keys.log_file(file.t_ms, merged=file.carries_tombstones, writer=writer)
+    store.create(key, encode(file))
+    return key
+
+
+def put_claim(store: ClockedStore, epoch: int, *, part: str, live_epochs: tuple[int, ...]) -> str:
+    """A claim of an exclusive commit that is to publish a part."""
+    t_ms = store.clock.now_ms()
+    file = LogFile(t_ms, {"n": "BIGINT"}, (Marker(part, 5, t_ms),), epoch=epoch, live_epochs=live_epochs)
+    log_key = store.location.keys.log_file(t_ms, merged=False, writer=f"other.e{epoch}")
+    key = store.location.keys.epoch_claim(epoch)
+    store.create(key, msgspec.json.encode({"key": log_key, "t": t_ms, "body": encode(file).decode()}))
+    return key
+
+
+def publish(store: ClockedStore, claim: str) -> None:
+    """The claim becomes its log file, and is cleaned up."""
+    body = msgspec.json.decode(store.get(claim).body)
+    store.create(body["key"], body["body"].encode())
+    store.delete([claim])
+
+
+def once(kind: Kind, action: Callable[[], object]) -> Callable[[Request], None]:
+    """For a store's `before`: act at the first request of a kind. A create is the clock's check, between the looks."""
+    done: list[object] = []
+    return lambda request: done.append(action()) if request.kind == kind and not done else None
+
+
+# ------------------------------------------------------------------------------------------------ ages
+
+
+def test_an_orphan_goes_when_it_is_surely_older_than_the_least_age(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    table.insert([{"k": "1", "n": 0}])  # a log without commits stops the sweep
+    key = orphan(clocked)
+    clock.advance(DAY_MS + SKEW_MS - 1)
+    report = table.sweep_orphans()
+    assert (report.deleted_parts, report.young_parts, report.young_bytes) == ((), 1, 5)
+    clock.advance(1)
+    report = table.sweep_orphans()
+    assert (report.deleted_parts, report.deleted_bytes, report.young_parts) == ((key,), 5, 0)
+    assert key not in data(clocked)
+
+
+def test_an_age_at_which_a_part_may_still_be_published_is_refused(table: Table) -> None:
+    least_ms = 2 * table.handle.timing.part_timeout_ms
+    with pytest.raises(GraceTooShort, match=f"min_age_ms={least_ms}"):
+        table.sweep_orphans(min_age_ms=least_ms - 1)
+    table.sweep_orphans(min_age_ms=least_ms)
+
+
+def test_a_clock_that_is_far_ahead_deletes_nothing(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    table.insert([{"k": "1", "n": 0}])  # a log without commits stops the sweep
+    key = orphan(clocked)
+    fast = open_table(clocked, clock.skewed(2 * DAY_MS))
+    before = data(clocked)
+    with pytest.raises(ClockSkew):
+        fast.sweep_orphans()
+    assert data(clocked) == before
+    assert key in before
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_sweep_that_sleeps_while_another_deletes_its_clock_object_compares_the_clocks_again(
+    table: Table, clocked: ClockedStore, clock: ManualClock, times: int
+) -> None:
+    table.insert([{"k": "1", "n": 0}])
+    key = orphan(clocked)
+    clock.advance(2 * DAY_MS)
+    deleted: list[str] = []
+
+    def sleep(request: Request) -> None:
+        if request.kind == "create" and "/_data/" in request.keys[0] and len(deleted) < times:
+            clock.advance(2 * DAY_MS)
+            clocked.delete([request.keys[0]])  # as another program's sweep, which now takes it for an orphan
+            deleted.append(request.keys[0])
+
+    store = FaultyStore(clocked)
+    store.after = sleep
+    if times < 3:
+        assert open_table(store, clock).sweep_orphans().deleted_parts == (key,)
+    else:
+        with pytest.raises(StoreUnavailable, match="could not be compared"):
+            open_table(store, clock).sweep_orphans()
+        assert key in data(clocked)
+    assert len(deleted) == times
+    check_sound(clocked)
+
+
+# ------------------------------------------------------------------------------------------------ what names a part
+
+
+def test_parts_that_the_log_names_stay_however_old_they_are(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    for n in range(3):
+        table.insert([{"k": 1, "n": n}])
+    table.merge()
+    key = orphan(clocked)
+    clock.advance(30 * DAY_MS)
+    before = data(clocked)
+    assert table.sweep_orphans().deleted_parts == (key,)
+    assert data(clocked) == before - {key}, "tombstoned parts are the work of cleanup"
+    assert rows(table) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("txn", [None, ("stream", 1)])
+def test_parts_that_only_a_claim_names_stay(
+    table: Table, clocked: ClockedStore, clock: ManualClock, txn: tuple[str, int] | None
+) -> None:
+    dying = FaultyStore(clocked)
+    dying.inject(Fault.CRASH_AFTER, kind="create", key="_claims/txn" if txn else "_claims/epoch")
+    with pytest.raises(Crash):
+        open_table(dying, clock).insert([{"k": 1, "n": 1}], txn=txn)
+    [claimed] = data(clocked)
+    clock.advance(30 * DAY_MS)
+    assert table.sweep_orphans().deleted_parts == ()
+    assert data(clocked) == {claimed}
+
+
+def crashed_overwrite(store: ClockedStore, clock: ManualClock) -> str:
+    """Crash an overwrite right after its claim; the part that the claim names."""
+    dying = FaultyStore(store)
+    dying.inject(Fault.CRASH_AFTER, kind="create", key="_claims/epoch")
+    before = data(store)
+    with pytest.raises(Crash):
+        open_table(dying, clock).overwrite([{"k": 1, "n": 2}])
+    [claimed] = data(store) - before
+    return claimed
+
+
+@pytest.mark.long
+def test_the_part_of_a_claim_that_became_void_is_an_orphan_although_cleanup_keeps_the_claim(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    """Epoch 1 stays live, so the claim of epoch 2 stays for good: it guards the log against lost epochs."""
+    table.insert([{"k": k, "n": k} for k in range(32)])  # too large a log file for merge_log to take with the others
+    claimed = crashed_overwrite(clocked, clock)
+    clock.advance(2 * table.handle.timing.commit_timeout_ms)
+    table.insert([{"k": 0, "n": 32, "new": 1}])  # an exclusive commit: it finds the old claim and puts the void
+    for _ in range(3):
+        clock.advance(30 * DAY_MS)
+        table.merge_log()
+        table.cleanup()
+    assert clocked.location.keys.epoch_claim(2) in clocked.objects
+    [problem] = [p for p in table.verify().problems if p.kind == "orphans"]
+    assert claimed in problem.message
+    assert table.sweep_orphans().deleted_parts == (claimed,)
+    assert table.verify().problems == ()
+    assert rows(table) == list(range(33))
+    check_sound(clocked)
+
+
+def test_the_part_of_a_claim_beyond_a_log_that_lost_its_epochs_stays(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    table.insert([{"k": 1, "n": 1}])
+    claimed = crashed_overwrite(clocked, clock)
+    clock.advance(2 * table.handle.timing.commit_timeout_ms)
+    table.alter(row_group_rows=4096)
+    keys = clocked.location.keys
+    later = [i.key for i in clocked.list(keys.log_prefix) if (keys.parse_log_file(i.key).epoch or 0) > 1]
+    assert later
+    clocked.delete(later)  # another program; nothing tells any more whether epoch 2 was void
+    clock.advance(30 * DAY_MS)
+    assert open_table(clocked, clock).sweep_orphans().deleted_parts == ()
+    assert claimed in data(clocked)
+
+
+def test_a_writer_that_wakes_after_the_sweep_took_its_part_publishes_nothing(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    table.insert([{"k": 1, "n": 1}])
+    swept: list[str] = []
+
+    def sleep(request: Request) -> None:
+        if request.kind == "create" and "_claims/epoch" in request.keys[0] and not swept:
+            clock.advance(30 * DAY_MS)
+            table.alter(row_group_rows=4096)
+            clock.advance(30 * DAY_MS)
+            table.cleanup()
+            swept.extend(table.sweep_orphans().deleted_parts)
+
+    store = FaultyStore(clocked)
+    store.after = sleep
+    with pytest.raises(CommitUncertain):
+        open_table(store, clock).overwrite([{"k": 1, "n": 2}])
+    assert len(swept) == 1
+    assert rows(table) == [1]
+    check_sound(clocked)
+
+
+def test_a_log_file_that_is_ignored_names_its_parts_too(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    table.insert([{"k": 1, "n": 1}])
+    key = orphan(clocked)
+    now_ms = clock.now_ms()
+    put_log(clocked, LogFile(now_ms + 1, {}, (Marker(key, 5, now_ms),), epoch=2, live_epochs=(2,)), writer="x.e2")
+    put_log(clocked, LogFile(now_ms + 2, {}, epoch=3, live_epochs=(1, 3)), writer="x.e3")
+    clock.advance(30 * DAY_MS)
+    assert any(key.endswith("x.e2.jsonl") for key in table.handle.read(everything=True).ignored)
+    assert table.sweep_orphans().deleted_parts == ()
+    assert key in data(clocked)
+
+
+WHEN = ["before", "between the looks"]
+
+
+def damage_log(store: ClockedStore) -> None:
+    key = store.list(store.location.keys.log_prefix)[0].key
+    found = store.objects[key]
+    store.objects[key] = StoredObject(found.body[:-20], found.stored_ms)
+
+
+def stray_log(store: ClockedStore) -> None:
+    store.create(f"{store.location.keys.log_prefix}notes.txt", b"hello")
+
+
+def damage_epoch_claim(store: ClockedStore) -> None:
+    store.create(store.location.keys.epoch_claim(7), b'{"key": "table/_log/x')
+
+
+def damage_txn_claim(store: ClockedStore) -> None:
+    store.create(store.location.keys.txn_claim("app", 7), b'{"key": 1, "t": 2, "body": ""}')
+
+
+def claim_of_a_later_version(store: ClockedStore) -> None:
+    store.create(f"{store.location.keys.claims_prefix}lease-1.json", b"{}")
+
+
+@pytest.mark.parametrize(
+    ("damage", "when"),
+    [
+        (damage_log, "before"),
+        *((d, w) for d in [stray_log, damage_epoch_claim, damage_txn_claim, claim_of_a_later_version] for w in WHEN),
+    ],
+)
+def test_what_cannot_be_read_stops_the_sweep_before_it_deletes(
+    table: Table, clocked: ClockedStore, clock: ManualClock, damage: Callable[[ClockedStore], None], when: str
+) -> None:
+    table.insert([{"k": 1, "n": 1}])
+    orphan(clocked)
+    clock.advance(30 * DAY_MS)
+    before = data(clocked)
+    store = FaultyStore(clocked)
+    if when == "before":
+        damage(clocked)
+    else:
+        store.before = once("create", lambda: damage(clocked))  # the clock's check
+    with pytest.raises(DamagedLog) as refused:
+        open_table(store, clock).sweep_orphans()
+    assert refused.value.key in str(refused.value)
+    assert data(clocked) == before
+
+
+# ------------------------------------------------------------------------------------------------ only its own
+
+
+def test_only_parts_of_this_table_are_deleted_and_foreign_objects_are_told(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    table.insert([{"k": "1", "n": 0}])  # a log without commits stops the sweep
+    prefix = clocked.location.keys.data_prefix
+    foreign = [f"{prefix}k=1/notes.txt", f"{prefix}k=1/x.parquet.crc", f"{prefix}a//b.parquet", f"{prefix}.parquet"]
+    neighbours = ["table2/_data/k=1/x.parquet", "table/other.parquet", "table/_delta_log/x.parquet"]
+    for key in [*foreign[:3], *neighbours]:
+        clocked.create(key, b"x")
+    key = orphan(clocked)
+    clock.advance(30 * DAY_MS)
+    report = table.sweep_orphans()
+    assert report.deleted_parts == (key,)
+    assert report.foreign == tuple(sorted(foreign[:3]))
+    assert {*foreign[:3], *neighbours} <= clocked.objects.keys()
+
+
+def test_a_call_keeps_to_its_limit_takes_the_oldest_first_and_says_what_remains(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    table.insert([{"k": "1", "n": 0}])  # a log without commits stops the sweep
+    keys = []
+    for n in (3, 1, 2):
+        keys.append(orphan(clocked, f"orphan{n}"))
+        clock.advance(1)
+    clock.advance(30 * DAY_MS)
+    report = table.sweep_orphans(limit=2)
+    assert (report.deleted_parts, report.remaining) == (tuple(keys[:2]), 1)
+    assert data(clocked) & set(keys) == {keys[2]}
+    report = table.sweep_orphans(limit=2)
+    assert (report.deleted_parts, report.remaining) == ((keys[2],), 0)
+
+
+def test_a_dry_run_tells_the_same_and_writes_nothing(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    table.insert([{"k": "1", "n": 0}])  # a log without commits stops the sweep
+    key = orphan(clocked)
+    clock.advance(30 * DAY_MS)
+    store = FaultyStore(clocked)
+    report = open_table(store, clock).sweep_orphans(dry_run=True)
+    assert (report.deleted_parts, report.dry_run) == ((key,), True)
+    assert store.counts["create"] == store.counts["delete"] == 0
+    assert key in data(clocked)
+
+
+# ------------------------------------------------------------------------------------------------ others meanwhile
+
+
+def test_the_sweep_lists_parts_then_claims_then_the_log_and_all_of_it_again_before_it_deletes(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    table.insert([{"k": 1, "n": 1}])
+    key = orphan(clocked)
+    clock.advance(30 * DAY_MS)
+    store = FaultyStore(clocked)
+    open_table(store, clock).sweep_orphans()
+    keys = clocked.location.keys
+    look = [keys.data_prefix, keys.claims_prefix, keys.log_prefix]
+    assert [r.keys[0] for r in store.requests if r.kind == "list"] == look * 2
+    last = store.requests[-1]
+    assert (last.kind, last.keys) == ("delete", (key,))
+    read_last = max(r.number for r in store.requests if r.kind == "list")
+    assert not [r for r in store.requests[read_last:] if r.kind in ("create", "list")], "nothing in between but reading"
+
+
+def test_a_part_that_is_published_between_the_looks_stays(
+    table: Table, clocked: ClockedStore, clock: ManualClock
+) -> None:
+    table.insert([{"k": 1, "n": 1}])
+    key = orphan(clocked)
+    clock.advance(30 * DAY_MS)
+    store = FaultyStore(clocked)
+
+    file = LogFile(clock.now_ms(), {}, (Marker(key, 5, clock.now_ms()),))
+    store.before = once("create", lambda: put_log(clocked, file))
+    assert open_table(store, clock).sweep_orphans().deleted_parts == ()
+    assert key in data(clocked)
+
+
+@pytest.mark.parametrize("look", [1, 2])
+def test_a_claim_that_becomes_a_log_file_between_two_listings_is_seen(
+    table: Table, clocked: ClockedStore, clock: ManualClock, look: int
+) -> None:
+    table.insert([{"k": 1, "n": 1}])
+    key = orphan(clocked)
+    clock.advance(30 * DAY_MS)
+    claims: list[str] = []
+    if look == 1:
+        claims.append(put_claim(clocked, 2, part=key, live_epochs=(1, 2)))
+    store = FaultyStore(clocked)
+
+    def claim_before_the_second_look(request: Request) -> None:
+        if request.kind == "create" and not claims:
+            claims.append(put_claim(clocked, 2, part=key, live_epochs=(1, 2)))
+
+    def become_a_log_file(request: Request) -> None:
+        # After the first of the two listings, whichever that is.
+        if request.kind == "list" and "_data" not in request.keys[0] and claims and claims[0] in clocked.objects:
+            publish(clocked, claims[0])
+
+    store.before, store.after = claim_before_the_second_look, become_a_log_file
+    assert open_table(store, clock).sweep_orphans().deleted_parts == ()
+    assert claims
+    assert claims[0] not in clocked.objects
+    assert key in data(clocked)
+
+
+@pytest.mark.long
+def test_sweeping_between_any_two_requests_of_a_writer_loses_nothing(clocked: ClockedStore, clock: ManualClock) -> None:
+    create_table(clocked, clock, partition_by=["k"]).insert([{"k": 1, "n": 0}])
+    orphan(clocked)
+    clock.advance(30 * DAY_MS)
+    store = FaultyStore(clocked)
+    sweeper = open_table(clocked, clock)
+    swept: list[str] = []
+    store.before = lambda request: swept.extend(sweeper.sweep_orphans().deleted_parts)
+    writer = open_table(store, clock)
+    for n in range(1, 4):
+        writer.insert([{"k": n, "n": n}])
+        writer.insert([{"k": n, "n": 10 + n}], txn=("app", n))
+    writer.merge()
+    assert len(swept) == 1
+    assert rows(writer) == [0, 1, 2, 3, 11, 12, 13]
+    check_sound(clocked)
+
+
+# ------------------------------------------------------------------------------------------------ faults
+
+
+@pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE])
+def test_a_sweep_that_is_interrupted_anywhere_is_finished_by_the_next(fault: Fault) -> None:
+    def sweep(number: int | None) -> int:
+        """A sweep with a fault at one of its requests, then a whole one; how many requests the first made."""
+        clock = ManualClock()
+        clocked = ClockedStore(clock)
+        create_table(clocked, clock, partition_by=["k"])
+        table = PlainTable.of(clocked, clock)
+        for n in range(3):
+            table.insert([{"k": n, "n": n}])
+        table.merge()
+        orphans = {orphan(clocked, f"orphan{n}") for n in range(3)}
+        named = data(clocked) - orphans
+        clock.advance(30 * DAY_MS)
+        store = FaultyStore(clocked)
+        interrupted = open_table(store, clock)
+        opened = len(store.requests)
+        if number is not None:
+            store.inject(fault, number=opened + number)
+        with contextlib.suppress(Crash, StoreUnavailable):
+            interrupted.sweep_orphans()
+        assert named <= data(clocked)
+        # What the interrupted one left of its clock's check is an orphan like any other.
+        clock.advance(2 * DAY_MS)
+        open_table(clocked, clock).sweep_orphans()
+        assert data(clocked) == named
+        assert live_numbers(clocked) == [0, 1, 2]
+        return len(store.requests) - opened
+
+    requests = sweep(None)
+    assert requests > 10
+    for number in range(1, requests + 1):
+        sweep(number)
+
+
+def test_a_crashed_insert_leaves_orphans_that_the_sweep_takes(clocked: ClockedStore, clock: ManualClock) -> None:
+    create_table(clocked, clock, partition_by=["k"]).insert([{"k": 1, "n": 0}])
+    dying = FaultyStore(clocked)
+    dying.inject(Fault.CRASH_BEFORE, kind="create", key="_log/")
+    with pytest.raises(Crash):
+        open_table(dying, clock).insert([{"k": k, "n": 1} for k in range(3)])
+    table = open_table(clocked, clock)
+    assert len(data(clocked)) == 4
+    assert table.sweep_orphans().young_parts == 3
+    clock.advance(DAY_MS + HOUR_MS)
+    assert len(table.sweep_orphans().deleted_parts) == 3
+    assert rows(table) == [0]
+
+
+# ------------------------------------------------------------------------------------------------ real stores
+
+
+def test_a_sweep_in_every_kind_of_store(place: Any) -> None:
+    table = Table.create(place.uri, partition_by=["k"], storage_options=place.storage_options)
+    table.insert([{"k": k, "n": k} for k in range(3)])
+    store = open_store(parse_location(place.uri, place.storage_options))
+    keys = store.location.keys
+    orphans = [keys.part("k=1", "orphan"), keys.part("city=S%C3%A3o Paulo", "orphan"), keys.part("", "orphan")]
+    for key in orphans:
+        store.create(key, b"x")
+    assert table.sweep_orphans(dry_run=True).young_parts == 3
+    # Two days later, by a clock that is told not to be checked.
+    later = SkewedClock(SystemClock(), 2 * DAY_MS)
+    sweeper = Table(open_handle(store, clock=later, fencing="none"))
+    report = sweeper.sweep_orphans()
+    assert sorted(report.deleted_parts) == sorted(orphans)
+    assert rows(Table.open(place.uri, storage_options=place.storage_options)) == [0, 1, 2]
+    assert sweeper.sweep_orphans().deleted_parts == ()

@@ -1,0 +1,218 @@
+"""Rewrites behind a network: each part is fetched once, before its turn, and nothing of it stays here."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icedb import Table
+from icedb.errors import MissingPart, StoreUnavailable
+from icedb.operations.rewrite import prefetch, rewriter
+from icedb.operations.rewrite.engine import Means
+from icedb.operations.rewrite.prefetch import concurrent_fetches, fetch_parts
+from icedb.sql.connections import MEMORY_BYTES_MIN, connect_reader
+from icedb.storage.obstore_store import FETCH_BYTES
+from icedb.transaction.table_handle import Part
+from icedb.writer.part_writer import put_part
+from tests.support.counting_proxy import CountingProxy
+
+
+@pytest.fixture
+def proxy(s3_server: Any) -> Iterator[CountingProxy]:
+    with CountingProxy(s3_server.endpoint).running() as running:
+        yield running
+
+
+@pytest.fixture
+def table(s3: Any, storage_options: dict[str, str], proxy: CountingProxy) -> Table:
+    """Of two partitions, with three parts each."""
+    options = storage_options | {"AWS_ENDPOINT_URL": proxy.endpoint}
+    made = Table.create(s3.uri, partition_by=["n % 2 AS p"], sort_by=["n"], storage_options=options)
+    for at in range(3):
+        made.insert([{"n": n, "k": at} for n in range(10)])
+    proxy.reset()
+    return made
+
+
+def rows(table: Table) -> list[tuple[int, int]]:
+    return table.query("SELECT n, k FROM t ORDER BY ALL").fetchall()
+
+
+def asked_of_parts(proxy: CountingProxy, parts: tuple[Part, ...]) -> list[str]:
+    return sorted(r.kind for r in proxy.requests for p in parts if r.path.endswith(p.key))
+
+
+@pytest.mark.s3
+def test_a_merge_asks_once_for_each_part(table: Table, proxy: CountingProxy) -> None:
+    before, inputs = rows(table), tuple(table.snapshot().parts)
+    proxy.reset()
+    report = table.merge()
+    assert (report.merged_parts, report.new_parts) == (6, 2)
+    assert asked_of_parts(proxy, inputs) == ["GET"] * 6
+    assert rows(table) == before
+
+
+@pytest.mark.s3
+def test_a_query_over_a_partition_asks_once_for_each_part(table: Table, proxy: CountingProxy) -> None:
+    inputs = tuple(p for p in table.snapshot().parts if p.partition == "p=0")
+    proxy.reset()
+    table.rewrite_partition("p=0", "SELECT * FROM _rows WHERE p = 0 AND k > 0")
+    assert asked_of_parts(proxy, inputs) == ["GET"] * 3
+    assert [r for r in rows(table) if r[0] % 2 == 0] == [(n, k) for n in range(0, 10, 2) for k in (1, 2)]
+
+
+@pytest.mark.s3
+def test_a_deletion_sees_the_partition_of_what_was_fetched(table: Table) -> None:
+    table.delete("n = 4 OR (p = 1 AND k < 2)")
+    assert rows(table) == [(n, k) for n in range(10) for k in range(3) if n != 4 and (n % 2 == 0 or k == 2)]
+
+
+@pytest.mark.s3
+def test_parts_that_no_file_can_be_called_after_are_read_where_they_are(
+    table: Table, proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, inputs = rows(table), tuple(table.snapshot().parts)
+    monkeypatch.setattr(prefetch, "_NAME_BYTES_MAX", 3)
+    proxy.reset()
+    assert table.merge().new_parts == 2
+    assert set(asked_of_parts(proxy, inputs)) > {"GET"}
+    assert rows(table) == before
+
+
+@pytest.mark.s3
+def test_files_and_what_would_leave_the_folder_are_not_fetched(local: Any, s3: Any, tmp_path: Path) -> None:
+    here = Table.create(local.uri)
+    here.insert([{"n": 1}])
+    [part] = here.snapshot().parts
+    far = Table.create(s3.uri, storage_options=s3.storage_options)
+    with ThreadPoolExecutor(1) as pool, fetch_parts(here.handle, [part], tmp_path / "a", pool).here() as parts:
+        assert parts == (part,)
+    odd = [replace(part, key=key) for key in ("t/_data/../../x", "t/_data//x", f"t/_data/{'x' * 256}/y")]
+    large = replace(part, bytes=prefetch.PART_BYTES_MAX + 1)
+    with ThreadPoolExecutor(1) as pool, fetch_parts(far.handle, [*odd, large], tmp_path / "b", pool).here() as parts:
+        assert parts == (*odd, large)
+    assert list(tmp_path.glob("[ab]")) == []
+
+
+@pytest.mark.s3
+def test_a_part_that_is_gone_is_named_and_nothing_stays(table: Table, tmp_path: Path) -> None:
+    gone = table.snapshot().parts[2]
+    table.handle.store.delete([gone.key])
+    listed = {o.key for o in table.handle.store.list(table.handle.keys.data_prefix)}
+    with pytest.raises(MissingPart, match=gone.key.rpartition("/")[2]):
+        table.merge()
+    assert {o.key for o in table.handle.store.list(table.handle.keys.data_prefix)} == listed
+
+
+@pytest.mark.s3
+def test_copies_are_gone_when_their_rewrite_is_done(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewriter, "AHEAD_BYTES", 1)
+    found: list[int] = []
+
+    def putting(*args: Any) -> Any:
+        found.append(len(list(tmp_path.rglob("*.parquet"))))
+        return put_part(*args)
+
+    monkeypatch.setattr(rewriter, "put_part", putting)
+    work = rewriter.Rewriting(dict(table.snapshot().schema))
+    rewrites = [rewriter.Rewrite("p=0", (p,)) for p in table.snapshot().parts if p.partition == "p=0"]
+    new = work.do(table.handle, rewrites, Means(memory_bytes=MEMORY_BYTES_MIN, threads=1, folder=tmp_path))
+    assert [n.marker.rows for n in new if n.marker] == [5, 5, 5]
+    assert len(found) == 3
+    assert max(found) <= 4, "what is written and what is fetched next, and not all"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pieces_on_their_way_take_a_part_of_the_memory() -> None:
+    for memory in (MEMORY_BYTES_MIN, 2**30, 2**40):
+        assert concurrent_fetches(memory) >= 1
+        assert concurrent_fetches(memory) * FETCH_BYTES <= memory // 4
+    assert concurrent_fetches(2**30) == prefetch.CONCURRENT_FETCHES_MAX
+
+
+def test_a_failed_put_leaves_no_part_of_any_rewrite(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table.create(local.uri, partition_by=["n"])
+    for _ in range(2):
+        table.insert([{"n": n} for n in range(9)])
+    before = {o.key for o in table.handle.store.list(table.handle.keys.data_prefix)}
+    lock, puts = threading.Lock(), 0
+
+    def putting(*args: Any) -> Any:
+        nonlocal puts
+        with lock:
+            puts += 1
+            if puts == 4:
+                raise StoreUnavailable("no")
+        return put_part(*args)
+
+    monkeypatch.setattr(rewriter, "put_part", putting)
+    with pytest.raises(StoreUnavailable):
+        table.merge()
+    assert puts >= 4
+    assert {o.key for o in table.handle.store.list(table.handle.keys.data_prefix)} == before
+
+
+@pytest.mark.parametrize(("partitions", "memory_bytes", "threads"), [(8, 2**31, 1), (7, 2**31, None), (8, 2**30, None)])
+def test_many_small_rewrites_have_a_thread_each_and_few_share_them(
+    local: Any, monkeypatch: pytest.MonkeyPatch, partitions: int, memory_bytes: int, threads: int | None
+) -> None:
+    table = Table.create(local.uri, partition_by=["n"])
+    for _ in range(2):
+        table.insert([{"n": n} for n in range(partitions)])
+    given: list[int | None] = []
+
+    def connecting(*args: Any, **named: Any) -> Any:
+        given.append(named["threads"])
+        return connect_reader(*args, **named)
+
+    monkeypatch.setattr(rewriter, "connect_reader", connecting)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert table.merge(memory_bytes=memory_bytes).new_parts == partitions
+    assert given == [threads]
+    assert table.query("SELECT n, count(*) FROM t GROUP BY n ORDER BY n").fetchall() == [
+        (n, 2) for n in range(partitions)
+    ]
+
+
+def test_a_part_that_was_fetched_is_not_copied_once_more(memory: Any) -> None:
+    table = Table.create(memory.uri, storage_options=memory.storage_options)
+    table.insert([{"n": 1}])
+    [part] = table.snapshot().parts
+    assert table.handle.readable_path(replace(part, path="/here/part.parquet")) == "/here/part.parquet"
+    assert table.handle.readable_path(part) != part.path
+
+
+def test_threads_that_ask_at_once_share_the_folder_of_copies(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DuckDB does not read this process's memory. Each part is copied once, whoever is the first."""
+    table = Table.create(memory.uri, storage_options=memory.storage_options)
+    table.insert([{"n": 1}])
+    made, asked = [], threading.Barrier(4)
+    make = tempfile.mkdtemp
+
+    def slowly(*arguments: Any, **options: Any) -> str:
+        time.sleep(0.05)
+        made.append(make(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr("icedb.util.temporary_files.tempfile.mkdtemp", slowly)
+    [part] = table.snapshot().parts
+
+    def ask(_: int) -> str:
+        asked.wait()
+        return table.handle.readable_path(part)
+
+    with ThreadPoolExecutor(4) as pool:
+        [path] = set(pool.map(ask, range(4)))
+    assert Path(path).is_file()
+    assert len({folder for folder in made if Path(folder).name.startswith("memory-")}) == 1

@@ -1,0 +1,161 @@
+"""The pages: links lead somewhere, all have a place in the navigation, the reference has every public name."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path, PurePosixPath
+
+import pytest
+import yaml
+
+from docs_site import beyond
+from docs_site.command_page import PAGE as COMMAND_PAGE
+from docs_site.command_page import command_page
+from icedb.storage.location import _OPTIONS as STORAGE_OPTIONS
+from tests.repository.test_public_names import PUBLIC
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+REFERENCE = DOCS / "reference"
+
+
+def headings(page: Path) -> set[str]:
+    found = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        file, _, anchor = target.partition("#")
+        there = page.parent / file if file else page
+        assert there.is_file(), target
+        assert not anchor or anchor in headings(there), target
+
+
+def test_every_page_has_one_place_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    named = list(beyond.pages_named(yaml.safe_load(text[text.index("\nnav:") :])["nav"]))
+    assert len(named) == len(set(named))
+    here = {page for page in named if not page.startswith("project/")}
+    assert here == {page.relative_to(DOCS).as_posix() for page in PAGES}, "give each page its place in mkdocs.yml"
+    for page in set(named) - here:
+        assert (ROOT / beyond.in_repository(PurePosixPath(page))).is_file(), page
+
+
+def test_the_readme_links_the_main_pages() -> None:
+    linked = set(re.findall(r"\]\((docs/[\w/-]+\.md)\)", (ROOT / "README.md").read_text()))
+    main = ("index", "tutorial", "reference/index", "format", "safety", "comparison", "faq", "glossary")
+    assert linked >= {f"docs/{page}.md" for page in main}
+
+
+# ------------------------------------------------------------------------------------------------ reference
+
+
+def names_in_reference() -> set[str]:
+    """What pages of the reference show: by name, or with the module that they show whole."""
+    shown = {name for page in REFERENCE.glob("*.md") for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.M)}
+    modules = [importlib.import_module(n) for n in shown if n.rpartition(".")[2].islower() and _is_module(n)]
+    return shown | {f"{module.__name__}.{name}" for module in modules for name in module.__all__}
+
+
+def _is_module(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+@pytest.mark.parametrize("package", [p for p in PUBLIC if p != "icedb.testing.simulation"])
+def test_every_public_name_is_in_the_reference(package: str) -> None:
+    """But for the simulation, which `make simulate` runs."""
+    twice = {"icedb.IceDBError"}  # with the other errors
+    assert {f"{package}.{name}" for name in PUBLIC[package]} - names_in_reference() - twice == set()
+
+
+def test_the_page_of_the_command_is_what_the_command_says() -> None:
+    assert COMMAND_PAGE.read_text() == command_page(), "write it: python -m docs_site.command_page"
+
+
+def test_the_page_of_the_configuration_has_every_storage_option_and_variable() -> None:
+    text = (REFERENCE / "configuration.md").read_text().lower()
+    options = text.partition("## storage options")[2].partition("\n## ")[0]
+    assert set(STORAGE_OPTIONS) - set(re.findall(r"`(\w+)`", options)) == set()
+    variables = text.partition("## variables")[2].partition("\n## ")[0]
+    for folder in ("icedb", "icedb_dagster", "spark_jobs"):
+        for module in (ROOT / folder).rglob("*.py"):
+            for name in re.findall(r"\b(?:ICEDB|DAGSTER)_[A-Z_]+\b", module.read_text()):
+                assert f"`{name.lower()}`" in variables, (name, module)
+
+
+# ------------------------------------------------------------------------------------------------ beyond docs/
+
+
+def test_links_are_written_for_where_the_site_has_the_files() -> None:
+    text = (
+        "[a](../CHANGELOG.md#new) [b](format.md) [c](https://host/x.md) [d](#here) ![e](../benchmarks/plots/open.png)\n"
+        "```python spec\n[f](../CHANGELOG.md)\n```\n[g](../examples/readers/live_parts.mjs)\n"
+    )
+    there = beyond.for_the_site(text, PurePosixPath("docs/safety.md"))
+    assert there == (
+        "[a](project/CHANGELOG.md#new) [b](format.md) [c](https://host/x.md) [d](#here) "
+        "![e](project/benchmarks/plots/open.png)\n"
+        "```python\n[f](../CHANGELOG.md)\n```\n[g](project/examples/readers/live_parts.mjs.md)\n"
+    )
+    back = beyond.for_the_site("[a](../docs/tuning.md) [b](README.md)", PurePosixPath("benchmarks/RESULTS.md"))
+    assert back == "[a](../../tuning.md) [b](README.md)"
+
+
+@pytest.mark.parametrize("file", ["docs/format.md", "CHANGELOG.md", "examples/readers/live_parts.mjs", "README.md"])
+def test_a_file_of_the_repository_has_one_place_on_the_site(file: str) -> None:
+    there = beyond.on_site(PurePosixPath(file))
+    assert beyond.in_repository(there) == PurePosixPath(file)
+
+
+def test_what_pages_link_beyond_docs_comes_with_what_that_links() -> None:
+    found = set(beyond.files_beyond([PurePosixPath("docs/scale.md"), PurePosixPath("docs/format.md")]))
+    assert PurePosixPath("benchmarks/RESULTS.md") in found
+    assert PurePosixPath("examples/readers/live_parts.mjs") in found
+    assert any(file.suffix == ".png" for file in found), "the plots of the results"
+    assert not any(file.is_relative_to("docs") for file in found)
+
+
+# ------------------------------------------------------------------------------------------------ single pages
+
+
+def test_the_page_on_testing_describes_each_helper() -> None:
+    table = (DOCS / "contributing" / "testing.md").read_text().partition("## The helpers")[2]
+    described = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert described == sorted(path.stem for path in (ROOT / "tests" / "support").glob("*.py"))
+
+
+def test_each_promise_of_the_page_on_safety_names_tests_that_exist() -> None:
+    promises = (DOCS / "safety.md").read_text().partition("## The promises")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| [A-Z].*\|$", promises, re.MULTILINE)
+    assert len(rows) >= 6
+    for row in rows:
+        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row)
+        assert named, row
+        for file, test in named:
+            assert f"def {test}(" in (ROOT / "tests" / file).read_text(), (file, test)
+
+
+def test_the_drawing_of_the_layers_has_every_module() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    drawing = text.partition("```text")[2].partition("```")[0]
+    drawn = set(re.findall(r"\w+", drawing))
+    modules = {
+        p.stem for folder in ("", "format", "inputs", "maintenance") for p in (ROOT / "icedb" / folder).glob("*.py")
+    }
+    assert modules - {"__init__"} - drawn == set()
+
+
+def test_files_that_the_architecture_page_names_are_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for name in re.findall(r"`([\w/]+\.py)`", text):
+        assert any((ROOT / folder / name).is_file() for folder in ("", "icedb", "icedb/inputs")), name
+
+
+def test_the_glossary_has_each_word_once() -> None:
+    words = re.findall(r"^\*\*([^*]+)\.\*\*", (ROOT / "docs" / "glossary.md").read_text(), flags=re.MULTILINE)
+    assert len(words) > 50
+    assert sorted(words) == sorted(set(words))

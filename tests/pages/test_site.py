@@ -1,0 +1,146 @@
+"""The documentation site: built strictly, without a network; no page fetches anything, no link leads nowhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tests.repository.test_public_names import PUBLIC
+from tests.support.pages import ROOT
+
+pytestmark = pytest.mark.process
+
+#: Builds the site in a process that can reach nothing.
+BUILD = """
+import socket, sys
+def refuse(*_, **__):
+    raise OSError("the build speaks to the network")
+socket.socket.connect = socket.getaddrinfo = socket.create_connection = refuse
+from mkdocs.__main__ import cli
+cli(["build", "--strict", "--site-dir", sys.argv[1]])
+"""
+#: What a browser fetches by itself, and where it says from.
+ASSETS = {
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "video": "src",
+    "audio": "src",
+    "embed": "src",
+}
+
+#: Of tests of the built site.
+built = pytest.mark.slow(seconds=4)
+
+
+class Read(HTMLParser):
+    """What a page fetches, what it links, which anchors it has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.assets: list[str] = []
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.anchors |= {values[name] for name in ("id", "name") if name in values}
+        if tag == "link" and values.get("rel") not in ("canonical", "prev", "next"):
+            self.assets.append(values["href"])
+        elif values.get(ASSETS.get(tag, "")):
+            self.assets.append(values[ASSETS[tag]])
+        elif tag == "a" and values.get("href"):
+            self.links.append(values["href"])
+
+
+def test_what_a_page_fetches_and_links_is_found() -> None:
+    read = Read(
+        '<head><link rel="preconnect" href="//fonts"><script src="https://a/b.js"></script></head>'
+        '<h1 id="one">x</h1><a href="#two">y</a><img src="c.png">'
+    )
+    assert read.assets == ["//fonts", "https://a/b.js", "c.png"]
+    assert list(broken(Path("here.html"), read, {Path("here.html"): read})) == ["#two", "c.png"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=800
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Read]:
+    return {page: Read(page.read_text()) for page in site.rglob("*.html")}
+
+
+@built
+def test_every_page_of_the_repository_is_built(site: Path, pages: dict[Path, Read]) -> None:
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = page.relative_to(ROOT / "docs").with_suffix(".html")
+        assert site / (name.with_name("index.html") if name.stem == "README" else name) in pages, name
+
+
+@built
+def test_pages_fetch_nothing_from_elsewhere(site: Path, pages: dict[Path, Read]) -> None:
+    for page, read in pages.items():
+        assert read.assets
+        for asset in read.assets:
+            assert not urlsplit(asset).scheme, (page, asset)
+            assert not asset.startswith("//"), (page, asset)
+        # Drawings in the language of mermaid would have the theme fetch a script.
+        assert 'class="mermaid"' not in page.read_text(), page
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//", sheet.read_text()), sheet
+
+
+@built
+def test_every_link_and_asset_leads_somewhere_with_its_anchor(site: Path, pages: dict[Path, Read]) -> None:
+    wrong = [(page.relative_to(site).as_posix(), link) for page, read in pages.items()
+             if page.name != "404.html" for link in broken(page, read, pages)]  # fmt: skip
+    assert not wrong
+
+
+def broken(page: Path, read: Read, pages: dict[Path, Read]) -> Iterator[str]:
+    for link in [*read.links, *read.assets]:
+        parts = urlsplit(link)
+        if parts.scheme or link.startswith("//"):
+            continue
+        there = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+        if not (there in pages or there.is_file()) or (
+            there in pages and parts.fragment and parts.fragment not in pages[there].anchors
+        ):
+            yield link
+
+
+@built
+def test_the_search_needs_no_server_and_knows_the_pages(site: Path) -> None:
+    script = (site / "search" / "search_index.js").read_text()
+    found = {entry["location"] for entry in json.loads(script.partition("=")[2])["docs"]}
+    assert {"format.html", "reference/table.html#icedb.Table.merge", "project/CHANGELOG.html"} <= found
+
+
+@built
+def test_the_reference_has_signatures_of_every_public_name(site: Path) -> None:
+    compressed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    known = {line.split(b" ")[0].decode() for line in zlib.decompress(compressed).splitlines()}
+    for package in PUBLIC.keys() - {"icedb.testing.simulation"}:
+        for name in PUBLIC[package]:
+            assert f"{package}.{name}" in known, name
+    text = (site / "reference" / "table.html").read_text()
+    assert 'id="icedb.Table.insert"' in text
+    assert "on_conflict" in text

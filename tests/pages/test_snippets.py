@@ -1,0 +1,99 @@
+"""The pages are true: their Python runs as one program and gives what they say; then their commands run.
+
+Those that start Spark are in tests/pages/test_snippets_spark.py, so that others need not wait for them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.pages import DOCS, ROOT, bucket_of, commands, execute, run_page, runnable_pages, whole_program
+
+#: Pages of which another test runs everything: they need a server, or an environment from nothing.
+ELSEWHERE = {"proxy.md": "test_proxy_docs.py", "ingest.md": "test_ingest_docs.py", "tutorial.md": "test_newcomer.py"}
+PAGES = [page for page in runnable_pages(spark=False) if page.relative_to(DOCS).as_posix() not in ELSEWHERE]
+
+
+def marked(page: Path) -> Any:
+    """Pages that need a bucket are tests that do."""
+    marks = [pytest.mark.s3] if "BUCKET" in whole_program(page) else []
+    return pytest.param(page, marks=marks, id=page.relative_to(DOCS).as_posix())
+
+
+@pytest.mark.sampled(cases=8)
+@pytest.mark.process
+@pytest.mark.parametrize("page", [marked(page) for page in PAGES])
+def test_what_a_page_shows_runs_and_gives_what_it_says(
+    page: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    done = run_page(page, tmp_path, env=bucket_of(page, request))
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_page_about_programs_has_something_to_run() -> None:
+    found = {page.relative_to(DOCS).as_posix() for page in PAGES}
+    assert found >= {"import.md", "queries.md", "schema.md", "v3.md", "how-to/time-travel.md"}
+
+
+@pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())
+def test_a_page_that_is_not_run_here_is_run_there(page: str, test: str) -> None:
+    assert (DOCS / page).is_file()
+    assert Path(page).stem in (ROOT / "tests" / test).read_text()
+
+
+# ------------------------------------------------------------------------------------------ what compares can fail
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "1 + 1  # 3",
+        "[1, 2]  # [1]  the first of them",
+        "print('a', 1)  # a 2",
+        "print('a b c')  # a...d",
+        "if False:\n    print(1)  # 1",
+        "try:\n    pass\nexcept ValueError as error:\n    print(error)  # ...",
+        "1.0  # 1",
+    ],
+)
+def test_a_page_that_says_something_else_is_found_out(code: str) -> None:
+    with pytest.raises(AssertionError, match="line"):
+        execute(code, "page")
+
+
+def test_what_a_page_says_is_compared_and_other_comments_are_not() -> None:
+    code = "1 + 1  # 2\n[1]  # [1]  the first\nprint('a b c')  # a...c\nlen('a')  # of one\nx = 3  # 4\n"
+    assert execute(code, "page") == 3
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("line", "runs"),
+    [
+        ("icedb info lake/events  # what it is like", True),
+        ("icedb info s3://bucket/events", False),
+        ("icedb merge lake/events --watch", False),
+        ("icedb proxy --config proxy.toml", False),
+        ("icedb-dagster up", False),
+        ("icedb info \\\n    lake/events", True),
+    ],
+)
+def test_commands_of_a_page_are_run_but_for_those_without_an_end(line: str, runs: bool, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"```sh\n{line}\n```\n")
+    assert len(commands(page)) == runs
+    if runs:
+        done = run_page(page, tmp_path)
+        assert done.returncode != 0, "there is no such table"
+        assert "exit status" in done.stderr
+
+
+@pytest.mark.process
+def test_a_command_with_a_pipe_runs_in_a_shell(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```sh\nicedb --help | grep -c icedb > count.txt\n```\n")
+    assert run_page(page, tmp_path).returncode == 0
+    assert int((tmp_path / "count.txt").read_text()) > 0

@@ -1,0 +1,252 @@
+"""What each verb costs in requests, counted on the wire to a real S3 server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from icedb import Table, Thresholds
+from icedb.errors import AccessDenied, StoreUnavailable
+from icedb.operations.commits.actions import Replace
+from icedb.storage.location import parse_location
+from icedb.storage.obstore_store import CONCURRENT_GETS, ObjectNotFound, ObjectStore, open_store
+from icedb.transaction.exclusive import exclusive
+from tests.support.counting_proxy import CountingProxy
+
+pytestmark = pytest.mark.s3
+
+
+@pytest.fixture
+def proxy(s3_server: object) -> Iterator[CountingProxy]:
+    with CountingProxy(s3_server.endpoint).running() as running:  # type: ignore[attr-defined]
+        yield running
+
+
+@pytest.fixture
+def options(proxy: CountingProxy, storage_options: dict[str, str]) -> dict[str, str]:
+    return storage_options | {"AWS_ENDPOINT_URL": proxy.endpoint}
+
+
+@pytest.fixture
+def uri(s3: object) -> str:
+    return str(s3.uri)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def table(uri: str, options: dict[str, str], proxy: CountingProxy) -> Table:
+    """A table of four partitions whose handle has written once."""
+    made = Table.create(uri, partition_by=["n % 4 AS p"], storage_options=options)
+    made.insert([{"n": n} for n in range(4)])
+    proxy.reset()
+    return made
+
+
+@pytest.fixture
+def store(uri: str, options: dict[str, str]) -> ObjectStore:
+    return open_store(parse_location(uri, options))
+
+
+def folders(proxy: CountingProxy) -> list[tuple[str, str]]:
+    """Kind and folder (`_log`, `_data`, ...) of each request; a listing of the whole table has none."""
+    return [(r.kind, next((s for s in r.path.split("/") if s.startswith("_")), "")) for r in proxy.requests]
+
+
+# ------------------------------------------------------------------------------------------ the store
+
+
+def test_each_verb_of_the_store_is_one_request(store: ObjectStore, proxy: CountingProxy) -> None:
+    prefix = store.location.prefix
+    store.create(f"{prefix}/_data/a", b"1")
+    store.copy(f"{prefix}/_data/a", f"{prefix}/_data/b")
+    assert store.get(f"{prefix}/_data/b").body == b"1"
+    assert store.head(f"{prefix}/_data/b").bytes == 1
+    assert len(store.list(f"{prefix}/_data/")) == 2
+    store.delete([f"{prefix}/_data/a", f"{prefix}/_data/b"])
+    assert [r.kind for r in proxy.requests] == ["PUT", "COPY", "GET", "HEAD", "LIST", "DELETE MANY"]
+
+
+def test_many_gets_share_the_connections_that_are_open(store: ObjectStore, proxy: CountingProxy) -> None:
+    key = f"{store.location.prefix}/_log/a"
+    store.create(key, b"1")
+    proxy.reset()
+    assert store.get_many([key] * 10 * CONCURRENT_GETS)[key].body == b"1"
+    assert proxy.counts == {"GET": 10 * CONCURRENT_GETS}
+    # Two that need one at the same moment may both open it.
+    assert len({r.client_port for r in proxy.requests}) <= 2 * CONCURRENT_GETS
+
+
+def test_a_copy_of_what_is_gone_is_one_request(store: ObjectStore, proxy: CountingProxy) -> None:
+    prefix = store.location.prefix
+    with pytest.raises(ObjectNotFound):
+        store.copy(f"{prefix}/_data/gone", f"{prefix}/_data/b")
+    assert proxy.counts == {"COPY": 1}
+
+
+def test_nothing_to_do_is_no_request(store: ObjectStore, proxy: CountingProxy) -> None:
+    assert store.get_many([]) == {}
+    store.delete([])
+    assert proxy.requests == []
+
+
+def test_deleting_1500_objects_is_two_requests(store: ObjectStore, proxy: CountingProxy) -> None:
+    prefix = store.location.prefix
+    keys = [f"{prefix}/_data/{n:04}" for n in range(1_500)]
+    for key in (keys[0], keys[999], keys[1_000], keys[-1]):
+        store.create(key, b"")
+    proxy.reset()
+    store.delete(keys)  # that most are not there makes no difference
+    assert proxy.counts == {"DELETE MANY": 2}
+    assert store.list(f"{prefix}/_data/") == []
+
+
+def _refuse_one(code: str) -> bytes:
+    return (
+        '<DeleteResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Deleted><Key>a</Key></Deleted>'
+        f"<Error><Key>b</Key><Code>{code}</Code><Message>no</Message></Error></DeleteResult>"
+    ).encode()
+
+
+def test_an_object_that_a_bulk_delete_left_is_an_error(store: ObjectStore, proxy: CountingProxy) -> None:
+    # The answer to the request as a whole is 200.
+    proxy.answer = lambda kind, _, __: (200, _refuse_one("AccessDenied")) if kind == "DELETE MANY" else None
+    with pytest.raises((AccessDenied, StoreUnavailable), match="cannot delete 'a' and 1 others"):
+        store.delete(["a", "b"])
+
+
+def test_a_bulk_delete_stops_at_the_first_request_that_fails(store: ObjectStore, proxy: CountingProxy) -> None:
+    prefix = store.location.prefix
+    keys = [f"{prefix}/_data/{n:04}" for n in range(2_500)]
+    for key in (keys[0], keys[1_000], keys[-1]):
+        store.create(key, b"")
+    asked: list[int] = []
+
+    def fail_the_second(kind: str, _: str, body: bytes) -> tuple[int, bytes] | None:
+        if kind != "DELETE MANY":
+            return None
+        asked.append(len(re.findall(b"<Key>", body)))
+        return (403, b"<Error><Code>AccessDenied</Code></Error>") if len(asked) == 2 else None
+
+    proxy.answer = fail_the_second
+    with pytest.raises(AccessDenied, match="_data/1000' and 999 others"):
+        store.delete(keys)
+    assert asked == [1_000, 1_000]
+    assert [info.key for info in store.list(f"{prefix}/_data/")] == [keys[1_000], keys[-1]]
+    store.delete(keys)
+    assert asked == [1_000, 1_000, 1_000, 1_000, 500]
+    assert store.list(f"{prefix}/_data/") == []
+
+
+def test_a_listing_is_a_request_per_thousand_objects(store: ObjectStore, proxy: CountingProxy) -> None:
+    prefix = store.location.prefix
+    keys = [f"{prefix}/_log/{n:04}" for n in range(1_001)]
+    for key in keys:
+        store.create(key, b"")
+    proxy.reset()
+    assert len(store.list(f"{prefix}/_log/")) == 1_001
+    assert proxy.counts == {"LIST": 2}
+    proxy.reset()
+    assert len(store.list(f"{prefix}/_log/", after=keys[100])) == 900
+    assert proxy.counts == {"LIST": 1}
+
+
+# ------------------------------------------------------------------------------------------ writing
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_an_append_of_some_parts_is_one_put_each_and_one_for_the_log(
+    table: Table, proxy: CountingProxy, partitions: int
+) -> None:
+    commit = table.insert([{"n": n} for n in range(partitions)])
+    assert len(commit.parts) == partitions
+    assert folders(proxy) == [*[("PUT", "_data")] * partitions, ("PUT", "_log")]
+
+
+def test_an_exclusive_commit_that_meets_nobody_is_four_requests(table: Table, proxy: CountingProxy) -> None:
+    dead = table.snapshot().parts[0].key
+    proxy.reset()
+    exclusive(table.handle, Replace(lambda _: [dead]))
+    # Read the log, claim the epoch, look whether it is history by now, publish.
+    assert folders(proxy) == [("LIST", "_log"), ("PUT", "_claims"), ("LIST", "_log"), ("PUT", "_log")]
+
+
+def test_a_drop_is_an_exclusive_commit_and_at_most_one_look(table: Table, proxy: CountingProxy) -> None:
+    table.snapshot()
+    proxy.reset()
+    table.drop_partitions(["p=1"])
+    assert folders(proxy) == [("LIST", "_log"), ("PUT", "_claims"), ("LIST", "_log"), ("PUT", "_log")]
+
+
+# ------------------------------------------------------------------------------------------ reading
+
+
+def test_a_refresh_without_news_is_one_listing(table: Table, proxy: CountingProxy) -> None:
+    table.snapshot()
+    proxy.reset()
+    for refreshes in (1, 2):
+        table.snapshot()
+        assert folders(proxy) == [("LIST", "_log")] * refreshes
+
+
+def test_a_refresh_reads_the_new_log_files_only(
+    table: Table, uri: str, storage_options: dict[str, str], proxy: CountingProxy
+) -> None:
+    table.snapshot()
+    other = Table.open(uri, storage_options=storage_options)  # not through the proxy
+    for n in range(3):
+        other.insert([{"n": n}])
+    proxy.reset()
+    assert len(table.snapshot().parts) == 7
+    assert sorted(folders(proxy)) == [("GET", "_log")] * 3 + [("LIST", "_log")]
+
+
+def test_a_first_append_to_a_merged_table_reads_three_objects_at_most(
+    table: Table, uri: str, options: dict[str, str], proxy: CountingProxy
+) -> None:
+    for n in range(5):
+        table.insert([{"n": n}])
+    table.merge_log()
+    proxy.reset()
+    Table.open(uri, storage_options=options).insert([{"n": 5}])
+    made = folders(proxy)
+    before = made[: made.index(("PUT", "_claims"))]  # the probe; after it come the parts
+    assert before == [("GET", "_table.json")]
+    assert made[len(before) :] == [
+        ("PUT", "_claims"),
+        ("LIST", "_log"),
+        ("GET", "_log"),
+        ("PUT", "_data"),
+        ("HEAD", "_data"),  # the clocks, once
+        ("PUT", "_log"),
+    ]
+
+
+# ------------------------------------------------------------------------------------------ looking
+
+
+def test_a_look_at_the_condition_of_a_quiet_table_is_one_listing(table: Table, proxy: CountingProxy) -> None:
+    for n in range(4):
+        table.insert([{"n": n}, {"n": 4}])
+    early = Thresholds(hot_parts=4, log_files=4)
+    table.condition()
+    for thresholds in (None, early):
+        proxy.reset()
+        condition = table.condition(thresholds)
+        assert len(condition.recommendations) == (2 if thresholds else 0)
+        assert folders(proxy) == [("LIST", "_log")]
+
+
+@pytest.mark.parametrize("commits", [1, 40])
+def test_a_look_at_listings_costs_the_same_however_many_parts_there_are(
+    uri: str, options: dict[str, str], proxy: CountingProxy, commits: int
+) -> None:
+    table = Table.create(uri, partition_by=["n % 4 AS p"], storage_options=options)
+    for n in range(commits):
+        table.insert([{"n": 4 * n + k} for k in range(4)])
+    table.merge_log()
+    table.cleanup(grace_ms=0, allow_short_grace=True)
+    proxy.reset()
+    assert table.verify(footers=False).ok
+    assert proxy.counts == {"LIST": 3, "GET": 1}  # the table, its claims, its log; the one log file that is left
+    assert [r for r in folders(proxy) if r[0] == "GET"] == [("GET", "_log")]

@@ -1,0 +1,254 @@
+"""What is released: a source distribution that makes the same wheel, which needs nothing that it does not name."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from email.message import Message
+from email.parser import Parser
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import icedb
+from release.environments import ROOT, find_python
+from release.matrix import SMOKES, extras
+from release.versions import ABOUT, EXTRAS, TOOLS
+
+pytestmark = pytest.mark.process
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+PACKAGES = ("icedb", "icedb_dagster", "pyspark_icedb", "spark_jobs")
+PROGRAMS = Path(sys.executable).parent
+SNIPPET = """
+import icedb
+from icedb.errors import IceDBError
+
+table = icedb.Table.create("events", partition_by=["day"])
+reveal_type(table.insert([{"day": "2026-11-21"}]))
+reveal_type(table.query("SELECT 1").fetchall())
+try:
+    table.merge(partition=1)
+except IceDBError as error:
+    reveal_type(error)
+"""
+
+
+def hatch(source: Path, target: Path, kind: str) -> Path:
+    """Build what is in a folder. Returns the one file of it."""
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(target), "-t", kind]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [built] = target.glob("*.whl" if kind == "wheel" else "*.tar.gz")
+    return built
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, unpacked."""
+    folder = tmp_path_factory.mktemp("sdist")
+    with tarfile.open(hatch(ROOT, folder, "sdist")) as archive:
+        archive.extractall(folder, filter="data")
+    [unpacked] = [path for path in folder.iterdir() if path.is_dir()]
+    return unpacked
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that the source distribution makes."""
+    return hatch(sdist, tmp_path_factory.mktemp("wheel"), "wheel")
+
+
+def requirements(of: str) -> Iterator[Requirement]:
+    for text in distribution(of).requires or ():
+        wanted = Requirement(text)
+        if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+            yield wanted
+
+
+@pytest.fixture(scope="module")
+def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel and what it names, and what those name, and nothing else. Returns its Python.
+
+    The packages are those of this environment, linked: nothing is fetched.
+    """
+    root = tmp_path_factory.mktemp("alone")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / "venv"], check=True)
+    python = root / "venv" / "bin" / "python"
+    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(subprocess.run([python, "-c", asked], capture_output=True, check=True, text=True).stdout.strip())
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    pending, linked = [Requirement(text) for text in PROJECT["dependencies"]], set[str]()
+    while pending:
+        name = canonicalize_name(pending.pop().name)
+        if name in linked:
+            continue
+        linked.add(name)
+        found = distribution(name)
+        for top in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
+            if not (site / top).exists():
+                (site / top).symlink_to(Path(str(found.locate_file(top))))
+        pending += requirements(name)
+    return python
+
+
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return Parser().parsestr(archive.read(name).decode())
+
+
+def test_the_source_distribution_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(hatch(ROOT, tmp_path, "wheel")) as other:
+        assert sorted(one.namelist()) == sorted(other.namelist())
+        for name in set(one.namelist()) - {n for n in one.namelist() if n.endswith("/RECORD")}:
+            assert one.read(name) == other.read(name), name
+
+
+def test_the_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.split("/")[0] for name in names} == {*PACKAGES, f"icedb_dagster-{icedb.__version__}.dist-info"}
+    for package in PACKAGES:
+        assert f"{package}/py.typed" in names
+    kinds = {Path(name).suffix for name in names if ".dist-info/" not in name and not name.endswith("py.typed")}
+    assert kinds == {".py", ".txt", ".yaml"}
+    here = {p.relative_to(ROOT).as_posix() for package in PACKAGES for p in (ROOT / package).rglob("*.py")}
+    assert here == {name for name in names if name.endswith(".py")}
+
+
+def test_the_source_distribution_has_what_is_needed_and_nothing_else(sdist: Path) -> None:
+    named = set(PYPROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"])
+    has = {path.name for path in sdist.iterdir()}
+    assert has == named | {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml", ".gitignore"}
+    assert not [p for p in sdist.rglob("*") if p.name in ("__pycache__", ".icedb-dagster", ".venv", ".DS_Store")]
+
+
+def test_the_version_is_in_one_place(wheel: Path) -> None:
+    assert metadata(wheel)["Version"] == icedb.__version__
+    assert "version" not in PROJECT
+    newest = re.search(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert newest
+    assert newest[1] == icedb.__version__
+
+
+def test_the_metadata_is_that_of_the_project(wheel: Path) -> None:
+    says = metadata(wheel)
+    assert says["Requires-Python"] == "<3.14,>=3.11"
+    assert says["License-Expression"] == "Apache-2.0"
+    assert set(says.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
+    assert says.get_payload() == (ROOT / "README.md").read_text()
+    for python in ("3.11", "3.12", "3.13"):
+        assert f"Programming Language :: Python :: {python}" in says.get_all("Classifier", [])
+
+
+def test_the_wheel_works_with_what_it_names_and_nothing_else(alone: Path, tmp_path: Path) -> None:
+    command = [alone, "-I", SMOKES / "base.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    where = subprocess.run(
+        [alone, "-I", "-c", "import icedb; print(icedb.__file__)"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(where.stdout).is_relative_to(alone.parents[1])
+
+
+def test_programs_that_use_the_wheel_are_typed(alone: Path, tmp_path: Path) -> None:
+    (tmp_path / "consumer.py").write_text(SNIPPET)
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", alone, "consumer.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    told = [line.partition(": ")[2] for line in done.stdout.splitlines() if line.startswith("consumer.py")]
+    assert told[0] == 'note: Revealed type is "icedb.transaction.append.Commit"', done.stdout + done.stderr
+    assert told[1] == 'note: Revealed type is "list[tuple[Any, ...]]"'
+    assert 'Unexpected keyword argument "partition"' in told[2]
+    assert "icedb.errors.IceDBError" in told[-1]
+
+
+def test_every_extra_has_a_smoke_of_its_own() -> None:
+    assert {path.stem for path in SMOKES.glob("*.py")} == set(extras())
+
+
+def test_what_versions_are_tried_with_is_there() -> None:
+    assert set(EXTRAS) <= set(PROJECT["optional-dependencies"])
+    dev = {Requirement(text).name for text in PROJECT["optional-dependencies"]["dev"]}
+    assert set(TOOLS) <= dev
+    for tests in ABOUT.values():
+        assert all((ROOT / test).is_file() for test in tests)
+
+
+def test_the_ranges_that_the_page_tells_are_those_of_the_project() -> None:
+    page = (ROOT / "docs" / "versions.md").read_text()
+    wanted = {r.name: r for text in _all_requirements() for r in [Requirement(text)] if not r.name.startswith("icedb")}
+    low, high = re.findall(r"\d+(?:\.\d+)+", str(wanted["dagster"].specifier))
+    low, high = sorted((low, high), key=lambda v: [int(n) for n in v.split(".")])
+    assert f"| Dagster | {low} and newer, below {high} |" in page
+    [pinned] = wanted["duckdb"].specifier
+    assert f"| DuckDB | {pinned.version}, and no other |" in page
+    assert wanted["duckdb-extension-httpfs"].specifier == wanted["duckdb"].specifier
+    oldest = min(re.findall(r"\d+\.\d+", str(wanted["pyspark"].specifier)))
+    assert f"| Spark | {oldest}" in page
+
+
+def _all_requirements() -> list[str]:
+    return [*PROJECT["dependencies"], *(text for some in PROJECT["optional-dependencies"].values() for text in some)]
+
+
+def test_an_installed_package_keeps_to_the_ranges() -> None:
+    """What the suite runs on is what is promised."""
+    for text in PROJECT["dependencies"]:
+        wanted = Requirement(text)
+        assert distribution(wanted.name).version in wanted.specifier
+
+
+def test_the_hooks_are_what_make_lint_runs() -> None:
+    subprocess.run([PROGRAMS / "pre-commit", "validate-config"], cwd=ROOT, check=True)
+    [repo] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    lint = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
+    for hook in repo["hooks"]:
+        program, *arguments = hook["entry"].split()
+        assert program.startswith(".venv/bin/")
+        if Path(program).name != "hadolint":  # for Linux alone
+            assert (PROGRAMS / Path(program).name).exists(), program
+        assert " ".join([f"$(BIN)/{Path(program).name}", *arguments]) in lint
+    assert len(repo["hooks"]) == len(set(re.findall(r"\$\(BIN\)/([\w-]+(?: (?:format|check))?)", lint)))
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md"])
+def test_what_a_page_of_the_repository_names_is_there(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        assert (ROOT / target).is_file(), target
+    for test in re.findall(r"tests/\w+\.py", text):
+        assert (ROOT / test).is_file(), test
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    for words in re.findall(r"\bmake ((?:[a-z-]+ ?)+)", "\n".join(re.findall(r"`(make [^`]*)`", text))):
+        assert set(words.split()) <= set(targets), words
+
+
+def test_an_interpreter_is_found_or_not_and_nothing_is_fetched() -> None:
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    found = find_python(own)
+    assert found is not None
+    assert find_python("3.1") is None
+
+
+def test_smokes_import_nothing_from_the_repository() -> None:
+    for smoke in SMOKES.glob("*.py"):
+        for node in ast.walk(ast.parse(smoke.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert (node.module or "").split(".")[0] not in ("tests", "release", "examples", "benchmarks")

@@ -1,0 +1,216 @@
+"""What a program may import is written down here: a change of it is a decision, not an accident."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+import icedb
+import icedb.errors
+from icedb.errors import IceDBError
+
+PUBLIC = {
+    "icedb": [
+        "Acknowledged",
+        "Aggregating",
+        "BufferStats",
+        "BufferedWriter",
+        "Changes",
+        "CleanupReport",
+        "Commit",
+        "CommitInfo",
+        "CompressionCodec",
+        "Condition",
+        "Dedup",
+        "DeleteReport",
+        "DeltaReport",
+        "Diff",
+        "DropReport",
+        "FileMarker",
+        "FileMarkerFromJSON",
+        "Foreseen",
+        "IceDBError",
+        "IceDBv3",
+        "IceLogIO",
+        "ImportReport",
+        "LogMetadata",
+        "LogMetadataFromJSON",
+        "LogTombstone",
+        "LogTombstoneFromJSON",
+        "MergeReport",
+        "NoLogFilesException",
+        "ParquetExportReport",
+        "Part",
+        "Pin",
+        "Problem",
+        "QueryResult",
+        "Recommendation",
+        "RepairReport",
+        "Replacing",
+        "RestoreReport",
+        "RewriteReport",
+        "S3Client",
+        "Schema",
+        "SchemaConflictException",
+        "Snapshot",
+        "SpecRepairReport",
+        "SweepReport",
+        "Table",
+        "Thresholds",
+        "Tiers",
+        "Timing",
+        "VerifyReport",
+        "get_log_file_info",
+    ],
+    "icedb.errors": [
+        "AccessDenied",
+        "BucketNotFound",
+        "BufferFull",
+        "CheckpointBehind",
+        "ClockSkew",
+        "CommitContended",
+        "CommitUncertain",
+        "Damaged",
+        "DamagedLog",
+        "EmptyBatch",
+        "FixInput",
+        "ForeignMaintenance",
+        "GraceTooShort",
+        "IceDBError",
+        "InvalidArgument",
+        "InvalidBatch",
+        "InvalidOption",
+        "InvalidPartitionExpression",
+        "InvalidPartitionValue",
+        "InvalidQuery",
+        "InvalidURI",
+        "InvariantViolated",
+        "JavaNotFound",
+        "LookFirst",
+        "MissingExtra",
+        "MissingPart",
+        "PinExists",
+        "PoolNotExclusive",
+        "PublicationTooLate",
+        "SchemaConflict",
+        "SnapshotExpired",
+        "SparkJobFailed",
+        "StackError",
+        "StoreUnavailable",
+        "SymbolicLink",
+        "TableExists",
+        "TableNotFound",
+        "TooManyColumns",
+        "TooManyPartitions",
+        "TornListing",
+        "TryAgain",
+        "UnknownColumn",
+        "UnsupportedStore",
+        "UnsupportedType",
+        "ViewBehind",
+        "WriterClosed",
+    ],
+    "icedb.spark": ["SparkMergeEngine", "frame", "read", "register", "write"],
+    "icedb.testing": [
+        "ClockedStore",
+        "Crash",
+        "Fault",
+        "FaultyStore",
+        "Kind",
+        "ManualClock",
+        "Request",
+        "SkewedClock",
+        "check_sound",
+        "create_table",
+        "live_to_v3_readers",
+        "open_table",
+    ],
+    "icedb.testing.simulation": [
+        "CHUNK",
+        "Outcome",
+        "SCENES",
+        "Story",
+        "all_cells",
+        "pair_stories",
+        "run_seed",
+        "run_story",
+        "single_stories",
+        "torn_stories",
+    ],
+    "icedb.engines.arrow": ["dataset", "record_batches"],
+    "icedb.engines.chdb": ["attach", "query", "source"],
+    "icedb.engines.datafusion": ["register"],
+    "icedb.engines.duckdb.attached_tables": ["Attached", "attach", "detach"],
+    "icedb.engines.pandas": ["read"],
+    "icedb.engines.polars.lazy_frames": ["scan"],
+    "icedb_dagster": [
+        "CommitsSensor",
+        "ConnectSpark",
+        "EmrServerlessSpark",
+        "EmrSpark",
+        "FreshnessCheck",
+        "HorizonCheck",
+        "IceDBIOManager",
+        "IceDBResource",
+        "IceDBTable",
+        "LocalSpark",
+        "LogDepthCheck",
+        "MaintenanceSensor",
+        "ObjectsCheck",
+        "QuarantineCheck",
+        "SchemaCheck",
+        "SmallPartsCheck",
+        "SparkPlace",
+        "StandaloneSpark",
+        "TableChecks",
+        "TimeToLive",
+        "build_observation",
+        "build_table_checks",
+        "build_table_definitions",
+        "ensure_pool",
+        "icedb_pool",
+        "observable_table",
+        "spark_progress",
+        "table_spec",
+    ],
+    "icedb_dagster.launcher": ["MonitoredRunLauncher"],
+}
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_the_public_names_are_these(package: str) -> None:
+    module = importlib.import_module(package)
+    assert module.__all__ == PUBLIC[package] == sorted(PUBLIC[package])
+    for name in module.__all__:
+        assert getattr(module, name).__doc__ or name == "Kind", name
+
+
+def test_every_error_is_in_the_tree_and_drawn_in_its_docstring() -> None:
+    drawn = icedb.errors.__doc__ or ""
+    for name in icedb.errors.__all__:
+        error = getattr(icedb.errors, name)
+        assert issubclass(error, IceDBError)
+        assert name in drawn
+        if error is IceDBError or error.__base__ is IceDBError:
+            continue
+        groups = [
+            g for g in ("TryAgain", "LookFirst", "FixInput", "Damaged") if issubclass(error, getattr(icedb.errors, g))
+        ]
+        assert len(groups) == 1, f"{name} must say what a handler would do about it"
+        builtin = [
+            b for b in error.__mro__ if b.__module__ == "builtins" and b not in (Exception, BaseException, object)
+        ]
+        assert builtin, f"{name} resembles no builtin"
+        assert builtin[0].__name__ in drawn
+
+
+def test_a_name_is_loaded_when_it_is_asked_for_and_an_unknown_one_is_none() -> None:
+    everything: dict[str, object] = {}
+    exec("from icedb import *", everything)
+    assert set(icedb.__all__) <= set(everything)
+    assert set(icedb.__all__) <= set(dir(icedb))
+    with pytest.raises(AttributeError, match="module 'icedb' has no attribute 'Tabel'"):
+        _ = icedb.Tabel  # type: ignore[attr-defined]
+    with pytest.raises(ImportError, match="cannot import name 'Tabel' from 'icedb'"):
+        exec("from icedb import Tabel")

@@ -1,0 +1,130 @@
+"""The samples and shares of the suite: together they have every test, and a sample has what it promises."""
+
+from __future__ import annotations
+
+import random
+from datetime import date, timedelta
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+
+from tests.support.report import CAPTURED_LINES_MAX
+from tests.support.scopes import SHARE_SECONDS, choose, pairwise, rotation, seconds_of
+
+DAY = date(2026, 1, 31)
+TESTS = """
+import pytest
+
+def test_plain(): pass
+
+@pytest.mark.slow(seconds=100)
+def test_slow(): pass
+
+@pytest.mark.slow(seconds=10_000)
+def test_for_hours(): pass
+
+@pytest.mark.alone
+@pytest.mark.slow
+def test_memory(): pass
+
+@pytest.mark.s3
+def test_server(): pass
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("a", range(4))
+@pytest.mark.parametrize("b", range(3))
+@pytest.mark.parametrize("c", range(5))
+def test_matrix(a, b, c): pass
+
+@pytest.mark.sampled(cases=2)
+@pytest.mark.parametrize("n", range(7))
+def test_rotating(n): pass
+"""
+
+
+@pytest.fixture
+def items(pytester: pytest.Pytester) -> list[pytest.Item]:
+    pytester.makeini("[pytest]\nmarkers =\n  alone\n  slow\n  s3\n  sampled\n")
+    return pytester.getitems(TESTS)
+
+
+def names(items: set[pytest.Item]) -> set[str]:
+    return {item.name.partition("[")[0] for item in items}
+
+
+@pytest.mark.long
+def test_each_scope_has_the_tests_that_it_states(items: list[pytest.Item]) -> None:
+    short = choose(items, "short", DAY, None)
+    assert choose(items, "all", DAY, None) == set(items)
+    assert names(short) == {"test_plain", "test_server", "test_matrix", "test_rotating"}
+    assert names(choose(items, "quick", DAY, None)) == {"test_plain"}
+    assert choose(items, "rest", DAY, None) == set(items) - short
+
+
+@pytest.mark.long
+def test_a_sample_has_each_pair_of_values_and_few_cases(items: list[pytest.Item]) -> None:
+    cases = [dict(zip("abc", values, strict=True)) for values in product(range(4), range(3), range(5))]
+    for seed in range(20):
+        chosen = pairwise(cases, random.Random(seed))
+        pairs = {pair for n in chosen for pair in combinations(sorted(cases[n].items()), 2)}
+        assert pairs == {pair for case in cases for pair in combinations(sorted(case.items()), 2)}
+        assert len(chosen) <= 28 < len(cases)  # the least is 20
+
+
+@pytest.mark.long
+def test_samples_of_many_days_have_every_case(items: list[pytest.Item]) -> None:
+    days = [DAY + timedelta(n) for n in range(30)]
+    assert choose(items, "short", DAY, None) == choose(items, "short", DAY, None)
+    assert set().union(*(choose(items, "short", day, None) for day in days)) >= {
+        item for item in items if not item.get_closest_marker("slow")
+    }
+
+
+@pytest.mark.parametrize(("cases", "number"), [(7, 2), (8, 2), (3, 5), (1, 1), (10, 3)])
+def test_a_rotation_has_all_cases_within_as_many_days_as_it_takes(cases: int, number: int) -> None:
+    days = -(-cases // number)
+    chosen = [rotation(cases, number, DAY + timedelta(n), "a test") for n in range(days)]
+    assert set().union(*chosen) == set(range(cases))
+    assert all(len(day) == min(number, cases) for day in chosen)
+
+
+def test_tests_with_two_stores_do_not_all_use_the_same_on_a_day() -> None:
+    assert {tuple(rotation(2, 1, DAY, f"test {n}")) for n in range(20)} == {(0,), (1,)}
+
+
+@pytest.mark.long
+def test_a_share_is_chosen_by_its_hash_and_takes_limited_time(items: list[pytest.Item]) -> None:
+    share = choose(items, "rest", DAY, "0f3a")
+    assert share == choose(items, "rest", DAY, "0f3a")
+    assert share <= choose(items, "rest", DAY, None)
+    assert sum(map(seconds_of, share)) <= SHARE_SECONDS
+    assert names(share) == {"test_slow", "test_matrix", "test_rotating"}, "what takes longer, or measures, is in none"
+
+
+@pytest.mark.process
+def test_a_run_prints_a_line_for_each_file_and_the_end_of_what_a_failing_test_said(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest('pytest_plugins = ["tests.support.report"]')
+    pytester.syspathinsert(Path(__file__).parents[2])
+    lines = CAPTURED_LINES_MAX + 5
+    pytester.makepyfile(
+        test_good="def test_one(): pass\ndef test_two(): pass\n",
+        test_bad=f"def test_three():\n    for n in range({lines}): print('line', n)\n    assert 1 == 2\n",
+    )
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.re_match_lines_random([r" *\d/2  test_good.py +2 passed .* s", r" *\d/2  test_bad.py +1 failed .* s"])
+    result.stdout.fnmatch_lines(["FAILED test_bad.py::test_three (call)", "*assert 1 == 2", "[[]5 lines before these*"])
+    result.stdout.no_fnmatch_line("line 4")
+    result.stdout.fnmatch_lines(["line 5"])
+
+
+@pytest.mark.process
+def test_a_skipped_test_fails_where_none_may_be(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest('pytest_plugins = ["tests.support.report"]')
+    pytester.syspathinsert(Path(__file__).parents[2])
+    pytester.makepyfile("import pytest\ndef test_one(): pytest.skip('there is no server')\n")
+    pytester.runpytest_subprocess().assert_outcomes(skipped=1)
+    result = pytester.runpytest_subprocess("--no-skips")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*--no-skips allows none. Skipped: there is no server*"])

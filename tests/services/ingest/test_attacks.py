@@ -1,0 +1,327 @@
+"""What strangers and careless clients may send: each is told no, and their neighbours' events are committed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from icedb import Table
+from icedb.services.ingest.events.event_decoder import write_key
+from icedb.services.ingest.events.rejections import Refusal
+from tests.support.ingest_process import ARROW, JSON, KEY, LINES, Client, IngestProcess, service_config
+
+pytestmark = pytest.mark.process
+
+BODY_MAX = 200_000
+LIMITS = f"""
+body_bytes_max = {BODY_MAX}
+held_bytes_max = {2 * BODY_MAX}
+events_max = 1000
+receive_timeout = "2s"
+"""
+HEAD = "POST /v1/tables/events/events HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD += f"Authorization: Bearer {KEY}\r\n"
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lake") / "below"
+
+
+@pytest.fixture(scope="module")
+def service(lake: Path) -> Iterator[IngestProcess]:
+    with IngestProcess(service_config(str(lake), server=LIMITS, events="columns_max = 50")) as service:
+        yield service
+        assert service.alive()
+        assert "Traceback" not in service.errors(), service.errors()
+
+
+@pytest.fixture
+def client(service: IngestProcess, lake: Path) -> Iterator[Client]:
+    """After each attack a neighbour's event is committed."""
+    with Client(service.endpoint) as client:
+        yield client
+    with Client(service.endpoint) as neighbour:
+        reply = neighbour.send("events", {"n": 1})
+        assert (reply.status, reply.said["accepted"]) == (200, 1)
+
+
+def raw(service: IngestProcess, *pieces: bytes, end: bool = False) -> bytes:
+    """All that is answered to bytes as they are, until the connection is closed."""
+    with closing(connected(service)) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+        if end:
+            connection.shutdown(socket.SHUT_WR)
+        found = b""
+        try:
+            while piece := connection.recv(65536):
+                found += piece
+        except ConnectionResetError:
+            pass
+        return found
+
+
+def connected(service: IngestProcess) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", service.port), timeout=30)
+
+
+def stream(table: pa.Table, options: pa.ipc.IpcWriteOptions | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+# ------------------------------------------------------------------------------------------------ too much
+
+
+def test_bodies_that_are_too_large(service: IngestProcess, client: Client) -> None:
+    large = b'{"a": "' + b"x" * BODY_MAX + b'"}'
+    said = client.send("events", large)
+    assert (said.status, said.said["error"]) == (413, "too_large")
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(c), c) for c in (large[:9000] for _ in range(30))) + b"0\r\n\r\n"
+    assert b" 413 " in raw(service, HEAD.encode() + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n" + chunks)
+    # Nobody waits for what was only announced.
+    assert b" 413 " in raw(service, HEAD.encode() + b"Content-Length: 99999999\r\nExpect: 100-continue\r\n\r\n")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_bombs(client: Client, encoding: str) -> None:
+    zeros = b'{"a": "' + b"0" * 50_000_000 + b'"}'
+    bomb = gzip.compress(zeros) if encoding == "gzip" else pa.compress(zeros, "zstd", asbytes=True)
+    assert len(bomb) < BODY_MAX
+    assert client.send("events", bomb, headers={"content-encoding": encoding}).status == 413
+
+
+def test_a_body_of_countless_gzip_members(client: Client) -> None:
+    """What is left of it is copied for each."""
+    nothing = gzip.compress(b"", mtime=0)
+    headers = {"content-encoding": "gzip"}
+    said = client.send("events", gzip.compress(b"{}") + nothing * 5000, headers=headers)
+    assert (said.status, "more than 1000 gzip members" in said.said["message"]) == (400, True)
+    assert client.send("events", gzip.compress(b"{}") + nothing * 900, headers=headers).status == 200
+
+
+def test_of_a_strangers_body_only_the_key_is_read() -> None:
+    assert write_key(b'{"batch": [[[[]]], {"writeKey": "no"}], "writeKey": "yes"}') == "yes"
+    for body in (b"[]", b"{}", b'{"writeKey": 5}', b'{"writeKey": null}'):
+        assert write_key(body) is None
+    for body in (b"{", b'{"writeKey": "\xff"}', b'{"a": ' + b"[" * 100_000):
+        with pytest.raises(Refusal) as refusal:
+            write_key(body)
+        assert refusal.value.status == 400
+
+
+def test_an_id_under_another_spelling_of_its_column(client: Client) -> None:
+    """In a table without columns it would become the column, and nobody's ids would fit any more."""
+    reply = client.send("events", {"ID": "x"})
+    assert (reply.status, "to be written 'id'" in reply.said["message"]) == (400, True)
+    assert client.send("events", stream(pa.table({"Id": ["x"]})), kind=ARROW).status == 400
+    twice = pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["id", "id"])
+    assert client.send("events", stream(twice), kind=ARROW).status == 400
+
+
+def test_too_many_events_and_names(client: Client) -> None:
+    assert client.send("events", [{}] * 1001).status == 413
+    assert client.send("events", b"{}\n" * 1001, kind=LINES).status == 413
+    assert client.send("events", stream(pa.table({"n": range(1001)})), kind=ARROW).status == 413
+    assert client.call("batch", {"batch": [{"type": "page", "userId": "u"}] * 1001}).status == 413
+    for reply in (
+        client.send("events", [{f"a{n}": 1} for n in range(51)]),
+        client.send("events", stream(pa.table({f"a{n}": [1] for n in range(51)})), kind=ARROW),
+        client.send("events", {"n" * 201: 1}),
+    ):
+        assert reply.status == 400
+        assert len(reply.body) < 500
+
+
+def test_bodies_that_never_end_hold_nobody_up(service: IngestProcess, client: Client) -> None:
+    """They are held until their time is over; then the next has room."""
+    with closing(connected(service)) as first, closing(connected(service)) as second, Client(service.endpoint) as third:
+        for slow in (first, second):
+            slow.sendall(HEAD.encode() + b"Content-Length: %d\r\n\r\n" % BODY_MAX + b"[" * (BODY_MAX - 10))
+        text = b'"' + b"x" * 1000 + b'"'
+        reply = third.send("events", text)
+        while reply.status == 400:  # the two have not arrived whole
+            reply = third.send("events", text)
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+        assert third.ask("GET", "/healthz").status == 200
+        assert first.recv(1000) == second.recv(1000) == b""  # closed, without an answer
+
+
+def test_strangers_cannot_fill_the_memory(service: IngestProcess, client: Client) -> None:
+    """Of those whose key is in the body, nobody knows who they are before it came."""
+    head = b"POST /v1/batch HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % BODY_MAX
+    body = json.dumps({"writeKey": KEY, "batch": [], "context": {"text": "x" * 20_000}}).encode()
+    with closing(connected(service)) as slow:
+        slow.sendall(head + b"[" * (BODY_MAX - 10))
+        reply = client.ask("POST", "/v1/batch", body)
+        while reply.status == 200:  # it has not arrived
+            reply = client.ask("POST", "/v1/batch", body)
+        assert reply.status == 503
+        assert client.call("batch", json.loads(body)).status == 200  # who says at once who they are have room
+
+
+def test_heads_that_are_too_large_or_say_two_things(service: IngestProcess, client: Client) -> None:
+    head = HEAD.encode()
+    for more, status in (
+        (b"X: " + b"x" * 40_000 + b"\r\n\r\n", (b" 400 ", b" 431 ")),
+        (b"Authorization: Bearer other\r\nContent-Length: 2\r\n\r\n{}", (b" 400 ",)),
+        (b"Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}", (b" 400 ",)),
+        (b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", (b" 400 ",)),
+        (b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", (b" 400 ",)),
+        (b"Content-Length: -2\r\n\r\n{}", (b" 400 ",)),
+        (b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n", (b" 400 ",)),
+        (b"Bad Header: 1\r\nContent-Length: 2\r\n\r\n{}", (b" 400 ",)),
+    ):
+        answer = raw(service, head + more, end=True)
+        assert any(s in answer for s in status), (more[:50], answer)
+        assert b" 200 " not in answer
+
+
+# ------------------------------------------------------------------------------------------------ what is none
+
+
+NO_EVENTS = [
+    b"", b"nothing", b"{", b'{"a": NaN}', b'{"a": Infinity}', b'{"a": 1e999}', b'{"a": -1e999}', b'{"a": 01}',
+    b'{"a": "\xff\xfe"}', b"\xff\xfe{\x00}\x00", b'{"a": "\\ud800"}', b'{"a": 1}{"b": 2}', b"null", b'"text"',
+    b"[[]]", b"[" * 100_000, b'{"a":' * 30_000 + b"1" + b"}" * 30_000, b'{"n": ' + b"9" * 40 + b"}",
+    b'{"\\u0000": 1}', b'{"": 1}', b'{"N": 1}', b'{"a": "' + b"\x00" * 5 + b'"}',
+]  # fmt: skip
+
+
+def test_what_is_no_event(client: Client) -> None:
+    for kind, body in product((JSON, LINES), NO_EVENTS):
+        reply = client.send("events", body, kind=kind)
+        if body == b"" and kind == LINES:
+            assert (reply.status, reply.said["accepted"]) == (200, 0)
+            continue
+        assert (reply.status, reply.said["error"]) == (400, "bad_request"), (body[:50], reply.body)
+        assert len(reply.body) < 600
+
+
+def test_lines_are_named_by_their_number(client: Client) -> None:
+    assert "line 3 is not valid JSON" in client.send("events", b'{"n": 1}\n\n{"n": }\n', kind=LINES).said["message"]
+    assert "line 2 is not UTF-8" in client.send("events", b'{"n": 1}\n"\xff"', kind=LINES).said["message"]
+    assert "line 2 is no object" in client.send("events", b'{"n": 1}\n2', kind=LINES).said["message"]
+
+
+def test_of_a_name_that_comes_twice_the_last_holds(client: Client, lake: Path) -> None:
+    assert client.send("events", b'{"id": "first", "n": 1, "id": "last"}').status == 200
+    found = Table.open(lake / "events").query("SELECT id FROM t WHERE id IN ('first', 'last')").fetchall()
+    assert found == [("last",)]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["", "text/html", "application/json; charset=latin-1", "application/xml", "multipart/form-data", "json", ";" * 99],
+)
+def test_what_no_event_is_sent_as(client: Client, kind: str) -> None:
+    assert client.send("events", b"{}", kind=kind).status == 415
+
+
+def test_arrow_that_is_none_or_larger_than_it_looks(client: Client) -> None:
+    sound = stream(pa.table({"id": ["arrow"], "kind": ["a"]}))
+    text = pa.array(["x" * 50_000])
+    many = pa.array([0] * 1000, pa.int32())
+    lz4 = pa.ipc.IpcWriteOptions(compression="lz4")
+    wrong: list[bytes] = [
+        b"",
+        b"nothing",
+        sound[: len(sound) // 2],
+        struct.pack("<II", 0xFFFFFFFF, 2**31 - 1) + sound,
+        stream(pa.table({"a": ["x" * 100_000]}), lz4),
+        stream(pa.table({"a": pa.DictionaryArray.from_arrays(many, text)})),
+        stream(pa.table({"a": pa.RunEndEncodedArray.from_arrays(pa.array([1000], pa.int32()), text)})),
+        stream(pa.table({"a": pa.array(["x" * 100] * 3, pa.string_view())})),
+        stream(pa.table({"a": pa.array([[None] * 3] * 3)})),
+    ]
+    for body in wrong:
+        reply = client.send("events", body, kind=ARROW)
+        assert reply.status in (400, 413), (body[:40], reply.body)
+        assert len(reply.body) < 600
+
+
+@pytest.mark.parametrize("rows", [-7, 2**40, -(2**62)])
+def test_arrow_that_says_it_has_another_number_of_rows(client: Client, rows: int) -> None:
+    """Nulls take no bytes, however many they are; and fewer than none would make up for more elsewhere."""
+    body = stream(pa.table({"a": pa.nulls(7)})).replace(struct.pack("<q", 7), struct.pack("<q", rows))
+    assert client.send("events", body, kind=ARROW).status == (400 if rows < 0 else 413)
+
+
+def test_arrow_with_any_byte_changed(client: Client) -> None:
+    """Buffers that point elsewhere must not be followed: each answer is a yes or a no."""
+    sound = stream(pa.table({"kind": ["one", "two", None], "list": [[1], [2, 3], None]}))
+    chance = random.Random(7)
+    for _ in range(150):
+        torn = bytearray(sound)
+        for _ in range(chance.randrange(1, 4)):
+            torn[chance.randrange(len(torn))] = chance.randrange(256)
+        assert client.send("shared", bytes(torn), kind=ARROW).status in (200, 400, 413)
+
+
+# ------------------------------------------------------------------------------------------------ who and where
+
+
+ADDRESSES = [
+    "/v1/tables/../events", "/v1/tables/../../etc/events", "/v1/tables/%2e%2e/events",
+    "/v1/tables/..%2f..%2fx/events", "/v1/tables//events", "/v1/tables/events%00/events", "/v1/tables/events/",
+    "/v1/tables/events%0d%0aX-Evil:1/events", "/v1/tables/_log/events", "/v1/webhooks/%0d%0aX-Evil:1",
+    "/v1/tables/EVENTS/events", "//v1/tables/events/events", "/",
+]  # fmt: skip
+
+
+def test_other_addresses_lead_nowhere(client: Client, lake: Path) -> None:
+    before = sorted(str(p.relative_to(lake.parent)) for p in lake.parent.glob("*"))
+    for path in ADDRESSES:
+        reply = client.ask("POST", path, b"{}", {"authorization": f"Bearer {KEY}", "content-type": JSON})
+        assert reply.status in (401, 403, 404), path
+        assert "x-evil" not in reply.headers
+    assert sorted(str(p.relative_to(lake.parent)) for p in lake.parent.glob("*")) == before
+
+
+NO_KEYS = [
+    "", "Bearer", "Bearer ", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", f"bearer{KEY}", f"Digest {KEY}", "Basic",
+    "Basic !!!", "Basic Og==", "Basic " + "A" * 5000, "Bearer \xff\xfe", f"Bearer {KEY.upper()}", f"{KEY}",
+    "Bearer " + "x" * 20_000,
+]  # fmt: skip
+
+
+def test_what_is_no_key(client: Client) -> None:
+    for authorization in NO_KEYS:
+        headers = {"authorization": authorization, "content-type": JSON}
+        reply = client.ask("POST", "/v1/tables/events/events", b"{}", headers)
+        assert (reply.status, reply.said["message"]) == (401, "There is no such key, or none was sent."), authorization
+
+
+def test_other_methods(client: Client) -> None:
+    for method in ("GET", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE"):
+        reply = client.ask(method, "/v1/tables/events/events", headers={"authorization": f"Bearer {KEY}"})
+        assert (reply.status, reply.headers["allow"]) == (405, "POST")
+
+
+def test_a_client_that_goes_away_before_its_answer_has_it_committed_or_not(
+    service: IngestProcess, client: Client, lake: Path
+) -> None:
+    body = json.dumps([{"id": "gone-1"}, {"id": "gone-2"}]).encode()
+    head = HEAD.encode() + b"Content-Length: %d\r\n\r\n" % len(body)
+    for sent in (head + body, head + body[:10], head[:50]):
+        with closing(connected(service)) as connection:
+            connection.sendall(sent)
+    assert client.send("events", [{"id": "gone-1"}, {"id": "gone-2"}]).status == 200
+    found: list[Any] = (
+        Table.open(lake / "events").query("SELECT id FROM t WHERE id LIKE 'gone-%' ORDER BY id").fetchall()
+    )
+    assert found == [("gone-1",), ("gone-2",)]

@@ -1,0 +1,100 @@
+"""What a tenant may send in a second, and what bodies may take of the memory: by a clock that stands still."""
+
+from __future__ import annotations
+
+import pytest
+
+from icedb.services.ingest.config.settings import TenantLimits
+from icedb.services.ingest.events.rejections import Refusal
+from icedb.services.ingest.limits import Held, Rates, Waiting
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def refused(rates: Rates, tenant: str, limits: TenantLimits) -> int | None:
+    """After how many seconds it should come again; None: it is not refused."""
+    try:
+        rates.check(tenant, limits)
+    except Refusal as refusal:
+        return int(dict(refusal.headers)["retry-after"])
+    return None
+
+
+def test_a_request_of_any_size_comes_through_and_is_paid_for() -> None:
+    clock = Clock()
+    rates, limits = Rates(clock), TenantLimits(events_per_second=10)
+    rates.spend_events("acme", limits, 100)
+    assert refused(rates, "acme", limits) == 9
+    with pytest.raises(Refusal):
+        rates.spend_events("acme", limits, 1)
+    assert refused(rates, "globex", limits) is None
+    clock.now = 8.9
+    assert refused(rates, "acme", limits) == 1
+    clock.now = 9.1
+    assert refused(rates, "acme", limits) is None
+    rates.spend_events("acme", limits, 1)
+
+
+def test_over_time_no_more_is_sent_than_the_limit_and_a_second() -> None:
+    clock = Clock()
+    rates, limits = Rates(clock), TenantLimits(events_per_second=10)
+    sent = 0
+    for _ in range(1000):
+        clock.now += 0.01
+        if refused(rates, "acme", limits) is None:
+            rates.spend_events("acme", limits, 3)
+            sent += 3
+    assert 100 <= sent <= 100 + 10 + 3
+
+
+def test_bytes_are_spent_when_they_came_and_without_a_limit_nothing_is() -> None:
+    clock = Clock()
+    rates, limits = Rates(clock), TenantLimits(bytes_per_second=1000)
+    rates.spend_bytes("acme", limits, 5000)
+    assert refused(rates, "acme", limits) == 4
+    rates.spend_bytes("globex", TenantLimits(), 10**12)
+    rates.spend_events("globex", TenantLimits(), 10**12)
+    assert refused(rates, "globex", TenantLimits()) is None
+
+
+def test_bytes_of_many_requests_at_once_are_spent_by_the_first() -> None:
+    rates, limits = Rates(Clock()), TenantLimits(bytes_per_second=1000)
+    assert [refused(rates, "acme", limits) for _ in range(3)] == [None] * 3
+    rates.spend_bytes("acme", limits, 5000)
+    with pytest.raises(Refusal) as refusal:
+        rates.spend_bytes("acme", limits, 5000)
+    assert refusal.value.status == 429
+    assert refused(rates, "acme", limits) == 4, "what was refused is not paid for"
+
+
+def test_bodies_in_memory_are_limited_and_given_back() -> None:
+    held = Held(100)
+    with held.body() as take:
+        take(60)
+        with held.body() as another:
+            another(30)
+            with pytest.raises(Refusal) as refusal:
+                another(30)
+        assert refusal.value.status == 503
+        assert held.bytes == 60
+    assert held.bytes == 0
+
+
+def test_a_tenant_has_half_of_the_room_of_a_table_that_others_write_too() -> None:
+    waiting = Waiting(100)
+    with waiting.room("acme", 90, shared=True):  # alone, a request of any size comes through
+        with pytest.raises(Refusal, match="Too many of this tenant's events wait") as refusal:
+            waiting.room("acme", 1, shared=True).__enter__()
+        assert (refusal.value.status, dict(refusal.value.headers)) == (429, {"retry-after": "1"})
+        with waiting.room("globex", 30, shared=True), waiting.room("globex", 20, shared=True):
+            pass
+        with waiting.room("acme", 1, shared=False):
+            pass
+    with waiting.room("acme", 25, shared=True), waiting.room("acme", 25, shared=True):
+        pass
+    assert not waiting._of_tenants

@@ -1,0 +1,126 @@
+"""How one request's rows are committed, and what a client is told when they are not; without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icedb import Table
+from icedb.errors import (
+    AccessDenied,
+    BufferFull,
+    CommitUncertain,
+    DamagedLog,
+    SchemaConflict,
+    StoreUnavailable,
+    TableNotFound,
+)
+from icedb.services.ingest.config.settings import IngestSettings, TableSettings
+from icedb.services.ingest.events.rejections import Refusal
+from icedb.services.ingest.table_writers import TableWriter, open_table
+from icedb.util.clock import SystemClock
+
+
+@contextmanager
+def writing(folder: Path, **settings: Any) -> Iterator[TableWriter]:
+    given = TableSettings("events", str(folder / "table"), create=True, delay_max_ms=0, **settings)
+    writer = TableWriter(given, open_table(given, {}), IngestSettings(), SystemClock())
+    try:
+        yield writer
+    finally:
+        writer.close(timeout_ms=60_000)
+
+
+def committed(writer: TableWriter, *rows: dict[str, Any]) -> int:
+    return asyncio.run(writer.commit(writer.fit(list(rows), "acme"), "acme")).rows
+
+
+def test_rows_that_do_not_fit_are_set_aside_where_the_file_says_so(tmp_path: Path) -> None:
+    schema = {"n": "BIGINT", "ts": "TIMESTAMP"}
+    with writing(tmp_path, schema=schema, on_conflict="quarantine") as writer:
+        assert committed(writer, {"n": 1, "ts": "2026-11-21T10:00:00+01:00"}, {"n": "one"}, {"ts": "soon"}) == 3
+    assert Table.open(tmp_path / "table").query("SELECT n, CAST(ts AS VARCHAR) FROM t").fetchall() == [
+        (1, "2026-11-21 09:00:00")
+    ]
+    assert Table.open(tmp_path / "table_quarantine").snapshot().rows == 2
+
+
+def test_columns_that_another_program_declares_are_known_at_the_next_look(tmp_path: Path) -> None:
+    with writing(tmp_path, schema={"n": "BIGINT"}) as writer:
+        Table.open(tmp_path / "table").alter(schema={"at": "DATE"})
+        writer.look()
+        assert committed(writer, {"n": 1, "at": "2026-11-21"}) == 1
+    assert Table.open(tmp_path / "table").schema()["at"] == "DATE"
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "reached"),
+    [
+        (StoreUnavailable("s3://secret-place/events: no answer"), "does not answer", False),
+        (CommitUncertain("s3://secret-place/events: published or not"), "is not known", True),
+        (AccessDenied("s3://secret-place/events: 403"), "its operator has to look", True),
+        (DamagedLog("s3://secret-place/events: torn", key="x"), "its operator has to look", True),
+        (
+            SchemaConflict(
+                "s3://secret-place/events: 'a' is BIGINT in '_log/1_host-1-a.jsonl', DATE in '_log/2_host-2-b.jsonl'",
+                column="a",
+                types=("BIGINT", "DATE"),
+                log_files=("_log/1_host-1-a.jsonl", "_log/2_host-2-b.jsonl"),
+            ),
+            "its operator has to look",
+            True,
+        ),
+    ],
+)
+def test_what_is_not_the_clients_fault_is_told_to_the_operator(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    told: str,
+    reached: bool,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    with writing(tmp_path) as writer:
+        monkeypatch.setattr(writer._writer, "submit", fail)
+        with pytest.raises(Refusal, match=told) as refusal:
+            committed(writer, {"n": 1})
+        assert (refusal.value.status, dict(refusal.value.headers)) == (503, {"retry-after": "5"})
+        assert "secret-place" not in refusal.value.message
+        assert "secret-place" in caplog.text
+        assert writer.reached == reached
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(BufferFull("no room"), "Too much waits"), (TimeoutError(), "takes too long: whether it happens is not known")],
+)
+def test_too_much_that_waits_is_told_apart_from_a_commit_that_takes_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
+    """Both are a TimeoutError; of one of them it is known that nothing is committed."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    with writing(tmp_path) as writer:
+        monkeypatch.setattr(writer._writer, "submit", fail)
+        with pytest.raises(Refusal, match=told) as refusal:
+            committed(writer, {"n": 1})
+        assert refusal.value.status == 503
+
+
+def test_a_table_is_made_only_where_the_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(TableNotFound):
+        open_table(TableSettings("events", str(tmp_path / "table")), {})
+    made = TableSettings(
+        "events", str(tmp_path / "table"), create=True, partition_by=("n % 2 AS half",), sort_by=("n",)
+    )
+    assert open_table(made, {}).spec.partition_by == open_table(made, {}).spec.partition_by == ("n % 2 AS half",)

@@ -1,0 +1,214 @@
+"""Two tenants of one table, one of them hostile: the other's events are committed, and soon."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from icedb import Table
+from icedb.services.ingest.config.config_check import check_config
+from tests.services.ingest.test_events import arrow
+from tests.services.ingest.test_server import until
+from tests.support.ingest_process import ARROW, KEY, OTHER_KEY, Client, IngestProcess, Reply
+
+pytestmark = pytest.mark.process
+
+PARTITIONS_MAX, COLUMNS_MAX = 20, 30
+HOSTILE, VICTIM = KEY, OTHER_KEY
+
+
+def config(folder: Path, *, table: str = "", hostile: str = "") -> str:
+    return f"""
+[server]
+listen = "127.0.0.1:0"
+admin_listen = "127.0.0.1:0"
+[[table]]
+name = "events"
+uri = "{folder}/events"
+create = true
+partition_by = ["kind"]
+tenant_column = "tenant"
+delay_max = "300ms"
+partitions_max = {PARTITIONS_MAX}
+columns_max = {COLUMNS_MAX}
+{table}
+[[tenant]]
+name = "acme"
+tables = ["events"]
+keys = [{{ secret = "{HOSTILE}" }}]
+{hostile}
+[[tenant]]
+name = "globex"
+tables = ["events"]
+keys = [{{ secret = "{VICTIM}" }}]
+"""
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lake")
+
+
+@pytest.fixture(scope="module")
+def service(lake: Path) -> Iterator[IngestProcess]:
+    with IngestProcess(config(lake)) as service:
+        with Client(service.endpoint, key=VICTIM) as client:
+            assert client.send("events", {"kind": "visit", "n": 0}).status == 200
+        yield service
+        assert "Traceback" not in service.errors(), service.errors()
+
+
+def at_once(service: IngestProcess, *requests: Callable[[Client], Reply]) -> list[Reply]:
+    """Send requests at the same moment, so that they wait for one commit."""
+    ready = threading.Barrier(len(requests))
+
+    def send(request: Callable[[Client], Reply]) -> Reply:
+        with Client(service.endpoint) as client:
+            client.ask("GET", "/healthz")
+            ready.wait(60)
+            return request(client)
+
+    with ThreadPoolExecutor(len(requests)) as pool:
+        return list(pool.map(send, requests))
+
+
+def sending(events: Any, key: str, kind: str = "application/json") -> Callable[[Client], Reply]:
+    return lambda client: client.send("events", events, key=key, kind=kind)
+
+
+def metrics_of(service: IngestProcess) -> str:
+    with Client(service.admin) as admin:
+        return admin.ask("GET", "/metrics").body.decode()
+
+
+def victim(n: int) -> Callable[[Client], Reply]:
+    return sending([{"kind": "visit", "n": n}], VICTIM)
+
+
+def numbers(lake: Path) -> list[int]:
+    rows = Table.open(lake / "events").query("SELECT n FROM t WHERE tenant = 'globex' ORDER BY n").fetchall()
+    return [n for (n,) in rows]
+
+
+def test_thousands_of_partitions_are_refused_and_the_neighbour_of_the_batch_is_committed(
+    service: IngestProcess, lake: Path
+) -> None:
+    many = [{"kind": f"k{n}", "n": n} for n in range(3_000)]
+    as_arrow = arrow(pa.table({"kind": [f"k{n}" for n in range(3_000)], "n": range(3_000)}))
+    replies = at_once(
+        service, sending(many, HOSTILE), victim(1), sending(as_arrow, HOSTILE, ARROW), victim(2), sending(many, HOSTILE)
+    )
+    assert [r.status for r in replies] == [413, 200, 413, 200, 413]
+    for refused in (replies[0], replies[2], replies[4]):
+        assert refused.said["error"] == "too_many_partitions"
+        assert "in 3000 partitions, and 20 are allowed" in refused.said["message"]
+        assert str(lake) not in refused.said["message"]
+    table = Table.open(lake / "events")
+    assert {p.partition for p in table.snapshot().parts} == {"kind=visit"}
+    assert len(list((lake / "events" / "_data").rglob("*.parquet"))) == len(table.snapshot().parts)  # none was written
+    assert {1, 2} <= set(numbers(lake))
+
+
+def test_requests_below_the_limit_never_make_a_commit_beyond_it(service: IngestProcess, lake: Path) -> None:
+    """Many requests of few partitions each: the neighbour has not to wait for all of them."""
+    each = PARTITIONS_MAX - 1
+    flood = [sending([{"kind": f"f{r}-{n}", "n": 0} for n in range(each)], HOSTILE) for r in range(8)]
+    replies = at_once(service, *flood, victim(10), victim(11))
+    assert [r.status for r in replies] == [200] * 10
+    table = Table.open(lake / "events")
+    of_commits: dict[int, int] = {}
+    for part in table.snapshot().parts:
+        of_commits[part.created_ms] = of_commits.get(part.created_ms, 0) + 1
+    assert max(of_commits.values()) <= PARTITIONS_MAX
+    assert len({p.partition for p in table.snapshot().parts if p.partition.startswith("kind=f")}) == 8 * each
+    # Both of the neighbour's requests are in one commit, which is none of the last.
+    own = {r.said["commit"] for r in replies[8:]}
+    assert len(own) == 1
+    times = sorted(int(r.said["commit"].partition("-")[0]) for r in replies)
+    assert int(own.pop().partition("-")[0]) <= times[3]
+
+
+def test_new_columns_end_where_the_table_says(service: IngestProcess, lake: Path) -> None:
+    """Each request has few names, and together they would be many: also when they come at the same moment."""
+    with Client(service.endpoint) as client:
+        assert client.send("events", {"kind": "visit", "n": -1}).status == 200
+    names = iter(range(1_000))
+    requests = [sending({"kind": "visit", **{f"c{next(names)}": 1 for _ in range(5)}}, HOSTILE) for _ in range(12)]
+    replies = at_once(service, *requests, victim(20))
+    refused = [r for r in replies if r.status != 200]
+    assert {(r.status, r.said["error"]) for r in refused} == {(400, "too_many_columns")}
+    assert len(refused) >= 6
+    assert replies[-1].status == 200
+    columns = Table.open(lake / "events").schema()
+    assert len(columns) <= COLUMNS_MAX
+    assert len(columns) + 5 > COLUMNS_MAX
+    with Client(service.endpoint) as client:
+        said = client.send("events", {f"d{n}": 1 for n in range(5)}).said  # refused before anything is written
+        assert f"The table has {len(columns)} of the 30 columns" in said["message"]
+        said = client.send("events", arrow(pa.table({f"d{n}": [1] for n in range(5)})), kind=ARROW).said
+        assert said["error"] == "too_many_columns"
+        assert client.send("events", {f"d{n}": None for n in range(5)} | {"kind": "visit"}).status == 200
+        assert client.send("events", dict.fromkeys(columns, 1) | {"kind": "x"}).status == 400  # the tenant's column
+        known = [c for c in columns if c not in ("tenant", "kind")]
+        assert client.send("events", {"kind": "visit"} | dict.fromkeys(known, 1)).status == 200
+        admin = metrics_of(service)
+    assert f'icedb_ingest_table_columns{{table="events"}} {len(columns)}.0' in admin
+    assert 'icedb_ingest_refused_requests_total{error="too_many_columns",tenant="acme"}' in admin
+    assert 20 in numbers(lake)
+
+
+def test_a_tenant_without_new_columns(tmp_path: Path) -> None:
+    with IngestProcess(config(tmp_path, hostile="new_columns = false")) as service, Client(service.endpoint) as client:
+        assert client.send("events", {"kind": "a", "n": 1}, key=VICTIM).status == 200
+        refused = client.send("events", [{"kind": "a", "N2": 1}])
+        assert (refused.status, refused.said["error"]) == (400, "too_many_columns")
+        assert refused.said["message"].startswith("Events of this tenant bring no columns, and does not have")
+        assert client.send("events", {"kind": "a", "n": 2, "m": None}).status == 200
+        assert client.send("events", {"kind": "a", "m": 2}, key=VICTIM).status == 200
+        assert client.send("events", {"kind": "a", "m": 3}).status == 200  # it is there now
+
+
+def test_bodies_of_one_tenant_leave_room_for_the_others(tmp_path: Path) -> None:
+    """They are never sent whole, and until their time is over they are held."""
+    limits = 'receive_timeout = "20s"\nbody_bytes_max = 200_000\nheld_bytes_max = 800_000\n[[table]]'
+    text = config(tmp_path).replace("[[table]]", limits, 1)
+    head = f"POST /v1/tables/events/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {HOSTILE}\r\n"
+    head += "Content-Type: application/json\r\nContent-Length: 200000\r\n\r\n"
+    with IngestProcess(text) as service, Client(service.endpoint) as client, ExitStack() as slow:
+        for _ in range(2):
+            connection = slow.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=30))
+            connection.sendall(head.encode() + b"[" * 199_000)
+        until(lambda: "icedb_ingest_held_bytes 398000.0" in metrics_of(service))
+        large = [{"kind": "a", "text": "x" * 20_000}]
+        reply = client.send("events", large)
+        assert (reply.status, reply.said["error"]) == (503, "unavailable")
+        assert client.send("events", large, key=VICTIM).status == 200
+
+
+def test_the_check_warns_of_an_open_schema_that_tenants_share(tmp_path: Path) -> None:
+    path = tmp_path / "ingest.toml"
+
+    def warnings(text: str) -> tuple[str, ...]:
+        path.write_text(text)
+        [checked] = check_config(path)
+        assert checked.error is None
+        return checked.warnings
+
+    [warning] = warnings(config(tmp_path))
+    assert "2 tenants write it, and its schema is open" in warning
+    declared = 'schema_policy = "declared"\nschema = { kind = "VARCHAR", n = "BIGINT", tenant = "VARCHAR" }'
+    assert warnings(config(tmp_path, table=declared)) == ()
+    alone = config(tmp_path).rpartition("[[tenant]]")[0]
+    assert warnings(alone) == ()
+    # The table decides, not the file, once it is there.
+    Table.create(tmp_path / "events", partition_by=["kind"], schema={"kind": "VARCHAR", "tenant": "VARCHAR"},
+                 schema_policy="declared")  # fmt: skip
+    assert warnings(config(tmp_path)) == ()

@@ -1,0 +1,296 @@
+"""What the proxy answers while its store fails, a table is damaged or gone, or a client does not take its bytes.
+
+The table lies in a store whose time is the test's, and so is the proxy's; its faults are injected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+
+import icedb.services.proxy.app
+from icedb import Table
+from icedb.errors import StoreUnavailable
+from icedb.format.timing import HOUR_MS, MINUTE_MS
+from icedb.services.proxy.catalog.table_catalog import KNOWN_SECONDS, Tables
+from icedb.services.proxy.config.tenants import VirtualBucket
+from icedb.storage.obstore_store import ObjectStore
+from icedb.testing import Fault, create_table
+from tests.support.proxy_views import (
+    REFRESH_MS,
+    asked,
+    is_there,
+    page,
+    refusal,
+    says_nothing,
+    shown,
+)
+from tests.support.proxy_worlds import World, heard, make_app, question, run, together
+from tests.support.stores import Place
+
+# ------------------------------------------------------------------------------------------ tables
+
+
+def test_a_look_that_fails_leaves_what_is_known_and_the_next_one_recovers() -> None:
+    world = World()
+    (key,) = world.add("u=1")
+    bucket = world.bucket()
+
+    async def work() -> None:
+        tables = world.tables()
+        app = make_app(tables, [bucket])
+        assert await shown(tables, bucket) == [key]
+        for kind in ("list", "get"):
+            (new,) = world.add("u=1")
+            world.advance(REFRESH_MS + 1)
+            world.store.inject(Fault.FAIL, kind=kind)  # type: ignore[arg-type]
+            answer = await asked(app, "/events")
+            assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "ServiceUnavailable", "1")
+            assert says_nothing(answer)
+            assert await is_there(tables, bucket, key)
+            world.advance(REFRESH_MS + 1)
+            assert new in await shown(tables, bucket)
+        world.advance(KNOWN_SECONDS * 1_000 + 1)
+        world.store.inject(Fault.FAIL, kind="list")
+        assert await refusal(tables, bucket, None, key) == "ServiceUnavailable"
+        world.advance(REFRESH_MS + 1)
+        assert await is_there(tables, bucket, key)
+
+    run(work())
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_those_who_wait_for_a_store_that_is_down_wait_together(known: bool) -> None:
+    world = World()
+    world.add("u=1")
+    bucket = world.bucket()
+
+    async def work() -> None:
+        tables = world.tables()
+        if known:
+            await shown(tables, bucket)
+            world.advance(REFRESH_MS + 1)
+        world.store.requests.clear()
+        world.store.inject(Fault.FAIL, times=1_000)
+        codes = await together(50, lambda: refusal(tables, bucket))
+        assert codes == ["ServiceUnavailable"] * 50
+        assert len(world.store.requests) == 1
+        world.advance(REFRESH_MS)
+        assert await refusal(tables, bucket) == "ServiceUnavailable"
+        assert len(world.store.requests) == 1
+        world.advance(1)
+        assert await refusal(tables, bucket) == "ServiceUnavailable"
+        assert len(world.store.requests) == 2
+
+    run(work())
+
+
+@pytest.mark.parametrize("first", ["known", "unknown"])
+def test_a_damaged_log_is_an_error_until_it_is_repaired(first: str, caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    (key,) = world.add("u=1")
+    bucket = world.bucket()
+    junk = f"{world.table.handle.keys.log_prefix}{world.clock.now_ms() + 5:013d}_junk.jsonl"
+
+    async def work() -> None:
+        tables = world.tables()
+        app = make_app(tables, [bucket])
+        if first == "known":
+            assert await shown(tables, bucket) == [key]
+            assert await shown(tables, bucket, world.clock.now_ms()) == [key]
+        world.inner.create(junk, b"no log file")
+        world.advance(REFRESH_MS + 1)
+        for path in ("/events", f"/events/{key}"):
+            answer = await asked(app, path)
+            assert (answer.status, answer.code) == (500, "InternalError")
+            assert says_nothing(answer)
+            assert junk in caplog.text
+        assert (await asked(app, f"/events--{world.clock.now_ms()}/{key}", "HEAD")).status == 500
+        world.inner.delete([junk])
+        world.advance(REFRESH_MS + 1)
+        assert (await page(app, list_type="2"))[0] == [key]
+        assert (await asked(app, f"/events/{key}")).body == b"0123456789"
+
+    run(work())
+
+
+def test_a_table_that_is_not_there_is_an_error_until_it_is(local: Place) -> None:
+    bucket = VirtualBucket("events", local.uri)
+
+    async def work() -> None:
+        tables = Tables(refresh_ms=0)
+        app = make_app(tables, [bucket])
+        for path in ("/events", "/events/u=1/x.parquet", "/events--1700000000000"):
+            answer = await asked(app, path)
+            assert (answer.status, answer.code) == (500, "InternalError")
+            assert says_nothing(answer)
+            assert local.uri.encode() not in answer.body
+        table = Table.create(local.uri, partition_by=["u"])
+        table.insert([{"u": 1}])
+        assert len((await page(app, list_type="2"))[0]) == 1
+        tables.close()
+
+    asyncio.run(work())
+
+
+def test_a_table_that_was_made_anew_at_its_address_is_told_within_a_minute() -> None:
+    world = World()
+    old = world.add("u=1", "u=1", "u=2")
+    world.replace(old[0])
+    world.table.merge_log()
+    bucket = world.bucket()
+
+    async def work() -> None:
+        world.advance(HOUR_MS)
+        tables = world.tables()
+        then_ms = world.clock.now_ms() - 1
+        assert await shown(tables, bucket) == await shown(tables, bucket, then_ms) == sorted(old[1:])
+        world.inner.delete(list(world.inner.objects))
+        world.table = create_table(world.inner, world.clock, partition_by=["u"])
+        new = sorted(world.add("u=1", "u=2"))
+        world.advance(MINUTE_MS + 1)
+        assert await shown(tables, bucket) == new
+        assert [k for k in (*old, *new) if await is_there(tables, bucket, k)] == new
+        assert await shown(tables, bucket, then_ms) == []
+
+    run(work())
+
+
+def test_a_table_that_was_deleted_is_no_empty_one() -> None:
+    world = World()
+    world.add("u=1")
+    world.table.merge_log()
+
+    async def work() -> None:
+        tables = world.tables()
+        await shown(tables, world.bucket())
+        world.inner.delete(list(world.inner.objects))
+        world.advance(MINUTE_MS + 1)
+        assert await refusal(tables, world.bucket()) == "InternalError"
+
+    run(work())
+
+
+# ------------------------------------------------------------------------------------------ downloads
+
+
+class Pieces:
+    """Stands in for the store's stream: as many pieces as asked for, then perhaps an error; says when it is over."""
+
+    def __init__(self, *pieces: bytes, error: Exception | None = None) -> None:
+        self._pieces = pieces
+        self._error = error
+        self.given = 0
+        self.ended = False
+
+    async def open(self, store: ObjectStore, key: str, start: int, stop: int) -> AsyncIterator[bytes]:
+        return self._give()
+
+    async def _give(self) -> AsyncIterator[bytes]:
+        try:
+            for piece in self._pieces:
+                self.given += 1
+                await asyncio.sleep(0)  # a store is waited for
+                yield piece
+            if self._error is not None:
+                raise self._error
+        finally:
+            self.ended = True
+
+
+async def download(
+    world: World, pieces: Pieces, monkeypatch: pytest.MonkeyPatch, *, client: Any = None, **settings: Any
+) -> list[dict[str, Any]]:
+    """What was sent of a download. `client` gets each message, and an event that it may set when it leaves."""
+    (key,) = world.add("u=1")
+    monkeypatch.setattr(icedb.services.proxy.app, "open_stream", pieces.open)
+    app = make_app(world.tables(), [world.bucket()], **settings)
+    sent: list[dict[str, Any]] = []
+    left = asyncio.Event()
+
+    async def receive() -> Mapping[str, Any]:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if client is not None:
+            await client(message, left)
+
+    await app(question("GET", f"/events/{key}"), receive, send)
+    assert pieces.ended  # though nothing collects garbage
+    return sent
+
+
+def test_a_download_is_sent_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        sent = await download(World(), Pieces(b"01234", b"56789"), monkeypatch)
+        assert [m.get("body") for m in sent] == [None, b"01234", b"56789", b""]
+        assert heard(sent).body == b"0123456789"
+
+    asyncio.run(work())
+
+
+def test_a_client_that_leaves_ends_the_stores_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def leave(message: dict[str, Any], left: asyncio.Event) -> None:
+        if message.get("body") == b"2":
+            left.set()
+
+    async def work() -> None:
+        pieces = Pieces(*(str(n).encode() for n in range(10)))
+        sent = await download(World(), pieces, monkeypatch, client=leave)
+        assert pieces.given <= 4
+        assert sent[-1] == {"type": "http.response.body", "body": b"2", "more_body": True}
+
+    asyncio.run(work())
+
+
+def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stand_still(message: dict[str, Any], _: asyncio.Event) -> None:
+        if message.get("body") == b"1":
+            await asyncio.Event().wait()
+
+    async def work() -> None:
+        pieces = Pieces(*(str(n).encode() for n in range(10)))
+        sent = await download(World(), pieces, monkeypatch, client=stand_still, send_timeout_ms=50)
+        assert pieces.given == 2
+        assert sent[-1]["more_body"]  # half an answer: the server breaks the connection off
+
+    asyncio.run(work())
+
+
+def test_a_store_that_fails_half_way_leaves_an_answer_that_nobody_takes_for_whole(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        pieces = Pieces(b"01234", error=StoreUnavailable("the store broke off (injected)"))
+        sent = await download(World(), pieces, monkeypatch)
+        assert sent[0]["status"] == 200
+        assert [m["more_body"] for m in sent[1:]] == [True]
+        assert "the store broke off" in caplog.text
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_part_that_cannot_be_read_is_an_answer_of_its_own(gone: bool) -> None:
+    world = World()
+    (key,) = world.add("u=1")
+
+    async def work() -> None:
+        app = make_app(world.tables(), [world.bucket()])
+        assert (await asked(app, f"/events/{key}", "HEAD")).status == 200
+        if gone:
+            world.inner.delete([world.table.handle.keys.data_prefix + key])
+        else:
+            world.store.inject(Fault.FAIL, kind="get", key=key)
+        answer = await asked(app, f"/events/{key}")
+        assert (answer.status, answer.code) == ((404, "NoSuchKey") if gone else (503, "ServiceUnavailable"))
+        assert says_nothing(answer)
+        if not gone:
+            assert (await asked(app, f"/events/{key}")).body == b"0123456789"
+
+    run(work())

@@ -1,0 +1,736 @@
+"""Where the proxy finds tenants: the file, also while it changes, and a control plane, a real one over HTTP.
+
+The control plane is an HTTP server of this process on 127.0.0.1; the clock of what is remembered is set by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from icedb.services.proxy.config.config_file import load_config
+from icedb.services.proxy.config.control_plane import (
+    BODY_BYTES_MAX,
+    STRANGERS_AT_A_TIME,
+    STRANGERS_WAITING,
+    ControlPlane,
+)
+from icedb.services.proxy.config.settings import ControlPlaneSettings
+from icedb.services.proxy.config.tenant_directory import FileDirectory, FirstOf
+from icedb.services.proxy.config.tenants import AccessKey, Directory, Found, Tenant
+from icedb.services.proxy.s3.s3_errors import S3Error
+
+SECRET = "sEcReT/that-must+not-be-shown"
+TOKEN = "tOkEn.that-must-not-be-shown"
+#: For what must happen, on a busy machine.
+DEADLINE_SECONDS = 20
+#: For what must not: longer than it takes here, and than all deadlines of a test.
+NEVER_SECONDS = 3 * DEADLINE_SECONDS
+
+T = TypeVar("T")
+
+
+@pytest.fixture(autouse=True)
+def _all_logs(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """No test's log, down to DEBUG and with those of the HTTP client, shows a secret."""
+    caplog.set_level(logging.DEBUG)
+    yield
+    shown = "\n".join(r.getMessage() for r in caplog.get_records("call"))
+    assert "sEcReT" not in shown
+    assert "tOkEn" not in shown
+
+
+# The file.
+
+
+@dataclass
+class TenantsFile:
+    """A `proxy.toml` in a folder of its own."""
+
+    folder: Path
+    environ: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "proxy.toml"
+
+    def write(self, *keys: str, server: str = "") -> None:
+        """One tenant, with these keys as TOML has them."""
+        self.path.write_text(f'[server]\n{server}\n[[tenant]]\nname = "acme"\nkeys = [{", ".join(keys)}]\n')
+
+    def directory(self) -> FileDirectory:
+        return FileDirectory(self.path, load_config(self.path, self.environ), self.environ)
+
+
+def inline(key_id: str, secret: str = SECRET) -> str:
+    return f'{{ id = "{key_id}", secret = "{secret}" }}'
+
+
+def secret_of(directory: Directory, key_id: str) -> str | None:
+    found = asyncio.run(directory.find(key_id))
+    return None if found is None else found.key.secret
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> TenantsFile:
+    made = TenantsFile(tmp_path)
+    made.write(inline("OLDKEY"))
+    return made
+
+
+def test_the_file_knows_the_owners_of_its_keys(file: TenantsFile) -> None:
+    file.write(inline("KEY1"), inline("KEY2", SECRET + "2"))
+    directory = file.directory()
+    found = asyncio.run(directory.find("KEY2"))
+    assert found is not None
+    assert (found.tenant.name, found.key) == ("acme", AccessKey("KEY2", SECRET + "2"))
+    assert [secret_of(directory, k) for k in ("KEY3", "", "key1")] == [None, None, None]
+
+
+def test_a_key_is_rotated_without_a_restart(file: TenantsFile, caplog: pytest.LogCaptureFixture) -> None:
+    directory = file.directory()
+    assert not directory.changed()
+    file.write(inline("OLDKEY"), inline("NEWKEY", SECRET + "2"))
+    assert directory.changed()
+    assert (secret_of(directory, "OLDKEY"), secret_of(directory, "NEWKEY")) == (SECRET, None)
+    assert directory.reload()
+    assert not directory.changed()
+    assert (secret_of(directory, "OLDKEY"), secret_of(directory, "NEWKEY")) == (SECRET, SECRET + "2")
+    file.write(inline("NEWKEY", SECRET + "2"))
+    assert directory.reload()
+    assert (secret_of(directory, "OLDKEY"), secret_of(directory, "NEWKEY")) == (None, SECRET + "2")
+    assert "1 tenants, 1 keys" in caplog.text
+    assert "restart" not in caplog.text
+
+
+@pytest.mark.parametrize("wrong", ["keys = [", '[[tenant]]\nname = "acme"\nkeys = []', None])
+def test_a_wrong_file_takes_nothing_away(
+    file: TenantsFile, wrong: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = file.directory()
+    if wrong is None:
+        file.path.unlink()
+    else:
+        file.path.write_text(wrong)
+    assert directory.changed()
+    assert not directory.reload()
+    assert secret_of(directory, "OLDKEY") == SECRET
+    assert "the tenants stay as they were" in caplog.text
+    assert str(file.path) in caplog.text
+    assert not directory.changed(), "it would be read, and complained of, again and again"
+    file.write(inline("NEWKEY"))
+    assert directory.changed()
+    assert directory.reload()
+    assert (secret_of(directory, "OLDKEY"), secret_of(directory, "NEWKEY")) == (None, SECRET)
+
+
+def test_a_secret_in_a_file_of_its_own_is_rotated(file: TenantsFile) -> None:
+    secret = file.folder / "secret"
+    secret.write_text(SECRET)
+    file.write('{ id = "KEY1", secret_file = "secret" }')
+    directory = file.directory()
+    other = file.folder / "other"
+    other.write_text(SECRET[::-1])  # as long, and its time is set below: told by its inode alone
+    before = secret.stat()
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(secret)
+    assert directory.changed()
+    assert directory.reload()
+    assert secret_of(directory, "KEY1") == SECRET[::-1]
+    assert not directory.changed()
+
+
+def test_a_secrets_file_that_comes_later_is_waited_for(file: TenantsFile, caplog: pytest.LogCaptureFixture) -> None:
+    directory = file.directory()
+    file.write('{ id = "KEY1", secret_file = "secret" }')
+    assert not directory.reload()
+    assert "secret_file names cannot be read (No such file or directory)" in caplog.text
+    assert not directory.changed()
+    (file.folder / "secret").write_text(SECRET)
+    assert directory.changed()
+    assert directory.reload()
+    assert (secret_of(directory, "KEY1"), secret_of(directory, "OLDKEY")) == (SECRET, None)
+
+
+def test_a_secret_in_the_environment_is_read_anew(file: TenantsFile) -> None:
+    file.environ["ACME"] = SECRET
+    file.write('{ id = "KEY1", secret_env = "ACME" }')
+    directory = file.directory()
+    file.environ["ACME"] = SECRET + "2"
+    assert directory.reload()
+    assert secret_of(directory, "KEY1") == SECRET + "2"
+
+
+def test_settings_of_the_server_take_a_restart(file: TenantsFile, caplog: pytest.LogCaptureFixture) -> None:
+    directory = file.directory()
+    file.write(inline("NEWKEY"), server='connections = 7\nregion = "eu-central-1"')
+    file.path.write_text(f'{file.path.read_text()}[storage_options]\nAWS_SESSION_TOKEN = "{SECRET}"')
+    for _ in range(2):  # what is running is still the first
+        caplog.clear()
+        assert directory.reload()
+        assert "changes of server.connections, server.region, storage_options take a restart" in caplog.text
+    assert secret_of(directory, "NEWKEY") == SECRET
+
+
+class Fixed:
+    """A directory of one key; of none: it cannot tell."""
+
+    def __init__(self, key_id: str | None, tenant: str = "acme") -> None:
+        self.key_id = key_id
+        self.tenant = tenant
+
+    async def find(self, access_key_id: str) -> Found | None:
+        if self.key_id is None:
+            raise S3Error("ServiceUnavailable")
+        key = AccessKey(self.key_id, SECRET)
+        return Found(Tenant(self.tenant, (key,), {}), key) if access_key_id == self.key_id else None
+
+
+def test_the_first_directory_that_knows_a_key_decides() -> None:
+    async def owner(key_id: str, *directories: Directory) -> str | None:
+        found = await FirstOf(directories).find(key_id)
+        return found and found.tenant.name
+
+    assert asyncio.run(owner("KEY", Fixed("KEY", "first"), Fixed("KEY", "second"))) == "first"
+    assert asyncio.run(owner("KEY", Fixed("OTHER", "first"), Fixed("KEY", "second"))) == "second"
+    assert asyncio.run(owner("KEY", Fixed("OTHER"), Fixed("ANOTHER"))) is None
+    assert asyncio.run(owner("KEY", Fixed("KEY", "first"), Fixed(None))) == "first"
+    with pytest.raises(S3Error):
+        asyncio.run(owner("KEY", Fixed(None), Fixed("KEY")))
+
+
+# The control plane.
+
+
+@dataclass
+class Asked:
+    """One request of the proxy."""
+
+    path: str
+    query: dict[str, list[str]]
+    headers: dict[str, str]
+
+
+class Service:
+    """A control plane whose answer the test sets."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.status = 200
+        self.headers: dict[str, str] = {}
+        #: None: the document of the key's owner.
+        self.body: bytes | None = None
+        #: Not set: requests wait for it, after they were counted; those for keys that begin so.
+        self.holds = ""
+        self.go_on = threading.Event()
+        self.go_on.set()
+        #: Waited for after the headers.
+        self.go_on_with_body = threading.Event()
+        self.go_on_with_body.set()
+        #: Between a byte and the next.
+        self.pause_seconds = 0.0
+        self._closing = threading.Event()
+        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1/keys"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def answers(self, *, status: int = 200, body: object = None, **headers: str) -> None:
+        """From now on, with a body of bytes or of what JSON can say."""
+        self.status = status
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.body = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+
+    def write(self, body: bytes, file: BinaryIO) -> None:
+        self.go_on_with_body.wait(DEADLINE_SECONDS)
+        if not self.pause_seconds:
+            file.write(body)
+            return
+        for n in range(len(body)):
+            file.write(body[n : n + 1])
+            if self._closing.wait(self.pause_seconds):
+                return
+
+    def close(self) -> None:
+        self._closing.set()
+        self.go_on.set()
+        self.go_on_with_body.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 100  # not 5: who finds it full tries again after a second, and then after more
+
+
+def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            address = urlsplit(self.path)
+            query = parse_qs(address.query)
+            headers = {n.lower(): v for n, v in self.headers.items()}
+            service.asked.append(Asked(address.path, query, headers))
+            if query["access_key_id"][0].startswith(service.holds):
+                service.go_on.wait(DEADLINE_SECONDS)
+            body = service.body or json.dumps(document(query["access_key_id"][0])).encode()
+            with suppress(OSError):  # the proxy may have had enough
+                self.send_response(service.status)
+                for name, value in {"Content-Length": str(len(body)), **service.headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                service.write(body, self.wfile)
+
+        def log_message(self, *_args: object) -> None:
+            pass
+
+    return Handler
+
+
+def document(key_id: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": f"tenant-{key_id}",
+        "keys": [{"id": "ANOTHER-KEY", "secret": SECRET + "2"}, {"id": key_id, "secret": SECRET}],
+        "buckets": [{"name": "events", "table": f"s3://lake/{key_id}", "partitions": ["u=42"]}],
+        **changes,
+    }
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")  # the developer's own may not reach this machine
+    made = Service()
+    yield made
+    made.close()
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.ms = 0.0
+
+    def __call__(self) -> float:
+        return self.ms
+
+
+def run(
+    service: Service,
+    work: Callable[[ControlPlane, Clock], Awaitable[T]],
+    *,
+    timeout_ms: int = DEADLINE_SECONDS * 1_000,
+    entries: int = 100,
+    url: str = "",
+) -> T:
+    """Work with a control plane: answers are believed for 60 s, and 5 s that nobody has a key."""
+    settings = ControlPlaneSettings(url or service.url, ("s3://lake",), TOKEN, timeout_ms=timeout_ms, entries=entries)
+
+    async def worked() -> T:
+        clock = Clock()
+        control_plane = ControlPlane(settings, monotonic_ms=clock)
+        try:
+            return await asyncio.wait_for(work(control_plane, clock), NEVER_SECONDS)
+        finally:
+            await control_plane.close()
+
+    return asyncio.run(worked())
+
+
+async def unavailable(control_plane: ControlPlane, key_id: str = "KEY1") -> bool:
+    """Whether that is what a client is told, and no more."""
+    (outcome,) = await asyncio.gather(control_plane.find(key_id), return_exceptions=True)
+    told = S3Error("ServiceUnavailable")
+    return isinstance(outcome, S3Error) and (outcome.code, outcome.message) == (told.code, told.message)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def test_a_tenant_is_asked_for_by_its_key(service: Service) -> None:
+    async def work(control_plane: ControlPlane, _: Clock) -> Found | None:
+        return await control_plane.find("KEY_1-a")
+
+    found = run(service, work)
+    assert found is not None
+    assert (found.tenant.name, found.key) == ("tenant-KEY_1-a", AccessKey("KEY_1-a", SECRET))
+    assert found.tenant.bucket("events").scope.partitions == ("u=42",)
+    (asked,) = service.asked
+    assert (asked.path, asked.query) == ("/v1/keys", {"access_key_id": ["KEY_1-a"]})
+    assert asked.headers["authorization"] == f"Bearer {TOKEN}"
+    assert asked.headers["accept"] == "application/json"
+
+
+@pytest.mark.parametrize("key_id", ["", "AB", "A" * 129, "KEY/1", "KEY&a=b", "KEY 1", "KEY1\n", "KÉY1"])
+def test_what_cannot_be_a_key_is_not_asked_for(service: Service, key_id: str) -> None:
+    assert run(service, lambda control_plane, _: control_plane.find(key_id)) is None
+    assert service.asked == []
+
+
+def test_an_answer_is_believed_for_a_time(service: Service) -> None:
+    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+        first = await control_plane.find("KEY1")
+        clock.ms = 44_999
+        assert await control_plane.find("KEY1") is first
+        assert not control_plane._asking
+        clock.ms = 60_000
+        service.answers(body=document("KEY1", name="renamed"))
+        found = await control_plane.find("KEY1")
+        assert found is not None
+        assert found.tenant.name == "renamed"
+        assert len(service.asked) == 2
+
+    run(service, work)
+
+
+def test_an_answer_is_as_old_as_its_question(service: Service) -> None:
+    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+        service.go_on.clear()
+        task = asyncio.create_task(control_plane.find("KEY1"))
+        await until(lambda: len(service.asked) == 1)
+        clock.ms = 60_000
+        service.go_on.set()
+        assert await task is not None
+        await control_plane.find("KEY1")
+        assert len(service.asked) == 2
+
+    run(service, work)
+
+
+def test_that_nobody_has_a_key_is_believed_for_a_shorter_time(service: Service) -> None:
+    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+        service.status = 404
+        assert await control_plane.find("KEY1") is None
+        clock.ms = 4_999
+        assert await control_plane.find("KEY1") is None
+        assert len(service.asked) == 1
+        service.status = 200
+        clock.ms = 5_000
+        assert await control_plane.find("KEY1") is not None
+        assert len(service.asked) == 2
+
+    run(service, work)
+
+
+def test_a_key_that_was_taken_away_is_refused_when_its_time_is_over(service: Service) -> None:
+    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+        assert await control_plane.find("KEY1") is not None
+        service.status = 404
+        clock.ms = 60_000
+        assert await control_plane.find("KEY1") is None
+
+    run(service, work)
+
+
+#: What a control plane may answer that is no answer, and the reason that the log has.
+NO_ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
+    "500": ({"status": 500}, "status 500"),
+    "401": ({"status": 401}, "status 401"),
+    "204": ({"status": 204}, "status 204"),
+    "redirect": ({"status": 302, "Location": "/elsewhere"}, "status 302"),
+    "no JSON": ({"body": b"<html>"}, "no JSON"),
+    "no UTF-8": ({"body": b'{"name": "\xff"}'}, "no JSON"),
+    "depths": ({"body": b"[" * 900_000}, "no JSON"),
+    "no tenant": ({"body": []}, "Expected `object`"),
+    "half a tenant": ({"body": {"name": "acme"}}, "missing required field `keys`"),
+    "another's key": ({"body": document("KEY2")}, "tenant 'tenant-KEY2', who does not have the key"),
+    "a table elsewhere": (
+        {"body": document("KEY1", buckets=[{"name": "all", "table": "/etc"}])},
+        "'/etc' is not below",
+    ),
+    "a secret of this machine": (
+        {"body": document("KEY1", keys=[{"id": "KEY1", "secret_env": "HOME"}])},
+        "key 1",
+    ),
+    "a line of the log": (
+        {"body": document("KEY1", buckets=[{"name": "all", "table": "/lake\nall is well"}])},
+        "lake all is well",
+    ),
+    "too much": (
+        {"body": json.dumps(document("KEY1")).encode() + b" " * BODY_BYTES_MAX},
+        f"more than {BODY_BYTES_MAX} bytes",
+    ),
+    "too little": ({"Content_Length": "100000", "Connection": "close"}, "ProtocolError"),
+}
+
+
+@pytest.mark.parametrize("case", NO_ANSWERS)
+def test_what_is_no_answer_is_not_believed_and_not_remembered(
+    service: Service, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong, reason = NO_ANSWERS[case]
+
+    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+        service.answers(**wrong)
+        assert await unavailable(control_plane)
+        assert await unavailable(control_plane), "that it failed is not remembered"
+        assert len(service.asked) == 2
+        service.answers()
+        assert await control_plane.find("KEY1") is not None
+        service.answers(**wrong)
+        clock.ms = 60_000
+        assert await unavailable(control_plane), "what is too old is not used"
+        assert {a.path for a in service.asked} == {"/v1/keys"}
+
+    run(service, work)
+    warnings = [r.getMessage() for r in caplog.records if r.name == "icedb.proxy" and r.levelno == logging.WARNING]
+    assert len(warnings) == 3
+    for text in warnings:
+        assert text.startswith(f"the control plane {service.url} cannot be used: ")
+        assert reason in text
+        assert text.isprintable()
+
+
+def test_an_answer_is_not_unpacked(service: Service) -> None:
+    """A document of a few bytes could else become one of gigabytes."""
+    service.answers(Content_Encoding="gzip")
+
+    async def work(control_plane: ControlPlane, _: Clock) -> Found | None:
+        return await control_plane.find("KEY1")
+
+    assert run(service, work) is not None  # it is what it is, whatever it says of itself
+
+
+def test_a_control_plane_that_is_not_there_is_no_answer(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    service.close()
+    assert run(service, lambda control_plane, _: unavailable(control_plane))
+    assert "cannot be used: ConnectError" in caplog.text
+
+
+@pytest.mark.parametrize("slow", ["headers", "body", "bytes"])
+def test_a_slow_answer_is_none(service: Service, slow: str, caplog: pytest.LogCaptureFixture) -> None:
+    if slow == "headers":
+        service.go_on.clear()
+    elif slow == "body":
+        service.go_on_with_body.clear()
+    else:
+        service.pause_seconds = 0.02  # each in time, all together never
+    assert run(service, lambda control_plane, _: unavailable(control_plane), timeout_ms=400)
+    assert "no answer within 400 ms" in caplog.text
+
+
+def test_who_asks_at_the_same_time_shares_a_request(service: Service) -> None:
+    async def work(control_plane: ControlPlane, _: Clock) -> None:
+        service.go_on.clear()
+        tasks = [asyncio.create_task(control_plane.find(k)) for k in ["KEY1"] * 20 + ["KEY2"]]
+        await until(lambda: len(service.asked) == 2)
+        service.go_on.set()
+        *ones, two = await asyncio.gather(*tasks)
+        assert {found and found.tenant.name for found in ones} == {"tenant-KEY1"}
+        assert two is not None
+        assert two.tenant.name == "tenant-KEY2"
+        assert sorted(a.query["access_key_id"][0] for a in service.asked) == ["KEY1", "KEY2"]
+
+    run(service, work)
+
+
+def test_who_shares_a_request_shares_its_failure(service: Service) -> None:
+    async def work(control_plane: ControlPlane, _: Clock) -> None:
+        service.status = 500
+        service.go_on.clear()
+        tasks = [asyncio.create_task(unavailable(control_plane)) for _ in range(5)]
+        await until(lambda: len(service.asked) == 1)
+        service.go_on.set()
+        assert await asyncio.gather(*tasks) == [True] * 5
+        assert len(service.asked) == 1
+
+    run(service, work)
+
+
+def test_who_goes_away_takes_nothing_from_the_others(service: Service) -> None:
+    async def work(control_plane: ControlPlane, _: Clock) -> None:
+        service.go_on.clear()
+        first, second = (asyncio.create_task(control_plane.find("KEY1")) for _ in range(2))
+        await until(lambda: len(service.asked) == 1)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        third = asyncio.create_task(control_plane.find("KEY1"))
+        await asyncio.sleep(0)
+        service.go_on.set()
+        assert await second is not None
+        assert await third is await second
+        assert len(service.asked) == 1
+
+    run(service, work)
+
+
+@pytest.mark.long
+def test_when_all_go_away_the_answer_is_still_of_use(service: Service) -> None:
+    complaints: list[dict[str, Any]] = []
+
+    async def work(control_plane: ControlPlane, _: Clock) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+        for key_id, status in (("KEY1", 200), ("KEY2", 500)):
+            service.status = status
+            service.go_on.clear()
+            asked = len(service.asked)
+            task = asyncio.create_task(control_plane.find(key_id))
+            await until(lambda asked=asked: len(service.asked) == asked + 1)  # type: ignore[misc]
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            service.go_on.set()
+            await until(lambda: not control_plane._asking)
+        assert await control_plane.find("KEY1") is not None
+        assert len(service.asked) == 2
+        gc.collect()  # a failure that nobody looked at complains when it is collected
+
+    run(service, work)
+    assert complaints == []
+
+
+def test_keys_that_were_not_used_for_longest_are_forgotten(service: Service) -> None:
+    async def work(control_plane: ControlPlane, _: Clock) -> None:
+        for key_id in ("KEY1", "KEY2", "KEY1", "KEY3"):
+            await control_plane.find(key_id)
+        asked = len(service.asked)
+        assert asked == 3
+        await control_plane.find("KEY1")
+        await control_plane.find("KEY3")
+        assert len(service.asked) == asked
+        await control_plane.find("KEY2")
+        assert len(service.asked) == asked + 1
+
+    run(service, work, entries=2)
+
+
+def test_keys_that_somebody_makes_up_push_no_tenant_out(service: Service) -> None:
+    async def work(control_plane: ControlPlane, _: Clock) -> None:
+        await control_plane.find("KEY1")
+        service.status = 404
+        for n in range(5):
+            assert await control_plane.find(f"MADE-UP-{n}") is None
+        assert await control_plane.find("KEY1") is not None
+        assert len(service.asked) == 6
+        assert await control_plane.find("MADE-UP-4") is None
+        assert len(service.asked) == 6
+        assert await control_plane.find("MADE-UP-0") is None
+        assert len(service.asked) == 7, "of those, too, only some are remembered"
+
+    run(service, work, entries=2)
+
+
+def test_what_is_in_use_is_asked_for_again_before_its_time_is_over(service: Service) -> None:
+    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+        first = await control_plane.find("KEY1")
+        service.answers(body=document("KEY1", name="renamed"))
+        service.go_on.clear()
+        clock.ms = 45_000
+        for _ in range(3):
+            assert await control_plane.find("KEY1") is first, "nobody waits for it"
+        await until(lambda: len(service.asked) == 2)
+        service.go_on.set()
+        await until(lambda: not control_plane._asking)
+        service.go_on.clear()
+        for clock.ms in (60_000, 89_999):
+            found = await control_plane.find("KEY1")
+            assert found is not None
+            assert found.tenant.name == "renamed"
+        service.go_on.set()
+        await until(lambda: not control_plane._asking)
+        assert len(service.asked) == 2
+
+    run(service, work)
+
+
+def test_what_could_not_be_asked_for_again_is_used_until_its_time_is_over(service: Service) -> None:
+    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+        first = await control_plane.find("KEY1")
+        service.status = 500
+        for clock.ms in (45_000, 45_001, 48_749, 59_999):
+            for _ in range(3):
+                assert await control_plane.find("KEY1") is first
+                await until(lambda: not control_plane._asking)
+        assert len(service.asked) == 3, "not with each use"
+        clock.ms = 60_000
+        assert await unavailable(control_plane)
+
+    run(service, work)
+
+
+def test_a_key_in_use_that_was_taken_away_is_refused_as_soon_as_that_is_known(service: Service) -> None:
+    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+        await control_plane.find("KEY1")
+        service.status = 404
+        clock.ms = 45_000
+        assert await control_plane.find("KEY1") is not None
+        await until(lambda: not control_plane._asking)
+        assert await control_plane.find("KEY1") is None
+        assert len(service.asked) == 2
+
+    run(service, work)
+
+
+@pytest.mark.long
+def test_strangers_take_no_place_from_who_has_a_key(service: Service) -> None:
+    """However many ask at the same time, for keys that take the control plane long."""
+    room = STRANGERS_AT_A_TIME + STRANGERS_WAITING
+
+    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+        await control_plane.find("KEY1")
+        service.holds = "MADE-UP"
+        service.go_on.clear()
+        strangers = [asyncio.create_task(control_plane.find(f"MADE-UP-{n}")) for n in range(room)]
+        await until(lambda: len(service.asked) == 1 + STRANGERS_AT_A_TIME)
+        for n in range(1_000):
+            assert await unavailable(control_plane, f"MADE-UP-TOO-{n}"), "at once"
+        assert not any(task.done() for task in strangers)
+        clock.ms = 45_000
+        await control_plane.find("KEY1")
+        await until(lambda: "KEY1" not in control_plane._asking)
+        assert len(service.asked) == 2 + STRANGERS_AT_A_TIME
+        clock.ms = 1_000_000  # and whoever comes back after a long time
+        assert await control_plane.find("KEY1") is not None
+        assert len(service.asked) == 3 + STRANGERS_AT_A_TIME
+        service.status = 404
+        service.go_on.set()
+        assert await asyncio.gather(*strangers) == [None] * room
+        assert await control_plane.find("MADE-UP-TOO-1") is None, "there is room again"
+
+    run(service, work)
+
+
+def test_closing_waits_for_what_is_under_way_and_ends_all_else(service: Service) -> None:
+    async def work(control_plane: ControlPlane, _: Clock) -> None:
+        service.go_on.clear()
+        task = asyncio.create_task(control_plane.find("KEY1"))
+        await until(lambda: len(service.asked) == 1)
+        closing = asyncio.create_task(control_plane.close())
+        await asyncio.sleep(0)
+        assert await unavailable(control_plane, "KEY2")
+        service.go_on.set()
+        assert await task is not None
+        await closing
+        assert len(service.asked) == 1
+
+    run(service, work)
+
+
+def test_nothing_of_the_token_or_a_secret_is_in_a_repr(service: Service) -> None:
+    async def work(control_plane: ControlPlane, _: Clock) -> str:
+        found = await control_plane.find("KEY1")
+        return repr((control_plane, control_plane._settings, found))
+
+    shown = run(service, work)
+    assert "tenant-KEY1" in shown
+    assert "sEcReT" not in shown
+    assert "tOkEn" not in shown

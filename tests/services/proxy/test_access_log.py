@@ -1,0 +1,288 @@
+"""The access log and its way to the stream: what a line says and what it never says, and that nobody who has a line to
+write waits for a stream that takes none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import logging
+import os
+import select
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from icedb.services.http.log_lines import LineWriter, TextLines
+from icedb.services.proxy.access_log import AccessLog, AccessRecord
+from tests.support.proxy_process import ROOT, proxy_command
+
+DEADLINE_SECONDS = 20
+KEY = "ACMEKEY1"
+#: More than a pipe holds.
+MANY = 2_000
+
+
+# ------------------------------------------------------------------------------------------------ a line
+
+
+def record(**given: Any) -> AccessRecord:
+    usual: dict[str, Any] = {
+        "time_ms": 1_795_000_000_007, "request_id": "R1", "client": "127.0.0.1", "tenant": "acme",
+        "access_key_id": KEY, "method": "GET", "host": "localhost", "path": "/events/a", "query": "", "range": None,
+        "status": 200, "code": "", "bytes": 7, "milliseconds": 1.26, "user_agent": "test",
+    }  # fmt: skip
+    return AccessRecord(**{**usual, **given})
+
+
+def line_of(**given: Any) -> dict[str, Any]:
+    stream = io.BytesIO()
+    AccessLog(stream).write(record(**given))
+    assert stream.getvalue().count(b"\n") == 1
+    assert stream.getvalue().endswith(b"\n")
+    line: dict[str, Any] = json.loads(stream.getvalue())
+    return line
+
+
+def test_a_line_of_the_access_log() -> None:
+    assert line_of() == {
+        "time": "2026-11-18T11:06:40.007Z", "request_id": "R1", "client": "127.0.0.1", "tenant": "acme",
+        "access_key_id": KEY, "method": "GET", "host": "localhost", "path": "/events/a", "query": "", "range": None,
+        "status": 200, "code": "", "bytes": 7, "milliseconds": 1.3, "user_agent": "test",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["X-Amz-Signature", "x-amz-credential", "X-Amz-Security-Token", "AWSAccessKeyId",
+                                  "Signature", "X%2DAmz%2DSignature"])  # fmt: skip
+@pytest.mark.parametrize("equals", ["=", "%3D"])
+def test_what_would_let_others_ask_is_not_in_a_line(name: str, equals: str) -> None:
+    query = line_of(query=f"prefix=a&{name}{equals}hidden%2Fhidden=&list-type=2&{name}{equals}hidden")["query"]
+    assert "hidden" not in query
+    assert query.startswith("prefix=a&")
+    assert query.count("=...") == 2
+    assert "&list-type=2&" in query
+
+
+def test_a_presigned_address_in_a_path_is_not_in_a_line() -> None:
+    line = line_of(path="/events/a%3FX-Amz-Signature=hidden", query="")
+    assert line["path"] == "/events/a%3F..."
+
+
+def test_lines_stay_lines_and_short() -> None:
+    line = line_of(path="/" + "a" * 9_000, query="q=" + "b" * 9_000, user_agent='x\n\x1b[2J\x9b1m"\udc80' + "c" * 9_000)
+    assert [len(line[name]) for name in ("path", "query")] == [2_000, 2_000]
+    assert line["user_agent"].startswith('x\\n\\x1b[2J\\x9b1m"\\udc80c')
+    assert line["user_agent"].isprintable()
+
+
+# ------------------------------------------------------------------------------------------------ the writer
+
+
+def line(number: int) -> bytes:
+    return b"%06d %s\n" % (number, b"x" * 200)
+
+
+LINES = [line(n) for n in range(MANY)]
+
+
+class Pipe:
+    """Its writing end is a stream as the proxy's standard output is; nobody reads the other unless told to."""
+
+    def __init__(self) -> None:
+        self.reads, writes = os.pipe()
+        self.stream = io.FileIO(writes, "wb")
+
+    def read_lines(self, count: int) -> list[bytes]:
+        read = b""
+        while read.count(b"\n") < count:
+            assert select.select([self.reads], [], [], DEADLINE_SECONDS)[0], "nothing comes"
+            read += os.read(self.reads, 65_536)
+        return read.splitlines(keepends=True)
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    made = Pipe()
+    yield made
+    os.close(made.reads)  # a writer that still waits is told so, and ends
+
+
+def wait_until(what: Callable[[], object], saying: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not what():
+        assert time.monotonic() < deadline, saying
+        time.sleep(0.02)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if "access log" in r.getMessage()]
+
+
+def written(stream: BinaryIO, lines: list[bytes], **given: Any) -> LineWriter:
+    writer = LineWriter(stream, "access log", **given)
+    for each in lines:
+        writer.write(each)
+    writer.close(DEADLINE_SECONDS)
+    return writer
+
+
+def test_lines_come_whole_and_in_their_order() -> None:
+    stream = io.BytesIO()
+    assert written(stream, LINES).lost == 0
+    assert stream.getvalue() == b"".join(LINES)
+
+
+def test_who_writes_does_not_wait_for_who_reads(pipe: Pipe, caplog: pytest.LogCaptureFixture) -> None:
+    writer = LineWriter(pipe.stream, "access log", waiting_bytes_max=MANY * len(LINES[0]))
+    for each in LINES * 2:
+        writer.write(each)  # for ever, if it waited
+    lost = writer.lost
+    assert MANY - 65_536 / len(LINES[0]) - 1 <= lost <= MANY, "all but what waits, and what the pipe took"
+    assert told(caplog) == ["The access log is not read, and lines are dropped. Requests are served all the same."], (
+        "once"
+    )
+    assert set(pipe.read_lines(2 * MANY - lost)) == set(LINES), "what was not dropped comes when somebody reads"
+    writer.write(line(7))
+    assert pipe.read_lines(1) == [line(7)], "and so does what is said then"
+    writer.close(DEADLINE_SECONDS)
+    assert writer.lost == lost
+
+
+def test_a_stream_that_nobody_reads_does_not_hold_the_end(pipe: Pipe) -> None:
+    writer = LineWriter(pipe.stream, "access log")
+    for each in LINES:
+        writer.write(each)
+    assert writer.lost == 0
+    writer.close(0.1)
+    in_the_pipe = 65_536 // len(LINES[0])
+    assert writer.lost >= MANY - in_the_pipe - 20, "what was not written is counted, but for the piece at hand"
+    lost = writer.lost
+    writer.write(line(1))
+    assert writer.lost == lost + 1
+
+
+def test_a_pipe_that_does_not_block_loses_nothing(pipe: Pipe) -> None:
+    fcntl.fcntl(pipe.stream, fcntl.F_SETFL, os.O_WRONLY | os.O_NONBLOCK)
+    writer = LineWriter(pipe.stream, "access log")
+    for each in LINES:
+        writer.write(each)
+    wait_until(lambda: not select.select([], [pipe.stream], [], 0)[1], "it is not full: nothing is shown here")
+    assert pipe.read_lines(MANY) == LINES
+    writer.close(DEADLINE_SECONDS)
+    assert writer.lost == 0
+
+
+class Reluctant(io.RawIOBase):
+    """Takes seven bytes at a time, and fails at the times that it is told of."""
+
+    def __init__(self, *failing: int) -> None:
+        self.taken = b""
+        self.calls = 0
+        self._failing = failing
+
+    def write(self, data: Any) -> int:
+        self.calls += 1
+        if self.calls in self._failing:
+            raise OSError(28, "No space left on device")
+        self.taken += bytes(data[:7])
+        return len(data[:7])
+
+
+def test_what_the_stream_takes_in_pieces_comes_whole() -> None:
+    stream = Reluctant()
+    assert written(stream, LINES[:50]).lost == 0  # type: ignore[arg-type]
+    assert stream.taken == b"".join(LINES[:50])
+
+
+def test_after_half_a_line_the_next_one_is_a_line() -> None:
+    stream = Reluctant(3)
+    writer = LineWriter(stream, "access log")  # type: ignore[arg-type]
+    writer.write(b"a line of more than fourteen\n")
+    wait_until(lambda: writer.lost == 1, "the line that was torn is not counted")
+    writer.write(b"next\n")
+    writer.close(DEADLINE_SECONDS)
+    assert stream.taken == b"a line of more\nnext\n"
+    assert writer.lost == 1
+
+
+def test_a_log_that_cannot_be_written_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        writer = LineWriter(full, "access log")
+        for number in range(3):
+            writer.write(LINES[number])
+            wait_until(lambda number=number: writer.lost == number + 1, "it is not counted")  # type: ignore[misc]
+        writer.close(DEADLINE_SECONDS)
+    assert writer.lost == 3
+    assert told(caplog) == [
+        "The access log cannot be written: No space left on device. Requests are served all the same."
+    ]
+
+
+def test_records_of_logging_are_lines_too() -> None:
+    stream = io.BytesIO()
+    writer = LineWriter(stream, "log")
+    handler = logging.StreamHandler(TextLines(writer))
+    for text in ("grün", "half a surrogate \udc80"):
+        handler.emit(logging.LogRecord("icedb.proxy", logging.INFO, "", 0, text, None, None))
+    writer.close(DEADLINE_SECONDS)
+    assert stream.getvalue() == "grün\nhalf a surrogate \\udc80\n".encode()
+
+
+# ------------------------------------------------------------------------------------------------ the process
+
+
+@pytest.mark.process
+def test_a_proxy_whose_output_nobody_reads_answers_and_ends(tmp_path: Path) -> None:
+    """Neither the lines of the requests nor the log, where each says why it failed: the pipes are soon full."""
+    config = tmp_path / "proxy.toml"
+    config.write_text(
+        '[server]\nlisten = "127.0.0.1:0"\n'
+        '[control_plane]\nurl = "http://127.0.0.1:1/nobody"\ntables = ["s3://lake"]\ntoken_env = "TOKEN"\n'
+    )
+    process = subprocess.Popen(
+        proxy_command(config),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "TOKEN": "a-token-of-some-length", "NO_PROXY": "127.0.0.1"},
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        guard = threading.Timer(3 * DEADLINE_SECONDS, process.kill)  # else, who waits for it would wait for ever
+        guard.start()
+        try:
+            endpoint = process.stderr.readline().decode().partition("listening on ")[2].partition(";")[0]
+            for pipe in (process.stdout, process.stderr):
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
+            s3 = boto3.client(
+                "s3",
+                endpoint_url=endpoint,
+                aws_access_key_id=KEY,
+                aws_secret_access_key="secret",
+                region_name="us-east-1",
+                config=Config(signature_version="s3v4"),
+            )
+            url = s3.generate_presigned_url("list_objects_v2", Params={"Bucket": "events"})
+            for _ in range(100):
+                with pytest.raises(urllib.error.HTTPError) as refused:
+                    urllib.request.urlopen(url, timeout=DEADLINE_SECONDS)
+                refused.value.close()
+                assert refused.value.code == 503
+            assert len(select.select([process.stdout, process.stderr], [], [], 0)[0]) == 2, "both have something to say"
+            process.terminate()
+            assert process.wait() == 0
+        finally:
+            guard.cancel()
+            process.kill()

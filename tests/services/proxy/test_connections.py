@@ -1,0 +1,289 @@
+"""Connections that do not behave, over real sockets: clients that stop reading their answers, connect and say nothing,
+do not shake hands for TLS, or send what is no HTTP. None of them keeps others out, and the log tells what they got.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import ssl
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from icedb import Table
+from icedb.services.proxy.config.tenants import AccessKey
+from tests.services.proxy.test_server import certificates  # noqa: F401  # a fixture
+from tests.support.proxy_attacks import replies
+from tests.support.proxy_process import ProxyProcess
+from tests.support.proxy_worlds import signed_headers
+
+pytestmark = pytest.mark.process
+
+DEADLINE_SECONDS = 60
+KEY = AccessKey("ACMEKEY1", "secret-of-acme-1")
+
+
+@dataclass(frozen=True)
+class Lake:
+    """A table with one part that is larger than what the system keeps for a client that does not read."""
+
+    table: str
+    path: str
+
+    def config(self, server: str) -> str:
+        return (
+            f'[server]\nlisten = "127.0.0.1:0"\nadmin_listen = "127.0.0.1:0"\n{server}\n'
+            f'[[tenant]]\nname = "acme"\nkeys = [{{ id = "{KEY.id}", secret = "{KEY.secret}" }}]\n'
+            f'[[tenant.bucket]]\nname = "events"\ntable = "{self.table}"\n'
+        )
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    folder = tmp_path_factory.mktemp("lake") / "events"
+    table = Table.create(folder, partition_by=["k"], storage_options={"fsync": "false"})
+    table.insert([{"k": 1, "b": os.urandom(100_000)} for _ in range(100)])
+    [part] = table.snapshot().parts
+    return Lake(str(folder), quote(f"/events/{part.key.partition('_data/')[2]}"))
+
+
+@pytest.fixture
+def sockets() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def asked(port: int, path: str, *, more: Iterable[str] = ()) -> bytes:
+    """A signed request's head."""
+    headers = signed_headers("GET", f"http://127.0.0.1:{port}{path}", {}, b"", key=KEY)
+    lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers), *more, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+def unsigned(path: str = "/events", *more: str) -> bytes:
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: 127.0.0.1", *more, "", ""]).encode()
+
+
+def connect(port: int, context: ssl.SSLContext | None = None, *, keeps: int | None = None) -> socket.socket:
+    """`keeps`: how much the client's system keeps of what is not read."""
+    sock = socket.socket()
+    if keeps is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, keeps)
+    sock.settimeout(DEADLINE_SECONDS)
+    sock.connect(("127.0.0.1", port))
+    return sock if context is None else context.wrap_socket(sock, server_hostname="127.0.0.1")
+
+
+def rest_of(sock: socket.socket) -> bytes:
+    """What comes until the server closes."""
+    pieces = []
+    with suppress(ConnectionError):
+        while piece := sock.recv(65_536):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def statuses(port: int, sent: bytes, context: ssl.SSLContext | None = None) -> list[int]:
+    """Of all answers on one connection, until the server closes it."""
+    with connect(port, context) as sock:
+        sock.sendall(sent)
+        return [reply.status for reply in replies(rest_of(sock))]
+
+
+def listing_is_answered(port: int, context: ssl.SSLContext | None = None) -> bool:
+    question = asked(port, "/events?list-type=2", more=["Connection: close"])
+    return statuses(port, question, context) == [200]
+
+
+def wait_until(what: Callable[[], object], saying: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not what():
+        assert time.monotonic() < deadline, saying
+        time.sleep(0.1)
+
+
+def files_of(proxy: ProxyProcess) -> int:
+    return len(list(Path(f"/proc/{proxy.process.pid}/fd").iterdir()))
+
+
+def allow_files(pid: int, wanted: int) -> None:
+    """At least so many, for a process of ours; the system's limit permitting."""
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+
+
+# ------------------------------------------------------------------------------------------ answers not read
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_who_stops_reading_is_cut_off(
+    lake: Lake,
+    sockets: ExitStack,
+    certificates: Path,  # noqa: F811
+    tls: bool,
+) -> None:
+    """His connections are free while he stays, and the end of the process, which may take an hour, is not held up."""
+    server = 'connections = 4\nsend_timeout = "1s"\nstop_timeout = "1h"\n'
+    server += with_tls(certificates) if tls else ""
+    with ProxyProcess(lake.config(server)) as proxy:
+        context = trusting(certificates) if tls else None
+        for _ in range(4):
+            sock = sockets.enter_context(connect(proxy.port, context, keeps=4096))
+            sock.sendall(asked(proxy.port, lake.path))
+        wait_until(lambda: [line["code"] for line in proxy.access_log()] == ["Aborted"] * 4, "they were not cut off")
+        assert listing_is_answered(proxy.port, context)
+        proxy.signal(signal.SIGTERM)
+        assert proxy.wait() == 0
+        assert "Traceback" not in proxy.errors()
+        assert "ASGI" not in proxy.errors()
+
+
+def test_many_questions_whose_answers_are_not_read_keep_nobody_out(lake: Lake, sockets: ExitStack) -> None:
+    """Of somebody who is known. Each answer is short, and the last would wait for its place for ever."""
+    with ProxyProcess(lake.config('connections = 2\nsend_timeout = "1s"\nstop_timeout = "1h"')) as proxy:
+        question = asked(proxy.port, f"/events/{'a' * 900}")
+        full = [sockets.enter_context(connect(proxy.port, keeps=4096)) for _ in range(2)]
+        for sock in full:
+            sock.setblocking(False)
+        left = {sock: memoryview(question * 40_000) for sock in full}
+
+        def fill() -> bool:
+            """Until they are closed for that their answers are not taken."""
+            for sock in list(left):
+                try:
+                    left[sock] = left[sock][sock.send(left[sock][:1_000_000]) :]
+                except BlockingIOError:
+                    continue
+                except ConnectionError:
+                    del left[sock]
+            return not left
+
+        wait_until(fill, "they are kept")
+        assert listing_is_answered(proxy.port)
+        assert "Aborted" in {line["code"] for line in proxy.access_log()}
+        proxy.signal(signal.SIGTERM)
+        assert proxy.wait() == 0
+
+
+@pytest.mark.parametrize("path", ["/events", "/-/health"])
+def test_a_stranger_gets_one_answer_on_a_connection(lake: Lake, path: str) -> None:
+    with ProxyProcess(lake.config("")) as proxy:
+        assert statuses(proxy.port, unsigned(path) * 3) == [200 if path == "/-/health" else 403]
+        known = asked(proxy.port, "/events?list-type=2")
+        assert statuses(proxy.port, known * 2 + unsigned()) == [200, 200, 403], "who is known gets more"
+
+
+# ------------------------------------------------------------------------------------------ before there is a request
+
+
+def trusting(certificates: Path) -> ssl.SSLContext:  # noqa: F811
+    return ssl.create_default_context(cafile=str(certificates / "a.pem"))
+
+
+def with_tls(certificates: Path) -> str:  # noqa: F811
+    return f'tls_certificate = "{certificates}/a.pem"\ntls_key = "{certificates}/a.key"\nheader_timeout = "1h"'
+
+
+def answer_over_tls(proxy: ProxyProcess, certificates: Path) -> bytes:  # noqa: F811
+    with connect(proxy.port, trusting(certificates)) as sock:
+        sock.sendall(unsigned("/-/health"))
+        return rest_of(sock)
+
+
+def metric(proxy: ProxyProcess, name: str) -> float:
+    with urllib.request.urlopen(f"{proxy.admin}/metrics", timeout=DEADLINE_SECONDS) as answer:
+        lines = answer.read().decode().splitlines()
+    return float(next(line.split()[-1] for line in lines if line.startswith(name)))
+
+
+def test_who_connects_and_does_not_shake_hands_counts(lake: Lake, sockets: ExitStack, certificates: Path) -> None:  # noqa: F811
+    """600 of them at 50 connections, and no time limit that would help: the proxy has files left for all others."""
+    allow_files(os.getpid(), 2_000)
+    with ProxyProcess(lake.config("connections = 50\n" + with_tls(certificates))) as proxy:
+        resource.prlimit(proxy.process.pid, resource.RLIMIT_NOFILE, (300, 300))
+        before = files_of(proxy)
+        for _ in range(600):
+            sockets.enter_context(connect(proxy.port))
+        assert answer_over_tls(proxy, certificates).endswith(b"ok\n")
+        with urllib.request.urlopen(f"{proxy.admin}/health", timeout=DEADLINE_SECONDS) as answer:
+            assert answer.read() == b"ok\n"
+        wait_until(lambda: files_of(proxy) <= before + 60, "they are kept open")
+        proxy.signal(signal.SIGTERM)
+        assert proxy.wait() == 0
+        assert proxy.errors().count("\n") == 1
+
+
+def test_over_tls_too_a_new_one_is_told_to_come_again(lake: Lake, sockets: ExitStack, certificates: Path) -> None:  # noqa: F811
+    """When all connections are in use, those that do not shake hands make room for each other and for the next."""
+    server = 'connections = 2\nstop_timeout = "0s"\n' + with_tls(certificates)
+    with ProxyProcess(lake.config(server)) as proxy:
+        for _ in range(2):
+            sock = sockets.enter_context(connect(proxy.port, trusting(certificates), keeps=4096))
+            sock.sendall(asked(proxy.port, lake.path))
+            assert sock.recv(12) == b"HTTP/1.1 200"
+        silent = [sockets.enter_context(connect(proxy.port)) for _ in range(5)]
+        assert answer_over_tls(proxy, certificates).startswith(b"HTTP/1.1 503 ")
+        for sock in silent:
+            assert rest_of(sock) == b""
+
+
+def test_without_files_it_accepts_again_once_there_are_some(lake: Lake, sockets: ExitStack) -> None:
+    allow_files(os.getpid(), 2_000)
+    with ProxyProcess(lake.config('connections = 500\nheader_timeout = "1h"')) as proxy:
+        pid = proxy.process.pid
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (files_of(proxy) + 10, hard))
+        for _ in range(50):
+            sockets.enter_context(connect(proxy.port))
+        wait_until(
+            lambda: "no connection can be accepted now: Too many open files" in proxy.errors(), "nothing is said"
+        )
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+        assert listing_is_answered(proxy.port)
+
+
+# ------------------------------------------------------------------------------------------ what is no HTTP
+
+
+def test_a_body_that_is_no_http_is_the_requests_own_affair(lake: Lake) -> None:
+    """Its request is answered once, the access log tells with what, and standard error says nothing."""
+    with ProxyProcess(lake.config("")) as proxy:
+        port, chunked = proxy.port, "Transfer-Encoding: chunked"
+        assert statuses(port, unsigned("/at-once", chunked) + b"ZZZ\r\n") == [403]
+        assert statuses(port, asked(port, "/events/at-once", more=[chunked]) + b"ZZZ\r\n") == [400]
+        with connect(port) as sock:
+            sock.sendall(asked(port, "/events/later", more=[chunked]) + b"1\r\na")
+            wait_until(lambda: metric(proxy, "icedb_proxy_requests_in_progress") == 1, "it does not wait for the body")
+            sock.sendall(b"\r\nZZZ\r\n")
+            (reply,) = replies(rest_of(sock))
+        assert (reply.status, reply.texts("Code")) == (400, ["InvalidRequest"])
+        assert statuses(port, b"NO HTTP\r\n\r\n") == [400]
+        assert statuses(port, asked(port, "/events?list-type=2") + b"NO HTTP\r\n\r\n") == [200, 400]
+        wait_until(lambda: len(proxy.access_log()) == 4, "lines are missing")
+        assert [(line["path"], line["status"], line["code"]) for line in proxy.access_log()] == [
+            ("/at-once", 403, "AccessDenied"),
+            ("/events/at-once", 400, "InvalidRequest"),
+            ("/events/later", 400, "InvalidRequest"),
+            ("/events", 200, ""),
+        ]
+        assert proxy.errors().count("\n") == 1
+
+
+def test_a_body_that_is_no_http_after_the_answer_ends_the_connection(lake: Lake) -> None:
+    """Health and metrics are answered before their bodies, if there are any, have come."""
+    with ProxyProcess(lake.config("")) as proxy, connect(int(proxy.admin.rpartition(":")[2])) as sock:
+        sock.sendall(b"POST /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert sock.recv(65_536).startswith(b"HTTP/1.1 405 ")
+        sock.sendall(b"ZZZ\r\n")
+        assert b"HTTP/1.1" not in rest_of(sock)
+        assert proxy.errors().count("\n") == 1

@@ -1,0 +1,101 @@
+"""The numbers of the proxy: of how many tenants they are kept, and that collecting them stops nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from icedb.services.proxy.metrics import TENANTS_MAX, Metrics
+from icedb.services.proxy.server import _admin_app
+
+DEADLINE_SECONDS = 20
+
+
+def samples(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
+    """By the values of their labels, those of the tenant first."""
+    return {
+        tuple(value for _, value in sorted(sample.labels.items(), reverse=True)): sample.value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def answer(metrics: Metrics, tenant: str, operation: str = "GetObject", status: int = 200) -> None:
+    metrics.answered(tenant, operation, status, "", 0.1, 100)
+
+
+def test_of_too_many_tenants_those_go_that_asked_for_nothing_for_longest() -> None:
+    metrics = Metrics(tenants_max=2)
+    for operation, status in (("GetObject", 200), ("GetObject", 404), ("HeadObject", 200)):
+        answer(metrics, "first", operation, status)
+    answer(metrics, "second")
+    answer(metrics, "first")
+    answer(metrics, "third")
+    assert samples(metrics, "icedb_proxy_requests_total") == {
+        ("first", "200", "GetObject"): 2,
+        ("first", "404", "GetObject"): 1,
+        ("first", "200", "HeadObject"): 1,
+        ("third", "200", "GetObject"): 1,
+    }
+    assert samples(metrics, "icedb_proxy_sent_bytes_total") == {("first",): 400, ("third",): 100}
+    answer(metrics, "second")
+    assert "first" not in metrics.text().decode(), "with all of its labels"
+    assert samples(metrics, "icedb_proxy_sent_bytes_total")["second",] == 100, "who comes back begins anew"
+    assert samples(metrics, "icedb_proxy_request_seconds_count") == {("GetObject",): 6, ("HeadObject",): 1}
+
+
+def test_the_text_is_limited_however_many_tenants_there_are() -> None:
+    metrics = Metrics()
+    for number in range(3 * TENANTS_MAX):
+        answer(metrics, f"tenant{number}")
+    assert len(samples(metrics, "icedb_proxy_requests_total")) == TENANTS_MAX
+    assert len(samples(metrics, "icedb_proxy_sent_bytes_total")) == TENANTS_MAX
+
+
+def test_numbers_can_be_collected_while_tenants_come_and_go() -> None:
+    metrics = Metrics(tenants_max=50)
+    done = threading.Event()
+
+    def collect() -> int:
+        times = 0
+        while not done.is_set():
+            assert metrics.text().endswith(b"\n")
+            times += 1
+        return times
+
+    with ThreadPoolExecutor(1) as aside:
+        collecting = aside.submit(collect)
+        for number in range(5_000):
+            answer(metrics, f"tenant{number}")
+        done.set()
+        assert collecting.result() > 0
+
+
+def test_while_the_numbers_are_collected_others_are_answered() -> None:
+    healthy = threading.Event()
+
+    class Slow(Metrics):
+        def text(self) -> bytes:
+            return b"in time" if healthy.wait(DEADLINE_SECONDS) else b"too late"
+
+    looked = threading.Event()
+    running: Any = SimpleNamespace(started=True, should_exit=False)
+    app = _admin_app(Slow(), looked.set, running)
+
+    async def ask() -> str:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
+            numbers = asyncio.create_task(client.get("/metrics"))
+            while not looked.is_set():
+                await asyncio.sleep(0)
+            assert (await client.get("/health")).status_code == 200
+            healthy.set()
+            return (await numbers).text
+
+    assert asyncio.run(ask()) == "in time"

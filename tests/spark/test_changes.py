@@ -1,0 +1,260 @@
+"""A table as the source of a stream, and its changes as a frame: each row that came is given once."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+import icedb.spark
+from icedb import Table, Timing
+from icedb.errors import InvalidOption
+from icedb.format.change_feed import Cursor, Limits
+from icedb.spark.datasource.read_options import batch_read_options, stream_read_options
+from icedb.spark.datasource.stream_reader import StreamReader, _Feeding
+from icedb.spark.datasource.type_mapping import spark_schema
+from icedb.testing import ClockedStore, ManualClock, create_table
+from icedb.util.times import UNIX_MS_MIN
+
+pytestmark = pytest.mark.spark
+
+Place = Any
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Table.create(str(tmp_path / "table"), partition_by=["k"], sort_by=["n"])
+
+
+def insert(table: Table, *ns: int) -> None:
+    table.insert([{"k": n % 2, "n": n} for n in ns])
+
+
+def numbers(frame: Any) -> list[int]:
+    return sorted(row.n for row in frame.select("n").collect())
+
+
+class Stream:
+    """A stream from a table to files of rows, which goes on from its checkpoint each time it is run."""
+
+    def __init__(self, spark: Any, table: Table, folder: Path, **options: str) -> None:
+        self._spark, self._table, self._options = spark, table, options
+        self.checkpoint, self._out = folder / "checkpoint", folder / "out"
+        #: How many rows each micro-batch of the last run read.
+        self.batches: list[int] = []
+
+    def run(self, **trigger: Any) -> list[int]:
+        """Read all there is; all numbers that were read so far."""
+        source = self._spark.readStream.format("icedb").options(**self._options).load(self._table.uri)
+        query = (
+            source.writeStream.format("json")
+            .option("checkpointLocation", str(self.checkpoint))
+            .trigger(**(trigger or {"availableNow": True}))
+            .start(str(self._out))
+        )
+        query.awaitTermination()
+        self.batches = [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]]
+        return numbers(self._spark.read.schema("n long").json(str(self._out)))
+
+
+@pytest.mark.slow(seconds=15)
+def test_a_stream_begins_with_the_table_and_goes_on_with_what_comes(spark: Any, table: Table, tmp_path: Path) -> None:
+    insert(table, 0, 1)
+    insert(table, 2, 3)
+    stream = Stream(spark, table, tmp_path)
+    assert stream.run() == [0, 1, 2, 3]
+    table.merge()
+    assert stream.run() == [0, 1, 2, 3], "what a merge wrote is not new"
+    assert stream.batches == []
+    insert(table, 4)
+    table.merge()
+    insert(table, 5)
+    table.delete("n = 0")
+    table.overwrite([{"k": 1, "n": 7}], partitions=["k=1"])
+    assert stream.run() == [0, 1, 2, 3, 4, 5, 7]
+    again = Stream(spark, table, tmp_path / "again")
+    assert again.run() == [2, 4, 7], "a new checkpoint is a new stream, which begins with the table as it is"
+
+
+def test_batches_are_bounded_unless_all_is_wanted_at_once(spark: Any, table: Table, tmp_path: Path) -> None:
+    for n in range(5):
+        insert(table, n)
+    bounded = Stream(spark, table, tmp_path / "bounded", batch_parts_max="2")
+    assert bounded.run() == [0, 1, 2, 3, 4]
+    assert bounded.batches == [2, 2, 1]
+    at_once = Stream(spark, table, tmp_path / "at_once", batch_parts_max="2")
+    assert at_once.run(once=True) == [0, 1, 2, 3, 4]
+    assert at_once.batches == [5]
+
+
+def test_a_stream_since_a_time_of_some_partitions_and_columns(spark: Any, table: Table, tmp_path: Path) -> None:
+    insert(table, 0, 1)
+    since = table.snapshot().as_of_ms
+    insert(table, 2, 3, 4)
+    stream = Stream(spark, table, tmp_path, since=str(since), where="k = 0", columns="n")
+    assert stream.run() == [2, 4]
+    insert(table, 5, 6)
+    assert stream.run() == [2, 4, 6]
+
+
+def test_a_batch_that_is_done_again_has_the_same_rows(spark: Any, table: Table, tmp_path: Path) -> None:
+    insert(table, 0, 1)
+    stream = Stream(spark, table, tmp_path)
+    stream.run()
+    insert(table, 2)
+    got: list[list[int]] = []
+
+    def run() -> None:
+        source = spark.readStream.format("icedb").load(table.uri)
+        query = (
+            source.writeStream.foreachBatch(lambda batch, _: got.append(numbers(batch)))
+            .option("checkpointLocation", str(tmp_path / "again"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    run()
+    for note in (tmp_path / "again" / "commits").glob("*0*"):
+        note.unlink()  # as if the driver had died in the middle of the batch
+    insert(table, 3)
+    table.merge()
+    run()
+    assert got == [[0, 1, 2], [0, 1, 2], [3]]
+
+
+def test_a_stream_from_table_to_table_is_exact(spark: Any, table: Table, tmp_path: Path) -> None:
+    copy = Table.create(str(tmp_path / "copy"), sort_by=["n"])
+    copy.insert([{"k": -1, "n": -1}])
+    for n in range(2):
+        insert(table, n)
+        source = spark.readStream.format("icedb").load(table.uri)
+        query = (
+            source.writeStream.format("icedb")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(copy.uri)
+        )
+        query.awaitTermination()
+        table.merge()
+    assert copy.query("SELECT n FROM t WHERE n >= 0 ORDER BY n").fetchall() == [(n,) for n in range(2)]
+
+
+def test_a_quiet_stream_keeps_up_with_cleanup() -> None:
+    """Its checkpoint moves on, by batches without rows, so that it can be started again much later."""
+    clock = ManualClock()
+    quiet = create_table(ClockedStore(clock), clock, sort_by=["n"])
+    quiet.insert([{"n": 1}])
+    feeding = _Feeding(stream_read_options({"path": quiet.uri}), quiet.handle)
+    start = feeding.end(feeding.begin(), Limits(), ["n"])
+    clock.advance(60_000)
+    assert feeding.end(start, Limits(), ["n"]) == start, "nothing is new, and Spark does nothing"
+    clock.advance(Timing().grace_ms // 4 + 60_000)
+    moved = feeding.end(start, Limits(), ["n"])
+    assert moved.t_ms > start.t_ms
+    assert moved == Cursor(moved.t_ms)
+
+
+def test_columns_that_come_while_a_stream_runs_are_not_left_out_in_silence(table: Table) -> None:
+    insert(table, 0)
+    feeding = _Feeding(stream_read_options({"path": table.uri}), table.handle)
+    start = feeding.end(feeding.begin(), Limits(), ["k", "n"])
+    table.insert([{"k": 0, "n": 2, "price": 9.5}])
+    with pytest.raises(InvalidOption, match=r"had not when the stream began: \['price'\]. Start the stream again"):
+        feeding.end(start, Limits(), ["k", "n"])
+    assert feeding.end(start, Limits(), ["k", "n", "price"]) != start
+    named = _Feeding(stream_read_options({"path": table.uri, "columns": "n"}), table.handle)
+    assert named.end(start, Limits(), ["n"]) != start
+
+
+def test_a_stream_of_some_partitions_stays_so_when_the_partitioning_changes(table: Table) -> None:
+    insert(table, 0, 1)
+    schema = spark_schema({"k": "BIGINT", "n": "BIGINT"})
+    driver = StreamReader(schema, {"path": table.uri, "where": "k = 0"})
+    tasks = pickle.loads(pickle.dumps(driver))  # once, when the stream begins
+    start = driver.latestOffset(driver.initialOffset(), ReadAllAvailable())
+    insert(table, 2, 3)
+    table.alter(partition_by=["k", "n % 3 AS third"])
+    insert(table, 4, 5)
+    end = driver.latestOffset(start, ReadAllAvailable())
+    batches = [batch for piece in driver.partitions(start, end) for batch in tasks.read(piece)]
+    assert sorted(n for batch in batches for n in batch["n"].to_pylist()) == [2, 4]
+    with pytest.raises(InvalidOption, match="the stream's checkpoint is of another source"):
+        driver.partitions({"logOffset": 3}, end)
+
+
+def test_the_changes_since_a_time_as_a_frame(spark: Any, table: Table) -> None:
+    times = []
+    for n in range(4):
+        insert(table, n)
+        times.append(table.handle.read().newest_ms)
+    table.merge()
+    read = spark.read.format("icedb").option("since", str(times[0]))
+    assert numbers(read.load(table.uri)) == [1, 2, 3]
+    assert numbers(read.option("until", str(times[2])).load(table.uri)) == [1, 2]
+    frame = spark.read.format("icedb").option("since", str(times[2])).load(table.uri)
+    insert(table, 9)
+    assert numbers(frame) == [3], "every query of a frame has the same rows"
+    changes = table.changes(times[2])
+    for engine in ("native", "python"):
+        assert numbers(icedb.spark.frame(spark, changes, engine=engine)) == [3, 9]
+
+
+BATCH: dict[str, tuple[dict[str, str], str]] = {
+    "a time that is none": ({"since": "yesterday"}, "since is 'yesterday'; write a time with its zone"),
+    "two ends": ({"since": "1700000000000", "as_of": "1700000000001"}, "as_of is for a snapshot"),
+    "no beginning": ({"until": "1700000000001"}, "give 'since', or 'as_of'"),
+    "of streams": ({"batch_parts_max": "1"}, r"\['batch_parts_max'\] is for streams"),
+}
+STREAM: dict[str, tuple[dict[str, str], str]] = {
+    "of batches": ({"as_of": "1700000000000"}, r"\['as_of'\] is not for streams"),
+    "an end": ({"since": "1700000000000", "until": "1700000000001"}, r"\['until'\] is not for streams"),
+    "no number": ({"batch_parts_max": "some"}, "batch_parts_max is 'some'; give a whole number, at least 1"),
+    "nothing at a time": ({"batch_bytes_max": "0"}, "batch_bytes_max is '0'"),
+    "unknown": ({"colour": "red"}, r"unknown options \['colour'\]"),
+}
+
+
+@pytest.mark.parametrize("case", BATCH)
+def test_what_makes_no_sense_for_a_frame_is_refused(case: str) -> None:
+    options, reason = BATCH[case]
+    with pytest.raises(InvalidOption, match=reason):
+        batch_read_options({"path": "/lake/events", **options})
+
+
+@pytest.mark.parametrize("case", STREAM)
+def test_what_makes_no_sense_for_a_stream_is_refused(case: str) -> None:
+    options, reason = STREAM[case]
+    with pytest.raises(InvalidOption, match=reason):
+        stream_read_options({"path": "/lake/events", **options})
+
+
+def test_what_is_wrong_with_a_stream_is_told_in_our_words(spark: Any, table: Table, tmp_path: Path) -> None:
+    insert(table, 0)
+    as_of = {"as_of": str(table.snapshot().as_of_ms)}
+    for options, reason in ((as_of, STREAM["of batches"][1]), ({"since": "{}"}, "InvalidOption: .* is no cursor")):
+        with pytest.raises(StreamingQueryException, match=reason):
+            Stream(spark, table, tmp_path / "wrong", **options).run()
+
+
+def test_a_stream_that_is_behind_cleanup_says_what_to_do(spark: Any, table: Table, tmp_path: Path) -> None:
+    insert(table, 0)
+    stream = Stream(spark, table, tmp_path, since=str(UNIX_MS_MIN))
+    stream.run()
+    insert(table, 2)
+    insert(table, 4)
+    table.merge()
+    gone = [p.key for p in table.changes(UNIX_MS_MIN).parts if p.tombstoned_ms is not None]
+    table.handle.store.delete(gone)  # as cleanup does, before it notes so in the log
+    with pytest.raises(Exception, match="is further behind than the grace period of cleanup"):
+        stream.run()
+    table.cleanup(grace_ms=0, allow_short_grace=True)
+    with pytest.raises(Exception, match="Begin anew with the table as it is"):
+        stream.run()

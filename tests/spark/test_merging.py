@@ -1,0 +1,697 @@
+"""Spark as the engine of merges, deletions, rewrites and imports: what it does must be what this process would do.
+
+The session (see conftest) has two executors that are processes of their own; Spark Connect is another program's.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import SparkSession
+
+import icedb
+import icedb.errors
+from icedb import Aggregating, Dedup, Table
+from icedb.errors import (
+    AccessDenied,
+    IceDBError,
+    InvalidOption,
+    InvalidQuery,
+    MissingPart,
+    PublicationTooLate,
+    SchemaConflict,
+    SnapshotExpired,
+    SparkJobFailed,
+    StoreUnavailable,
+)
+from icedb.operations.rewrite.delete import Finding
+from icedb.operations.rewrite.engine import IN_PROCESS, Engine, Item, Result, Work
+from icedb.operations.rewrite.rewriter import Rewrite, Rewriting
+from icedb.operations.write.spark_errors import explained
+from icedb.spark import SparkMergeEngine
+from icedb.spark.spark_engine import share_out
+from icedb.spark.spark_tasks import Assignment, TableOfTasks, _jobs, run_tasks
+from icedb.sql.connections import MEMORY_BYTES_MIN
+from icedb.storage.location import parse_location
+from icedb.storage.obstore_store import open_store
+from icedb.testing import Crash, Fault, FaultyStore
+from icedb.transaction.table_handle import Handle
+from tests.support.sabotage import Saboteur, attempts
+from tests.support.spark_clusters import connect_server, environment
+from tests.support.stores import Place
+
+CONNECT_PROGRAM = Path(__file__).parents[1] / "support" / "connect_merging.py"
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]
+
+
+@pytest.fixture(scope="module")
+def engine(spark: SparkSession) -> SparkMergeEngine:
+    return SparkMergeEngine(spark)
+
+
+def fill(table: Table, batches: int = 3, rows: int = 20) -> Table:
+    """Rows (k, s) in several small parts of each of three partitions, with keys that come again in each batch."""
+    for batch in range(batches):
+        table.insert([{"k": (k * 7) % rows, "s": f"{batch}-{k}"} for k in range(rows)])
+    return table
+
+
+def create(place: Place, **spec: Any) -> Table:
+    told = {"partition_by": ["k % 3 AS p"], "sort_by": ["k", "s"]} | spec
+    return Table.create(place.uri, storage_options=place.storage_options, **told)
+
+
+def twins(place: Place, **spec: Any) -> tuple[Table, Table]:
+    """Two tables with the same rows: one for Spark, one for this process."""
+    return fill(create(place.below("spark"), **spec)), fill(create(place.below("here"), **spec))
+
+
+def contents(table: Table) -> list[tuple[Any, ...]]:
+    """Of each live part: partition, statistics as the log has them, and its rows in their order."""
+    handle = table.handle
+    markers = {m.key: m for m in handle.read(fresh=True).live}
+    return sorted(
+        (
+            part.partition,
+            part.rows,
+            bytes(markers[part.key].stats),
+            str(pq.read_table(pa.BufferReader(handle.store.get(part.key).body)).to_pylist()),
+        )
+        for part in table.snapshot().parts
+    )
+
+
+def objects(table: Table) -> set[str]:
+    return {o.key for o in table.handle.store.list(table.handle.keys.data_prefix)}
+
+
+def log_files(table: Table) -> set[str]:
+    return {o.key for o in table.handle.store.list(table.handle.keys.log_prefix)}
+
+
+def check_sound(table: Table, *, orphans: int | None = 0) -> None:
+    """Nothing is wrong, and every part is one that the log names, but for these."""
+    report = table.verify(deep=True)
+    assert report.problems == ()
+    assert orphans in (None, len(objects(table) - set(table.handle.read(fresh=True).parts)))
+
+
+def rows(table: Table, columns: str = "k, s") -> list[tuple[Any, ...]]:
+    return table.query(f"SELECT {columns} FROM t ORDER BY ALL").fetchall()
+
+
+# ------------------------------------------------------------------------------------------ the same as in process
+
+
+@pytest.mark.sampled(cases=2)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"merging": Dedup(by=("k",))}, id="dedup"),
+        pytest.param({"merge_query": "SELECT k, max(s) AS s FROM source_files GROUP BY k"}, id="query"),
+    ],
+)
+def test_a_merge_gives_what_it_gives_in_process(
+    spec: dict[str, Any], shared_place: Place, engine: SparkMergeEngine
+) -> None:
+    table, twin = twins(shared_place, **spec)
+    before = log_files(table)
+    report, expected = table.merge(engine=engine), twin.merge()
+    assert len(log_files(table) - before) == 1
+    assert (report.merged_parts, report.new_parts, report.rows) == (
+        expected.merged_parts, expected.new_parts, expected.rows,
+    ) == (9, 3, report.rows)  # fmt: skip
+    assert contents(table) == contents(twin)
+    check_sound(table)
+
+
+def test_aggregates_are_the_same(local: Place, engine: SparkMergeEngine) -> None:
+    aggregating = Aggregating(by=("k",), sum=("n",))
+    tables = [create(local.below(name), sort_by=["k"], merging=aggregating) for name in ("spark", "here")]
+    for table in tables:
+        for _ in range(3):
+            table.insert([{"k": k % 5, "n": k} for k in range(20)])
+    tables[0].merge(engine=engine)
+    tables[1].merge()
+    assert contents(tables[0]) == contents(tables[1])
+    check_sound(tables[0])
+
+
+@pytest.mark.sampled(cases=1)
+def test_a_deletion_gives_what_it_gives_in_process(shared_place: Place, engine: SparkMergeEngine) -> None:
+    table, twin = twins(shared_place)
+    foreseen = table.delete("k < 7 AND s LIKE '1-%'", dry_run=True, engine=engine)
+    assert contents(table) == contents(twin)
+    before = log_files(table)
+    report, expected = (t.delete("k < 7 AND s LIKE '1-%'", engine=e) for t, e in ((table, engine), (twin, None)))
+    assert len(log_files(table) - before) == 1
+    assert (report.deleted_rows, report.rewritten_parts) == (expected.deleted_rows, expected.rewritten_parts)
+    assert foreseen.matching_rows == report.deleted_rows == 7
+    assert contents(table) == contents(twin)
+    check_sound(table)
+
+
+@pytest.mark.sampled(cases=1)
+def test_a_rewrite_of_a_partition_gives_what_it_gives_in_process(shared_place: Place, engine: SparkMergeEngine) -> None:
+    table, twin = twins(shared_place)
+    query = "SELECT k, upper(s) AS s, k * 2 AS twice FROM _rows WHERE k > 5"
+    foreseen = table.rewrite_partition("p=1", query, new_columns=True, dry_run=True, engine=engine)
+    assert contents(table) == contents(twin)
+    report = table.rewrite_partition("p=1", query, new_columns=True, engine=engine)
+    twin.rewrite_partition("p=1", query, new_columns=True)
+    assert foreseen.rows == report.rows
+    assert table.schema() == twin.schema()
+    assert contents(table) == contents(twin)
+    check_sound(table)
+
+
+@pytest.mark.sampled(cases=1)
+@pytest.mark.parametrize("where", ["elsewhere", "beside"])
+def test_an_import_gives_what_it_gives_in_process(
+    where: str, shared_place: Place, local: Place, engine: SparkMergeEngine
+) -> None:
+    """Files of another store are fetched and put by the tasks; those of the table's own bucket the store copies."""
+    source = local.below("files") if where == "elsewhere" else shared_place.below("files")
+    writer = Table.create(source.uri, storage_options=source.storage_options, partition_by=["k % 3 AS p"])
+    for n in range(4):
+        writer.insert([{"k": k, "s": f"{n}"} for k in range(n, n + 9)])
+    plain = Path(local.uri).parent / "plain"
+    for part in writer.snapshot().parts:
+        path = plain / part.partition / part.key.rsplit("/", 1)[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(writer.handle.store.get(part.key).body)
+    address, options = str(plain), None
+    if where == "beside" and shared_place.kind == "s3":
+        for path in plain.rglob("*.parquet"):
+            key = f"{writer.handle.location.prefix}-plain/{path.relative_to(plain)}"
+            writer.handle.store.create(key, path)
+        address, options = f"{source.uri}-plain", source.storage_options
+    table, twin = create(shared_place.below("spark")), create(shared_place.below("here"))
+    foreseen = table.import_files(address, storage_options=options, dry_run=True, engine=engine)
+    report = table.import_files(address, storage_options=options, verify=True, engine=engine)
+    expected = twin.import_files(address, storage_options=options, verify=True)
+    assert (foreseen.rows, report.rows, len(report.copied)) == (36, 36, 12)
+    assert (report.partitions, report.columns) == (expected.partitions, expected.columns)
+    assert contents(table) == contents(twin)
+    again = table.import_files(address, storage_options=options, engine=engine)
+    assert (again.commit.committed, len(again.skipped)) == (False, 12)
+    check_sound(table)
+
+
+def test_a_table_is_created_by_an_import(local: Place, engine: SparkMergeEngine) -> None:
+    source = Path(local.uri).parent / "files"
+    for d in ("2026-01-01", "2026-01-02"):
+        (source / f"d={d}").mkdir(parents=True)
+        pq.write_table(pa.table({"n": [2, 1]}), source / f"d={d}" / "a.parquet")
+    assert Table.adopt(local.uri, source, engine=engine).rows == 4
+    assert len(rows(Table.open(local.uri), "d, n")) == 4
+
+
+def test_a_log_in_a_store_of_its_own(local: Place, s3: Place, engine: SparkMergeEngine) -> None:
+    table = fill(
+        Table.create(
+            s3.uri, storage_options=s3.storage_options, partition_by=["k % 3 AS p"], log_uri=local.below("log").uri
+        )
+    )
+    before = rows(table)
+    assert table.merge(engine=engine).new_parts == 3
+    assert rows(table) == before
+    check_sound(table)
+
+
+def test_parts_without_a_column_and_a_spec_of_another_time(local: Place, engine: SparkMergeEngine) -> None:
+    """Schema and partitioning changed since the first parts; the tasks keep to the spec that the plan was made by."""
+    table = fill(create(local), batches=2)
+    table.insert([{"k": k, "s": None, "more": k / 2} for k in range(6)])
+    table.alter(sort_by=["s"])
+    table.insert([{"k": k, "s": "z", "more": None} for k in range(6)])
+    before = rows(table, "k, s, more")
+    assert table.merge(engine=engine).new_parts == 3
+    assert rows(table, "k, s, more") == before
+    for part in table.snapshot().parts:
+        stored = pq.read_table(part.path)["s"].to_pylist()
+        assert stored == sorted(stored, key=lambda s: (s is None, s))
+
+
+def test_many_pieces_are_shared_by_few_tasks(local: Place, spark: SparkSession) -> None:
+    table = create(local, partition_by=["k % 7 AS p"])
+    before = rows(fill(table, rows=30))
+    assert table.merge(engine=SparkMergeEngine(spark, tasks_max=2)).new_parts == 7
+    assert rows(table) == before
+    check_sound(table)
+
+
+# ------------------------------------------------------------------------------------------ which task does what
+
+
+def parts_of(*sizes: int) -> list[Rewrite]:
+    part = icedb.Part("k", "p", "", 0, 1, 0)
+    return [Rewrite("", (replace(part, key=str(n), bytes=size),)) for n, size in enumerate(sizes)]
+
+
+def test_each_piece_has_a_task_and_the_largest_comes_first() -> None:
+    assert share_out(Rewriting({}), parts_of(5, 900, 30), tasks_max=1_000) == [[1], [2], [0]]
+
+
+def test_pieces_are_balanced_by_their_bytes_when_tasks_are_few() -> None:
+    shares = share_out(Rewriting({}), parts_of(10, 9, 8, 2, 1), tasks_max=2)
+    assert sorted(map(sorted, shares)) == [[0, 3, 4], [1, 2]]
+    assert sorted(position for share in shares for position in share) == [0, 1, 2, 3, 4]
+
+
+def test_large_pieces_have_tasks_of_their_own() -> None:
+    many = [replace(r, inputs=tuple(replace(p, bytes=2**30) for p in r.inputs)) for r in parts_of(*range(16))]
+    assert len(share_out(_ByTheDozen(), many, tasks_max=1_000)) == 16
+    assert len(share_out(_ByTheDozen(), parts_of(*range(30)), tasks_max=1_000)) == 3
+
+
+def test_work_that_puts_parts_must_say_which(local: Place, engine: SparkMergeEngine) -> None:
+    """Else all that its tasks have put would be deleted, for nobody would be known to need it."""
+    table = fill(create(local))
+    before = rows(table)
+    with pytest.raises(NotImplementedError, match="which parts it has put"):
+        table.merge(engine=_Forgetful(engine))
+    assert rows(table) == before
+
+
+@dataclass(frozen=True)
+class _Forgetful:
+    engine: SparkMergeEngine
+
+    def run(self, handle: Handle, work: Work[Item, Result], items: Sequence[Item]) -> list[Result]:
+        assert isinstance(work, Rewriting)
+        return self.engine.run(handle, _Silent(work.schema, work.dry_run), items)  # type: ignore[arg-type]
+
+
+class _Silent(Rewriting):
+    part_of = Work.part_of
+
+
+class _ByTheDozen(Rewriting):
+    items_per_task = 12
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+
+def test_what_all_pieces_say_travels_once() -> None:
+    predicate = f"k IN ({', '.join(map(str, range(100_000)))})"
+    pieces = [[replace(r, drop_where=predicate)] for r in parts_of(*range(1_000))]
+    [(tasks, pickled)] = _jobs(pieces)
+    assert tasks == 1_000
+    assert len(pickled) < 2 * len(predicate)
+    assert pickle.loads(pickled) == pieces
+
+
+def test_pieces_that_are_too_much_for_one_job_become_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("icedb.spark.spark_tasks.JOB_BYTES_MAX", 2_000)
+    pieces = [[r] for r in parts_of(*range(100))]
+    jobs = list(_jobs(pieces))
+    assert len(jobs) > 1
+    assert [share for _, job in jobs for share in pickle.loads(job)] == pieces
+    assert [tasks for tasks, _ in jobs] == [len(pickle.loads(job)) for _, job in jobs]
+
+
+# ------------------------------------------------------------------------------------------ exactly once
+
+
+def test_parts_that_the_driver_does_not_see_are_never_named(
+    local: Place, engine: SparkMergeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the executors had a folder of their own at the table's path."""
+    table = fill(create(local))
+    before, logged, parts = rows(table), log_files(table), objects(table)
+
+    def elsewhere(*args: Any) -> Any:
+        answers = run_tasks(*args)
+        table.handle.store.delete([new.marker.key for [new] in answers if new.marker is not None])
+        return answers
+
+    monkeypatch.setattr("icedb.spark.spark_engine.run_tasks", elsewhere)
+    with pytest.raises(InvalidOption, match="all machines must have the same one"):
+        table.merge(engine=engine)
+    assert (rows(table), log_files(table), objects(table)) == (before, logged, parts)
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        ("ConnectionRefusedError: [Errno 111] Connection refused", "a Spark task failed"),
+        ("ValueError: it was cancelled because of x", "a Spark task failed"),
+        ("_duckdb.OutOfMemoryException: Out of Memory Error: failed to allocate", "ran out of memory"),
+    ],
+)
+def test_what_a_task_raises_is_not_taken_for_the_session_s_end(raised: str, told: str) -> None:
+    text = f"Job aborted due to stage failure\nTraceback (most recent call last):\n  File x\n{raised}\n"
+    assert told in str(explained(RuntimeError(text), table="lake"))
+
+
+def test_a_predicate_without_a_value_for_some_row_is_no_reason_to_try_again(
+    local: Place, engine: SparkMergeEngine
+) -> None:
+    table = fill(create(local))
+    with pytest.raises(InvalidOption, match="TRY_CAST"):
+        table.delete("CAST(s AS INTEGER) = 1", engine=engine)
+
+
+@pytest.mark.sampled(cases=1)
+def test_a_task_that_loses_an_answer_deletes_what_it_put_and_is_tried_again(
+    shared_place: Place, engine: SparkMergeEngine, tmp_path: Path
+) -> None:
+    table = fill(create(shared_place))
+    before = rows(table)
+    assert table.merge(engine=Saboteur(engine, "answer lost", tmp_path)).new_parts == 3
+    assert attempts(tmp_path) == 4
+    assert rows(table) == before
+    check_sound(table, orphans=0)
+
+
+def test_a_task_that_dies_is_done_again_and_what_it_put_is_deleted(
+    local: Place, engine: SparkMergeEngine, tmp_path: Path
+) -> None:
+    table = fill(create(local))
+    before, logged = rows(table), log_files(table)
+    assert table.merge(engine=Saboteur(engine, "killed", tmp_path)).new_parts == 3
+    assert len(log_files(table) - logged) == 1
+    assert rows(table) == before
+    check_sound(table, orphans=0)  # what the first attempt had put is known by its name
+
+
+@pytest.mark.sampled(cases=1)
+def test_when_a_task_dies_each_time_nothing_is_visible_and_what_the_others_put_is_deleted(
+    shared_place: Place, engine: SparkMergeEngine, tmp_path: Path
+) -> None:
+    table = fill(create(shared_place))
+    before, logged, parts = rows(table), log_files(table), objects(table)
+    saboteur = Saboteur(engine, "dies after the others", tmp_path, others=2)
+    with pytest.raises(SparkJobFailed) as caught:
+        table.merge(engine=saboteur)
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith(f"{table.uri}: a Spark task died")
+    assert caught.value.__context__ is not None  # all that Spark says
+    assert (log_files(table), objects(table), rows(table)) == (logged, parts, before)
+    check_sound(table)
+
+
+def test_an_error_of_nobodys_is_told_in_the_first_line(local: Place, engine: SparkMergeEngine, tmp_path: Path) -> None:
+    table = fill(create(local))
+    with pytest.raises(SparkJobFailed, match="ZeroDivisionError: nobody knows why") as caught:
+        table.delete("k = 1", engine=Saboteur(engine, "unknown error", tmp_path, times=99))
+    assert str(caught.value).splitlines()[0].startswith(table.uri)
+
+
+def test_an_error_that_would_be_the_same_is_not_tried_again_and_nothing_stays(
+    local: Place, engine: SparkMergeEngine, tmp_path: Path
+) -> None:
+    """Two of three groups are written before it is known that the third cannot be."""
+    query = "SELECT k, CAST(s AS VARCHAR) AS s FROM source_files WHERE CASE WHEN k = 4 THEN error('no four') ELSE 1 END"
+    table = fill(create(local, merge_query=query))
+    parts, logged = objects(table), log_files(table)
+    with pytest.raises(InvalidQuery, match="no four"):
+        table.merge(engine=Saboteur(engine, "killed", tmp_path, times=0))
+    assert attempts(tmp_path) == 3
+    assert (objects(table), log_files(table)) == (parts, logged)
+
+
+def test_what_an_error_carries_comes_back_from_a_task(local: Place, engine: SparkMergeEngine) -> None:
+    table = fill(create(local))
+    with pytest.raises(SchemaConflict) as caught:
+        table.rewrite_partition("p=0", "SELECT 'x' AS k, s FROM _rows", engine=engine)
+    assert caught.value.column == "k"
+    table.handle.store.delete([table.snapshot().parts[0].key])
+    with pytest.raises(MissingPart, match=table.snapshot().parts[0].key):
+        table.merge(engine=engine)
+
+
+@dataclass
+class Meanwhile:
+    """An engine during whose work, when it is done, something else happens."""
+
+    engine: Engine
+    act: Callable[[], object]
+
+    def run(self, handle: Handle, work: Work[Item, Result], items: Sequence[Item]) -> list[Result]:
+        results = self.engine.run(handle, work, items)
+        self.act()
+        return results
+
+
+@pytest.mark.sampled(cases=1)
+def test_a_commit_that_came_first_takes_its_groups_and_their_parts_are_deleted(
+    shared_place: Place, engine: SparkMergeEngine
+) -> None:
+    table = fill(create(shared_place))
+    before = rows(table)
+    other = Table.open(shared_place.uri, storage_options=shared_place.storage_options)
+    act = Meanwhile(engine, lambda: other.rewrite_partition("p=1", "SELECT * EXCLUDE (p) FROM _rows"))
+    report = table.merge(engine=act)
+    assert (report.dropped_groups, report.new_parts) == (1, 2)
+    assert rows(table) == before
+    check_sound(table, orphans=0)
+
+
+def test_a_rewrite_whose_partition_was_changed_is_done_again(local: Place, engine: SparkMergeEngine) -> None:
+    table = fill(create(local))
+    changes: Iterator[Callable[[], object]] = iter([lambda: Table.open(local.uri).merge(), lambda: None])
+    act = Meanwhile(engine, lambda: next(changes)())
+    table.rewrite_partition("p=1", "SELECT k, upper(s) || '!' AS s FROM _rows", engine=act)
+    assert all(s.endswith("!") == (k % 3 == 1) for k, s in rows(table))
+    check_sound(table, orphans=0)
+
+
+@pytest.mark.sampled(cases=1)
+@pytest.mark.parametrize("when", ["before the claim", "after the claim", "after the log file"])
+def test_a_driver_that_dies_leaves_orphans_or_the_whole_commit(
+    when: str, local: Place, engine: SparkMergeEngine
+) -> None:
+    table = fill(create(local))
+    before = rows(table)
+    driver = Table.open(local.uri)
+    driver.handle.store = store = FaultyStore(driver.handle.store)
+    driver.handle.log = driver.handle._log_reader(tolerant=False)
+    driver.handle.check_writable()
+    fault = Fault.CRASH_BEFORE if when == "before the claim" else Fault.CRASH_AFTER
+    store.inject(fault, kind="create", key="_log/" if when == "after the log file" else "_claims/epoch")
+    with pytest.raises(Crash):
+        driver.merge(engine=engine)
+    if when == "before the claim":
+        check_sound(table, orphans=3)
+    assert rows(table) == before
+    table.merge(engine=engine)
+    assert rows(table) == before
+    assert len(table.snapshot().parts) == 3
+    check_sound(table, orphans=3 if when == "before the claim" else 0)
+
+
+def test_parts_that_are_too_old_are_not_published(local: Place, engine: SparkMergeEngine) -> None:
+    """The age of what tasks wrote counts from before the first of them began, by the driver's clock."""
+    table = fill(create(local))
+
+    class Sleeping:
+        ahead_ms = 0
+
+        def now_ms(self) -> int:
+            return clock.now_ms() + self.ahead_ms
+
+        def new_id(self) -> str:
+            return clock.new_id()
+
+    clock, sleeping = table.handle.clock, Sleeping()
+    table.handle.clock = sleeping
+
+    def sleep() -> None:
+        sleeping.ahead_ms = table.handle.timing.part_timeout_ms + 1_000
+
+    parts = objects(table)
+    with pytest.raises(PublicationTooLate):
+        table.merge(engine=Meanwhile(engine, sleep))
+    assert {p.key for p in Table.open(local.uri).snapshot().parts} == parts
+
+
+# ------------------------------------------------------------------------------------------ what is refused, and told
+
+
+def test_a_table_in_memory_is_refused(memory: Place, local: Place, engine: SparkMergeEngine) -> None:
+    table = fill(create(memory))
+    with pytest.raises(InvalidOption, match="this process's memory"):
+        table.merge(engine=engine)
+    files = open_store(parse_location(f"{memory.uri}-files"))
+    files.create(f"{files.location.prefix}/a.parquet", table.handle.store.get(table.snapshot().parts[0].key).body)
+    with pytest.raises(InvalidOption, match="this process's memory"):
+        create(local, partition_by=[]).import_files(files.location.uri, engine=engine)
+
+
+@pytest.mark.parametrize("options", [{"memory_bytes": 1}, {"tasks_max": 0}, {"memory_bytes": "much"}])
+def test_options_of_the_engine_are_checked_at_once(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match=next(iter(options))):
+        SparkMergeEngine(None, **options)  # type: ignore[arg-type]
+
+
+def test_memory_for_this_process_and_an_engine_contradict(local: Place) -> None:
+    with pytest.raises(InvalidOption, match="memory_bytes"):
+        create(local).merge(memory_bytes=2**30, engine=IN_PROCESS)
+
+
+def test_too_little_memory_is_told_as_in_process(local: Place, spark: SparkSession) -> None:
+    with pytest.raises(InvalidOption, match="memory_bytes"):
+        SparkMergeEngine(spark, memory_bytes=2**20)
+
+
+def test_secrets_are_in_no_text(s3: Place, engine: SparkMergeEngine, spark: SparkSession, tmp_path: Path) -> None:
+    table = fill(create(s3))
+    assert s3.storage_options
+    secret = s3.storage_options["AWS_SECRET_ACCESS_KEY"]
+    with pytest.raises(SparkJobFailed) as caught:
+        table.merge(engine=Saboteur(engine, "killed", tmp_path, times=99))
+    assignment = Assignment(TableOfTasks.of(table.handle, "m"), Finding("true", {}, {}), 2**28)
+    for text in (str(caught.value), repr(caught.value), str(caught.value.__context__), repr(assignment), repr(engine)):
+        assert secret not in text
+
+
+def rewrite_elsewhere(table: Table, spark: SparkSession, **changes: Any) -> None:
+    """Have one partition rewritten by tasks that were told another way into the store."""
+    told = TableOfTasks.of(table.handle, "m")
+    assignment = Assignment(
+        replace(told, location=replace(told.location, **changes)), Rewriting(table.schema()), MEMORY_BYTES_MIN
+    )
+    run_tasks(spark, assignment, [[Rewrite("p=0", tuple(p for p in table.snapshot().parts if p.partition == "p=0"))]])
+
+
+def test_access_that_is_refused_is_told_as_such(s3: Place, spark: SparkSession) -> None:
+    table = fill(create(s3))
+    credentials = table.handle.location.explicit_credentials
+    assert credentials
+    with pytest.raises(AccessDenied, match="access was refused") as caught:
+        rewrite_elsewhere(table, spark, explicit_credentials=replace(credentials, secret_access_key="w" * 40))
+    assert str(caught.value).splitlines()[0].startswith(s3.uri)
+    assert "w" * 40 not in str(caught.value)
+
+
+def test_a_store_that_is_gone_is_told_as_such_after_spark_has_tried_again(s3: Place, spark: SparkSession) -> None:
+    table = fill(create(s3))
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and never listens
+        with pytest.raises(StoreUnavailable, match=r"^s3://.*did not serve the request.*Check the endpoint"):
+            rewrite_elsewhere(table, spark, endpoint=f"http://127.0.0.1:{nobody.getsockname()[1]}")
+
+
+# ------------------------------------------------------------------------------------------ Spark's errors in our words
+
+ONE_OF_EACH: list[IceDBError] = [
+    SchemaConflict("t: no", column="c", types=("A", "B"), log_files=("x", "y")),
+    SnapshotExpired("t: no", horizon_ms=7),
+    icedb.errors.DamagedLog("t: no", key="k"),
+    *(
+        getattr(icedb.errors, name)(f"{name}: no")
+        for name in icedb.errors.__all__
+        if name not in ("SchemaConflict", "SnapshotExpired", "DamagedLog")
+    ),
+]
+
+
+@pytest.mark.parametrize("error", ONE_OF_EACH, ids=lambda error: type(error).__name__)
+def test_every_error_can_be_pickled_with_all_that_it_carries(error: IceDBError) -> None:
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(again), str(again), again.args, vars(again)) == (type(error), str(error), error.args, vars(error))
+
+
+@pytest.mark.parametrize("error", ONE_OF_EACH, ids=lambda error: type(error).__name__)
+def test_an_error_of_ours_is_found_in_the_text_of_a_traceback(error: IceDBError) -> None:
+    trace = (
+        "An error occurred while calling o1.save.\n: org.apache.spark.SparkException: Job aborted: "
+        "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
+        f'  File "x.py", line 1, in f\n    raise x\nicedb.errors.{type(error).__name__}: {error}\nsecond line\n\n'
+        "\tat org.apache.spark.x(X.scala:1)\n"
+    )
+    found = explained(RuntimeError(trace), table="t")
+    assert type(found) is type(error)
+    assert str(found) == f"{error}\nsecond line"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[SPARK_JOB_CANCELLED] Job 8 cancelled as part of cancellation of all jobs", "cancelled"),
+        ("(org.apache.spark.SparkSQLException) [OPERATION_CANCELED] Operation has been canceled.", "cancelled"),
+        ("Job aborted: ... java.lang.OutOfMemoryError: Java heap space", "ran out of memory"),
+        ("Traceback (most recent call last):\n  File\nMemoryError", "ran out of memory"),
+        ("ExecutorLostFailure (executor 1 exited caused by one of the running tasks)", "died"),
+        ("ModuleNotFoundError: No module named 'icedb'", "lack the Python package 'icedb'"),
+        ("[PYTHON_VERSION_MISMATCH] Python in worker has different version", "another Python"),
+        ("Traceback (most recent call last):\n  File\nValueError: bad\n SQLSTATE: 38000", "ValueError: bad"),
+        ("An error occurred while calling o1.x.\n: java.lang.Foo: a\n\tat b", "java.lang.Foo: a"),
+        ("[UNRESOLVED_COLUMN] no `x`\nmore", "[UNRESOLVED_COLUMN] no `x`"),
+        ("", "it says nothing"),
+    ],
+)
+def test_what_became_of_a_job_is_said_in_one_line(text: str, told: str) -> None:
+    found = explained(RuntimeError(text), table="s3://lake/t")
+    assert type(found) is SparkJobFailed
+    assert str(found).startswith("s3://lake/t: ")
+    assert told in str(found)
+    assert len(str(found).splitlines()) == 1
+
+
+def test_our_own_errors_stay_what_they_are() -> None:
+    error = StoreUnavailable("t: no")
+    assert explained(error, table="t") is error
+
+
+# ------------------------------------------------------------------------------------------ Spark Connect
+
+
+@pytest.mark.slow(seconds=40)
+def test_all_of_it_works_over_spark_connect(s3: Place, spark_home: Path, tmp_path: Path) -> None:
+    """In programs of their own: this one has a classic session."""
+    table = fill(create(s3))
+    source = tmp_path / "files" / "p=1"
+    source.mkdir(parents=True)
+    pq.write_table(pa.table({"k": [1, 4], "s": ["x", "y"]}), source / "a.parquet")
+    env = environment(spark_home)
+    (tmp_path / "server").mkdir()
+    with connect_server(tmp_path / "server", env) as address:
+        done = subprocess.run(
+            [
+                sys.executable,
+                str(CONNECT_PROGRAM),
+                address,
+                table.uri,
+                str(tmp_path),
+            ],
+            env=env | (s3.storage_options or {}),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(table.snapshot().parts) == 4
+    assert ("x",) in rows(table, "s")
+    check_sound(table, orphans=None)  # of a job that failed, a task may put its part when all are deleted
+
+
+def test_how_far_it_is_can_be_logged(local: Place, engine: SparkMergeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    table = fill(create(local))
+    with caplog.at_level(logging.INFO, logger="icedb.spark"):
+        table.merge(engine=engine)
+    assert [r.getMessage() for r in caplog.records if r.name.startswith("icedb.spark")] == [
+        f"{table.uri}: rewriting parts, pieces: 3, Spark tasks: 3",
+        f"{table.uri}: rewriting parts, all 3 pieces are done",
+    ]

@@ -1,0 +1,155 @@
+"""What `Table.insert` says of a Spark job whose end is unclear: never "try again" of rows that may be there.
+
+The jobs are played, for no cluster fails on demand between its commit and its answer; `test_spark_faults.py` kills
+real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from icedb.errors import CommitUncertain, IceDBError, InvalidBatch, SchemaConflict, SparkJobFailed, StoreUnavailable
+from icedb.operations.commits.publish import publish_append
+from icedb.operations.write.spark_frames import append_frame, overwrite_frame
+from icedb.table import Table
+from icedb.transaction.table_handle import Handle
+from icedb.util.clock import SystemClock
+from icedb.writer.batch_schema import WriteContext
+from icedb.writer.part_writer import write_parts
+
+KILLED = "Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times ... Python worker exited unexpectedly"
+WORKER_GONE = "[PYTHON_DATA_SOURCE_ERROR] Failed to commit or abort: Python worker exited unexpectedly (crashed)"
+LOST = "<_MultiThreadedRendezvous of RPC: status = StatusCode.UNAVAILABLE failed to connect to all addresses>"
+CANCELLED = "[SPARK_JOB_CANCELLED] Job 7 cancelled because SparkContext was shut down"
+UDF = "Job aborted due to stage failure: Traceback (most recent call last):\n  File x\nValueError: no such user"
+QUERY = "[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012"
+OVER_CONNECT = f"(org.apache.spark.SparkArithmeticException) {QUERY}"
+OURS = f"{UDF}\nicedb.errors.SchemaConflict: lake: column 'n' is BIGINT in the table"
+
+
+class PlayedJob:
+    """What `frame.write` offers, as far as a job needs it. Its end is played."""
+
+    def __init__(self, handle: Handle, end: Callable[[PlayedJob], None]) -> None:
+        self.write = self
+        self.handle = handle
+        self.end = end
+        self.options: dict[str, str] = {}
+
+    def format(self, name: str) -> PlayedJob:
+        assert name == "icedb"
+        return self
+
+    def mode(self, mode: str) -> PlayedJob:
+        self.options["mode"] = mode
+        return self
+
+    def option(self, name: str, value: str) -> PlayedJob:
+        self.options[name] = value
+        return self
+
+    def save(self) -> None:
+        self.end(self)
+
+    def commit(self) -> None:
+        """As the data source does: parts whose names begin with the job's mark, and one commit."""
+        context = self.handle.write_context()
+        marked = WriteContext(
+            context.location, context.spec, context.expressions, context.known_schema, job=self.options["job"]
+        )
+        rows = pa.table({"n": [1, 2]}).to_reader()
+        publish_append(self.handle, write_parts(marked, rows, store=self.handle.store, clock=SystemClock()))
+
+
+@pytest.fixture
+def table(local: Any) -> Table:
+    table = Table.create(local.uri)
+    table.insert([{"n": 0}])
+    return table
+
+
+def failing(text: str, *, committed: bool = False) -> Callable[[PlayedJob], None]:
+    def end(job: PlayedJob) -> None:
+        if committed:
+            job.commit()
+        raise RuntimeError(text)
+
+    return end
+
+
+def play(table: Table, end: Callable[[PlayedJob], None], **how: Any) -> Any:
+    return append_frame(table.handle, PlayedJob(table.handle, end), **how)
+
+
+@pytest.mark.parametrize("text", [WORKER_GONE, LOST, CANCELLED, "who knows"])
+def test_a_job_that_may_have_been_published_is_never_to_be_tried_again(table: Table, text: str) -> None:
+    with pytest.raises(CommitUncertain, match=r"begin with '[0-9a-f]{12}'") as caught:
+        play(table, failing(text))
+    assert isinstance(caught.value.__context__, RuntimeError)  # all that Spark said
+
+
+@pytest.mark.parametrize("text", [WORKER_GONE, LOST, CANCELLED])
+def test_with_a_transaction_it_may_be_repeated(table: Table, text: str) -> None:
+    with pytest.raises(SparkJobFailed):
+        play(table, failing(text), txn=("app", 1))
+    with pytest.raises(SparkJobFailed):  # and so may an overwrite
+        overwrite_frame(table.handle, PlayedJob(table.handle, failing(text)), partitions=None)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (KILLED, SparkJobFailed),
+        (UDF, InvalidBatch),
+        (QUERY, InvalidBatch),
+        (OVER_CONNECT, InvalidBatch),
+        (OURS, SchemaConflict),
+    ],
+)
+def test_a_job_that_failed_in_a_task_was_not_published(table: Table, text: str, expected: type[IceDBError]) -> None:
+    with pytest.raises(expected):
+        play(table, failing(text))
+
+
+@pytest.mark.parametrize("text", [WORKER_GONE, LOST, CANCELLED, "who knows"])
+def test_a_commit_that_landed_is_told_whatever_spark_says(table: Table, text: str) -> None:
+    commit = play(table, failing(text, committed=True))
+    assert commit.rows == 2
+    assert table.query("SELECT count(*) FROM t").fetchall() == [(3,)]
+
+
+def test_a_success_that_cannot_be_read_back_is_no_failure(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(**how: Any) -> None:
+        raise StoreUnavailable("the store is gone")
+
+    def end(job: PlayedJob) -> None:
+        job.commit()
+        monkeypatch.setattr(table.handle, "read", unreachable)
+
+    with pytest.raises(CommitUncertain, match=r"has succeeded.*Do not write these rows again"):
+        play(table, end)
+
+
+def test_a_failure_after_which_the_table_cannot_be_read_is_uncertain(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(**how: Any) -> None:
+        raise StoreUnavailable("the store is gone")
+
+    def end(job: PlayedJob) -> None:
+        job.commit()
+        monkeypatch.setattr(table.handle, "read", unreachable)
+        raise RuntimeError(LOST)
+
+    with pytest.raises(CommitUncertain):
+        play(table, end)
+
+
+def test_a_view_that_is_behind_is_told_of_rows_that_are_there(table: Table) -> None:
+    behind = f"{WORKER_GONE}\nicedb.errors.ViewBehind: lake: the rows are committed, and the views ['v'] lack them"
+    with pytest.raises(IceDBError, match="views"):
+        play(table, failing(behind, committed=True))

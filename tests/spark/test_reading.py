@@ -1,0 +1,711 @@
+"""Reading with Spark: its own Parquet scan and the data source, against what DuckDB says of the same snapshot.
+
+The executors are processes of their own (see conftest); the S3 server is a real one, which they read over HTTP.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import random
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+pyspark = pytest.importorskip("pyspark")
+
+# ruff: noqa: E402 - without the extra there is nothing to import
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+import icedb
+from icedb import spark as icedb_spark
+from icedb.errors import (
+    InvalidOption,
+    InvalidPartitionExpression,
+    MissingPart,
+    SnapshotExpired,
+    TableNotFound,
+    UnknownColumn,
+)
+from icedb.reader.snapshot import Snapshot
+from icedb.spark.datasource.part_scan import share_out
+from icedb.spark.datasource.reader import open_reader, planned_schema
+from icedb.spark.datasource.type_mapping import held, spark_schema
+from icedb.sql.connections import MIB
+from icedb.transaction.table_handle import Part
+from tests.promises.test_column_times_readers import evolved
+from tests.support.spark_answers import plan_of, rows_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]
+
+ENGINES = ("native", "python")
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Any:
+    """Who reads the parts."""
+    return request.param
+
+
+@pytest.fixture
+def create(local: Any) -> Callable[..., icedb.Table]:
+    """Makes a table in a folder."""
+    return lambda **spec: icedb.Table.create(local.uri, **spec)
+
+
+def is_native(frame: DataFrame) -> bool:
+    return "FileScan parquet" in plan_of(frame)
+
+
+def check_same(frame: DataFrame, snapshot: Snapshot, *, by: str = "n", **told: Any) -> None:
+    """The frame has the columns, types, rows and partition values that DuckDB gives."""
+    expected = snapshot.to_arrow(**told)
+    columns = {n: t for n, t in {**snapshot.schema, **snapshot.partition_schema}.items() if n in expected.schema.names}
+    assert frame.columns == expected.schema.names
+    assert frame.schema == spark_schema({n: columns[n] for n in frame.columns})
+    found = frame.toArrow()
+    assert found.sort_by(by).to_pylist() == expected.cast(found.schema).sort_by(by).to_pylist()
+
+
+# ------------------------------------------------------------------------------------------ the same rows
+
+
+READABLE = """
+    SELECT i AS n, i % 2 = 0 AS flag, i::TINYINT AS tiny, i::UTINYINT AS ubyte, i::USMALLINT AS ushort,
+        (4294967295 - i)::UINTEGER AS uint, (18446744073709551615 - i)::UBIGINT AS ubig, (i / 3)::FLOAT AS single,
+        'žluť ' || i AS word, '\\xFF\\x00'::BLOB AS raw, DATE '1000-01-01' + i::INTEGER AS day,
+        TIMESTAMP '1000-01-01 00:00:00.000001' AS wall, TIMESTAMPTZ '2024-03-31 01:30:00.123456+00' AS moment,
+        (i / 7)::DECIMAL(20, 4) AS price,
+        {'a b': [i, NULL], 'm': MAP {'k': {'x': i::UTINYINT}}} AS deep, ('{"i":' || i || '}')::JSON AS doc,
+        (['a', 'b'])[i % 2 + 1]::ENUM('a', 'b') AS choice, CASE WHEN i > 2 THEN [[i], []] END AS lists
+    FROM range(6) r(i)
+"""
+
+
+def test_every_type_that_spark_has_comes_as_it_is(
+    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
+) -> None:
+    table = create(partition_by=["n % 3 AS third", "strftime(day, '%Y') AS y"], sort_by=["n"])
+    table.insert(rows_of(READABLE))
+    frame = icedb_spark.read(spark, table.uri, engine=engine)
+    assert is_native(frame) == (engine == "native")
+    assert is_native(icedb_spark.read(spark, table.uri))  # what it is by itself
+    check_same(frame, table.snapshot())
+    moments = frame.where("n = 0").selectExpr("CAST(moment AS STRING)", "CAST(wall AS STRING)").first()
+    assert tuple(moments or ()) == ("2024-03-31 01:30:00.123456", "1000-01-01 00:00:00.000001")
+
+
+def test_what_spark_has_no_type_for_comes_as_text(spark: SparkSession, create: Callable[..., icedb.Table]) -> None:
+    table = create()
+    table.insert(
+        rows_of(
+            """SELECT 1 AS n, '11111111-2222-3333-4444-555555555555'::UUID AS id, TIME '10:11:12.5' AS clock,
+            TIMESTAMP_NS '2024-01-01 00:00:00.123456789' AS nano,
+            {'ids': ['11111111-2222-3333-4444-555555555555'::UUID], 'at': MAP {1: TIME '01:00:00'}} AS deep"""
+        )
+    )
+    frame = icedb_spark.read(spark, table.uri)
+    assert frame.schema.simpleString() == (
+        "struct<n:int,id:string,clock:string,nano:string,deep:struct<ids:array<string>,at:map<int,string>>>"
+    )
+    found = frame.first()
+    assert found is not None
+    uuid = "11111111-2222-3333-4444-555555555555"
+    assert found.asDict(recursive=True) == {
+        "n": 1,
+        "id": uuid,
+        "clock": "10:11:12.5",
+        "nano": "2024-01-01 00:00:00.123456789",
+        "deep": {"ids": [uuid], "at": {1: "01:00:00"}},
+    }
+    with pytest.raises(InvalidOption, match=r"Spark's own scan cannot read this: column 'id' is UUID"):
+        icedb_spark.read(spark, table.uri, engine="native")
+    # Only what is asked for must be readable.
+    assert is_native(icedb_spark.read(spark, table.uri, columns=["n"], engine="native"))
+
+
+@pytest.mark.sampled(cases=1)
+def test_the_session_s_timezone_changes_no_instant(
+    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
+) -> None:
+    table = create(partition_by=["date_trunc('hour', moment) AS hour", "wall AS at"])
+    table.insert(
+        rows_of("SELECT 1 AS n, TIMESTAMPTZ '2024-07-01 03:30:00+00' moment, TIMESTAMP '2024-07-01 03:30' wall")
+    )
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        frame = icedb_spark.read(spark, table.uri, engine=engine)
+        texts = frame.selectExpr(*(f"CAST({c} AS STRING)" for c in ("moment", "hour", "wall", "at"))).first()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert tuple(texts or ()) == (
+        "2024-06-30 23:30:00",
+        "2024-06-30 23:00:00",
+        "2024-07-01 03:30:00",
+        "2024-07-01 03:30:00",
+    )
+
+
+NESTED = """
+    n INT, price DECIMAL(38, 18), moment TIMESTAMP, wall TIMESTAMP_NTZ, day DATE, raw BINARY, single FLOAT,
+    text STRING, list ARRAY<ARRAY<DECIMAL(10, 2)>>, counts MAP<STRING, ARRAY<TIMESTAMP>>,
+    point STRUCT<x: BIGINT, `the tags`: ARRAY<STRUCT<raw: BINARY, at: TIMESTAMP_NTZ>>, m: MAP<DATE, STRUCT<q: BOOLEAN>>>
+"""
+
+
+def _random_row(seed: int) -> dict[str, Any]:
+    chance = random.Random(seed)
+
+    def maybe(make: Callable[[], Any]) -> Any:
+        return None if chance.random() < 0.25 else make()
+
+    def some(make: Callable[[], Any]) -> list[Any]:
+        return [maybe(make) for _ in range(chance.randrange(4))]
+
+    def wall() -> datetime:
+        return datetime(1583, 1, 1) + timedelta(days=chance.randrange(10**5), microseconds=chance.randrange(10**10))
+
+    def moment() -> datetime:
+        return wall().replace(tzinfo=UTC)
+
+    def raw() -> bytes:
+        return chance.randbytes(chance.randrange(5))
+
+    def cents() -> Decimal:
+        return Decimal(chance.randrange(-(10**9), 10**9)).scaleb(-2)
+
+    return {
+        "n": seed,
+        "price": maybe(lambda: Decimal(chance.randrange(-(10**37), 10**37)).scaleb(-18)),
+        "moment": maybe(moment),
+        "wall": maybe(wall),
+        "day": maybe(lambda: wall().date()),
+        "raw": maybe(raw),
+        "single": maybe(lambda: float(chance.randrange(1000)) / 8),
+        "text": maybe(lambda: chance.choice(["", "žluť", "🐎\0\n"])),
+        "list": maybe(lambda: some(lambda: some(cents))),
+        "counts": maybe(lambda: {k: maybe(lambda: some(moment)) for k in "ab"[: chance.randrange(3)]}),
+        "point": maybe(
+            lambda: {
+                "x": maybe(lambda: chance.randrange(-(2**63), 2**63)),
+                "the tags": maybe(lambda: some(lambda: {"raw": maybe(raw), "at": maybe(wall)})),
+                "m": maybe(
+                    lambda: {date(2024, 1, d + 1): maybe(lambda: {"q": True}) for d in range(chance.randrange(3))}
+                ),
+            }
+        ),
+    }
+
+
+@pytest.mark.sampled(cases=1)
+@pytest.mark.parametrize("large", ["false", "true"])
+def test_nested_values_of_every_type_that_spark_writes_come_back(
+    spark: SparkSession, create: Callable[..., icedb.Table], large: str
+) -> None:
+    table = create(sort_by=["n"])
+    frame = spark.createDataFrame([_random_row(seed) for seed in range(200)], NESTED)
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", large)
+    try:
+        frame.write.format("icedb").mode("append").save(table.uri)
+        for engine in ENGINES:
+            again = icedb_spark.read(spark, table.uri, engine=engine)  # type: ignore[arg-type]
+            assert again.schema == frame.schema
+            assert again.orderBy("n").toArrow().to_pylist() == frame.orderBy("n").toArrow().to_pylist()
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
+
+
+@pytest.mark.parametrize("type_", ["TIME", "INTERVAL DAY TO SECOND", "INTERVAL YEAR TO MONTH", "ARRAY<TIME(3)>"])
+def test_a_time_or_an_interval_is_refused_before_anything_is_written(
+    spark: SparkSession, create: Callable[..., icedb.Table], type_: str
+) -> None:
+    table = create()
+    spark.conf.set("spark.sql.timeType.enabled", "true")
+    try:
+        with pytest.raises(PySparkException, match=r"UnsupportedType.*column 'bad' is .*Cast it"):
+            spark.createDataFrame([], f"n INT, bad {type_}").write.format("icedb").mode("append").save(table.uri)
+    finally:
+        spark.conf.unset("spark.sql.timeType.enabled")
+    assert table.schema() == {}
+
+
+# ------------------------------------------------------------------------------------------ partitions
+
+
+def _by_value(create: Callable[..., icedb.Table], columns: dict[str, list[str | None]]) -> icedb.Table:
+    """A table with a row and a part for each value; `columns`: partition expressions over the texts `v0`, `v1`, ..."""
+    table = create(partition_by=[f"{expression} AS p{i}" for i, expression in enumerate(columns)])
+    longest = max(map(len, columns.values()))
+    texts = {f"v{i}": v + [None] * (longest - len(v)) for i, v in enumerate(columns.values())}
+    table.insert(pa.table({"n": range(longest), **{c: pa.array(v, pa.string()) for c, v in texts.items()}}))
+    return table
+
+
+TEXTS: list[str | None] = [
+    "Zürich", "日本/東京", "a=b&c", "..", "100%", "%41", 'it\'s "x"', " ", "1e5", "2026-01-01", "007", "true", "NULL",
+    "\x01", None,
+]  # fmt: skip
+DAYS: list[str | None] = ["0001-01-01", "2024-02-29", "9999-12-31"]
+# More than the longest key allows, so in two tables.
+VALUES: list[dict[str, list[str | None]]] = [
+    {
+        "v0 || ''": TEXTS,
+        "v1::BIGINT": ["-9223372036854775808", "0", "9223372036854775807"],
+        "v2::TINYINT": ["-128", "127"],
+        "v3::BOOLEAN": ["true", "false"],
+        "v4::DATE": DAYS,
+        "v5::UUID": ["11111111-2222-3333-4444-55555555555a"],
+    },
+    {
+        "v0::TIMESTAMP": ["0001-01-01", "2024-02-29 23:59:59.999999"],
+        "v1::TIMESTAMPTZ": ["1900-01-01 00:00:01+00", "2024-02-29 12:00:00.5+05"],
+        "v2::DECIMAL(10,2)": ["-12345.60", "0.05", "7"],
+        "v3::JSON": ['{"a": 1}'],
+        "v4::UBIGINT": ["0", "18446744073709551615"],
+    },
+]
+
+
+@pytest.mark.sampled(cases=2)
+@pytest.mark.parametrize("columns", VALUES, ids=["first", "second"])
+def test_partition_values_are_what_duckdb_says(
+    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any, columns: dict[str, list[str | None]]
+) -> None:
+    table = _by_value(create, columns)
+    check_same(icedb_spark.read(spark, table.uri, engine=engine), table.snapshot())
+
+
+@pytest.mark.sampled(cases=2)
+@pytest.mark.parametrize(
+    ("expression", "values", "why"),
+    [
+        ("v0 || ''", ["", "a"], "would not read the values in the path 'p0='"),
+        ("v0 || ''", ["\x85"], "would not read the values in the path 'p0=%C2%85'"),
+        ("v0::DOUBLE", ["1e20", "nan", "-inf", "0.5"], "partition column 'p0' is DOUBLE"),
+        ("v0::DATE", ["0044-01-01 (BC)", "2024-01-01"], "would not read the values in the path"),
+    ],
+)
+def test_values_that_spark_would_read_in_its_own_way_are_left_to_duckdb(
+    spark: SparkSession, create: Callable[..., icedb.Table], expression: str, values: list[str | None], why: str
+) -> None:
+    table = _by_value(create, {expression: values})
+    with pytest.raises(InvalidOption, match=why):
+        icedb_spark.read(spark, table.uri, engine="native")
+    frame = icedb_spark.read(spark, table.uri)
+    assert not is_native(frame)
+    assert is_native(icedb_spark.read(spark, table.uri, columns=["v0", "n"]))  # for which no path is asked
+    # As text, for Python has no date before Christ.
+    found = {r.n: r.p for r in frame.selectExpr("n", "CAST(p0 AS STRING) AS p").collect()}
+    spelled = {"1e20": "1.0E20", "nan": "NaN", "-inf": "-Infinity", "0044-01-01 (BC)": "-0043-01-01"}
+    assert found == {n: spelled.get(str(v), v) for n, v in enumerate(values)}
+
+
+@pytest.mark.sampled(cases=1)
+def test_names_of_partition_columns_and_folders_may_hold_anything(
+    spark: SparkSession, tmp_path: Path, engine: Any
+) -> None:
+    table = icedb.Table.create(
+        tmp_path / "a b=c%20" / "d#1,2" / "t", partition_by=['n % 2 AS "the half / %"', 'n AS "É"']
+    )
+    table.insert(pa.table({"n": [1, 2, 3], "x y`z": ["a", "b", None]}))
+    check_same(icedb_spark.read(spark, table.uri, engine=engine), table.snapshot())
+
+
+def test_a_folder_that_is_a_pattern_to_spark_is_left_to_duckdb(spark: SparkSession, tmp_path: Path) -> None:
+    table = icedb.Table.create(tmp_path / "{a,b}")
+    table.insert(pa.table({"n": [1]}))
+    frame = icedb_spark.read(spark, table.uri)
+    assert not is_native(frame)
+    check_same(frame, table.snapshot())
+
+
+@pytest.mark.sampled(cases=1)
+def test_a_data_column_wins_over_a_partition_column_of_its_name(
+    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
+) -> None:
+    table = create(partition_by=["lower(place) AS place"])
+    table.insert(pa.table({"n": [1, 2, 3], "place": ["A", "B", ""]}))
+    frame = icedb_spark.read(spark, table.uri, engine=engine)
+    check_same(frame, table.snapshot())
+    assert [r.place for r in frame.orderBy("n").collect()] == ["A", "B", ""]
+
+
+def test_where_some_partition_columns_are_stored_the_others_come_from_duckdb(
+    spark: SparkSession, create: Callable[..., icedb.Table]
+) -> None:
+    table = create(partition_by=["n % 2 AS half", "lower(place) AS place"])
+    table.insert(pa.table({"n": [1, 2, 3], "place": ["A", "B", ""]}))
+    with pytest.raises(InvalidOption, match="column 'place' is stored"):
+        icedb_spark.read(spark, table.uri, engine="native")
+    frame = icedb_spark.read(spark, table.uri)
+    assert not is_native(frame)
+    check_same(frame, table.snapshot())
+    check_same(
+        icedb_spark.read(spark, table.uri, columns=["n", "place"], engine="native"),
+        table.snapshot(),
+        columns=["n", "place"],
+    )
+
+
+def test_files_that_spark_overlooks_are_none_of_its_own_scan(
+    spark: SparkSession, create: Callable[..., icedb.Table]
+) -> None:
+    table = create()
+    table.insert(pa.table({"n": [1]}))
+    snapshot = table.snapshot()
+    hidden = dataclasses.replace(snapshot.parts[0], key="_data/_hidden.parquet")  # as other programs may call theirs
+    with pytest.raises(InvalidOption, match=r"overlooks files that are named like '_data/_hidden\.parquet'"):
+        icedb_spark.frame(spark, dataclasses.replace(snapshot, parts=(hidden,)), engine="native")
+
+
+@pytest.mark.sampled(cases=1)
+def test_where_leaves_partitions_out_before_any_part_is_opened(
+    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
+) -> None:
+    table = create(partition_by=["n % 3 AS third"])
+    table.insert(pa.table({"n": list(range(9))}))
+    snapshot = table.snapshot()
+    frame = icedb_spark.frame(spark, snapshot, where="third = 1", engine=engine)
+    for part in snapshot.parts:
+        if part.partition != "third=1":
+            Path(part.path).unlink()
+    check_same(frame, snapshot, where="third = 1")
+    with pytest.raises((PySparkException, MissingPart)):
+        icedb_spark.frame(spark, snapshot, engine=engine).collect()
+
+
+def test_parts_of_an_older_partitioning_are_read_and_filtered_by_their_rows(
+    spark: SparkSession, create: Callable[..., icedb.Table]
+) -> None:
+    table = create(partition_by=["n % 2 AS half"])
+    table.insert(pa.table({"n": [1, 2, 3]}))
+    table.alter(partition_by=["n % 3 AS third"])
+    table.insert(pa.table({"n": [4, 5, 6]}))
+    frame = icedb_spark.read(spark, table.uri)
+    assert not is_native(frame)
+    check_same(frame, table.snapshot())
+    check_same(icedb_spark.read(spark, table.uri, where="third = 1"), table.snapshot(), where="third = 1")
+    with pytest.raises(InvalidOption, match=r"parts of an older partitioning \('half=0'\)"):
+        icedb_spark.read(spark, table.uri, engine="native")
+    with pytest.raises(InvalidOption, match="older partitioning, whose paths do not say"):
+        icedb_spark.read(spark, table.uri, where="third = 1", columns=["n"], engine="native")
+
+
+# ------------------------------------------------------------------------------------------ snapshots
+
+
+@pytest.mark.sampled(cases=1)
+def test_a_frame_is_one_snapshot_whatever_is_written_later(
+    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
+) -> None:
+    table = create(partition_by=["n % 2 AS half"])
+    table.insert(pa.table({"n": [1, 2]}))
+    first = table.snapshot()
+    frame = icedb_spark.read(spark, table.uri, engine=engine)
+    source = spark.read.format("icedb").load(table.uri)
+    table.insert(pa.table({"n": [3], "label": ["new"]}))
+    table.overwrite(pa.table({"n": [4], "label": ["newer"]}))
+    then = datetime.fromtimestamp(first.as_of_ms / 1000, tz=UTC)
+    for same in (frame, source, icedb_spark.frame(spark, first, engine=engine)):
+        assert sorted(tuple(r) for r in same.select("n", "half").collect()) == [(1, 1), (2, 0)]
+    for as_of in (first.as_of_ms, then):
+        read = icedb_spark.read(spark, table.uri, as_of=as_of, engine=engine)
+        check_same(read, table.snapshot(as_of))
+    for text in (str(first.as_of_ms), then.isoformat()):
+        assert spark.read.format("icedb").option("as_of", text).load(table.uri).count() == 2
+    assert [tuple(r) for r in icedb_spark.read(spark, table.uri, engine=engine).collect()] == [(4, "newer", 0)]
+
+
+@pytest.mark.sampled(cases=2)
+@pytest.mark.parametrize("way", ["read", "frame", "data source"])
+def test_a_read_has_the_columns_of_its_time(
+    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any, way: str
+) -> None:
+    """Also after an alter with another partitioning and a declared column, and a merge."""
+    table = create(partition_by=["d"])
+    first_ms, second_ms = evolved(table)
+    for at_ms, columns, values in ((first_ms, {"d", "a"}, [1]), (second_ms, {"d", "a", "b"}, [1, 2])):
+        if way == "read":
+            frame = icedb_spark.read(spark, table.uri, as_of=at_ms, engine=engine)
+        elif way == "frame":
+            frame = icedb_spark.frame(spark, table.snapshot(at_ms), engine=engine)
+        else:
+            frame = spark.read.format("icedb").option("as_of", str(at_ms)).load(table.uri)
+        assert (set(frame.columns), len(frame.columns)) == (columns, len(columns))
+        assert sorted(row["a"] for row in frame.collect()) == values
+
+
+@pytest.mark.sampled(cases=1)
+def test_columns_that_parts_lack_are_null(spark: SparkSession, create: Callable[..., icedb.Table], engine: Any) -> None:
+    table = create(schema={"declared": "STRUCT(x INTEGER)[]"})
+    table.insert(pa.table({"n": [1]}))
+    table.insert(pa.table({"label": ["b"], "n": [2]}))
+    table.insert(rows_of("SELECT 3 AS n, MAP {'a': 1} AS m").project("n::BIGINT AS n, m"))
+    frame = icedb_spark.read(spark, table.uri, engine=engine)
+    check_same(frame, table.snapshot())
+    assert [r.n for r in frame.where("label IS NULL AND m IS NULL").collect()] == [1]
+
+
+@pytest.mark.sampled(cases=1)
+def test_nothing_is_an_empty_frame_with_the_columns(
+    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
+) -> None:
+    table = create(partition_by=["n % 2 AS half"])
+    assert icedb_spark.read(spark, table.uri, engine=engine).columns == []
+    assert spark.read.format("icedb").load(table.uri).schema.simpleString() == "struct<>"
+    table.insert(pa.table({"n": [1], "word": ["a"]}))
+    none = icedb_spark.read(spark, table.uri, where="half = 7", engine=engine)
+    assert none.schema.simpleString() == "struct<n:bigint,word:string,half:bigint>"
+    assert none.collect() == []
+    source = spark.read.format("icedb").option("where", "half = 7").load(table.uri)
+    assert source.schema == none.schema
+    assert source.collect() == []
+
+
+@pytest.mark.sampled(cases=1)
+def test_columns_are_chosen_in_any_order(spark: SparkSession, create: Callable[..., icedb.Table], engine: Any) -> None:
+    table = create(partition_by=["n % 2 AS half"])
+    table.insert(pa.table({"n": [1, 2], "a, b": ["x", "y"], "c": [True, None]}))
+    chosen = ["half", "a, b", "n"]
+    check_same(icedb_spark.read(spark, table.uri, columns=chosen, engine=engine), table.snapshot(), columns=chosen)
+    assert spark.read.format("icedb").option("columns", "c, half").load(table.uri).columns == ["c", "half"]
+    with pytest.raises(UnknownColumn, match=r"columns names 'x', and the table has no such column \(it has"):
+        icedb_spark.read(spark, table.uri, columns=["x"], engine=engine)
+    with pytest.raises(InvalidOption, match="each once"):
+        icedb_spark.read(spark, table.uri, columns=["n", "n"], engine=engine)
+
+
+def test_spark_s_own_scan_reads_only_the_columns_and_partitions_of_a_query(
+    spark: SparkSession, create: Callable[..., icedb.Table]
+) -> None:
+    table = create(partition_by=["n % 3 AS third"])
+    table.insert(pa.table({"n": list(range(9)), "wide": ["x"] * 9}))
+    frame = icedb_spark.read(spark, table.uri).where("n > 4 AND third = 1").select("n")
+    plan = plan_of(frame)
+    assert "ReadSchema: struct<n:bigint>" in plan
+    assert "PushedFilters: [IsNotNull(n), GreaterThan(n,4)]" in plan
+    assert "PartitionFilters: [isnotnull(third" in plan
+    assert "Batched: true" in plan
+    assert [r.n for r in frame.collect()] == [7]
+
+
+def test_parts_are_found_without_a_job_and_the_session_stays_as_it_was(
+    spark: SparkSession, create: Callable[..., icedb.Table]
+) -> None:
+    setting = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+    before = spark.conf.get(setting)
+    table = create(partition_by=["n AS p"])
+    table.insert(pa.table({"n": range(int(before or 0) + 8)}))
+    spark.sparkContext.setJobGroup("finding", "")
+    frame = icedb_spark.read(spark, table.uri, engine="native")
+    assert not spark.sparkContext.statusTracker().getJobIdsForGroup("finding")
+    assert frame.count() == table.snapshot().rows
+    assert spark.sparkContext.statusTracker().getJobIdsForGroup("finding")
+    assert spark.conf.get(setting) == before
+
+
+def test_small_parts_are_read_together_and_large_ones_by_themselves(
+    spark: SparkSession, create: Callable[..., icedb.Table]
+) -> None:
+    table = create()
+    for n in range(4):
+        table.insert(pa.table({"n": [n]}))
+    source = spark.read.format("icedb")
+    usual, many = source.load(table.uri), source.option("split_bytes", "1").load(table.uri)
+    assert usual.rdd.getNumPartitions() == min(4, os.cpu_count() or 1)
+    assert many.rdd.getNumPartitions() == 4
+    assert sorted(r.n for r in usual.collect()) == sorted(r.n for r in many.collect()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "processors", "tasks"),
+    [
+        ([], 4, 0),
+        ([1], 4, 1),
+        ([1] * 4, 2, 2),
+        ([1] * 4, 100, 4),
+        ([1] * 600, 2, 20),  # 31 parts weigh 124 MiB and a little more
+        ([40 * MIB] * 5, 2, 3),
+        ([500 * MIB, 1, 1, 500 * MIB], 2, 3),
+        ([1] * 10_000, 1, 323),
+    ],
+)
+def test_parts_are_divided_among_tasks_by_bytes_and_number(sizes: list[int], processors: int, tasks: int) -> None:
+    parts = [Part(f"k{n}", f"/t/k{n}", "", size, 1, 0) for n, size in enumerate(sizes)]
+    groups = list(share_out(parts, split_bytes=128 * MIB, processors=processors))
+    assert [part for group in groups for part in group] == parts
+    assert len(groups) == tasks
+    assert [len(g) for g in share_out(parts, split_bytes=1, processors=processors)] == [1] * len(parts)
+
+
+def test_a_large_part_comes_in_batches_of_bounded_size(create: Callable[..., icedb.Table]) -> None:
+    table = create(sort_by=["n"])
+    table.insert(rows_of("SELECT i AS n, repeat('x', 10000) || i AS word FROM range(4000) r(i)"))
+    table.insert(rows_of("SELECT i AS n FROM range(4000, 204000) r(i)"))
+    options = {"path": table.uri}
+    schema, of_time = planned_schema(options)
+    reader = open_reader(schema, {**options, **of_time})
+    in_task = pickle.loads(pickle.dumps(reader))
+    batches = [batch for task in reader.partitions() for batch in in_task.read(task)]
+    assert all(b.schema.equals(to_arrow_schema(schema, timezone="UTC")) for b in batches)
+    assert max(b.num_rows for b in batches) <= 64 * 1024 + 2048
+    assert max(b.nbytes for b in batches) < 40_000_000 // 1.1  # one part has more than that
+    assert sorted(n for b in batches for n in b["n"].to_pylist()) == list(range(204_000))
+
+
+# ------------------------------------------------------------------------------------------ S3
+
+
+@pytest.mark.s3
+def test_executors_read_from_s3_without_hadoop_and_nothing_shows_the_secret(spark: SparkSession, s3: Any) -> None:
+    table = icedb.Table.create(
+        s3.uri, storage_options=s3.storage_options, partition_by=["p || '' AS place"], sort_by=["n"]
+    )
+    table.insert(rows_of("SELECT i AS n, (['Zürich', 'a=b&c', '', ' %', NULL])[i % 5 + 1] AS p FROM range(500) r(i)"))
+    table.insert(rows_of("SELECT 1000 AS n, 'late' AS p, MAP {'k': [now()]} AS m").project("n::BIGINT n, p, m"))
+    frame = icedb_spark.read(spark, s3.uri, storage_options=s3.storage_options)
+    check_same(frame, table.snapshot())
+    assert [r.n for r in frame.where("n >= 1000 AND place = 'late'").collect()] == [1000]
+    secret = s3.storage_options["AWS_SECRET_ACCESS_KEY"]
+    assert secret not in plan_of(frame.where("n > 1"))
+    options = {"path": s3.uri, **s3.storage_options}
+    schema, of_time = planned_schema(options)
+    reader = open_reader(schema, {**options, **of_time})
+    assert repr(reader) == f"_Reader('{s3.uri}', as_of_ms={of_time['as_of']})"
+    assert secret not in f"{reader!r} {vars(reader)!r} {reader.partitions()!r}"
+    with pytest.raises(InvalidOption, match=r"needs hadoop-aws to read from S3.*engine='python'"):
+        icedb_spark.read(spark, s3.uri, storage_options=s3.storage_options, engine="native", columns=["n"])
+
+
+@pytest.mark.s3
+def test_access_that_is_lost_or_wrong_is_told_without_the_secret(spark: SparkSession, s3: Any, s3_server: Any) -> None:
+    table = icedb.Table.create(s3.uri, storage_options=s3.storage_options)
+    table.insert(pa.table({"n": [1]}))
+    frame = icedb_spark.read(spark, s3.uri, storage_options=s3.storage_options)
+    bucket, _, key = table.snapshot().parts[0].path.removeprefix("s3://").partition("/")
+    s3_server.client().delete_object(Bucket=bucket, Key=key)
+    with pytest.raises(PySparkException, match=r"MissingPart.*cannot be read.*restore it") as lost:
+        frame.collect()
+    wrong = "sEcReT-that-must-not-be-shown"
+    source = spark.read.format("icedb").options(**s3.storage_options).option("AWS_SECRET_ACCESS_KEY", wrong)
+    with pytest.raises(PySparkException, match="AccessDenied") as denied:
+        source.load(s3.uri)
+    for error in (lost, denied):
+        assert wrong not in str(error.value)
+        assert s3.storage_options["AWS_SECRET_ACCESS_KEY"] not in str(error.value)
+
+
+# ------------------------------------------------------------------------------------------ errors
+
+
+def test_a_part_that_is_gone_is_an_error_in_words_whatever_the_session_ignores(
+    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
+) -> None:
+    table = create()
+    table.insert(pa.table({"n": [1, 2]}))
+    snapshot = table.snapshot()
+    frame = icedb_spark.frame(spark, snapshot, engine=engine)
+    table.overwrite(pa.table({"n": [3]}))
+    Path(snapshot.parts[0].path).unlink()  # as cleanup does after the grace period
+    spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
+    try:
+        # Of its own scan, Spark tells in its own words, and by an error that is no PySparkException.
+        with pytest.raises(Exception, match="SnapshotExpired" if engine == "python" else "File does not exist"):
+            frame.collect()
+        with pytest.raises((SnapshotExpired, PySparkException), match=r"was cleaned up\. Take a new snapshot"):
+            icedb_spark.frame(spark, snapshot, engine=engine).collect()
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreMissingFiles")
+
+
+def test_wrong_addresses_times_and_predicates_are_told_before_a_job_starts(
+    spark: SparkSession, create: Callable[..., icedb.Table], tmp_path: Path
+) -> None:
+    with pytest.raises(TableNotFound):
+        icedb_spark.read(spark, tmp_path / "nothing")
+    with pytest.raises(PySparkException, match="TableNotFound"):
+        spark.read.format("icedb").load(str(tmp_path / "nothing"))
+    with pytest.raises(PySparkException, match=r"InvalidOption.*no table is named"):
+        spark.read.format("icedb").load()
+    table = create(partition_by=["n % 2 AS half"])
+    table.insert(pa.table({"n": [1]}))
+    with pytest.raises(InvalidPartitionExpression, match="does not fit the partition columns"):
+        icedb_spark.read(spark, table.uri, where="n = 1")
+    with pytest.raises(InvalidOption, match="engine is 'java'"):
+        icedb_spark.read(spark, table.uri, engine="java")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"overwrite": "table"}, r"InvalidOption.*unknown options \['overwrite'\]\. Known: path, since, where"),
+        ({"as_of": "yesterday"}, r"InvalidOption.*as_of is 'yesterday'"),
+        ({"as_of": "2026-01-01T00:00:00"}, r"InvalidOption.*as_of is .*with its zone"),
+        ({"columns": "[1]"}, r"InvalidOption.*columns is '\[1\]'"),
+        ({"columns": "n,,m"}, r"InvalidOption.*columns is 'n,,m'"),
+        ({"columns": "m"}, r"UnknownColumn.*columns names 'm'"),
+        ({"where": "n = 1"}, r"InvalidPartitionExpression.*does not fit the partition columns"),
+        ({"where": "true) OR (SELECT 1) = (1"}, r"InvalidPartitionExpression"),
+        ({"split_bytes": "0"}, r"InvalidOption.*split_bytes is '0'"),
+        ({"memory_bytes": "1GB"}, r"InvalidOption.*memory_bytes is '1GB'"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    spark: SparkSession, create: Callable[..., icedb.Table], options: dict[str, str], message: str
+) -> None:
+    table = create(partition_by=["n % 2 AS half"])
+    table.insert(pa.table({"n": [1]}))
+    with pytest.raises(PySparkException, match=message):
+        spark.read.format("icedb").options(**options).load(table.uri)
+
+
+def test_a_schema_of_one_s_own_must_be_the_table_s(spark: SparkSession, create: Callable[..., icedb.Table]) -> None:
+    table = create()
+    table.insert(pa.table({"n": [1], "word": ["a"]}))
+    source = spark.read.format("icedb")
+    now = str(table.snapshot().as_of_ms)
+    pinned = source.schema("word STRING, n BIGINT").option("as_of", now).load(table.uri)
+    table.insert(pa.table({"n": [2]}))
+    assert [tuple(r) for r in pinned.collect()] == [("a", 1)]
+    for options in ({}, {"since": now}):
+        with pytest.raises(PySparkException, match=r"InvalidOption.*no fixed snapshot.*set the option '(as_of|until)'"):
+            spark.read.format("icedb").schema("n BIGINT").options(**options).load(table.uri).collect()
+    with pytest.raises(PySparkException, match=r"InvalidOption.*column 'n' is bigint.*this read says int\."):
+        source.schema("n INT").load(table.uri).collect()
+    with pytest.raises(PySparkException, match=r"UnknownColumn.*columns names 'm'"):
+        source.schema("m INT").load(table.uri).collect()
+
+
+def test_a_time_before_the_horizon_has_expired(spark: SparkSession, create: Callable[..., icedb.Table]) -> None:
+    table = create()
+    table.insert(pa.table({"n": [1]}))
+    then_ms = table.snapshot().as_of_ms - 10_000
+    table.overwrite(pa.table({"n": [2]}))
+    table.cleanup(grace_ms=0, allow_short_grace=True)
+    with pytest.raises(PySparkException, match=r"SnapshotExpired.*can no longer be answered"):
+        spark.read.format("icedb").option("as_of", str(then_ms)).load(table.uri)
+    with pytest.raises(SnapshotExpired):
+        icedb_spark.read(spark, table.uri, as_of=then_ms)
+
+
+def test_a_table_in_memory_is_refused_with_the_way_out(spark: SparkSession, memory: Any) -> None:
+    table = icedb.Table.create(memory.uri)
+    table.insert(pa.table({"n": [1]}))
+    with pytest.raises(InvalidOption, match=r"spark\.createDataFrame\(snapshot\.to_arrow\(\)\)"):
+        icedb_spark.frame(spark, table.snapshot())
+
+
+def test_types_of_any_depth_have_a_spark_type() -> None:
+    assert held("INTEGER[3]").cast == "INTEGER[]"
+    assert held("MAP(UUID, UTINYINT[])").cast == "MAP(VARCHAR, SMALLINT[])"
+    assert held('STRUCT("a ""b" TIME, e ENUM(\'x\'))').cast == 'STRUCT("a ""b" VARCHAR, "e" VARCHAR)'
+    assert held("HUGEINT").spark.simpleString() == "string"
+    assert held("DECIMAL(4,1)[][]").spark.simpleString() == "array<array<decimal(4,1)>>"

@@ -1,0 +1,441 @@
+"""A stream into a table: each row once, whatever becomes of its driver, its checkpoint and its batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from icedb import Table
+from icedb.errors import AccessDenied, CheckpointBehind, InvalidOption, InvariantViolated, SchemaConflict
+from icedb.spark.datasource.writer import open_stream_writer
+from tests.spark.test_faults import (
+    DENIED,
+    check_sound,
+    first_line,
+    is_log_file,
+    keys,
+    log_files,
+    once,
+    orphans,
+    rows,
+)
+from tests.support.counting_proxy import CountingProxy, HttpRequest
+from tests.support.spark_clusters import Driver, RemoteError, SharedDriver, environment
+
+pytestmark = [pytest.mark.spark, pytest.mark.s3]
+
+ROWS = 20
+FIRST = 1_790_000_000
+POLL_SECONDS = 0.002
+
+
+@pytest.fixture
+def proxy(s3_server: Any) -> Iterator[CountingProxy]:
+    with CountingProxy(s3_server.endpoint).running() as running:
+        yield running
+
+
+@pytest.fixture
+def table(s3: Any) -> Table:
+    """A table that has its columns and one row; reached without the proxy."""
+    made = Table.create(s3.uri, partition_by=["n % 3 AS third"], sort_by=["n"], storage_options=s3.storage_options)
+    made.insert([{"n": -3, "label": "first"}])
+    return made
+
+
+@pytest.fixture
+def place(s3: Any, proxy: CountingProxy) -> dict[str, str]:
+    """The options that lead Spark to the table through the proxy."""
+    return {"path": s3.uri, **s3.storage_options, "AWS_ENDPOINT_URL": proxy.endpoint}
+
+
+@pytest.fixture
+def driver(spark: Any) -> SharedDriver:
+    """A session that each task may fail in once."""
+    return SharedDriver(spark)
+
+
+class Source:
+    """A folder that files of events arrive in, and the checkpoint of the stream that reads it."""
+
+    def __init__(self, folder: Path, place: dict[str, str]) -> None:
+        self.files, self.checkpoint = folder / "files", folder / "checkpoint"
+        self.files.mkdir()
+        self._place = place
+        self.arrived = 0
+
+    def arrive(self, files: int = 1) -> None:
+        for number in range(self.arrived, self.arrived + files):
+            lines = [json.dumps({"n": n, "label": f"é{n}"}) for n in range(number * ROWS, (number + 1) * ROWS)]
+            unfinished = self.files / f".{number:05}"
+            unfinished.write_text("\n".join(lines))
+            os.utime(unfinished, times=(FIRST + number, FIRST + number))  # Spark takes the oldest first
+            unfinished.rename(self.files / f"{number:05}.json")
+        self.arrived += files
+
+    def stream(self, driver: Driver | SharedDriver, **options: Any) -> int:
+        """Read all that has arrived; gives the number of the last batch."""
+        answer = driver.ask(
+            "stream", place=self._place, files=str(self.files), checkpoint=str(self.checkpoint), **options
+        )
+        return int(answer)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of all events that have arrived."""
+        return list(range(self.arrived * ROWS))
+
+
+@pytest.fixture
+def source(tmp_path: Path, place: dict[str, str]) -> Source:
+    return Source(tmp_path, place)
+
+
+# ------------------------------------------------------------------------------------------ by Spark
+
+
+def test_each_batch_is_one_commit_and_a_stream_goes_on_where_it_was(
+    driver: SharedDriver, table: Table, source: Source, proxy: CountingProxy
+) -> None:
+    refused = []
+
+    def refuse_first(kind: str, path: str, _: bytes) -> tuple[int, bytes] | None:
+        if kind != "PUT" or "/_data/" not in path or refused:
+            return None
+        refused.append(path)
+        return DENIED
+
+    proxy.answer = refuse_first  # the task is tried again
+    source.arrive(3)
+    source.stream(driver)
+    assert len(refused) == 1
+    assert rows(table) == source.numbers
+    assert len(log_files(table)) == 1 + 3
+    source.stream(driver)  # nothing has arrived
+    assert len(log_files(table)) == 1 + 3
+    source.arrive(2)
+    source.stream(driver)
+    assert rows(table) == source.numbers
+    assert len(log_files(table)) == 1 + 5
+    assert orphans(table) == set()
+    check_sound(table)
+
+
+def test_a_deleted_checkpoint_is_a_new_stream_not_a_silent_skip(
+    driver: SharedDriver, table: Table, source: Source
+) -> None:
+    source.arrive(2)
+    source.stream(driver)
+    shutil.rmtree(source.checkpoint)
+    source.stream(driver)
+    assert rows(table) == sorted(2 * source.numbers)
+    check_sound(table)
+
+
+@pytest.mark.sampled(cases=1)
+@pytest.mark.parametrize(
+    ("batches", "files_per_batch", "reason"),
+    [
+        (2, 1, "the stream is at batch 1, and the table has its batch 2"),
+        (1, 2, "batch 1 of the stream has 40 rows now, and had 20 when it was done"),
+    ],
+    ids=["two batches behind", "one batch behind, and more has arrived"],
+)
+def test_an_older_state_of_a_checkpoint_is_refused(
+    batches: int, files_per_batch: int, reason: str, driver: SharedDriver, table: Table, source: Source, tmp_path: Path
+) -> None:
+    source.arrive()
+    source.stream(driver)
+    shutil.copytree(source.checkpoint, tmp_path / "backup")
+    source.arrive(batches)
+    assert source.stream(driver) == batches
+    shutil.rmtree(source.checkpoint)
+    shutil.move(tmp_path / "backup", source.checkpoint)
+    before, numbers = log_files(table), source.numbers
+    source.arrive()
+    with pytest.raises(RemoteError) as error:
+        source.stream(driver, files_per_batch=files_per_batch)
+    assert f"CheckpointBehind: {table.uri}: {reason}. None of these rows were added." in error.value.text
+    assert log_files(table) == before
+    assert rows(table) == numbers
+    assert orphans(table) == set()
+
+
+def test_a_batch_whose_end_spark_did_not_note_is_not_committed_twice(
+    driver: SharedDriver, table: Table, source: Source
+) -> None:
+    source.arrive(2)
+    last = source.stream(driver)
+    for note in (source.checkpoint / "commits").glob(f"*{last}*"):
+        note.unlink()  # as if the driver had died between the commit and the note of it
+    source.arrive()
+    source.stream(driver)
+    assert rows(table) == source.numbers
+    assert len(log_files(table)) == 1 + 3
+    assert orphans(table) == set()
+
+
+def test_a_stream_whose_store_is_lost_at_the_commit_goes_on_when_it_is_back(
+    driver: SharedDriver, table: Table, source: Source, place: dict[str, str], proxy: CountingProxy
+) -> None:
+    """The log file is put, its answer is lost, and the store is gone: the batch is there, and only the table knows."""
+
+    def vanish(_: HttpRequest) -> None:
+        proxy.answer = lambda *_: DENIED
+        raise ConnectionResetError
+
+    proxy.after = once(is_log_file, vanish)
+    source.arrive(2)
+    with pytest.raises(RemoteError, match=r"StoreUnavailable.*it is never committed twice") as error:
+        source.stream(driver)
+    assert place["AWS_SECRET_ACCESS_KEY"] not in error.value.text
+    assert rows(table) == source.numbers[:ROWS]
+    proxy.answer = None
+    source.stream(driver)
+    assert rows(table) == source.numbers
+    assert len(log_files(table)) == 1 + 2
+    check_sound(table)
+
+
+def test_a_stream_that_is_told_something_wrong_says_so_in_its_first_line(
+    driver: SharedDriver, table: Table, source: Source, place: dict[str, str]
+) -> None:
+    source.arrive()
+    before = log_files(table)
+    with pytest.raises(RemoteError) as error:
+        source.stream(driver, mode="complete")
+    assert f"InvalidOption: {table.uri}: outputMode('complete') would replace the whole table" in first_line(error)
+    place["path"] += "/nowhere"
+    with pytest.raises(RemoteError) as error:
+        source.stream(driver)
+    assert f"TableNotFound: {place['path']}" in first_line(error)
+    assert log_files(table) == before
+    assert orphans(table) == set()
+
+
+# ------------------------------------------------------------------------------------------ the driver is killed
+
+# What the proxy sees of a micro-batch, in its order; and what Spark writes to the checkpoint. The first ones are those
+# that leave different things behind.
+MOMENTS = [
+    ("before", "GET", "/_table.json"),  # Spark has noted what the batch is, and nothing is written
+    ("after", "PUT", "/_data/"),
+    ("after", "PUT", "/_claims/txn-"),
+    ("after", "PUT", "/_log/"),  # committed, and Spark has not noted it
+    ("before", "PUT", "/_data/"),
+    ("before", "PUT", "/_claims/txn-"),
+    ("before", "PUT", "/_log/"),
+    ("noted", "", "offsets"),
+    ("noted", "", "commits"),
+]
+
+
+@contextmanager
+def killed_at(driver: Driver, moment: tuple[str, str, str], skip: int, source: Source, proxy: CountingProxy) -> Any:
+    """End a driver at a request, or when Spark writes to the checkpoint, after some others of that kind."""
+    when, method, what = moment
+    if when == "noted":
+        with killed_when_noted(driver, source.checkpoint / what, skip):
+            yield
+        return
+    seen: list[str] = []
+
+    def is_the_one(request: HttpRequest) -> bool:
+        if request.kind == method and what in request.path:
+            seen.append(request.path)
+        return len(seen) > skip
+
+    def kill(_: HttpRequest) -> None:
+        driver.kill()
+        raise ConnectionAbortedError
+
+    setattr(proxy, when, once(is_the_one, kill))
+    try:
+        yield
+    finally:
+        proxy.before = proxy.after = None
+
+
+@contextmanager
+def killed_when_noted(driver: Driver, folder: Path, skip: int) -> Iterator[None]:
+    def notes() -> set[str]:
+        return {p.name for p in folder.glob("[0-9]*")}
+
+    before, over = notes(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(POLL_SECONDS):
+            if len(notes() - before) > skip:
+                driver.kill()
+                return
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+@pytest.mark.parametrize(
+    ("kills", "moments", "files"),
+    [
+        pytest.param(1, MOMENTS[2:3], 1, id="one"),
+        pytest.param(50, MOMENTS, 2, id="fifty", marks=[pytest.mark.slow(seconds=900), pytest.mark.timeout(3600)]),
+    ],
+)
+def test_a_driver_that_is_killed_again_and_again_gives_each_row_once(
+    kills: int, moments: list[tuple[str, str, str]], files: int, driver: SharedDriver, spark_home: Path, tmp_path: Path,
+    table: Table, source: Source, proxy: CountingProxy,
+) -> None:  # fmt: skip
+    chance = random.Random(5)
+    for number in range(kills):
+        source.arrive(files)
+        moment = moments[number % len(moments)]
+        with (
+            Driver({"spark.master": "local[2]"}, tmp_path / f"driver-{number}", environment(spark_home)) as doomed,
+            killed_at(doomed, moment, chance.randrange(files), source, proxy),
+            pytest.raises(EOFError),
+        ):
+            source.stream(doomed)
+        found = rows(table)
+        assert found == source.numbers[: len(found)], moment
+    source.stream(driver)
+    assert rows(table) == source.numbers
+    assert len(log_files(table)) == 1 + source.arrived
+    check_sound(table)
+
+
+# ------------------------------------------------------------------------------------------ by hand
+
+
+class Batch:
+    """What Spark does with a micro-batch of two tasks, the second of which has no rows, in this process."""
+
+    def __init__(self, place: dict[str, str], numbers: range, number: int, **columns: Any) -> None:
+        data = {"n": pa.array(numbers, pa.int64()), "label": [f"é{n}" for n in numbers]}
+        batch = pa.record_batch(data | {name: [value] * len(numbers) for name, value in columns.items()})
+        self.number = number
+        self.writer: DataSourceStreamArrowWriter = open_stream_writer(
+            from_arrow_schema(batch.schema), place, overwrite=False
+        )
+        messages = [self.writer.write(iter([batch] if len(batch) else [])), self.writer.write(iter([]))]
+        self.messages: list[WriterCommitMessage | None] = [replace(m, stream="a") for m in messages]
+
+    def commit(self) -> None:
+        self.writer.commit(self.messages, self.number)
+
+    def abort(self) -> None:
+        self.writer.abort(self.messages, self.number)
+
+
+def test_a_batch_without_rows_is_no_commit(table: Table, place: dict[str, str]) -> None:
+    before = log_files(table)
+    Batch(place, range(0), 0).commit()
+    assert log_files(table) == before
+    Batch(place, range(10), 1).commit()
+    assert rows(table) == list(range(10))
+
+
+def test_a_batch_brings_columns_and_is_done_once(table: Table, place: dict[str, str]) -> None:
+    Batch(place, range(10), 0).commit()
+    for _ in range(2):
+        Batch(place, range(10, 20), 1, colour="red").commit()
+    Batch(place, range(20, 30), 2).commit()
+    assert rows(table) == list(range(30))
+    assert table.query("SELECT count(colour) FROM t").fetchall() == [(10,)]
+    with pytest.raises(SchemaConflict, match="column 'colour' is VARCHAR in the table and BIGINT in the batch"):
+        Batch(place, range(30, 40), 3, colour=1)
+    assert orphans(table) == set()
+    check_sound(table)
+
+
+def test_of_two_drivers_of_one_checkpoint_one_commits_a_batch_and_a_late_one_is_refused(
+    table: Table, place: dict[str, str]
+) -> None:
+    """Both read from the checkpoint what the batch is, so it has the same rows; one was asleep since."""
+    first, second, sleeper = (Batch(place, range(10), 0) for _ in range(3))
+    second.commit()
+    first.commit()
+    assert rows(table) == list(range(10))
+    Batch(place, range(10, 20), 1).commit()
+    with pytest.raises(CheckpointBehind, match=r"at batch 0, and the table has its batch 1.*If another driver runs"):
+        sleeper.commit()
+    sleeper.abort()  # as Spark does
+    assert rows(table) == list(range(20))
+    assert orphans(table) == set()
+    check_sound(table)
+
+
+def test_a_batch_that_was_claimed_and_never_published_is_published_by_the_next_try(
+    table: Table, place: dict[str, str], proxy: CountingProxy
+) -> None:
+    """Even when the next try has other rows, from an older checkpoint: it is told so."""
+    proxy.answer = lambda kind, path, _: DENIED if kind == "PUT" and "/_log/" in path else None
+    lost = Batch(place, range(10), 0)
+    with pytest.raises(AccessDenied):
+        lost.commit()
+    lost.abort()
+    assert rows(table) == []
+    proxy.answer = None
+    with pytest.raises(CheckpointBehind, match="batch 0 of the stream has 20 rows now, and had 10 when it was done"):
+        Batch(place, range(20), 0).commit()
+    assert rows(table) == list(range(10))
+    Batch(place, range(10), 0).commit()
+    assert rows(table) == list(range(10))
+    assert orphans(table) == set()
+    check_sound(table)
+
+
+def test_an_abort_because_of_a_task_that_failed_deletes_what_the_others_wrote(
+    table: Table, place: dict[str, str]
+) -> None:
+    failed = Batch(place, range(10), 0)
+    failed.messages[1] = None
+    failed.abort()
+    assert orphans(table) == set()
+    assert rows(table) == []
+
+
+def test_a_batch_of_no_stream_is_not_committed(table: Table, place: dict[str, str]) -> None:
+    nameless = Batch(place, range(10), 0)
+    nameless.messages = [replace(m, stream=None) for m in nameless.messages]
+    with pytest.raises(InvariantViolated, match=r"Spark did not tell its tasks sql\.streaming\.queryId"):
+        nameless.commit()
+    assert rows(table) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"txn_application": "app", "txn_sequence": "1"}, "['txn_application', 'txn_sequence'] is not for streams"),
+        ({"job": "mine"}, "['job'] is not for streams"),
+        ({"colour": "red"}, "unknown options ['colour']"),
+        ({"overwrite": "table"}, "overwrite is 'table' and the mode is append"),
+    ],
+)
+def test_an_option_that_is_not_for_streams_is_refused(
+    options: dict[str, str], reason: str, table: Table, place: dict[str, str]
+) -> None:
+    before = keys(table, "")
+    with pytest.raises(InvalidOption, match=re.escape(f"{table.uri}: {reason}")):
+        Batch(place | options, range(10), 0)
+    assert keys(table, "") == before

@@ -1,0 +1,397 @@
+"""`icedb.spark.write` and the options of the data source: distribution, size of parts, what an overwrite replaces."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
+
+import icedb
+from icedb import spark as icedb_spark
+from icedb.errors import (
+    EmptyBatch,
+    InvalidBatch,
+    InvalidOption,
+    InvalidPartitionExpression,
+    SchemaConflict,
+    ViewBehind,
+)
+from icedb.spark.datasource.writer import open_writer
+from icedb.spark.distribution import plan_ranges
+from icedb.spark.partition_locality import partition_text
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]
+
+Create = Callable[..., icedb.Table]
+
+
+@pytest.fixture
+def create(local: Any) -> Create:
+    return lambda **spec: icedb.Table.create(local.uri, **spec)
+
+
+@pytest.fixture
+def create_shared(shared_place: Any) -> Create:
+    return lambda **spec: icedb.Table.create(shared_place.uri, storage_options=shared_place.storage_options, **spec)
+
+
+def options(table: icedb.Table) -> dict[str, str]:
+    return {"path": table.uri, **table.handle.location.storage_options}
+
+
+def numbers(spark: SparkSession, rows: int, tasks: int = 4, expression: str = "id % 10") -> DataFrame:
+    """(n, p): `rows` numbers and what `expression` makes of them, in that many tasks."""
+    return spark.range(0, rows, 1, tasks).selectExpr("id AS n", f"{expression} AS p")
+
+
+def partitions(table: icedb.Table) -> Counter[str]:
+    """Partition -> how many live parts."""
+    return Counter(p.partition for p in table.snapshot().parts)
+
+
+def content(table: icedb.Table) -> list[tuple[Any, ...]]:
+    return table.query("SELECT p, count(*), min(n), max(n) FROM t GROUP BY p ORDER BY p").fetchall()
+
+
+# ------------------------------------------------------------------------------------------ distribution
+
+
+def test_without_a_shuffle_each_task_has_parts_of_all_its_partitions(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["p"], sort_by=["n"])
+    commit = icedb_spark.write(numbers(spark, 400), table.uri)
+    assert set(partitions(table).values()) == {4}
+    assert commit.key
+    assert {p.key for p in commit.parts} == {p.key for p in table.snapshot().parts}
+
+
+@pytest.mark.sampled(cases=1)
+def test_with_a_shuffle_each_partition_is_one_part_in_one_commit(spark: SparkSession, create_shared: Create) -> None:
+    table = create_shared(partition_by=["p % 5 AS five", "CAST(n % 2 AS BOOLEAN) AS odd"], sort_by=["n"])
+    frame = numbers(spark, 10_000)
+    commit = icedb_spark.write(
+        frame, table.uri, distribution="partition", tasks=3, storage_options=table.handle.location.storage_options
+    )
+    assert set(partitions(table).values()) == {1}
+    assert len(commit.parts) == 10
+    assert table.snapshot().log_files == 1
+    assert content(table) == [(p, 1_000, p, 9_990 + p) for p in range(10)]
+    assert table.verify().problems == ()
+
+
+def test_a_partition_with_most_of_the_rows_is_written_by_several_tasks(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["p"], sort_by=["n"])
+    frame = numbers(spark, 20_000, expression="CASE WHEN id % 10 < 7 THEN 3 ELSE id % 10 END")
+    icedb_spark.write(frame, table.uri, distribution="partition", tasks=6)
+    parts = [p.rows or 0 for p in table.snapshot().files("p = 3")]
+    assert len(parts) >= 3
+    assert max(parts) < 2 * min(parts)
+    assert partitions(table)["p=8"] == 1
+    assert table.query("SELECT count(*), count(DISTINCT n) FROM t").fetchall() == [(20_000, 20_000)]
+
+
+@pytest.mark.sampled(cases=2)
+@pytest.mark.parametrize(
+    ("spec", "select"),
+    [
+        ({"partition_by": ["strftime(day, '%Y-%m') AS m"]}, "id, date_add(date'2026-01-01', int(id % 90)) AS day"),
+        ({"path_columns": {"region": "VARCHAR"}}, "id, concat('r ', id % 7) AS region"),
+        ({"partition_by": ["k"]}, "id, concat('k', id % 7) AS `_partition_key`, id % 3 AS K"),
+        ({"partition_by": ["coalesce(absent, 'none') AS a"], "schema": {"absent": "VARCHAR", "id": "BIGINT"}}, "id"),
+        ({}, "id, map('a', id) AS m"),
+    ],
+    ids=["expression", "path-column", "another-case", "lacking-column", "unpartitioned"],
+)  # fmt: skip
+def test_rows_are_distributed_by_whatever_partitions_a_table(
+    spark: SparkSession, create: Create, spec: dict[str, Any], select: str
+) -> None:
+    table = create(**spec)
+    frame = spark.range(0, 3_000, 1, 4).selectExpr(*_split(select))
+    icedb_spark.write(frame, table.uri, distribution="partition", tasks=2)
+    counts = partitions(table)
+    assert set(counts.values()) == ({1} if spec and len(counts) > 1 else {2})
+    assert table.query("SELECT count(*), count(DISTINCT id) FROM t").fetchall() == [(3_000, 3_000)]
+
+
+def _split(select: str) -> list[str]:
+    """Columns of a SELECT list: commas within parentheses are not between columns."""
+    parts, depth = [""], 0
+    for char in select:
+        depth += (char == "(") - (char == ")")
+        if char == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return parts
+
+
+@pytest.mark.sampled(cases=3)
+@pytest.mark.parametrize(
+    ("expression", "select", "by_spark"),
+    [
+        ("CAST(ts AS DATE) AS p", "timestamp_seconds(id * 9000) AS ts", True),
+        ("strftime(make_timestamp(ts * 1000), '%Y-%m-%dT%Hh') AS p", "id * 9000 * 1000 AS ts", True),
+        ("strftime(day, 'it''s %d') AS p", "date_from_unix_date(id % 5) AS day", True),
+        ("date_trunc('month', day) AS p", "date_from_unix_date(int(id % 90)) AS day", True),
+        ("(n % 7) // 2 AS p", "id AS n", True),
+        ("lower(text) AS p", "concat('A', id % 5) AS text", True),
+        ("year(day) * 100 + month(day) AS p", "date_from_unix_date(int(id % 90)) AS day", False),
+        ("strftime(day, '%A') AS p", "date_from_unix_date(int(id % 90)) AS day", False),
+        ("CAST(hash(n) % 5 AS INTEGER) AS p", "id AS n", False),
+        ("s.x AS p", "named_struct('x', id % 5) AS s", False),
+        ("CAST(text AS DATE) AS p", "string(date_from_unix_date(int(id % 5))) AS text", True),
+        ("p", "CASE WHEN id % 5 > 0 THEN id % 5 END AS p", True),
+    ],
+)
+def test_spark_computes_what_it_can_of_partitions_and_duckdb_the_rest(
+    spark: SparkSession, create: Create, expression: str, select: str, by_spark: bool
+) -> None:
+    table = create(partition_by=[expression])
+    frame = spark.range(0, 300, 1, 3).selectExpr(select.replace("(id % 5) AS day", "(int(id % 5)) AS day"), "id")
+    assert (partition_text(frame, table.handle) is not None) == by_spark
+    commit = icedb_spark.write(frame, table.uri, distribution="partition", tasks=2)
+    assert commit.rows == 300
+    assert set(partitions(table).values()) == {1}
+    assert len(partitions(table)) > 1
+
+
+def test_rows_that_choose_their_partition_are_distributed_by_that(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["n // 1000 AS thousand"])
+    frame = spark.range(0, 2_000, 1, 4).selectExpr("id AS n", "concat('thousand=', id % 4) AS `_partition`")
+    icedb_spark.write(frame, table.uri, distribution="partition", tasks=2)
+    assert partitions(table) == {f"thousand={n}": 1 for n in range(4)}
+
+
+def test_a_frame_without_rows_is_no_commit(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["p"])
+    commit = icedb_spark.write(numbers(spark, 0), table.uri, distribution="partition")
+    assert not commit.committed
+    assert table.snapshot().parts == ()
+
+
+@given(
+    st.dictionaries(st.text(max_size=3), st.integers(1, 10_000), max_size=30),
+    st.integers(1, 12),
+)
+def test_ranges_are_contiguous_and_no_task_has_much_more_than_its_share(counts: dict[str, int], tasks: int) -> None:
+    ranges = plan_ranges({k: float(v) for k, v in counts.items()}, tasks)
+    assert ranges[0].first == ""
+    assert [r.first for r in ranges] == sorted({r.first for r in ranges})
+    ends = [r.task + r.tasks for r in ranges]
+    assert [r.task for r in ranges] == [0, *ends[:-1]]  # every task has a range, none is left over
+    share = max(1.0, sum(counts.values()) / tasks)
+    assert ends[-1] <= 2 * tasks + 1
+    for n, found in enumerate(ranges):
+        after = ranges[n + 1].first if n + 1 < len(ranges) else None
+        rows = sum(v for k, v in counts.items() if k >= found.first and (after is None or k < after))
+        assert rows / found.tasks <= 2 * share
+
+
+def test_what_is_wrong_with_a_frame_is_told_before_it_is_distributed(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["p"])
+    table.insert([{"n": 1, "p": 1}])
+    with pytest.raises(SchemaConflict, match="'p'"):
+        icedb_spark.write(numbers(spark, 10, expression="'one'"), table.uri, distribution="partition")
+    with pytest.raises(InvalidPartitionExpression, match="'p AS p'"):
+        icedb_spark.write(spark.range(3).selectExpr("id AS n"), create_other(table).uri, distribution="partition")
+    failing = numbers(spark, 10, expression="CASE WHEN id = 7 THEN raise_error('no seven') ELSE id END")
+    with pytest.raises(InvalidBatch, match=r"\A.*table.*no seven"):
+        icedb_spark.write(failing, table.uri, distribution="partition")
+    assert content(table) == [(1, 1, 1, 1)]
+
+
+def create_other(table: icedb.Table) -> icedb.Table:
+    """A new table beside that one."""
+    return icedb.Table.create(f"{table.uri}-other", partition_by=["p"])
+
+
+def test_a_table_whose_rows_a_query_makes_cannot_be_distributed(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["p"], insert_query="SELECT n, n % 3 AS p FROM _rows")
+    with pytest.raises(InvalidOption, match="distribution='none'"):
+        icedb_spark.write(numbers(spark, 10), table.uri, distribution="partition")
+    icedb_spark.write(numbers(spark, 10), table.uri)
+    assert sorted(partitions(table)) == ["p=0", "p=1", "p=2"]
+
+
+# ------------------------------------------------------------------------------------------ size of parts
+
+
+def test_a_large_partition_becomes_parts_of_the_size_that_is_asked_for(spark: SparkSession, create: Create) -> None:
+    table = create(sort_by=["n"])
+    frame = spark.range(0, 200_000, 1, 1).selectExpr("id AS n", "md5(cast(id AS string)) AS text")
+    icedb_spark.write(frame, table.uri, part_bytes=1024 * 1024)
+    parts = table.snapshot().parts
+    assert len(parts) > 3
+    assert all(512 * 1024 < p.bytes < 2 * 1024 * 1024 for p in parts)
+    assert table.query("SELECT count(*), count(DISTINCT n) FROM t").fetchall() == [(200_000, 200_000)]
+
+
+# ------------------------------------------------------------------------------------------ overwrite
+
+
+@pytest.mark.sampled(cases=2)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"overwrite": "partitions", "partitions": json.dumps(["p=1", "p=2"])},
+        {"overwrite": "partitions", "partitions": "p IN (1, 2)"},
+        {"overwrite": "dynamic"},
+        {"partitionOverwriteMode": "dynamic"},
+    ],
+    ids=["paths", "predicate", "dynamic", "spark's-name"],
+)
+def test_an_overwrite_replaces_exactly_the_partitions_that_it_means(
+    spark: SparkSession, create_shared: Create, how: dict[str, str]
+) -> None:
+    table = create_shared(partition_by=["p"])
+    table.insert([{"n": n, "p": n % 4} for n in range(40)])
+    frame = spark.createDataFrame([(100, 1), (200, 2)], "n long, p long")
+    frame.write.format("icedb").mode("overwrite").options(**options(table), **how).save()
+    assert content(table) == [(0, 10, 0, 36), (1, 1, 100, 100), (2, 1, 200, 200), (3, 10, 3, 39)]
+    assert table.snapshot().epoch == 2
+
+
+def test_named_partitions_without_new_rows_are_emptied_and_dynamic_ones_are_not(
+    spark: SparkSession, create: Create
+) -> None:
+    table = create(partition_by=["p"])
+    table.insert([{"n": n, "p": n % 4} for n in range(40)])
+    frame = spark.createDataFrame([(100, 1)], "n long, p long")
+    icedb_spark.write(frame, table.uri, overwrite="dynamic")
+    assert [p for p, *_ in content(table)] == [0, 1, 2, 3]
+    icedb_spark.write(frame, table.uri, overwrite="partitions", partitions=["p=1", "p=2"])
+    assert [p for p, *_ in content(table)] == [0, 1, 3]
+    table.overwrite(frame, partitions="p < 3")  # the same by the table's own method
+    assert [p for p, *_ in content(table)] == [1, 3]
+
+
+def test_a_dynamic_overwrite_without_rows_replaces_nothing(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["p"])
+    table.insert([{"n": 1, "p": 1}])
+    assert not icedb_spark.write(numbers(spark, 0), table.uri, overwrite="dynamic").committed
+    assert content(table) == [(1, 1, 1, 1)]
+    with pytest.raises(EmptyBatch):
+        icedb_spark.write(numbers(spark, 0), table.uri, overwrite="partitions", partitions=["p=1"])
+    assert content(table) == [(1, 1, 1, 1)]
+
+
+def test_rows_outside_the_named_partitions_are_refused_and_their_parts_deleted(
+    spark: SparkSession, create: Create
+) -> None:
+    table = create(partition_by=["p"])
+    table.insert([{"n": 1, "p": 1}])
+    with pytest.raises(InvalidBatch, match="outside the partitions to overwrite"):
+        icedb_spark.write(numbers(spark, 10), table.uri, overwrite="partitions", partitions=["p=1"])
+    assert content(table) == [(1, 1, 1, 1)]
+    assert len(table.handle.store.list(table.handle.keys.data_prefix)) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "how", "message"),
+    [
+        ("overwrite", {}, "overwrite', 'table'"),
+        ("overwrite", {"overwrite": "all"}, "'table', 'partitions' or 'dynamic'"),
+        ("overwrite", {"overwrite": "partitions"}, "which partitions"),
+        ("overwrite", {"overwrite": "partitions", "partitions": "[1]"}, "JSON list of paths"),
+        ("overwrite", {"overwrite": "partitions", "partitions": "[]"}, "JSON list of paths"),
+        ("overwrite", {"overwrite": "table", "partitions": "p = 1"}, "nothing says that they shall be replaced"),
+        ("overwrite", {"overwrite": "table", "partitionOverwriteMode": "dynamic"}, "Give one"),
+        ("overwrite", {"overwrite": "table", "partitionOverwriteMode": "dynamik"}, "'static' or 'dynamic'"),
+        ("overwrite", {"overwrite": "dynamic", "partitionOverwriteMode": "static"}, "Give one"),
+        ("append", {"overwrite": "table"}, "replaces nothing"),
+        ("append", {"txn_application": "a", "txn_sequence": "²"}, "txn"),
+        ("append", {"partitions": "p = 1"}, "nothing says that they shall be replaced"),
+        ("append", {"distribution": "partition"}, "icedb.spark.write"),
+        ("append", {"distribution": "hash"}, "give 'none'"),
+        ("append", {"part_bytes": "1"}, "part_bytes"),
+        ("append", {"memory_bytes": "64M"}, "memory_bytes"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_before_any_task(
+    spark: SparkSession, create: Create, mode: str, how: dict[str, str], message: str
+) -> None:
+    table = create(partition_by=["p"])
+    table.insert([{"n": 1, "p": 1}])
+    writer = numbers(spark, 10).write.format("icedb").mode(mode)
+    with pytest.raises(Exception, match="InvalidOption") as caught:
+        writer.options(**options(table), **how).save()
+    assert message in str(caught.value)
+    assert content(table) == [(1, 1, 1, 1)]
+    assert len(table.handle.store.list(table.handle.keys.data_prefix)) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"distribution": "hash"}, "'none' or 'partition'"),
+        ({"tasks": 3}, "tasks is for distribution='partition'"),
+        ({"distribution": "partition", "tasks": 0}, "tasks is 0"),
+        ({"distribution": "partition", "memory_bytes": 1}, "memory_bytes"),
+        ({"distribution": "partition", "part_bytes": 1}, "part_bytes"),
+        ({"overwrite": "all"}, "'table', 'partitions' or 'dynamic'"),
+        ({"overwrite": "partitions"}, "They go together"),
+        ({"overwrite": "table", "partitions": ["p=1"]}, "They go together"),
+        ({"overwrite": "table", "txn": ("a", 1)}, "takes no txn"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(
+    spark: SparkSession, create: Create, how: dict[str, Any], message: str
+) -> None:
+    table = create(partition_by=["p"])
+    with pytest.raises(InvalidOption, match=f"{table.uri}.*{message}"):
+        icedb_spark.write(numbers(spark, 10), table.uri, **how)
+    assert table.snapshot().parts == ()
+
+
+def test_a_value_that_no_partition_can_be_made_of_is_told_as_such(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["CAST(text AS INTEGER) AS p"])
+    frame = spark.range(100).selectExpr("concat('x', id) AS text")
+    for distribution in ("none", "partition"):
+        with pytest.raises(InvalidPartitionExpression, match="x"):
+            icedb_spark.write(frame, table.uri, distribution=distribution)
+    assert table.snapshot().parts == ()
+
+
+def test_a_skewed_partition_of_maps_is_written_too(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["m['a'] // 1000 AS p"])
+    frame = spark.range(0, 500, 1, 2).selectExpr("map('a', id) AS m")
+    icedb_spark.write(frame, table.uri, distribution="partition", tasks=4)
+    assert table.query("SELECT count(*) FROM t").fetchall() == [(500,)]
+
+
+def test_a_view_that_is_made_while_a_job_runs_is_told_to_be_behind(spark: SparkSession, create: Create) -> None:
+    table = create()
+    schema = StructType([StructField("n", LongType())])
+    writer = open_writer(schema, options(table), overwrite=False)
+    message = writer.write(iter([pa.record_batch({"n": [1, 2]})]))
+    table.create_view("copy", "SELECT n FROM _rows")
+    with pytest.raises(ViewBehind, match=r"copy.*refresh_view"):
+        writer.commit([message])
+    assert table.query("SELECT count(*) FROM t").fetchall() == [(2,)]
+
+
+def test_a_predicate_may_begin_like_a_list(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["p"])
+    table.insert([{"n": n, "p": n % 4} for n in range(40)])
+    frame = spark.createDataFrame([(100, 1)], "n long, p long")
+    table.overwrite(frame, partitions="[1, 2].list_contains(p)")
+    assert [p for p, *_ in content(table)] == [0, 1, 3]
+
+
+def test_a_transaction_is_written_once(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["p"])
+    first = icedb_spark.write(numbers(spark, 10), table.uri, txn=("job", 1), distribution="partition")
+    again = icedb_spark.write(numbers(spark, 10), table.uri, txn=("job", 1), distribution="partition")
+    assert first.committed
+    assert again.repeated
+    assert table.query("SELECT count(*) FROM t").fetchall() == [(10,)]

@@ -1,0 +1,113 @@
+"""A row belongs to exactly one partition, whenever and wherever it is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icedb import Table
+from icedb.errors import InvalidBatch, InvalidOption, InvalidPartitionExpression, InvalidURI
+from icedb.storage.obstore_store import open_store
+from icedb.testing import ClockedStore, ManualClock, create_table
+
+ROWS: list[dict[str, Any]] = [{"a": [1, 2, 3], "s": "x,y", "i": 1}, {"a": [], "s": "", "i": 2}]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["unnest(a) AS x", "generate_subscripts(a, 1) AS x", "regexp_split_to_table(s, ',') AS x", "unnest([1, 2]) AS x"],
+)
+def test_an_expression_with_several_values_for_a_row_is_refused(expression: str, tmp_path: Path) -> None:
+    table = Table.create(tmp_path / "t", partition_by=[expression])
+    with pytest.raises(InvalidPartitionExpression, match="one"):
+        table.insert(ROWS)
+    assert table.snapshot().parts == ()
+    assert open_store(table.handle.location).list(table.handle.keys.data_prefix) == []
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["current_date AS d", "CURRENT_TIMESTAMP AS d", "localtimestamp AS d", "age(ts) AS d", "now() AS d",
+     "random() AS d", "array_shuffle([a, b]) AS d", "current_user AS d", "getvariable('x') AS d", "uuid() AS d"],
+)  # fmt: skip
+def test_an_expression_that_changes_with_time_or_chance_is_refused(expression: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidPartitionExpression, match="different values for one row"):
+        Table.create(tmp_path / "t", partition_by=[expression])
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize("folder", ["a=777", "x=777", "A=1/X=2", "env=prod"])
+def test_a_folder_above_the_table_that_looks_like_a_partition_changes_nothing(folder: str, tmp_path: Path) -> None:
+    table = Table.create(tmp_path / folder / "t", partition_by=["b AS x"])
+    table.insert([{"a": 1, "b": 2}, {"a": 3, "b": 4}])
+    assert table.query("SELECT a, b, x FROM t ORDER BY a").fetchall() == [(1, 2, 2), (3, 4, 4)]
+    assert table.query("SELECT a FROM t WHERE x = 2").fetchall() == [(1,)]
+    assert table.query("SELECT * FROM t").columns == ["a", "b", "x"]
+
+
+@pytest.mark.long
+def test_a_later_column_cannot_take_a_partition_columns_name(tmp_path: Path) -> None:
+    table = Table.create(tmp_path / "t", partition_by=["a AS d"])
+    table.insert([{"a": 1}])
+    with pytest.raises(InvalidBatch, match="Leave it out"):
+        table.insert([{"a": 2, "D": 99}])
+    with pytest.raises(InvalidBatch, match="a query of the table returns it"):
+        table.insert(table.snapshot().to_arrow())
+    assert table.query("SELECT a, d FROM t").fetchall() == [(1, 1)]
+    plain = Table.create(tmp_path / "plain", partition_by=["day"])
+    plain.insert([{"day": "x"}])
+    plain.insert(plain.snapshot().to_arrow())
+    assert plain.query("SELECT day FROM t").fetchall() == [("x",), ("x",)]
+
+
+@pytest.mark.parametrize("name", ["rowid", "RowId", "select", "order", 'a"b', "a b", "t", "staged", "filename"])
+@pytest.mark.parametrize("values", [[7, 3], ["x", "1 AND 5"]])
+def test_a_column_may_have_any_name(name: str, values: list[Any], tmp_path: Path) -> None:
+    table = Table.create(tmp_path / "t", partition_by=["k AS p"], sort_by=[name])
+    for _ in range(2):
+        table.insert([{name: value, "k": n} for n, value in enumerate(values)])
+    assert table.merge().new_parts == 2
+    read = table.snapshot().to_arrow(columns=[name]).column(0).to_pylist()
+    assert sorted(read) == sorted(values * 2)
+
+
+@pytest.mark.parametrize("name", ["__icedb_x", "__ICEDB_file", "a\0b"])
+def test_a_name_that_the_library_needs_is_refused(name: str, clocked: ClockedStore, clock: ManualClock) -> None:
+    table = create_table(clocked, clock)
+    with pytest.raises(InvalidBatch):
+        table.insert([{name: 1}])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"fencing": "None"}, "one of 'claims', 'none'"), ({"sort_by": [1]}, "sort_by"),
+     ({"partition_by": None}, "partition_by"), ({"row_group_rows": "x"}, "row_group_rows")],
+)  # fmt: skip
+def test_an_option_of_the_wrong_kind_is_refused(options: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        Table.create(tmp_path / "t", **options)
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize("as_of", ["2020-01-01", True, 1.5, float("nan")])
+def test_a_time_of_the_wrong_kind_is_refused(as_of: Any, tmp_path: Path) -> None:
+    table = Table.create(tmp_path / "t")
+    with pytest.raises(InvalidOption, match="as_of"):
+        table.snapshot(as_of=as_of)
+
+
+@pytest.mark.parametrize("sql", ["", "-- nothing"])
+def test_a_query_without_an_answer_is_refused(sql: str, tmp_path: Path) -> None:
+    table = Table.create(tmp_path / "t")
+    with pytest.raises(InvalidOption, match="no answer"):
+        table.query(sql)
+
+
+def test_a_secret_in_an_address_is_refused_and_not_repeated() -> None:
+    with pytest.raises(InvalidURI) as uri:
+        Table.create("s3://AKID:S3CRET@bucket/t")
+    with pytest.raises(InvalidOption) as endpoint:
+        Table.create("s3://bucket/t", storage_options={"AWS_ENDPOINT_URL": "http://user:S3CRET@127.0.0.1:1"})
+    assert "S3CRET" not in str(uri.value) + str(endpoint.value)

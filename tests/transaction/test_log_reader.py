@@ -1,0 +1,382 @@
+"""A refresh lists little, fetches what is new, and never shows a state that is older or was never there.
+
+Log files are put straight into the store; what the table's own verbs do is in the tests of these.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from icedb import Table
+from icedb.errors import TornListing
+from icedb.format.codec import encode
+from icedb.format.keys import Keys
+from icedb.format.records import LogFile, LogTombstone, Marker
+from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS, Timing
+from icedb.operations.commits.drop_partitions import replace_partitions
+from icedb.storage.object_store import ObjectInfo
+from icedb.testing import ClockedStore, FaultyStore, ManualClock, Request, create_table
+from icedb.transaction.append import append
+from icedb.transaction.log_reader import LogReader
+from icedb.writer.part_writer import WrittenParts
+
+KEYS = Keys("table")
+BEHIND_MS = 12 * MINUTE_MS  # twice the commit timeout and the skew
+
+
+class ListingStore(FaultyStore):
+    """Remembers where each listing began, and may give it in pieces, as a real one of many keys is."""
+
+    def __init__(self, inner: ClockedStore) -> None:
+        super().__init__(inner)
+        self.afters: list[str | None] = []
+        self.without: set[str] = set()
+
+    def list(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
+        self.afters.append(after)
+        missing, self.without = self.without, set()
+        return [i for i in super().list(prefix, after=after) if i.key not in missing]
+
+
+class World:
+    """A store of log files, and a reader with a past."""
+
+    def __init__(self, *, epochs: bool = True) -> None:
+        self.clock = ManualClock()
+        self.store = ClockedStore(self.clock)
+        self.listed = ListingStore(self.store)
+        self.reader = LogReader(self.listed, KEYS, clock=self.clock)
+        if epochs:
+            self.put(
+                LogFile(self.clock.now_ms(), {}, (marker("first", self.clock.now_ms()),), epoch=1, live_epochs=(1,))
+            )
+
+    def put(self, file: LogFile, *, writer: str = "host-1-0123456789ab") -> str:
+        name = writer if file.epoch is None else f"{writer}.e{file.epoch}"
+        key = KEYS.log_file(file.t_ms, merged=file.carries_tombstones, writer=name)
+        self.store.create(key, encode(file))
+        return key
+
+    def append(self, name: str, *, t_ms: int | None = None, writer: str = "w") -> str:
+        t_ms = self.clock.now_ms() if t_ms is None else t_ms
+        return self.put(LogFile(t_ms, {}, (marker(name, t_ms),)), writer=writer)
+
+    def live(self, *, everything: bool = False, fresh: bool = False) -> set[str]:
+        self.listed.requests.clear()
+        self.listed.afters.clear()
+        return names(self.reader, everything=everything, fresh=fresh)
+
+
+def marker(name: str, t_ms: int, dead_ms: int | None = None) -> Marker:
+    return Marker(f"table/_data/{name}.parquet", 10, t_ms, dead_ms)
+
+
+def names(reader: LogReader, **options: bool) -> set[str]:
+    return {m.key.split("/")[-1].removesuffix(".parquet") for m in reader.read(**options).live}
+
+
+# ------------------------------------------------------------------------------------------ what a refresh asks
+
+
+def test_a_refresh_without_news_is_one_list_from_where_something_could_have_changed() -> None:
+    world = World()
+    assert world.live() == {"first"}
+    assert world.listed.afters == [None]
+    newest_ms = world.clock.now_ms()
+    for by_ms in (10 * MINUTE_MS, 0, 30_000):
+        world.clock.advance(by_ms)
+        assert world.live() == {"first"}
+        assert [r.kind for r in world.listed.requests] == ["list"]
+        assert world.listed.afters == [f"table/_log/{newest_ms - BEHIND_MS}"]
+
+
+@pytest.mark.parametrize("ahead_ms", [20 * MINUTE_MS, HOUR_MS, 10 * DAY_MS])
+def test_a_reader_whose_clock_is_far_ahead_sees_new_commits(ahead_ms: int) -> None:
+    world = World()
+    reader = LogReader(world.store, KEYS, clock=world.clock.skewed(ahead_ms))
+    assert names(reader) == {"first"}
+    world.clock.advance(MINUTE_MS)
+    world.append("new")
+    assert names(reader) == {"first", "new"}
+
+
+@pytest.mark.parametrize("behind_ms", [0, MINUTE_MS, BEHIND_MS - 1, BEHIND_MS])
+def test_a_log_file_that_lands_as_far_behind_as_it_may_is_seen(behind_ms: int) -> None:
+    world = World()
+    world.clock.advance(20 * MINUTE_MS)
+    world.live()
+    listed_ms = world.clock.now_ms()
+    world.append("late", t_ms=listed_ms - behind_ms)
+    world.clock.advance(HOUR_MS // 2)
+    assert world.live() == {"first", "late"}
+    assert len(world.listed.requests) == 2
+
+
+def test_a_log_file_from_long_past_is_seen_at_once_by_a_fresh_read_and_by_any_after_the_grace_period() -> None:
+    world = World()
+    world.clock.advance(3 * HOUR_MS)
+    world.append("recent")
+    world.live()
+    world.append("late", t_ms=world.clock.now_ms() - 2 * HOUR_MS)
+    assert world.live() == {"first", "recent"}
+    assert LogReader(world.store, KEYS, clock=world.clock).read().parts.keys() > {"table/_data/late.parquet"}
+    for _ in range(12):
+        world.clock.advance(5 * MINUTE_MS)
+        assert world.live() == {"first", "recent"}
+    world.clock.advance(1)
+    assert world.live() == {"first", "recent", "late"}
+    assert world.listed.afters == [None]
+    world.append("later", t_ms=world.clock.now_ms() - 2 * HOUR_MS)
+    assert world.live(fresh=True) == {"first", "recent", "late", "later"}
+
+
+def test_a_clock_that_is_set_back_is_no_reason_to_miss_anything() -> None:
+    world = World()
+    world.clock.advance(HOUR_MS)
+    world.live()
+    world.clock.advance(-3 * HOUR_MS)
+    world.append("now")
+    assert world.live() == {"first", "now"}
+
+
+def test_a_log_without_epochs_is_listed_whole_and_what_was_replaced_in_place_is_fetched_again() -> None:
+    world = World(epochs=False)
+    key = world.append("a")
+    world.live()
+    world.clock.advance(1_000)
+    world.store.delete([key])
+    t_ms = int(key.split("/")[-1][:13])
+    assert world.append("b", t_ms=t_ms) == key
+    assert world.live() == {"b"}
+    assert world.listed.afters == [None]
+    assert world.live() == {"b"}
+    assert [r.kind for r in world.listed.requests] == ["list"], "the same object is not fetched twice"
+
+
+def test_more_than_a_thousand_log_files_are_read_and_then_remembered() -> None:
+    world = World()
+    for n in range(2_500):
+        world.clock.advance(1_000)
+        world.append(f"p{n}")
+    assert len(world.live()) == 2_501
+    world.append("one more", writer="z")
+    assert len(world.live()) == 2_502
+    assert len(world.listed.requests) == 2
+
+
+# ------------------------------------------------------------------------------------------ the head
+
+
+def test_only_what_counts_is_fetched_the_head_first() -> None:
+    world = World()
+    keys = [world.append(f"p{n}", t_ms=world.clock.now_ms() + n) for n in range(20)]
+    t_ms = world.clock.now_ms() + 30
+    first = min(world.store.objects)
+    gone = tuple(LogTombstone(k, t_ms) for k in [first, *keys])
+    parts = (marker("first", 1), *(marker(f"p{n}", n) for n in range(20)))
+    head = world.put(LogFile(t_ms, {}, parts, gone, epoch=2, live_epochs=(2,)))
+    assert len(world.live()) == 21
+    assert [r.keys for r in world.listed.requests if r.kind == "get"] == [(head,)]
+    assert world.live(everything=True) == world.live()
+
+
+def test_a_head_that_is_deleted_between_list_and_get_does_not_bring_an_older_state_back() -> None:
+    world = World()
+    first = min(world.store.objects)
+    t_ms = world.clock.now_ms()
+    parts = (marker("first", t_ms, t_ms + 1), marker("b", t_ms + 1))
+    second = world.put(LogFile(t_ms + 1, {}, parts, (LogTombstone(first, t_ms + 1),), epoch=2, live_epochs=(2,)))
+
+    def replace(request: Request) -> None:
+        if request.kind == "get":
+            world.listed.before = None
+            parts = (marker("b", t_ms + 1, t_ms + 2), marker("c", t_ms + 2))
+            replaced = tuple(LogTombstone(k, t_ms + 2) for k in (first, second))
+            world.put(LogFile(t_ms + 2, {}, parts, replaced, epoch=3, live_epochs=(3,)))
+            world.store.delete([second])
+
+    world.listed.before = replace
+    assert world.live() == {"c"}
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_v3_writer_whose_host_is_named_like_an_epoch_is_read(everything: bool) -> None:
+    world = World()
+    for n, writer in enumerate(("x.e5", "y.e1", "host.e99", "e7", "a_m.e3")):
+        world.append(f"v{n}", t_ms=world.clock.now_ms() + n, writer=writer)
+    assert world.live(everything=everything) == {"first", "v0", "v1", "v2", "v3", "v4"}
+    world.put(LogFile(world.clock.now_ms() + 10, {}, (marker("b", 1),), epoch=2, live_epochs=(1, 2)))
+    assert world.live(everything=everything) == {"first", "v0", "v1", "v2", "v3", "v4", "b"}
+
+
+# ------------------------------------------------------------------------------------------ torn listings
+
+
+def test_a_listing_without_an_epoch_that_the_head_lists_is_made_again() -> None:
+    world = World()
+    first = min(world.store.objects)
+    world.put(LogFile(world.clock.now_ms() + 1, {}, (marker("b", 1),), epoch=2, live_epochs=(1, 2)))
+    world.listed.without = {first}
+    assert world.live() == {"first", "b"}
+    assert world.listed.afters == [None, None]
+
+
+def test_a_refresh_that_was_torn_lists_all() -> None:
+    # A void that was put hours after its time is behind every refresh; the next epoch lists it.
+    world = World()
+    world.clock.advance(5 * HOUR_MS)
+    world.append("recent")
+    world.live()
+    world.put(LogFile(world.clock.now_ms() - 4 * HOUR_MS, {}, epoch=2, live_epochs=(1, 2), void=True))
+    world.put(LogFile(world.clock.now_ms(), {}, (marker("c", 1),), epoch=3, live_epochs=(1, 2, 3)))
+    assert world.live() == {"first", "recent", "c"}
+    assert world.listed.afters[0] is not None
+    assert world.listed.afters[1] is None
+
+
+def test_a_log_that_never_fits_is_reported_and_what_was_remembered_stays_true() -> None:
+    world = World()
+    world.live()
+    bad = world.put(LogFile(world.clock.now_ms() + 1, {}, epoch=3, live_epochs=(1, 2, 3)))
+    with pytest.raises(TornListing, match="2"):
+        world.live()
+    world.store.delete([bad])
+    world.append("b")
+    assert world.live() == {"first", "b"}
+
+
+# ------------------------------------------------------------------------------------------ what is forgotten
+
+
+@pytest.mark.parametrize("idle_h", [1, 30])
+@pytest.mark.parametrize("every_m", [4, 25, 61, 700])
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_reader_never_shows_what_was_merged_away_cleaned_up_and_forgotten(
+    every_m: int, idle_h: int, everything: bool
+) -> None:
+    # For `idle_h` hours nobody cleans up, so a tombstone may be older than `late_ms` when its log file goes.
+    world = World(epochs=False)
+    table = create_table(world.store, world.clock)
+    table.insert([{"n": 0}])
+    expected, step, cleaned_ms = 1, 0, world.clock.now_ms()
+    end_ms = world.clock.now_ms() + 3 * DAY_MS
+    while world.clock.now_ms() < end_ms:
+        world.clock.advance(every_m * MINUTE_MS)
+        # The reader looks at a different moment of each round.
+        for n, act in enumerate((_overwrite, _append, _merge_log, _cleanup)):
+            if act is not _cleanup or world.clock.now_ms() - cleaned_ms >= idle_h * HOUR_MS:
+                cleaned_ms = world.clock.now_ms() if act is _cleanup else cleaned_ms
+                act(table, world)
+            expected = {0: 1, 1: 2}.get(n, expected)
+            if (step + n) % 3 == 0:
+                live = world.live(everything=everything and step % 2 == 0)
+                assert len(live) == expected
+                assert {f"table/_data/{name}.parquet" for name in live} <= world.store.objects.keys()
+        step += 1
+        if every_m < 60:
+            world.clock.advance((every_m * 17) % 240 * MINUTE_MS)
+
+
+def _overwrite(table: Table, world: World) -> None:
+    _commit(table, world, replace=True)
+
+
+def _append(table: Table, world: World) -> None:
+    _commit(table, world, replace=False)
+
+
+def _commit(table: Table, world: World, *, replace: bool) -> None:
+    """A small part that is no Parquet file: nobody opens it."""
+    world.clock.advance(1)
+    now_ms = world.clock.now_ms()
+    part = Marker(KEYS.part("", world.clock.new_id()), 1, now_ms, rows=1)
+    world.store.create(part.key, b"x")
+    if replace:
+        replace_partitions(table.handle, WrittenParts({"n": "BIGINT"}, (part,), now_ms), None)
+    else:
+        append(table.handle, [part], {"n": "BIGINT"}, born_ms=now_ms)
+
+
+def _merge_log(table: Table, world: World) -> None:
+    table.merge_log()
+
+
+def _cleanup(table: Table, world: World) -> None:
+    table.cleanup()
+
+
+def test_a_log_file_whose_old_tombstone_is_forgotten_right_after_it_was_deleted_stays_away() -> None:
+    world = World(epochs=False)
+    table = create_table(world.store, world.clock)
+    table.insert([{"n": 0}])
+    _commit(table, world, replace=False)
+    world.live()
+    _commit(table, world, replace=True)
+    for _ in range(26):  # longer than `late_ms`, and nobody cleans up
+        world.clock.advance(HOUR_MS)
+        assert len(world.live(fresh=True)) == 1
+    world.clock.advance(20 * MINUTE_MS)
+    table.cleanup()
+    _commit(table, world, replace=False)
+    assert table.handle.read(fresh=True).log_tombstones.keys() <= world.store.objects.keys()
+    assert len(world.live()) == 2
+
+
+# ------------------------------------------------------------------------------------------ threads
+
+
+def test_threads_that_refresh_one_reader_all_see_what_was_there_when_they_asked() -> None:
+    world = World()
+    errors: list[BaseException] = []
+    written = ["first"]
+
+    def refresh() -> None:
+        try:
+            for _ in range(60):
+                before = set(written)
+                missing = before - names(world.reader)
+                assert not missing
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=refresh) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for n in range(200):
+        world.clock.advance(20_000)
+        world.append(f"p{n}")
+        written.append(f"p{n}")
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(world.live()) == 201
+
+
+def test_a_slow_refresh_does_not_take_back_what_a_quicker_one_has_listed() -> None:
+    world = World()
+    world.live()
+
+    def overtake(request: Request) -> None:
+        world.listed.after = None
+        world.clock.advance(20 * MINUTE_MS)
+        world.append("b")
+        assert names(world.reader) == {"first", "b"}
+        world.append("c", t_ms=world.clock.now_ms() - 5 * MINUTE_MS)
+
+    world.listed.after = overtake
+    world.live()
+    assert world.live() == {"first", "b", "c"}
+
+
+def test_a_short_memory_for_tombstones_makes_whole_listings_frequent() -> None:
+    world = World()
+    timing = Timing(late_ms=20 * MINUTE_MS)
+    reader = LogReader(world.listed, KEYS, clock=world.clock, timing=timing)
+    names(reader)
+    world.listed.afters.clear()
+    for _ in range(3):
+        world.clock.advance(6 * MINUTE_MS)
+        names(reader)
+    assert [after is None for after in world.listed.afters] == [False, True, False]

@@ -1,0 +1,227 @@
+"""Columns come and types meet: what is declared, what is missing, what conflicts, and what becomes of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from icedb import Table
+from icedb.errors import InvalidBatch, InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
+from tests.operations.write.test_insert_query import objects, rows
+from tests.support.stores import Place
+
+
+def test_columns_are_the_union_over_all_rows_and_batches(place: Place) -> None:
+    table = Table.create(place.uri, storage_options=place.storage_options)
+    table.insert([{"a": 1}, {"b": "x"}, {"a": 2, "c": 1.5}])
+    table.insert([{"d": True}])
+    assert table.schema() == {"a": "BIGINT", "b": "VARCHAR", "c": "DOUBLE", "d": "BOOLEAN"}
+    assert rows(table, "SELECT a, b, c, d FROM t ORDER BY ALL") == [
+        (1, None, None, None), (2, None, 1.5, None), (None, "x", None, None), (None, None, None, True)
+    ]  # fmt: skip
+
+
+def test_a_column_without_values_waits_for_its_type(place: Place) -> None:
+    table = Table.create(place.uri, storage_options=place.storage_options)
+    table.insert([{"a": 1, "later": None}])
+    assert table.schema() == {"a": "BIGINT"}
+    table.insert([{"a": 2, "later": date(2026, 1, 2)}])
+    table.insert([{"a": 3, "later": None}])
+    assert table.schema()["later"] == "DATE"
+    assert rows(table, "SELECT a, CAST(later AS VARCHAR) FROM t ORDER BY a") == [
+        (1, None),
+        (2, "2026-01-02"),
+        (3, None),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ declared
+
+
+@pytest.mark.sampled(cases=1)
+def test_declared_columns_are_there_before_any_row_has_them(place: Place) -> None:
+    schema = {"id": "INT8", "price": "decimal(10, 2)"}
+    table = Table.create(place.uri, schema=schema, sort_by=["id"], storage_options=place.storage_options)
+    assert table.schema() == {"id": "BIGINT", "price": "DECIMAL(10,2)"}
+    table.insert([{"id": 1}])
+    assert rows(table, "SELECT id, price FROM t") == [(1, None)]
+    table.insert([{"id": 2, "price": Decimal("1.5"), "note": "more are welcome"}])
+    assert table.schema() == {"id": "BIGINT", "price": "DECIMAL(10,2)", "note": "VARCHAR"}
+    with pytest.raises(SchemaConflict, match="price"):
+        table.insert([{"id": 3, "price": "much"}])
+    again = Table.open(place.uri, storage_options=place.storage_options)
+    assert again.schema() == table.schema()
+    with pytest.raises(SchemaConflict, match="price"):
+        Table.open(place.uri, storage_options=place.storage_options).alter(schema={"price": "DOUBLE"})
+
+
+@pytest.mark.sampled(cases=1)
+def test_only_declared_columns_when_the_table_says_so(place: Place) -> None:
+    schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+    table = Table.create(
+        place.uri, schema=schema, schema_policy="declared", required=["id"], storage_options=place.storage_options
+    )
+    assert table.schema() == {"id": "BIGINT", "at": "TIMESTAMP WITH TIME ZONE"}
+    with pytest.raises(UnknownColumn, match=r"'note'.*alter\(schema="):
+        table.insert([{"id": 1, "note": "x"}])
+    with pytest.raises(InvalidBatch, match="'id' is null in 1 rows"):
+        table.insert([{"id": 1}, {"id": None}])
+    with pytest.raises(InvalidBatch, match="'id' is missing"):
+        table.insert(pa.table({"at": pa.array([datetime(2026, 1, 1)], pa.timestamp("us", "UTC"))}))
+    assert objects(table) == []
+    table.alter(schema={"note": "VARCHAR"})
+    table.insert([{"id": 1, "note": "x"}])
+    assert rows(table, "SELECT id, note FROM t") == [(1, "x")]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"schema": {"a": "NOSUCH"}}, InvalidOption, "NOSUCH"),
+        ({"schema": {"a": "INTEGER) AS b, (SELECT 1"}}, InvalidOption, "none of DuckDB's"),
+        ({"schema": {"a": "HUGEINT"}}, UnsupportedType, "HUGEINT"),
+        ({"schema": {"a": "BIGINT", "A": "BIGINT"}}, InvalidBatch, "only in case"),
+        ({"schema": {"__icedb_x": "BIGINT"}}, InvalidOption, "reserved"),
+        ({"schema": ["a"]}, InvalidOption, "dict of column"),
+        ({"schema_policy": "closed"}, InvalidOption, "schema_policy"),
+        ({"schema_policy": "declared"}, InvalidOption, "declared"),
+        ({"schema": {"a": "BIGINT"}, "schema_policy": "declared", "required": ["b"]}, UnknownColumn, "'b'"),
+        ({"schema": {"a": "BIGINT"}, "schema_policy": "declared", "sort_by": ["b"]}, UnknownColumn, "'b'"),
+    ],
+)
+def test_what_cannot_be_declared_is_refused(
+    options: dict[str, Any], error: type[Exception], message: str, local: Place
+) -> None:
+    with pytest.raises(error, match=message):
+        Table.create(local.uri, **options)
+    assert not Table.exists(local.uri)
+
+
+def test_an_open_schema_may_be_partitioned_by_what_nobody_declared(local: Place) -> None:
+    table = Table.create(local.uri, schema={"id": "BIGINT"}, partition_by=["country AS c"])
+    table.insert([{"id": 1, "country": "at"}])
+    assert table.snapshot().partitions() == ["c=at"]
+
+
+# ------------------------------------------------------------------------------------------------ conflicts
+
+
+def batch(type_: pa.DataType, *values: Any) -> pa.Table:
+    return pa.table({"x": pa.array(values, type_)})
+
+
+#: In a table with the first type: a batch of the second; what casts give, or None when they are refused.
+CASTS: list[tuple[str, pa.Table, Sequence[Any] | None]] = [
+    ("BIGINT", batch(pa.int32(), 1, -2, None), [-2, 1, None]),
+    ("BIGINT", batch(pa.uint32(), 2**32 - 1), [2**32 - 1]),
+    ("BIGINT", batch(pa.uint64(), 1), None),
+    ("INTEGER", batch(pa.int64(), 1), None),
+    ("UBIGINT", batch(pa.int8(), 1), None),
+    ("DOUBLE", batch(pa.int64(), 2**53, -1), [-1.0, float(2**53)]),
+    ("DOUBLE", batch(pa.int64(), 2**53 + 1), None),
+    ("DOUBLE", batch(pa.float32(), 0.5), [0.5]),
+    ("FLOAT", batch(pa.float64(), 0.5), None),
+    ("DOUBLE", batch(pa.decimal128(9, 2), Decimal("1.25")), [1.25]),
+    ("DECIMAL(10,3)", batch(pa.decimal128(9, 2), Decimal("1.25")), [Decimal("1.250")]),
+    ("DECIMAL(9,2)", batch(pa.decimal128(10, 3), Decimal("1.250")), None),
+    ("DECIMAL(4,2)", batch(pa.int64(), 99), [Decimal("99.00")]),
+    ("DECIMAL(4,2)", batch(pa.int64(), 100), None),
+    ("TIMESTAMP", batch(pa.date32(), date(2026, 1, 2)), [datetime(2026, 1, 2)]),
+    ("DATE", batch(pa.timestamp("us"), datetime(2026, 1, 2)), None),
+    ("TIMESTAMP WITH TIME ZONE", batch(pa.timestamp("us"), datetime(2026, 1, 2)), None),
+    ("VARCHAR", batch(pa.int64(), 5), ["5"]),
+    ("VARCHAR", batch(pa.struct([("a", pa.int64())]), {"a": 1}), ['{"a":1}']),
+    ("VARCHAR", batch(pa.list_(pa.int64()), [1, None]), ["[1,null]"]),
+    ("VARCHAR", batch(pa.timestamp("us"), datetime(2026, 1, 2)), ["2026-01-02 00:00:00"]),
+    ("BIGINT", batch(pa.string(), "5"), None),
+    ("BOOLEAN", batch(pa.int64(), 1), None),
+    ("STRUCT(a BIGINT, b VARCHAR)", batch(pa.struct([("a", pa.int32())]), {"a": 1}), [{"a": 1, "b": None}]),
+    ("STRUCT(a BIGINT)", batch(pa.struct([("a", pa.int64()), ("b", pa.string())]), {"a": 1, "b": None}), [{"a": 1}]),
+    ("STRUCT(a BIGINT)", batch(pa.struct([("a", pa.int64()), ("b", pa.string())]), {"a": 1, "b": "x"}), None),
+    ("STRUCT(a BIGINT)", batch(pa.struct([("a", pa.string())]), {"a": "1"}), None),
+    ("BIGINT[]", batch(pa.list_(pa.int16()), [1, 2]), [[1, 2]]),
+    ("MAP(VARCHAR, BIGINT)", batch(pa.map_(pa.string(), pa.int32()), [("k", 1)]), [{"k": 1}]),
+]
+
+
+@pytest.mark.parametrize(("declared", "given", "stored"), CASTS, ids=lambda v: v if isinstance(v, str) else "")
+def test_a_cast_changes_no_value_or_is_refused(
+    declared: str, given: pa.Table, stored: Sequence[Any] | None, local: Place
+) -> None:
+    table = Table.create(local.uri, schema={"x": declared}, storage_options={"fsync": "false"})
+    with pytest.raises(SchemaConflict, match="column 'x'") as caught:
+        table.insert(given)
+    assert caught.value.column == "x"
+    assert caught.value.types[0] == declared
+    assert objects(table) == []
+    if stored is None:
+        with pytest.raises(SchemaConflict, match="'x'"):
+            table.insert(given, on_conflict="cast")
+        assert objects(table) == []
+        return
+    assert table.insert(given, on_conflict="cast").rows == given.num_rows
+    assert rows(table, "SELECT x FROM t ORDER BY x NULLS LAST") == [(value,) for value in stored]
+    assert table.schema() == {"x": declared}
+
+
+def test_a_conflict_is_told_with_both_types_and_the_remedy_and_leaves_nothing(place: Place) -> None:
+    table = Table.create(place.uri, storage_options=place.storage_options)
+    table.insert([{"x": 1, "y": 1}])
+    before = objects(table)
+    with pytest.raises(
+        SchemaConflict, match=r"'x' is BIGINT in the table and VARCHAR in the batch\. Cast it to BIGINT"
+    ):
+        table.insert([{"y": 2, "x": "one"}])
+    with pytest.raises(SchemaConflict, match="'x'"):
+        table.overwrite([{"y": 2, "x": "one"}])
+    assert objects(table) == before
+
+
+@pytest.mark.sampled(cases=1)
+def test_values_of_several_types_in_one_batch(place: Place) -> None:
+    table = Table.create(place.uri, storage_options=place.storage_options)
+    mixed = [{"x": 1}, {"x": "two"}, {"x": {"three": 3}}, {"x": None}]
+    with pytest.raises(SchemaConflict, match="'x'"):
+        table.insert(mixed)
+    assert objects(table) == []
+    table.insert(mixed, on_conflict="cast")
+    assert rows(table, "SELECT x FROM t ORDER BY ALL") == [("1",), ("two",), ('{"three":3}',), (None,)]
+    numbers = Table.create(place.below("n").uri, storage_options=place.storage_options)
+    commit = numbers.insert(mixed, on_conflict="quarantine")
+    assert (commit.rows, commit.quarantined_rows) == (2, 2)
+    assert rows(numbers, "SELECT x FROM t ORDER BY ALL") == [(1,), (None,)]
+
+
+def test_of_two_writers_with_one_new_column_one_wins(shared_place: Place) -> None:
+    place = shared_place
+    Table.create(place.uri, storage_options=place.storage_options).insert([{"id": 0}])
+    tables = [Table.open(place.uri, storage_options=place.storage_options) for _ in range(2)]
+    values: list[Any] = [1.5, "text"]
+    outcomes: list[Any] = [None, None]
+    together = threading.Barrier(2)
+
+    def write(number: int) -> None:
+        together.wait()
+        try:
+            outcomes[number] = tables[number].insert([{"id": number + 1, "new": values[number]}])
+        except SchemaConflict as error:
+            outcomes[number] = error
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lost = [n for n in range(2) if isinstance(outcomes[n], SchemaConflict)]
+    assert len(lost) == 1
+    assert outcomes[lost[0]].column == "new"
+    won = 1 - lost[0]
+    table = Table.open(place.uri, storage_options=place.storage_options)
+    assert rows(table, "SELECT id, new FROM t ORDER BY id") == [(0, None), (won + 1, values[won])]
+    assert table.verify().ok
