@@ -128,7 +128,7 @@ def _maintain(counts: _Counts, table: Table, uri: str, options: dict[str, str], 
     with counts.of("open and snapshot of a merged log"):
         Table.open(uri, storage_options=options).snapshot()
     with counts.of("condition"):
-        table.condition()
+        table.health()
     with counts.of("delete of a day's rows"):
         table.delete("day = DATE '2026-10-06'")
     with counts.of("drop of a partition"):

@@ -23,11 +23,11 @@ from icedb.format.records import Marker
 from icedb.format.timing import DAY_MS, MINUTE_MS
 from icedb.operations.commits.actions import Append
 from icedb.operations.retention.merge_log import LOG_FILES_MIN
-from icedb.operations.rewrite.merge import Order, Tiers, merge
+from icedb.operations.rewrite.merge import Order, TieredMerge, merge
 from icedb.operations.rewrite.rewriter import Rewrite
 from icedb.testing import ClockedStore, ManualClock, create_table
 from icedb.transaction.append import append
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import WrittenParts
 
@@ -197,10 +197,10 @@ class _World:
         markers = tuple(_marker(key, n_bytes) for key, n_bytes in keys)
         self._put(markers)
         if number:
-            append(self.handle, markers, SCHEMA, born_ms=self.clock.now_ms())
+            append(self.handle, markers, SCHEMA, oldest_part_ms=self.clock.now_ms())
             return
         self.store.create(markers[0].key, b"")  # by its time the clocks are compared, once
-        exclusive(self.handle, Append(self.handle, WrittenParts(SCHEMA, markers, self.clock.now_ms())))
+        commit_exclusive(self.handle, Append(self.handle, WrittenParts(SCHEMA, markers, self.clock.now_ms())))
 
     def _put(self, markers: Sequence[Marker]) -> None:
         self.life.written.setdefault(self.store.doing, Written()).parts += sum(m.bytes for m in markers)
@@ -212,7 +212,7 @@ class _World:
                 job()
 
     def _merge(self, order: Order) -> object:
-        return merge(self.handle, order=order, tiers=Tiers(), rewriter=self._rewrite)
+        return merge(self.handle, order=order, tiers=TieredMerge(), rewriter=self._rewrite)
 
     def _rewrite(self, _: Handle, rewrites: Sequence[Rewrite], __: Mapping[str, str]) -> list[Marker | None]:
         markers = [_marker(self.handle.keys.part(r.partition, self.clock.new_id()), r.bytes) for r in rewrites]

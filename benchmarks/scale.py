@@ -26,7 +26,7 @@ from rich.table import Table as Grid
 from benchmarks.scale_requests import Costs, read_costs, requests_of
 from icedb.format.timing import Timing
 from icedb.operations.retention.merge_log import LOG_FILES_MIN
-from icedb.operations.rewrite.merge import PART_BYTES_MAX, TINY_BYTES, Tiers
+from icedb.operations.rewrite.merge import PART_BYTES_MAX, TINY_BYTES, TieredMerge
 
 __all__ = ["LOADS", "Inputs", "Load", "Outcome", "Prices", "on_paper", "simulate"]
 
@@ -155,7 +155,7 @@ class _Small:
         for tier in reversed(range(len(self.limits))):
             size, count = sum(self.sizes[: tier + 1]), sum(self.counts[: tier + 1])
             full = tier == len(self.limits) - 1
-            if size < self.limits[tier] or (not full and count < Tiers().hot_tier // 2):
+            if size < self.limits[tier] or (not full and count < TieredMerge().hot_tier // 2):
                 continue
             groups = size // self.limits[tier] if full else 1
             taken = groups * self.limits[tier] / size if full else 1.0
@@ -175,7 +175,7 @@ def limits_of(part_bytes: float, part_bytes_max: int) -> list[float]:
     limits, limit = [], float(part_bytes_max)
     while limit > max(part_bytes, TINY_BYTES):
         limits.append(limit)
-        limit /= Tiers().hot_tier
+        limit /= TieredMerge().hot_tier
     return limits[::-1]
 
 

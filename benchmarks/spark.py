@@ -183,14 +183,14 @@ def _scan(frame: DataFrame) -> None:
 
 def merge_cases(bench: Bench) -> list[Case]:
     """A table of several batches, each with rows of all days, becomes one part for each day."""
-    from icedb.spark import SparkMergeEngine
+    from icedb.spark import SparkEngine
 
     original = bench.work / "batches"
     table = bench.new_table(original)
     for number in range(BATCHES):
         table.insert([str(f) for f in sorted(bench.events.folder.glob("*.parquet"))[number::BATCHES]])
     engines: dict[str, Callable[[], dict[str, Any]]] = {
-        "on Spark": lambda: {"engine": SparkMergeEngine(bench.spark)},
+        "on Spark": lambda: {"engine": SparkEngine(bench.spark)},
         "in this process": dict,
     }
     return [

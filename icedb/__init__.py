@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from icedb.operations.commits.drop_partitions import DropReport
     from icedb.operations.export.delta import DeltaReport
     from icedb.operations.export.parquet import ParquetExportReport
-    from icedb.operations.health.table_health import Condition, Recommendation, Thresholds
+    from icedb.operations.health.table_health import Recommendation, TableHealth, Thresholds
     from icedb.operations.importing.import_files import ImportReport
     from icedb.operations.integrity.log_audit import Problem
     from icedb.operations.integrity.repair_spec import SpecRepairReport
     from icedb.operations.integrity.repair_types import RepairReport
     from icedb.operations.integrity.verify import VerifyReport
     from icedb.operations.retention.cleanup import CleanupReport
-    from icedb.operations.retention.orphans import SweepReport
+    from icedb.operations.retention.orphans import OrphansReport
     from icedb.operations.retention.restore import RestoreReport
     from icedb.operations.rewrite.delete import DeleteReport
-    from icedb.operations.rewrite.merge import MergeReport, Tiers
+    from icedb.operations.rewrite.merge import MergeReport, TieredMerge
     from icedb.operations.rewrite.rewrite_partition import RewriteReport
-    from icedb.operations.write.write_plan import Foreseen
+    from icedb.operations.write.write_plan import WritePlan
     from icedb.reader.changes import Changes
     from icedb.reader.diff import Diff
     from icedb.reader.history import CommitInfo
@@ -66,7 +66,7 @@ __all__ = [
     "Commit",
     "CommitInfo",
     "CompressionCodec",
-    "Condition",
+    "TableHealth",
     "Dedup",
     "DeleteReport",
     "DeltaReport",
@@ -74,7 +74,7 @@ __all__ = [
     "DropReport",
     "FileMarker",
     "FileMarkerFromJSON",
-    "Foreseen",
+    "WritePlan",
     "IceDBError",
     "IceDBv3",
     "IceLogIO",
@@ -100,10 +100,10 @@ __all__ = [
     "SchemaConflictException",
     "Snapshot",
     "SpecRepairReport",
-    "SweepReport",
+    "OrphansReport",
     "Table",
     "Thresholds",
-    "Tiers",
+    "TieredMerge",
     "Timing",
     "VerifyReport",
     "get_log_file_info",
@@ -120,7 +120,7 @@ _HOMES = {
     "icedb.reader.diff": ("Diff",),
     "icedb.operations.export.delta": ("DeltaReport",),
     "icedb.operations.export.parquet": ("ParquetExportReport",),
-    "icedb.operations.write.write_plan": ("Foreseen",),
+    "icedb.operations.write.write_plan": ("WritePlan",),
     "icedb.transaction.table_handle": ("Part",),
     "icedb.reader.history": ("CommitInfo",),
     "icedb.icedb": ("CompressionCodec", "IceDBv3"),
@@ -141,11 +141,11 @@ _HOMES = {
     "icedb.operations.importing.import_files": ("ImportReport",),
     "icedb.operations.integrity.log_audit": ("Problem",),
     "icedb.operations.retention.cleanup": ("CleanupReport",),
-    "icedb.operations.health.table_health": ("Condition", "Recommendation", "Thresholds"),
+    "icedb.operations.health.table_health": ("TableHealth", "Recommendation", "Thresholds"),
     "icedb.operations.rewrite.delete": ("DeleteReport",),
     "icedb.operations.commits.drop_partitions": ("DropReport",),
-    "icedb.operations.rewrite.merge": ("MergeReport", "Tiers"),
-    "icedb.operations.retention.orphans": ("SweepReport",),
+    "icedb.operations.rewrite.merge": ("MergeReport", "TieredMerge"),
+    "icedb.operations.retention.orphans": ("OrphansReport",),
     "icedb.transaction.pin_objects": ("Pin",),
     "icedb.operations.integrity.repair_types": ("RepairReport",),
     "icedb.operations.integrity.repair_spec": ("SpecRepairReport",),

@@ -1,17 +1,17 @@
 """Every error that IceDB raises, in one tree, grouped by what a handler would do about it.
 
     IceDBError
-    ├── TryAgain                 nothing is wrong with the input: the same call may succeed later
+    ├── RetryableError                 nothing is wrong with the input: the same call may succeed later
     │   ├── StoreUnavailable         the object store did not answer                       (ConnectionError)
-    │   ├── TornListing              the log changed faster than it could be listed        (TimeoutError)
-    │   ├── CommitContended          other exclusive commits always came first             (TimeoutError)
-    │   ├── PublicationTooLate       the parts or the claim are too old to be published    (TimeoutError)
+    │   ├── InconsistentListing              the log changed faster than it could be listed        (TimeoutError)
+    │   ├── CommitConflict          other exclusive commits always came first             (TimeoutError)
+    │   ├── CommitTimedOut       the parts or the claim are too old to be published    (TimeoutError)
     │   ├── BufferFull               a BufferedWriter has no room, or has not flushed yet  (TimeoutError)
     │   └── SparkJobFailed           Spark did not finish the tasks of a job               (RuntimeError)
-    ├── LookFirst                whether it happened is not known: to repeat it could do it twice
-    │   ├── CommitUncertain          published or not: only the table can tell             (RuntimeError)
-    │   └── ViewBehind               the rows are committed, and a view of the table lacks them (RuntimeError)
-    ├── FixInput                 the caller must change something
+    ├── OutcomeUnknownError                whether it happened is not known: to repeat it could do it twice
+    │   ├── CommitStateUnknown          published or not: only the table can tell             (RuntimeError)
+    │   └── StaleView               the rows are committed, and a view of the table lacks them (RuntimeError)
+    ├── InvalidRequestError                 the caller must change something
     │   ├── InvalidURI               no table can be at that address                       (ValueError)
     │   ├── InvalidOption            an unknown or contradictory option                    (ValueError)
     │   │   └── InvalidArgument          an argument of another type than its parameter       (TypeError)
@@ -33,7 +33,7 @@
     │   ├── UnsupportedStore         the store overwrites where it must refuse             (RuntimeError)
     │   ├── ClockSkew                this machine's clock is too far from the store's      (RuntimeError)
     │   ├── SnapshotExpired          that time can no longer be read                       (LookupError)
-    │   ├── CheckpointBehind         the table is ahead of a stream's checkpoint           (RuntimeError)
+    │   ├── StaleCheckpoint         the table is ahead of a stream's checkpoint           (RuntimeError)
     │   ├── GraceTooShort            cleanup could delete what a reader still needs        (ValueError)
     │   ├── JavaNotFound             Spark has no Java to run on                           (RuntimeError)
     │   ├── MissingExtra             a package that is an extra of ours is not installed   (ImportError)
@@ -41,10 +41,10 @@
     │   ├── PoolNotExclusive         the Dagster pool does not hold one run at a time      (RuntimeError)
     │   └── WriterClosed             a BufferedWriter was closed, or is another process's  (ValueError)
     └── Damaged                  the store holds something that must not be there, or lacks something
-        ├── DamagedLog               a log file that cannot be read as one                 (ValueError)
+        ├── CorruptLog               a log file that cannot be read as one                 (ValueError)
         ├── MissingPart              a live part without its object                        (FileNotFoundError)
         ├── SymbolicLink             a link inside a table's folder                        (OSError)
-        ├── ForeignMaintenance       another program made or removed epochs of our log     (RuntimeError)
+        ├── UncoordinatedMaintenance       another program made or removed epochs of our log     (RuntimeError)
         └── InvariantViolated        a check before or after a write failed: our bug       (AssertionError)
 
 Each also subclasses the builtin it resembles. A message names the table, the object and what to do next; credentials
@@ -60,15 +60,15 @@ __all__ = [
     "AccessDenied",
     "BucketNotFound",
     "BufferFull",
-    "CheckpointBehind",
+    "StaleCheckpoint",
     "ClockSkew",
-    "CommitContended",
-    "CommitUncertain",
-    "Damaged",
-    "DamagedLog",
+    "CommitConflict",
+    "CommitStateUnknown",
+    "CorruptionError",
+    "CorruptLog",
     "EmptyBatch",
-    "FixInput",
-    "ForeignMaintenance",
+    "InvalidRequestError",
+    "UncoordinatedMaintenance",
     "GraceTooShort",
     "IceDBError",
     "InvalidArgument",
@@ -80,12 +80,12 @@ __all__ = [
     "InvalidURI",
     "InvariantViolated",
     "JavaNotFound",
-    "LookFirst",
+    "OutcomeUnknownError",
     "MissingExtra",
     "MissingPart",
     "PinExists",
     "PoolNotExclusive",
-    "PublicationTooLate",
+    "CommitTimedOut",
     "SchemaConflict",
     "SnapshotExpired",
     "SparkJobFailed",
@@ -96,12 +96,12 @@ __all__ = [
     "TableNotFound",
     "TooManyColumns",
     "TooManyPartitions",
-    "TornListing",
-    "TryAgain",
+    "InconsistentListing",
+    "RetryableError",
     "UnknownColumn",
     "UnsupportedStore",
     "UnsupportedType",
-    "ViewBehind",
+    "StaleView",
     "WriterClosed",
 ]
 
@@ -132,59 +132,59 @@ def _restored(error_type: type[IceDBError], args: tuple[object, ...], attributes
     return error
 
 
-class TryAgain(IceDBError):
+class RetryableError(IceDBError):
     """Nothing is wrong with the input: the same call may succeed later."""
 
 
-class LookFirst(IceDBError):
+class OutcomeUnknownError(IceDBError):
     """Whether it happened is not known: look before you repeat it."""
 
 
-class FixInput(IceDBError):
+class InvalidRequestError(IceDBError):
     """The caller must change something before the call can succeed."""
 
 
-class Damaged(IceDBError):
+class CorruptionError(IceDBError):
     """The store holds something that must not be there, or lacks something that must."""
 
 
-class StoreUnavailable(TryAgain, ConnectionError):
+class StoreUnavailable(RetryableError, ConnectionError):
     """The object store did not answer, or answered that it cannot serve the request now."""
 
 
-class TornListing(TryAgain, TimeoutError):
+class InconsistentListing(RetryableError, TimeoutError):
     """The log changed faster than it could be listed and read."""
 
 
-class CommitContended(TryAgain, TimeoutError):
+class CommitConflict(RetryableError, TimeoutError):
     """Other exclusive commits always came first; nothing of this one is visible."""
 
 
-class CommitUncertain(LookFirst, RuntimeError):
+class CommitStateUnknown(OutcomeUnknownError, RuntimeError):
     """Published or not: the trace that would tell may already have been cleaned up. Nothing was deleted."""
 
 
-class PublicationTooLate(TryAgain, TimeoutError):
+class CommitTimedOut(RetryableError, TimeoutError):
     """The parts were written too long ago to be published; an orphan sweep may already have taken them."""
 
 
-class BufferFull(TryAgain, TimeoutError):
+class BufferFull(RetryableError, TimeoutError):
     """A BufferedWriter commits more slowly than rows arrive: it had no room, or did not flush, in the time given."""
 
 
-class SparkJobFailed(TryAgain, RuntimeError):
+class SparkJobFailed(RetryableError, RuntimeError):
     """Spark did not finish the tasks of a job: one died again and again, or somebody cancelled it."""
 
 
-class ViewBehind(LookFirst, RuntimeError):
+class StaleView(OutcomeUnknownError, RuntimeError):
     """The rows are committed, but not to a view of the table: refresh the view, do not write the rows again."""
 
 
-class InvalidURI(FixInput, ValueError):
+class InvalidURI(InvalidRequestError, ValueError):
     """No table can be at that address."""
 
 
-class InvalidOption(FixInput, ValueError):
+class InvalidOption(InvalidRequestError, ValueError):
     """An unknown or contradictory option."""
 
 
@@ -192,7 +192,7 @@ class InvalidArgument(InvalidOption, TypeError):
     """An argument of another type than its parameter, which the message names."""
 
 
-class InvalidBatch(FixInput, ValueError):
+class InvalidBatch(InvalidRequestError, ValueError):
     """The rows cannot become a table."""
 
 
@@ -212,23 +212,23 @@ class TooManyPartitions(InvalidBatch):
     """The rows lie in more partitions than their writer allows."""
 
 
-class InvalidQuery(FixInput, ValueError):
+class InvalidQuery(InvalidRequestError, ValueError):
     """SQL that is not one query over the rows that it is given, or that asks for more than them."""
 
 
-class InvalidPartitionExpression(FixInput, ValueError):
+class InvalidPartitionExpression(InvalidRequestError, ValueError):
     """`partition_by` holds something that is not one named DuckDB expression over the row's columns."""
 
 
-class InvalidPartitionValue(FixInput, ValueError):
+class InvalidPartitionValue(InvalidRequestError, ValueError):
     """A partition value cannot be part of an object's key."""
 
 
-class UnknownColumn(FixInput, KeyError):
+class UnknownColumn(InvalidRequestError, KeyError):
     """A column is named that neither the table nor the batch has."""
 
 
-class SchemaConflict(FixInput, TypeError):
+class SchemaConflict(InvalidRequestError, TypeError):
     """One column, two types. `column`, `types` and, when two log files disagree, `log_files` say which."""
 
     def __init__(
@@ -240,39 +240,39 @@ class SchemaConflict(FixInput, TypeError):
         self.log_files = log_files
 
 
-class UnsupportedType(FixInput, TypeError):
+class UnsupportedType(InvalidRequestError, TypeError):
     """A column has a type that Parquet cannot hold without loss."""
 
 
-class TableExists(FixInput, FileExistsError):
+class TableExists(InvalidRequestError, FileExistsError):
     """There is a table at that address already."""
 
 
-class PinExists(FixInput, FileExistsError):
+class PinExists(InvalidRequestError, FileExistsError):
     """There is a pin of that name already; it was not replaced."""
 
 
-class TableNotFound(FixInput, FileNotFoundError):
+class TableNotFound(InvalidRequestError, FileNotFoundError):
     """There is no table at that address."""
 
 
-class BucketNotFound(FixInput, FileNotFoundError):
+class BucketNotFound(InvalidRequestError, FileNotFoundError):
     """The bucket of the table's address does not exist."""
 
 
-class AccessDenied(FixInput, PermissionError):
+class AccessDenied(InvalidRequestError, PermissionError):
     """The store refused the credentials, or they do not allow the request."""
 
 
-class UnsupportedStore(FixInput, RuntimeError):
+class UnsupportedStore(InvalidRequestError, RuntimeError):
     """The store overwrites an object where a create-only put must be refused, or cannot put one whole."""
 
 
-class ClockSkew(FixInput, RuntimeError):
+class ClockSkew(InvalidRequestError, RuntimeError):
     """This machine's clock is too far from the store's."""
 
 
-class SnapshotExpired(FixInput, LookupError):
+class SnapshotExpired(InvalidRequestError, LookupError):
     """That time can no longer be read; `horizon_ms` is the oldest that can."""
 
     def __init__(self, message: str, *, horizon_ms: int) -> None:
@@ -280,38 +280,38 @@ class SnapshotExpired(FixInput, LookupError):
         self.horizon_ms = horizon_ms
 
 
-class CheckpointBehind(FixInput, RuntimeError):
+class StaleCheckpoint(InvalidRequestError, RuntimeError):
     """The table has this batch of a stream with other rows, or a later one of it.
 
     The stream's checkpoint is an older one, or another driver has gone on with it.
     """
 
 
-class GraceTooShort(FixInput, ValueError):
+class GraceTooShort(InvalidRequestError, ValueError):
     """Cleanup with that grace period could delete what a reader or writer still needs."""
 
 
-class JavaNotFound(FixInput, RuntimeError):
+class JavaNotFound(InvalidRequestError, RuntimeError):
     """Spark has no Java to run on."""
 
 
-class MissingExtra(FixInput, ImportError):
+class MissingExtra(InvalidRequestError, ImportError):
     """A package that is needed here, and that one of our extras brings, is not installed."""
 
 
-class StackError(FixInput, RuntimeError):
+class StackError(InvalidRequestError, RuntimeError):
     """The local Postgres, Dagster daemon or web server cannot be started or stopped."""
 
 
-class PoolNotExclusive(FixInput, RuntimeError):
+class PoolNotExclusive(InvalidRequestError, RuntimeError):
     """The Dagster instance does not hold a table's maintenance to one run at a time."""
 
 
-class WriterClosed(FixInput, ValueError):
+class WriterClosed(InvalidRequestError, ValueError):
     """A BufferedWriter was closed before these rows were committed, or belongs to the process that was forked."""
 
 
-class DamagedLog(Damaged, ValueError):
+class CorruptLog(CorruptionError, ValueError):
     """A log file that cannot be read as one; `key` names it."""
 
     def __init__(self, message: str, *, key: str) -> None:
@@ -319,15 +319,15 @@ class DamagedLog(Damaged, ValueError):
         self.key = key
 
 
-class MissingPart(Damaged, FileNotFoundError):
+class MissingPart(CorruptionError, FileNotFoundError):
     """A live part whose object is not in the store."""
 
 
-class SymbolicLink(Damaged, OSError):
+class SymbolicLink(CorruptionError, OSError):
     """A symbolic link inside the folder of a table. It is not followed: it may lead to any file of the machine."""
 
 
-class ForeignMaintenance(Damaged, RuntimeError):
+class UncoordinatedMaintenance(CorruptionError, RuntimeError):
     """Another program, which takes no claims, wrote or removed log files of exclusive commits.
 
     `foreign_ms` is set when that only hides what is new, as merges by a program of IceDB v3 do: the time (unix
@@ -339,5 +339,5 @@ class ForeignMaintenance(Damaged, RuntimeError):
         self.foreign_ms = foreign_ms
 
 
-class InvariantViolated(Damaged, AssertionError):
+class InvariantViolated(CorruptionError, AssertionError):
     """A check before or after a write failed. Nothing was published; please report it."""

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, overload
 
 from icedb.errors import InvalidOption, TableNotFound
 from icedb.format.change_feed import Limits
@@ -23,25 +23,25 @@ from icedb.operations.commits.alter import alter, spec_change
 from icedb.operations.commits.drop_partitions import DropReport, check_chosen, drop_partitions
 from icedb.operations.export.delta import KEEP, DeltaReport, export_delta
 from icedb.operations.export.parquet import OnPart, ParquetExportReport, export_parquet
-from icedb.operations.health.table_health import Condition, Thresholds, examine
+from icedb.operations.health.table_health import TableHealth, Thresholds, examine
 from icedb.operations.importing.import_files import ImportReport, create_by_import, import_files
 from icedb.operations.integrity.repair_spec import SpecRepairReport, repair_spec
 from icedb.operations.integrity.repair_types import RepairReport, repair
 from icedb.operations.integrity.verify import VerifyReport, verify
 from icedb.operations.retention.cleanup import DELETES_MAX, CleanupReport, cleanup
 from icedb.operations.retention.merge_log import LINES_MAX, MergeLogReport, merge_log
-from icedb.operations.retention.orphans import ORPHANS_MAX, SweepReport, sweep_orphans
+from icedb.operations.retention.orphans import ORPHANS_MAX, OrphansReport, delete_orphans
 from icedb.operations.retention.pins import Expires, pin, unpin
 from icedb.operations.retention.restore import RestoreReport, restore
 from icedb.operations.rewrite.delete import DeleteReport, delete, find_rows
-from icedb.operations.rewrite.engine import IN_PROCESS, Engine, InProcess, Means
+from icedb.operations.rewrite.engine import LOCAL_ENGINE, Engine, LocalEngine, ResourceLimits
 from icedb.operations.rewrite.merge import (
     INPUT_BYTES_MAX,
     INPUT_PARTS_MAX,
     PART_BYTES_MAX,
     MergeReport,
     Order,
-    Tiers,
+    TieredMerge,
     merge,
 )
 from icedb.operations.rewrite.rewrite_partition import RewriteReport, rewrite_partition
@@ -49,7 +49,7 @@ from icedb.operations.rewrite.rewriter import rewrite_parts
 from icedb.operations.write.insert import insert, overwrite
 from icedb.operations.write.spark_frames import append_frame, is_spark_frame, overwrite_frame
 from icedb.operations.write.views import create_view, drop_view, refresh_view
-from icedb.operations.write.write_plan import Foreseen, foresee
+from icedb.operations.write.write_plan import WritePlan, plan_write
 from icedb.reader.changes import Changes, take_changes
 from icedb.reader.diff import Diff, diff
 from icedb.reader.history import CommitInfo, history
@@ -188,7 +188,7 @@ class Table:
         timing: Timing | None = None,
         fencing: Fencing = "claims",
     ) -> Self:
-        """Open a table that exists. Raises TableNotFound, DamagedLog, InvalidURI, InvalidOption, the store's errors.
+        """Open a table that exists. Raises TableNotFound, CorruptLog, InvalidURI, InvalidOption, the store's errors.
 
         `credential_provider` and `log_storage_options`, for a log in a store of its own, are as in `create`; where the
         log is, the table knows.
@@ -236,7 +236,7 @@ class Table:
         that records none, a dict with the keys of `_table.json`; it is compared with the columns and paths in the log.
         A `_table.json` that is there is never replaced. The repair can be repeated, and two at once do no harm.
 
-        Raises TableNotFound without a log; DamagedLog when the log records no spec and none is given, or is that of
+        Raises TableNotFound without a log; CorruptLog when the log records no spec and none is given, or is that of
         another table; InvalidOption for a `spec` that does not fit the log; TableExists when another spec came back
         meanwhile; UnsupportedStore, StoreUnavailable and the store's errors.
         """
@@ -247,6 +247,28 @@ class Table:
 
     # ------------------------------------------------------------------------------------ write
 
+    @overload
+    def insert(
+        self,
+        data: Rows,
+        *,
+        txn: Txn | None = ...,
+        on_conflict: OnConflict = ...,
+        memory_bytes: int | None = ...,
+        dry_run: Literal[False] = ...,
+    ) -> Commit: ...
+
+    @overload
+    def insert(
+        self,
+        data: Rows,
+        *,
+        txn: Txn | None = ...,
+        on_conflict: OnConflict = ...,
+        memory_bytes: int | None = ...,
+        dry_run: Literal[True],
+    ) -> WritePlan: ...
+
     def insert(
         self,
         data: Rows,
@@ -254,7 +276,8 @@ class Table:
         txn: Txn | None = None,
         on_conflict: OnConflict = "raise",
         memory_bytes: int | None = None,
-    ) -> Commit:
+        dry_run: bool = False,
+    ) -> Commit | WritePlan:
         """Append rows: parts, then one log file. Needs no lock; any number of writers at a time.
 
         `data`: a list of dicts; a pyarrow Table, RecordBatch or RecordBatchReader; a pandas or Polars frame, lazy ones
@@ -270,16 +293,45 @@ class Table:
         `"quarantine"`: rows that do not fit go to the table `<name>_quarantine`, and the rest is committed; the Commit
         counts both.
 
+        `dry_run`: check all rows, write nothing, and return what would be committed. Rows are read, transformed by the
+        insert query, partitioned and sorted; Parquet is not encoded, and views are not fed.
+
         A text column `_partition` chooses the partition of its row, as a path; else the table's expressions do.
 
         Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidQuery, InvalidPartitionExpression,
-        InvalidPartitionValue before anything is visible; CommitUncertain; ViewBehind; the store's errors.
+        InvalidPartitionValue before anything is visible; CommitStateUnknown; StaleView; the store's errors.
         """
         if txn is not None:
             txn = check_txn(txn, table=self.uri)
+        if dry_run:
+            return plan_write(
+                self._handle, data, replaces=False, txn=txn, on_conflict=on_conflict, memory_bytes=memory_bytes
+            )
         if is_spark_frame(data):
             return append_frame(self._handle, data, txn=txn, on_conflict=on_conflict, memory_bytes=memory_bytes)
         return insert(self._handle, data, txn=txn, on_conflict=on_conflict, memory_bytes=memory_bytes)
+
+    @overload
+    def overwrite(
+        self,
+        data: Rows,
+        *,
+        partitions: Sequence[str] | str | None = ...,
+        on_conflict: OnConflict = ...,
+        memory_bytes: int | None = ...,
+        dry_run: Literal[False] = ...,
+    ) -> Commit: ...
+
+    @overload
+    def overwrite(
+        self,
+        data: Rows,
+        *,
+        partitions: Sequence[str] | str | None = ...,
+        on_conflict: OnConflict = ...,
+        memory_bytes: int | None = ...,
+        dry_run: Literal[True],
+    ) -> WritePlan: ...
 
     def overwrite(
         self,
@@ -288,52 +340,31 @@ class Table:
         partitions: Sequence[str] | str | None = None,
         on_conflict: OnConflict = "raise",
         memory_bytes: int | None = None,
-    ) -> Commit:
-        """Replace live parts by these rows, atomically. `data`, `on_conflict`, `memory_bytes` are as for `insert`.
+        dry_run: bool = False,
+    ) -> Commit | WritePlan:
+        """Replace live parts by these rows, atomically. The other options are as for `insert`.
 
         `partitions`: paths (`["d=2026-11-21"]`) of the partitions to replace, or a DuckDB predicate over the
         partition columns; None replaces the whole table. Rows outside them are refused. What other writers append
         meanwhile survives. Views are not told: refresh them. Raises EmptyBatch (use `drop_partitions` to empty),
-        FixInput, and as `insert` does.
+        InvalidRequestError, and as `insert` does.
         """
         if partitions is not None:
             check_chosen(self._handle, partitions)
+        if dry_run:
+            return plan_write(
+                self._handle,
+                data,
+                replaces=True,
+                partitions=partitions,
+                on_conflict=on_conflict,
+                memory_bytes=memory_bytes,
+            )
         if is_spark_frame(data):
             return overwrite_frame(
                 self._handle, data, partitions=partitions, on_conflict=on_conflict, memory_bytes=memory_bytes
             )
         return overwrite(self._handle, data, partitions, on_conflict=on_conflict, memory_bytes=memory_bytes)
-
-    def foresee(
-        self,
-        data: Rows,
-        *,
-        overwrite: bool = False,
-        partitions: Sequence[str] | str | None = None,
-        txn: Txn | None = None,
-        on_conflict: OnConflict = "raise",
-        memory_bytes: int | None = None,
-    ) -> Foreseen:
-        """What `insert`, or `overwrite`, would do with these rows: all of them are checked, and nothing is written.
-
-        The options are theirs. Rows are read, asked for by the insert query, partitioned and sorted as they would be;
-        Parquet is not encoded, and views are not asked. Raises what they would raise before anything is written.
-        """
-        if txn is not None:
-            txn = check_txn(txn, table=self.uri)
-        if partitions is not None and not overwrite:
-            raise InvalidOption(f"{self.uri}: partitions go with overwrite=True. Leave them out for an insert.")
-        if partitions is not None:
-            check_chosen(self._handle, partitions)
-        return foresee(
-            self._handle,
-            data,
-            replaces=overwrite,
-            partitions=partitions,
-            txn=txn,
-            on_conflict=on_conflict,
-            memory_bytes=memory_bytes,
-        )
 
     # ------------------------------------------------------------------------------------ views
 
@@ -375,7 +406,7 @@ class Table:
         return refresh_view(self._handle, name, memory_bytes=memory_bytes)
 
     def views(self) -> list[str]:
-        """The names of the views that inserts here feed, by the log. Raises DamagedLog and the store's errors."""
+        """The names of the views that inserts here feed, by the log. Raises CorruptLog and the store's errors."""
         self._handle.read()
         return [view.name for view in self.spec.views]
 
@@ -389,7 +420,7 @@ class Table:
         """The live parts and the schema, now or at a time.
 
         Raises InvalidOption for a time before the table's creation or in the future (more than twice `max_skew_ms`
-        ahead of this clock, and later than every commit), SnapshotExpired, DamagedLog, the store's errors.
+        ahead of this clock, and later than every commit), SnapshotExpired, CorruptLog, the store's errors.
         """
         return take_snapshot(self._handle, None if as_of is None else as_of_ms(as_of))
 
@@ -427,8 +458,8 @@ class Table:
         A cursor misses nothing: it knows what was seen of the last minutes, in which a commit with an earlier time may
         still appear. Two times do not. Rows that were deleted or replaced after they came are given as they came.
 
-        Raises InvalidOption; SnapshotExpired when cleanup has forgotten some of it; ForeignMaintenance when a program
-        of IceDB v3 merged meanwhile; DamagedLog and the store's errors.
+        Raises InvalidOption; SnapshotExpired when cleanup has forgotten some of it; UncoordinatedMaintenance when a program
+        of IceDB v3 merged meanwhile; CorruptLog and the store's errors.
         """
         return take_changes(
             self._handle,
@@ -443,7 +474,7 @@ class Table:
         `limit`: so many; `since`: those of this time and later. A commit stays known when log files are merged; its
         writer does not. What cleanup has forgotten is left out, and a commit that may lack some of it says so
         (`exact`). Several commits of one millisecond are one, once their log files are merged. Raises InvalidOption,
-        DamagedLog, SchemaConflict and the store's errors.
+        CorruptLog, SchemaConflict and the store's errors.
         """
         return history(self._handle, limit=limit, since_ms=None if since is None else as_of_ms(since, name="since"))
 
@@ -453,7 +484,7 @@ class Table:
         `rows`: compare the rows of the parts that came and went, too, and count those that are there at one time only.
         Equal rows stand for each other, so what was merely merged does not count. It reads these parts.
 
-        Raises SnapshotExpired when cleanup has forgotten one of the times, InvalidOption, MissingPart, DamagedLog and
+        Raises SnapshotExpired when cleanup has forgotten one of the times, InvalidOption, MissingPart, CorruptLog and
         the store's errors.
         """
         return diff(
@@ -470,11 +501,11 @@ class Table:
 
     # ------------------------------------------------------------------------------------ maintain
 
-    def condition(self, thresholds: Thresholds | None = None) -> Condition:
+    def health(self, thresholds: Thresholds | None = None) -> TableHealth:
         """What the table is like now, and which maintenance is due: small parts, log files, what has expired.
 
         `thresholds`: what its figures should stay below. Only the log is read: one LIST when nothing is new. Raises
-        DamagedLog, SchemaConflict and the store's errors.
+        CorruptLog, SchemaConflict and the store's errors.
         """
         return examine(self._handle, thresholds)
 
@@ -485,7 +516,7 @@ class Table:
         part_bytes_max: int = PART_BYTES_MAX,
         input_parts_max: int = INPUT_PARTS_MAX,
         input_bytes_max: int = INPUT_BYTES_MAX,
-        tiers: Tiers | None = None,
+        tiers: TieredMerge | None = None,
         memory_bytes: int | None = None,
         engine: Engine | None = None,
         dry_run: bool = False,
@@ -497,10 +528,10 @@ class Table:
         merge only what pays, for who merges often; None merges all that is small.
         `memory_bytes` is what all groups together may use (default: half of the machine's or container's); what does
         not fit is spilled to disk. `engine`: who writes the new parts, with memory of its own, if not this process:
-        `icedb.spark.SparkMergeEngine`. The commit is one all the same. `dry_run`: only say what there is to merge. To
+        `icedb.spark.SparkEngine`. The commit is one all the same. `dry_run`: only say what there is to merge. To
         merge for a limited time, see `icedb.operations.rewrite.merge_loop`.
 
-        Raises InvalidOption, MissingPart, CommitContended, CommitUncertain, the store's and the engine's errors; with a
+        Raises InvalidOption, MissingPart, CommitConflict, CommitStateUnknown, the store's and the engine's errors; with a
         merge query also InvalidQuery, InvalidBatch, SchemaConflict and UnsupportedType.
         """
         if engine is not None and memory_bytes is not None:
@@ -516,14 +547,14 @@ class Table:
             input_bytes_max=input_bytes_max,
             tiers=tiers,
             dry_run=dry_run,
-            rewriter=partial(rewrite_parts, engine=engine or InProcess(Means(memory_bytes))),
+            rewriter=partial(rewrite_parts, engine=engine or LocalEngine(ResourceLimits(memory_bytes))),
         )
 
     def merge_log(self, *, lines_max: int = LINES_MAX, files_min: int = 2, dry_run: bool = False) -> MergeLogReport:
         """Merge small log files, in tiers, so that opening the table stays cheap; no part is touched.
 
         `lines_max`: of the new log file. `files_min`: fewer log files are left as they are. Raises InvalidOption,
-        CommitContended, CommitUncertain, the store's errors.
+        CommitConflict, CommitStateUnknown, the store's errors.
         """
         return merge_log(self._handle, lines_max=lines_max, files_min=files_min, dry_run=dry_run)
 
@@ -551,7 +582,7 @@ class Table:
 
         Queries see the new partition columns for all rows. `schema` declares further columns. An empty query and
         `merging="none"` take back what there was. Raises InvalidOption, InvalidPartitionExpression, InvalidQuery,
-        UnknownColumn, SchemaConflict, CommitContended, CommitUncertain and the store's errors.
+        UnknownColumn, SchemaConflict, CommitConflict, CommitStateUnknown and the store's errors.
         """
         change = spec_change(
             table=self.uri,
@@ -577,9 +608,9 @@ class Table:
         Only parts with such rows are written again, in one exclusive commit; readers of older snapshots keep reading
         until `cleanup`. Rows that are appended or merged meanwhile survive: repeat it until `second_pass_needed` is
         false, to be sure. `engine`: who searches and writes, as for `merge`. Raises InvalidOption, UnknownColumn,
-        MissingPart, CommitContended, CommitUncertain, the store's and the engine's errors.
+        MissingPart, CommitConflict, CommitStateUnknown, the store's and the engine's errors.
         """
-        engine = engine or IN_PROCESS
+        engine = engine or LOCAL_ENGINE
         return delete(
             self._handle,
             where,
@@ -608,10 +639,10 @@ class Table:
 
         Raises InvalidOption for a partition that is not there, InvalidQuery for a query that cannot be answered or asks
         for more than its rows, InvalidBatch for rows of other partitions, SchemaConflict, UnsupportedType, MissingPart,
-        CommitContended, CommitUncertain, the store's and the engine's errors.
+        CommitConflict, CommitStateUnknown, the store's and the engine's errors.
         """
         return rewrite_partition(
-            self._handle, partition, query, new_columns=new_columns, dry_run=dry_run, engine=engine or IN_PROCESS
+            self._handle, partition, query, new_columns=new_columns, dry_run=dry_run, engine=engine or LOCAL_ENGINE
         )
 
     def drop_partitions(
@@ -621,7 +652,7 @@ class Table:
 
         A predicate names a partition column, or is `true`: all partitions. A path without live parts is refused,
         unless `missing_ok`. Readers of older snapshots keep reading until `cleanup`. A predicate never takes parts of a
-        partitioning before the last `alter` (`older_parts` in the report): `delete` does. Raises FixInput errors and
+        partitioning before the last `alter` (`older_parts` in the report): `delete` does. Raises InvalidRequestError errors and
         the store's.
         """
         return drop_partitions(self._handle, partitions, missing_ok=missing_ok, dry_run=dry_run)
@@ -637,8 +668,8 @@ class Table:
         """Delete what was superseded longer than `grace_ms` ago (default: the table's, an hour) and no pin needs.
 
         `deletes_max` log files and parts at most; the report says what remains. With a grace period that is shorter
-        than the table's, nobody may pin meanwhile. Raises GraceTooShort, InvalidOption, DamagedLog (a pin that cannot
-        be read: nothing is deleted then), CommitContended, CommitUncertain and the store's errors.
+        than the table's, nobody may pin meanwhile. Raises GraceTooShort, InvalidOption, CorruptLog (a pin that cannot
+        be read: nothing is deleted then), CommitConflict, CommitStateUnknown and the store's errors.
         """
         return cleanup(
             self._handle,
@@ -648,7 +679,7 @@ class Table:
             dry_run=dry_run,
         )
 
-    def repair(self, types: Mapping[str, str] | None = None, *, dry_run: bool = False) -> RepairReport:
+    def repair_types(self, types: Mapping[str, str] | None = None, *, dry_run: bool = False) -> RepairReport:
         """Give one type to each column of which log files say several, so that the table can be read again.
 
         Only programs that do not check the schema make such a table; stop them first. A column gets the type that
@@ -660,7 +691,7 @@ class Table:
 
         Raises SchemaConflict (no common type, or a value that would be lost: nothing was changed), UnknownColumn,
         InvalidOption, UnsupportedType, InvalidPartitionExpression when the partition expressions do not fit the new
-        types, MissingPart, CommitContended, CommitUncertain and the store's errors.
+        types, MissingPart, CommitConflict, CommitStateUnknown and the store's errors.
         """
         return repair(self._handle, types, dry_run=dry_run)
 
@@ -691,7 +722,7 @@ class Table:
         cleanup has made the log forget. `engine`: who looks at the files and copies them, as for `merge`.
 
         Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidOption, InvalidPartitionValue, which
-        name the file, before anything is copied; PublicationTooLate, CommitContended, CommitUncertain, MissingPart (an
+        name the file, before anything is copied; CommitTimedOut, CommitConflict, CommitStateUnknown, MissingPart (an
         orphan sweep deleted a file of `_data` meanwhile), the store's and the engine's errors.
         """
         return import_files(
@@ -702,11 +733,11 @@ class Table:
             verify=verify,
             first_time=first_time,
             dry_run=dry_run,
-            engine=engine or IN_PROCESS,
+            engine=engine or LOCAL_ENGINE,
         )
 
     @classmethod
-    def adopt(
+    def create_from_files(
         cls,
         uri: str | os.PathLike[str],
         source: str | os.PathLike[str],
@@ -737,7 +768,7 @@ class Table:
             trust_paths=trust_paths,
             verify=verify,
             dry_run=dry_run,
-            engine=engine or IN_PROCESS,
+            engine=engine or LOCAL_ENGINE,
         )
 
     # ------------------------------------------------------------------------------------ leave
@@ -746,7 +777,7 @@ class Table:
         self,
         *,
         as_of: AsOf | None = None,
-        leave_out: Sequence[str] = (),
+        exclude_columns: Sequence[str] = (),
         keep: timedelta | None = KEEP,
         dry_run: bool = False,
     ) -> DeltaReport:
@@ -754,21 +785,21 @@ class Table:
 
         An export adds a Delta version with the difference to the one before, or none if nothing differs; who has an
         older one open reads on for the grace period. Delta's own programs can read the table, and refuse to write to
-        it. `leave_out`: columns that Delta does not get.
+        it. `exclude_columns`: columns that Delta does not get.
 
         Delta's readers see the parts of the last export, also when a merge has superseded them. A pin keeps these from
         cleanup until the next export has come and the grace period is over, but for `keep` at most; None: however long
         that takes. So export again after each merge, and more often than `keep`.
 
         Raises UnsupportedType, InvalidPartitionValue and UnknownColumn, which name the columns, before anything is
-        written; ForeignMaintenance when another program wrote to the Delta log; SnapshotExpired, CommitContended,
-        PublicationTooLate, and as `pin` does. After StoreUnavailable it may have been published: to repeat it does no
+        written; UncoordinatedMaintenance when another program wrote to the Delta log; SnapshotExpired, CommitConflict,
+        CommitTimedOut, and as `pin` does. After StoreUnavailable it may have been published: to repeat it does no
         harm.
         """
         return export_delta(
             self._handle,
             None if as_of is None else as_of_ms(as_of),
-            leave_out=leave_out,
+            exclude_columns=exclude_columns,
             keep=keep,
             dry_run=dry_run,
         )
@@ -795,7 +826,7 @@ class Table:
         was killed, files without `_SUCCESS` stay. Let one program at a time export to a target.
 
         Raises InvalidOption, UnknownColumn, InvalidURI before anything is written; SnapshotExpired when cleanup took a
-        part meanwhile (pin the time of long exports), MissingPart, the errors of both stores; CommitUncertain when
+        part meanwhile (pin the time of long exports), MissingPart, the errors of both stores; CommitStateUnknown when
         all but the last put was answered.
         """
         return export_parquet(
@@ -822,8 +853,8 @@ class Table:
         unless `allow_empty`; the report has the table's rows before and after.
 
         Works as far back as snapshots can be read: from the horizon on, and at pinned times. Raises SnapshotExpired
-        (nothing was restored), InvalidOption for a time before the table's creation or in the future, CommitContended,
-        CommitUncertain, PublicationTooLate and the store's errors.
+        (nothing was restored), InvalidOption for a time before the table's creation or in the future, CommitConflict,
+        CommitStateUnknown, CommitTimedOut and the store's errors.
         """
         return restore(self._handle, as_of_ms(as_of), allow_empty=allow_empty, dry_run=dry_run)
 
@@ -840,7 +871,7 @@ class Table:
         period. A cleanup that is called with a shorter one may be deleting already what this pin needs, so do not pin
         while such a cleanup runs; later ones, whatever their grace period, respect the pin.
 
-        Raises PinExists, SnapshotExpired, InvalidOption, PublicationTooLate (the store got it too late: try again),
+        Raises PinExists, SnapshotExpired, InvalidOption, CommitTimedOut (the store got it too late: try again),
         ClockSkew and the store's errors. After StoreUnavailable the pin may be there.
         """
         at_ms = None if as_of is None else as_of_ms(as_of)
@@ -851,20 +882,20 @@ class Table:
         return unpin(self._handle, name, dry_run=dry_run)
 
     def pins(self) -> list[Pin]:
-        """The pins by name, expired ones too, which cleanup removes in time. Raises DamagedLog, the store's errors."""
+        """The pins by name, expired ones too, which cleanup removes in time. Raises CorruptLog, the store's errors."""
         return read_pins(self._handle)
 
-    def sweep_orphans(
+    def delete_orphans(
         self, *, min_age_ms: int | None = None, limit: int = ORPHANS_MAX, dry_run: bool = False
-    ) -> SweepReport:
+    ) -> OrphansReport:
         """Delete parts that no log file and no undecided claim names and that are older than `min_age_ms`.
 
         The default age is a day. At most `limit` go; the report says what remains. In a folder, it also deletes what
         puts of killed processes have left (`unfinished_puts`), and skips symbolic links. Raises GraceTooShort,
-        ClockSkew, SymbolicLink when a folder of the table itself is one, and DamagedLog when a log file or a claim
+        ClockSkew, SymbolicLink when a folder of the table itself is one, and CorruptLog when a log file or a claim
         cannot be read: nothing is deleted then.
         """
-        return sweep_orphans(self._handle, min_age_ms=min_age_ms, limit=limit, dry_run=dry_run)
+        return delete_orphans(self._handle, min_age_ms=min_age_ms, limit=limit, dry_run=dry_run)
 
     def verify(self, *, deep: bool = False, footers: bool = True) -> VerifyReport:
         """Look at every object of the table, change nothing, and list every problem; safe while others write.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import icedb
 from icedb.operations.rewrite.engine import Engine
 from icedb.operations.rewrite.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES_MAX, Order
-from icedb.spark import SparkMergeEngine
+from icedb.spark import SparkEngine
 from spark_jobs.job import Job, Result, parser, positive, run
 
 __all__ = ["Merged", "main", "merge_all", "plan"]
@@ -72,10 +72,10 @@ def merge_all(
 
 def plan(table: icedb.Table, *, part_bytes_max: int = PART_BYTES_MAX) -> tuple[int, int, int]:
     """What there is to merge: groups, parts and bytes."""
-    foreseen = table.merge(
+    planned = table.merge(
         part_bytes_max=part_bytes_max, input_parts_max=sys.maxsize, input_bytes_max=sys.maxsize, dry_run=True
     )
-    return foreseen.new_parts, foreseen.merged_parts, foreseen.merged_bytes
+    return planned.new_parts, planned.merged_parts, planned.merged_bytes
 
 
 # ------------------------------------------------------------------------------------------ the program
@@ -110,7 +110,7 @@ def work(job: Job, args: argparse.Namespace) -> Result:
     memory = {} if args.memory_bytes is None else {"memory_bytes": args.memory_bytes}
     done = merge_all(
         table,
-        SparkMergeEngine(job.spark, **memory),
+        SparkEngine(job.spark, **memory),
         order=args.order,
         part_bytes_max=args.part_bytes_max,
         input_parts_max=args.input_parts_max,

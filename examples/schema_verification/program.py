@@ -30,7 +30,7 @@ def take(orders: icedb.Table, batch: Sequence[Row]) -> int:
 def problem(orders: icedb.Table, batch: Sequence[Row]) -> str | None:
     """What is wrong with a batch, without writing it. None: it fits."""
     try:
-        orders.foresee(batch)
+        orders.insert(batch, dry_run=True)
     except UnknownColumn:
         return "a column that was not declared"
     except SchemaConflict as conflict:

@@ -28,14 +28,14 @@ from icedb.errors import (
     AccessDenied,
     BucketNotFound,
     ClockSkew,
-    CommitContended,
-    CommitUncertain,
-    FixInput,
+    CommitConflict,
+    CommitStateUnknown,
+    CommitTimedOut,
     IceDBError,
-    PublicationTooLate,
+    InvalidRequestError,
+    RetryableError,
     SnapshotExpired,
     TableNotFound,
-    TryAgain,
     UnsupportedStore,
 )
 from icedb.operations.commits.publish import publish_append
@@ -190,7 +190,7 @@ class Committer:
                     ids.committed(commit)
             gone = _of_each(group, dropped)
             return [_answer(s, n, commit, misfits) for s, n in zip(group, gone, strict=True)]
-        raise CommitContended(
+        raise CommitConflict(
             f"{self._handle.table}: {_SEQUENCES_MAX} times in a row another writer committed rows with ids first. "
             "Nothing was published. Try again, with fewer writers or larger groups."
         )
@@ -235,7 +235,7 @@ class Committer:
     def _publish(
         self, target: Handle, written: WrittenParts, txn: Txn | None, group: Sequence[Submission] = ()
     ) -> Commit:
-        """Publish written parts, as often as it takes. Raises CommitUncertain when that stays open for somebody."""
+        """Publish written parts, as often as it takes. Raises CommitStateUnknown when that stays open for somebody."""
         unsure = False
         began_ms = target.clock.now_ms()
 
@@ -249,25 +249,25 @@ class Committer:
                 late = target.clock.now_ms() - began_ms > target.timing.grace_ms // 2
                 if late or new_columns(written.schema, target.known_schema):
                     # Its claim may still be completed, by whoever commits exclusively next: it must not be made twice.
-                    raise CommitUncertain(_not_known(target))
+                    raise CommitStateUnknown(_not_known(target))
             try:
                 return publish_append(target, written, txn=txn)
             except IceDBError as error:
                 # Others may publish what a claim of ours holds, unless it was refused for good.
                 claimed = txn is not None and not _is_at_fault(error)
-                unsure = unsure or claimed or isinstance(error, CommitUncertain)
+                unsure = unsure or claimed or isinstance(error, CommitStateUnknown)
                 raise
 
         try:
             commit = self._persist(attempt)
         except IceDBError as error:
             if unsure and not self._may_be_sent_again(group):
-                raise CommitUncertain(f"{_not_known(target)} ({error})") from None
+                raise CommitStateUnknown(f"{_not_known(target)} ({error})") from None
             raise
         slept = target.clock.now_ms() - began_ms > target.timing.commit_timeout_ms
         if commit.repeated and slept and not self._may_be_sent_again(group):
             # Others may have published our parts, and merged and forgotten them.
-            raise CommitUncertain(_not_known(target))
+            raise CommitStateUnknown(_not_known(target))
         return commit
 
     def _may_be_sent_again(self, group: Sequence[Submission]) -> bool:
@@ -275,12 +275,12 @@ class Committer:
         return self._ids is not None and all(map(self._ids.all_have_ids, group))
 
     def _set_aside(self, quarantine: Handle, misfits: WrittenParts, commit: Commit) -> None:
-        """Raises CommitUncertain when the rows that fit are committed, and those that do not could not be set aside."""
+        """Raises CommitStateUnknown when the rows that fit are committed, and those that do not could not be set aside."""
         try:
             self._publish(quarantine, misfits, None)
         except IceDBError as error:
             there = "committed" if commit.committed else "none"
-            raise CommitUncertain(
+            raise CommitStateUnknown(
                 f"{self._handle.table}: the rows that fit are {there}, and those that do not could not be put into "
                 f"'{quarantine.table}' ({error})."
             ) from None
@@ -291,9 +291,9 @@ class Committer:
         while True:
             try:
                 return action()
-            except PublicationTooLate:
+            except CommitTimedOut:
                 raise  # the parts are too old; no repetition makes them younger
-            except (TryAgain, CommitUncertain) as error:
+            except (RetryableError, CommitStateUnknown) as error:
                 left = self._deadline - time.monotonic()
                 if left <= 0 or self._give_up.wait(min(wait_seconds, left)):
                     raise
@@ -304,7 +304,7 @@ class Committer:
 
 def _is_at_fault(error: Exception) -> bool:
     """Whether the rows are, and not what is around the table."""
-    return isinstance(error, FixInput) and not isinstance(error, _EVERYBODYS)
+    return isinstance(error, InvalidRequestError) and not isinstance(error, _EVERYBODYS)
 
 
 def _let_go(error: BaseException) -> None:

@@ -24,10 +24,10 @@ import pyarrow.compute as pc
 from icedb.buffering.submissions import Submission
 from icedb.errors import InvalidBatch, InvalidOption, SnapshotExpired
 from icedb.format.records import Marker
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.table_spec import Aggregating
 from icedb.format.timing import Timing
-from icedb.reader.scan_sql import explain, read_as
+from icedb.reader.scan_sql import read_as, translate_read_error
 from icedb.sources.inference.type_tree import parse_type
 from icedb.sql.connections import connect_reader, quote_name, renew_access
 from icedb.storage.obstore_store import ObjectNotFound
@@ -78,7 +78,7 @@ class Ids:
     """
 
     def __init__(self, handle: Handle, column: str, *, window_ms: int, ids_max: int) -> None:
-        """Reads the ids from the table. Raises InvalidOption, DamagedLog and the store's errors."""
+        """Reads the ids from the table. Raises InvalidOption, CorruptLog and the store's errors."""
         self._handle = handle
         self._column = column
         self._window_ms = window_ms
@@ -175,7 +175,7 @@ class Ids:
         """The sequence went to somebody else: the next is another one, even if the log should not record it."""
         self.sequence += 1
 
-    def _learn(self, state: LogState, last: tuple[int, int], now_ms: int) -> None:
+    def _learn(self, state: TableState, last: tuple[int, int], now_ms: int) -> None:
         forgotten = state.horizon_ms > self._settled_ms or any(
             f.file.newest_foreign_ms > self._settled_ms for f in state.effective.values()
         )
@@ -185,7 +185,7 @@ class Ids:
         elif last != self._last:
             self._read(self._new(state))
 
-    def _new(self, state: LogState) -> list[Marker]:
+    def _new(self, state: TableState) -> list[Marker]:
         """Parts that brought rows and that were not there when we looked last."""
         found: dict[str, Marker] = {}
         for key, stored in state.effective.items():
@@ -197,7 +197,7 @@ class Ids:
                     found[marker.key] = marker
         return list(found.values())
 
-    def _load(self, state: LogState, now_ms: int) -> None:
+    def _load(self, state: TableState, now_ms: int) -> None:
         """All anew: the parts that were made within the window, the youngest first. A merge's part counts as young."""
         self._loaded = False
         for segment in list(self._segments):
@@ -231,7 +231,7 @@ class Ids:
                 )
             except (duckdb.Error, ObjectNotFound) as error:
                 now_ms = self._handle.clock.now_ms()
-                raise explain(self._handle, parts, error, as_of_ms=now_ms) from None
+                raise translate_read_error(self._handle, parts, error, as_of_ms=now_ms) from None
         self._seen.update((m.key, m.created_ms) for m in markers)
 
     # ------------------------------------------------------------------------------------ rows of a batch

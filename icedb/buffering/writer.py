@@ -90,7 +90,7 @@ class BufferedWriter:
         group never has more. `columns_max`: a submission that brings columns is refused with TooManyColumns, if the
         table would have more than that; writers that bring columns at the same moment may go beyond it together.
 
-        Raises InvalidOption; with `id_column` the ids are read from the table, so DamagedLog and the store's errors.
+        Raises InvalidOption; with `id_column` the ids are read from the table, so CorruptLog and the store's errors.
         """
         self._table = table
         self._rows_max, self._bytes_max, self._delay_seconds = rows_max, bytes_max, delay_max_ms / 1000

@@ -24,7 +24,7 @@ from icedb.engines.clickhouse.part_files import LOST, Session, rows_of
 from icedb.engines.clickhouse.types import clickhouse_types, partition_value, quote_name, quote_text
 from icedb.engines.engine_parts import chosen_parts
 from icedb.errors import InvalidOption
-from icedb.reader.scan_sql import explain, visible_partitions
+from icedb.reader.scan_sql import translate_read_error, visible_partitions
 from icedb.reader.snapshot import Snapshot
 from icedb.util.arguments import checks_arguments
 from icedb.util.optional_deps import imported
@@ -149,18 +149,20 @@ def _explained(error: RuntimeError, snapshot: Snapshot) -> Exception:
     if LOST in said:
         lost = (p for p in snapshot.parts if handle.location.scheme == "file" and not Path(p.path).exists())
         if (part := next(lost, None)) is not None:
-            return explain(handle, snapshot.parts, _PartError(f"no such file: {part.key}"), as_of_ms=snapshot.as_of_ms)
+            return translate_read_error(
+                handle, snapshot.parts, _PartError(f"no such file: {part.key}"), as_of_ms=snapshot.as_of_ms
+            )
     status = _STATUS.search(said)
     found = _PartError(
         f"could not connect to the store: {said}" if _UNREACHABLE.search(said) else said,
         int(status[1]) if status else 0,
     )
-    explained = explain(handle, snapshot.parts, found, as_of_ms=snapshot.as_of_ms)
+    explained = translate_read_error(handle, snapshot.parts, found, as_of_ms=snapshot.as_of_ms)
     return error if explained is found else explained
 
 
 class _PartError(Exception):
-    """An error of ClickHouse's in the shape of DuckDB's, which `explain` knows."""
+    """An error of ClickHouse's in the shape of DuckDB's, which `translate_read_error` knows."""
 
     def __init__(self, message: str, status_code: int = 0) -> None:
         super().__init__(message)

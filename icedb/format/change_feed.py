@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from icedb.errors import ForeignMaintenance, InvalidOption, SnapshotExpired
+from icedb.errors import InvalidOption, SnapshotExpired, UncoordinatedMaintenance
 from icedb.format.keys import Keys
 from icedb.format.records import Marker
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.util.times import time_text
 
 __all__ = [
@@ -73,7 +73,7 @@ def at_time(t_ms: int) -> Cursor:
 BEGINNING = Cursor(0, snapshot="")
 
 
-def _as_it_is(state: LogState, keys: Keys, settled_ms: int) -> Cursor:
+def _as_it_is(state: TableState, keys: Keys, settled_ms: int) -> Cursor:
     """All of the table is still to be consumed, and what comes later after it.
 
     What is live is told in a way that stays true, whatever appears later: by a time that is over, and what was
@@ -102,10 +102,10 @@ def decode_cursor(text: str, *, table: str) -> Cursor:
         ) from None
 
 
-def between(state: LogState, keys: Keys, start: Cursor, end: Cursor) -> list[Marker]:
+def between(state: TableState, keys: Keys, start: Cursor, end: Cursor) -> list[Marker]:
     """What is consumed at `end` and not at `start`, in the order of the feed.
 
-    Raises SnapshotExpired when cleanup forgot some of it, ForeignMaintenance when the log does not tell what is new.
+    Raises SnapshotExpired when cleanup forgot some of it, UncoordinatedMaintenance when the log does not tell what is new.
     """
     if start == BEGINNING:
         start = msgspec.structs.replace(end, snapshot="")
@@ -115,7 +115,7 @@ def between(state: LogState, keys: Keys, start: Cursor, end: Cursor) -> list[Mar
 
 
 def advance(
-    state: LogState,
+    state: TableState,
     keys: Keys,
     start: Cursor,
     *,
@@ -176,7 +176,7 @@ class _Reach:
 class _Feed:
     """What there is after a cursor: the rest of its snapshot, and the appended parts, in order."""
 
-    def __init__(self, state: LogState, keys: Keys, start: Cursor, known_ms: int = 0) -> None:
+    def __init__(self, state: TableState, keys: Keys, start: Cursor, known_ms: int = 0) -> None:
         _check_known(state, start, known_ms)
         self.start = _Reach(start, keys)
         self.name = self.start.name
@@ -225,7 +225,7 @@ def check_order(start: Cursor, end: Cursor, keys: Keys, *, table: str) -> None:
     )
 
 
-def _check_known(state: LogState, start: Cursor, known_ms: int) -> None:
+def _check_known(state: TableState, start: Cursor, known_ms: int) -> None:
     if max(start.t_ms, known_ms) < state.horizon_ms:
         remedy = (
             "The table was still being read as it was at the beginning: begin anew, with larger batches, or with a "
@@ -241,7 +241,7 @@ def _check_known(state: LogState, start: Cursor, known_ms: int) -> None:
         )
     foreign_ms = max((f.file.newest_foreign_ms for f in state.effective.values()), default=0)
     if start.t_ms < foreign_ms:
-        raise ForeignMaintenance(
+        raise UncoordinatedMaintenance(
             f"{state.table}: a program of IceDB v3 merged or dropped parts at {time_text(foreign_ms)} and did not say "
             "which of its parts brought new rows. Let merge and cleanup of this program maintain the table, and a "
             "quarter of an hour later begin anew with the table as it is (no 'since', or a new checkpoint).",

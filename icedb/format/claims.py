@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from icedb.errors import DamagedLog
+from icedb.errors import CorruptLog
 from icedb.format.codec import decode
 from icedb.format.keys import Keys
 from icedb.format.records import Count, Sequenced, TimeMs
@@ -46,25 +46,25 @@ class TxnClaim(Claim, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def decode_epoch_claim(body: bytes, key: str, keys: Keys, *, stored_ms: int) -> EpochClaim:
-    """The claim that was read from `key`. Raises DamagedLog unless it holds a log file of that epoch."""
+    """The claim that was read from `key`. Raises CorruptLog unless it holds a log file of that epoch."""
     epoch = keys.parse_epoch_claim(key)
     try:
         claim = msgspec.json.decode(body, type=EpochClaim)
         file = decode(claim.body.encode(), claim.key, keys)
         name = keys.parse_log_file(claim.key)
-    except (msgspec.DecodeError, UnicodeError, RecursionError, DamagedLog) as error:
-        raise DamagedLog(f"'{key}' is not a claim ({error}).", key=key) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError, CorruptLog) as error:
+        raise CorruptLog(f"'{key}' is not a claim ({error}).", key=key) from None
     if file.epoch != epoch or name.epoch != epoch:
-        raise DamagedLog(f"the claim '{key}' holds epoch {file.epoch}.", key=key)
+        raise CorruptLog(f"the claim '{key}' holds epoch {file.epoch}.", key=key)
     return msgspec.structs.replace(claim, stored_ms=stored_ms)
 
 
 def decode_txn_claim(body: bytes, key: str, keys: Keys, *, stored_ms: int) -> TxnClaim:
-    """The claim that was read from `key`. Raises DamagedLog unless it is of the transaction that the key says."""
+    """The claim that was read from `key`. Raises CorruptLog unless it is of the transaction that the key says."""
     try:
         claim = msgspec.json.decode(body, type=TxnClaim)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedLog(f"'{key}' is not a transaction's claim ({error}).", key=key) from None
+        raise CorruptLog(f"'{key}' is not a transaction's claim ({error}).", key=key) from None
     if keys.txn_claim(claim.application, claim.sequence, claim.generation) != key:
-        raise DamagedLog(f"the claim '{key}' is of {claim.application!r}, {claim.sequence}. Was it copied?", key=key)
+        raise CorruptLog(f"the claim '{key}' is of {claim.application!r}, {claim.sequence}. Was it copied?", key=key)
     return msgspec.structs.replace(claim, stored_ms=stored_ms)

@@ -1,7 +1,7 @@
 """A log file as bytes: newline-delimited JSON, UTF-8, no newline at the end.
 
 The order of lines is the one that every v3 reader knows: header, schema, log tombstones, part markers. What
-cannot be read as a log file is DamagedLog, naming the object and the line; nothing is guessed.
+cannot be read as a log file is CorruptLog, naming the object and the line; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from icedb.errors import DamagedLog
+from icedb.errors import CorruptLog
 from icedb.format.keys import Keys, has_unsafe_segment
 from icedb.format.operation_names import decode_operation, decode_operations, encode_operations
 from icedb.format.records import COLUMNS_MIN, Header, LogFile, LogTombstone, Marker, PackedMarkers
@@ -62,7 +62,7 @@ def encode(file: LogFile) -> bytes:
 
 
 def decode(body: bytes, key: str, keys: Keys) -> LogFile:
-    """The log file in `body`, which was read from `key`; DamagedLog if it is not one of this table."""
+    """The log file in `body`, which was read from `key`; CorruptLog if it is not one of this table."""
     if not body.isascii():
         _check_text(body, key)
     header = _decode_header(body, key)
@@ -105,7 +105,7 @@ def decode(body: bytes, key: str, keys: Keys) -> LogFile:
 
 
 def _check_text(body: bytes, key: str) -> None:
-    """Raise DamagedLog unless the bytes are UTF-8: the decoder does not look into statistics and unknown keys."""
+    """Raise CorruptLog unless the bytes are UTF-8: the decoder does not look into statistics and unknown keys."""
     try:
         for piece in _pieces(body, 0):
             str(piece, "utf-8")
@@ -191,8 +191,8 @@ def _fault(named: str, prefix: str) -> str:
     return f"it names {named[:TEXT_CHARS]!r}, and no object has a zero character in its key" if "\0" in named else ""
 
 
-def _damaged(key: str, reason: str) -> DamagedLog:
-    return DamagedLog(
+def _damaged(key: str, reason: str) -> CorruptLog:
+    return CorruptLog(
         f"the log file '{key}' cannot be read: {reason}. Restore the object from a backup or an earlier version "
         "of it; do not delete it, the parts it names would be lost.",
         key=key,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from icedb.format.records import LogFile
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 
 __all__ = ["UNKNOWN_MS", "column_times", "schema_at", "stored_times"]
 
@@ -18,7 +18,7 @@ __all__ = ["UNKNOWN_MS", "column_times", "schema_at", "stored_times"]
 UNKNOWN_MS = 0
 
 
-def column_times(state: LogState) -> dict[str, int]:
+def column_times(state: TableState) -> dict[str, int]:
     """Return column -> the smallest time (unix milliseconds) that a log file gives it, or UNKNOWN_MS."""
     effective = state.effective
     groups: list[tuple[int, Collection[str]]] = []
@@ -44,7 +44,7 @@ def _schema_ms(key: str, file: LogFile, effective: Collection[str]) -> int:
     return file.t_ms if derived else UNKNOWN_MS
 
 
-def schema_at(state: LogState, at_ms: int) -> dict[str, str]:
+def schema_at(state: TableState, at_ms: int) -> dict[str, str]:
     """Return the columns that had come at a time (unix milliseconds), with their types of today.
 
     A time before the first column has the columns that came first: there are no rows then, but queries can name them.
@@ -54,7 +54,7 @@ def schema_at(state: LogState, at_ms: int) -> dict[str, str]:
     return {column: type_ for column, type_ in state.schema.items() if times[column] <= at_ms}
 
 
-def stored_times(state: LogState, columns: Collection[str], t_ms: int) -> tuple[int | None, Mapping[str, int]]:
+def stored_times(state: TableState, columns: Collection[str], t_ms: int) -> tuple[int | None, Mapping[str, int]]:
     """Return the header's times for a log file of `t_ms` with these columns: of most of them, and of the others."""
     if not columns:
         return None, {}

@@ -19,13 +19,13 @@ from icedb.errors import InvariantViolated
 from icedb.format.column_times import stored_times
 from icedb.format.operation_names import carried_operations
 from icedb.format.records import Encoded, LogFile, LogTombstone, Marker, PackedMarkers, marker_times, told
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 
-__all__ = ["Draft", "check_draft", "draft"]
+__all__ = ["CommitDraft", "check_draft", "draft"]
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class CommitDraft:
     """A log file before its epoch is known, and the plan that it carries out: what it replaces and tombstones."""
 
     file: LogFile
@@ -35,7 +35,7 @@ class Draft:
 
 
 def draft(
-    state: LogState,
+    state: TableState,
     *,
     t_ms: int,
     schema: dict[str, str] | None = None,
@@ -47,7 +47,7 @@ def draft(
     replaces: Collection[str] = (),
     forget: Collection[str] = (),
     operation: str = "",
-) -> Draft:
+) -> CommitDraft:
     """A log file that adds parts, tombstones parts, and carries all that the log files in `replaces` hold.
 
     `moved`: the rows of the parts that it adds were in others before. `forget` names dead parts whose markers are not
@@ -83,7 +83,7 @@ def draft(
     if file.carries_tombstones:  # any other log file has the time of its own columns
         schema_ms, column_ms = stored_times(state, file.schema, t_ms)
         file = msgspec.structs.replace(file, schema_ms=schema_ms, column_ms=dict(column_ms))
-    return Draft(
+    return CommitDraft(
         file,
         replaces=tuple(sorted(replaces)),
         added=frozenset(m.key for m in new),
@@ -91,7 +91,7 @@ def draft(
     )
 
 
-def _with(markers: Sequence[Marker], state: LogState, keys: Collection[str]) -> Iterator[Marker]:
+def _with(markers: Sequence[Marker], state: TableState, keys: Collection[str]) -> Iterator[Marker]:
     """Markers in key order, and those of these parts too."""
     lacking = set(keys)
     if lacking:
@@ -117,7 +117,7 @@ def _union(schemas: Iterable[dict[str, str]]) -> dict[str, str]:
 
 
 def _tombstones(
-    state: LogState, sources: Iterable[LogFile], replaces: Iterable[str], t_ms: int
+    state: TableState, sources: Iterable[LogFile], replaces: Iterable[str], t_ms: int
 ) -> tuple[LogTombstone, ...]:
     # What only a v3 program tombstoned still counts, for its tombstone is not trusted; carried by us, it would be, and
     # hide the markers that were left behind. When such a log file is replaced, its time begins now.
@@ -126,11 +126,11 @@ def _tombstones(
     return tuple(LogTombstone(k, t) for k, t in sorted(times.items()))
 
 
-def _counting(state: LogState) -> set[str]:
+def _counting(state: TableState) -> set[str]:
     return state.files.keys() - state.ignored
 
 
-def check_draft(state: LogState, planned: Draft) -> None:
+def check_draft(state: TableState, planned: CommitDraft) -> None:
     """Paired assertion: live parts after this commit are the live parts before it, plus and minus the plan."""
     hidden = {*planned.replaces, *({t.key for t in planned.file.tombstones} & _counting(state))}
     lost, back, newly_dead = set[str](), set[str](), set[str]()
@@ -153,6 +153,6 @@ def check_draft(state: LogState, planned: Draft) -> None:
         )
 
 
-def _was_live(state: LogState, key: str) -> bool:
+def _was_live(state: TableState, key: str) -> bool:
     marker = state.parts.get(key)
     return marker is not None and marker.tombstoned_ms is None

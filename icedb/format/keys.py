@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from icedb.errors import DamagedLog, InvalidOption, InvalidPartitionValue, InvalidURI
+from icedb.errors import CorruptLog, InvalidOption, InvalidPartitionValue, InvalidURI
 
 __all__ = [
     "NULL_VALUE",
@@ -129,11 +129,11 @@ class Keys:
         return f"{self.log_prefix}{t_ms:013d}{'_m' if merged else ''}_{writer}.jsonl"
 
     def parse_log_file(self, key: str) -> LogName:
-        """What the name of a listed log file says; DamagedLog if it is none."""
+        """What the name of a listed log file says; CorruptLog if it is none."""
         found = _LOG_NAME.fullmatch(key.removeprefix(self.log_prefix))
         # The writer `m` is refused: `<ts>_m_<writer>` would be ambiguous with it.
         if not key.startswith(self.log_prefix) or found is None or found["writer"] == "m":
-            raise DamagedLog(
+            raise CorruptLog(
                 f"'{key}' lies among the log files but is not named like one (<unix ms>[_m]_<writer>.jsonl). "
                 "Nothing but log files may be there: move it elsewhere.",
                 key=key,
@@ -290,10 +290,10 @@ def decode_partition(path: str) -> dict[str, str | None]:
 
 
 def partition_of(data_prefix: str, key: str) -> str:
-    """The partition's path in a part's key; DamagedLog if the key lies outside the table."""
+    """The partition's path in a part's key; CorruptLog if the key lies outside the table."""
     path, _, name = key.removeprefix(data_prefix).rpartition("/")
     if not key.startswith(data_prefix) or not name or has_unsafe_segment(path.split("/") if path else ()):
-        raise DamagedLog(
+        raise CorruptLog(
             f"the part '{key}' is outside the table's own prefix '{data_prefix}'. The log file that names it was "
             "not written for this table.",
             key=key,

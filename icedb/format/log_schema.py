@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from icedb.errors import DamagedLog, SchemaConflict
+from icedb.errors import CorruptLog, SchemaConflict
 
 __all__ = ["Conflicts", "TypeName", "check_types", "describe_conflict", "schema_conflict", "unite_schemas"]
 
@@ -26,7 +26,7 @@ def unite_schemas(
 ) -> tuple[dict[str, str], Conflicts]:
     """Column -> type, as the first log file names it, and where they disagree. `schemas`: log files with theirs.
 
-    Raises DamagedLog for a type that is none.
+    Raises CorruptLog for a type that is none.
     """
     united: dict[str, str] = {}
     texts: dict[str, str] = {}
@@ -53,7 +53,7 @@ def _said_types(
 
 
 def check_types(key: str, schema: Mapping[str, str], type_name: TypeName) -> None:
-    """Raise DamagedLog when a column of a log file has a type that is none."""
+    """Raise CorruptLog when a column of a log file has a type that is none."""
     for column, text in schema.items():
         _checked(type_name, key, column, text)
 
@@ -61,7 +61,7 @@ def check_types(key: str, schema: Mapping[str, str], type_name: TypeName) -> Non
 def _checked(type_name: TypeName, key: str, column: str, text: str) -> str:
     type_ = type_name(text)
     if type_ is None:
-        raise DamagedLog(
+        raise CorruptLog(
             f"the log file '{key}' says that the column {column[:TEXT_CHARS]!r} is a {text[:TEXT_CHARS]!r}, and DuckDB "
             "has no such type. A program that is none of ours wrote it, or the object was changed: restore it from a "
             "backup or an earlier version of it; do not delete it, the parts it names would be lost.",
@@ -87,5 +87,5 @@ def describe_conflict(column: str, types: Mapping[str, tuple[str, ...]]) -> str:
     (one, ones), (other, others) = list(types.items())[:2]
     return (
         f"column '{column}' is {one} in the log file '{ones[0]}' and {other} in '{others[0]}'. A program that does not "
-        "check the schema wrote one of them. Stop it, then repair the table: Table.repair() or icedb repair."
+        "check the schema wrote one of them. Stop it, then repair the table: Table.repair_types() or icedb repair."
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from icedb.errors import ForeignMaintenance, SnapshotExpired
+from icedb.errors import SnapshotExpired, UncoordinatedMaintenance
 from icedb.format.log_schema import Conflicts, TypeName, schema_conflict, unite_schemas
 from icedb.format.records import (
     COLUMNS_MIN,
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from icedb.format.packed_state import PartColumns
 from icedb.util.times import time_text
 
-__all__ = ["LogState", "StoredLogFile", "ignored_by", "live_markers", "live_to_v3_readers", "replay"]
+__all__ = ["TableState", "StoredLogFile", "ignored_by", "live_markers", "live_to_v3_readers", "replay"]
 
 
 @dataclass(frozen=True, slots=True)
-class LogState:
+class TableState:
     """The table as the log tells it. Nothing here changes after `replay`."""
 
     table: str
@@ -136,7 +136,7 @@ def ignored_by(files: Mapping[str, LogFile], table: str) -> tuple[int, frozenset
     epochs: dict[int, str] = {}
     for key, file in files.items():
         if file.epoch is not None and epochs.setdefault(file.epoch, key) != key:
-            raise ForeignMaintenance(
+            raise UncoordinatedMaintenance(
                 f"{table}: the log files '{epochs[file.epoch]}' and '{key}' both say they are epoch {file.epoch}. "
                 "A program that does not take claims maintains this table. Stop it, and restore the log "
                 "files that it deleted."
@@ -155,12 +155,12 @@ def replay(
     listed_ms: Mapping[str, int] | None = None,
     type_name: TypeName = str,
     tolerant: bool = False,
-    known: LogState | None = None,
-) -> LogState:
+    known: TableState | None = None,
+) -> TableState:
     """The state that these log files describe. `type_name` checks the types that they name.
 
     `known` is an earlier state of the table: what is still true of it need not be found out again.
-    Raises SchemaConflict when two of them disagree on a column, unless `tolerant`; DamagedLog for a type that is none.
+    Raises SchemaConflict when two of them disagree on a column, unless `tolerant`; CorruptLog for a type that is none.
     """
     by_key = {f.key: f for f in files}
     listed_ms = listed_ms if listed_ms is not None else {k: f.stored_ms for k, f in by_key.items()}
@@ -173,7 +173,7 @@ def replay(
     schema, conflicts = unite_schemas([(f.key, f.file.schema) for f in effective], type_name)
     if conflicts and not tolerant:
         raise schema_conflict(table, conflicts)
-    return LogState(
+    return TableState(
         table=table,
         files=by_key,
         ignored=ignored,
@@ -198,7 +198,7 @@ def _is_live(stored: StoredLogFile, live_epochs: frozenset[int]) -> bool:
 
 
 def _replay_parts(
-    files: Sequence[StoredLogFile], earlier: Sequence[StoredLogFile], known: LogState | None
+    files: Sequence[StoredLogFile], earlier: Sequence[StoredLogFile], known: TableState | None
 ) -> tuple[Mapping[str, Marker], Mapping[str, Named]]:
     if sum(len(f.file.markers) for f in files) >= COLUMNS_MIN:
         from icedb.format.packed_state import PartColumns, PartsNamed  # with Arrow, for large tables alone
@@ -278,7 +278,7 @@ def _replay_spec(files: Iterable[StoredLogFile]) -> Encoded:
     return max(specs, key=lambda spec: _revision.decode(spec).revision, default=msgspec.UNSET)
 
 
-def live_markers(state: LogState, as_of_ms: int | None, *, pinned: bool = False) -> Sequence[Marker]:
+def live_markers(state: TableState, as_of_ms: int | None, *, pinned: bool = False) -> Sequence[Marker]:
     """The parts of the snapshot at `as_of_ms` (None: the latest), in key order. Raises SnapshotExpired.
 
     `pinned`: cleanup forgets nothing of this very time, so it can be answered although it is before the horizon.
@@ -301,7 +301,7 @@ def live_markers(state: LogState, as_of_ms: int | None, *, pinned: bool = False)
     ]
 
 
-def live_to_v3_readers(state: LogState) -> set[str]:
+def live_to_v3_readers(state: TableState) -> set[str]:
     """The part keys that an IceDB v3 program takes for live: the last marker in key order decides."""
     last = {m.key: m.tombstoned_ms for _, f in sorted(state.files.items()) for m in f.file.markers}
     return {key for key, tombstoned_ms in last.items() if tombstoned_ms is None}

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from icedb.errors import DamagedLog, InvalidOption
+from icedb.errors import CorruptLog, InvalidOption
 from icedb.format.timing import EarlierTiming, Timing
 from icedb.util.times import COUNT_MAX
 
@@ -220,18 +220,18 @@ def encode_spec(spec: TableSpec, *, indent: int = 2) -> bytes:
 
 
 def decode_spec(body: bytes, *, table: str, key: str) -> TableSpec:
-    """Decode the spec in the object `key`. Raises DamagedLog unless it is one of this version with valid values."""
+    """Decode the spec in the object `key`. Raises CorruptLog unless it is one of this version with valid values."""
     try:
         body.decode()  # the decoder skips unknown keys, and does not look at their text
         spec = msgspec.json.decode(body, type=TableSpec)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedLog(f"{table}: '{key}' is not a table's spec ({error}).", key=key) from None
+        raise CorruptLog(f"{table}: '{key}' is not a table's spec ({error}).", key=key) from None
     if spec.version != SPEC_VERSION:
-        raise DamagedLog(
+        raise CorruptLog(
             f"{table}: '{key}' has version {spec.version}; this program reads {SPEC_VERSION}. Upgrade it.", key=key
         )
     try:
         check_spec(spec, table=table)  # another program may have written it
     except InvalidOption as error:
-        raise DamagedLog(f"{table}: '{key}' is not a table's spec ({error})", key=key) from None
+        raise CorruptLog(f"{table}: '{key}' is not a table's spec ({error})", key=key) from None
     return spec

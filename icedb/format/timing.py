@@ -108,12 +108,12 @@ def timing_at(timing: Timing, earlier: Sequence[EarlierTiming], now_ms: int) -> 
     return replace(timing, **longest) if longest else timing
 
 
-def part_timeout_at(timing: Timing, earlier: Sequence[EarlierTiming], born_ms: int) -> int:
-    """Return the age up to which a part that was written at `born_ms` may be published.
+def part_timeout_at(timing: Timing, earlier: Sequence[EarlierTiming], oldest_part_ms: int) -> int:
+    """Return the age up to which a part that was written at `oldest_part_ms` may be published.
 
     A sweep that did not know of a longer limit yet may have taken the part for an orphan.
     """
-    return min([timing.part_timeout_ms, *(e.timing.part_timeout_ms for e in earlier if born_ms < e.known_ms)])
+    return min([timing.part_timeout_ms, *(e.timing.part_timeout_ms for e in earlier if oldest_part_ms < e.known_ms)])
 
 
 def doomed_at(timing: Timing, earlier: Sequence[EarlierTiming], now_ms: int) -> int:

@@ -19,7 +19,7 @@ from icedb.sql.connections import quote_text
 from icedb.sql.expressions import items_sql, renamed, walk
 from icedb.sql.types import describe, typed_nothing
 
-__all__ = ["Asked", "Condition", "condition_of"]
+__all__ = ["ReferencedColumn", "Condition", "condition_of"]
 
 _WHOLE = frozenset((
     "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT",
@@ -59,7 +59,7 @@ Node = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReferencedColumn:
     """A column that a condition asks for.
 
     Of a path column there are `value<number>`, and `told<number>`: whether the path tells it. Of another one there are
@@ -81,35 +81,35 @@ class Condition:
     """
 
     sql: str
-    columns: tuple[Asked, ...]
+    columns: tuple[ReferencedColumn, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _May:
+class _Possible:
     """SQL: whether a row of the part may make a piece true, and whether one may make it false."""
 
     true: str
     false: str
 
-    def negated(self) -> _May:
-        return _May(self.false, self.true)
+    def negated(self) -> _Possible:
+        return _Possible(self.false, self.true)
 
 
-_ANYTHING = _May(_TRUE, _TRUE)
+_ANYTHING = _Possible(_TRUE, _TRUE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
     """SQL of the bounds and nulls of a column, or of what keeps its order; `unknown` where there are none."""
 
-    of: Asked
+    of: ReferencedColumn
     lo: str
     hi: str
     nulls: str
     unknown: str
 
 
-def condition_of(
+def health_of(
     con: duckdb.DuckDBPyConnection, tree: Node, columns: Mapping[str, str], path_columns: Mapping[str, str]
 ) -> Condition:
     """The condition for a predicate's syntax tree over columns and path columns (DuckDB types, no name in both).
@@ -128,36 +128,36 @@ class _Conditions:
         known = [(name, type_, False) for name, type_ in columns.items()]
         known += [(name, type_, True) for name, type_ in path_columns.items()]
         self._all = {name.casefold(): (name, type_, in_path) for name, type_, in_path in known}
-        self.asked: dict[str, Asked] = {}
+        self.asked: dict[str, ReferencedColumn] = {}
         for node in walk(tree):
             self._resolve(node)
         named = typed_nothing({c.name: c.type for c in self.asked.values()})
         con.execute(f"CREATE OR REPLACE TEMP VIEW typed AS {named}")
 
-    def may(self, node: Node) -> _May:
+    def may(self, node: Node) -> _Possible:
         columns = self._columns_of(node)
         if columns is not None and all(c.in_path for c in columns):
             return self._of_paths(node, columns)
         match node.get("type"):
             case "CONJUNCTION_AND":
                 pieces = [self.may(child) for child in node["children"]]
-                return _May(_all(p.true for p in pieces), _any(p.false for p in pieces))
+                return _Possible(_all(p.true for p in pieces), _any(p.false for p in pieces))
             case "CONJUNCTION_OR":
                 pieces = [self.may(child) for child in node["children"]]
-                return _May(_any(p.true for p in pieces), _all(p.false for p in pieces))
+                return _Possible(_any(p.true for p in pieces), _all(p.false for p in pieces))
             case "OPERATOR_NOT":
                 return self.may(node["children"][0]).negated()
         return (columns is not None and self._piece(node)) or _ANYTHING
 
     # -------------------------------------------------------------------------------------------- pieces
 
-    def _of_paths(self, node: Node, columns: Sequence[Asked]) -> _May:
+    def _of_paths(self, node: Node, columns: Sequence[ReferencedColumn]) -> _Possible:
         """All rows of a part have the same values of path columns, so a piece over these is evaluated as it is."""
         [sql] = self._sql([node])
         unknown = "".join(f"NOT told{c.number} OR " for c in columns)
-        return _May(*(f"({unknown}coalesce(TRY(({sql}) IS {value}), true))" for value in ("TRUE", "FALSE")))
+        return _Possible(*(f"({unknown}coalesce(TRY(({sql}) IS {value}), true))" for value in ("TRUE", "FALSE")))
 
-    def _piece(self, node: Node) -> _May | None:
+    def _piece(self, node: Node) -> _Possible | None:
         """A condition over a column that is not in the paths, with anything that is constant in a part."""
         type_ = str(node.get("type"))
         children: Sequence[Node] = node.get("children") or ()
@@ -178,7 +178,7 @@ class _Conditions:
                 return self._prefix(str(node["function_name"]), children)
         return None
 
-    def _comparison(self, operator: str, left: Node, right: Node) -> _May | None:
+    def _comparison(self, operator: str, left: Node, right: Node) -> _Possible | None:
         if self._ordered(left) is None:
             left, right, operator = right, left, _TURNED.get(operator, operator)
         column = self._bounds(left, [right])
@@ -196,19 +196,19 @@ class _Conditions:
         found = self._unless_unknown(column, equal, other)
         return found if operator in ("=", "IS NOT DISTINCT FROM") else found.negated()
 
-    def _null(self, operand: Node) -> _May | None:
+    def _null(self, operand: Node) -> _Possible | None:
         column = self._bounds(operand)
         if column is None:
             return None
         return self._unless_unknown(column, f"{column.nulls} > 0", f"{column.lo} IS NOT NULL")
 
-    def _truth(self, operand: Node) -> _May | None:
+    def _truth(self, operand: Node) -> _Possible | None:
         column = self._bounds(operand)
         if column is None or column.of.type != "BOOLEAN":
             return None
         return self._unless_unknown(column, f"{column.hi} = true", f"{column.lo} = false")
 
-    def _between(self, operand: Node, lower: Node, upper: Node) -> _May | None:
+    def _between(self, operand: Node, lower: Node, upper: Node) -> _Possible | None:
         column = self._bounds(operand, [lower, upper])
         if column is None:
             return None
@@ -217,7 +217,7 @@ class _Conditions:
         outside = f"(({column.lo} < ({a})) IS TRUE) OR (({column.hi} > ({b})) IS TRUE)"
         return self._unless_unknown(column, inside, outside)
 
-    def _among(self, operand: Node, values: Sequence[Node]) -> _May | None:
+    def _among(self, operand: Node, values: Sequence[Node]) -> _Possible | None:
         column = self._bounds(operand, values)
         if column is None:
             return None
@@ -229,7 +229,7 @@ class _Conditions:
             column, _any(_equal(column, k) for k in texts), _all(f"({_other(column, k)})" for k in texts)
         )
 
-    def _prefix(self, function: str, arguments: Sequence[Node]) -> _May | None:
+    def _prefix(self, function: str, arguments: Sequence[Node]) -> _Possible | None:
         """Beginnings of texts are in the order of the texts that they begin."""
         if function not in _LIKE | _PREFIX_FUNCTIONS or len(arguments) != 2:
             return None
@@ -243,9 +243,9 @@ class _Conditions:
         found = self._unless_unknown(column, f"{lo} <= {text} AND {hi} >= {text}", false)
         return found.negated() if function == "!~~" else found
 
-    def _unless_unknown(self, column: _Bounds, true: str, false: str) -> _May:
+    def _unless_unknown(self, column: _Bounds, true: str, false: str) -> _Possible:
         """A piece of which whatever is unknown, or has no answer, may be anything."""
-        return _May(
+        return _Possible(
             *(
                 _TRUE if sql == _TRUE else f"({column.unknown} OR coalesce(TRY(({sql}) IS TRUE), true))"
                 for sql in (true, false)
@@ -254,7 +254,7 @@ class _Conditions:
 
     # ------------------------------------------------------------------------------------------- operands
 
-    def _ordered(self, node: Node) -> Asked | None:
+    def _ordered(self, node: Node) -> ReferencedColumn | None:
         """The column, not of the paths, that an expression is, or whose order it keeps: equal or greater stays so."""
         if node.get("class") == "COLUMN_REF":
             column = self._resolve(node)
@@ -302,7 +302,7 @@ class _Conditions:
             return False
         return len(set(types)) == 1 or type_ == "DOUBLE" or {type_, *types} <= _WHOLE
 
-    def _resolve(self, node: Node) -> Asked | None:
+    def _resolve(self, node: Node) -> ReferencedColumn | None:
         """The column that a node names."""
         names: Sequence[str] = node["column_names"] if node.get("class") == "COLUMN_REF" else ()
         if len(names) == 2 and names[0].casefold() == "t" and "t" not in self._all:
@@ -310,9 +310,9 @@ class _Conditions:
         found = self._all.get(names[0].casefold()) if len(names) == 1 else None
         if found is None:
             return None
-        return self.asked.setdefault(found[0], Asked(*found, len(self.asked)))
+        return self.asked.setdefault(found[0], ReferencedColumn(*found, len(self.asked)))
 
-    def _columns_of(self, node: Node) -> list[Asked] | None:
+    def _columns_of(self, node: Node) -> list[ReferencedColumn] | None:
         """The columns that an expression names; None when it names something else, or more than its row."""
         found = {}
         for inner in walk(node):

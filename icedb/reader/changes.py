@@ -23,7 +23,7 @@ from icedb.format.change_feed import (
 )
 from icedb.format.column_times import schema_at
 from icedb.format.records import Marker
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.table_spec import all_columns, spec_at
 from icedb.reader.snapshot import Snapshot
 from icedb.transaction.table_handle import Handle
@@ -59,7 +59,7 @@ def take_changes(
 
     `until` is a time or a cursor, too. A time is not in the future, see `check_readable_time`.
 
-    Raises InvalidOption, SnapshotExpired, ForeignMaintenance and what `LogReader.read` raises.
+    Raises InvalidOption, SnapshotExpired, UncoordinatedMaintenance and what `LogReader.read` raises.
     """
     _check_limits(handle, limits)
     now_ms = handle.clock.now_ms()  # before the log is read
@@ -86,7 +86,7 @@ def take_changes(
 
 
 def changes_of(
-    handle: Handle, state: LogState, start: Cursor, end: Cursor, markers: Sequence[Marker], *, as_of_ms: int
+    handle: Handle, state: TableState, start: Cursor, end: Cursor, markers: Sequence[Marker], *, as_of_ms: int
 ) -> Changes:
     """Parts of the change feed as what can be queried."""
     return Changes(

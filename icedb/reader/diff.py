@@ -14,9 +14,9 @@ import duckdb
 from icedb.errors import InvalidOption
 from icedb.format.column_times import UNKNOWN_MS, column_times
 from icedb.format.records import total_bytes, total_rows
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.reader.lazy_parts import LiveParts
-from icedb.reader.scan_sql import explain, relation
+from icedb.reader.scan_sql import relation, translate_read_error
 from icedb.reader.snapshot import Snapshot, take_snapshot
 from icedb.sql.connections import connect_reader
 from icedb.storage.obstore_store import ObjectNotFound
@@ -161,7 +161,7 @@ def _count(before: Snapshot, removed: Sequence[Part], after: Snapshot, added: Se
         )
         return inserted, deleted
     except (duckdb.Error, ObjectNotFound) as error:
-        raise explain(handle, [*removed, *added], error, as_of_ms=before.as_of_ms) from None
+        raise translate_read_error(handle, [*removed, *added], error, as_of_ms=before.as_of_ms) from None
     finally:
         con.close()
 
@@ -200,7 +200,7 @@ def columns_of(handle: Handle) -> list[ColumnInfo]:
     ]
 
 
-def _came(state: LogState) -> dict[str, tuple[int, bool]]:
+def _came(state: TableState) -> dict[str, tuple[int, bool]]:
     """Return column -> when it came, and whether the log records that time; else the oldest log file that names it."""
     oldest: dict[str, int] = {}
     for stored in sorted(state.effective.values(), key=lambda stored: -stored.file.t_ms):

@@ -20,7 +20,7 @@ from icedb.format.codec import decode
 from icedb.format.keys import partition_of
 from icedb.format.operation_names import carried_operations
 from icedb.format.records import Marker, StoredLogFile, total_bytes, total_rows
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.transaction.table_handle import Handle
 
 __all__ = ["CommitInfo", "CommitKind", "LogFileInfo", "LogFileState", "history", "log_files"]
@@ -155,7 +155,7 @@ def history(handle: Handle, *, limit: int | None = None, since_ms: int | None = 
     return found
 
 
-def _deeds(handle: Handle, state: LogState) -> dict[tuple[int, str], _Deed]:
+def _deeds(handle: Handle, state: TableState) -> dict[tuple[int, str], _Deed]:
     """Time, and the log file where several have one time -> what was done then."""
     of_time: dict[int, list[StoredLogFile]] = {}
     for stored in state.effective.values():
@@ -200,7 +200,7 @@ def _owners(of_time: Mapping[int, Sequence[StoredLogFile]]) -> dict[tuple[str, i
     }
 
 
-def _txn(state: LogState) -> dict[int, dict[str, int]]:
+def _txn(state: TableState) -> dict[int, dict[str, int]]:
     """Time -> what was committed exactly once then, as far as some log file still says it."""
     found: dict[int, dict[str, int]] = {}
     for stored in state.effective.values():
@@ -209,7 +209,7 @@ def _txn(state: LogState) -> dict[int, dict[str, int]]:
     return found
 
 
-def _dead_digests(state: LogState) -> dict[str, int]:
+def _dead_digests(state: TableState) -> dict[str, int]:
     """Digest of a superseded part -> when it was superseded: a restored copy has the same."""
     found: dict[str, int] = {}
     for marker in state.dead:
@@ -220,7 +220,7 @@ def _dead_digests(state: LogState) -> dict[str, int]:
 
 def _info(
     handle: Handle,
-    state: LogState,
+    state: TableState,
     at_ms: int,
     deed: _Deed,
     txn: Mapping[str, int],
@@ -314,7 +314,7 @@ def log_files(handle: Handle) -> list[LogFileInfo]:
     return sorted(found, key=lambda f: (f.at_ms, f.key), reverse=True)
 
 
-def _log_file(handle: Handle, state: LogState, key: str, size: int) -> LogFileInfo:
+def _log_file(handle: Handle, state: TableState, key: str, size: int) -> LogFileInfo:
     name = handle.keys.parse_log_file(key)
     if key in state.ignored or key not in state.files:
         kind: LogFileState = "replaced" if key in state.log_tombstones else "ignored"

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from icedb.format.packed_state import MarkerView
 from icedb.format.records import Marker
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.transaction.table_handle import Handle, Part
 
 __all__ = ["LiveParts", "latest_parts", "live_parts"]
@@ -80,7 +80,7 @@ def live_parts(handle: Handle, markers: Sequence[Marker]) -> Sequence[Part]:
     return tuple(handle.part(m) for m in markers)
 
 
-def latest_parts(handle: Handle, state: LogState) -> Sequence[Part]:
+def latest_parts(handle: Handle, state: TableState) -> Sequence[Part]:
     """The live parts of a state that a handle has just read; the same ones as long as it reads the same state."""
     if handle.latest is None or handle.latest[0] is not state:
         handle.latest = state, live_parts(handle, state.live)

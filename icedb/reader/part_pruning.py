@@ -17,13 +17,13 @@ import pyarrow as pa
 from icedb.format.keys import decode_partition
 from icedb.format.packed_markers import row_numbers
 from icedb.format.records import Stats
-from icedb.reader.bounds_evaluator import Asked, Condition, condition_of
+from icedb.reader.bounds_evaluator import Condition, ReferencedColumn, health_of
 from icedb.reader.lazy_parts import LiveParts
 from icedb.sql.column_stats import TEXT_TYPES, Bounds, bounds_of
-from icedb.sql.sandbox_pool import question
+from icedb.sql.sandbox_pool import scratch_connection
 from icedb.transaction.table_handle import Part
 
-__all__ = ["may_match"]
+__all__ = ["prune_parts"]
 
 _PARTS = "parts"
 #: Of a column, what a condition asks for.
@@ -34,7 +34,7 @@ _FEW = 8
 _AT_ONCE = 1 << 16
 
 
-def may_match(
+def prune_parts(
     parts: Sequence[Part], predicate: Mapping[str, Any], columns: Mapping[str, str], path_columns: Mapping[str, str]
 ) -> list[Part]:
     """The parts that may hold a row for which a predicate, as its syntax tree, is true.
@@ -44,9 +44,9 @@ def may_match(
     """
     if not parts:
         return []
-    with question() as con:
+    with scratch_connection() as con:
         try:
-            condition = condition_of(con, predicate, columns, path_columns)
+            condition = health_of(con, predicate, columns, path_columns)
             if condition.sql == "true":
                 return list(parts)
             if isinstance(parts, LiveParts):
@@ -62,7 +62,7 @@ def _query(condition: Condition) -> str:
     return f"SELECT n FROM ({_judged(condition.columns)}) WHERE {condition.sql} ORDER BY n"
 
 
-def _judged(columns: Sequence[Asked]) -> str:
+def _judged(columns: Sequence[ReferencedColumn]) -> str:
     """The figures, and what a condition asks for."""
     typed, known = [], []
     for column in columns:
@@ -77,14 +77,14 @@ def _judged(columns: Sequence[Asked]) -> str:
     return f"SELECT {', '.join(['*', *known])} FROM (SELECT {', '.join(['*', *typed])} FROM {_PARTS})"
 
 
-def _figures(parts: Sequence[Part], columns: Sequence[Asked]) -> pa.Table:
+def _figures(parts: Sequence[Part], columns: Sequence[ReferencedColumn]) -> pa.Table:
     """What paths and log say of these columns, a row for each part."""
     numbers: dict[str, Any] = {"n": pa.array(range(len(parts)), pa.int64())}
     numbers |= _in_log([p.stats for p in parts], [p.rows for p in parts], [p.tombstoned_ms for p in parts], columns)
     return pa.table(numbers | _in_path([p.partition for p in parts], columns))
 
 
-def _in_path(paths: Sequence[str], columns: Sequence[Asked]) -> dict[str, pa.Array]:
+def _in_path(paths: Sequence[str], columns: Sequence[ReferencedColumn]) -> dict[str, pa.Array]:
     asked = [c for c in columns if c.in_path]
     values = {path: decode_partition(path) for path in (set(paths) if asked else ())}
     told: dict[str, pa.Array] = {}
@@ -96,7 +96,10 @@ def _in_path(paths: Sequence[str], columns: Sequence[Asked]) -> dict[str, pa.Arr
 
 
 def _in_log(
-    stats: Sequence[Stats], rows: Sequence[int | None], tombstoned_ms: Sequence[int | None], columns: Sequence[Asked]
+    stats: Sequence[Stats],
+    rows: Sequence[int | None],
+    tombstoned_ms: Sequence[int | None],
+    columns: Sequence[ReferencedColumn],
 ) -> dict[str, pa.Array]:
     asked = [c for c in columns if not c.in_path]
     told = bounds_of(stats, {c.name: c.type for c in asked}) if asked else []
@@ -106,7 +109,9 @@ def _in_log(
     return figures
 
 
-def _bounds(column: Asked, told: Sequence[Bounds | None], tombstoned_ms: Sequence[int | None]) -> dict[str, pa.Array]:
+def _bounds(
+    column: ReferencedColumn, told: Sequence[Bounds | None], tombstoned_ms: Sequence[int | None]
+) -> dict[str, pa.Array]:
     if column.type in TEXT_TYPES:
         # A part that was superseded may have been so because its column had another type, of which its texts are:
         # numbers as texts have another order.
@@ -156,14 +161,16 @@ def _of_many(con: duckdb.DuckDBPyConnection, parts: LiveParts, condition: Condit
     return parts.chosen(found["n"].to_pylist())
 
 
-def _told_in_log(con: duckdb.DuckDBPyConnection, parts: LiveParts, places: Sequence[int], column: Asked) -> pa.Table:
+def _told_in_log(
+    con: duckdb.DuckDBPyConnection, parts: LiveParts, places: Sequence[int], column: ReferencedColumn
+) -> pa.Table:
     """What the log says of a column in the parts at these places; or in all parts: that is kept, not asked twice."""
     kept = parts.told.get((column.name, column.type))
     if kept is not None:
         return kept
     few = len(places) < len(parts) // _FEW
     markers = parts.markers.chosen(places) if few else parts.markers
-    one = Asked(column.name, column.type, in_path=False, number=0)
+    one = ReferencedColumn(column.name, column.type, in_path=False, number=0)
     query = f"SELECT {', '.join(f'{name}0 AS {name}' for name in _JUDGED)} FROM ({_judged([one])}) ORDER BY n"
     pieces = []
     for start in range(0, len(markers), _AT_ONCE):

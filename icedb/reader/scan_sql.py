@@ -30,7 +30,7 @@ from icedb.sql.partition_expressions import PartitionExpression
 from icedb.sql.types import typed_nothing
 from icedb.transaction.table_handle import Handle, Part
 
-__all__ = ["FILE_COLUMN", "explain", "partition_value", "query_error", "read_as", "read_parquet", "relation", "scan",
+__all__ = ["FILE_COLUMN", "translate_read_error", "partition_value", "query_error", "read_as", "read_parquet", "relation", "scan",
            "visible_partitions"]  # fmt: skip
 
 ACCESS_REFUSED = frozenset((401, 403))
@@ -220,7 +220,7 @@ def query_error(error: Exception, *, table: str) -> Exception:
     return InvalidQuery(f"{table}: the query failed: {text}{'' if text.endswith(('.', '!', '?')) else '.'}{remedy}")
 
 
-def explain(
+def translate_read_error(
     handle: Handle, parts: Sequence[Part], error: Exception, *, as_of_ms: int, wrong_sql: str | None = None
 ) -> Exception:
     """Translate an error of a query over these parts into one of the tree.

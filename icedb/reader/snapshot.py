@@ -22,13 +22,13 @@ from icedb.errors import InvalidPartitionExpression
 from icedb.format.column_times import schema_at
 from icedb.format.keys import decode_partition
 from icedb.format.records import total_bytes, total_rows
-from icedb.format.replay import LogState, live_markers
+from icedb.format.replay import TableState, live_markers
 from icedb.format.table_spec import TableSpec, all_columns, spec_at
 from icedb.reader.lazy_parts import LiveParts, latest_parts, live_parts
 from icedb.reader.merged_view import final_relation
-from icedb.reader.part_pruning import may_match
+from icedb.reader.part_pruning import prune_parts
 from icedb.reader.predicate_pushdown import asked_of_table
-from icedb.reader.scan_sql import explain, relation, visible_partitions
+from icedb.reader.scan_sql import relation, translate_read_error, visible_partitions
 from icedb.sql.connections import connect_reader, lock_reader, quote_name
 from icedb.sql.partition_expressions import PartitionExpression, partition_expressions, partition_types
 from icedb.sql.predicates import Predicate, check_predicate, matching
@@ -209,7 +209,7 @@ class Snapshot:
         return parts if self._spec.merging is None else self.parts
 
     def _explained(self, error: Exception) -> Exception:
-        return explain(self._handle, self.parts, error, as_of_ms=self.as_of_ms)
+        return translate_read_error(self._handle, self.parts, error, as_of_ms=self.as_of_ms)
 
     def _ask(self, con: duckdb.DuckDBPyConnection, sql: str, predicate: Predicate | None) -> duckdb.DuckDBPyRelation:
         """The answer over `t`, and `final` if somebody asks for it, which not every table has."""
@@ -244,14 +244,14 @@ class Snapshot:
         if merged and (merging := self._spec.merging) is not None:
             # Rows are merged that are equal in these; what the others will be, no single part tells.
             columns = {c: t for c, t in columns.items() if c in merging.by}
-        return may_match(self.parts, predicate.tree, columns, self._visible)
+        return prune_parts(self.parts, predicate.tree, columns, self._visible)
 
     def _that_it_asks_for(self, sql: str, parts: Sequence[Part]) -> Sequence[Part]:
         """Without the parts of which a query can use no row, as its own conditions say."""
         if len(parts) < _PARTS_MIN:
             return parts
         predicate = asked_of_table(sql, "t", frozenset(c.casefold() for c in (*self.schema, *self._visible)))
-        return parts if predicate is None else may_match(parts, predicate, self.schema, self._visible)
+        return parts if predicate is None else prune_parts(parts, predicate, self.schema, self._visible)
 
     def to_arrow(
         self, columns: Sequence[str] | None = None, *, where: Where | None = None, final: bool = False
@@ -290,7 +290,7 @@ def take_snapshot(handle: Handle, as_of_ms: int | None = None, *, may_precede: b
 
 def _snapshot_of(
     handle: Handle,
-    state: LogState,
+    state: TableState,
     parts: Sequence[Part],
     as_of_ms: int,
     spec: TableSpec,

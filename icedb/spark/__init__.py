@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from icedb.spark.spark_engine import SparkMergeEngine
+from icedb.spark.spark_engine import SparkEngine
 
 if TYPE_CHECKING:
     import os
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from icedb.transaction.idempotent_append import Txn
     from icedb.util.times import AsOf
 
-__all__ = ["SparkMergeEngine", "frame", "read", "register", "write"]
+__all__ = ["SparkEngine", "frame", "read", "register", "write"]
 
 
 def register(spark: SparkSession) -> None:

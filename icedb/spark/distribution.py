@@ -23,7 +23,7 @@ from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from icedb.errors import InvalidOption, InvalidPartitionExpression
-from icedb.spark.datasource.worker_errors import plainly
+from icedb.spark.datasource.worker_errors import hide_worker_traceback
 from icedb.spark.partition_locality import column_of, partition_text
 from icedb.sql.connections import RESERVED, connect_sandbox, quote_name
 from icedb.transaction.table_handle import Handle
@@ -133,7 +133,7 @@ class _Texts:
 
     def of(self, batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         """Struct arrays of `columns` -> texts. Raises InvalidPartitionExpression."""
-        with plainly(), connect_sandbox(threads=1) as con:
+        with hide_worker_traceback(), connect_sandbox(threads=1) as con:
             for batch in batches:
                 con.register("rows", pa.table(dict(zip(self.columns, batch.flatten(), strict=True))))
                 try:

@@ -26,7 +26,7 @@ from icedb.errors import EmptyBatch, IceDBError, InvalidBatch, UnsupportedType
 from icedb.sources.files import open_files
 from icedb.sources.open_source import open_batch
 from icedb.spark.datasource.task_resources import scratch_folder
-from icedb.spark.datasource.worker_errors import plainly
+from icedb.spark.datasource.worker_errors import hide_worker_traceback
 from icedb.sql.connections import MIB, READING_SHARE, WRITE_MEMORY_BYTES_MIN
 from icedb.storage.location import Location, parse_location
 from icedb.util.temporary_files import temporary_folder
@@ -116,7 +116,7 @@ def _read(spark: SparkSession, files: InputFiles, reader: _Lines | _Rows, schema
     paths, tasks = files.paths, min(len(files.paths), TASKS_MAX)
 
     def icedb_files(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with plainly():
+        with hide_worker_traceback():
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     yield from reader.read(paths[number])

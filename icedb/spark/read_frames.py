@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from icedb.errors import InvalidOption
 from icedb.format.keys import decode_partition, encode_partition
 from icedb.reader.changes import Changes
-from icedb.reader.scan_sql import explain, visible_partitions
+from icedb.reader.scan_sql import translate_read_error, visible_partitions
 from icedb.reader.snapshot import Snapshot
 from icedb.spark.datasource import pushdown_warning
 from icedb.spark.datasource.options import check_place
@@ -133,7 +133,7 @@ def _through_parquet(
                 f"{snapshot.table}: Spark's own scan needs hadoop-aws to read from S3, and this session has none. Use "
                 "engine='python', or start Spark with that package and its credentials."
             ) from None
-        raise explain(snapshot.handle, parts, error, as_of_ms=snapshot.as_of_ms) from None
+        raise translate_read_error(snapshot.handle, parts, error, as_of_ms=snapshot.as_of_ms) from None
     return rows.select(*(f"`{name.replace('`', '``')}`" for name in chosen))
 
 

@@ -1,6 +1,6 @@
 """Spark as the engine of maintenance: merges, deletions, rewrites and imports, done by tasks, committed here.
 
-    engine = SparkMergeEngine(spark)
+    engine = SparkEngine(spark)
     table.merge(engine=engine)
     table.delete("user = 7", engine=engine)
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from icedb.errors import IceDBError, InvalidOption
 from icedb.format.records import Marker
 from icedb.operations.importing.copy_files import stored_parts
-from icedb.operations.rewrite.engine import Item, Result, Work
+from icedb.operations.rewrite.engine import DistributedTask, Item, Result
 from icedb.spark.datasource.options import check_place
 from icedb.spark.spark_tasks import Assignment, TableOfTasks, run_tasks
 from icedb.sql.connections import MEMORY_BYTES_MIN, MIB
@@ -32,7 +32,7 @@ from icedb.writer.part_writer import discard
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkMergeEngine", "share_out"]
+__all__ = ["SparkEngine", "share_out"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ BYTES_PER_TASK = 256 * MIB
 MARK_DIGITS = 16
 
 
-class SparkMergeEngine:
+class SparkEngine:
     """Does the pieces of an operation as tasks of a Spark session: see the module.
 
     `spark`: a classic session or one of Spark Connect. `memory_bytes`: what DuckDB may use in a task before it spills.
@@ -57,16 +57,16 @@ class SparkMergeEngine:
     def __init__(self, spark: SparkSession, *, memory_bytes: int = MEMORY_BYTES, tasks_max: int | None = None) -> None:
         if not isinstance(memory_bytes, int) or memory_bytes < MEMORY_BYTES_MIN:
             raise InvalidOption(
-                f"SparkMergeEngine: memory_bytes is {memory_bytes!r}; a task that writes parts needs at least "
+                f"SparkEngine: memory_bytes is {memory_bytes!r}; a task that writes parts needs at least "
                 f"{MEMORY_BYTES_MIN}."
             )
         if tasks_max is not None and (not isinstance(tasks_max, int) or tasks_max < 1):
-            raise InvalidOption(f"SparkMergeEngine: tasks_max is {tasks_max!r}; give a whole number over 0, or None.")
+            raise InvalidOption(f"SparkEngine: tasks_max is {tasks_max!r}; give a whole number over 0, or None.")
         self._spark = spark
         self._memory_bytes = memory_bytes
         self._tasks_max = tasks_max or TASKS_MAX
 
-    def run(self, handle: Handle, work: Work[Item, Result], items: Sequence[Item]) -> list[Result]:
+    def run(self, handle: Handle, work: DistributedTask[Item, Result], items: Sequence[Item]) -> list[Result]:
         """See `icedb.operations.rewrite.engine.Engine`.
 
         Raises InvalidOption for a table in memory or in Azure, SparkJobFailed, and as the work does.
@@ -98,7 +98,7 @@ class SparkMergeEngine:
         return results
 
 
-def share_out(work: Work[Item, Result], items: Sequence[Item], *, tasks_max: int) -> list[list[int]]:
+def share_out(work: DistributedTask[Item, Result], items: Sequence[Item], *, tasks_max: int) -> list[list[int]]:
     """Which items each task does, by their positions. Pure. The tasks that take longest come first."""
     weights = [max(1, work.bytes_of(item)) for item in items]
     enough = max(-(-len(items) // work.items_per_task), min(len(items), -(-sum(weights) // BYTES_PER_TASK)))
@@ -112,7 +112,7 @@ def share_out(work: Work[Item, Result], items: Sequence[Item], *, tasks_max: int
     return sorted(shares, key=lambda share: -sum(weights[position] for position in share))
 
 
-def _check_reachable(handle: Handle, work: Work[Item, Result]) -> None:
+def _check_reachable(handle: Handle, work: DistributedTask[Item, Result]) -> None:
     for location in (handle.location, handle.location.log, *work.reads()):
         if location is None:
             continue

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
-from icedb.errors import IceDBError, InvalidOption, InvariantViolated, TryAgain
+from icedb.errors import IceDBError, InvalidOption, InvariantViolated, RetryableError
 from icedb.format.table_spec import TableSpec
-from icedb.operations.rewrite.engine import Means, Work
+from icedb.operations.rewrite.engine import DistributedTask, ResourceLimits
 from icedb.operations.write.spark_errors import explained
 from icedb.spark.datasource.task_resources import processors, scratch_folder
 from icedb.storage.location import Location
@@ -77,15 +77,15 @@ class Assignment:
     """What all tasks of a job are told alike."""
 
     table: TableOfTasks
-    work: Work[Any, Any]
+    work: DistributedTask[Any, Any]
     memory_bytes: int
 
     def do(self, items: Sequence[Any]) -> list[Any] | IceDBError:
         """In a task: the results for its items, or an error that would be the same every time. Raises others."""
-        means = Means(self.memory_bytes, threads=processors(), folder=scratch_folder())
+        means = ResourceLimits(self.memory_bytes, threads=processors(), folder=scratch_folder())
         try:
             return self.work.do(self.table.open(), items, means)
-        except TryAgain:
+        except RetryableError:
             raise
         except IceDBError as error:
             return error

@@ -17,7 +17,7 @@ import msgspec
 from icedb.format.records import Marker, Stats
 from icedb.sql.connections import quote_name
 from icedb.sql.partition_expressions import PartitionExpression
-from icedb.sql.sandbox_pool import question
+from icedb.sql.sandbox_pool import scratch_connection
 
 __all__ = [
     "TEXT_TYPES",
@@ -26,7 +26,7 @@ __all__ = [
     "bounds_of",
     "encode_statistics",
     "figures_sql",
-    "may_hold",
+    "prune_by_bounds",
     "statistics_columns",
     "without_texts",
 ]
@@ -95,7 +95,7 @@ def _above(text: str) -> str | None:
     return kept[:-1] + chr(_AFTER_SURROGATES if after == 0xD800 else after)
 
 
-def may_hold(markers: Sequence[Marker], column: str, type_: str, condition: str) -> list[Marker]:
+def prune_by_bounds(markers: Sequence[Marker], column: str, type_: str, condition: str) -> list[Marker]:
     """The markers of the parts that may hold a row for which something is true of a column of this DuckDB type.
 
     `condition` is SQL over the part's `lo` and `hi` of the column, its number of `nulls` and of `rows`, and is false or
@@ -105,7 +105,7 @@ def may_hold(markers: Sequence[Marker], column: str, type_: str, condition: str)
     figures = [bounds(marker, column) for marker in markers]
     columns = zip(*(f or (None, None, None) for f in figures), strict=True)
     lo, hi, nulls = (list(c) for c in columns) if markers else ([], [], [])
-    with question() as con:
+    with scratch_connection() as con:
         found = con.execute(
             f"""
             WITH told AS (

@@ -16,7 +16,7 @@ from typing import Any
 import duckdb
 
 from icedb.errors import IceDBError
-from icedb.sql.sandbox_pool import question
+from icedb.sql.sandbox_pool import scratch_connection
 
 __all__ = [
     "Conjunct",
@@ -119,7 +119,7 @@ class _Refused(Exception):
 def _parse(text: str, stable: bool) -> Expression:
     if not text.strip():
         raise _Refused("is empty")
-    with question() as con:
+    with scratch_connection() as con:
         tree = tree_of(con, f"SELECT\n{text}\n")
         if tree.get("error"):
             raise _Refused(f"is not valid SQL ({tree.get('error_message')})")
@@ -191,7 +191,7 @@ def _check(expression: Mapping[str, Any], stable: bool) -> None:
 @lru_cache(maxsize=1)
 def _table_functions() -> frozenset[str]:
     """Functions that only FROM can call, such as those that read files."""
-    with question() as con:
+    with scratch_connection() as con:
         rows = con.execute(
             "SELECT function_name FROM duckdb_functions() GROUP BY function_name "
             "HAVING bool_and(function_type IN ('table', 'table_macro', 'pragma'))"
@@ -217,7 +217,7 @@ def sees_more(function: str) -> bool:
 
 def select_items_sql(expressions: Sequence[Mapping[str, Any]]) -> list[str]:
     """The SQL of expressions again, without their aliases, from their trees: what was checked is what will run."""
-    with question() as con:
+    with scratch_connection() as con:
         return items_sql(con, expressions)
 
 
@@ -233,7 +233,7 @@ def items_sql(con: duckdb.DuckDBPyConnection, expressions: Sequence[Mapping[str,
 
 def query_sql(tree: Mapping[str, Any]) -> str:
     """The SQL of a query's syntax tree. Raises DuckDB's errors for a tree that cannot be written as SQL."""
-    with question() as con:
+    with scratch_connection() as con:
         return _to_sql(con, tree)
 
 
@@ -247,7 +247,7 @@ def syntax_tree(sql: str) -> dict[str, Any]:
 
     Nothing is bound or run, and no name is looked up.
     """
-    with question() as con:
+    with scratch_connection() as con:
         return tree_of(con, sql)
 
 
@@ -359,7 +359,7 @@ def _column_name(expression: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=1)
 def _unstable_functions() -> frozenset[str]:
-    with question() as con:
+    with scratch_connection() as con:
         rows = con.execute("SELECT DISTINCT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT'")
         return frozenset(str(name) for (name,) in rows.fetchall()) | _UNSTABLE_KEYWORDS | _UNSTABLE_BESIDES
 

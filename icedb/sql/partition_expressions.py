@@ -19,7 +19,7 @@ from icedb.errors import InvalidPartitionExpression
 from icedb.format.table_spec import TableSpec
 from icedb.sql.connections import RESERVED, quote_name
 from icedb.sql.expressions import parse_expression
-from icedb.sql.sandbox_pool import question
+from icedb.sql.sandbox_pool import scratch_connection
 from icedb.sql.types import checked_type, describe, typed_nothing
 
 __all__ = ["PartitionExpression", "parse_partition_by", "partition_expressions", "partition_types", "path_value_types"]
@@ -107,7 +107,7 @@ def _partition_types(
 ) -> dict[str, str]:
     if not expressions:
         return {}
-    with question() as con:
+    with scratch_connection() as con:
         return _types(
             con, expressions, typed_nothing(dict(schema), rows=1), table=table, columns=[c for c, _ in schema]
         )
@@ -158,7 +158,7 @@ def path_value_types(values: Mapping[str, Sequence[str | None]]) -> dict[str, st
 
     Only a type that writes each of them as it is: `07` is text.
     """
-    with question() as con:
+    with scratch_connection() as con:
         return {name: _path_value_type(con, [v for v in of_name if v is not None]) for name, of_name in values.items()}
 
 

@@ -23,7 +23,7 @@ from icedb.errors import IceDBError, InvalidOption, InvalidPartitionExpression, 
 from icedb.format.keys import decode_partition
 from icedb.sql.connections import RESERVED, quote_name, quote_text
 from icedb.sql.expressions import Expression, items_sql, parse_expression, replaced, tree_of, walk
-from icedb.sql.sandbox_pool import question
+from icedb.sql.sandbox_pool import scratch_connection
 from icedb.sql.types import describe, typed_nothing
 
 __all__ = ["Predicate", "check_partition_predicate", "check_predicate", "matching"]
@@ -85,7 +85,7 @@ def check_predicate(
     if "user" in named - {c.casefold() for c in columns}:
         raise _unknown("user", text, columns, table)  # DuckDB would take it for its function of that name
     in_paths = {c.casefold() for c in partition_schema}
-    with question() as con:  # one, for it takes longer than what it is asked
+    with scratch_connection() as con:  # one, for it takes longer than what it is asked
         try:
             _bind(con, parsed.sql, columns)
         except duckdb.Error as error:
@@ -110,7 +110,7 @@ def _tree(con: duckdb.DuckDBPyConnection, sql: str) -> Mapping[str, Any]:
 def _answered(sql: str, columns: Mapping[str, str]) -> str:
     """The expression with the time of now in the place of what asks for it."""
     names = {c.casefold() for c in columns}
-    with question() as con:
+    with scratch_connection() as con:
 
         def answer(node: Mapping[str, Any]) -> Mapping[str, Any] | None:
             if not _asks_time(node, names):
@@ -191,7 +191,7 @@ def check_partition_predicate(text: str, types: Mapping[str, str], *, table: str
     parsed = parse_expression(text, refuse=refuse, stable=False)
     if parsed.alias:
         raise refuse(f"has a name ('{parsed.alias}')")
-    with question() as con:
+    with scratch_connection() as con:
         try:
             _bind(con, parsed.sql, types)
             _check_boolean(con, parsed, types, refuse=refuse)
@@ -231,7 +231,7 @@ def matching(partitions: Sequence[str], where: str, types: Mapping[str, str], *,
     typed = ", ".join(f"CAST(v.{quote_name(n)} AS {t}) AS {quote_name(n)}" for n, t in types.items())
     values = [decode_partition(path) for path in partitions]
     texts = {n: pa.array([v.get(n) for v in values], pa.string()) for n in types}
-    with question() as con:
+    with scratch_connection() as con:
         con.register("v", pa.table({_PATH: pa.array(partitions, pa.string()), **texts}))
         try:
             rows_of_t = f"SELECT {_PATH}{', ' if typed else ''}{typed} FROM v"

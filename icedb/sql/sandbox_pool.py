@@ -19,7 +19,7 @@ import duckdb
 from icedb.sql.connections import connect_sandbox
 from icedb.util.temporary_files import make_folder, remove_folder
 
-__all__ = ["Sandbox", "question", "sandbox"]
+__all__ = ["Sandbox", "scratch_connection", "sandbox"]
 
 # Of those with as much memory and as many threads, more are rarely wanted at a time; each takes some megabytes.
 _IDLE_MAX = 4
@@ -78,7 +78,7 @@ def sandbox(folder: Path | None, *, memory_bytes: int | None, threads: int | Non
 
 
 @contextmanager
-def question() -> Iterator[duckdb.DuckDBPyConnection]:
+def scratch_connection() -> Iterator[duckdb.DuckDBPyConnection]:
     """A sandbox for what is answered at once, and leaves nothing behind but temporary tables."""
     with sandbox(None, memory_bytes=None, threads=None) as lent:
         yield lent.con

@@ -16,7 +16,7 @@ import duckdb
 from icedb.errors import InvalidBatch, InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
 from icedb.sql.connections import connect_sandbox, quote_name, quote_text, read_file
 from icedb.sql.expressions import is_type
-from icedb.sql.sandbox_pool import question
+from icedb.sql.sandbox_pool import scratch_connection
 from icedb.util.temporary_files import temporary_folder
 
 __all__ = [
@@ -116,7 +116,7 @@ def checked_type(text: str, *, what: str, table: str) -> str:
 def _canonical_type(text: str) -> str | None:
     if not is_type(text):
         return None
-    with question() as con:
+    with scratch_connection() as con:
         try:
             return describe(con, f"SELECT CAST(NULL AS {text}\n) AS value")["value"]
         except duckdb.Error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from icedb.format.replay import LogState, live_to_v3_readers
+from icedb.format.replay import TableState, live_to_v3_readers
 from icedb.format.table_spec import TableSpec, encode_spec
 from icedb.format.timing import Timing
 from icedb.storage.obstore_store import ObjectStore
@@ -37,7 +37,7 @@ def open_table(store: ObjectStore, clock: Clock, *, timing: Timing | None = None
     return Table(open_handle(store, timing=timing, clock=clock))
 
 
-def check_sound(store: ObjectStore) -> LogState:
+def check_sound(store: ObjectStore) -> TableState:
     """What must hold of a table at every moment; AssertionError if it does not.
 
     Every live part has its object, with the size that its marker says; v3 readers see the same live parts.

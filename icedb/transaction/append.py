@@ -13,7 +13,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from icedb.errors import AccessDenied, ClockSkew, CommitContended, CommitUncertain, PublicationTooLate, StoreUnavailable
+from icedb.errors import AccessDenied, ClockSkew, CommitConflict, CommitStateUnknown, CommitTimedOut, StoreUnavailable
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
 from icedb.storage.obstore_store import ObjectExists, ObjectNotFound, ObjectStore
@@ -22,12 +22,12 @@ from icedb.writer.part_writer import discard
 
 __all__ = [
     "Commit",
-    "Put",
+    "PutOutcome",
     "append",
     "check_age",
     "check_clock",
     "nothing_to_commit",
-    "put_settled",
+    "put_if_absent",
     "report",
     "uncertain",
 ]
@@ -76,15 +76,15 @@ def nothing_to_commit(handle: Handle) -> Commit:
     return Commit(handle.table, None)
 
 
-class Put(Enum):
+class PutOutcome(Enum):
     """How a create-only put ended: ours is there, another's is, or nothing is."""
 
     CREATED = auto()
-    TAKEN = auto()
-    ABSENT = auto()
+    CONFLICT = auto()
+    NOT_FOUND = auto()
 
 
-def put_settled(store: ObjectStore, key: str, body: bytes) -> Put:
+def put_if_absent(store: ObjectStore, key: str, body: bytes) -> PutOutcome:
     """A create-only put, settled by reading back: a client's retry fails against its own success.
 
     It may also be refused, when credentials expire in between. Raises AccessDenied only when the object is not there.
@@ -93,12 +93,12 @@ def put_settled(store: ObjectStore, key: str, body: bytes) -> Put:
         store.create(key, body)
     except (ObjectExists, StoreUnavailable, AccessDenied) as error:
         try:
-            return Put.CREATED if _read_back(store, key) == body else Put.TAKEN
+            return PutOutcome.CREATED if _read_back(store, key) == body else PutOutcome.CONFLICT
         except ObjectNotFound:
             if isinstance(error, AccessDenied):
                 raise error from None
-            return Put.ABSENT
-    return Put.CREATED
+            return PutOutcome.NOT_FOUND
+    return PutOutcome.CREATED
 
 
 def _read_back(store: ObjectStore, key: str) -> bytes:
@@ -109,16 +109,16 @@ def _read_back(store: ObjectStore, key: str) -> bytes:
         raise StoreUnavailable(f"whether '{key}' was put cannot be read back: {error}") from None
 
 
-def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str], *, born_ms: int) -> Commit:
+def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str], *, oldest_part_ms: int) -> Commit:
     """Publish parts whose columns the table has: one put, whoever else is writing.
 
-    Raises PublicationTooLate, CommitUncertain and the store's errors.
+    Raises CommitTimedOut, CommitStateUnknown and the store's errors.
     """
-    check_clock(handle, markers, born_ms)
+    check_clock(handle, markers, oldest_part_ms)
     t_ms, unanswered = handle.last_append_ms, 0
     for _ in range(APPEND_ATTEMPTS_MAX):
         t_ms = max(handle.clock.now_ms(), t_ms + 1)
-        check_age(handle, born_ms)
+        check_age(handle, oldest_part_ms)
         made = tuple(msgspec.structs.replace(m, created_ms=t_ms) for m in markers)
         file = LogFile(t_ms, dict(schema), made, operation="insert")
         key = handle.keys.log_file(t_ms, merged=False, writer=handle.writer)
@@ -126,51 +126,51 @@ def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str],
         if handle.clock.now_ms() - t_ms > handle.timing.commit_timeout_ms:
             continue  # this process was asleep, and readers may rely on the past to be over
         try:
-            outcome = put_settled(handle.store, key, body)
+            outcome = put_if_absent(handle.store, key, body)
         except StoreUnavailable as error:
             raise uncertain(handle, key) from error
-        if outcome is Put.CREATED:
+        if outcome is PutOutcome.CREATED:
             handle.last_append_ms = t_ms
             return report(handle, key, file, tombstoned=())
         # Taken by another append of this handle in the same millisecond, or not answered and not there. It cannot
         # land any more, or if it does, it names the same parts: another timestamp.
-        unanswered += outcome is Put.ABSENT
+        unanswered += outcome is PutOutcome.NOT_FOUND
         late = handle.clock.now_ms() - t_ms > handle.timing.grace_ms
-        if outcome is Put.ABSENT and (late or unanswered == UNANSWERED_MAX):
+        if outcome is PutOutcome.NOT_FOUND and (late or unanswered == UNANSWERED_MAX):
             raise uncertain(handle, key)
-    raise CommitContended(f"{handle.table}: {APPEND_ATTEMPTS_MAX} log file names in a row were taken. Try again.")
+    raise CommitConflict(f"{handle.table}: {APPEND_ATTEMPTS_MAX} log file names in a row were taken. Try again.")
 
 
-def check_clock(handle: Handle, markers: Sequence[Marker], born_ms: int) -> None:
+def check_clock(handle: Handle, markers: Sequence[Marker], oldest_part_ms: int) -> None:
     """Once per handle, by a part that was just put; with a wrong clock, all of them are deleted. Raises ClockSkew."""
     try:
-        handle.check_clock(markers[0].key, put_after_ms=born_ms)
+        handle.check_clock(markers[0].key, put_after_ms=oldest_part_ms)
     except ClockSkew:
         discard(handle.store, [m.key for m in markers])
         raise
     except ObjectNotFound:
-        raise PublicationTooLate(
+        raise CommitTimedOut(
             f"{handle.table}: the part '{markers[0].key}' is not there any more: an orphan sweep may have taken it. "
             "Nothing was published. Write the batch again."
         ) from None
 
 
-def check_age(handle: Handle, born_ms: int | None) -> None:
-    """Raise PublicationTooLate when the oldest part is too old to be published; None: there are no parts."""
-    if born_ms is None:
+def check_age(handle: Handle, oldest_part_ms: int | None) -> None:
+    """Raise CommitTimedOut when the oldest part is too old to be published; None: there are no parts."""
+    if oldest_part_ms is None:
         return
     handle.learn_changed_times()
-    age_ms = handle.clock.now_ms() - born_ms
-    if age_ms > handle.part_timeout_ms(born_ms):
-        raise PublicationTooLate(
+    age_ms = handle.clock.now_ms() - oldest_part_ms
+    if age_ms > handle.part_timeout_ms(oldest_part_ms):
+        raise CommitTimedOut(
             f"{handle.table}: the parts were written {age_ms / 60_000:,.1f} minutes ago and are not published any "
             "more: an orphan sweep may have taken them. Write the batch again, in smaller pieces."
         )
 
 
-def uncertain(handle: Handle, key: str) -> CommitUncertain:
+def uncertain(handle: Handle, key: str) -> CommitStateUnknown:
     """The error for a log file of which nobody can tell whether it was published."""
-    return CommitUncertain(
+    return CommitStateUnknown(
         f"{handle.table}: it is not known whether '{key}' was published. Nothing was deleted. Look whether the rows "
         "are there before you write them again."
     )

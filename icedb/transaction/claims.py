@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from icedb.errors import DamagedLog
+from icedb.errors import CorruptLog
 from icedb.format.claims import Claim
 from icedb.format.codec import decode
 from icedb.format.keys import Keys
@@ -37,7 +37,7 @@ class Claims:
     """All that lies among the claims. `damaged` are claims that cannot be read, and objects of unknown kinds."""
 
     found: tuple[FoundClaim, ...]
-    damaged: tuple[DamagedLog, ...]
+    damaged: tuple[CorruptLog, ...]
     pins: tuple[str, ...]
 
 
@@ -51,7 +51,7 @@ def read_claims(handle: Handle) -> Claims:
     for key, stored in handle.store.get_many([k for k in keys if k not in pins]).items():
         try:
             found.append(_decode(key, stored, handle.keys))
-        except DamagedLog as error:
+        except CorruptLog as error:
             damaged.append(error)
     return Claims(tuple(found), tuple(damaged), tuple(pins))
 
@@ -59,7 +59,7 @@ def read_claims(handle: Handle) -> Claims:
 def _decode(key: str, stored: StoredObject, keys: Keys) -> FoundClaim:
     epoch = keys.parse_epoch_claim(key)
     if epoch is None and not keys.is_txn_claim(key):
-        raise DamagedLog(
+        raise CorruptLog(
             f"'{key}' lies among the claims and is none that this version knows. It may name parts that nothing else "
             "names: nothing unnamed is deleted while it is there. Move it elsewhere if nothing of yours needs it.",
             key=key,
@@ -68,15 +68,15 @@ def _decode(key: str, stored: StoredObject, keys: Keys) -> FoundClaim:
         claim = msgspec.json.decode(stored.body, type=Claim)
         file = decode(claim.body.encode(), claim.key, keys)
         name = keys.parse_log_file(claim.key)
-    except (msgspec.DecodeError, UnicodeError, RecursionError, DamagedLog) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError, CorruptLog) as error:
         raise _damaged(key, str(error)) from None
     if epoch is not None and {file.epoch, name.epoch} != {epoch}:
         raise _damaged(key, f"it holds epoch {file.epoch} for '{claim.key}'")
     return FoundClaim(key, epoch, claim.key, file, stored.stored_ms)
 
 
-def _damaged(key: str, reason: str) -> DamagedLog:
-    return DamagedLog(
+def _damaged(key: str, reason: str) -> CorruptLog:
+    return CorruptLog(
         f"the claim '{key}' cannot be read: {reason}. Restore the object from a backup or an earlier version of it; "
         "do not delete it before you know which parts it named.",
         key=key,

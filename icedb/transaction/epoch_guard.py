@@ -7,15 +7,15 @@ which must not run on a table that has epochs, or to a person.
 
 from __future__ import annotations
 
-from icedb.errors import ForeignMaintenance
-from icedb.format.replay import LogState
+from icedb.errors import UncoordinatedMaintenance
+from icedb.format.replay import TableState
 from icedb.transaction.table_handle import Handle
 
 __all__ = ["claims_beyond", "foreign_maintenance", "refuse_foreign"]
 
 
-def refuse_foreign(handle: Handle, state: LogState, newest_epoch: int) -> None:
-    """Raise ForeignMaintenance when the state, read afresh, shows it.
+def refuse_foreign(handle: Handle, state: TableState, newest_epoch: int) -> None:
+    """Raise UncoordinatedMaintenance when the state, read afresh, shows it.
 
     `newest_epoch`: the newest that this handle had seen before it read. Lists the claims only of a log without epochs.
     """
@@ -32,9 +32,9 @@ def claims_beyond(handle: Handle, epoch: int) -> bool:
     return any(claimed is not None and claimed > epoch for claimed in claims)
 
 
-def foreign_maintenance(handle: Handle, epoch: int) -> ForeignMaintenance:
+def foreign_maintenance(handle: Handle, epoch: int) -> UncoordinatedMaintenance:
     """The error, with its remedy, for a log whose next epoch would be this one."""
-    return ForeignMaintenance(
+    return UncoordinatedMaintenance(
         f"{handle.table}: epoch {epoch} would be next, and there are claims or log files of later ones: log files of "
         "exclusive commits were removed by a program that takes no claims (IceDB v3's merge or cleanup, or a person). "
         "Nothing was published. Stop that program; restore the log files from a backup or earlier versions of the "

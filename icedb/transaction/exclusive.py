@@ -17,25 +17,25 @@ import msgspec
 
 from icedb.errors import (
     ClockSkew,
-    CommitContended,
-    CommitUncertain,
-    DamagedLog,
+    CommitConflict,
+    CommitStateUnknown,
+    CorruptLog,
     IceDBError,
     StoreUnavailable,
 )
 from icedb.format.claims import EpochClaim, decode_epoch_claim
 from icedb.format.codec import decode, encode
-from icedb.format.commit_draft import Draft, check_draft
+from icedb.format.commit_draft import CommitDraft, check_draft
 from icedb.format.records import LogFile
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.storage.obstore_store import ObjectNotFound
 from icedb.transaction.append import (
     UNANSWERED_MAX,
     Commit,
-    Put,
+    PutOutcome,
     check_age,
     nothing_to_commit,
-    put_settled,
+    put_if_absent,
     report,
     uncertain,
 )
@@ -43,7 +43,7 @@ from icedb.transaction.epoch_guard import claims_beyond, foreign_maintenance, re
 from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import discard
 
-__all__ = ["EXCLUSIVE_ATTEMPTS_MAX", "Operation", "exclusive"]
+__all__ = ["EXCLUSIVE_ATTEMPTS_MAX", "CommitOperation", "commit_exclusive"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 EXCLUSIVE_ATTEMPTS_MAX = 50
 
 
-class Operation(Protocol):
+class CommitOperation(Protocol):
     """An exclusive commit's plan, made anew from the table's state at each attempt."""
 
     @property
@@ -65,7 +65,7 @@ class Operation(Protocol):
         ...
 
     @property
-    def born_ms(self) -> int | None:
+    def oldest_part_ms(self) -> int | None:
         """When its first part was written (unix ms); None if it writes none."""
         ...
 
@@ -74,13 +74,13 @@ class Operation(Protocol):
         """Whether `build` looks at ignored log files too."""
         ...
 
-    def build(self, state: LogState, t_ms: int) -> Draft | None:
-        """The log file to publish, or None when there is nothing (left) to do. May raise FixInput errors."""
+    def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
+        """The log file to publish, or None when there is nothing (left) to do. May raise InvalidRequestError errors."""
         ...
 
 
 @dataclass(slots=True)
-class _Tried:
+class _ClaimAttempts:
     """What this operation may have published, or others for it, on an earlier attempt."""
 
     keys: list[str] = field(default_factory=list)
@@ -106,22 +106,22 @@ class _Tried:
             self.keys.clear()
 
 
-def exclusive(handle: Handle, operation: Operation) -> Commit:
+def commit_exclusive(handle: Handle, operation: CommitOperation) -> Commit:
     """Publish an operation as the next epoch, rebasing it on whatever was committed meanwhile.
 
-    Raises CommitContended, CommitUncertain, PublicationTooLate, what `operation.build` raises, and the store's
+    Raises CommitConflict, CommitStateUnknown, CommitTimedOut, what `operation.build` raises, and the store's
     errors. After an error of `build` the operation's parts are deleted when nothing can name them any more.
     """
     handle.check_writable()
-    tried = _Tried()
+    tried = _ClaimAttempts()
     try:
         for attempt in range(EXCLUSIVE_ATTEMPTS_MAX):
             commit = _attempt(handle, operation, tried)
             if commit is not None:
                 return commit
             logger.info("%s: attempt %d at an exclusive commit is rebased", handle.table, attempt + 1)
-        commit = _look(handle, handle.read(fresh=True), operation, tried)
-    except CommitUncertain:
+        commit = _reconcile_own_claims(handle, handle.read(fresh=True), operation, tried)
+    except CommitStateUnknown:
         raise
     except IceDBError as error:
         # Whatever it was, others may complete a claim of ours: "failed, write it again" could double the rows, and
@@ -133,17 +133,17 @@ def exclusive(handle: Handle, operation: Operation) -> Commit:
         return commit
     if tried.open:
         raise uncertain(handle, tried.keys[-1])
-    raise CommitContended(
+    raise CommitConflict(
         f"{handle.table}: {EXCLUSIVE_ATTEMPTS_MAX} other exclusive commits came first. Nothing was published. Does "
         "the table's lock hold? Try again when fewer programs maintain it."
     )
 
 
-def _attempt(handle: Handle, operation: Operation, tried: _Tried) -> Commit | None:
+def _attempt(handle: Handle, operation: CommitOperation, tried: _ClaimAttempts) -> Commit | None:
     """One epoch's worth of trying; None when it went to somebody else and the operation must be rebased."""
     started_ms, newest_epoch = handle.clock.now_ms(), handle.newest_epoch
     state = handle.read(everything=operation.reads_everything, fresh=True)
-    committed = _look(handle, state, operation, tried)
+    committed = _reconcile_own_claims(handle, state, operation, tried)
     if committed is not None:
         return committed
     refuse_foreign(handle, state, newest_epoch)
@@ -158,7 +158,7 @@ def _attempt(handle: Handle, operation: Operation, tried: _Tried) -> Commit | No
         if tried.open:  # what an earlier claim of ours holds may still be published
             raise uncertain(handle, tried.keys[-1])
         return nothing_to_commit(handle)
-    check_age(handle, operation.born_ms)
+    check_age(handle, operation.oldest_part_ms)
     file = _finish(handle, state, draft, epoch)
     # A name of its own for each attempt: two threads of one handle must not take each other's log file for theirs.
     key = handle.keys.log_file(t_ms, merged=file.carries_tombstones, writer=f"{handle.fresh_writer()}.e{epoch}")
@@ -171,7 +171,7 @@ def _attempt(handle: Handle, operation: Operation, tried: _Tried) -> Commit | No
     return _own(handle, key, file)
 
 
-def _next_t_ms(handle: Handle, state: LogState) -> int:
+def _next_t_ms(handle: Handle, state: TableState) -> int:
     """Later than all that is visible, except what a clock that is far ahead wrote.
 
     Each clock may differ from the store's by `max_skew_ms`, so two writers' may differ by twice that.
@@ -181,7 +181,9 @@ def _next_t_ms(handle: Handle, state: LogState) -> int:
     return max(now_ms, 1 + max(sane, default=0))
 
 
-def _build(handle: Handle, operation: Operation, state: LogState, t_ms: int, tried: _Tried) -> Draft | None:
+def _build(
+    handle: Handle, operation: CommitOperation, state: TableState, t_ms: int, tried: _ClaimAttempts
+) -> CommitDraft | None:
     try:
         draft = operation.build(state, t_ms)
     except IceDBError:
@@ -196,7 +198,7 @@ def _build(handle: Handle, operation: Operation, state: LogState, t_ms: int, tri
     return draft
 
 
-def _finish(handle: Handle, state: LogState, draft: Draft, epoch: int) -> LogFile:
+def _finish(handle: Handle, state: TableState, draft: CommitDraft, epoch: int) -> LogFile:
     """The log file with its epoch, with a spec if the log records none, and without what needs no carrying any more.
 
     Log tombstones are kept while the file exists, and as long as a copy of it may still arrive; transactions as long
@@ -215,12 +217,12 @@ def _finish(handle: Handle, state: LogState, draft: Draft, epoch: int) -> LogFil
     )
 
 
-def _take_claim(handle: Handle, epoch: int, own: EpochClaim, tried: _Tried) -> EpochClaim | None:
+def _take_claim(handle: Handle, epoch: int, own: EpochClaim, tried: _ClaimAttempts) -> EpochClaim | None:
     """The claim that decides this epoch, ours or another's; None when it is not to be had and we look again."""
     key = handle.keys.epoch_claim(epoch)
     tried.add(own.key, epoch, own.t)  # before the put: unanswered, it may still have been taken
     try:
-        if put_settled(handle.store, key, msgspec.json.encode(own)) is Put.CREATED:
+        if put_if_absent(handle.store, key, msgspec.json.encode(own)) is PutOutcome.CREATED:
             return own
         stored = handle.store.get(key)
     except StoreUnavailable as error:
@@ -233,7 +235,7 @@ def _take_claim(handle: Handle, epoch: int, own: EpochClaim, tried: _Tried) -> E
         return None
     try:
         claim = decode_epoch_claim(stored.body, key, handle.keys, stored_ms=stored.stored_ms)
-    except DamagedLog:
+    except CorruptLog:
         tried.keys.clear()
         raise
     if claim.key not in tried.keys:
@@ -243,18 +245,18 @@ def _take_claim(handle: Handle, epoch: int, own: EpochClaim, tried: _Tried) -> E
 
 def _publish_claim(
     handle: Handle,
-    state: LogState,
+    state: TableState,
     epoch: int,
     claim: EpochClaim,
     own: EpochClaim,
-    operation: Operation,
+    operation: CommitOperation,
     started_ms: int,
 ) -> bool:
     """See to it that the claim's epoch is decided; whether it became our own log file."""
     mine = claim.key == own.key
-    if _is_history(handle, state, epoch, min(own.t, claim.t)):
+    if _epoch_decided(handle, state, epoch, min(own.t, claim.t)):
         return False  # the next attempt finds out whether it was ours
-    if not mine and claims_beyond(handle, epoch) and not _is_history(handle, state, epoch, min(own.t, claim.t)):
+    if not mine and claims_beyond(handle, epoch) and not _epoch_decided(handle, state, epoch, min(own.t, claim.t)):
         raise foreign_maintenance(handle, epoch)
     body = claim.body.encode()
     # In a log whose epochs are gone, what a claim holds may be long replaced: it is never published again.
@@ -264,10 +266,10 @@ def _publish_claim(
     if epochs_gone or is_ahead or handle.clock.now_ms() - claim.since_ms > handle.timing.commit_timeout_ms:
         body = encode(_void(state, epoch, claim.t))
     elif mine:
-        check_age(handle, operation.born_ms)  # waking up late must not publish what a sweep may have taken
+        check_age(handle, operation.oldest_part_ms)  # waking up late must not publish what a sweep may have taken
     try:
-        outcome = put_settled(handle.store, claim.key, body)
-        found = body if outcome is Put.CREATED else handle.store.get(claim.key).body
+        outcome = put_if_absent(handle.store, claim.key, body)
+        found = body if outcome is PutOutcome.CREATED else handle.store.get(claim.key).body
     except (StoreUnavailable, ObjectNotFound):
         return False
     if not mine or decode(found, claim.key, handle.keys).void:
@@ -277,7 +279,14 @@ def _publish_claim(
 
 
 def _check_clock(
-    handle: Handle, state: LogState, epoch: int, own: EpochClaim, operation: Operation, tried: _Tried, *, before_ms: int
+    handle: Handle,
+    state: TableState,
+    epoch: int,
+    own: EpochClaim,
+    operation: CommitOperation,
+    tried: _ClaimAttempts,
+    *,
+    before_ms: int,
 ) -> None:
     """Compare the clocks by the claim that was just created; with a wrong one, it becomes void."""
     try:
@@ -285,17 +294,17 @@ def _check_clock(
     except (ObjectNotFound, StoreUnavailable):
         return  # history already, as the second listing will show; or it is for the next commit to compare
     except ClockSkew:
-        outcome = put_settled(handle.store, own.key, encode(_void(state, epoch, own.t)))
-        if outcome is Put.TAKEN:
+        outcome = put_if_absent(handle.store, own.key, encode(_void(state, epoch, own.t)))
+        if outcome is PutOutcome.CONFLICT:
             return  # somebody completed it
-        if outcome is Put.ABSENT:
+        if outcome is PutOutcome.NOT_FOUND:
             raise uncertain(handle, own.key) from None
         tried.keys.clear()
         discard(handle.store, [*operation.outputs, *operation.unused])
         raise
 
 
-def _is_history(handle: Handle, state: LogState, epoch: int, t_ms: int) -> bool:
+def _epoch_decided(handle: Handle, state: TableState, epoch: int, t_ms: int) -> bool:
     """Whether this epoch, or a later one, has become visible since `state` was read."""
     # From the head's key on: later epochs have later times, but not beside a head from a clock that is far ahead.
     heads = [k for k, f in state.files.items() if f.file.epoch == state.epoch and f.file.t_ms < t_ms]
@@ -308,11 +317,13 @@ def _is_history(handle: Handle, state: LogState, epoch: int, t_ms: int) -> bool:
     return False
 
 
-def _void(state: LogState, epoch: int, t_ms: int) -> LogFile:
+def _void(state: TableState, epoch: int, t_ms: int) -> LogFile:
     return LogFile(t_ms, {}, epoch=epoch, live_epochs=tuple(sorted(state.live_epochs | {epoch})), void=True)
 
 
-def _look(handle: Handle, state: LogState, operation: Operation, tried: _Tried) -> Commit | None:
+def _reconcile_own_claims(
+    handle: Handle, state: TableState, operation: CommitOperation, tried: _ClaimAttempts
+) -> Commit | None:
     """A writer that may have won looks for itself before it does anything else, and learns what is settled."""
     committed = _find_own(handle, state, operation, tried) if tried.open else None
     if committed is None:
@@ -320,7 +331,7 @@ def _look(handle: Handle, state: LogState, operation: Operation, tried: _Tried) 
     return committed
 
 
-def _find_own(handle: Handle, state: LogState, operation: Operation, tried: _Tried) -> Commit | None:
+def _find_own(handle: Handle, state: TableState, operation: CommitOperation, tried: _ClaimAttempts) -> Commit | None:
     late = handle.clock.now_ms() - tried.since_ms > handle.timing.grace_ms
     for key in tried.keys:
         counts = key in state.files and key not in state.ignored

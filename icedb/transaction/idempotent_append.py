@@ -17,23 +17,23 @@ from dataclasses import replace
 import msgspec
 
 from icedb.errors import (
-    CommitContended,
-    CommitUncertain,
-    DamagedLog,
-    FixInput,
+    CommitConflict,
+    CommitStateUnknown,
+    CommitTimedOut,
+    CorruptLog,
     InvalidOption,
-    PublicationTooLate,
+    InvalidRequestError,
     StoreUnavailable,
 )
 from icedb.format.claims import TxnClaim, decode_txn_claim
 from icedb.format.codec import decode, encode
-from icedb.format.commit_draft import Draft, draft
+from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.records import LogFile, Marker
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.sql.types import check_columns, new_columns
 from icedb.storage.obstore_store import ObjectExists, ObjectNotFound
-from icedb.transaction.append import UNANSWERED_MAX, Commit, Put, check_age, check_clock, put_settled, report
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.append import UNANSWERED_MAX, Commit, PutOutcome, check_age, check_clock, put_if_absent, report
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.table_handle import Handle
 from icedb.util.durations import duration_text
 from icedb.writer.part_writer import WrittenParts, discard
@@ -67,7 +67,7 @@ def check_txn(txn: object, *, table: str) -> Txn:
     )
 
 
-def is_recorded(state: LogState, txn: Txn) -> bool:
+def is_recorded(state: TableState, txn: Txn) -> bool:
     """Whether the log says that this sequence, or a later one of the application, was committed."""
     application, sequence = txn
     return state.txn.get(application, (-1, 0))[0] >= sequence
@@ -81,10 +81,10 @@ def repeated(handle: Handle) -> Commit:
 def append_once(handle: Handle, written: WrittenParts, txn: Txn) -> Commit:
     """Publish parts as this transaction, unless it is done; parts that it does not need are deleted.
 
-    Raises SchemaConflict, InvalidBatch, ClockSkew, PublicationTooLate, CommitContended, DamagedLog and the store's
+    Raises SchemaConflict, InvalidBatch, ClockSkew, CommitTimedOut, CommitConflict, CorruptLog and the store's
     errors; after each of them the same transaction may be tried again.
     """
-    check_clock(handle, written.markers, written.born_ms)
+    check_clock(handle, written.markers, written.oldest_part_ms)
     unanswered = generation = 0
     for attempt in range(TXN_ATTEMPTS_MAX):
         try:
@@ -95,7 +95,7 @@ def append_once(handle: Handle, written: WrittenParts, txn: Txn) -> Commit:
                 raise refused.reason from None
             generation += 1
             continue
-        except (StoreUnavailable, CommitUncertain) as error:
+        except (StoreUnavailable, CommitStateUnknown) as error:
             unanswered += 1
             if unanswered == UNANSWERED_MAX:
                 raise StoreUnavailable(
@@ -106,7 +106,7 @@ def append_once(handle: Handle, written: WrittenParts, txn: Txn) -> Commit:
         if commit is not None:
             return commit
         logger.info("%s: attempt %d at transaction %s is tried again", handle.table, attempt + 1, txn)
-    raise CommitContended(
+    raise CommitConflict(
         f"{handle.table}: transaction {txn} met {TXN_ATTEMPTS_MAX} changes in a row. Try the same transaction again."
     )
 
@@ -145,7 +145,7 @@ class _Refused(Exception):
     The claim stays, for one that was deleted could be another's by then; the next generation takes its place.
     """
 
-    def __init__(self, reason: FixInput | PublicationTooLate) -> None:
+    def __init__(self, reason: InvalidRequestError | CommitTimedOut) -> None:
         super().__init__(str(reason))
         self.reason = reason
         self.ours = False
@@ -153,7 +153,7 @@ class _Refused(Exception):
 
 def _plan(handle: Handle, written: WrittenParts, txn: Txn, generation: int) -> TxnClaim:
     """The claim that we would like: our parts, now."""
-    check_age(handle, written.born_ms)
+    check_age(handle, written.oldest_part_ms)
     application, sequence = txn
     t_ms = handle.clock.now_ms()
     markers = tuple(msgspec.structs.replace(m, created_ms=t_ms) for m in written.markers)
@@ -174,7 +174,7 @@ def _plan(handle: Handle, written: WrittenParts, txn: Txn, generation: int) -> T
 def _take(handle: Handle, own: TxnClaim) -> TxnClaim | None:
     """The claim that decides this transaction, ours or another's; None when it was removed just now."""
     key = handle.keys.txn_claim(own.application, own.sequence, own.generation)
-    if put_settled(handle.store, key, msgspec.json.encode(own)) is Put.CREATED:
+    if put_if_absent(handle.store, key, msgspec.json.encode(own)) is PutOutcome.CREATED:
         return own
     try:
         stored = handle.store.get(key)
@@ -182,25 +182,25 @@ def _take(handle: Handle, own: TxnClaim) -> TxnClaim | None:
         return None
     try:
         return decode_txn_claim(stored.body, key, handle.keys, stored_ms=stored.stored_ms)
-    except DamagedLog as error:
-        raise DamagedLog(f"{handle.table}: {error}", key=key) from None
+    except CorruptLog as error:
+        raise CorruptLog(f"{handle.table}: {error}", key=key) from None
 
 
-def _publish(handle: Handle, claim: TxnClaim, file: LogFile, state: LogState, *, read_ms: int) -> Commit | None:
+def _publish(handle: Handle, claim: TxnClaim, file: LogFile, state: TableState, *, read_ms: int) -> Commit | None:
     """See to it that the claim's content is in the log; None: look again. `state` was read since `read_ms`."""
     try:  # what was known when the claim was made may have been another column of that name
         check_columns(file.schema, state.schema, table=handle.table)
-    except FixInput as error:
+    except InvalidRequestError as error:
         _close_for_good(handle, claim)
         raise _Refused(error) from None
     timeout_ms = handle.timing.commit_timeout_ms
     young = handle.clock.now_ms() - claim.since_ms <= timeout_ms
     # A key that was closed and replaced is closed for good, whatever a late put makes of it.
     if not claim.brings_columns and claim.key not in state.ignored:
-        outcome = put_settled(handle.store, claim.key, claim.body.encode()) if young else _close(handle, claim)
-        if outcome is Put.CREATED and handle.clock.now_ms() - read_ms <= timeout_ms:
+        outcome = put_if_absent(handle.store, claim.key, claim.body.encode()) if young else _close(handle, claim)
+        if outcome is PutOutcome.CREATED and handle.clock.now_ms() - read_ms <= timeout_ms:
             return report(handle, claim.key, file, tombstoned=())
-        if outcome is not Put.TAKEN:
+        if outcome is not PutOutcome.CONFLICT:
             return None  # also when it took so long that the key may have been closed, replaced and deleted before
     if not young and (lost := _lost_part(handle, file)):
         if is_recorded(handle.read(fresh=True), (claim.application, claim.sequence)):
@@ -209,8 +209,8 @@ def _publish(handle: Handle, claim: TxnClaim, file: LogFile, state: LogState, *,
         raise _Refused(_too_late(handle, claim, lost))
     operation = _PublishOnce(file, (claim.application, claim.sequence))
     try:
-        commit = exclusive(handle, operation)
-    except FixInput as error:
+        commit = commit_exclusive(handle, operation)
+    except InvalidRequestError as error:
         if error is not operation.refused:
             raise  # the log disagrees with itself, which says nothing of the claim
         _close_for_good(handle, claim)
@@ -228,16 +228,16 @@ def _lost_part(handle: Handle, file: LogFile) -> str | None:
     return None
 
 
-def _too_late(handle: Handle, claim: TxnClaim, lost: str) -> PublicationTooLate:
+def _too_late(handle: Handle, claim: TxnClaim, lost: str) -> CommitTimedOut:
     memory = duration_text(handle.timing.txn_retention_ms)
-    return PublicationTooLate(
+    return CommitTimedOut(
         f"{handle.table}: the part '{lost}' of transaction {(claim.application, claim.sequence)} is not there any "
         f"more, and the log no longer tells what became of it (it remembers {memory}). "
         "Nothing was published. Look whether the rows are there before you write them again."
     )
 
 
-def _close(handle: Handle, claim: TxnClaim) -> Put:
+def _close(handle: Handle, claim: TxnClaim) -> PutOutcome:
     """Make sure that the claim's key never holds its content; CREATED: it does already."""
     try:
         handle.store.create(claim.key, encode(LogFile(claim.t, {})))
@@ -245,18 +245,18 @@ def _close(handle: Handle, claim: TxnClaim) -> Put:
         try:
             found = handle.store.get(claim.key).body
         except ObjectNotFound:
-            return Put.ABSENT
-        return Put.CREATED if found == claim.body.encode() else Put.TAKEN
-    return Put.TAKEN
+            return PutOutcome.NOT_FOUND
+        return PutOutcome.CREATED if found == claim.body.encode() else PutOutcome.CONFLICT
+    return PutOutcome.CONFLICT
 
 
 def _close_for_good(handle: Handle, claim: TxnClaim) -> None:
     """Before the next generation counts, nobody who was asleep may publish this one. Raises StoreUnavailable."""
-    if not claim.brings_columns and _close(handle, claim) is Put.ABSENT:
+    if not claim.brings_columns and _close(handle, claim) is PutOutcome.NOT_FOUND:
         raise StoreUnavailable(f"{handle.table}: the store did not answer when '{claim.key}' was closed.")
 
 
-def _settled(handle: Handle, state: LogState, written: WrittenParts, *, claimed: bool) -> Commit:
+def _settled(handle: Handle, state: TableState, written: WrittenParts, *, claimed: bool) -> Commit:
     """The transaction is recorded: by our parts, which others may have published for us, or by others.
 
     Parts that the claim names stay: beside a later sequence that came first, somebody may just be publishing them.
@@ -277,23 +277,23 @@ class _PublishOnce:
 
     reads_everything = False
     # The claim names the parts, so no sweep takes them; and nothing here may delete them: others may publish them.
-    born_ms: int | None = None
+    oldest_part_ms: int | None = None
     outputs: Sequence[str] = ()
 
     def __init__(self, file: LogFile, txn: Txn) -> None:
         self._file = file
         self._txn = txn
         self.unused: list[str] = []
-        self.refused: FixInput | None = None
+        self.refused: InvalidRequestError | None = None
 
-    def build(self, state: LogState, t_ms: int) -> Draft | None:
+    def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
         """None when it is recorded. Raises `refused` when a column has another type by now."""
         application, sequence = self._txn
         if is_recorded(state, self._txn) or any(m.key in state.parts for m in self._file.markers):
             return None
         try:
             check_columns(self._file.schema, state.schema, table=state.table)
-        except FixInput as error:
+        except InvalidRequestError as error:
             self.refused = error
             raise
         markers: Sequence[Marker] = self._file.markers

@@ -13,11 +13,11 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from icedb.errors import TornListing
+from icedb.errors import InconsistentListing
 from icedb.format.codec import decode
 from icedb.format.keys import Keys, LogName
 from icedb.format.log_schema import TypeName
-from icedb.format.replay import LogState, StoredLogFile, ignored_by, replay
+from icedb.format.replay import StoredLogFile, TableState, ignored_by, replay
 from icedb.format.timing import EarlierTiming, Timing, timing_at
 from icedb.storage.obstore_store import ObjectStore
 from icedb.util.clock import Clock, SystemClock
@@ -63,27 +63,27 @@ class LogReader:
         #: The last listing that fitted, without what was ignored then.
         self._last = _Listing()
         #: What was replayed last, and whether of everything.
-        self._replayed: tuple[bool, LogState] | None = None
+        self._replayed: tuple[bool, TableState] | None = None
         self._lock = threading.Lock()
 
-    def read(self, *, everything: bool = False, fresh: bool = False) -> LogState:
+    def read(self, *, everything: bool = False, fresh: bool = False) -> TableState:
         """The table's state now. `everything` fetches ignored log files too, as long as they are there.
 
         `fresh` lists the whole log. Without it, a log file that a paused writer put at a time long past shows up
         within the grace period; exclusive commits always read afresh. A listing like the last one gives the same state,
         which nobody may change.
 
-        Raises TornListing, DamagedLog, SchemaConflict, ForeignMaintenance and the store's errors.
+        Raises InconsistentListing, CorruptLog, SchemaConflict, UncoordinatedMaintenance and the store's errors.
         """
         torn = ""
         for attempt in range(READ_ATTEMPTS_MAX):
             listing = self._list(whole=everything or fresh or attempt > 0)
             state = self._replayed_of(listing, everything=everything) or self._replay(listing, everything=everything)
-            if isinstance(state, LogState):
+            if isinstance(state, TableState):
                 self._remember(listing, state, everything=everything)
                 return state
             torn = state
-        raise TornListing(
+        raise InconsistentListing(
             f"{self._store.location.uri}: {READ_ATTEMPTS_MAX} listings in a row did not fit what the newest log file "
             f"says ({torn}). Try again; if it stays so, another program deletes log files that it did not write: "
             "verify tells more."
@@ -114,7 +114,7 @@ class LogReader:
         listed = known | {i.key: i.stored_ms for i in self._store.list(self._keys.log_prefix, after=after)}
         return _Listing(listed, now_ms, now_ms if after is None else last.whole_at_ms)
 
-    def _remember(self, listing: _Listing, state: LogState, *, everything: bool) -> None:
+    def _remember(self, listing: _Listing, state: TableState, *, everything: bool) -> None:
         """Keep what later refreshes may rely on.
 
         Of the listing not what is ignored: it may be deleted any time, and when its tombstone is older than `late_ms`,
@@ -147,7 +147,7 @@ class LogReader:
 
     # ------------------------------------------------------------------------------------ replaying
 
-    def _replayed_of(self, listing: _Listing, *, everything: bool) -> LogState | None:
+    def _replayed_of(self, listing: _Listing, *, everything: bool) -> TableState | None:
         """The last state, if it is of these very log files."""
         with self._lock:
             if self._replayed is not None:
@@ -156,7 +156,7 @@ class LogReader:
                     return state
         return None
 
-    def _replay(self, listing: _Listing, *, everything: bool) -> LogState | str:
+    def _replay(self, listing: _Listing, *, everything: bool) -> TableState | str:
         """The state; or, when the listing is torn, what it lacks."""
         listed_ms = listing.stored_ms
         names = {key: self._keys.parse_log_file(key) for key in listed_ms}

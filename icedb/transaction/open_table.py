@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from icedb.errors import DamagedLog, FixInput, InvalidOption, SchemaConflict, TableExists, TableNotFound
+from icedb.errors import CorruptLog, InvalidOption, InvalidRequestError, SchemaConflict, TableExists, TableNotFound
 from icedb.format.keys import decode_partition, encode_value, partition_of
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.table_spec import TableSpec, decode_spec, encode_spec
 from icedb.format.timing import Timing, timing_differences
 from icedb.sql.partition_expressions import path_value_types
@@ -31,7 +31,7 @@ def open_handle(
     fencing: Fencing = "claims",
     clock: Clock | None = None,
 ) -> Handle:
-    """The handle of the table in a store, and of its log, if that is in another. Raises TableNotFound, DamagedLog.
+    """The handle of the table in a store, and of its log, if that is in another. Raises TableNotFound, CorruptLog.
 
     `timing`: raise InvalidOption unless these are the table's times. Log files without a spec are a table of an
     IceDB v3 program: its paths tell what its partition columns are. If the log says that the table had a spec
@@ -53,7 +53,7 @@ def open_handle(
     try:
         check_stored_spec(spec, table=handle.table)
         handle = handle.with_spec(spec)
-    except FixInput as error:  # another program may have written it
+    except InvalidRequestError as error:  # another program may have written it
         raise damaged_spec(handle.table, handle.keys.spec, error) from None
     return _checked_timing(handle, timing)
 
@@ -84,10 +84,10 @@ def _adopt(handle: Handle) -> Handle:
     if not state.listed_ms:
         # Another program may have created the table since its spec was looked for.
         if (parts := some_below(handle.store, handle.keys.data_prefix)) and not _has_spec(handle):
-            raise DamagedLog(
+            raise CorruptLog(
                 f"{handle.table}: '{handle.keys.spec}' is missing, and neither a log nor a spec says what the files "
                 f"below '_data/' are ('{parts[0].key}'). If this table has a log_uri, restore '_table.json' from a "
-                "backup: it says where the log is. If the files are of another program, Table.adopt makes a table of "
+                "backup: it says where the log is. If the files are of another program, Table.create_from_files makes a table of "
                 "them.",
                 key=handle.keys.spec,
             )
@@ -107,7 +107,7 @@ def one_line(body: bytes) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.format(body, indent=-1))
 
 
-def is_lost(state: LogState, handle: Handle) -> bool:
+def is_lost(state: TableState, handle: Handle) -> bool:
     """Whether a log that has no `_table.json` is of a table that had one, and not of programs of IceDB v3.
 
     The first exclusive commit records the spec. That of a table without `_table.json` has no id.
@@ -117,13 +117,13 @@ def is_lost(state: LogState, handle: Handle) -> bool:
     return bool(decode_spec(bytes(state.spec), table=handle.table, key=handle.keys.log_prefix).id)
 
 
-def _read_only(handle: Handle, state: LogState) -> Handle:
-    """The handle of a table whose `_table.json` is gone. Raises DamagedLog for a log without the parts beside it."""
+def _read_only(handle: Handle, state: TableState) -> Handle:
+    """The handle of a table whose `_table.json` is gone. Raises CorruptLog for a log without the parts beside it."""
     if state.spec:
         recorded = decode_spec(bytes(state.spec), table=handle.table, key=handle.keys.log_prefix)
         if recorded.log_uri and handle.location.log is None:
             owner = find_log_owner(handle.store)
-            raise DamagedLog(
+            raise CorruptLog(
                 f"{handle.table}: this is the log of a table whose parts are elsewhere"
                 f"{f', at {owner.uri!r}' if owner else ''}. Open that table.",
                 key=handle.keys.spec,
@@ -135,7 +135,7 @@ def _read_only(handle: Handle, state: LogState) -> Handle:
     return handle
 
 
-def _path_columns(handle: Handle, state: LogState) -> dict[str, str]:
+def _path_columns(handle: Handle, state: TableState) -> dict[str, str]:
     """Those of the newest part's path; none if a data column has such a name, for a batch must be able to bring it."""
     live = sorted(state.live, key=lambda m: (m.created_ms, m.key))
     if not live:
@@ -172,7 +172,7 @@ def create_handle(
     """Create an empty table with this spec. A dry run looks whether it could.
 
     `over_files`: files may lie below `_data/`, for an import in place. Raises TableExists, InvalidURI for an address
-    inside another table, FixInput errors for the spec, the store's errors.
+    inside another table, InvalidRequestError errors for the spec, the store's errors.
     """
     spec = spec if timing is None else msgspec.structs.replace(spec, timing=timing)
     spec = checked_spec(spec, table=store.location.uri)  # refuses a bad one before anything is written
@@ -226,7 +226,7 @@ def _refuse_leftovers(handle: Handle, *, over_files: bool) -> None:
             raise TableExists(
                 f"{handle.table}: {what} are there already ('{found[0]}'), and '{keys.spec}' is missing: they belong "
                 "to a table whose '_table.json' was lost, or to another program. Restore '_table.json' from a backup, "
-                "or choose another address. To create a table over Parquet files below '_data/', use Table.adopt."
+                "or choose another address. To create a table over Parquet files below '_data/', use Table.create_from_files."
             )
 
 

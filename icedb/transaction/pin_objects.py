@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from icedb.errors import DamagedLog
+from icedb.errors import CorruptLog
 from icedb.format.records import Marker, TimeMs
 from icedb.storage.obstore_store import StoredObject
 from icedb.transaction.table_handle import Handle
@@ -45,7 +45,7 @@ _decoder = msgspec.json.Decoder(_PinBody)
 
 
 def read_pins(handle: Handle) -> list[Pin]:
-    """All pins, by name, expired ones too: one LIST, and a GET for each. Raises DamagedLog."""
+    """All pins, by name, expired ones too: one LIST, and a GET for each. Raises CorruptLog."""
     prefix = handle.keys.claims_prefix
     keys = [i.key for i in handle.store.list(prefix, after=f"{prefix}pin-") if handle.keys.parse_pin(i.key)]
     return sorted((decode_pin(handle, k, o) for k, o in handle.store.get_many(keys).items()), key=lambda p: p.name)
@@ -72,7 +72,7 @@ def is_needed(marker: Marker, pins: Iterable[Pin]) -> bool:
 
 
 def decode_pin(handle: Handle, key: str, stored: StoredObject) -> Pin:
-    """Decode a pin\'s object. Raises DamagedLog."""
+    """Decode a pin\'s object. Raises CorruptLog."""
     try:
         body = _decoder.decode(stored.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -83,8 +83,8 @@ def decode_pin(handle: Handle, key: str, stored: StoredObject) -> Pin:
     return Pin(body.name, body.as_of, body.created, body.created if late else body.expires)
 
 
-def _damaged(handle: Handle, key: str, reason: str) -> DamagedLog:
-    return DamagedLog(
+def _damaged(handle: Handle, key: str, reason: str) -> CorruptLog:
+    return CorruptLog(
         f"{handle.table}: '{key}' cannot be read as a pin ({reason}), so nobody knows what it keeps, and cleanup "
         f"deletes nothing. If nobody needs it, remove it with unpin('{handle.keys.parse_pin(key)}').",
         key=key,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from icedb.errors import DamagedLog, InvalidOption, TableExists
+from icedb.errors import CorruptLog, InvalidOption, TableExists
 from icedb.format.table_spec import TableSpec, decode_spec
 from icedb.storage.location import Location, parse_location, with_log
 from icedb.storage.obstore_store import ObjectExists, ObjectNotFound, ObjectStore, open_store
@@ -91,7 +91,7 @@ def check_log_place(handle: Handle) -> bytes | None:
 
 
 def find_log_store(store: ObjectStore, spec: TableSpec, options: Mapping[str, str] | None) -> ObjectStore:
-    """The store of a table as its spec says, with the log's own. Raises DamagedLog when the log is not there."""
+    """The store of a table as its spec says, with the log's own. Raises CorruptLog when the log is not there."""
     if not spec.log_uri or store.location.log is not None:
         return store
     location = with_log(store.location, spec.log_uri, options)
@@ -101,21 +101,21 @@ def find_log_store(store: ObjectStore, spec: TableSpec, options: Mapping[str, st
 
 
 def check_log_owner(store: ObjectStore) -> None:
-    """Raise DamagedLog unless the log, if it is in a store of its own, is there and is that of this table."""
+    """Raise CorruptLog unless the log, if it is in a store of its own, is there and is that of this table."""
     table, log, key = store.location.uri, store.location.log, store.location.keys.probe
     if log is None:
         return
     try:
         probe = store.get(key)  # not HEAD: its answer cannot say that the bucket is missing
     except ObjectNotFound:
-        raise DamagedLog(
+        raise CorruptLog(
             f"{table}: its log should be at '{log.uri}', but nothing of it is there "
             f"('{key}' is missing). Without it the table would look empty. Mount the log's folder, or give "
             "log_storage_options that lead to its store.",
             key=key,
         ) from None
     if probe.body != _whose(table):
-        raise DamagedLog(
+        raise CorruptLog(
             f"{table}: '{log.uri}' holds the log of another table ('{key}' says which). With it, all "
             "parts would look like orphans. Mount the right folder, or give log_storage_options that lead to it.",
             key=key,
@@ -125,14 +125,14 @@ def check_log_owner(store: ObjectStore) -> None:
 def find_log_owner(store: ObjectStore) -> Location | None:
     """Where the parts of the log in this store are, if in another store.
 
-    Raises ObjectNotFound when nobody has written there yet but programs of IceDB v3, which do not say; DamagedLog.
+    Raises ObjectNotFound when nobody has written there yet but programs of IceDB v3, which do not say; CorruptLog.
     """
     key = store.location.keys.probe
     body = store.get(key).body
     try:
         owner = msgspec.json.decode(body, type=_Probe).table
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedLog(f"{store.location.uri}: '{key}' does not say whose log this is ({error}).", key=key) from None
+        raise CorruptLog(f"{store.location.uri}: '{key}' does not say whose log this is ({error}).", key=key) from None
     return parse_location(owner) if owner else None
 
 

@@ -19,15 +19,15 @@ import msgspec
 from icedb.errors import (
     AccessDenied,
     ClockSkew,
-    DamagedLog,
-    FixInput,
+    CorruptLog,
     InvalidOption,
+    InvalidRequestError,
     StoreUnavailable,
     UnsupportedStore,
 )
 from icedb.format.keys import Keys, decode_partition, partition_of
 from icedb.format.records import Marker, Stats
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.table_spec import TableSpec, all_columns, decode_spec, encode_spec
 from icedb.format.timing import Timing, doomed_at, part_timeout_at, timing_at
 from icedb.sql.partition_expressions import PartitionExpression, partition_expressions
@@ -112,7 +112,7 @@ class Handle:
         #: An exclusive commit that sees an older head than this handle has seen is not of this table's line.
         self.newest_epoch = 0
         #: The state that was read last, and its live parts, once somebody has asked for them.
-        self.latest: tuple[LogState, Sequence[Part]] | None = None
+        self.latest: tuple[TableState, Sequence[Part]] | None = None
         self._schema: dict[str, str] = {}
         self._probed = False
         self._copies_folder: tuple[int, Path] | None = None
@@ -158,10 +158,10 @@ class Handle:
             return times.timing if times is not None else Timing()
         return timing_at(times.timing, times.earlier_timing, self.clock.now_ms())
 
-    def part_timeout_ms(self, born_ms: int) -> int:
-        """The age up to which a part that was written at `born_ms` may be published; see `options.part_timeout_at`."""
+    def part_timeout_ms(self, oldest_part_ms: int) -> int:
+        """The age up to which a part that was written at `oldest_part_ms` may be published; see `options.part_timeout_at`."""
         times = self._times or TableSpec()
-        return part_timeout_at(times.timing, times.earlier_timing, born_ms)
+        return part_timeout_at(times.timing, times.earlier_timing, oldest_part_ms)
 
     def doomed_ms(self, now_ms: int) -> int:
         """The newest tombstone whose part may be deleted by `now_ms`; see `options.doomed_at`."""
@@ -197,7 +197,7 @@ class Handle:
         """The table's columns with their types: those that the log has, and those that were declared."""
         return all_columns(self.spec, self._schema)
 
-    def read(self, *, everything: bool = False, fresh: bool = False) -> LogState:
+    def read(self, *, everything: bool = False, fresh: bool = False) -> TableState:
         """The state of the table now; see `LogReader.read`."""
         started_ms = self.clock.now_ms()
         if self._times is None:
@@ -216,7 +216,7 @@ class Handle:
             other._learn_times(spec)
         return other
 
-    def _learn_spec(self, state: LogState) -> None:
+    def _learn_spec(self, state: TableState) -> None:
         if isinstance(state.spec, msgspec.UnsetType):
             return
         recorded = decode_spec(bytes(state.spec), table=self.table, key=self.keys.log_prefix)
@@ -226,7 +226,7 @@ class Handle:
         try:
             check_stored_spec(recorded, table=self.table)
             self.learn_spec(recorded)
-        except FixInput as error:  # another program may have written it
+        except InvalidRequestError as error:  # another program may have written it
             key = next(k for k, f in state.effective.items() if f.file.spec is state.spec)
             raise damaged_spec(self.table, key, error) from None
 
@@ -320,14 +320,14 @@ class Handle:
         return WriteContext(self.location, self.spec, self.expressions, self.columns)
 
     def check_spec(self) -> None:
-        """Refuse to change a table whose `_table.json` is gone. Makes no request. Raises DamagedLog."""
+        """Refuse to change a table whose `_table.json` is gone. Makes no request. Raises CorruptLog."""
         if self.spec_is_lost:
             raise lost_spec(self.table, self.keys.spec)
 
     def check_writable(self) -> None:
         """Refuse a table without its spec; once per handle, look whether the store refuses to overwrite an object.
 
-        Raises DamagedLog, UnsupportedStore and the store's errors (no bucket, no access).
+        Raises CorruptLog, UnsupportedStore and the store's errors (no bucket, no access).
         """
         self.check_spec()
         if self._probed or self.fencing == "none":
@@ -400,9 +400,9 @@ def clock_ahead_ms(*, put_after_ms: int, stored_ms: int, now_ms: int) -> int:
     return max(ahead_ms, 0) or -max(behind_ms, 0)
 
 
-def lost_spec(table: str, key: str) -> DamagedLog:
+def lost_spec(table: str, key: str) -> CorruptLog:
     """The error for a write to a table whose `_table.json` is gone."""
-    return DamagedLog(
+    return CorruptLog(
         f"{table}: '{key}' is missing, and the log is of a table that had it. The table can be read, and not be "
         "written. Restore the object from a backup, or make it anew from the log with 'icedb repair-spec' or "
         "Table.repair_spec, then open the table again.",
@@ -410,9 +410,9 @@ def lost_spec(table: str, key: str) -> DamagedLog:
     )
 
 
-def damaged_spec(table: str, key: str, error: FixInput) -> DamagedLog:
+def damaged_spec(table: str, key: str, error: InvalidRequestError) -> CorruptLog:
     """The error for a stored spec that no program of this project would have written."""
-    return DamagedLog(
+    return CorruptLog(
         f"{table}: the spec in '{key}' cannot be obeyed: {error} Restore the object from a backup or an earlier "
         "version of it.",
         key=key,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from icedb.errors import InvalidOption
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.storage.obstore_store import ObjectNotFound
 from icedb.transaction.table_handle import STORED_MS_PRECISION, Handle
 from icedb.util.times import time_text
@@ -12,7 +12,7 @@ __all__ = ["check_past_time", "check_readable_time", "newest_ms"]
 
 
 def check_readable_time(
-    handle: Handle, state: LogState, as_of_ms: int, *, now_ms: int, may_precede: bool = False
+    handle: Handle, state: TableState, as_of_ms: int, *, now_ms: int, may_precede: bool = False
 ) -> None:
     """Raise InvalidOption for a time that a read cannot mean: before the table's creation, or in the future.
 
@@ -26,7 +26,7 @@ def check_readable_time(
         _check_created(handle, state, as_of_ms)
 
 
-def check_past_time(handle: Handle, state: LogState, as_of_ms: int, *, now_ms: int) -> None:
+def check_past_time(handle: Handle, state: TableState, as_of_ms: int, *, now_ms: int) -> None:
     """`check_readable_time` for what is kept or restored: no time after the newest commit and this clock."""
     latest_ms = max(now_ms, newest_ms(handle, state, now_ms))
     if as_of_ms > latest_ms:
@@ -40,7 +40,7 @@ def _ahead(handle: Handle, as_of_ms: int, latest_ms: int) -> InvalidOption:
     )
 
 
-def _check_created(handle: Handle, state: LogState, as_of_ms: int) -> None:
+def _check_created(handle: Handle, state: TableState, as_of_ms: int) -> None:
     """Raise InvalidOption for a time before the table's creation. After the horizon is always after that."""
     if state.horizon_ms or not state.files or as_of_ms >= min(state.times_ms):
         return
@@ -61,6 +61,6 @@ def _check_created(handle: Handle, state: LogState, as_of_ms: int) -> None:
         )
 
 
-def newest_ms(handle: Handle, state: LogState, now_ms: int) -> int:
+def newest_ms(handle: Handle, state: TableState, now_ms: int) -> int:
     """The newest time in the log that no clock far ahead wrote; 0: none. Later exclusive commits have later ones."""
     return max((t for t in state.times_ms if t < handle.far_ahead_ms(now_ms)), default=0)

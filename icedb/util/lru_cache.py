@@ -6,13 +6,13 @@ from collections import OrderedDict
 from collections.abc import ValuesView
 from typing import Generic, TypeVar
 
-__all__ = ["Recent"]
+__all__ = ["LruCache"]
 
 _Name = TypeVar("_Name")
 _Value = TypeVar("_Value")
 
 
-class Recent(Generic[_Name, _Value]):
+class LruCache(Generic[_Name, _Value]):
     """Values by name. Of more than `entries`, those go that were not used for longest."""
 
     def __init__(self, entries: int) -> None:

@@ -21,8 +21,8 @@ from typing import Any, cast
 import duckdb
 import msgspec
 
-from icedb.errors import CommitContended, InvalidBatch, InvalidOption, InvalidPartitionValue
-from icedb.format.replay import LogState
+from icedb.errors import CommitConflict, InvalidBatch, InvalidOption, InvalidPartitionValue
+from icedb.format.replay import TableState
 from icedb.format.table_spec import Compression, TableSpec, check_spec
 from icedb.operations.commits.publish import prepare, publish_append
 from icedb.operations.retention.cleanup import cleanup
@@ -52,7 +52,7 @@ from icedb.v3.v3_rules import (
 )
 from icedb.writer.batch_loader import PARTITION_COLUMN
 from icedb.writer.part_writer import put_parts
-from icedb.writer.staging import Stage, stage_rows
+from icedb.writer.staging import StagedBatch, stage_rows
 
 __all__ = ["CompressionCodec", "IceDBv3"]
 
@@ -162,8 +162,8 @@ class IceDBv3:
         """Write rows as a part for each partition, in one log file. No row is modified.
 
         A row's `_partition` chooses its partition, else the partition function does, before `format_row` and the insert
-        query see the row. Raises SchemaConflictException and FixInput errors before anything is visible;
-        CommitUncertain; the store's errors.
+        query see the row. Raises SchemaConflictException and InvalidRequestError errors before anything is visible;
+        CommitStateUnknown; the store's errors.
         """
         handle = self._writable()
         with v3_conflicts():
@@ -178,7 +178,7 @@ class IceDBv3:
         return [_file_marker(p) for p in commit.parts]
 
     @contextmanager
-    def _staged(self, handle: Handle, prepared: Sequence[Row], *, known: Mapping[str, str]) -> Iterator[Stage]:
+    def _staged(self, handle: Handle, prepared: Sequence[Row], *, known: Mapping[str, str]) -> Iterator[StagedBatch]:
         spec = handle.spec
         context = dataclasses.replace(handle.write_context(), known_schema=dict(known), lenient=bool(spec.insert_query))
         with (
@@ -220,8 +220,8 @@ class IceDBv3:
 
         The partition with the most parts that has something to merge (`asc`: with the fewest). Its smallest parts are
         taken until they have `max_file_size` bytes, or are `max_file_count`. The new part is None when the merge query
-        left no row. Raises FixInput errors for a query that does not fit, MissingPart, CommitContended,
-        CommitUncertain, the store's errors.
+        left no row. Raises InvalidRequestError errors for a query that does not fit, MissingPart, CommitConflict,
+        CommitStateUnknown, the store's errors.
         """
         handle = self._writable()
         _check_number(handle, "max_file_size", max_file_size)
@@ -241,7 +241,7 @@ class IceDBv3:
                 named_in = sources(state)
                 merged = [_merged_marker(p, named_in.get(p.key)) for p in commit.tombstoned]
                 return commit.key, new, planned.text, merged, _metadata(handle, commit)
-        raise CommitContended(
+        raise CommitConflict(
             f"{handle.table}: others took the parts of {MERGE_ATTEMPTS_MAX} merges in a row. Nothing was published. "
             "Try again when fewer programs maintain it."
         )
@@ -250,8 +250,8 @@ class IceDBv3:
         """Delete what was superseded that long ago: cleaned log files, deleted log files, deleted parts.
 
         Cleaned are the merged log files in whose place there is one now without the deleted parts. Below ten minutes
-        nothing else may use the table; then it repeats until nothing is old enough. Raises InvalidOption, DamagedLog,
-        CommitContended, CommitUncertain, the store's errors.
+        nothing else may use the table; then it repeats until nothing is old enough. Raises InvalidOption, CorruptLog,
+        CommitConflict, CommitStateUnknown, the store's errors.
         """
         handle = self._writable()
         _check_number(handle, "min_age_ms", min_age_ms)
@@ -271,7 +271,7 @@ class IceDBv3:
         """Drop the partitions that a function chooses of those with parts; log file, its first line, parts dropped.
 
         It stops after the partition with which `max_files` parts are reached. What is not among the partitions is
-        ignored. Raises CommitContended, CommitUncertain, the store's errors.
+        ignored. Raises CommitConflict, CommitStateUnknown, the store's errors.
         """
         handle = self._writable()
         parts = [handle.part(m) for m in self._read(handle).live]
@@ -295,7 +295,7 @@ class IceDBv3:
         """Put the answer of a query over `_rows` in the place of a partition's rows; the parts that it replaced.
 
         `(None, None, [])` when there is no such partition. Raises InvalidQuery, SchemaConflictException,
-        CommitContended, CommitUncertain, the store's errors.
+        CommitConflict, CommitStateUnknown, the store's errors.
         """
         handle = self._writable()
         with v3_conflicts():
@@ -390,7 +390,7 @@ class IceDBv3:
         handle.check_writable()
         return handle
 
-    def _read(self, handle: Handle) -> LogState:
+    def _read(self, handle: Handle) -> TableState:
         with v3_conflicts():
             return handle.read(fresh=True)
 

@@ -15,18 +15,18 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from icedb.errors import CommitContended, CommitUncertain, DamagedLog, InvalidArgument, InvalidOption, InvalidURI
+from icedb.errors import CommitConflict, CommitStateUnknown, CorruptLog, InvalidArgument, InvalidOption, InvalidURI
 from icedb.format.codec import VERSION, decode, encode
 from icedb.format.column_times import schema_at
 from icedb.format.keys import has_reserved_end, has_unsafe_segment
 from icedb.format.records import LogFile, Marker
 from icedb.format.records import LogTombstone as LogTombstoneRecord
-from icedb.format.replay import LogState, live_markers, replay
+from icedb.format.replay import TableState, live_markers, replay
 from icedb.format.table_spec import TableSpec
 from icedb.sql.types import check_columns, checked_type
 from icedb.storage.location import Location, parse_location
 from icedb.storage.obstore_store import ObjectNotFound, open_store
-from icedb.transaction.append import Put, put_settled
+from icedb.transaction.append import PutOutcome, put_if_absent
 from icedb.transaction.separate_log import find_log_owner
 from icedb.transaction.table_handle import Handle
 from icedb.transaction.table_place import check_address
@@ -189,7 +189,7 @@ class IceLogIO:
 
         A log file of exactly that time counts. The schema has the columns that had come by then. Log tombstones are
         those of log files that are still there. Raises NoLogFilesException, SnapshotExpired, SchemaConflictException,
-        DamagedLog, the store's errors.
+        CorruptLog, the store's errors.
         """
         with v3_conflicts():
             state = s3client.table.read(fresh=True)
@@ -243,7 +243,7 @@ class IceLogIO:
         """Publish a log file with these markers, as they are; its key and its first line. Nothing is overwritten.
 
         Raises InvalidOption for what no log file can hold, for a `timestamp` that is taken, and for tombstones where
-        exclusive commits are; SchemaConflictException; CommitContended, CommitUncertain, the store's errors.
+        exclusive commits are; SchemaConflictException; CommitConflict, CommitStateUnknown, the store's errors.
         """
         handle = s3client.table
         files, tombstones = list(files), list(tombstones or ())
@@ -268,14 +268,14 @@ class IceLogIO:
         else:
             outcomes = self._next(handle, file, merged=merged)
         for key, body in outcomes:
-            match put_settled(handle.store, key, body):
-                case Put.CREATED:
+            match put_if_absent(handle.store, key, body):
+                case PutOutcome.CREATED:
                     return key, metadata_of(body)
-                case Put.ABSENT:
-                    raise CommitUncertain(
+                case PutOutcome.NOT_FOUND:
+                    raise CommitStateUnknown(
                         f"{handle.table}: it is not known whether '{key}' was published. List the log."
                     )
-        raise CommitContended(f"{handle.table}: the name '{key}' was taken meanwhile. Try again.")
+        raise CommitConflict(f"{handle.table}: the name '{key}' was taken meanwhile. Try again.")
 
     def _next(self, handle: Handle, file: LogFile, *, merged: bool) -> Iterator[tuple[str, bytes]]:
         for _ in range(APPEND_ATTEMPTS_MAX):
@@ -292,7 +292,7 @@ class IceLogIO:
         body = encode(made)
         try:
             decode(body, key, handle.keys)  # what nobody could read must not become part of the log
-        except DamagedLog as error:
+        except CorruptLog as error:
             raise InvalidOption(f"{handle.table}: no log file can hold that: {error}") from None
         return key, body
 
@@ -342,7 +342,7 @@ def _refuse_taken(handle: Handle, key: str) -> None:
     raise InvalidOption(f"{handle.table}: the log file '{key}' is there already. Give another timestamp, or none.")
 
 
-def sources(state: LogState) -> dict[str, str]:
+def sources(state: TableState) -> dict[str, str]:
     """Part -> the log file that decides it: the last that names it, of those that tombstone a dead one."""
     return {
         m.key: key
@@ -352,7 +352,7 @@ def sources(state: LogState) -> dict[str, str]:
     }
 
 
-def _decided(state: LogState) -> list[tuple[Marker, str]]:
+def _decided(state: TableState) -> list[tuple[Marker, str]]:
     """Each part once, with the log file that decides it."""
     source = sources(state)
     return [(marker, source[key]) for key, marker in sorted(state.parts.items())]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from icedb.errors import FixInput, InvalidArgument, InvalidOption, SchemaConflict
+from icedb.errors import InvalidArgument, InvalidOption, InvalidRequestError, SchemaConflict
 from icedb.format.keys import Keys
 from icedb.util.arguments import checks_arguments
 from icedb.util.clock import SystemClock
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-class NoLogFilesException(FixInput, LookupError):
+class NoLogFilesException(InvalidRequestError, LookupError):
     """There is no log file, or none that is old enough."""
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ def _is_no(what: str) -> Iterator[None]:
 
 @checks_arguments
 def get_log_file_info(name: str) -> tuple[int, bool]:
-    """What a log file's name (or key) says: its time, and whether it carries tombstones. Raises DamagedLog."""
+    """What a log file's name (or key) says: its time, and whether it carries tombstones. Raises CorruptLog."""
     keys = Keys("")
     found = keys.parse_log_file(keys.log_prefix + name.rpartition("/")[2])
     return found.t_ms, found.merged

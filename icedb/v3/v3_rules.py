@@ -15,20 +15,20 @@ from urllib.parse import unquote
 
 import msgspec
 
-from icedb.errors import CommitContended, InvalidOption
+from icedb.errors import CommitConflict, InvalidOption
 from icedb.format.keys import partition_of, stored_path, text_as_path
 from icedb.format.records import Marker
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.operations.commits.actions import Replace
 from icedb.operations.rewrite.rewrite_commit import Rewritten
 from icedb.operations.rewrite.rewrite_partition import write_answer
 from icedb.operations.rewrite.rewriter import Rewrite, rewrite_parts
 from icedb.transaction.append import Commit
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.open_table import path_columns
 from icedb.transaction.table_handle import Handle, Part
 from icedb.util.clock import Clock
-from icedb.writer.staging import Stage
+from icedb.writer.staging import StagedBatch
 
 __all__ = [
     "RewriteOfText",
@@ -118,7 +118,7 @@ def _rewrite_of(key: str, parts: Sequence[Part]) -> RewriteOfText:
 def rewrite_text(handle: Handle, text: str, sql: str) -> Commit | None:
     """Put the answer of a query in the place of all parts that a text means; None when there are none.
 
-    Raises as `write_answer`, and CommitContended, CommitUncertain.
+    Raises as `write_answer`, and CommitConflict, CommitStateUnknown.
     """
     for _ in range(REWRITE_ATTEMPTS_MAX):
         state = handle.read(fresh=True)
@@ -131,18 +131,20 @@ def rewrite_text(handle: Handle, text: str, sql: str) -> Commit | None:
         )
         # Of an empty answer nothing stays, new columns neither.
         schema = written.schema if written.markers else {}
-        operation = Rewritten({rewrite: written.markers}, operation="rewrite", born_ms=written.born_ms, schema=schema)
-        commit = exclusive(handle, operation)
+        operation = Rewritten(
+            {rewrite: written.markers}, operation="rewrite", oldest_part_ms=written.oldest_part_ms, schema=schema
+        )
+        commit = commit_exclusive(handle, operation)
         if operation.kept:
             return commit
         logger.info("%s: '%s' changed, its rewrite is repeated", handle.table, text)
-    raise CommitContended(
+    raise CommitConflict(
         f"{handle.table}: '{text}' was merged or replaced by others {REWRITE_ATTEMPTS_MAX} times while it was "
         "rewritten. Nothing was published. Try again when fewer programs maintain it."
     )
 
 
-def _parts_of_text(handle: Handle, state: LogState, text: str) -> RewriteOfText | None:
+def _parts_of_text(handle: Handle, state: TableState, text: str) -> RewriteOfText | None:
     parts = [handle.part(m) for m in state.live]
     keys = _keys(parts)
     key = text_as_path(text)
@@ -153,12 +155,14 @@ def _parts_of_text(handle: Handle, state: LogState, text: str) -> RewriteOfText 
 
 
 def drop_paths(handle: Handle, paths: Iterable[str]) -> Commit:
-    """Tombstone the live parts in exactly these paths. Raises CommitContended, CommitUncertain, the store's errors."""
+    """Tombstone the live parts in exactly these paths. Raises CommitConflict, CommitStateUnknown, the store's errors."""
     prefix, chosen = handle.keys.data_prefix, frozenset(paths)
-    return exclusive(handle, Replace(lambda now: [m.key for m in now.live if partition_of(prefix, m.key) in chosen]))
+    return commit_exclusive(
+        handle, Replace(lambda now: [m.key for m in now.live if partition_of(prefix, m.key) in chosen])
+    )
 
 
-def keep_raw_paths(handle: Handle, stage: Stage) -> None:
+def keep_raw_paths(handle: Handle, stage: StagedBatch) -> None:
     """Let staged rows whose text is a path that v3 stored come to lie there."""
     if not any("%25" in r.partition for r in stage.ranges):
         return  # only of a text with `%` there are two paths with different values

@@ -21,9 +21,9 @@ from icedb.sql.connections import RESERVED, quote_name, quote_text
 from icedb.sql.types import check_columns, checked_type, describe
 from icedb.sql.user_queries import UserQuery, check_output
 from icedb.util.arrow_offsets import aligned
-from icedb.writer.deferred_gather import ROWS_AT_A_TIME, Held, hold
+from icedb.writer.deferred_gather import ROWS_AT_A_TIME, BufferedRows, buffer_rows
 
-__all__ = ["CHOSEN", "PARTITION_COLUMN", "PREFIX", "Incoming", "receive"]
+__all__ = ["CHOSEN", "PARTITION_COLUMN", "PREFIX", "LoadedBatch", "load_batch"]
 
 #: Names that a batch's columns must not begin with: they are ours.
 PREFIX = RESERVED
@@ -45,7 +45,7 @@ _PARTS_OF_MEMORY = 16
 
 
 @dataclass(slots=True)
-class Incoming:
+class LoadedBatch:
     """The rows of a batch as the relation `relation`: `select[column]` is SQL over it, of type `columns[column]`."""
 
     con: duckdb.DuckDBPyConnection
@@ -62,7 +62,7 @@ class Incoming:
     #: Whether a query made these rows: then numbers become the table's, where no value changes.
     answered: bool = False
     #: The rows, when the stream is short and they were not changed.
-    held: Held | None = None
+    held: BufferedRows | None = None
 
     def begin(self, memory_bytes: int | None) -> None:
         """Hold the stream, register it, or load it when it is long: DuckDB reads ahead of it, as much as there is."""
@@ -72,7 +72,7 @@ class Incoming:
         bytes_max = memory_bytes // _SHORT_PART
         first = self._take(self.counted.batches, bytes_max)
         if self.counted.bytes < memory_bytes // _HELD_PART:
-            self.held = hold(self.counted.schema, first)
+            self.held = buffer_rows(self.counted.schema, first)
         if self.held is not None:
             return
         if self.counted.bytes < bytes_max:
@@ -269,7 +269,7 @@ def _told(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
-def receive(
+def load_batch(
     con: duckdb.DuckDBPyConnection,
     batch: Batch,
     known: Mapping[str, str],
@@ -277,7 +277,7 @@ def receive(
     table: str,
     strict: bool = True,
     memory_bytes: int | None = None,
-) -> Incoming:
+) -> LoadedBatch:
     """Register a batch, or load it when it may be too much for `memory_bytes`.
 
     `strict`: a nested column whose type is not whole is refused, unless the table knows it. Else it is text without a
@@ -308,7 +308,7 @@ def receive(
     chosen = "" if batch.is_answer else _chosen(columns, table)
     counted = _CountedRows(batch.stream, table)
     select = {c: f"CAST({quote_name(c)} AS {t})" for c, t in columns.items()}
-    incoming = Incoming(con, table, batch, _STREAM, columns, select, chosen, untyped, counted, batch.is_answer)
+    incoming = LoadedBatch(con, table, batch, _STREAM, columns, select, chosen, untyped, counted, batch.is_answer)
     if schema.names:  # DuckDB has no table without columns
         incoming.begin(memory_bytes)
     return incoming

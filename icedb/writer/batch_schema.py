@@ -28,9 +28,9 @@ from icedb.sql.merge_strategies import check_aggregated_types, check_batch_colum
 from icedb.sql.partition_expressions import PartitionExpression, partition_types
 from icedb.sql.types import ROW_ID, check_columns, check_sort_columns, storage_type
 from icedb.storage.location import Location
-from icedb.writer.batch_loader import PARTITION_COLUMN, PREFIX, Incoming
+from icedb.writer.batch_loader import PARTITION_COLUMN, PREFIX, LoadedBatch
 
-__all__ = ["Shape", "check_declared", "WriteContext", "shape_of"]
+__all__ = ["BatchSchema", "check_declared", "WriteContext", "resolve_batch_schema"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class WriteContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class BatchSchema:
     """How the rows of a batch are stored: `columns` with their types, `select` is SQL of each over the batch.
 
     `misfits`: what is wrong with a row, as SQL condition -> SQL of a text that says so. `path_values`: partition
@@ -76,7 +76,7 @@ class Shape:
         return f"coalesce({' OR '.join(self.misfits)}, false)" if self.misfits else "false"
 
 
-def shape_of(incoming: Incoming, context: WriteContext, on_conflict: OnConflict) -> Shape:
+def resolve_batch_schema(incoming: LoadedBatch, context: WriteContext, on_conflict: OnConflict) -> BatchSchema:
     """Decide how a batch is stored, and whether it can be.
 
     Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidPartitionExpression.
@@ -106,10 +106,10 @@ def shape_of(incoming: Incoming, context: WriteContext, on_conflict: OnConflict)
     if columns:  # a batch without any has no rows, and says nothing of a table that has none either
         partition_types(context.expressions, {**context.known_schema, **columns}, table=context.table)
     values = {n: told[n].sql if n in told else incoming.select[c] for n, c in path_values.items()}
-    return Shape(columns, select, sort_by, checked, misfits, values)
+    return BatchSchema(columns, select, sort_by, checked, misfits, values)
 
 
-def _path_values(incoming: Incoming, context: WriteContext) -> dict[str, str]:
+def _path_values(incoming: LoadedBatch, context: WriteContext) -> dict[str, str]:
     """The partition columns that only paths tell, and which column of the batch says them."""
     told = [e.name for e in context.expressions if e.path_only]
     by_name = {c.casefold(): c for c in incoming.columns}
@@ -123,7 +123,7 @@ def _path_values(incoming: Incoming, context: WriteContext) -> dict[str, str]:
 
 
 def _path_conversions(
-    incoming: Incoming, context: WriteContext, path_values: Mapping[str, str]
+    incoming: LoadedBatch, context: WriteContext, path_values: Mapping[str, str]
 ) -> dict[str, Conversion]:
     """How the values become those of the partition columns: the path is all that will tell them."""
     found: dict[str, Conversion] = {}
@@ -145,7 +145,7 @@ def _path_conversions(
 
 
 def _target(
-    incoming: Incoming, context: WriteContext, column: str, source: str, on_conflict: OnConflict
+    incoming: LoadedBatch, context: WriteContext, column: str, source: str, on_conflict: OnConflict
 ) -> tuple[str, Conversion | None]:
     """The type of a column in the table, and how it gets there when a cast is not enough."""
     table = context.table
@@ -181,7 +181,7 @@ def _nested_only(column: str) -> Conversion:
     return Conversion(column, MIXED, MIXED, name, f"(json_type({name}) NOT IN ('OBJECT', 'ARRAY', 'NULL'))")
 
 
-def _of_answer(incoming: Incoming, context: WriteContext, column: str, source: str, target: str) -> Conversion:
+def _of_answer(incoming: LoadedBatch, context: WriteContext, column: str, source: str, target: str) -> Conversion:
     """What a query gave becomes what the table has, where that changes no value."""
 
     def is_null() -> bool:
@@ -200,7 +200,7 @@ def _of_answer(incoming: Incoming, context: WriteContext, column: str, source: s
     )
 
 
-def _type_of_mixed(incoming: Incoming, column: str, on_conflict: OnConflict) -> str:
+def _type_of_mixed(incoming: LoadedBatch, column: str, on_conflict: OnConflict) -> str:
     """What a new column shall be whose values have several types: one that holds all, or that of the first value."""
     name, kind = quote_name(column), f"{PREFIX}kind"
     kinds = [
@@ -218,7 +218,7 @@ def _type_of_mixed(incoming: Incoming, column: str, on_conflict: OnConflict) -> 
     return {**numbers, "BOOLEAN": "BOOLEAN", "OBJECT": MIXED, "ARRAY": MIXED}.get(first, "VARCHAR")
 
 
-def _cast(incoming: Incoming, column: str, target: str) -> str:
+def _cast(incoming: LoadedBatch, column: str, target: str) -> str:
     sql = incoming.select[column]
     return sql if incoming.columns[column] == target else f"CAST({sql} AS {target})"
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from icedb.sql.connections import RESERVED
 from icedb.util.arrow_offsets import aligned
 
-__all__ = ["Coded", "Held", "coded", "hold"]
+__all__ = ["RankEncoding", "BufferedRows", "coded", "buffer_rows"]
 
 #: So many bytes of Arrow at most: a column of text must fit into one array, whose offsets have 31 bits.
 HELD_BYTES_MAX = 1 << 30
@@ -36,7 +36,7 @@ _numbers = count()
 
 
 @dataclass(frozen=True, slots=True)
-class Coded:
+class RankEncoding:
     """A text column as the ranks of its values, null where it is null. `values` are in DuckDB's order of texts."""
 
     ranks: pa.Array
@@ -48,7 +48,7 @@ class Coded:
 
 
 @dataclass(slots=True)
-class Held:
+class BufferedRows:
     """All rows of a batch, each column one array. `order`: the numbers of the rows as they are to be stored, 32 bits
     each; None: as they are."""
 
@@ -59,7 +59,7 @@ class Held:
         """Let a connection read some neighbouring rows, once, in their order: the name of the relation."""
         return _register(con, self.table.schema, self.batches(first, rows))
 
-    def register_keys(self, con: duckdb.DuckDBPyConnection, number: str, codes: Mapping[str, Coded]) -> str:
+    def register_keys(self, con: duckdb.DuckDBPyConnection, number: str, codes: Mapping[str, RankEncoding]) -> str:
         """Let a connection read all rows as they are, once, with columns for the row's number and for ranks."""
         rows = self.table.num_rows
         ones = pa.repeat(pa.scalar(1, pa.int32()), rows)
@@ -87,7 +87,7 @@ def _register(con: duckdb.DuckDBPyConnection, schema: pa.Schema, batches: Iterat
     return name
 
 
-def hold(schema: pa.Schema, batches: list[pa.RecordBatch]) -> Held | None:
+def buffer_rows(schema: pa.Schema, batches: list[pa.RecordBatch]) -> BufferedRows | None:
     """Hold the rows of some batches, which the list does not have afterwards; None (and it has) when they cannot be
     gathered, or are not what their types say: whoever reads them will tell."""
     if not all(map(_is_gathered, schema.types)):
@@ -103,10 +103,10 @@ def hold(schema: pa.Schema, batches: list[pa.RecordBatch]) -> Held | None:
     if any(column.num_chunks > 1 for column in table.columns):
         return None
     batches.clear()
-    return Held(table)
+    return BufferedRows(table)
 
 
-def coded(column: pa.ChunkedArray) -> Coded | None:
+def coded(column: pa.ChunkedArray) -> RankEncoding | None:
     """A text column by the ranks of its values; None when it has too many."""
     array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     if len(array.slice(0, _SAMPLE_ROWS).dictionary_encode().dictionary) > _SAMPLE_VALUES_MAX:
@@ -121,7 +121,7 @@ def coded(column: pa.ChunkedArray) -> Coded | None:
     for rank, position in enumerate(order):
         rank_of[position] = rank
     type_ = pa.uint8() if len(texts) <= 1 << 8 else pa.uint16()
-    return Coded(pa.array(rank_of, type_).take(found.indices), [texts[position] for position in order])
+    return RankEncoding(pa.array(rank_of, type_).take(found.indices), [texts[position] for position in order])
 
 
 def _is_gathered(type_: pa.DataType) -> bool:

@@ -16,7 +16,7 @@ from icedb.format.table_spec import TableSpec
 from icedb.sql.column_stats import TEXT_MAX, figures_sql
 from icedb.sql.connections import copy_statement, quote_name, read_file
 
-__all__ = ["WrittenFile", "figures", "write_file"]
+__all__ = ["WrittenFile", "min_max_counts", "write_file"]
 
 # What is written here stays for long, so it is worth more time than an insert's: as small as with DuckDB's own level,
 # 3, or nearly, in two thirds of its time, or nearly all (docs/tuning.md).
@@ -47,7 +47,7 @@ def write_file(con: duckdb.DuckDBPyConnection, query: str, path: Path, spec: Tab
     return WrittenFile(path, int(told["count"]), told["column_statistics"])
 
 
-def figures(con: duckdb.DuckDBPyConnection, file: WrittenFile, columns: Mapping[str, str]) -> list[str | None]:
+def min_max_counts(con: duckdb.DuckDBPyConnection, file: WrittenFile, columns: Mapping[str, str]) -> list[str | None]:
     """Of columns with these types: what `figures_sql` would find in the file. Raises DuckDB's errors."""
     told = {c: _told(file.statistics.get(quote_name(c)), type_, file.rows) for c, type_ in columns.items()}
     if asked := {c: t for c, t in columns.items() if told[c] is None}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from icedb.writer.staging import Range, Stage
+from icedb.writer.staging import PartitionRange, StagedBatch
 
 __all__ = ["split_ranges"]
 
@@ -12,7 +12,7 @@ __all__ = ["split_ranges"]
 SAMPLE_ROWS = 16_384
 
 
-def split_ranges(stage: Stage, part_bytes: int) -> list[Range]:
+def split_ranges(stage: StagedBatch, part_bytes: int) -> list[PartitionRange]:
     """The ranges of a stage, split where a part would be larger than about `part_bytes`.
 
     How many bytes a row takes is measured once, by encoding rows of the longest range. Raises DuckDB's errors.
@@ -24,12 +24,12 @@ def split_ranges(stage: Stage, part_bytes: int) -> list[Range]:
     return [piece for r in stage.ranges for piece in _split(stage, r, rows_max)]
 
 
-def _is_small(stage: Stage, piece: Range, part_bytes: int) -> bool:
+def _is_small(stage: StagedBatch, piece: PartitionRange, part_bytes: int) -> bool:
     """Whether it needs no measuring: Parquet takes no more than Arrow does."""
     return stage.bytes is not None and stage.bytes * piece.rows <= part_bytes * stage.rows
 
 
-def _bytes_per_row(stage: Stage, piece: Range) -> float:
+def _bytes_per_row(stage: StagedBatch, piece: PartitionRange) -> float:
     path = stage.folder / "sample.parquet"
     rows = min(SAMPLE_ROWS, stage.spec.row_group_rows, piece.rows)
     first = piece.first + (piece.rows - rows) // 2
@@ -39,7 +39,7 @@ def _bytes_per_row(stage: Stage, piece: Range) -> float:
     return size / rows
 
 
-def _split(stage: Stage, whole: Range, rows_max: int) -> list[Range]:
+def _split(stage: StagedBatch, whole: PartitionRange, rows_max: int) -> list[PartitionRange]:
     count = -(-whole.rows // rows_max)
     if count == 1:
         return [whole]

@@ -26,7 +26,7 @@ from icedb.util.thread_pool import pool_of
 from icedb.writer.batch_loader import too_little_memory
 from icedb.writer.batch_schema import WriteContext
 from icedb.writer.part_sizing import split_ranges
-from icedb.writer.staging import Range, Stage, stage_rows
+from icedb.writer.staging import PartitionRange, StagedBatch, stage_rows
 
 __all__ = ["StoredPart", "WrittenParts", "digest", "discard", "put_part", "put_parts", "write_parts"]
 
@@ -44,7 +44,7 @@ class WrittenParts:
 
     schema: Mapping[str, str]
     markers: tuple[Marker, ...]
-    born_ms: int
+    oldest_part_ms: int
 
     @property
     def rows(self) -> int:
@@ -68,14 +68,14 @@ def write_parts(
         return put_parts(stage, store=store, clock=clock, part_bytes=part_bytes)
 
 
-def put_parts(stage: Stage, *, store: ObjectStore, clock: Clock, part_bytes: int | None = None) -> WrittenParts:
+def put_parts(stage: StagedBatch, *, store: ObjectStore, clock: Clock, part_bytes: int | None = None) -> WrittenParts:
     """Encode the partitions of staged rows, as many at a time as there are threads, and put them meanwhile.
 
     A partition becomes one part, or several of about `part_bytes`. When it fails, the parts that it had put are deleted
     again. Without rows there are no parts. Raises InvalidOption, InvalidBatch, InvariantViolated and the store's
     errors.
     """
-    born_ms = clock.now_ms()
+    oldest_part_ms = clock.now_ms()
     context = stage.context
     try:
         ranges = stage.ranges if part_bytes is None else split_ranges(stage, part_bytes)
@@ -85,7 +85,7 @@ def put_parts(stage: Stage, *, store: ObjectStore, clock: Clock, part_bytes: int
     encoding = Semaphore(stage.threads)
     begun: list[str] = []
 
-    def write(key: str, piece: Range) -> StoredPart:
+    def write(key: str, piece: PartitionRange) -> StoredPart:
         path = stage.folder / key.rpartition("/")[2]
         with encoding:
             _check_rows(context, piece, stage.write(path, piece.first, piece.last, level=ZSTD_LEVEL))
@@ -111,10 +111,10 @@ def put_parts(stage: Stage, *, store: ObjectStore, clock: Clock, part_bytes: int
         Marker(key, part.bytes, 0, rows=piece.rows, stats=piece.stats, digest=part.digest)
         for key, part, piece in zip(keys, stored_parts, ranges, strict=True)
     )
-    return WrittenParts(stage.columns, markers, born_ms)
+    return WrittenParts(stage.columns, markers, oldest_part_ms)
 
 
-def _check_rows(context: WriteContext, piece: Range, copied: int) -> None:
+def _check_rows(context: WriteContext, piece: PartitionRange, copied: int) -> None:
     if not copied == piece.rows == piece.last - piece.first + 1:
         raise InvariantViolated(
             f"{context.table}: the partition '{piece.partition}' has {piece.rows} rows in row ids {piece.first} to "

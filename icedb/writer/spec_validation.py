@@ -16,7 +16,7 @@ from icedb.errors import InvalidOption, UnknownColumn
 from icedb.format.table_spec import SchemaPolicy, TableSpec, check_spec
 from icedb.sql.merge_strategies import MERGED, check_aggregated_types, check_batch_columns, check_merging
 from icedb.sql.partition_expressions import parse_partition_by, partition_expressions, partition_types
-from icedb.sql.sandbox_pool import question
+from icedb.sql.sandbox_pool import scratch_connection
 from icedb.sql.types import ROW_ID, check_columns, check_sort_columns, checked_type, describe, storage_type
 from icedb.sql.user_queries import check_query
 from icedb.writer.batch_loader import PARTITION_COLUMN, PREFIX
@@ -33,7 +33,7 @@ DeclaredSchema = Any
 def declared_columns(schema: DeclaredSchema, *, table: str) -> dict[str, str]:
     """Column -> DuckDB type. Raises InvalidOption for what is no schema."""
     if isinstance(schema, pa.Schema):
-        with question() as con:
+        with scratch_connection() as con:
             con.register(f"{PREFIX}shape", pa.RecordBatchReader.from_batches(schema, []))
             return describe(con, f"SELECT * FROM {PREFIX}shape")
     if isinstance(schema, Mapping) and all(isinstance(t, str) for pair in schema.items() for t in pair):
@@ -81,7 +81,7 @@ def checked_spec(spec: TableSpec, *, table: str, schema: Mapping[str, str] | Non
 def check_stored_spec(spec: TableSpec, *, table: str) -> None:
     """Check what a stored spec says in SQL, and the names of its views: another program may have written it.
 
-    Raises FixInput errors. What depends on the log's columns is checked when rows are written.
+    Raises InvalidRequestError errors. What depends on the log's columns is checked when rows are written.
     """
     expressions = partition_expressions(spec, table=table)
     parse_partition_by(spec.earlier_partition_by, table=table)

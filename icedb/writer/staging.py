@@ -38,11 +38,11 @@ from icedb.sql.connections import ROWS_PER_BATCH, copy_statement, quote_name, qu
 from icedb.sql.partition_expressions import PartitionExpression, partition_types
 from icedb.sql.sandbox_pool import sandbox
 from icedb.sql.user_queries import UserQuery, check_query
-from icedb.writer.batch_loader import CHOSEN, PREFIX, Incoming, receive, too_little_memory, unreadable
-from icedb.writer.batch_schema import Shape, WriteContext, shape_of
-from icedb.writer.deferred_gather import Coded, Held, coded
+from icedb.writer.batch_loader import CHOSEN, PREFIX, LoadedBatch, load_batch, too_little_memory, unreadable
+from icedb.writer.batch_schema import BatchSchema, WriteContext, resolve_batch_schema
+from icedb.writer.deferred_gather import BufferedRows, RankEncoding, coded
 
-__all__ = ["QUARANTINE_COLUMNS", "Range", "Stage", "check_batch", "stage_rows"]
+__all__ = ["QUARANTINE_COLUMNS", "PartitionRange", "StagedBatch", "check_batch", "stage_rows"]
 
 #: What a row looks like in a table of rows that were set aside.
 QUARANTINE_COLUMNS = {"quarantined_at": "TIMESTAMP WITH TIME ZONE", "source": "VARCHAR", "reason": "VARCHAR",
@@ -59,7 +59,7 @@ _ROWS_WORTH_GATHERING = 4_096
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class PartitionRange:
     """One partition's rows in the staged table."""
 
     first: int
@@ -70,7 +70,7 @@ class Range:
 
 
 @dataclass(slots=True)
-class Stage:
+class StagedBatch:
     """The rows of a batch in the order of their parts; until the context ends."""
 
     con: duckdb.DuckDBPyConnection
@@ -78,7 +78,7 @@ class Stage:
     folder: Path
     #: Column -> DuckDB type, as the parts will have them.
     columns: Mapping[str, str]
-    ranges: Sequence[Range]
+    ranges: Sequence[PartitionRange]
     #: How many rows were set aside, and the columns that they have.
     misfits: int
     given: Mapping[str, str]
@@ -88,10 +88,10 @@ class Stage:
     #: Bytes of the batch as Arrow; None when a query made other rows of it.
     bytes: int | None
     #: The rows when `staged` has only what orders them, and SQL of the columns over them.
-    held: Held | None = None
+    held: BufferedRows | None = None
     select: Mapping[str, str] = field(default_factory=dict)
     #: Columns that are ranks in `staged`.
-    codes: Mapping[str, Coded] = field(default_factory=dict)
+    codes: Mapping[str, RankEncoding] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -136,7 +136,7 @@ class Stage:
         where = "" if rows is None else f" WHERE rowid BETWEEN {first} AND {first + rows - 1}"
         return f"SELECT {columns} FROM staged{where}"
 
-    def piece(self, whole: Range, first: int, last: int) -> Range:
+    def piece(self, whole: PartitionRange, first: int, last: int) -> PartitionRange:
         """Some neighbouring rows of a range."""
         staged = _staged_names(self.columns)
         stats = statistics_columns(self.context.spec.sort_by, self.columns, self.context.expressions)
@@ -144,7 +144,7 @@ class Stage:
         [(rows, found)] = self.con.execute(
             f"SELECT count(*), {figures} FROM staged WHERE rowid BETWEEN {first} AND {last}"
         ).fetchall()
-        return Range(
+        return PartitionRange(
             first, last, rows, whole.partition, encode_statistics(stats, _figures(stats, found, self.codes), rows)
         )
 
@@ -198,7 +198,7 @@ def stage_rows(
     folder: Path | None = None,
     query: UserQuery | None = None,
     new_columns: bool = True,
-) -> Iterator[Stage]:
+) -> Iterator[StagedBatch]:
     """Stage a batch, or the answer of a query over it (default: the table's insert query).
 
     `memory_bytes` and `threads` are what DuckDB may use; what does not fit is spilled to a new folder below `folder`
@@ -210,7 +210,7 @@ def stage_rows(
         what = "query" if query else "insert_query"
         if query is None and context.spec.insert_query:
             query = check_query(context.spec.insert_query, relation="_rows", table=context.table, what=what)
-        incoming = receive(
+        incoming = load_batch(
             own.con, batch, context.known_schema, table=context.table, strict=query is None, memory_bytes=memory_bytes
         )
         if query is not None and batch.stream.schema.names:  # of rows without columns nothing can be asked
@@ -221,7 +221,7 @@ def stage_rows(
             own.kept = True
 
 
-def _answer(incoming: Incoming, context: WriteContext, query: UserQuery, *, what: str, new_columns: bool) -> None:
+def _answer(incoming: LoadedBatch, context: WriteContext, query: UserQuery, *, what: str, new_columns: bool) -> None:
     needed = {c.casefold() for c in context.spec.sort_by}.union(*(e.columns for e in context.expressions))
     incoming.answer(
         query,
@@ -234,12 +234,12 @@ def _answer(incoming: Incoming, context: WriteContext, query: UserQuery, *, what
 
 
 def _stage(
-    incoming: Incoming, context: WriteContext, on_conflict: OnConflict, folder: Path, memory_bytes: int | None
-) -> Stage:
-    shape = shape_of(incoming, context, on_conflict)
+    incoming: LoadedBatch, context: WriteContext, on_conflict: OnConflict, folder: Path, memory_bytes: int | None
+) -> StagedBatch:
+    shape = resolve_batch_schema(incoming, context, on_conflict)
     if not shape.columns:
         _check_no_rows(incoming, context)
-        return Stage(incoming.con, context, folder, {}, (), 0, {}, incoming.batch.source, context.spec, 0)
+        return StagedBatch(incoming.con, context, folder, {}, (), 0, {}, incoming.batch.source, context.spec, 0)
     misfits = _set_misfits_aside(incoming, context, shape, on_conflict)
     values = [f"{PREFIX}p{n}" for n in range(len(context.expressions))]
     order = [*([CHOSEN] if incoming.chosen else []), *values]
@@ -255,7 +255,7 @@ def _stage(
         codes = {}
     given = dict(incoming.columns)
     incoming.drop()
-    return Stage(
+    return StagedBatch(
         incoming.con,
         context,
         folder,
@@ -272,12 +272,12 @@ def _stage(
     )
 
 
-def _codes(incoming: Incoming, context: WriteContext, shape: Shape) -> dict[str, Coded]:
+def _codes(incoming: LoadedBatch, context: WriteContext, shape: BatchSchema) -> dict[str, RankEncoding]:
     """The columns of rows that are held, by which they are ordered, that are simply texts, of few values."""
     if incoming.held is None:
         return {}
     rows = incoming.held.table
-    found: dict[str, Coded] = {}
+    found: dict[str, RankEncoding] = {}
     for column in statistics_columns(shape.sort_by, shape.columns, context.expressions):
         is_as_given = shape.columns[column] == incoming.columns.get(column) == "VARCHAR"
         if is_as_given and shape.select[column] == incoming.select[column] and _is_text(rows.schema.field(column).type):
@@ -291,12 +291,12 @@ def _is_text(type_: pa.DataType) -> bool:
 
 
 def _order_rows(
-    incoming: Incoming,
+    incoming: LoadedBatch,
     context: WriteContext,
-    shape: Shape,
+    shape: BatchSchema,
     values: Sequence[str],
     order: Sequence[str],
-    codes: Mapping[str, Coded],
+    codes: Mapping[str, RankEncoding],
 ) -> None:
     """Make `staged`: all rows, or what orders those that are held."""
     con, held, staged = incoming.con, incoming.held, _staged_names(shape.columns)
@@ -320,7 +320,7 @@ def _order_rows(
             held.order = con.execute(f"SELECT {_NUMBER} FROM staged").to_arrow_table()[_NUMBER].combine_chunks()
 
 
-def _load(incoming: Incoming, context: WriteContext, shape: Shape) -> None:
+def _load(incoming: LoadedBatch, context: WriteContext, shape: BatchSchema) -> None:
     """Make `staged` a table of the rows that are held, which stay in their order."""
     held, con = incoming.held, incoming.con
     if held is None:
@@ -336,7 +336,7 @@ def _load(incoming: Incoming, context: WriteContext, shape: Shape) -> None:
     incoming.held = None
 
 
-def _fitting(incoming: Incoming, spec: TableSpec, memory_bytes: int | None) -> TableSpec:
+def _fitting(incoming: LoadedBatch, spec: TableSpec, memory_bytes: int | None) -> TableSpec:
     """A writer holds a whole row group of each thread."""
     rows, size = incoming.counted.rows, incoming.counted.bytes
     if memory_bytes is None or not size:
@@ -358,9 +358,9 @@ def _lacking(known: Mapping[str, str], columns: Mapping[str, str]) -> list[str]:
 
 def _staging_query(
     relation: str,
-    incoming: Incoming,
+    incoming: LoadedBatch,
     context: WriteContext,
-    shape: Shape,
+    shape: BatchSchema,
     values: Sequence[str],
     wanted: Sequence[str],
     ranks: Mapping[str, str],
@@ -405,13 +405,13 @@ def _clause(keyword: str, columns: Sequence[str]) -> str:
 
 
 def _ranges(
-    incoming: Incoming,
+    incoming: LoadedBatch,
     context: WriteContext,
-    shape: Shape,
+    shape: BatchSchema,
     values: Sequence[str],
     order: Sequence[str],
-    codes: Mapping[str, Coded],
-) -> list[Range]:
+    codes: Mapping[str, RankEncoding],
+) -> list[PartitionRange]:
     """Where each partition lies in the staged table, and what its marker will say of it."""
     staged = _staged_names(shape.columns)
     texts = ", ".join(f"CAST({v} AS VARCHAR)" for v in values)
@@ -427,7 +427,7 @@ def _ranges(
     _check_chosen(incoming, context, shape, {chosen for *_, chosen, _, _ in found if chosen is not None})
     of_values = [next((code for c, code in codes.items() if _is_column(e, c)), None) for e in context.expressions]
     return [
-        Range(
+        PartitionRange(
             first,
             last,
             rows,
@@ -438,7 +438,9 @@ def _ranges(
     ]
 
 
-def _figures(stats: Mapping[str, str], found: Sequence[str | None], codes: Mapping[str, Coded]) -> list[str | None]:
+def _figures(
+    stats: Mapping[str, str], found: Sequence[str | None], codes: Mapping[str, RankEncoding]
+) -> list[str | None]:
     """Least, greatest and count of each column, where a rank is told of some."""
     figures = list(found)
     for n, column in enumerate(stats):
@@ -453,7 +455,7 @@ def _partition(context: WriteContext, names: Sequence[str], chosen: str | None, 
     return encode_partition(dict(zip(names, values, strict=True)))
 
 
-def _check_chosen(incoming: Incoming, context: WriteContext, shape: Shape, chosen: Collection[str]) -> None:
+def _check_chosen(incoming: LoadedBatch, context: WriteContext, shape: BatchSchema, chosen: Collection[str]) -> None:
     """What rows chose must be values of the partition columns, or nobody could read the table."""
     if not chosen:
         return
@@ -469,7 +471,9 @@ def _check_chosen(incoming: Incoming, context: WriteContext, shape: Shape, chose
                 )
 
 
-def _set_misfits_aside(incoming: Incoming, context: WriteContext, shape: Shape, on_conflict: OnConflict) -> int:
+def _set_misfits_aside(
+    incoming: LoadedBatch, context: WriteContext, shape: BatchSchema, on_conflict: OnConflict
+) -> int:
     """How many rows cannot be stored. Unless they may go to the quarantine, there must be none."""
     if not shape.misfits:
         return 0
@@ -488,7 +492,7 @@ def _set_misfits_aside(incoming: Incoming, context: WriteContext, shape: Shape, 
     return int(count)
 
 
-def _misfit(context: WriteContext, shape: Shape, count: int, example: str, *, answered: bool) -> IceDBError:
+def _misfit(context: WriteContext, shape: BatchSchema, count: int, example: str, *, answered: bool) -> IceDBError:
     conversion = shape.conversions[0]
     whose = "the query's answer" if answered else "the batch"
     return SchemaConflict(
@@ -500,7 +504,7 @@ def _misfit(context: WriteContext, shape: Shape, count: int, example: str, *, an
     )
 
 
-def _check_told(incoming: Incoming, context: WriteContext, shape: Shape) -> None:
+def _check_told(incoming: LoadedBatch, context: WriteContext, shape: BatchSchema) -> None:
     lacking = [e.name for e in context.expressions if e.path_only and e.name not in shape.path_values]
     if incoming.chosen and lacking:
         raise InvalidBatch(
@@ -509,7 +513,7 @@ def _check_told(incoming: Incoming, context: WriteContext, shape: Shape) -> None
         )
 
 
-def _check_no_rows(incoming: Incoming, context: WriteContext) -> None:
+def _check_no_rows(incoming: LoadedBatch, context: WriteContext) -> None:
     some = incoming.counted.rows or any(batch.num_rows for batch in incoming.counted.batches)
     if some and not incoming.answered:
         raise InvalidBatch(
@@ -518,7 +522,7 @@ def _check_no_rows(incoming: Incoming, context: WriteContext) -> None:
         )
 
 
-def _check_counts(incoming: Incoming, context: WriteContext, ranges: Sequence[Range], misfits: int) -> None:
+def _check_counts(incoming: LoadedBatch, context: WriteContext, ranges: Sequence[PartitionRange], misfits: int) -> None:
     expected = incoming.count() - misfits
     if expected != sum(r.rows for r in ranges):
         raise InvalidPartitionExpression(
@@ -527,7 +531,7 @@ def _check_counts(incoming: Incoming, context: WriteContext, ranges: Sequence[Ra
         )
 
 
-def _check_required(incoming: Incoming, context: WriteContext, shape: Shape) -> None:
+def _check_required(incoming: LoadedBatch, context: WriteContext, shape: BatchSchema) -> None:
     staged = _staged_names(shape.columns)
     required = [c for c in context.spec.required if c in staged]
     if not required:

@@ -12,7 +12,7 @@ import icedb
 from icedb.errors import InvalidOption, InvalidURI, TableNotFound
 from icedb.format.records import Marker
 from icedb.reader.scan_sql import visible_partitions
-from icedb.sql.column_stats import may_hold
+from icedb.sql.column_stats import prune_by_bounds
 from icedb.sql.connections import quote_name
 from icedb.transaction.open_table import open_beside, quarantine_name
 from icedb.transaction.table_handle import Handle
@@ -48,7 +48,9 @@ def check_schema(look: Look, settings: SchemaCheck) -> Verdict:
     column, (what, wanted, found) = min(differences.items())
     types = f"declared {wanted or 'not at all'}, has {found or 'none'}"
     more = f", and {counted(len(differences) - 1, 'column')} more" if differences.keys() - {column} else ""
-    remedy = "Change the declaration, or the table: Table.alter adds columns, Table.repair gives a column one type."
+    remedy = (
+        "Change the declaration, or the table: Table.alter adds columns, Table.repair_types gives a column one type."
+    )
     return Verdict(False, f"The column '{column}' is {what} ({types}){more}. {remedy}", metadata)
 
 
@@ -85,7 +87,7 @@ def check_quarantine(look: Look, settings: QuarantineCheck) -> Verdict:
     if not QUARANTINE_COLUMNS.items() <= handle.columns.items():
         return Verdict(False, f"{table.uri} is no quarantine of this library's. Move that table elsewhere.")
     since_ms = look.now_ms - settings.window // timedelta(milliseconds=1)
-    recent = may_hold(_markers(handle, snapshot), _TIME, QUARANTINE_COLUMNS[_TIME], f"hi >= {_moment(since_ms)}")
+    recent = prune_by_bounds(_markers(handle, snapshot), _TIME, QUARANTINE_COLUMNS[_TIME], f"hi >= {_moment(since_ms)}")
     rows = _rows_since(snapshot, recent, since_ms)
     window = duration_text(settings.window // timedelta(milliseconds=1))
     metadata: dict[str, dg.MetadataValue] = {
@@ -118,7 +120,7 @@ def _moment(time_ms: int) -> str:
 
 def _rows_since(snapshot: icedb.Snapshot, recent: list[Marker], since_ms: int) -> int:
     """How many rows came since: as the log tells, and of parts that hold older ones too, as these tell."""
-    mixed = may_hold(recent, _TIME, QUARANTINE_COLUMNS[_TIME], f"lo < {_moment(since_ms)}")
+    mixed = prune_by_bounds(recent, _TIME, QUARANTINE_COLUMNS[_TIME], f"lo < {_moment(since_ms)}")
     keys = {m.key for m in mixed} | {m.key for m in recent if m.rows is None}
     known = sum(m.rows or 0 for m in recent if m.key not in keys)
     if not keys:
@@ -145,7 +147,7 @@ def _reasons(snapshot: icedb.Snapshot, recent: list[Marker]) -> dg.MetadataValue
 
 def check_freshness(look: Look, settings: FreshnessCheck) -> Verdict:
     """The newest rows are not too old. Fails only when that is certain."""
-    came_ms, max_ms = look.condition.no_rows_after_ms, settings.max_age // timedelta(milliseconds=1)
+    came_ms, max_ms = look.health.no_rows_after_ms, settings.max_age // timedelta(milliseconds=1)
     if came_ms is None:
         return Verdict(False, f"{look.table.uri} has never had a row. {_REMEDY}")
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import dagster as dg
 
-from icedb.errors import Damaged, SchemaConflict, TableNotFound
+from icedb.errors import CorruptionError, SchemaConflict, TableNotFound
 from icedb_dagster.checks.contents import check_freshness, check_quarantine, check_schema
 from icedb_dagster.checks.layout import check_horizon, check_log_depth, check_objects, check_small_parts
 from icedb_dagster.checks.look import Look, Verdict
@@ -87,7 +87,7 @@ def _verdicts(
     """What each check says. Raises what is no statement about the table."""
     try:
         look = Look(resource.table(key), checks.thresholds, name=key.to_python_identifier())
-    except (TableNotFound, Damaged) as error:
+    except (TableNotFound, CorruptionError) as error:
         return dict.fromkeys(chosen, Verdict(False, str(error)))
     return {name: judge(look, name, settings) for name, settings in chosen.items()}
 
@@ -96,7 +96,7 @@ def judge(look: Look, name: str, settings: Check) -> Verdict:
     """What one check says. Raises what is no statement about the table: StoreUnavailable, AccessDenied and the like."""
     try:
         return _CHECKS[name][0](look, settings)
-    except (TableNotFound, Damaged, SchemaConflict) as error:
+    except (TableNotFound, CorruptionError, SchemaConflict) as error:
         return Verdict(False, str(error))
 
 

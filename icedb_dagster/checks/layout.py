@@ -56,12 +56,12 @@ def _objects_metadata(report: VerifyReport, errors: Sequence[icedb.Problem]) -> 
 
 def check_small_parts(look: Look, settings: SmallPartsCheck) -> Verdict:
     """The small parts are few, of the table's and of each partition's."""
-    condition, ratio = look.condition, look.condition.small_part_ratio
-    crowded = [p for p in condition.partitions if p.small_parts >= _threshold(look, p)]
+    health, ratio = look.health, look.health.small_part_ratio
+    crowded = [p for p in health.partitions if p.small_parts >= _threshold(look, p)]
     reasons = []
-    if condition.live_parts >= settings.parts_min and ratio >= settings.ratio_max:
+    if health.live_parts >= settings.parts_min and ratio >= settings.ratio_max:
         reasons.append(
-            f"{condition.small_parts:,} of {condition.live_parts:,} live parts ({ratio:.0%}) are small enough to be "
+            f"{health.small_parts:,} of {health.live_parts:,} live parts ({ratio:.0%}) are small enough to be "
             f"merged; it should be less than {settings.ratio_max:.0%}."
         )
     if crowded:
@@ -74,7 +74,7 @@ def check_small_parts(look: Look, settings: SmallPartsCheck) -> Verdict:
     if reasons:
         remedy = f"Start {look.job('merge_newest')} or {look.job('merge_oldest')}, or their schedules."
         return Verdict(False, " ".join([*reasons, remedy]), metadata)
-    told = f"Of {counted(condition.live_parts, 'live part')}, a merge would take {condition.small_parts:,}"
+    told = f"Of {counted(health.live_parts, 'live part')}, a merge would take {health.small_parts:,}"
     return Verdict(True, f"{told}, and no partition has too many of them.", metadata)
 
 
@@ -87,14 +87,14 @@ def _partition(partition: PartitionCondition) -> str:
 
 
 def _small_parts_metadata(look: Look) -> dict[str, dg.MetadataValue]:
-    condition = look.condition
+    health = look.health
     metadata: dict[str, dg.MetadataValue] = {
-        "small-part ratio": dg.MetadataValue.float(round(condition.small_part_ratio, 4)),
-        "small parts": dg.MetadataValue.int(condition.small_parts),
-        "live parts": dg.MetadataValue.int(condition.live_parts),
-        "partitions": dg.MetadataValue.int(len(condition.partitions)),
+        "small-part ratio": dg.MetadataValue.float(round(health.small_part_ratio, 4)),
+        "small parts": dg.MetadataValue.int(health.small_parts),
+        "live parts": dg.MetadataValue.int(health.live_parts),
+        "partitions": dg.MetadataValue.int(len(health.partitions)),
     }
-    worst = sorted((p for p in condition.partitions if p.small_parts), key=lambda p: (-p.small_parts, p.path))
+    worst = sorted((p for p in health.partitions if p.small_parts), key=lambda p: (-p.small_parts, p.path))
     if worst:
         shown = [
             (p.path or "(the table)", f"{p.small_parts:,}", f"{_threshold(look, p):,}", "hot" if p.hot else "cold")
@@ -111,37 +111,37 @@ def _small_parts_metadata(look: Look) -> dict[str, dg.MetadataValue]:
 
 def check_log_depth(look: Look, settings: LogDepthCheck) -> Verdict:
     """Opening the table is cheap."""
-    condition, threshold = look.condition, look.thresholds.log_files
+    health, threshold = look.health, look.thresholds.log_files
     metadata = {
-        "log files": dg.MetadataValue.int(condition.log_files),
-        "that a merge would take": dg.MetadataValue.int(condition.small_log_files),
+        "log files": dg.MetadataValue.int(health.log_files),
+        "that a merge would take": dg.MetadataValue.int(health.small_log_files),
     }
-    told = f"Whoever opens the table reads {counted(condition.log_files, 'log file')}"
-    if condition.log_files < threshold:
+    told = f"Whoever opens the table reads {counted(health.log_files, 'log file')}"
+    if health.log_files < threshold:
         return Verdict(True, f"{told}.", metadata)
     remedy = f"Start {look.job('merge_log')}, or its schedule."
-    if not condition.small_log_files:
+    if not health.small_log_files:
         remedy = "None of them can be merged now: they are long, or from a clock that is ahead."
     return Verdict(False, f"{told}; it should be less than {threshold:,}. {remedy}", metadata)
 
 
 def check_horizon(look: Look, settings: HorizonCheck) -> Verdict:
     """Snapshots can be read as far back as was promised, and what was superseded is not stored for ever."""
-    condition = look.condition
-    metadata: dict[str, dg.MetadataValue] = {"superseded parts": dg.MetadataValue.int(condition.dead_parts)}
-    if condition.horizon_ms:
-        metadata["oldest snapshot"] = dg.MetadataValue.timestamp(condition.horizon_ms / 1000)
-    if condition.oldest_dead_ms is not None:
-        metadata["oldest superseded"] = dg.MetadataValue.timestamp(condition.oldest_dead_ms / 1000)
+    health = look.health
+    metadata: dict[str, dg.MetadataValue] = {"superseded parts": dg.MetadataValue.int(health.dead_parts)}
+    if health.horizon_ms:
+        metadata["oldest snapshot"] = dg.MetadataValue.timestamp(health.horizon_ms / 1000)
+    if health.oldest_dead_ms is not None:
+        metadata["oldest superseded"] = dg.MetadataValue.timestamp(health.oldest_dead_ms / 1000)
     reasons = [*_too_short(look, settings.min_age), *_too_long(look, settings.max_age)]
     if reasons:
         return Verdict(False, " ".join(reasons), metadata)
-    told = f"Snapshots of the last {look.age(condition.horizon_ms)} can be read"
-    return Verdict(True, f"{told if condition.horizon_ms else 'Every snapshot can be read'}.", metadata)
+    told = f"Snapshots of the last {look.age(health.horizon_ms)} can be read"
+    return Verdict(True, f"{told if health.horizon_ms else 'Every snapshot can be read'}.", metadata)
 
 
 def _too_short(look: Look, min_age: timedelta | None) -> list[str]:
-    horizon_ms = look.condition.horizon_ms
+    horizon_ms = look.health.horizon_ms
     if min_age is None or not horizon_ms or look.now_ms - horizon_ms >= _ms(min_age):
         return []
     return [
@@ -151,7 +151,7 @@ def _too_short(look: Look, min_age: timedelta | None) -> list[str]:
 
 
 def _too_long(look: Look, max_age: timedelta | None) -> list[str]:
-    oldest_ms = look.condition.oldest_dead_ms
+    oldest_ms = look.health.oldest_dead_ms
     if max_age is None or oldest_ms is None or look.now_ms - oldest_ms <= _ms(max_age):
         return []
     return [

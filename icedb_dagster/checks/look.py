@@ -13,8 +13,8 @@ from functools import cached_property
 import dagster as dg
 
 import icedb
-from icedb.format.replay import LogState
-from icedb.operations.health.table_health import Condition, Thresholds, examine
+from icedb.format.replay import TableState
+from icedb.operations.health.table_health import TableHealth, Thresholds, examine
 from icedb.operations.integrity.verify import VerifyReport, verify
 from icedb.util.durations import duration_text
 
@@ -45,13 +45,13 @@ class Look:
         self.now_ms = table.handle.clock.now_ms()
 
     @cached_property
-    def condition(self) -> Condition:
-        """What the log tells of the table. Raises DamagedLog, SchemaConflict, TornListing, the store's errors."""
+    def health(self) -> TableHealth:
+        """What the log tells of the table. Raises CorruptLog, SchemaConflict, InconsistentListing, the store's errors."""
         return examine(self.table.handle, self.thresholds)
 
     @cached_property
-    def state(self) -> LogState:
-        """The log, read after `condition`. Raises as it does."""
+    def state(self) -> TableState:
+        """The log, read after `health`. Raises as it does."""
         return self.table.handle.read()
 
     @cached_property

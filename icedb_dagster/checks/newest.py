@@ -16,7 +16,7 @@ import duckdb
 
 import icedb
 from icedb.errors import InvalidOption
-from icedb.reader.scan_sql import FILE_COLUMN, explain, relation, visible_partitions
+from icedb.reader.scan_sql import FILE_COLUMN, relation, translate_read_error, visible_partitions
 from icedb.sql.column_stats import bounds
 from icedb.sql.connections import connect_reader, connect_sandbox, quote_name
 from icedb.storage.obstore_store import ObjectNotFound
@@ -102,7 +102,7 @@ def _of_parts(
         )
         return [(time_ms, created_ms[path]) for time_ms, path in found.fetchall()]
     except (duckdb.Error, ObjectNotFound) as error:
-        raise explain(handle, parts, error, as_of_ms=snapshot.as_of_ms) from None
+        raise translate_read_error(handle, parts, error, as_of_ms=snapshot.as_of_ms) from None
 
 
 def _newest_ms(found: Iterable[tuple[int | None, int]], type_: str, timezone: str) -> int | None:

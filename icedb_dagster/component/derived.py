@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Self, get_type_hints
 import dagster as dg
 from pydantic import BeforeValidator, Field, WithJsonSchema, create_model, model_validator
 
-from icedb.errors import FixInput
+from icedb.errors import InvalidRequestError
 from icedb.util.durations import DURATION, parse_duration
 from icedb_dagster.component.templates import Attributes, Choice, Templated, is_template
 from icedb_dagster.maintenance.time_to_live import TimeToLive
@@ -53,7 +53,7 @@ class Settings(Attributes):
     made: ClassVar[Any]
 
     def settings(self) -> Any:
-        """The Python object that says the same. Raises FixInput errors."""
+        """The Python object that says the same. Raises InvalidRequestError errors."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return self.made(**{n: v.settings() if isinstance(v, Settings) else v for n, v in given.items()})
 
@@ -62,7 +62,7 @@ class Settings(Attributes):
         if not self._has_templates():
             try:
                 self.settings()
-            except FixInput as error:
+            except InvalidRequestError as error:
                 raise ValueError(str(error)) from None
         return self
 

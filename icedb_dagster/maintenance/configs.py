@@ -7,7 +7,7 @@ from pydantic import Field
 from icedb.operations.retention.cleanup import DELETES_MAX
 from icedb.operations.retention.merge_log import LINES_MAX, LOG_FILES_MIN
 from icedb.operations.retention.orphans import ORPHANS_MAX
-from icedb.operations.rewrite.merge import PART_BYTES_MAX, Tiers
+from icedb.operations.rewrite.merge import PART_BYTES_MAX, TieredMerge
 
 __all__ = [
     "CleanupConfig",
@@ -36,10 +36,10 @@ class MergeConfig(_Changing):
 
     part_bytes_max: int = Field(default=PART_BYTES_MAX, description="Parts below this size are merged.")
     hot_ms: int = Field(
-        default=Tiers().hot_ms,
+        default=TieredMerge().hot_ms,
         description="How long after its last rows a partition is hot; -1: merge all that is small.",
     )
-    hot_parts: int = Field(default=Tiers().hot_parts, description="Small parts that a hot partition may gather.")
+    hot_parts: int = Field(default=TieredMerge().hot_parts, description="Small parts that a hot partition may gather.")
     seconds_max: int = Field(
         default=60, description="How long the run may hold the table's pool; the next run goes on with what is left."
     )

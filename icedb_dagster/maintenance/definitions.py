@@ -238,6 +238,6 @@ def _work_op(plan: _Plan, verb: Verb[Any], pool: str | None) -> dg.OpDefinition:
 def _engine(context: dg.OpExecutionContext, spark_key: str | None) -> Engine | None:
     if spark_key is None:
         return None
-    from icedb.spark import SparkMergeEngine  # with it comes pyspark
+    from icedb.spark import SparkEngine  # with it comes pyspark
 
-    return SparkMergeEngine(getattr(context.resources, spark_key).spark_session)
+    return SparkEngine(getattr(context.resources, spark_key).spark_session)

@@ -15,7 +15,7 @@ from icedb.errors import InvalidOption
 from icedb.operations.integrity.log_audit import Problem
 from icedb.operations.rewrite.delete import DeleteReport
 from icedb.operations.rewrite.engine import Engine
-from icedb.operations.rewrite.merge import Order, Tiers
+from icedb.operations.rewrite.merge import Order, TieredMerge
 from icedb.operations.rewrite.merge_loop import merge_for
 from icedb.transaction.append import Commit
 from icedb.util.times import parse_as_of
@@ -85,7 +85,7 @@ def _config_schema(config: Any) -> Any:
 
 def _merge(task: Task[MergeConfig], *, order: Order) -> Report:
     table, config = task.table, task.config
-    tiers = None if config.hot_ms < 0 else Tiers(config.hot_ms, config.hot_parts)
+    tiers = None if config.hot_ms < 0 else TieredMerge(config.hot_ms, config.hot_parts)
     if config.dry_run:
         plan = table.merge(order=order, part_bytes_max=config.part_bytes_max, tiers=tiers, dry_run=True)
         return Report(
@@ -182,7 +182,7 @@ def _cleanup(task: Task[CleanupConfig]) -> Report:
 
 def _orphans(task: Task[OrphansConfig]) -> Report:
     config = task.config
-    report = task.table.sweep_orphans(
+    report = task.table.delete_orphans(
         min_age_ms=_or_the_table_s(config.min_age_ms), limit=config.limit, dry_run=config.dry_run
     )
     return Report(

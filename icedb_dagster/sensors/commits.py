@@ -15,7 +15,7 @@ the same time, and both tell: there must be one only.
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import dagster as dg
 
-from icedb.errors import ForeignMaintenance, InvalidOption, SnapshotExpired, TableNotFound
+from icedb.errors import InvalidOption, SnapshotExpired, TableNotFound, UncoordinatedMaintenance
 from icedb.format.change_feed import at_time
 from icedb.format.timing import Timing
 from icedb.transaction.table_handle import Handle
@@ -118,7 +118,7 @@ class _Tick:
         except SnapshotExpired as error:
             # What came since the horizon is known commit by commit.
             return self._gap(position, Position(at_time(error.horizon_ms or self._handle.clock.now_ms())), error)
-        except ForeignMaintenance as error:
+        except UncoordinatedMaintenance as error:
             if error.foreign_ms is None:  # not what is new is unknown, but the log is damaged
                 raise
             # Later than now only by a clock that is ahead: then it is not known yet what comes after.
@@ -154,7 +154,9 @@ class _Tick:
         rows = "an unknown number of" if batch.table.rows is None else f"{batch.table.rows:,}"
         return f"{new}. {self._handle.table}: {rows} rows in {len(batch.table.parts):,} parts"
 
-    def _gap(self, before: Position, after: Position, error: SnapshotExpired | ForeignMaintenance) -> dg.SensorResult:
+    def _gap(
+        self, before: Position, after: Position, error: SnapshotExpired | UncoordinatedMaintenance
+    ) -> dg.SensorResult:
         """Some commits are not known one by one: that is told once, and the telling goes on."""
         since_ms = before.changes.t_ms
         repeated = (before.foreign and after.foreign) or gap_is_told(

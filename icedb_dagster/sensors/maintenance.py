@@ -1,6 +1,6 @@
 """The sensor that asks for the maintenance of a table that is due.
 
-A tick looks at the table once (`Table.condition`, one LIST for each thousand log files that are stored, when nothing
+A tick looks at the table once (`Table.health`, one LIST for each thousand log files that are stored, when nothing
 is new) and asks for the jobs of what is recommended: at half of each threshold, so that the threshold itself is not
 reached. While a run of a job is queued or under way, whoever started it in this code location, no other is asked for.
 What was asked for is in the cursor, see `icedb_dagster.sensors.asking`.
@@ -23,7 +23,7 @@ from functools import partial
 import dagster as dg
 import msgspec
 
-from icedb import Condition, Recommendation, Thresholds
+from icedb import Recommendation, TableHealth, Thresholds
 from icedb.errors import TableNotFound
 from icedb.operations.health.table_health import Due
 from icedb_dagster.sensors.asking import Memory, begin, decode, encode, run_key, wait_or_ask, waits
@@ -51,7 +51,7 @@ _MEGABYTE = 1_000_000
 def maintenance_sensor(
     key: dg.AssetKey, settings: MaintenanceSensor, *, jobs: Mapping[Due, dg.JobDefinition], resource_key: str
 ) -> dg.SensorDefinition:
-    """The sensor `<table>_maintenance_sensor`: asks for runs of `jobs` when `Table.condition` recommends them.
+    """The sensor `<table>_maintenance_sensor`: asks for runs of `jobs` when `Table.health` recommends them.
 
     `resource_key`: of the `IceDBResource`. Nothing is opened or asked until the first tick.
     """
@@ -62,12 +62,12 @@ def maintenance_sensor(
         lake = getattr(context.resources, resource_key)
         try:
             with open_tables.use(lake, key) as table:
-                condition = table.condition(settings.thresholds)
+                health = table.health(settings.thresholds)
         except TableNotFound as error:
             return dg.SkipReason(f"there is nothing to maintain yet. {error}")
-        if not condition.log_files:
+        if not health.log_files:
             open_tables.forget(lake, key)
-        return _Tick(context, name, names, condition, settings.thresholds).answer()
+        return _Tick(context, name, names, health, settings.thresholds).answer()
 
     return dg.SensorDefinition(
         name=name,
@@ -88,7 +88,7 @@ class _Tick:
         context: dg.SensorEvaluationContext,
         name: str,
         jobs: Mapping[Due, str],
-        condition: Condition,
+        health: TableHealth,
         thresholds: Thresholds,
     ) -> None:
         self._context = context
@@ -99,7 +99,7 @@ class _Tick:
         self._configs = {jobs[due]: merging for due in _MERGES if due in jobs}
         if "merge_log" in jobs:
             self._configs[jobs["merge_log"]] = {"files_min": 2}  # as few as the thresholds say
-        self._condition = condition
+        self._health = health
         #: Why something that is due is not asked for.
         self._notes: list[str] = []
 
@@ -109,21 +109,21 @@ class _Tick:
         if memory is None:
             return self._begin()
         requests = []
-        for recommended in self._condition.recommendations:
+        for recommended in self._health.recommendations:
             memory, wanted = self._consider(memory, recommended)
             if wanted:
                 requests.append(self._request(memory, recommended))
         if requests:
             return dg.SensorResult(run_requests=requests, cursor=encode(memory))
         due = "; ".join(self._notes) or "nothing is due"
-        return dg.SensorResult(skip_reason=f"{due}. {_figures(self._condition)}", cursor=encode(memory))
+        return dg.SensorResult(skip_reason=f"{due}. {_figures(self._health)}", cursor=encode(memory))
 
     def _begin(self) -> dg.SensorResult:
         """Asking is for the next tick: then the numbers in the keys of its runs are in a cursor that is stored."""
         if self._context.cursor:
             self._context.log.warning("the cursor %r is of no use here, and is begun anew", self._context.cursor[:80])
-        told = f"the sensor begins now; the next look asks for what is due. {_figures(self._condition)}"
-        return dg.SensorResult(skip_reason=told, cursor=encode(begin(self._condition.at_ms)))
+        told = f"the sensor begins now; the next look asks for what is due. {_figures(self._health)}"
+        return dg.SensorResult(skip_reason=told, cursor=encode(begin(self._health.at_ms)))
 
     def _request(self, memory: Memory, recommended: Recommendation) -> dg.RunRequest:
         job = self._jobs[recommended.due]
@@ -148,10 +148,10 @@ class _Tick:
             asked, wanted = msgspec.structs.replace(before, ended_ms=None), False
         else:
             asked, wanted = wait_or_ask(
-                before, recommended, now_ms=self._condition.at_ms, failed=partial(self._failed, job)
+                before, recommended, now_ms=self._health.at_ms, failed=partial(self._failed, job)
             )
             if not wanted:
-                until = waits(asked, self._condition.at_ms)
+                until = waits(asked, self._health.at_ms)
                 self._notes.append(f"{due} is due, but the last run did not help; the next is asked for at {until}")
         return msgspec.structs.replace(memory, asked={**memory.asked, due: asked}), wanted
 
@@ -177,10 +177,10 @@ class _Tick:
         return (of_run.code_location_origin.location_name, of_run.repository_name) == here
 
 
-def _figures(condition: Condition) -> str:
+def _figures(health: TableHealth) -> str:
     """What the table is like, in a line."""
     return (
-        f"{condition.table}: {condition.small_parts:,} small parts of {condition.live_parts:,} in "
-        f"{len(condition.partitions):,} partitions, {condition.log_files:,} log files, expired: "
-        f"{condition.expired_parts:,} parts of {condition.expired_bytes / _MEGABYTE:,.1f} MB"
+        f"{health.table}: {health.small_parts:,} small parts of {health.live_parts:,} in "
+        f"{len(health.partitions):,} partitions, {health.log_files:,} log files, expired: "
+        f"{health.expired_parts:,} parts of {health.expired_bytes / _MEGABYTE:,.1f} MB"
     )

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from icedb.format.change_feed import Cursor, advance
 from icedb.format.records import Marker
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.reader.changes import Changes, changes_of, settled_ms
 from icedb.transaction.table_handle import Handle
 from icedb_dagster.sensors.position import Position
@@ -53,7 +53,7 @@ def take(handle: Handle, begin: Position, *, settle_ms: int, commits_max: int) -
     """The commits after `begin` that are at least `settle_ms` old, the oldest first.
 
     The log is read afresh, one LIST for each thousand log files that are stored: that a table was deleted and made
-    anew is noticed. Raises SnapshotExpired; ForeignMaintenance, with a time when a program of v3 hides what is new; and
+    anew is noticed. Raises SnapshotExpired; UncoordinatedMaintenance, with a time when a program of v3 hides what is new; and
     what `LogReader.read` raises.
     """
     now_ms = handle.clock.now_ms()  # before the log is read
@@ -85,7 +85,7 @@ def _known_ms(handle: Handle, now_ms: int, until_ms: int) -> int:
     return min(until_ms, now_ms - 2 * handle.timing.max_skew_ms - 1)
 
 
-def _commits(state: LogState, markers: Iterable[Marker]) -> list[NewCommit]:
+def _commits(state: TableState, markers: Iterable[Marker]) -> list[NewCommit]:
     def identity(marker: Marker) -> tuple[int, str]:
         return marker.created_ms, _log_file(state, marker) or ""
 
@@ -93,7 +93,7 @@ def _commits(state: LogState, markers: Iterable[Marker]) -> list[NewCommit]:
     return [NewCommit(t_ms, log_file or None, tuple(found)) for (t_ms, log_file), found in by_commit]
 
 
-def _log_file(state: LogState, marker: Marker) -> str | None:
+def _log_file(state: TableState, marker: Marker) -> str | None:
     """The log file that published a part."""
     naming = state.parts_named[marker.key].by
     return next((k for k in naming if state.files[k].file.t_ms == marker.created_ms), None)

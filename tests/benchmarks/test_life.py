@@ -7,7 +7,7 @@ import pytest
 from benchmarks.figures import Plan
 from benchmarks.life import LOG_GOAL, MIXES, PARTS_GOAL, Life, Mix, finding, live, measure
 from icedb.operations.retention.merge_log import LOG_FILES_MIN
-from icedb.operations.rewrite.merge import Tiers
+from icedb.operations.rewrite.merge import TieredMerge
 
 STEADY, SMALL, TENANTS = MIXES
 
@@ -24,7 +24,7 @@ def test_maintenance_writes_little_again(steady: Life) -> None:
 
 
 def test_what_a_reader_finds_stays_small(steady: Life) -> None:
-    assert max(p.most_small_parts for p in steady.points) < Tiers().hot_parts
+    assert max(p.most_small_parts for p in steady.points) < TieredMerge().hot_parts
     assert max(p.log_files for p in steady.points) < 2 * LOG_FILES_MIN
     # No row is lost: what lives is what was inserted.
     assert steady.written["append"].parts == sum(steady.live_bytes.values())

@@ -20,7 +20,7 @@ from icedb import Acknowledged, Aggregating, BufferedWriter, Dedup, Table
 from icedb.buffering.committing import Committer
 from icedb.buffering.ids import Ids
 from icedb.buffering.submissions import Submission, measured
-from icedb.errors import CommitUncertain, IceDBError, InvalidBatch, InvalidOption, StoreUnavailable, TryAgain
+from icedb.errors import CommitStateUnknown, IceDBError, InvalidBatch, InvalidOption, RetryableError, StoreUnavailable
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS, Timing
 from icedb.storage.obstore_store import ObjectExists
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, check_sound, open_table
@@ -291,7 +291,7 @@ def test_a_row_without_an_id_is_not_doubled_by_who_slept_while_others_published_
             another_cleans_up(world)
 
     writer.store.after = interrupt
-    with pytest.raises(CommitUncertain):
+    with pytest.raises(CommitStateUnknown):
         writer.write(1, None)
     assert len(world.ids()) == 1 + 2 + 3
 
@@ -338,9 +338,9 @@ def test_writers_of_several_threads_at_once(world: World) -> None:
 def test_whether_rows_without_an_id_are_there_may_stay_open_and_with_one_they_are_sent_again(world: World) -> None:
     writer = Writer(world)
     writer.store.inject(Fault.FAIL, kind="create", key="_log/", times=1_000)
-    with pytest.raises(TryAgain):
+    with pytest.raises(RetryableError):
         writer.write(1)
-    with pytest.raises(CommitUncertain, match="it is not known whether these rows were published"):
+    with pytest.raises(CommitStateUnknown, match="it is not known whether these rows were published"):
         writer.write(2, None)
     writer.store._rules.clear()
     writer.write(1, 2)

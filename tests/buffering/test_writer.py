@@ -22,7 +22,7 @@ from icedb import Acknowledged, BufferedWriter, Table
 from icedb.buffering.writer import _close_all
 from icedb.errors import (
     BufferFull,
-    CommitUncertain,
+    CommitStateUnknown,
     InvalidBatch,
     InvalidOption,
     SchemaConflict,
@@ -415,7 +415,7 @@ def test_parts_that_others_may_have_merged_and_deleted_meanwhile_are_not_publish
         writer._give_up.wait = sleep  # type: ignore[method-assign]
         store.inject(Fault.LOSE_RESPONSE, kind="create", key="_log/")
         store.inject(Fault.FAIL, kind="get", key="_log/")
-        with pytest.raises(CommitUncertain, match="Look whether they are there"):
+        with pytest.raises(CommitStateUnknown, match="Look whether they are there"):
             writer.write([{"n": 1}])
     check_sound(store.inner)
     assert rows_of(open_table(store.inner, clock)) == [0, 1]

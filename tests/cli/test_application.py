@@ -26,12 +26,12 @@ from icedb.cli.render.output import time_text
 from icedb.cli.render.progress_bars import Bars, bars
 from icedb.errors import (
     AccessDenied,
-    CommitContended,
-    CommitUncertain,
+    CommitConflict,
+    CommitStateUnknown,
     InvariantViolated,
     MissingPart,
+    StaleView,
     StoreUnavailable,
-    ViewBehind,
 )
 from icedb.util.progress import Progress, is_watched, progress, watched
 
@@ -66,10 +66,10 @@ def table(tmp_path: Path) -> Table:
         (AccessDenied("no"), Exit.FAILED),
         (PermissionError(13, "no"), Exit.FAILED),
         (StoreUnavailable("later"), Exit.AGAIN),
-        (CommitContended("later"), Exit.AGAIN),
+        (CommitConflict("later"), Exit.AGAIN),
         (ConnectionResetError("later"), Exit.AGAIN),
-        (CommitUncertain("look"), Exit.LOOK_FIRST),
-        (ViewBehind("look"), Exit.LOOK_FIRST),
+        (CommitStateUnknown("look"), Exit.LOOK_FIRST),
+        (StaleView("look"), Exit.LOOK_FIRST),
         (MissingPart("gone"), Exit.DAMAGED),
         (InvariantViolated("odd"), Exit.DAMAGED),
     ],
@@ -310,7 +310,7 @@ def test_an_import_tells_how_far_it_is(table: Table, tmp_path: Path) -> None:
     rows = table.query("SELECT n FROM t").to_arrow()
     pq.write_table(rows, tmp_path / "source" / "k=5" / "a.parquet")
     with watched(told.append):
-        Table.adopt(tmp_path / "new", tmp_path / "source")
+        Table.create_from_files(tmp_path / "new", tmp_path / "source")
     assert last_of(told)["copying files"] == (1, 1, "files")
 
 

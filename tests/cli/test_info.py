@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from icedb import Condition, Table, Thresholds
+from icedb import Table, TableHealth, Thresholds
 from icedb.cli.render.health_page import print_info
 from icedb.cli.render.output import time_text
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
@@ -36,7 +36,7 @@ def table(tmp_path: Path) -> Table:
     return table
 
 
-def condition(*partitions: PartitionCondition, **figures: Any) -> Condition:
+def health(*partitions: PartitionCondition, **figures: Any) -> TableHealth:
     plain: dict[str, Any] = {
         "table": "lake/events", "at_ms": NOW_MS, "live_parts": 20, "live_rows": 1_234_567, "live_bytes": 3 * 10**9,
         "log_files": 3, "small_log_files": 2, "small_log_files_basis": "l", "dead_parts": 0, "dead_bytes": 0,
@@ -44,14 +44,14 @@ def condition(*partitions: PartitionCondition, **figures: Any) -> Condition:
         "horizon_ms": 0, "newest_rows_ms": NOW_MS - 90_000,
         "sizes": (SizeClass(2**20, 12, 8), SizeClass(2**27, 8, 0)),
     }  # fmt: skip
-    return Condition(partitions=partitions, **{**plain, **figures})
+    return TableHealth(partitions=partitions, **{**plain, **figures})
 
 
 def crowded(path: str, small: int, *, hot: bool = True) -> PartitionCondition:
     return PartitionCondition(path, small, 10 * small, small, 10 * small, NOW_MS, hot, path)
 
 
-def page(shown: Condition, *, width: int = 100) -> str:
+def page(shown: TableHealth, *, width: int = 100) -> str:
     thresholds = Thresholds()
     console = Console(width=width, file=StringIO())
     told = recommend(shown, thresholds)
@@ -109,14 +109,14 @@ def test_every_threshold_has_a_flag(table: Table) -> None:
 
 def test_the_json_document_is_the_condition(table: Table) -> None:
     report = run_json("info", table.uri, "--hot-parts", 8)
-    found = table.condition(Thresholds(hot_parts=8))
+    found = table.health(Thresholds(hot_parts=8))
     assert [p["path"] for p in report["partitions"]] == ["k=0", "k=1"]
     assert [(r["due"], r["basis"]) for r in report["recommendations"]] == [
         (r.due, r.basis) for r in found.recommendations
     ]
     assert (report["live_rows"], report["small_parts"], report["small_part_ratio"]) == (10, 10, 1.0)
     assert report["no_rows_after_ms"] == report["newest_rows_ms"] == found.newest_rows_ms
-    assert report.keys() > set(Condition.__slots__)
+    assert report.keys() > set(TableHealth.__slots__)
     assert run("info", table.uri, "--json").stdout.count("\n") == 1
 
 
@@ -171,7 +171,7 @@ def _read(terminal: int) -> bytes:
 
 def test_the_ten_partitions_nearest_to_their_limit_are_shown_and_the_rest_is_counted() -> None:
     hot = [crowded(f"k={n:03}", n) for n in range(2, 30)]
-    shown = page(condition(*hot, crowded("old", 6, hot=False), crowded("old2", 1, hot=False)))
+    shown = page(health(*hot, crowded("old", 6, hot=False), crowded("old2", 1, hot=False)))
     rows = [line.split()[0] for line in shown.splitlines() if " hot " in line or " cold " in line]
     assert rows == ["old", *(f"k={n:03}" for n in range(29, 20, -1))]
     assert "and 20 more partitions with small parts" in shown
@@ -181,7 +181,7 @@ def test_the_ten_partitions_nearest_to_their_limit_are_shown_and_the_rest_is_cou
 
 def test_a_command_is_whole_on_a_narrow_terminal() -> None:
     partition = crowded("k=" + "x" * 100, 40)
-    lines = [line.rstrip() for line in page(condition(partition), width=40).splitlines()]
+    lines = [line.rstrip() for line in page(health(partition), width=40).splitlines()]
     assert "    icedb merge --order newest lake/events" in lines
     assert "".join("".join(lines).split()).count("x" * 100) >= 1
 
@@ -206,7 +206,7 @@ def test_a_command_is_whole_on_a_narrow_terminal() -> None:
     ],
 )  # fmt: skip
 def test_figures_are_told_in_words(figures: dict[str, Any], told: str) -> None:
-    assert told in page(condition(**figures))
+    assert told in page(health(**figures))
 
 
 def test_a_number_that_is_no_time_is_shown_as_it_is() -> None:

@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner
 
-from icedb import Condition, Table, Thresholds
+from icedb import Table, TableHealth, Thresholds
 from icedb.cli import app
 from icedb.cli.render.health_charts import charts
-from icedb.cli.render.health_plot import draw_condition
+from icedb.cli.render.health_plot import draw_health
 from icedb.cli.render.output import time_text
 from icedb.cli.render.text_tables import print_list
 from icedb.operations.health.gauges import gauges
@@ -369,16 +369,16 @@ def test_help_loads_nothing_that_takes_long() -> None:
 # ------------------------------------------------------------------------------------------------ drawings
 
 
-def drawn(condition: Condition, width: int) -> list[str]:
+def drawn(health: TableHealth, width: int) -> list[str]:
     console = Console(width=width, file=io.StringIO())
-    console.print(charts(condition, Thresholds(), width=width))
+    console.print(charts(health, Thresholds(), width=width))
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined, no-any-return]
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_partitions_and_parts_are_drawn_by_size(table: Table, width: int) -> None:
-    condition = table.condition()
-    lines = drawn(condition, width)
+    health = table.health()
+    lines = drawn(health, width)
     assert max(map(len, lines)) <= width
     assert sum("partitions by size" in line and "parts by size" in line for line in lines) == (width == 120)
     k0 = next(line for line in lines if line.startswith("k=0"))
@@ -390,24 +390,24 @@ def test_partitions_and_parts_are_drawn_by_size(table: Table, width: int) -> Non
 
 
 def test_sizes_are_counted_by_powers_of_two(table: Table) -> None:
-    condition = table.condition()
+    health = table.health()
     parts = table.snapshot().parts
-    assert sum(c.parts for c in condition.sizes) == len(parts)
-    assert sum(c.small_parts for c in condition.sizes) == condition.small_parts == 2
-    for one in condition.sizes:
+    assert sum(c.parts for c in health.sizes) == len(parts)
+    assert sum(c.small_parts for c in health.sizes) == health.small_parts == 2
+    for one in health.sizes:
         assert one.parts == sum(one.bytes_min <= p.bytes < 2 * one.bytes_min for p in parts)
 
 
 def test_gauges_stand_beside_their_thresholds(table: Table) -> None:
     thresholds = Thresholds(hot_parts=4)
-    found = {g.name: g for g in gauges(table.condition(thresholds), thresholds)}
+    found = {g.name: g for g in gauges(table.health(thresholds), thresholds)}
     hot = found["hot partition: small parts"]
     assert (hot.value, hot.limit, hot.level) == (2, 4, 1)
     assert found["expired bytes"].level == 0
     assert found["log files to read"].value == 0, "a merge of log files would take none of them"
     for n in range(3):
         table.insert([{"k": 0, "n": n}])
-    found = {g.name: g for g in gauges(table.condition(), Thresholds())}
+    found = {g.name: g for g in gauges(table.health(), Thresholds())}
     assert found["log files to read"].value == len(table.handle.read().effective) == 5
 
 
@@ -417,7 +417,7 @@ def test_a_picture_is_written(table: Table, tmp_path: Path) -> None:
     png = (tmp_path / "table.png").read_bytes()
     assert png.startswith(b"\x89PNG")
     assert len(png) < 40_000
-    due = draw_condition(table.condition(Thresholds(hot_parts=4)), Thresholds(hot_parts=4))
+    due = draw_health(table.health(Thresholds(hot_parts=4)), Thresholds(hot_parts=4))
     assert due != png, "what is due stands in it"
     assert "table.png" in run("plot", table.uri, "-o", tmp_path / "table.svg", status=2).stderr
 

@@ -128,8 +128,8 @@ def test_alter_tells_what_changes_and_a_dry_run_changes_nothing(table: Table) ->
 
 def test_files_are_inserted_and_a_dry_run_says_what_would_be(table: Table, lines: Path) -> None:
     before = objects(Path(table.uri))
-    foreseen = run_json("insert", table.uri, lines, "--dry-run")
-    assert (foreseen["rows"], foreseen["partitions"], foreseen["new_columns"]) == (2, ["k=0", "k=7"], {})
+    planned = run_json("insert", table.uri, lines, "--dry-run")
+    assert (planned["rows"], planned["partitions"], planned["new_columns"]) == (2, ["k=0", "k=7"], {})
     assert objects(Path(table.uri)) == before
     done = run_json("insert", table.uri, lines)
     assert (done["rows"], done["partitions"], done["new_parts"]) == (2, ["k=0", "k=7"], 2)
@@ -195,8 +195,8 @@ def test_partitions_or_all_of_a_table_are_overwritten(table: Table, lines: Path)
     assert "outside the partitions" in run("overwrite", table.uri, lines, "--where", "k = 0", status=2).stderr
     before = objects(Path(table.uri))
     chosen = ["--partition", "k=0", "--partition", "k=7"]
-    foreseen = run_json("overwrite", table.uri, lines, *chosen, "--dry-run")
-    assert (foreseen["rows"], foreseen["replaced_parts"], foreseen["replaced_rows"]) == (2, 1, 1)
+    planned = run_json("overwrite", table.uri, lines, *chosen, "--dry-run")
+    assert (planned["rows"], planned["replaced_parts"], planned["replaced_rows"]) == (2, 1, 1)
     assert (
         "outside the partitions" in run("overwrite", table.uri, lines, "--partition=k=0", "--dry-run", status=2).stderr
     )

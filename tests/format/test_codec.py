@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icedb.errors import DamagedLog
+from icedb.errors import CorruptLog
 from icedb.format.codec import decode, encode
 from icedb.format.keys import Keys
 from icedb.format.records import LogFile, LogTombstone, Marker
@@ -172,7 +172,7 @@ DAMAGE = [
 
 @pytest.mark.parametrize("body", [d[1] for d in DAMAGE], ids=[d[0] for d in DAMAGE])
 def test_damage_is_named_and_never_guessed_around(body: bytes) -> None:
-    with pytest.raises(DamagedLog, match="do not delete it") as caught:
+    with pytest.raises(CorruptLog, match="do not delete it") as caught:
         decode(body, KEY, KEYS)
     assert caught.value.key == KEY
     assert KEY in str(caught.value)
@@ -185,7 +185,7 @@ def test_a_log_file_that_was_cut_anywhere_in_a_line_is_damage(file: LogFile, dat
     at = data.draw(st.integers(0, len(body) - 1))
     if body[at : at + 1] == b"\n" and at > body.index(b"\n"):
         return  # whole lines less: no line tells that there were more
-    with pytest.raises(DamagedLog):
+    with pytest.raises(CorruptLog):
         decode(body[:at], KEY, KEYS)
 
 
@@ -199,7 +199,7 @@ def test_a_header_that_begins_the_markers_elsewhere_leaves_none_out(file: LogFil
     moved = msgspec.json.encode(header) + b"\n" + rest
     try:
         read = decode(moved, KEY, KEYS)
-    except DamagedLog:
+    except CorruptLog:
         assert shift != 0
     else:
         assert read.markers == file.markers

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from icedb.errors import InvariantViolated
-from icedb.format.commit_draft import Draft, check_draft, draft
+from icedb.format.commit_draft import CommitDraft, check_draft, draft
 from icedb.format.keys import Keys
 from icedb.format.records import LogFile, LogTombstone, Marker
-from icedb.format.replay import LogState, StoredLogFile, replay
+from icedb.format.replay import StoredLogFile, TableState, replay
 
 KEYS = Keys("t")
 
@@ -24,7 +24,7 @@ def key(name: str) -> str:
     return f"t/_data/{name}.parquet"
 
 
-def state_of(*files: LogFile) -> LogState:
+def state_of(*files: LogFile) -> TableState:
     stored = [
         StoredLogFile(
             KEYS.log_file(f.t_ms, merged=f.carries_tombstones, writer=f"w.e{f.epoch}" if f.epoch else "w"), f, 1
@@ -35,7 +35,7 @@ def state_of(*files: LogFile) -> LogState:
 
 
 @pytest.fixture
-def state() -> LogState:
+def state() -> TableState:
     """Three files; a v3 program tombstoned `b`, which the first names as live, in the third."""
     return state_of(
         LogFile(1, {"x": "BIGINT"}, (part("a", 1), part("b", 1), part("c", 1)), txn={"app": (1, 1)}, horizon_ms=3),
@@ -46,21 +46,21 @@ def state() -> LogState:
     )
 
 
-def first(state: LogState) -> str:
+def first(state: TableState) -> str:
     return min(state.files)
 
 
-def carried(planned: Draft) -> dict[str, tuple[int, int | None]]:
+def carried(planned: CommitDraft) -> dict[str, tuple[int, int | None]]:
     return {m.key: (m.created_ms, m.tombstoned_ms) for m in planned.file.markers}
 
 
-def test_every_marker_is_carried_with_its_tombstone_from_the_whole_snapshot(state: LogState) -> None:
+def test_every_marker_is_carried_with_its_tombstone_from_the_whole_snapshot(state: TableState) -> None:
     planned = draft(state, t_ms=9, add=[part("new", 0)], tombstone=[key("a")], replaces=[first(state)])
     assert carried(planned) == {key("a"): (1, 9), key("b"): (1, 3), key("c"): (1, None), key("new"): (9, None)}
     check_draft(state, planned)
 
 
-def test_schemas_horizons_and_log_tombstones_are_carried(state: LogState) -> None:
+def test_schemas_horizons_and_log_tombstones_are_carried(state: TableState) -> None:
     planned = draft(state, t_ms=9, schema={"z": "DATE"}, replaces=sorted(state.files)[:2])
     assert planned.file.schema == {"x": "BIGINT", "y": "BIGINT", "z": "DATE"}
     assert planned.file.horizon_ms == 3
@@ -70,12 +70,12 @@ def test_schemas_horizons_and_log_tombstones_are_carried(state: LogState) -> Non
     }
 
 
-def test_a_transaction_is_carried_only_by_whom_holds_its_last_sequence(state: LogState) -> None:
+def test_a_transaction_is_carried_only_by_whom_holds_its_last_sequence(state: TableState) -> None:
     assert draft(state, t_ms=9, replaces=[first(state)]).file.txn == {}
     assert draft(state, t_ms=9, replaces=sorted(state.files)).file.txn == {"app": (2, 3)}
 
 
-def test_what_is_forgotten_becomes_the_horizon(state: LogState) -> None:
+def test_what_is_forgotten_becomes_the_horizon(state: TableState) -> None:
     again = state_of(LogFile(1, {}, (part("a", 1, 7), part("b", 1, 5), part("c", 1))))
     planned = draft(again, t_ms=9, replaces=list(again.files), forget={key("a"), key("b")})
     assert carried(planned) == {key("c"): (1, None)}
@@ -83,24 +83,24 @@ def test_what_is_forgotten_becomes_the_horizon(state: LogState) -> None:
     check_draft(again, planned)
 
 
-def test_a_part_that_is_dead_already_keeps_the_time_of_its_death(state: LogState) -> None:
+def test_a_part_that_is_dead_already_keeps_the_time_of_its_death(state: TableState) -> None:
     planned = draft(state, t_ms=9, tombstone=[key("b")])
     assert carried(planned) == {key("b"): (1, 3)}
 
 
-def _without(planned: Draft, name: str) -> Draft:
+def _without(planned: CommitDraft, name: str) -> CommitDraft:
     left = tuple(m for m in planned.file.markers if m.key != key(name))
     return replace(planned, file=msgspec.structs.replace(planned.file, markers=left))
 
 
-def _alive(planned: Draft, name: str) -> Draft:
+def _alive(planned: CommitDraft, name: str) -> CommitDraft:
     changed = tuple(
         msgspec.structs.replace(m, tombstoned_ms=None) if m.key == key(name) else m for m in planned.file.markers
     )
     return replace(planned, file=msgspec.structs.replace(planned.file, markers=changed))
 
 
-def test_a_draft_that_would_lose_or_revive_a_part_is_never_published(state: LogState) -> None:
+def test_a_draft_that_would_lose_or_revive_a_part_is_never_published(state: TableState) -> None:
     planned = draft(state, t_ms=9, add=[part("new", 0)], tombstone=[key("a")], replaces=[first(state)])
     check_draft(state, planned)
     for broken, says in (

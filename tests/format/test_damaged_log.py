@@ -1,4 +1,4 @@
-"""Numbers and bytes that no log file may hold: every reader answers right, or with DamagedLog that names the file."""
+"""Numbers and bytes that no log file may hold: every reader answers right, or with CorruptLog that names the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from icedb import Table
-from icedb.errors import Damaged, DamagedLog, IceDBError
+from icedb.errors import CorruptionError, CorruptLog, IceDBError
 from icedb.format.codec import decode, encode
 from icedb.format.keys import Keys
 from icedb.format.records import COLUMNS_MIN, LogFile, Marker, total_bytes, total_rows
@@ -48,7 +48,7 @@ def test_a_number_that_no_marker_may_hold_is_refused_by_both_decoders(name: str,
     body = body_of(
         json.dumps(HEADER).encode(), b"{}", *[line(MARKER, name, "4")] * (count - 1), line(MARKER, name, text)
     )
-    with pytest.raises(DamagedLog) as error:
+    with pytest.raises(CorruptLog) as error:
         decode(body, KEY, KEYS)
     assert error.value.key == KEY
 
@@ -74,7 +74,7 @@ def test_a_number_that_no_marker_may_hold_is_refused_by_both_decoders(name: str,
 )  # fmt: skip
 def test_a_number_that_no_header_may_hold_is_refused(name: str, texts: list[str]) -> None:
     for text in texts:
-        with pytest.raises(DamagedLog) as error:
+        with pytest.raises(CorruptLog) as error:
             decode(body_of(line(HEADER, name, text), b"{}"), KEY, KEYS)
         assert error.value.key == KEY
         assert len(str(error.value)) < 1_500
@@ -94,7 +94,7 @@ def test_a_number_that_no_header_may_hold_is_refused(name: str, texts: list[str]
     ids=["bom", "utf-8 in statistics", "utf-8 in an unknown key", "nul", "no column name", "nul in a name", "long"],
 )
 def test_bytes_that_no_log_file_may_hold_are_refused(body: bytes) -> None:
-    with pytest.raises(DamagedLog) as error:
+    with pytest.raises(CorruptLog) as error:
         decode(body, KEY, KEYS)
     assert len(str(error.value)) < 1_000
 
@@ -117,7 +117,7 @@ def test_the_greatest_counts_are_summed_exactly(count: int) -> None:
 def test_a_name_with_an_enormous_epoch_or_foreign_digits_is_no_number() -> None:
     assert KEYS.parse_log_file(f"t/_log/1700000000000_w-1-0123456789ab.e{'9' * 40}.jsonl").epoch is None
     assert KEYS.parse_epoch_claim(f"t/_claims/epoch-{'9' * 40}.json") is None
-    with pytest.raises(DamagedLog):
+    with pytest.raises(CorruptLog):
         KEYS.parse_log_file("t/_log/" + "\N{ARABIC-INDIC DIGIT ONE}" * 13 + "_w.jsonl")
 
 
@@ -164,8 +164,8 @@ def readers(table: Table) -> dict[str, Callable[[], object]]:
     return {
         "snapshot": lambda: opened().snapshot().parts,
         "history": lambda: list(opened().history()),
-        "info": lambda: opened().condition(),
-        "orphans": lambda: opened().sweep_orphans(dry_run=True),
+        "info": lambda: opened().health(),
+        "orphans": lambda: opened().delete_orphans(dry_run=True),
         "cleanup": lambda: opened().cleanup(dry_run=True),
         "verify": lambda: opened().verify(),
         "merge": lambda: opened().merge(dry_run=True),
@@ -189,7 +189,7 @@ def test_every_reader_gives_an_answer_or_an_error_that_names_the_file(tmp_path: 
             for read in readers(table).values():
                 try:
                     read()
-                except Damaged as error:
+                except CorruptionError as error:
                     damaged.append(str(error))
                 except IceDBError:  # such as a listing that does not fit: clear, and nothing else escapes
                     continue

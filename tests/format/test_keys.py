@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from icedb.errors import DamagedLog, InvalidPartitionValue, InvalidURI
+from icedb.errors import CorruptLog, InvalidPartitionValue, InvalidURI
 from icedb.format.keys import (
     NULL_VALUE,
     SEGMENT_BYTES_MAX,
@@ -137,14 +137,14 @@ def test_only_the_first_two_fields_of_a_log_files_name_count() -> None:
      "1700000000000_a.jsonl.tmp", "1700000000000_a.jsonl\n", ""],
 )  # fmt: skip
 def test_what_is_not_named_like_a_log_file_is_damage(name: str) -> None:
-    with pytest.raises(DamagedLog, match="move it elsewhere") as caught:
+    with pytest.raises(CorruptLog, match="move it elsewhere") as caught:
         Keys("t").parse_log_file(f"t/_log/{name}")
     assert caught.value.key == f"t/_log/{name}"
 
 
 @pytest.mark.parametrize("key", ["t/_data/../x.parquet", "t2/_data/x", "t/_data/", "t/_data/a//b", "t/_data/./x", "x"])
 def test_a_part_outside_the_table_is_damage(key: str) -> None:
-    with pytest.raises(DamagedLog, match="outside"):
+    with pytest.raises(CorruptLog, match="outside"):
         partition_of("t/_data/", key)
 
 

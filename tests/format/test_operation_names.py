@@ -13,15 +13,15 @@ import pytest
 
 from icedb import Dedup, Table
 from icedb.format.codec import decode, encode
-from icedb.format.commit_draft import Draft, draft
+from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.keys import Keys
 from icedb.format.operation_names import carried_operations, decode_operation, decode_operations
 from icedb.format.records import LogFile, Marker
-from icedb.format.replay import COLUMNS_MIN, LogState
+from icedb.format.replay import COLUMNS_MIN, TableState
 from icedb.format.table_spec import TableSpec
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.testing import ClockedStore, ManualClock, create_table, open_table
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.open_table import create_handle
 from tests.support.page_reader import read_as_the_page_says
 
@@ -69,7 +69,7 @@ VERBS: dict[str, tuple[Callable[[Table, Path], object], str]] = {
     "rewrite": (lambda t, _: t.rewrite_partition("k=0", "SELECT * FROM _rows LIMIT 1"), "delete"),
     "drop": (lambda t, _: t.drop_partitions(["k=0"]), "drop"),
     "restore": (lambda t, _: t.restore(first_ms(t)), "drop"),
-    "repair": (lambda t, _: (conflicting(t), t.repair({"n": "BIGINT"})), "log"),
+    "repair": (lambda t, _: (conflicting(t), t.repair_types({"n": "BIGINT"})), "log"),
     "alter": (lambda t, _: t.alter(row_group_rows=10_000), "alter"),
     "merge_log": (lambda t, _: t.merge_log(), "log"),
 }
@@ -79,19 +79,19 @@ class _MergeAll:
     """A merge of all log files, whatever tier they are in."""
 
     outputs: tuple[str, ...] = ()
-    born_ms: int | None = None
+    oldest_part_ms: int | None = None
     reads_everything = False
 
     def __init__(self) -> None:
         self.unused: list[str] = []
 
-    def build(self, state: LogState, t_ms: int) -> Draft:
+    def build(self, state: TableState, t_ms: int) -> CommitDraft:
         return draft(state, t_ms=t_ms, replaces=[*state.effective], operation="merge_log")
 
 
 def merge_all(table: Table, store: ClockedStore) -> LogFile:
     """Leave one log file, as a merge of log files and a cleanup do."""
-    commit = exclusive(table.handle, _MergeAll())
+    commit = commit_exclusive(table.handle, _MergeAll())
     store.delete([key for key in table.handle.read().log_tombstones if key in store.objects])
     return table.handle.read(fresh=True).files[commit.key or ""].file
 
@@ -113,7 +113,7 @@ def test_a_commit_has_the_name_of_its_verb_and_an_old_log_the_guess(
     do(table, tmp_path)
     newest = table.history(limit=1)[0]
     assert (newest.kind, newest.kind_recorded) == (name.split()[0], True)
-    assert table.condition().last_operation == newest.kind
+    assert table.health().last_operation == newest.kind
     clock.advance(MINUTE_MS)
     merge_all(table, clocked)
     later = {c.at_ms: c for c in open_table(clocked, clock).history()}

@@ -17,16 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icedb import Table
-from icedb.errors import DamagedLog, InvariantViolated
+from icedb.errors import CorruptLog, InvariantViolated
 from icedb.format import codec
 from icedb.format import replay as snapshot
 from icedb.format.codec import decode, encode
-from icedb.format.commit_draft import Draft, check_draft, draft
+from icedb.format.commit_draft import CommitDraft, check_draft, draft
 from icedb.format.keys import Keys
 from icedb.format.packed_markers import MarkerColumns
 from icedb.format.packed_state import PartColumns
 from icedb.format.records import LogFile, LogTombstone, Marker
-from icedb.format.replay import LogState, StoredLogFile, live_markers, replay
+from icedb.format.replay import StoredLogFile, TableState, live_markers, replay
 from icedb.reader.lazy_parts import LiveParts
 
 KEYS = Keys("table")
@@ -106,7 +106,7 @@ def read(files: list[StoredLogFile]) -> list[StoredLogFile]:
     return [StoredLogFile(f.key, decode(encode(f.file), f.key, KEYS), f.stored_ms) for f in files]
 
 
-def same(columns: LogState, few: LogState) -> None:
+def same(columns: TableState, few: TableState) -> None:
     keys = sorted(few.parts)
     assert list(columns.parts) == keys
     assert dict(columns.parts.items()) == few.parts
@@ -202,7 +202,7 @@ def replace_markers(file: LogFile, some: Sequence[Marker]) -> LogFile:
     return msgspec.structs.replace(file, markers=some)
 
 
-def refusal(state: LogState, planned: Draft) -> str | None:
+def refusal(state: TableState, planned: CommitDraft) -> str | None:
     try:
         check_draft(state, planned)
     except InvariantViolated as error:
@@ -246,7 +246,7 @@ def test_a_large_log_file_holds_the_greatest_numbers_and_refuses_greater_ones() 
     state = replay([stored("w", file)], table="table")
     assert (len(state.live), state.parts[odd.key]) == (5_001, odd)
     for larger in (Marker(f"{PREFIX}a.parquet", most + 1, 1), Marker(f"{PREFIX}a.parquet", 1, 1, rows=most + 1)):
-        with pytest.raises(DamagedLog, match="9007199254740991"):
+        with pytest.raises(CorruptLog, match="9007199254740991"):
             stored("w", replace_markers(many(5_000), (*many(5_000).markers, larger)))
 
 
@@ -257,10 +257,10 @@ def test_a_large_log_file_holds_the_greatest_numbers_and_refuses_greater_ones() 
 def test_a_large_log_file_names_nothing_outside_its_table(key: str, others: int) -> None:
     file = many(others)
     file = replace_markers(file, (*file.markers, Marker(key, 1, 1)))
-    with columns_from(1), pytest.raises(DamagedLog, match="names"):
+    with columns_from(1), pytest.raises(CorruptLog, match="names"):
         stored("w", file)
     body = encode(many(5_000)).replace(b'"b":4321', b'"b":true')
-    with pytest.raises(DamagedLog, match="is not what its section says"):
+    with pytest.raises(CorruptLog, match="is not what its section says"):
         decode(body, "table/_log/x", KEYS)
 
 

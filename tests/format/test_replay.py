@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from icedb.errors import DamagedLog, ForeignMaintenance, SchemaConflict, SnapshotExpired, TornListing
+from icedb.errors import CorruptLog, InconsistentListing, SchemaConflict, SnapshotExpired, UncoordinatedMaintenance
 from icedb.format.codec import encode
 from icedb.format.keys import Keys
 from icedb.format.records import LogFile, LogTombstone, Marker
-from icedb.format.replay import LogState, StoredLogFile, live_markers, replay
+from icedb.format.replay import StoredLogFile, TableState, live_markers, replay
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, Request, live_to_v3_readers
 from icedb.transaction.log_reader import LogReader
 
@@ -36,7 +36,7 @@ def names(markers: Sequence[Marker]) -> list[str]:
     return [m.key.split("/")[-1].removesuffix(".parquet") for m in markers]
 
 
-def replayed(*files: StoredLogFile) -> LogState:
+def replayed(*files: StoredLogFile) -> TableState:
     return replay(files, table="table")
 
 
@@ -108,7 +108,7 @@ def test_a_v3_tombstone_of_a_log_file_does_not_hide_it() -> None:
 
 def test_two_files_of_one_epoch_are_the_work_of_a_program_without_claims() -> None:
     one, other = log(1, epoch=1, live_epochs=(1,)), log(2, epoch=1, live_epochs=(1,))
-    with pytest.raises(ForeignMaintenance, match="epoch 1") as caught:
+    with pytest.raises(UncoordinatedMaintenance, match="epoch 1") as caught:
         replayed(one, other)
     assert one.key in str(caught.value)
     assert other.key in str(caught.value)
@@ -223,20 +223,20 @@ def test_a_log_file_that_goes_between_list_and_get_makes_the_reader_list_again(s
 
 def test_a_log_file_that_went_for_good_is_never_skipped(store: FaultyStore) -> None:
     put(store, log(1, part("a", 1)), log(3, part("c", 3), epoch=3, live_epochs=(2, 3)))
-    with pytest.raises(TornListing, match=r"live epochs that are missing: \[2\]"):
+    with pytest.raises(InconsistentListing, match=r"live epochs that are missing: \[2\]"):
         LogReader(store, KEYS).read()
 
 
 def test_a_stray_object_in_the_log_is_named(store: FaultyStore) -> None:
     put(store, log(1, part("a", 1)))
     store.inner.create("table/_log/notes.txt", b"hello")
-    with pytest.raises(DamagedLog, match=r"notes\.txt"):
+    with pytest.raises(CorruptLog, match=r"notes\.txt"):
         LogReader(store, KEYS).read()
 
 
 def test_a_cut_log_file_is_named(store: FaultyStore) -> None:
     whole = log(1, part("a", 1))
     store.inner.create(whole.key, encode(whole.file)[:-3])
-    with pytest.raises(DamagedLog) as caught:
+    with pytest.raises(CorruptLog) as caught:
         LogReader(store, KEYS).read()
     assert caught.value.key == whole.key

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icedb import Table, Timing
-from icedb.errors import DamagedLog, InvalidOption, PublicationTooLate, SnapshotExpired
+from icedb.errors import CommitTimedOut, CorruptLog, InvalidOption, SnapshotExpired
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
 from icedb.format.table_spec import TableSpec, decode_spec, encode_spec
@@ -43,7 +43,7 @@ from icedb.testing import (
     create_table,
     open_table,
 )
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.open_table import create_handle, open_handle
 from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import WrittenParts, write_parts
@@ -103,7 +103,7 @@ def test_the_spec_has_the_times_and_a_table_with_the_defaults_does_not_name_them
 )  # fmt: skip
 def test_times_that_no_table_can_have_are_damage(timing: str) -> None:
     for text in (f'{{"timing":{timing}}}', f'{{"earlier_timing":[{{"until":5,"timing":{timing}}}]}}'):
-        with pytest.raises(DamagedLog, match="'k' is not a table's spec"):
+        with pytest.raises(CorruptLog, match="'k' is not a table's spec"):
             decode_spec(text.encode(), table="t", key="k")
 
 
@@ -236,7 +236,7 @@ def test_a_sweep_obeys_a_longer_age_that_another_program_has_set(
     clock.advance(2 * KNOWN_MS)
     written = part_of(table.handle, 2)
     clock.advance(29 * HOUR_MS)
-    assert stale.sweep_orphans().deleted_parts == ()
+    assert stale.delete_orphans().deleted_parts == ()
     publish_append(table.handle, written)
     assert sorted(table.query("SELECT n FROM t").fetchall()) == [(1,), (2,)]
 
@@ -248,10 +248,10 @@ def test_a_longer_limit_does_not_hold_for_parts_that_a_sweep_may_have_taken_befo
     table.insert([{"k": 0, "n": 1}])
     written = part_of(table.handle, 2)
     clock.advance(25 * HOUR_MS)
-    table.sweep_orphans()
+    table.delete_orphans()
     table.alter(timing=replace(LONG, part_timeout_ms=30 * HOUR_MS, min_age_ms=60 * HOUR_MS))
     clock.advance(later_ms)
-    with pytest.raises(PublicationTooLate):
+    with pytest.raises(CommitTimedOut):
         publish_append(table.handle, written)
 
 
@@ -280,11 +280,11 @@ def test_a_sweep_leaves_what_a_program_that_does_not_know_the_shorter_times_may_
     table.alter(timing=SHORT)
     written = part_of(stale.handle, 2)
     clock.advance(3 * HOUR_MS)  # an orphan by the new times
-    assert open_table(clocked, clock).sweep_orphans().deleted_parts == ()
-    with pytest.raises(PublicationTooLate):  # it looks at the log first, for its knowledge is three hours old
+    assert open_table(clocked, clock).delete_orphans().deleted_parts == ()
+    with pytest.raises(CommitTimedOut):  # it looks at the log first, for its knowledge is three hours old
         publish_append(stale.handle, written)
     clock.advance(2 * DAY_MS)
-    assert len(table.sweep_orphans().deleted_parts) == 1
+    assert len(table.delete_orphans().deleted_parts) == 1
     check_sound(clocked)
 
 
@@ -297,11 +297,11 @@ def test_a_program_that_reads_nothing_learns_of_shorter_times_before_it_publishe
     stale.insert([{"k": 0, "n": 2}])
     table.alter(timing=SHORT)
     clock.advance(3 * DAY_MS)
-    table.sweep_orphans()
+    table.delete_orphans()
     written = part_of(stale.handle, 3)
     clock.advance(2 * HOUR_MS + MINUTE_MS)  # younger than the old limit of twelve hours
-    assert len(table.sweep_orphans().deleted_parts) == 1
-    with pytest.raises(PublicationTooLate):
+    assert len(table.delete_orphans().deleted_parts) == 1
+    with pytest.raises(CommitTimedOut):
         publish_append(stale.handle, written)
     assert sorted(table.query("SELECT n FROM t").fetchall()) == [(1,), (2,)]
 
@@ -455,9 +455,11 @@ class Course:
 
     def write(self, table: Table) -> None:
         key = table.handle.keys.part("", table.handle.clock.new_id())
-        born_ms = table.handle.clock.now_ms()
+        oldest_part_ms = table.handle.clock.now_ms()
         self.store.create(key, b"rows")
-        self.unpublished.append((table.handle, WrittenParts({"n": "BIGINT"}, (Marker(key, 4, 0, rows=1),), born_ms)))
+        self.unpublished.append(
+            (table.handle, WrittenParts({"n": "BIGINT"}, (Marker(key, 4, 0, rows=1),), oldest_part_ms))
+        )
 
     def publish(self, table: Table) -> None:
         if not self.unpublished:
@@ -465,7 +467,7 @@ class Course:
         handle, written = self.unpublished.pop(self.chance.randrange(len(self.unpublished)))
         try:
             publish_append(handle, written)
-        except PublicationTooLate:
+        except CommitTimedOut:
             self.refused += 1
         else:
             self.published.add(written.markers[0].key)
@@ -473,7 +475,7 @@ class Course:
     def drop(self, table: Table) -> None:
         live = sorted(self.published - self.dropped)
         dead = set(self.chance.sample(live, min(len(live), self.chance.randrange(3))))
-        exclusive(table.handle, Replace(lambda state: dead))
+        commit_exclusive(table.handle, Replace(lambda state: dead))
         self.dropped |= dead
         table.merge_log()
 
@@ -481,7 +483,7 @@ class Course:
         self.deleted += len(table.cleanup().deleted_parts)
 
     def sweep(self, table: Table) -> None:
-        self.swept += len(table.sweep_orphans().deleted_parts)
+        self.swept += len(table.delete_orphans().deleted_parts)
 
     def read(self, table: Table) -> None:
         state = table.handle.read()

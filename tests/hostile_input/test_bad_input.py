@@ -20,13 +20,13 @@ from icedb.errors import (
     BucketNotFound,
     ClockSkew,
     EmptyBatch,
-    FixInput,
     GraceTooShort,
     IceDBError,
     InvalidBatch,
     InvalidOption,
     InvalidPartitionExpression,
     InvalidPartitionValue,
+    InvalidRequestError,
     InvalidURI,
     SchemaConflict,
     StoreUnavailable,
@@ -327,7 +327,7 @@ def test_a_clock_that_is_far_off_is_refused(clocked: ClockedStore, clock: Manual
 # ------------------------------------------------------------------------------------------ maintenance
 
 
-MISTAKES: list[tuple[str, Callable[[Table], object], type[FixInput], str]] = [
+MISTAKES: list[tuple[str, Callable[[Table], object], type[InvalidRequestError], str]] = [
     ("an overwrite without rows", lambda t: t.overwrite([]), EmptyBatch, "drop_partitions"),
     ("rows outside the partitions", lambda t: t.overwrite([{"a": 9}], partitions=["a=1"]), InvalidBatch, "'a=9'"),
     ("the same by predicate", lambda t: t.overwrite([{"a": 9}], partitions="a < 5"), InvalidBatch, "1 of 1 rows"),
@@ -346,7 +346,7 @@ MISTAKES: list[tuple[str, Callable[[Table], object], type[FixInput], str]] = [
 
 @pytest.mark.parametrize(("act", "error", "says"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
 def test_a_mistake_in_maintenance_changes_nothing(
-    memory: Any, act: Callable[[Table], object], error: type[FixInput], says: str
+    memory: Any, act: Callable[[Table], object], error: type[InvalidRequestError], says: str
 ) -> None:
     table = Table.create(memory.uri, partition_by=["a"])
     table.insert([{"a": 1}, {"a": 2}])

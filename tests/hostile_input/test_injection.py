@@ -20,7 +20,7 @@ import pytest
 
 from icedb import Table
 from icedb.errors import (
-    DamagedLog,
+    CorruptLog,
     IceDBError,
     InvalidBatch,
     InvalidOption,
@@ -275,7 +275,7 @@ def path_column_type(world: World, text: str) -> None:
 
 @position("type of a repair", TYPES, InvalidOption)
 def repair_type(world: World, text: str) -> None:
-    world.table.repair({"a": text})
+    world.table.repair_types({"a": text})
 
 
 # ---------------------------------------------------------------------------------------------- what others stored
@@ -296,28 +296,28 @@ def plant_spec(world: World, **fields: Any) -> Table:
 
 
 @position("stored partition expression", EXPRESSIONS, all_but(
-    DamagedLog, "newline", "glob", "internal"
+    CorruptLog, "newline", "glob", "internal"
 ))  # fmt: skip
 def stored_partition_expression(world: World, text: str) -> None:
     plant_spec(world, partition_by=[f"{text} AS q"]).insert([ROW])
 
 
-@position("stored insert query", QUERIES, DamagedLog, rows="_rows")
+@position("stored insert query", QUERIES, CorruptLog, rows="_rows")
 def stored_insert_query(world: World, text: str) -> None:
     plant_spec(world, insert_query=text).insert([ROW])
 
 
-@position("stored merge query", QUERIES, DamagedLog, rows="source_files")
+@position("stored merge query", QUERIES, CorruptLog, rows="source_files")
 def stored_merge_query(world: World, text: str) -> None:
     plant_spec(world, merge_query=text).merge(part_bytes_max=2**30)
 
 
-@position("stored query of a view", QUERIES, DamagedLog, rows="_rows")
+@position("stored query of a view", QUERIES, CorruptLog, rows="_rows")
 def stored_view_query(world: World, text: str) -> None:
     plant_spec(world, views=[{"name": "neighbour", "query": text}]).insert([ROW])
 
 
-@position("stored name of a view", TEXTS, DamagedLog)
+@position("stored name of a view", TEXTS, CorruptLog)
 def stored_view_name(world: World, text: str) -> None:
     plant_spec(world, views=[{"name": text, "query": "SELECT * FROM _rows"}]).insert([ROW])
 
@@ -327,17 +327,17 @@ def stored_sort_column(world: World, text: str) -> None:
     plant_spec(world, sort_by=[text]).insert([ROW])
 
 
-@position("stored declared type", TYPES, DamagedLog)
+@position("stored declared type", TYPES, CorruptLog)
 def stored_declared_type(world: World, text: str) -> None:
     plant_spec(world, columns={"c": text}).insert([ROW])
 
 
-@position("stored path column", TYPES, DamagedLog)
+@position("stored path column", TYPES, CorruptLog)
 def stored_path_column(world: World, text: str) -> None:
     plant_spec(world, path_columns={"c": text}).insert([ROW])
 
 
-@position("stored compression", TEXTS, DamagedLog)
+@position("stored compression", TEXTS, CorruptLog)
 def stored_compression(world: World, text: str) -> None:
     plant_spec(world, compression=text).insert([ROW])
 
@@ -565,7 +565,7 @@ def test_a_log_file_deletes_nothing_of_a_neighbour(world: World, up: str) -> Non
     store.create(keys.log_file(3, merged=True, writer="foreign"), "\n".join(map(json.dumps, lines)).encode())
     world.mark()
     for verb in (lambda t: t.cleanup(grace_ms=0, allow_short_grace=True), lambda t: t.query("FROM t").fetchall()):
-        with pytest.raises(DamagedLog, match="outside"):
+        with pytest.raises(CorruptLog, match="outside"):
             verb(world.open())
     assert world.new_keys() == []
 

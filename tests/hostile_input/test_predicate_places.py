@@ -19,7 +19,7 @@ PLACES: dict[str, Callable[[Table, str], object]] = {
     "delete, dry run": lambda t, where: t.delete(where, dry_run=True),
     "drop": lambda t, where: t.drop_partitions(where),
     "overwrite": lambda t, where: t.overwrite([{"n": 1, "d": "a"}], partitions=where),
-    "foresee": lambda t, where: t.foresee([{"n": 1, "d": "a"}], overwrite=True, partitions=where),
+    "overwrite, dry run": lambda t, where: t.overwrite([{"n": 1, "d": "a"}], partitions=where, dry_run=True),
 }
 
 

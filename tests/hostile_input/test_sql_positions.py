@@ -21,7 +21,7 @@ import pytest
 import icedb.engines.duckdb.attached_tables as duckdb_reader
 from icedb import Table
 from icedb.engines import arrow, chdb, datafusion, pandas, polars
-from icedb.errors import FixInput
+from icedb.errors import InvalidRequestError
 from icedb_dagster.io.inputs import Rows, load
 from icedb_dagster.maintenance.time_to_live import expired
 from tests.support.canary import Canary, watching
@@ -89,7 +89,7 @@ def filtered(table: Table, text: str) -> object:
     try:
         return attached(table.uri).execute("SELECT * FROM events(filter := $1)", [text]).fetchall()
     except duckdb.InvalidInputException as error:  # so DuckDB raises what a function of Python's does
-        raise FixInput(str(error)) from None
+        raise InvalidRequestError(str(error)) from None
 
 
 def created(**settings: str) -> Run:
@@ -173,7 +173,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
 def test_sql_of_others_reads_the_row_and_nothing_else(table: Table, canary: Canary, position: str) -> None:
     assert os.environ["HOME"]
     before = sorted(p.key for p in table.snapshot().parts), table.spec
-    refusals = (FixInput, duckdb.ProgrammingError) if position == "Table.query, sandbox" else FixInput
+    refusals = (
+        (InvalidRequestError, duckdb.ProgrammingError) if position == "Table.query, sandbox" else InvalidRequestError
+    )
     for expression in EXPRESSIONS:
         if position in QUERIES and expression in HARMLESS_IN_QUERIES:
             continue

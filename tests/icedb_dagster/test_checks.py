@@ -619,6 +619,6 @@ def test_a_look_costs_a_handful_of_requests_however_many_parts_there_are(s3: Any
             look = Look(icedb.Table.open(uri, storage_options=options), icedb.Thresholds(), name="events")
             for name, settings in checks.chosen.items():
                 assert judge(look, name, settings).passed == (name != "quarantine")
-            assert look.condition.live_parts == parts
+            assert look.health.live_parts == parts
             counts.append(len(proxy.requests))
         assert counts[0] == counts[1] <= 30

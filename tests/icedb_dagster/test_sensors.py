@@ -15,7 +15,7 @@ dg = pytest.importorskip("dagster")
 # ruff: noqa: E402 - without the extra there is nothing to import
 import icedb
 from icedb import Thresholds
-from icedb.errors import ForeignMaintenance, InvalidOption, StoreUnavailable
+from icedb.errors import InvalidOption, StoreUnavailable, UncoordinatedMaintenance
 from icedb.format.change_feed import Cursor
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
@@ -483,7 +483,7 @@ def test_a_damaged_log_fails_the_tick_and_what_came_meanwhile_is_told_when_it_is
         world.clock.advance(10 * MINUTE_MS)
         fill(table, 1)
         world.clock.advance(MINUTE_MS)
-        with pytest.raises(ForeignMaintenance, match="both say they are epoch 2"):
+        with pytest.raises(UncoordinatedMaintenance, match="both say they are epoch 2"):
             daemon.tick()
         assert daemon.cursor == kept
     del objects[second]

@@ -251,9 +251,9 @@ class Day:
                 self.bases[run.run_id] = work
 
     def check_table(self) -> None:
-        condition, now_ms = self.maintainer.condition(THRESHOLDS), self.clock.now_ms()
+        health, now_ms = self.maintainer.health(THRESHOLDS), self.clock.now_ms()
         told = self.figures
-        for p in condition.partitions:
+        for p in health.partitions:
             if p.hot:
                 self.cooled.pop(p.path, None)
                 assert p.small_parts < THRESHOLDS.hot_parts, (now_ms, p, told)
@@ -261,9 +261,9 @@ class Day:
             elif now_ms - self.cooled.setdefault(p.path, now_ms) > COOLING_MS:
                 assert p.small_parts < THRESHOLDS.cold_parts, (now_ms, p, told)
                 told.cold_parts = max(told.cold_parts, p.small_parts)
-        assert condition.log_files < THRESHOLDS.log_files, told
-        told.log_files = max(told.log_files, condition.log_files)
-        expired = condition.expired_parts + condition.expired_log_files
+        assert health.log_files < THRESHOLDS.log_files, told
+        told.log_files = max(told.log_files, health.log_files)
+        expired = health.expired_parts + health.expired_log_files
         assert expired < THRESHOLDS.expired_objects, told
         told.expired_objects = max(told.expired_objects, expired)
 

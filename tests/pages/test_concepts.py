@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from icedb import Tiers
+from icedb import TieredMerge
 from icedb.format.timing import Timing
 from icedb.operations.rewrite.merge import PART_BYTES_MAX
 from tests.support.pages import ROOT
@@ -57,7 +57,7 @@ def test_drawings_say_the_times_and_sizes_that_hold() -> None:
     assert timing.commit_timeout_ms == 5 * 60_000
     assert "older than 5 minutes" in words("void")
     assert PART_BYTES_MAX == 128 * MEGABYTE
-    assert PART_BYTES_MAX // Tiers().hot_tier == 8 * MEGABYTE
+    assert PART_BYTES_MAX // TieredMerge().hot_tier == 8 * MEGABYTE
     tiers = words("merge-tiers")
     assert "128 MB" in tiers
     assert "8 MB" in tiers

@@ -17,7 +17,7 @@ from icedb.errors import SnapshotExpired
 from icedb.format.codec import decode, encode
 from icedb.format.keys import Keys, decode_partition, encode_partition
 from icedb.format.records import Header, LogFile, LogTombstone, Marker
-from icedb.format.replay import LogState, StoredLogFile, live_markers, replay
+from icedb.format.replay import StoredLogFile, TableState, live_markers, replay
 from icedb.format.table_spec import Merging, TableSpec, decode_spec, encode_spec
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS, Timing
 from icedb.operations.retention.pins import pin
@@ -54,7 +54,7 @@ def log_of(times: str) -> dict[str, bytes]:
     return {key: body for key, body in LOG.items() if str(KEYS.parse_log_file(key).t_ms) in times.split()}
 
 
-def state_of(log: Mapping[str, bytes]) -> LogState:
+def state_of(log: Mapping[str, bytes]) -> TableState:
     return replay((StoredLogFile(k, decode(b, k, KEYS), 0) for k, b in log.items()), table=PREFIX)
 
 

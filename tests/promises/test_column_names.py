@@ -302,8 +302,8 @@ def test_all_names_go_through_spark(tmp_path: Path, spark: Any) -> None:
         assert [row.asDict() for row in found] == rows
         some = read.where(f"`{names[-1]}` = {rows[3][names[-1]]} AND odd = 1").select("k").collect()
         assert [row.k for row in some] == [3]
-    table.merge(engine=icedb_spark.SparkMergeEngine(spark))
-    table.delete(f"t.{quote_name(names[0])} = {rows[5][names[0]]}", engine=icedb_spark.SparkMergeEngine(spark))
+    table.merge(engine=icedb_spark.SparkEngine(spark))
+    table.delete(f"t.{quote_name(names[0])} = {rows[5][names[0]]}", engine=icedb_spark.SparkEngine(spark))
     check(table, [row for row in rows if row["k"] != 5])
 
 

@@ -15,12 +15,12 @@ import pytest
 from icedb import Table
 from icedb.errors import (
     ClockSkew,
-    CommitContended,
-    CommitUncertain,
-    ForeignMaintenance,
+    CommitConflict,
+    CommitStateUnknown,
+    CommitTimedOut,
     GraceTooShort,
-    PublicationTooLate,
     SnapshotExpired,
+    UncoordinatedMaintenance,
 )
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, LogTombstone, Marker
@@ -396,7 +396,7 @@ def test_a_claim_winner_that_sleeps_past_the_grace_period_publishes_nothing_twic
     done = True
     try:
         sleeper.overwrite([{"k": 0, "n": 70}], partitions=["k=0"])
-    except (CommitUncertain, PublicationTooLate):
+    except (CommitStateUnknown, CommitTimedOut):
         done = False
     late = [61] if others else []
     new, old = sorted([1, 11, 21, 70, *late]), sorted([0, 1, 10, 11, 20, 21, *late])
@@ -424,7 +424,7 @@ def test_a_claim_created_anew_after_its_removal_does_not_publish_old_state(
         "drop": lambda: sleeper.drop_partitions(["k=1"]),
         "overwrite": lambda: sleeper.overwrite([{"k": 1, "n": 70}], partitions=["k=1"]),
     }[verb]
-    with pytest.raises(CommitUncertain):  # what would tell that it has won before it slept could be gone
+    with pytest.raises(CommitStateUnknown):  # what would tell that it has won before it slept could be gone
         act()
     assert rows(clocked) == [1, 11, 21, 60, 61, 62]
     act()
@@ -474,7 +474,7 @@ def test_whoever_finds_a_transactions_claim_and_sleeps_past_the_grace_period_add
         before(faulty, lambda request, n=number: request.number == n, sleep)
         try:
             sleeper.insert([{"k": 0, "n": 80}], txn=txn)
-        except (CommitContended, PublicationTooLate):
+        except (CommitConflict, CommitTimedOut):
             sleeper.insert([{"k": 0, "n": 80}], txn=txn)  # "try the same transaction again"
         # Not by `rows`: when the put itself hung, its log file lies there again, and v3 readers know no better.
         assert open_table(clocked, clock).query("SELECT count(*) FROM t WHERE n = 80").fetchall() == [(1,)], number
@@ -512,7 +512,9 @@ def test_a_v3_program_that_merges_between_two_of_our_commits_is_found_out(
     comer = table if known else open_table(clocked, clock)
     objects = dict(clocked.objects)
     for act in (comer.merge, lambda: comer.drop_partitions(["k=0"]), comer.merge_log):
-        with pytest.raises(ForeignMaintenance, match=r"Stop that program; restore the log files .* verify tells more"):
+        with pytest.raises(
+            UncoordinatedMaintenance, match=r"Stop that program; restore the log files .* verify tells more"
+        ):
             act()
     logs = clocked.location.keys.log_prefix
     assert {k for k in objects if k.startswith(logs)} == set(keys(clocked, logs)), "nothing was published"

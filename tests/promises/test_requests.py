@@ -12,7 +12,7 @@ from icedb.errors import AccessDenied, StoreUnavailable
 from icedb.operations.commits.actions import Replace
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import CONCURRENT_GETS, ObjectNotFound, ObjectStore, open_store
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from tests.support.counting_proxy import CountingProxy
 
 pytestmark = pytest.mark.s3
@@ -166,7 +166,7 @@ def test_an_append_of_some_parts_is_one_put_each_and_one_for_the_log(
 def test_an_exclusive_commit_that_meets_nobody_is_four_requests(table: Table, proxy: CountingProxy) -> None:
     dead = table.snapshot().parts[0].key
     proxy.reset()
-    exclusive(table.handle, Replace(lambda _: [dead]))
+    commit_exclusive(table.handle, Replace(lambda _: [dead]))
     # Read the log, claim the epoch, look whether it is history by now, publish.
     assert folders(proxy) == [("LIST", "_log"), ("PUT", "_claims"), ("LIST", "_log"), ("PUT", "_log")]
 
@@ -229,11 +229,11 @@ def test_a_look_at_the_condition_of_a_quiet_table_is_one_listing(table: Table, p
     for n in range(4):
         table.insert([{"n": n}, {"n": 4}])
     early = Thresholds(hot_parts=4, log_files=4)
-    table.condition()
+    table.health()
     for thresholds in (None, early):
         proxy.reset()
-        condition = table.condition(thresholds)
-        assert len(condition.recommendations) == (2 if thresholds else 0)
+        health = table.health(thresholds)
+        assert len(health.recommendations) == (2 if thresholds else 0)
         assert folders(proxy) == [("LIST", "_log")]
 
 

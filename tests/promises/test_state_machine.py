@@ -118,8 +118,8 @@ class TableMachine(RuleBasedStateMachine):
         self.table.cleanup()
 
     @rule()
-    def sweep_orphans(self) -> None:
-        assert self.table.sweep_orphans().deleted_parts == ()
+    def delete_orphans(self) -> None:
+        assert self.table.delete_orphans().deleted_parts == ()
 
     @rule(minutes=st.sampled_from([1, 10, 59, 61, 300, 3_000]))
     def time_passes(self, minutes: int) -> None:

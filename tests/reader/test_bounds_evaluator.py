@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icedb.reader.bounds_evaluator import condition_of
-from icedb.reader.part_pruning import may_match
+from icedb.reader.bounds_evaluator import health_of
+from icedb.reader.part_pruning import prune_parts
 from icedb.sql.column_stats import encode_statistics, figures_sql
 from icedb.sql.connections import connect_sandbox
 from icedb.sql.predicates import check_predicate
@@ -249,7 +249,7 @@ class World:
 
     def kept(self, predicate: str) -> set[int]:
         checked = check_predicate(predicate, COLUMNS, PATHS, table="lake")
-        return {int(p.key) for p in may_match(self.parts, checked.tree, COLUMNS, PATHS)}
+        return {int(p.key) for p in prune_parts(self.parts, checked.tree, COLUMNS, PATHS)}
 
     def holding(self, predicate: str) -> set[int] | None:
         """Those that have such a row; None when that has no answer."""
@@ -296,7 +296,7 @@ def test_what_asks_nothing_of_a_part_is_not_asked() -> None:
     def asked(predicate: str) -> str:
         checked = check_predicate(predicate, COLUMNS, PATHS, table="lake")
         with connect_sandbox() as con:
-            return condition_of(con, checked.tree, COLUMNS, PATHS).sql
+            return health_of(con, checked.tree, COLUMNS, PATHS).sql
 
     numbers = ", ".join(map(str, range(100)))
     for nothing in ("lower(s) = 'a'", "abs(i) = 1 AND length(s) = 2", f"NOT (abs(i) = 1 AND i NOT IN ({numbers}))"):
@@ -317,4 +317,4 @@ def test_a_hundred_thousand_parts_are_decided_at_once() -> None:
 
     parts = list(many())
     tree = check_predicate("p = 7 OR i > 99995", COLUMNS, PATHS, table="lake").tree
-    assert len(may_match(parts, tree, COLUMNS, PATHS)) == 100 + 9
+    assert len(prune_parts(parts, tree, COLUMNS, PATHS)) == 100 + 9

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from icedb import Table
-from icedb.errors import ForeignMaintenance, InvalidOption, SnapshotExpired
+from icedb.errors import InvalidOption, SnapshotExpired, UncoordinatedMaintenance
 from icedb.format.change_feed import (
     BEGINNING,
     Cursor,
@@ -25,7 +25,7 @@ from icedb.format.change_feed import (
 from icedb.format.codec import encode
 from icedb.format.keys import Keys
 from icedb.format.records import LogFile, LogTombstone, Marker
-from icedb.format.replay import LogState, StoredLogFile, replay
+from icedb.format.replay import StoredLogFile, TableState, replay
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.reader.changes import settled_ms
 from icedb.testing import ClockedStore, ManualClock, create_table
@@ -185,7 +185,7 @@ def v3_merge(table: Table, clocked: ClockedStore) -> None:
 
 def test_of_merges_by_a_v3_program_nobody_knows_what_is_new(table: Table, clocked: ClockedStore) -> None:
     v3_merge(table, clocked)
-    with pytest.raises(ForeignMaintenance, match="a program of IceDB v3 merged"):
+    with pytest.raises(UncoordinatedMaintenance, match="a program of IceDB v3 merged"):
         table.changes(UNIX_MS_MIN)
 
 
@@ -198,7 +198,7 @@ def test_that_a_v3_program_merged_is_not_forgotten_when_its_log_files_are(
     table.insert([{"k": 0, "n": 1}])
     table.merge()
     assert all(f.file.epoch is not None for f in table.handle.read(fresh=True).effective.values())
-    with pytest.raises(ForeignMaintenance, match="begin anew"):
+    with pytest.raises(UncoordinatedMaintenance, match="begin anew"):
         table.changes(UNIX_MS_MIN)
     clock.advance(HOUR_MS)
     assert numbers(table.changes()) == [0, 1]
@@ -283,7 +283,7 @@ def history(chance: random.Random) -> list[tuple[int, LogFile]]:
     return files
 
 
-def state_at(files: list[tuple[int, LogFile]], now: int) -> LogState:
+def state_at(files: list[tuple[int, LogFile]], now: int) -> TableState:
     stored = [
         StoredLogFile(KEYS.log_file(f.t_ms, merged=f.carries_tombstones, writer=f"w{n}"), f, at)
         for n, (at, f) in enumerate(files)

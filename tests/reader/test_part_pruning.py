@@ -18,7 +18,7 @@ from icedb.errors import InvalidOption, InvalidQuery, UnknownColumn
 from icedb.format.records import Marker
 from icedb.reader import snapshot
 from icedb.reader.predicate_pushdown import asked_of_table
-from icedb.sql.column_stats import TEXT_MAX, bounds_of, encode_statistics, may_hold
+from icedb.sql.column_stats import TEXT_MAX, bounds_of, encode_statistics, prune_by_bounds
 from icedb.sql.connections import connect_sandbox
 from icedb.sql.predicates import check_predicate
 from tests.support.stores import Place
@@ -426,7 +426,7 @@ def test_statistics_leave_out_a_part_only_if_it_surely_has_no_such_row() -> None
     ]
 
     def kept(condition: str) -> set[str]:
-        return {m.key for m in may_hold(markers, "n", "BIGINT", condition)}
+        return {m.key for m in prune_by_bounds(markers, "n", "BIGINT", condition)}
 
     always = {"uncounted", "silent", "other", "strange", "broken"}
     assert kept("hi > 7") == always | {"high"}
@@ -434,4 +434,4 @@ def test_statistics_leave_out_a_part_only_if_it_surely_has_no_such_row() -> None
     assert kept("nulls > 0") == always | {"high", "nulls"}
     assert kept("lo IS NOT NULL OR nulls < rows") == always | {"low", "high"}
     assert kept("hi > 1000") == always
-    assert may_hold([], "n", "BIGINT", "lo < 7") == []
+    assert prune_by_bounds([], "n", "BIGINT", "lo < 7") == []

@@ -277,7 +277,7 @@ def test_a_commit_that_lands_unheard_is_not_taken_back_by_the_abort(
     proxy.after = once(is_log_file, vanish)
     with pytest.raises(RemoteError) as error:
         driver.ask("append", place=place, first=0, last=100)
-    assert re.search(r"CommitUncertain.*Nothing was deleted", first_line(error))
+    assert re.search(r"CommitStateUnknown.*Nothing was deleted", first_line(error))
     assert proxy.before is refuse
     assert proxy.counts.get("DELETE MANY", 0) + proxy.counts.get("DELETE", 0) == 0
     assert rows(table) == list(range(100))

@@ -29,21 +29,21 @@ import icedb.errors
 from icedb import Aggregating, Dedup, Table
 from icedb.errors import (
     AccessDenied,
+    CommitTimedOut,
     IceDBError,
     InvalidOption,
     InvalidQuery,
     MissingPart,
-    PublicationTooLate,
     SchemaConflict,
     SnapshotExpired,
     SparkJobFailed,
     StoreUnavailable,
 )
 from icedb.operations.rewrite.delete import Finding
-from icedb.operations.rewrite.engine import IN_PROCESS, Engine, Item, Result, Work
+from icedb.operations.rewrite.engine import LOCAL_ENGINE, DistributedTask, Engine, Item, Result
 from icedb.operations.rewrite.rewriter import Rewrite, Rewriting
 from icedb.operations.write.spark_errors import explained
-from icedb.spark import SparkMergeEngine
+from icedb.spark import SparkEngine
 from icedb.spark.spark_engine import share_out
 from icedb.spark.spark_tasks import Assignment, TableOfTasks, _jobs, run_tasks
 from icedb.sql.connections import MEMORY_BYTES_MIN
@@ -61,8 +61,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer
 
 
 @pytest.fixture(scope="module")
-def engine(spark: SparkSession) -> SparkMergeEngine:
-    return SparkMergeEngine(spark)
+def engine(spark: SparkSession) -> SparkEngine:
+    return SparkEngine(spark)
 
 
 def fill(table: Table, batches: int = 3, rows: int = 20) -> Table:
@@ -128,9 +128,7 @@ def rows(table: Table, columns: str = "k, s") -> list[tuple[Any, ...]]:
         pytest.param({"merge_query": "SELECT k, max(s) AS s FROM source_files GROUP BY k"}, id="query"),
     ],
 )
-def test_a_merge_gives_what_it_gives_in_process(
-    spec: dict[str, Any], shared_place: Place, engine: SparkMergeEngine
-) -> None:
+def test_a_merge_gives_what_it_gives_in_process(spec: dict[str, Any], shared_place: Place, engine: SparkEngine) -> None:
     table, twin = twins(shared_place, **spec)
     before = log_files(table)
     report, expected = table.merge(engine=engine), twin.merge()
@@ -142,7 +140,7 @@ def test_a_merge_gives_what_it_gives_in_process(
     check_sound(table)
 
 
-def test_aggregates_are_the_same(local: Place, engine: SparkMergeEngine) -> None:
+def test_aggregates_are_the_same(local: Place, engine: SparkEngine) -> None:
     aggregating = Aggregating(by=("k",), sum=("n",))
     tables = [create(local.below(name), sort_by=["k"], merging=aggregating) for name in ("spark", "here")]
     for table in tables:
@@ -155,28 +153,28 @@ def test_aggregates_are_the_same(local: Place, engine: SparkMergeEngine) -> None
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_deletion_gives_what_it_gives_in_process(shared_place: Place, engine: SparkMergeEngine) -> None:
+def test_a_deletion_gives_what_it_gives_in_process(shared_place: Place, engine: SparkEngine) -> None:
     table, twin = twins(shared_place)
-    foreseen = table.delete("k < 7 AND s LIKE '1-%'", dry_run=True, engine=engine)
+    planned = table.delete("k < 7 AND s LIKE '1-%'", dry_run=True, engine=engine)
     assert contents(table) == contents(twin)
     before = log_files(table)
     report, expected = (t.delete("k < 7 AND s LIKE '1-%'", engine=e) for t, e in ((table, engine), (twin, None)))
     assert len(log_files(table) - before) == 1
     assert (report.deleted_rows, report.rewritten_parts) == (expected.deleted_rows, expected.rewritten_parts)
-    assert foreseen.matching_rows == report.deleted_rows == 7
+    assert planned.matching_rows == report.deleted_rows == 7
     assert contents(table) == contents(twin)
     check_sound(table)
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_rewrite_of_a_partition_gives_what_it_gives_in_process(shared_place: Place, engine: SparkMergeEngine) -> None:
+def test_a_rewrite_of_a_partition_gives_what_it_gives_in_process(shared_place: Place, engine: SparkEngine) -> None:
     table, twin = twins(shared_place)
     query = "SELECT k, upper(s) AS s, k * 2 AS twice FROM _rows WHERE k > 5"
-    foreseen = table.rewrite_partition("p=1", query, new_columns=True, dry_run=True, engine=engine)
+    planned = table.rewrite_partition("p=1", query, new_columns=True, dry_run=True, engine=engine)
     assert contents(table) == contents(twin)
     report = table.rewrite_partition("p=1", query, new_columns=True, engine=engine)
     twin.rewrite_partition("p=1", query, new_columns=True)
-    assert foreseen.rows == report.rows
+    assert planned.rows == report.rows
     assert table.schema() == twin.schema()
     assert contents(table) == contents(twin)
     check_sound(table)
@@ -185,7 +183,7 @@ def test_a_rewrite_of_a_partition_gives_what_it_gives_in_process(shared_place: P
 @pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("where", ["elsewhere", "beside"])
 def test_an_import_gives_what_it_gives_in_process(
-    where: str, shared_place: Place, local: Place, engine: SparkMergeEngine
+    where: str, shared_place: Place, local: Place, engine: SparkEngine
 ) -> None:
     """Files of another store are fetched and put by the tasks; those of the table's own bucket the store copies."""
     source = local.below("files") if where == "elsewhere" else shared_place.below("files")
@@ -204,10 +202,10 @@ def test_an_import_gives_what_it_gives_in_process(
             writer.handle.store.create(key, path)
         address, options = f"{source.uri}-plain", source.storage_options
     table, twin = create(shared_place.below("spark")), create(shared_place.below("here"))
-    foreseen = table.import_files(address, storage_options=options, dry_run=True, engine=engine)
+    planned = table.import_files(address, storage_options=options, dry_run=True, engine=engine)
     report = table.import_files(address, storage_options=options, verify=True, engine=engine)
     expected = twin.import_files(address, storage_options=options, verify=True)
-    assert (foreseen.rows, report.rows, len(report.copied)) == (36, 36, 12)
+    assert (planned.rows, report.rows, len(report.copied)) == (36, 36, 12)
     assert (report.partitions, report.columns) == (expected.partitions, expected.columns)
     assert contents(table) == contents(twin)
     again = table.import_files(address, storage_options=options, engine=engine)
@@ -215,16 +213,16 @@ def test_an_import_gives_what_it_gives_in_process(
     check_sound(table)
 
 
-def test_a_table_is_created_by_an_import(local: Place, engine: SparkMergeEngine) -> None:
+def test_a_table_is_created_by_an_import(local: Place, engine: SparkEngine) -> None:
     source = Path(local.uri).parent / "files"
     for d in ("2026-01-01", "2026-01-02"):
         (source / f"d={d}").mkdir(parents=True)
         pq.write_table(pa.table({"n": [2, 1]}), source / f"d={d}" / "a.parquet")
-    assert Table.adopt(local.uri, source, engine=engine).rows == 4
+    assert Table.create_from_files(local.uri, source, engine=engine).rows == 4
     assert len(rows(Table.open(local.uri), "d, n")) == 4
 
 
-def test_a_log_in_a_store_of_its_own(local: Place, s3: Place, engine: SparkMergeEngine) -> None:
+def test_a_log_in_a_store_of_its_own(local: Place, s3: Place, engine: SparkEngine) -> None:
     table = fill(
         Table.create(
             s3.uri, storage_options=s3.storage_options, partition_by=["k % 3 AS p"], log_uri=local.below("log").uri
@@ -236,7 +234,7 @@ def test_a_log_in_a_store_of_its_own(local: Place, s3: Place, engine: SparkMerge
     check_sound(table)
 
 
-def test_parts_without_a_column_and_a_spec_of_another_time(local: Place, engine: SparkMergeEngine) -> None:
+def test_parts_without_a_column_and_a_spec_of_another_time(local: Place, engine: SparkEngine) -> None:
     """Schema and partitioning changed since the first parts; the tasks keep to the spec that the plan was made by."""
     table = fill(create(local), batches=2)
     table.insert([{"k": k, "s": None, "more": k / 2} for k in range(6)])
@@ -253,7 +251,7 @@ def test_parts_without_a_column_and_a_spec_of_another_time(local: Place, engine:
 def test_many_pieces_are_shared_by_few_tasks(local: Place, spark: SparkSession) -> None:
     table = create(local, partition_by=["k % 7 AS p"])
     before = rows(fill(table, rows=30))
-    assert table.merge(engine=SparkMergeEngine(spark, tasks_max=2)).new_parts == 7
+    assert table.merge(engine=SparkEngine(spark, tasks_max=2)).new_parts == 7
     assert rows(table) == before
     check_sound(table)
 
@@ -282,7 +280,7 @@ def test_large_pieces_have_tasks_of_their_own() -> None:
     assert len(share_out(_ByTheDozen(), parts_of(*range(30)), tasks_max=1_000)) == 3
 
 
-def test_work_that_puts_parts_must_say_which(local: Place, engine: SparkMergeEngine) -> None:
+def test_work_that_puts_parts_must_say_which(local: Place, engine: SparkEngine) -> None:
     """Else all that its tasks have put would be deleted, for nobody would be known to need it."""
     table = fill(create(local))
     before = rows(table)
@@ -293,15 +291,15 @@ def test_work_that_puts_parts_must_say_which(local: Place, engine: SparkMergeEng
 
 @dataclass(frozen=True)
 class _Forgetful:
-    engine: SparkMergeEngine
+    engine: SparkEngine
 
-    def run(self, handle: Handle, work: Work[Item, Result], items: Sequence[Item]) -> list[Result]:
+    def run(self, handle: Handle, work: DistributedTask[Item, Result], items: Sequence[Item]) -> list[Result]:
         assert isinstance(work, Rewriting)
         return self.engine.run(handle, _Silent(work.schema, work.dry_run), items)  # type: ignore[arg-type]
 
 
 class _Silent(Rewriting):
-    part_of = Work.part_of
+    part_of = DistributedTask.part_of
 
 
 class _ByTheDozen(Rewriting):
@@ -333,7 +331,7 @@ def test_pieces_that_are_too_much_for_one_job_become_several(monkeypatch: pytest
 
 
 def test_parts_that_the_driver_does_not_see_are_never_named(
-    local: Place, engine: SparkMergeEngine, monkeypatch: pytest.MonkeyPatch
+    local: Place, engine: SparkEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the executors had a folder of their own at the table's path."""
     table = fill(create(local))
@@ -363,9 +361,7 @@ def test_what_a_task_raises_is_not_taken_for_the_session_s_end(raised: str, told
     assert told in str(explained(RuntimeError(text), table="lake"))
 
 
-def test_a_predicate_without_a_value_for_some_row_is_no_reason_to_try_again(
-    local: Place, engine: SparkMergeEngine
-) -> None:
+def test_a_predicate_without_a_value_for_some_row_is_no_reason_to_try_again(local: Place, engine: SparkEngine) -> None:
     table = fill(create(local))
     with pytest.raises(InvalidOption, match="TRY_CAST"):
         table.delete("CAST(s AS INTEGER) = 1", engine=engine)
@@ -373,7 +369,7 @@ def test_a_predicate_without_a_value_for_some_row_is_no_reason_to_try_again(
 
 @pytest.mark.sampled(cases=1)
 def test_a_task_that_loses_an_answer_deletes_what_it_put_and_is_tried_again(
-    shared_place: Place, engine: SparkMergeEngine, tmp_path: Path
+    shared_place: Place, engine: SparkEngine, tmp_path: Path
 ) -> None:
     table = fill(create(shared_place))
     before = rows(table)
@@ -384,7 +380,7 @@ def test_a_task_that_loses_an_answer_deletes_what_it_put_and_is_tried_again(
 
 
 def test_a_task_that_dies_is_done_again_and_what_it_put_is_deleted(
-    local: Place, engine: SparkMergeEngine, tmp_path: Path
+    local: Place, engine: SparkEngine, tmp_path: Path
 ) -> None:
     table = fill(create(local))
     before, logged = rows(table), log_files(table)
@@ -396,7 +392,7 @@ def test_a_task_that_dies_is_done_again_and_what_it_put_is_deleted(
 
 @pytest.mark.sampled(cases=1)
 def test_when_a_task_dies_each_time_nothing_is_visible_and_what_the_others_put_is_deleted(
-    shared_place: Place, engine: SparkMergeEngine, tmp_path: Path
+    shared_place: Place, engine: SparkEngine, tmp_path: Path
 ) -> None:
     table = fill(create(shared_place))
     before, logged, parts = rows(table), log_files(table), objects(table)
@@ -410,7 +406,7 @@ def test_when_a_task_dies_each_time_nothing_is_visible_and_what_the_others_put_i
     check_sound(table)
 
 
-def test_an_error_of_nobodys_is_told_in_the_first_line(local: Place, engine: SparkMergeEngine, tmp_path: Path) -> None:
+def test_an_error_of_nobodys_is_told_in_the_first_line(local: Place, engine: SparkEngine, tmp_path: Path) -> None:
     table = fill(create(local))
     with pytest.raises(SparkJobFailed, match="ZeroDivisionError: nobody knows why") as caught:
         table.delete("k = 1", engine=Saboteur(engine, "unknown error", tmp_path, times=99))
@@ -418,7 +414,7 @@ def test_an_error_of_nobodys_is_told_in_the_first_line(local: Place, engine: Spa
 
 
 def test_an_error_that_would_be_the_same_is_not_tried_again_and_nothing_stays(
-    local: Place, engine: SparkMergeEngine, tmp_path: Path
+    local: Place, engine: SparkEngine, tmp_path: Path
 ) -> None:
     """Two of three groups are written before it is known that the third cannot be."""
     query = "SELECT k, CAST(s AS VARCHAR) AS s FROM source_files WHERE CASE WHEN k = 4 THEN error('no four') ELSE 1 END"
@@ -430,7 +426,7 @@ def test_an_error_that_would_be_the_same_is_not_tried_again_and_nothing_stays(
     assert (objects(table), log_files(table)) == (parts, logged)
 
 
-def test_what_an_error_carries_comes_back_from_a_task(local: Place, engine: SparkMergeEngine) -> None:
+def test_what_an_error_carries_comes_back_from_a_task(local: Place, engine: SparkEngine) -> None:
     table = fill(create(local))
     with pytest.raises(SchemaConflict) as caught:
         table.rewrite_partition("p=0", "SELECT 'x' AS k, s FROM _rows", engine=engine)
@@ -447,7 +443,7 @@ class Meanwhile:
     engine: Engine
     act: Callable[[], object]
 
-    def run(self, handle: Handle, work: Work[Item, Result], items: Sequence[Item]) -> list[Result]:
+    def run(self, handle: Handle, work: DistributedTask[Item, Result], items: Sequence[Item]) -> list[Result]:
         results = self.engine.run(handle, work, items)
         self.act()
         return results
@@ -455,7 +451,7 @@ class Meanwhile:
 
 @pytest.mark.sampled(cases=1)
 def test_a_commit_that_came_first_takes_its_groups_and_their_parts_are_deleted(
-    shared_place: Place, engine: SparkMergeEngine
+    shared_place: Place, engine: SparkEngine
 ) -> None:
     table = fill(create(shared_place))
     before = rows(table)
@@ -467,7 +463,7 @@ def test_a_commit_that_came_first_takes_its_groups_and_their_parts_are_deleted(
     check_sound(table, orphans=0)
 
 
-def test_a_rewrite_whose_partition_was_changed_is_done_again(local: Place, engine: SparkMergeEngine) -> None:
+def test_a_rewrite_whose_partition_was_changed_is_done_again(local: Place, engine: SparkEngine) -> None:
     table = fill(create(local))
     changes: Iterator[Callable[[], object]] = iter([lambda: Table.open(local.uri).merge(), lambda: None])
     act = Meanwhile(engine, lambda: next(changes)())
@@ -478,9 +474,7 @@ def test_a_rewrite_whose_partition_was_changed_is_done_again(local: Place, engin
 
 @pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("when", ["before the claim", "after the claim", "after the log file"])
-def test_a_driver_that_dies_leaves_orphans_or_the_whole_commit(
-    when: str, local: Place, engine: SparkMergeEngine
-) -> None:
+def test_a_driver_that_dies_leaves_orphans_or_the_whole_commit(when: str, local: Place, engine: SparkEngine) -> None:
     table = fill(create(local))
     before = rows(table)
     driver = Table.open(local.uri)
@@ -500,7 +494,7 @@ def test_a_driver_that_dies_leaves_orphans_or_the_whole_commit(
     check_sound(table, orphans=3 if when == "before the claim" else 0)
 
 
-def test_parts_that_are_too_old_are_not_published(local: Place, engine: SparkMergeEngine) -> None:
+def test_parts_that_are_too_old_are_not_published(local: Place, engine: SparkEngine) -> None:
     """The age of what tasks wrote counts from before the first of them began, by the driver's clock."""
     table = fill(create(local))
 
@@ -520,7 +514,7 @@ def test_parts_that_are_too_old_are_not_published(local: Place, engine: SparkMer
         sleeping.ahead_ms = table.handle.timing.part_timeout_ms + 1_000
 
     parts = objects(table)
-    with pytest.raises(PublicationTooLate):
+    with pytest.raises(CommitTimedOut):
         table.merge(engine=Meanwhile(engine, sleep))
     assert {p.key for p in Table.open(local.uri).snapshot().parts} == parts
 
@@ -528,7 +522,7 @@ def test_parts_that_are_too_old_are_not_published(local: Place, engine: SparkMer
 # ------------------------------------------------------------------------------------------ what is refused, and told
 
 
-def test_a_table_in_memory_is_refused(memory: Place, local: Place, engine: SparkMergeEngine) -> None:
+def test_a_table_in_memory_is_refused(memory: Place, local: Place, engine: SparkEngine) -> None:
     table = fill(create(memory))
     with pytest.raises(InvalidOption, match="this process's memory"):
         table.merge(engine=engine)
@@ -541,20 +535,20 @@ def test_a_table_in_memory_is_refused(memory: Place, local: Place, engine: Spark
 @pytest.mark.parametrize("options", [{"memory_bytes": 1}, {"tasks_max": 0}, {"memory_bytes": "much"}])
 def test_options_of_the_engine_are_checked_at_once(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match=next(iter(options))):
-        SparkMergeEngine(None, **options)  # type: ignore[arg-type]
+        SparkEngine(None, **options)  # type: ignore[arg-type]
 
 
 def test_memory_for_this_process_and_an_engine_contradict(local: Place) -> None:
     with pytest.raises(InvalidOption, match="memory_bytes"):
-        create(local).merge(memory_bytes=2**30, engine=IN_PROCESS)
+        create(local).merge(memory_bytes=2**30, engine=LOCAL_ENGINE)
 
 
 def test_too_little_memory_is_told_as_in_process(local: Place, spark: SparkSession) -> None:
     with pytest.raises(InvalidOption, match="memory_bytes"):
-        SparkMergeEngine(spark, memory_bytes=2**20)
+        SparkEngine(spark, memory_bytes=2**20)
 
 
-def test_secrets_are_in_no_text(s3: Place, engine: SparkMergeEngine, spark: SparkSession, tmp_path: Path) -> None:
+def test_secrets_are_in_no_text(s3: Place, engine: SparkEngine, spark: SparkSession, tmp_path: Path) -> None:
     table = fill(create(s3))
     assert s3.storage_options
     secret = s3.storage_options["AWS_SECRET_ACCESS_KEY"]
@@ -597,11 +591,11 @@ def test_a_store_that_is_gone_is_told_as_such_after_spark_has_tried_again(s3: Pl
 ONE_OF_EACH: list[IceDBError] = [
     SchemaConflict("t: no", column="c", types=("A", "B"), log_files=("x", "y")),
     SnapshotExpired("t: no", horizon_ms=7),
-    icedb.errors.DamagedLog("t: no", key="k"),
+    icedb.errors.CorruptLog("t: no", key="k"),
     *(
         getattr(icedb.errors, name)(f"{name}: no")
         for name in icedb.errors.__all__
-        if name not in ("SchemaConflict", "SnapshotExpired", "DamagedLog")
+        if name not in ("SchemaConflict", "SnapshotExpired", "CorruptLog")
     ),
 ]
 
@@ -687,7 +681,7 @@ def test_all_of_it_works_over_spark_connect(s3: Place, spark_home: Path, tmp_pat
     check_sound(table, orphans=None)  # of a job that failed, a task may put its part when all are deleted
 
 
-def test_how_far_it_is_can_be_logged(local: Place, engine: SparkMergeEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_how_far_it_is_can_be_logged(local: Place, engine: SparkEngine, caplog: pytest.LogCaptureFixture) -> None:
     table = fill(create(local))
     with caplog.at_level(logging.INFO, logger="icedb.spark"):
         table.merge(engine=engine)

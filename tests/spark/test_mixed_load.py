@@ -21,7 +21,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from icedb import Table
-from icedb.errors import TryAgain
+from icedb.errors import RetryableError
 from icedb.reader.snapshot import Snapshot
 from tests.support.maintenance_loop import ACTS, TIMING, Days, arguments
 from tests.support.spark_clusters import Driver, environment
@@ -84,7 +84,7 @@ class Load:
         number, day = len(self.written["python"]), self.days.today
         try:
             self.table.insert(batch_rows("python", number, day))
-        except TryAgain:
+        except RetryableError:
             return  # nothing of it is there, now or later
         self.written["python"].append(day)
 

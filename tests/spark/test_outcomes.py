@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from icedb.errors import CommitUncertain, IceDBError, InvalidBatch, SchemaConflict, SparkJobFailed, StoreUnavailable
+from icedb.errors import CommitStateUnknown, IceDBError, InvalidBatch, SchemaConflict, SparkJobFailed, StoreUnavailable
 from icedb.operations.commits.publish import publish_append
 from icedb.operations.write.spark_frames import append_frame, overwrite_frame
 from icedb.table import Table
@@ -87,7 +87,7 @@ def play(table: Table, end: Callable[[PlayedJob], None], **how: Any) -> Any:
 
 @pytest.mark.parametrize("text", [WORKER_GONE, LOST, CANCELLED, "who knows"])
 def test_a_job_that_may_have_been_published_is_never_to_be_tried_again(table: Table, text: str) -> None:
-    with pytest.raises(CommitUncertain, match=r"begin with '[0-9a-f]{12}'") as caught:
+    with pytest.raises(CommitStateUnknown, match=r"begin with '[0-9a-f]{12}'") as caught:
         play(table, failing(text))
     assert isinstance(caught.value.__context__, RuntimeError)  # all that Spark said
 
@@ -130,7 +130,7 @@ def test_a_success_that_cannot_be_read_back_is_no_failure(table: Table, monkeypa
         job.commit()
         monkeypatch.setattr(table.handle, "read", unreachable)
 
-    with pytest.raises(CommitUncertain, match=r"has succeeded.*Do not write these rows again"):
+    with pytest.raises(CommitStateUnknown, match=r"has succeeded.*Do not write these rows again"):
         play(table, end)
 
 
@@ -145,11 +145,11 @@ def test_a_failure_after_which_the_table_cannot_be_read_is_uncertain(
         monkeypatch.setattr(table.handle, "read", unreachable)
         raise RuntimeError(LOST)
 
-    with pytest.raises(CommitUncertain):
+    with pytest.raises(CommitStateUnknown):
         play(table, end)
 
 
 def test_a_view_that_is_behind_is_told_of_rows_that_are_there(table: Table) -> None:
-    behind = f"{WORKER_GONE}\nicedb.errors.ViewBehind: lake: the rows are committed, and the views ['v'] lack them"
+    behind = f"{WORKER_GONE}\nicedb.errors.StaleView: lake: the rows are committed, and the views ['v'] lack them"
     with pytest.raises(IceDBError, match="views"):
         play(table, failing(behind, committed=True))

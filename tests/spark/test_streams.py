@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from icedb import Table
-from icedb.errors import AccessDenied, CheckpointBehind, InvalidOption, InvariantViolated, SchemaConflict
+from icedb.errors import AccessDenied, InvalidOption, InvariantViolated, SchemaConflict, StaleCheckpoint
 from icedb.spark.datasource.writer import open_stream_writer
 from tests.spark.test_faults import (
     DENIED,
@@ -172,7 +172,7 @@ def test_an_older_state_of_a_checkpoint_is_refused(
     source.arrive()
     with pytest.raises(RemoteError) as error:
         source.stream(driver, files_per_batch=files_per_batch)
-    assert f"CheckpointBehind: {table.uri}: {reason}. None of these rows were added." in error.value.text
+    assert f"StaleCheckpoint: {table.uri}: {reason}. None of these rows were added." in error.value.text
     assert log_files(table) == before
     assert rows(table) == numbers
     assert orphans(table) == set()
@@ -377,7 +377,7 @@ def test_of_two_drivers_of_one_checkpoint_one_commits_a_batch_and_a_late_one_is_
     first.commit()
     assert rows(table) == list(range(10))
     Batch(place, range(10, 20), 1).commit()
-    with pytest.raises(CheckpointBehind, match=r"at batch 0, and the table has its batch 1.*If another driver runs"):
+    with pytest.raises(StaleCheckpoint, match=r"at batch 0, and the table has its batch 1.*If another driver runs"):
         sleeper.commit()
     sleeper.abort()  # as Spark does
     assert rows(table) == list(range(20))
@@ -396,7 +396,7 @@ def test_a_batch_that_was_claimed_and_never_published_is_published_by_the_next_t
     lost.abort()
     assert rows(table) == []
     proxy.answer = None
-    with pytest.raises(CheckpointBehind, match="batch 0 of the stream has 20 rows now, and had 10 when it was done"):
+    with pytest.raises(StaleCheckpoint, match="batch 0 of the stream has 20 rows now, and had 10 when it was done"):
         Batch(place, range(20), 0).commit()
     assert rows(table) == list(range(10))
     Batch(place, range(10), 0).commit()

@@ -25,7 +25,7 @@ from icedb.errors import (
     InvalidOption,
     InvalidPartitionExpression,
     SchemaConflict,
-    ViewBehind,
+    StaleView,
 )
 from icedb.spark.datasource.writer import open_writer
 from icedb.spark.distribution import plan_ranges
@@ -375,7 +375,7 @@ def test_a_view_that_is_made_while_a_job_runs_is_told_to_be_behind(spark: SparkS
     writer = open_writer(schema, options(table), overwrite=False)
     message = writer.write(iter([pa.record_batch({"n": [1, 2]})]))
     table.create_view("copy", "SELECT n FROM _rows")
-    with pytest.raises(ViewBehind, match=r"copy.*refresh_view"):
+    with pytest.raises(StaleView, match=r"copy.*refresh_view"):
         writer.commit([message])
     assert table.query("SELECT count(*) FROM t").fetchall() == [(2,)]
 

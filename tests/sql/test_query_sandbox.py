@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from icedb import Dedup, Table
 from icedb.cli import app
-from icedb.errors import FixInput, InvalidOption, InvalidQuery
+from icedb.errors import InvalidOption, InvalidQuery, InvalidRequestError
 from icedb.sql.connections import connect_reader, lock_reader
 
 ROWS = [{"k": 0, "s": "a"}, {"k": 1, "s": "b"}]
@@ -110,7 +110,7 @@ def written(sql: str, table: Table, folder: Path) -> str:
 @pytest.mark.parametrize("sandbox", [False, True])
 @pytest.mark.parametrize("sql", WRITES)
 def test_no_query_does_more_than_read(table: Table, tmp_path: Path, sql: str, sandbox: bool) -> None:
-    with pytest.raises((FixInput, duckdb.ParserException)):
+    with pytest.raises((InvalidRequestError, duckdb.ParserException)):
         table.query(written(sql, table, tmp_path), sandbox=sandbox)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["secret.csv", "table"]
 

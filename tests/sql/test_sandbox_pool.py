@@ -122,12 +122,12 @@ def test_without_its_folder_it_is_not_used_again(memory: Any) -> None:
 
 def test_a_question_leaves_nothing_to_the_next() -> None:
     sandbox_pool._close_all()
-    with sandbox_pool.question() as con:
+    with sandbox_pool.scratch_connection() as con:
         con.execute("CREATE TEMP TABLE v AS SELECT 1 AS n")
         con.execute("BEGIN")
         con.register("given", pa.table({"n": [1]}))
     [idle] = sandbox_pool._idle
-    with sandbox_pool.question() as con:
+    with sandbox_pool.scratch_connection() as con:
         assert not sandbox_pool._idle
         for name in ("v", "given"):
             with pytest.raises(duckdb.CatalogException):
@@ -138,13 +138,13 @@ def test_a_question_leaves_nothing_to_the_next() -> None:
 
 def test_a_database_that_answers_no_more_is_not_kept() -> None:
     sandbox_pool._close_all()
-    with sandbox_pool.question():
+    with sandbox_pool.scratch_connection():
         pass
     [idle] = sandbox_pool._idle
-    with sandbox_pool.question():
+    with sandbox_pool.scratch_connection():
         idle.root.close()  # as a fatal error leaves it
     assert not sandbox_pool._idle
-    with sandbox_pool.question() as con:
+    with sandbox_pool.scratch_connection() as con:
         assert con.execute("SELECT 1").fetchone() == (1,)
 
 

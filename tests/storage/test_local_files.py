@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from icedb import Table
-from icedb.errors import FixInput, InvalidOption, InvalidURI, StoreUnavailable, UnsupportedStore
+from icedb.errors import InvalidOption, InvalidRequestError, InvalidURI, StoreUnavailable, UnsupportedStore
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import ObjectExists, ObjectNotFound, open_store
 
@@ -215,7 +215,7 @@ def test_a_file_is_no_place_for_a_table(tmp_path: Path, below: str, verb: Callab
     file.write_text("mine")
     with pytest.raises(InvalidURI, match="this path is a file, or lies below one") as caught:
         verb(str(file / below))
-    assert isinstance(caught.value, FixInput)
+    assert isinstance(caught.value, InvalidRequestError)
     assert "endpoint" not in str(caught.value)
     assert file.read_text() == "mine"
 
@@ -288,12 +288,12 @@ def test_what_a_killed_put_left_is_swept_when_it_is_old(tmp_path: Path) -> None:
     link = staged.with_name(".staged#7")
     link.symlink_to(other)
     table.insert([{"email": "somebody@example.com"}])
-    assert table.sweep_orphans().unfinished_puts == 0, "it may be being written"
+    assert table.delete_orphans().unfinished_puts == 0, "it may be being written"
     for path in (staged, other, link):
         os.utime(path, (path.lstat().st_mtime - 86_400 * 2,) * 2, follow_symlinks=False)
-    assert table.sweep_orphans(dry_run=True).unfinished_puts == 1
+    assert table.delete_orphans(dry_run=True).unfinished_puts == 1
     assert staged.exists()
-    assert table.sweep_orphans().unfinished_puts == 1
+    assert table.delete_orphans().unfinished_puts == 1
     assert not staged.exists()
     assert other.exists()
     assert link.is_symlink()

@@ -13,8 +13,8 @@ import pytest
 from icedb import Table
 from icedb.errors import (
     BucketNotFound,
-    CommitUncertain,
-    DamagedLog,
+    CommitStateUnknown,
+    CorruptLog,
     InvalidOption,
     InvalidURI,
     InvariantViolated,
@@ -142,7 +142,7 @@ def test_an_unmounted_log_is_not_an_empty_table(tmp_path: Path) -> None:
         if mount_point:
             (tmp_path / "log").mkdir()
         for verb in (Table.open, Table.exists):
-            with pytest.raises(DamagedLog, match=r"its log should be at .*/log.*Mount the log's folder"):
+            with pytest.raises(CorruptLog, match=r"its log should be at .*/log.*Mount the log's folder"):
                 verb(tmp_path / "lake")
         with pytest.raises(TableExists, match="a table is there already"):
             Table.create(tmp_path / "lake", log_uri=tmp_path / "log")
@@ -159,7 +159,7 @@ def test_a_log_that_vanishes_from_an_open_table_is_missed(tmp_path: Path) -> Non
     for use in (table.snapshot, table.merge):
         with pytest.raises(StoreUnavailable, match="mount it again"):
             use()
-    with pytest.raises(CommitUncertain):  # a put that was not answered
+    with pytest.raises(CommitStateUnknown):  # a put that was not answered
         table.insert([{"a": 2}])
     assert not (tmp_path / "log").exists()
 
@@ -171,7 +171,7 @@ def test_a_bucket_of_the_log_that_is_gone_is_named(
     s3_server.client().create_bucket(Bucket=bucket)
     table = Table.create(tmp_path / "lake", log_uri=f"s3://{bucket}/log", log_storage_options=storage_options)
     table.handle.store.delete([table.handle.keys.probe])
-    with pytest.raises(DamagedLog, match=f"should be at 's3://{bucket}/log'"):
+    with pytest.raises(CorruptLog, match=f"should be at 's3://{bucket}/log'"):
         Table.open(tmp_path / "lake", log_storage_options=storage_options)
     s3_server.client().delete_bucket(Bucket=bucket)
     with pytest.raises(BucketNotFound, match=bucket):
@@ -337,5 +337,5 @@ def test_a_table_is_not_opened_with_the_log_of_another(tmp_path: Path) -> None:
         Table.create(tmp_path / name, log_uri=str(tmp_path / f"log-{name}")).insert([{"n": 1}])
     (tmp_path / "log-a").rename(tmp_path / "aside")
     (tmp_path / "log-b").rename(tmp_path / "log-a")
-    with pytest.raises(DamagedLog, match="log of another table"):
+    with pytest.raises(CorruptLog, match="log of another table"):
         Table.open(tmp_path / "a")

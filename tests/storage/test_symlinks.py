@@ -16,7 +16,7 @@ import pytest
 
 from icedb import Table
 from icedb.engines.clickhouse import part_files
-from icedb.errors import Damaged, DamagedLog, InvalidOption, SymbolicLink
+from icedb.errors import CorruptionError, CorruptLog, InvalidOption, SymbolicLink
 from icedb.services.proxy.catalog.table_catalog import Tables
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.storage.location import parse_location
@@ -256,7 +256,7 @@ def test_a_part_behind_a_link_is_not_read(
     before = sorted(outside.rglob("*"))
     with pytest.raises(SymbolicLink, match=f"{table.uri}: '_data.*' is a symbolic link") as caught:
         use(Table.open(table.uri), tmp_path)
-    assert isinstance(caught.value, Damaged)
+    assert isinstance(caught.value, CorruptionError)
     assert isinstance(caught.value, OSError)
     assert sorted(outside.rglob("*")) == before
 
@@ -366,10 +366,10 @@ def test_a_sweep_deletes_nothing_behind_a_link(table: Table, tmp_path: Path) -> 
     for made in (table, other):
         aged_orphans(made)
     before = other.query("SELECT * FROM t").fetchall()
-    report = table.sweep_orphans(dry_run=True)
+    report = table.delete_orphans(dry_run=True)
     assert report.deleted_parts == ("_data/d=1/orphan.parquet",)
     assert set(report.foreign) == {"_data/d=9", "_data/d=1/old.parquet"}
-    assert table.sweep_orphans().deleted_parts == report.deleted_parts
+    assert table.delete_orphans().deleted_parts == report.deleted_parts
     assert other.query("SELECT * FROM t").fetchall() == before
     assert (data / "d=9").is_symlink()
     assert (data / "d=1" / "old.parquet").is_symlink()
@@ -382,7 +382,7 @@ def test_a_linked_folder_of_the_table_itself_stops_everything(folder: str, table
     with pytest.raises(SymbolicLink, match=f"'{folder}' is a symbolic link"):
         Table.open(table.uri).insert([{"d": 1, "n": 3}])
     with pytest.raises(SymbolicLink, match=f"'{folder}' is a symbolic link"):
-        Table.open(table.uri).sweep_orphans()
+        Table.open(table.uri).delete_orphans()
     with pytest.raises(SymbolicLink, match=f"'{folder}' is a symbolic link"):
         Table.open(table.uri).verify()
     assert sorted(outside.rglob("*")) == before
@@ -438,8 +438,8 @@ def test_a_linked_log_file_is_no_commit_and_not_passed_over(table: Table, outsid
 def test_a_linked_claim_is_damage(table: Table, outside: Path) -> None:
     claims = Path(table.uri) / "_claims"
     (claims / "e00000001.json").symlink_to(outside / "secret")
-    with pytest.raises(DamagedLog, match="symbolic link"):
-        table.sweep_orphans()
+    with pytest.raises(CorruptLog, match="symbolic link"):
+        table.delete_orphans()
     assert not table.verify().ok or "unknown_claim" in [p.kind for p in table.verify().problems]
 
 

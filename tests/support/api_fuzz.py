@@ -124,7 +124,7 @@ def hostile_values(folder: Path) -> list[Callable[[], object]]:
         pd.DataFrame({"a": [1, "x"]}), pd.DataFrame({1: [1]}), pd.Series([1]), pa.table({"a": ["x"]}), pa.array([1]),
         pa.table({}), pa.table({"a": pa.nulls(2)}), pa.schema([("z", pa.null())]), pa.scalar(1), Exception("x"),
         icedb.Dedup(by=("nope",)), icedb.Dedup(by="a"), icedb.Dedup(by=3), icedb.Replacing(("a",), "nope"),
-        icedb.Aggregating(by=("a",), sum=("s",)), icedb.Dedup(by=()), icedb.Tiers(1, 2), icedb.Thresholds(),
+        icedb.Aggregating(by=("a",), sum=("s",)), icedb.Dedup(by=()), icedb.TieredMerge(1, 2), icedb.Thresholds(),
         icedb.Timing(),
     ]  # fmt: skip
     made: list[Callable[[], object]] = [lambda value=value: value for value in values]  # type: ignore[misc]

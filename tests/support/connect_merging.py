@@ -13,14 +13,14 @@ from pyspark.sql import SparkSession
 
 from icedb import Table
 from icedb.errors import InvalidQuery, SparkJobFailed
-from icedb.spark import SparkMergeEngine
+from icedb.spark import SparkEngine
 from tests.support.sabotage import Saboteur
 
 
 def main(address: str, uri: str, folder: Path) -> None:
     spark = SparkSession.builder.remote(address).getOrCreate()
     assert type(spark).__module__.startswith("pyspark.sql.connect")
-    engine = SparkMergeEngine(spark)
+    engine = SparkEngine(spark)
     table = Table.open(uri)
     rows = table.snapshot().rows
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from icedb import Table, Timing
-from icedb.errors import LookFirst, TryAgain
+from icedb.errors import OutcomeUnknownError, RetryableError
 
 # As short as it can be on a busy machine: what was superseded is deleted while the load runs.
 TIMING = Timing(max_skew_ms=1_000, commit_timeout_ms=4_000, grace_ms=8_000)
@@ -53,7 +53,7 @@ def main(task: dict[str, Any]) -> None:
                 journal.write(json.dumps({"act": name, "oldest": oldest}) + "\n")  # before: it may be done unheard
                 try:
                     journal.write(json.dumps({name: act(table, oldest)}) + "\n")
-                except (TryAgain, LookFirst) as error:
+                except (RetryableError, OutcomeUnknownError) as error:
                     journal.write(json.dumps({f"{name}: {type(error).__name__}": 1}) + "\n")
             time.sleep(PAUSE_SECONDS)
 

@@ -146,7 +146,7 @@ def finish(table: Table, folder: Path, *, sweep: bool) -> None:
     audit(table, folder)
     if sweep:
         time.sleep((AT_REST.min_age_ms + AT_REST.max_skew_ms + SLACK_MS) / 1000)
-        Table.open(table.uri).sweep_orphans()
+        Table.open(table.uri).delete_orphans()
         audit(table, folder)
         stored = {i.key for i in table.handle.store.list(table.handle.keys.data_prefix)}
         live = {p.key for p in table.snapshot().parts}

@@ -20,7 +20,7 @@ from typing import Any
 import duckdb
 
 from icedb import Table, Timing
-from icedb.errors import InvalidOption, LookFirst, SnapshotExpired, TryAgain
+from icedb.errors import InvalidOption, OutcomeUnknownError, RetryableError, SnapshotExpired
 from icedb.reader.snapshot import Snapshot
 from icedb.storage.location import parse_location
 from icedb.storage.object_store import StoredObject
@@ -157,10 +157,10 @@ def write(life: Life) -> None:
         life.journal.add(intent=batch)
         try:
             commit = table.insert(rows, txn=("once", batch) if once else None)
-        except TryAgain as error:
+        except RetryableError as error:
             life.journal.add(again=type(error).__name__)  # nothing of it is there, now or later
             continue
-        except LookFirst:
+        except OutcomeUnknownError:
             life.journal.add(uncertain=batch)
             batch += not once
             continue
@@ -174,7 +174,7 @@ def maintain(life: Life, acts: Iterable[Callable[[Table], Any]], *, pause_s: flo
         act = life.chance.choice(choices)
         try:
             done = act(table)
-        except (TryAgain, LookFirst, SnapshotExpired) as error:
+        except (RetryableError, OutcomeUnknownError, SnapshotExpired) as error:
             life.journal.add(again=type(error).__name__)
             continue
         committed = getattr(getattr(done, "commit", done), "committed", False)
@@ -188,7 +188,7 @@ def merge(life: Life) -> None:
 
 
 def clean(life: Life) -> None:
-    maintain(life, [lambda t: t.cleanup(), lambda t: t.cleanup(), lambda t: t.sweep_orphans()], pause_s=0.6)
+    maintain(life, [lambda t: t.cleanup(), lambda t: t.cleanup(), lambda t: t.delete_orphans()], pause_s=0.6)
 
 
 def change(life: Life) -> None:
@@ -224,7 +224,7 @@ def read(life: Life) -> None:
             before = time.monotonic() * 1000, batches(life.folder, "ack")
             try:
                 held = (*before, table.snapshot())
-            except TryAgain as error:
+            except RetryableError as error:
                 life.journal.add(again=type(error).__name__)
                 continue
         if not _read_again(life, *held):
@@ -244,7 +244,7 @@ def _read_again(life: Life, since_ms: float, acknowledged: set[Batch], snapshot:
             raise AssertionError(f"{snapshot} cannot be read any more after {age_ms:.0f} ms") from error
         life.journal.add(again=type(error).__name__)
         return False
-    except TryAgain as error:
+    except RetryableError as error:
         life.journal.add(again=type(error).__name__)
         return True
     if missing:
@@ -260,7 +260,7 @@ def _travel(life: Life, table: Table, past: dict[int, tuple[frozenset[str], Any]
         snapshot = table.snapshot(as_of=at_ms)
         rows = snapshot.query("SELECT count(*), sum(hash(writer, batch, i, attempt)) FROM t").fetchall()
         check_batches(snapshot)
-    except (SnapshotExpired, TryAgain, duckdb.IOException) as error:
+    except (SnapshotExpired, RetryableError, duckdb.IOException) as error:
         life.journal.add(again=f"{type(error).__name__} of the past")
         del past[at_ms]
         return

@@ -434,7 +434,7 @@ MUTANTS = (
         "icedb/operations/retention/orphans.py",
         "    claims = read_claims(handle)\n"
         "    if claims.damaged:\n"
-        '        raise DamagedLog(f"{handle.table}: {claims.damaged[0]} No orphan was deleted.", '
+        '        raise CorruptLog(f"{handle.table}: {claims.damaged[0]} No orphan was deleted.", '
         "key=claims.damaged[0].key)\n"
         "    state = handle.read(everything=True)\n",
         "    state = handle.read(everything=True)\n    claims = read_claims(handle)\n",

@@ -158,11 +158,11 @@ def counting_times(spec: Mapping[str, Any], now_ms: int) -> dict[str, int]:
     return times
 
 
-def publishable_age(spec: Mapping[str, Any], born_ms: int) -> int:
+def publishable_age(spec: Mapping[str, Any], oldest_part_ms: int) -> int:
     """The age up to which a part may be published."""
     own = DEFAULT_MS | spec.get("timing", {})
     return min(
-        [own["part_timeout_ms"], *(t["part_timeout_ms"] for known, t in _earlier_times(spec) if known > born_ms)]
+        [own["part_timeout_ms"], *(t["part_timeout_ms"] for known, t in _earlier_times(spec) if known > oldest_part_ms)]
     )
 
 

@@ -34,7 +34,7 @@ from icedb.services.proxy.limits import Gate
 from icedb.services.proxy.metrics import Metrics
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, create_table, open_table
 from icedb.transaction.append import append
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.table_handle import Handle
 from tests.support.proxy_signatures import OneTenant
 
@@ -114,12 +114,12 @@ class World:
         ]
         for marker in markers:
             handle.store.create(marker.key, b"0123456789")
-        append(handle, markers, {"n": "BIGINT"}, born_ms=handle.clock.now_ms())
+        append(handle, markers, {"n": "BIGINT"}, oldest_part_ms=handle.clock.now_ms())
         return [m.key.removeprefix(handle.keys.data_prefix) for m in markers]
 
     def replace(self, *keys: str) -> None:
         """Tombstone parts by an exclusive commit, as a merge does."""
-        exclusive(self.table.handle, Replace(lambda _: [self.table.handle.keys.data_prefix + k for k in keys]))
+        commit_exclusive(self.table.handle, Replace(lambda _: [self.table.handle.keys.data_prefix + k for k in keys]))
 
     def write_log(self, t_ms: int, markers: Iterable[Marker]) -> None:
         """Put a log file with these markers, whatever they say."""

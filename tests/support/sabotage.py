@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from icedb.format.records import Marker
-from icedb.operations.rewrite.engine import Engine, Item, Means, Result, Work
+from icedb.operations.rewrite.engine import DistributedTask, Engine, Item, ResourceLimits, Result
 from icedb.storage.location import Location
 from icedb.testing import Fault, FaultyStore
 from icedb.transaction.table_handle import Handle
@@ -22,7 +22,7 @@ How = Literal["answer lost", "killed", "dies after the others", "unknown error"]
 
 
 @dataclass(frozen=True, slots=True)
-class Sabotaged(Work[Any, Any]):
+class Sabotaged(DistributedTask[Any, Any]):
     """Does the work of another; the first `times` attempts of all processes come to grief.
 
     A put whose answer is lost; a process that is gone after its parts are put; an error that this library does not
@@ -30,7 +30,7 @@ class Sabotaged(Work[Any, Any]):
     their parts.
     """
 
-    work: Work[Any, Any]
+    work: DistributedTask[Any, Any]
     how: How
     folder: str
     times: int = 1
@@ -50,7 +50,7 @@ class Sabotaged(Work[Any, Any]):
     def part_of(self, result: Any) -> Marker | None:
         return self.work.part_of(result)
 
-    def do(self, handle: Handle, items: Sequence[Any], means: Means) -> list[Any]:
+    def do(self, handle: Handle, items: Sequence[Any], means: ResourceLimits) -> list[Any]:
         hit = attempt(self.folder) <= self.times
         own = str(self.partition_of(items[0]))
         if self.how == "dies after the others":
@@ -107,6 +107,6 @@ class Saboteur:
     times: int = 1
     others: int = -1
 
-    def run(self, handle: Handle, work: Work[Item, Result], items: Sequence[Item]) -> list[Result]:
+    def run(self, handle: Handle, work: DistributedTask[Item, Result], items: Sequence[Item]) -> list[Result]:
         sabotaged = Sabotaged(work, self.how, str(self.folder), self.times, self.others)
         return self.engine.run(handle, sabotaged, items)

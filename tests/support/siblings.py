@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from icedb import Table
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.storage.obstore_store import ObjectStore
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, Request, check_sound, open_table
 
@@ -45,7 +45,7 @@ class Siblings:
     def names(self) -> set[str]:
         return {key.split("/")[1] for key in self.store.objects}
 
-    def state(self, name: str) -> LogState:
+    def state(self, name: str) -> TableState:
         return check_sound(self.beside(name))
 
     def rows(self, name: str, *columns: str) -> Rows:

@@ -80,7 +80,7 @@ def merge(spark: SparkSession, place: Place) -> int:
     """Merge the table by Spark's tasks; gives how many parts were merged."""
     uri, storage_options = _address(place)
     table = icedb.Table.open(uri, storage_options=storage_options)
-    return table.merge(engine=icedb_spark.SparkMergeEngine(spark)).merged_parts
+    return table.merge(engine=icedb_spark.SparkEngine(spark)).merged_parts
 
 
 def load(spark: SparkSession, place: Place, files: str, **options: str) -> None:

@@ -14,7 +14,7 @@ import icedb.operations.write.views
 import icedb.transaction.idempotent_append
 from icedb.buffering.committing import Committer
 from icedb.format.keys import LogName
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.operations.importing.import_plan import NamedParts
 from icedb.storage.object_store import ObjectStore
 from icedb.storage.split_store import TwoStores
@@ -64,7 +64,7 @@ def _no_program_compares_the_clocks(patch: pytest.MonkeyPatch) -> None:
 
 
 def _log_files_far_ahead_are_replaced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LogState, "far_ahead", lambda *_: frozenset())
+    patch.setattr(TableState, "far_ahead", lambda *_: frozenset())
 
 
 def _transactions_take_no_claim(patch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def _repairs_do_not_look_at_parts_that_came_since(patch: pytest.MonkeyPatch) -> 
     plan = icedb.operations.integrity.repair_types._Repair.plan
 
     def first_time_only(
-        operation: icedb.operations.integrity.repair_types._Repair, state: LogState, t_ms: int
+        operation: icedb.operations.integrity.repair_types._Repair, state: TableState, t_ms: int
     ) -> list[Part]:
         seen = {*operation.looked_at}
         return [p for p in plan(operation, state, t_ms) if not seen or p.key in seen]

@@ -27,9 +27,9 @@ import icedb.transaction.append
 import icedb.transaction.exclusive
 import icedb.transaction.idempotent_append
 from icedb.format.claims import Claim, EpochClaim
-from icedb.format.commit_draft import Draft
+from icedb.format.commit_draft import CommitDraft
 from icedb.format.records import LogFile
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.timing import Timing
 from icedb.testing.simulation import (
     CHUNK,
@@ -157,7 +157,9 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def _claims_are_not_taken(patch: pytest.MonkeyPatch) -> None:
-    def take(handle: Handle, epoch: int, own: EpochClaim, tried: icedb.transaction.exclusive._Tried) -> EpochClaim:
+    def take(
+        handle: Handle, epoch: int, own: EpochClaim, tried: icedb.transaction.exclusive._ClaimAttempts
+    ) -> EpochClaim:
         tried.add(own.key, epoch, own.t)
         return own
 
@@ -179,7 +181,7 @@ def _nobody_looks_for_his_own_commit(patch: pytest.MonkeyPatch) -> None:
 def _log_tombstones_go_with_their_log_files(patch: pytest.MonkeyPatch) -> None:
     finish = icedb.transaction.exclusive._finish
 
-    def forgetful(state: LogState, draft: Draft, epoch: int, timing: Timing) -> LogFile:
+    def forgetful(state: TableState, draft: CommitDraft, epoch: int, timing: Timing) -> LogFile:
         file = finish(state, draft, epoch, timing)
         kept = tuple(t for t in file.tombstones if t.key in state.listed_ms)
         return msgspec.structs.replace(file, tombstones=kept)
@@ -190,8 +192,8 @@ def _log_tombstones_go_with_their_log_files(patch: pytest.MonkeyPatch) -> None:
 def _merges_leave_dead_markers_behind(patch: pytest.MonkeyPatch) -> None:
     """So a part that is dead, and still stored, is not known to any snapshot any more."""
 
-    def forgetful(draft: Callable[..., Draft]) -> Callable[..., Draft]:
-        def drafted(state: LogState, **plan: object) -> Draft:
+    def forgetful(draft: Callable[..., CommitDraft]) -> Callable[..., CommitDraft]:
+        def drafted(state: TableState, **plan: object) -> CommitDraft:
             planned = draft(state, **plan)
             markers = tuple(m for m in planned.file.markers if m.tombstoned_ms is None or m.key in planned.tombstoned)
             return replace(planned, file=msgspec.structs.replace(planned.file, markers=markers))

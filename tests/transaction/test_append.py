@@ -19,18 +19,18 @@ import pytest
 from icedb import Commit, Table
 from icedb.errors import (
     AccessDenied,
-    CommitContended,
-    CommitUncertain,
-    DamagedLog,
-    PublicationTooLate,
+    CommitConflict,
+    CommitStateUnknown,
+    CommitTimedOut,
+    CorruptLog,
     SchemaConflict,
     StoreUnavailable,
 )
 from icedb.format.codec import encode
-from icedb.format.commit_draft import Draft, draft
+from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.keys import decode_partition, partition_of
 from icedb.format.records import LogFile
-from icedb.format.replay import LogState, live_markers
+from icedb.format.replay import TableState, live_markers
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.storage.obstore_store import ObjectExists, ObjectStore
 from icedb.testing import (
@@ -44,8 +44,8 @@ from icedb.testing import (
     create_table,
     open_table,
 )
-from icedb.transaction.append import UNANSWERED_MAX, Put, put_settled
-from icedb.transaction.exclusive import EXCLUSIVE_ATTEMPTS_MAX, exclusive
+from icedb.transaction.append import UNANSWERED_MAX, PutOutcome, put_if_absent
+from icedb.transaction.exclusive import EXCLUSIVE_ATTEMPTS_MAX, commit_exclusive
 from tests.support.plain_table import PlainTable, part_rows
 
 TIMEOUT_MS = 5 * MINUTE_MS
@@ -114,10 +114,10 @@ class World:
         """From the parts themselves; the checks that must always hold are made on the way."""
         return self.rows_in(check_sound(self.store), at_ms)
 
-    def rows_in(self, state: LogState, at_ms: int | None = None) -> Rows:
+    def rows_in(self, state: TableState, at_ms: int | None = None) -> Rows:
         return tuple(sorted(row for m in live_markers(state, at_ms) for row in self._rows_of(state, m.key)))
 
-    def _rows_of(self, state: LogState, key: str) -> list[tuple[int, int]]:
+    def _rows_of(self, state: TableState, key: str) -> list[tuple[int, int]]:
         read = part_rows(self.store.objects[key].body)
         assert len(read) == state.parts[key].rows
         assert {str(k) for k, _ in read} == {
@@ -267,7 +267,7 @@ def test_an_unanswered_request_is_settled_or_said_to_be_uncertain(
         try:
             verb.act(table)
             done = True
-        except CommitUncertain:
+        except CommitStateUnknown:
             pass
         except StoreUnavailable:
             # A plain "try again": nothing of this may ever become visible, or the rows would be there twice.
@@ -326,7 +326,7 @@ def test_when_the_store_cannot_even_be_asked_the_commit_is_uncertain_and_deletes
 
         store.inject(fault, kind="create", key="_log/")
         store.before = goes_away
-        with pytest.raises(CommitUncertain, match="Nothing was deleted"):
+        with pytest.raises(CommitStateUnknown, match="Nothing was deleted"):
             verb.act(table)
         assert "delete" not in store.counts
         assert world.rows() == (expect(verb, BASE) if fault is Fault.LOSE_RESPONSE else BASE)
@@ -339,7 +339,7 @@ def test_when_the_store_cannot_even_be_asked_the_commit_is_uncertain_and_deletes
 def test_an_append_whose_puts_are_never_done_gives_up(world: World) -> None:
     table, store = world.actor()
     store.inject(Fault.FAIL, kind="create", key="_log/", times=10_000)
-    with pytest.raises(CommitUncertain):
+    with pytest.raises(CommitStateUnknown):
         VERBS["insert"].act(table)
     assert sum("_log/" in r.keys[0] for r in store.requests if r.kind == "create") == UNANSWERED_MAX
     assert world.rows() == BASE
@@ -357,7 +357,7 @@ def test_credentials_that_expire_after_the_claim_do_not_cost_the_parts_it_names(
             _denied(request)
 
     store.before = expire
-    with pytest.raises(CommitUncertain) as caught:
+    with pytest.raises(CommitStateUnknown) as caught:
         verb.act(table)
     assert isinstance(caught.value.__cause__, AccessDenied)
     other, _ = world.actor()
@@ -380,11 +380,11 @@ def test_a_put_that_landed_and_was_then_refused_is_settled_by_looking(
         raise AccessDenied("expired")
 
     monkeypatch.setattr(clocked, "create", landing)
-    assert put_settled(clocked, "table/_log/ours", b"{}") is Put.CREATED
+    assert put_if_absent(clocked, "table/_log/ours", b"{}") is PutOutcome.CREATED
     monkeypatch.setattr(clocked, "create", lambda key, body: _denied(None))
-    assert put_settled(clocked, "table/_log/ours", b"others") is Put.TAKEN
+    assert put_if_absent(clocked, "table/_log/ours", b"others") is PutOutcome.CONFLICT
     with pytest.raises(AccessDenied):
-        put_settled(clocked, "table/_log/another", b"{}")
+        put_if_absent(clocked, "table/_log/another", b"{}")
 
 
 # ------------------------------------------------------------------------------------------ others in between
@@ -503,7 +503,7 @@ def test_an_operation_that_always_comes_second_says_so(world: World) -> None:
             other.insert([{"k": 9, "n": next(count), f"c{next(count)}": 1}])
 
     store.before = always_first
-    with pytest.raises(CommitContended, match="lock"):
+    with pytest.raises(CommitConflict, match="lock"):
         table.drop_partitions(["k=0"])
     claims = [r for r in store.requests if r.kind == "create" and "_claims/epoch" in r.keys[0]]
     assert len(claims) == EXCLUSIVE_ATTEMPTS_MAX
@@ -534,7 +534,7 @@ def test_a_claim_winner_that_sleeps_alone_publishes_once_or_is_uncertain(world: 
     try:
         verb.act(table)
         done = True
-    except (CommitUncertain, PublicationTooLate):
+    except (CommitStateUnknown, CommitTimedOut):
         done = False
     assert world.rows() == (expect(verb, BASE) if done else BASE)
     # Nobody else was there to complete it: its claim was too old, so the epoch is void.
@@ -563,9 +563,9 @@ def test_a_sleeper_wakes_up_in_another_age_and_changes_nothing_twice(
     try:
         verb.act(table)
         done: bool | None = True
-    except PublicationTooLate:
+    except CommitTimedOut:
         done = False
-    except CommitUncertain:
+    except CommitStateUnknown:
         done = None
     if ms > HOUR_MS and after_request[0] == "create":
         assert done is None, "what would tell may have been cleaned up, and it would be done a second time"
@@ -594,7 +594,7 @@ def test_a_claim_created_anew_after_its_removal_does_not_publish_old_state(world
             assert not any("epoch-2" in k for k in world.store.objects), "the claim is gone"
 
     store.before = ages_pass
-    with pytest.raises(CommitUncertain):  # for all it knows, its claim was won before it slept
+    with pytest.raises(CommitStateUnknown):  # for all it knows, its claim was won before it slept
         table.drop_partitions(["k=1"])
     assert world.rows() == ((1, 1), (1, 3), (7, 0), (7, 1), (7, 2))
     report = table.drop_partitions(["k=1"])
@@ -624,7 +624,7 @@ def test_parts_that_are_too_old_are_not_published(world: World) -> None:
         world.reset()
         table, store = world.actor()
         _sleep_once(world, store, "create", "_data/", ms=13 * HOUR_MS, then=lambda: None)
-        with pytest.raises(PublicationTooLate, match=r"780\.0 minutes ago"):
+        with pytest.raises(CommitTimedOut, match=r"780\.0 minutes ago"):
             verb.act(table)
         assert world.rows() == BASE
 
@@ -638,9 +638,9 @@ def test_parts_that_grow_too_old_between_claim_and_publication_are_not_published
             world.clock.advance(age.pop(part))  # once: the clocks are compared by an object of their own
 
     store.after = sleep
-    with pytest.raises(CommitUncertain) as caught:
+    with pytest.raises(CommitStateUnknown) as caught:
         VERBS["overwrite"].act(table)
-    assert isinstance(caught.value.__cause__, PublicationTooLate)
+    assert isinstance(caught.value.__cause__, CommitTimedOut)
     assert world.rows() == BASE
 
 
@@ -651,10 +651,10 @@ class MergeLog:
         self.keys = keys
         self.outputs: list[str] = []
         self.unused: list[str] = []
-        self.born_ms = None
+        self.oldest_part_ms = None
         self.reads_everything = False
 
-    def build(self, state: LogState, t_ms: int) -> Draft | None:
+    def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
         return draft(state, t_ms=t_ms, replaces=self.keys)
 
 
@@ -667,13 +667,13 @@ def test_a_put_that_lands_where_its_void_was_replaced_and_deleted_is_no_success(
             store.before = None
             world.clock.advance(TIMEOUT_MS + 1)
             RECOVERY.act(other)  # puts the void
-            exclusive(other.handle, MergeLog(request.keys[0]))
+            commit_exclusive(other.handle, MergeLog(request.keys[0]))
             world.clock.advance(2 * HOUR_MS)
             other.cleanup()
             assert request.keys[0] not in world.store.objects
 
     store.before = hang
-    with pytest.raises(CommitUncertain):
+    with pytest.raises(CommitStateUnknown):
         VERBS["overwrite a partition"].act(table)
     # A v3 reader knows no epochs: against a request that hangs for hours it has no defence.
     assert world.rows_in(world.open().handle.read()) == expect(RECOVERY, BASE)
@@ -717,7 +717,7 @@ def _v3_writes_when_our_log_put_fails(world: World, store: FaultyStore, file: Lo
 def test_parts_that_an_open_claim_names_are_kept_though_their_batch_is_refused(world: World) -> None:
     table, store = world.actor()
     _v3_writes_when_our_log_put_fails(world, store, LogFile(world.clock.now_ms(), {"c": "VARCHAR"}))
-    with pytest.raises(CommitUncertain) as caught:
+    with pytest.raises(CommitStateUnknown) as caught:
         table.insert([{"k": 0, "n": 20, "c": 1}])
     assert isinstance(caught.value.__cause__, SchemaConflict)
     assert len(world.orphans()) == 1, "the claim still names it"
@@ -792,7 +792,7 @@ def test_a_claim_from_a_clock_far_ahead_becomes_void(world: World) -> None:
     assert check_sound(world.store).epoch == 3
 
 
-def check_sound_but_for_v3(store: ClockedStore) -> LogState:
+def check_sound_but_for_v3(store: ClockedStore) -> TableState:
     """A v3 reader goes by key order, and a clock ten hours ahead is beyond what the format promises it."""
     try:
         return check_sound(store)
@@ -807,7 +807,7 @@ def test_a_claim_that_cannot_be_read_is_named(world: World) -> None:
     world.store.create(claim, b'{"key": "x"}')
     table, _ = world.actor()
     for act in (lambda: table.drop_partitions(["k=0"]), lambda: table.insert([{"k": 0, "n": 1, "c": 1}])):
-        with pytest.raises(DamagedLog, match="is not a claim") as caught:
+        with pytest.raises(CorruptLog, match="is not a claim") as caught:
             act()
         assert caught.value.key == claim
     assert world.rows() == BASE

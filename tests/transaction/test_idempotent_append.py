@@ -17,18 +17,18 @@ import pytest
 from icedb import Commit, Table
 from icedb.errors import (
     ClockSkew,
-    CommitContended,
-    CommitUncertain,
-    DamagedLog,
+    CommitConflict,
+    CommitStateUnknown,
+    CommitTimedOut,
+    CorruptLog,
     InvalidBatch,
     InvalidOption,
-    PublicationTooLate,
     SchemaConflict,
     StoreUnavailable,
 )
 from icedb.format.codec import encode
 from icedb.format.records import LogFile
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
 from icedb.storage.obstore_store import ObjectExists, ObjectStore
 from icedb.testing import (
@@ -73,12 +73,12 @@ class World:
         store = FaultyStore(self.store)
         return self._open(store, self.clock.skewed(skew_ms)), store
 
-    def rows(self, state: LogState | None = None) -> Batch:
+    def rows(self, state: TableState | None = None) -> Batch:
         """From the live parts themselves."""
         live = (self.state() if state is None else state).live
         return tuple(sorted(row for m in live for row in part_rows(self.store.objects[m.key].body)))
 
-    def state(self) -> LogState:
+    def state(self) -> TableState:
         return check_sound(self.store)
 
     def unnamed(self) -> set[str]:
@@ -245,7 +245,7 @@ def test_an_answer_that_is_lost_anywhere_does_not_double_or_lose_a_row(
         try:
             act(table)
             done = True
-        except (StoreUnavailable, CommitUncertain):
+        except (StoreUnavailable, CommitStateUnknown):
             done = False
         assert world.rows() == there(ONE) if done else world.rows() in (BASE, there(ONE))
         with contextlib.suppress(ObjectExists):  # it comes too late
@@ -364,7 +364,7 @@ def test_one_that_is_never_left_alone_says_so(world: World) -> None:
             world.store.delete([claim])
 
     store.before = restless
-    with pytest.raises(CommitContended, match="Try the same"):
+    with pytest.raises(CommitConflict, match="Try the same"):
         one(table)
     assert world.rows() == BASE
 
@@ -372,7 +372,7 @@ def test_one_that_is_never_left_alone_says_so(world: World) -> None:
 def test_parts_that_are_too_old_are_not_claimed(world: World) -> None:
     table, store = world.actor()
     once(store, "create", "_data/", lambda: world.clock.advance(13 * HOUR_MS))
-    with pytest.raises(PublicationTooLate):
+    with pytest.raises(CommitTimedOut):
         one(table)
     assert (world.rows(), world.claims()) == (BASE, [])
 
@@ -385,7 +385,7 @@ def test_claims_that_are_none_are_named(world: World) -> None:
     for bad, said in ((b"{", "not a transaction's claim"), (msgspec.json.encode(body | {"sequence": 4}), "copied")):
         world.reset()
         world.store.create(claim, bad)
-        with pytest.raises(DamagedLog, match=said):
+        with pytest.raises(CorruptLog, match=said):
             one(world.actor()[0])
 
 

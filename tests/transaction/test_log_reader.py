@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from icedb import Table
-from icedb.errors import TornListing
+from icedb.errors import InconsistentListing
 from icedb.format.codec import encode
 from icedb.format.keys import Keys
 from icedb.format.records import LogFile, LogTombstone, Marker
@@ -240,7 +240,7 @@ def test_a_log_that_never_fits_is_reported_and_what_was_remembered_stays_true() 
     world = World()
     world.live()
     bad = world.put(LogFile(world.clock.now_ms() + 1, {}, epoch=3, live_epochs=(1, 2, 3)))
-    with pytest.raises(TornListing, match="2"):
+    with pytest.raises(InconsistentListing, match="2"):
         world.live()
     world.store.delete([bad])
     world.append("b")
@@ -296,7 +296,7 @@ def _commit(table: Table, world: World, *, replace: bool) -> None:
     if replace:
         replace_partitions(table.handle, WrittenParts({"n": "BIGINT"}, (part,), now_ms), None)
     else:
-        append(table.handle, [part], {"n": "BIGINT"}, born_ms=now_ms)
+        append(table.handle, [part], {"n": "BIGINT"}, oldest_part_ms=now_ms)
 
 
 def _merge_log(table: Table, world: World) -> None:

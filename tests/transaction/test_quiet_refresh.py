@@ -13,7 +13,7 @@ from icedb import Table
 from icedb.errors import SchemaConflict
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
-from icedb.format.replay import LogState, replay
+from icedb.format.replay import TableState, replay
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.testing import ClockedStore, ManualClock, create_table, open_table
 from icedb.transaction.append import append
@@ -25,7 +25,7 @@ class Replays:
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, *arguments: Any, **options: Any) -> LogState:
+    def __call__(self, *arguments: Any, **options: Any) -> TableState:
         self.count += 1
         return replay(*arguments, **options)
 
@@ -58,7 +58,7 @@ def commit(table: Table, *, t_ms: int | None = None) -> None:
     marker = Marker(handle.keys.part("k=0", handle.clock.new_id()), 10, now_ms, rows=1)
     handle.store.create(marker.key, b"x" * 10)
     if t_ms is None:
-        append(handle, [marker], {"n": "BIGINT"}, born_ms=now_ms)
+        append(handle, [marker], {"n": "BIGINT"}, oldest_part_ms=now_ms)
     else:
         key = handle.keys.log_file(t_ms, merged=False, writer=handle.clock.new_id())
         handle.store.create(key, encode(LogFile(t_ms, {"n": "BIGINT"}, (marker,))))
@@ -72,7 +72,7 @@ def test_a_quiet_refresh_replays_nothing_and_says_what_a_first_look_does(
     table.merge_log()
     reader = open_table(clocked, clock).handle
 
-    def read() -> LogState:
+    def read() -> TableState:
         return reader.read(everything=everything, fresh=fresh)
 
     assert replays.of(read) == 1

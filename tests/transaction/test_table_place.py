@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from icedb import Table
 from icedb.cli import app
-from icedb.errors import DamagedLog, InvalidOption, InvalidURI, TableExists
+from icedb.errors import CorruptLog, InvalidOption, InvalidURI, TableExists
 from icedb.format.records import Marker
 from icedb.format.timing import DAY_MS
 from icedb.log import IceLogIO, Schema
@@ -64,8 +64,8 @@ def test_nested_prefixes_are_two_tables_of_which_no_check_of_one_names_the_other
     for table in (outer, inner):
         report = table.verify()
         assert (report.problems, report.foreign, report.orphans) == ((), (), ())
-        assert table.sweep_orphans().foreign == ()
-        assert table.condition().recommendations == ()
+        assert table.delete_orphans().foreign == ()
+        assert table.health().recommendations == ()
 
 
 def test_a_nested_log_of_another_table_is_no_foreign_object(local: Place, tmp_path: Path) -> None:
@@ -85,13 +85,13 @@ def test_a_sweep_deletes_nothing_below_another_table_and_names_it(clocked: Clock
     own = clocked.location.keys.part("p=1", "orphan")
     clocked.create(own, b"ours")
     clock.advance(3 * DAY_MS)
-    report = table.sweep_orphans()
+    report = table.delete_orphans()
     assert report.deleted_parts == (own,)
     assert set(report.foreign) == set(theirs)
     assert set(theirs) <= clocked.objects.keys()
     # Without its spec, its parts still have a folder that no partition of the outer table has.
     clocked.delete([theirs[0]])
-    assert theirs[1] not in table.sweep_orphans().deleted_parts
+    assert theirs[1] not in table.delete_orphans().deleted_parts
 
 
 def test_roots_of_other_tables_are_recognised_by_spec_log_file_or_probe() -> None:
@@ -136,7 +136,7 @@ def test_no_table_is_created_over_what_a_lost_one_left(place: Place, left: str) 
 def test_no_table_is_created_over_the_parts_of_one_whose_log_is_elsewhere(local: Place, tmp_path: Path) -> None:
     Table.create(local.uri, log_uri=tmp_path / "log").insert([{"n": 1}])
     Path(local.uri, "_table.json").unlink()
-    with pytest.raises(DamagedLog, match="log_uri"):
+    with pytest.raises(CorruptLog, match="log_uri"):
         Table.open(local.uri)
     with pytest.raises(TableExists):
         Table.create(local.uri)
@@ -151,11 +151,11 @@ def test_a_sweep_refuses_parts_of_a_table_without_commits(clocked: ClockedStore,
     clocked.create(key, b"x")
     clock.advance(3 * DAY_MS)
     for dry_run in (True, False):
-        with pytest.raises(DamagedLog, match="no commit"):
-            table.sweep_orphans(dry_run=dry_run)
+        with pytest.raises(CorruptLog, match="no commit"):
+            table.delete_orphans(dry_run=dry_run)
     assert key in clocked.objects
     table.insert([{"n": 1}])
-    assert table.sweep_orphans().deleted_parts == (key,)
+    assert table.delete_orphans().deleted_parts == (key,)
 
 
 # ------------------------------------------------------------------------------------------------ other ways in
@@ -210,7 +210,7 @@ def test_cleanup_keeps_parts_of_another_table_that_its_log_names(clocked: Clocke
     for key in (theirs, own):
         clocked.create(key, b"x")
     markers = [Marker(key, 1, clock.now_ms(), rows=1) for key in (theirs, own)]
-    append(table.handle, markers, {"n": "BIGINT"}, born_ms=clock.now_ms())
+    append(table.handle, markers, {"n": "BIGINT"}, oldest_part_ms=clock.now_ms())
     clock.advance(DAY_MS)
     table.drop_partitions("true")
     clock.advance(DAY_MS)

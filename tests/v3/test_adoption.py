@@ -271,7 +271,7 @@ def test_a_table_with_two_types_is_opened_for_repair(local: Place) -> None:
     table = opened(local)
     with pytest.raises(SchemaConflict, match="repair"):
         table.snapshot()
-    table.repair()
+    table.repair_types()
     assert numbers(opened(local)) == [1, 2]
     assert opened(local).spec.path_columns == {"p": "BIGINT"}
 

@@ -15,12 +15,12 @@ import pytest
 
 from icedb import Table
 from icedb.errors import (
-    FixInput,
     IceDBError,
     InvalidBatch,
     InvalidOption,
     InvalidPartitionValue,
     InvalidQuery,
+    InvalidRequestError,
     InvalidURI,
     TableExists,
     UnknownColumn,
@@ -598,7 +598,7 @@ def test_wrong_credentials_are_named_without_the_secret(s3: Place) -> None:
     ],
 )
 def test_arguments_that_cannot_be_are_refused(s3: Place, changed: dict[str, Any]) -> None:
-    with pytest.raises(FixInput):
+    with pytest.raises(InvalidRequestError):
         program(s3, **changed)
 
 
@@ -701,7 +701,7 @@ def test_errors_of_duckdb_do_not_escape_a_rewrite(s3: Place) -> None:
     ice.insert(A)
     with pytest.raises(InvalidQuery):
         ice.rewrite_partition("p=a", "SELECT nonsense FROM _rows")
-    with pytest.raises(FixInput):
+    with pytest.raises(InvalidRequestError):
         ice.rewrite_partition("p=a", "SELECT p, CAST(p AS BIGINT) AS n FROM _rows")
     assert not issubclass(InvalidQuery, duckdb.Error)
     assert rows_of(ice, "SELECT count(*) FROM rows") == [(2,)]

@@ -9,7 +9,7 @@ import pytest
 
 import icedb
 from icedb import Table
-from icedb.errors import DamagedLog, IceDBError, InvalidOption, SchemaConflict, SnapshotExpired
+from icedb.errors import CorruptLog, IceDBError, InvalidOption, SchemaConflict, SnapshotExpired
 from icedb.log import (
     FileMarker,
     FileMarkerFromJSON,
@@ -93,7 +93,7 @@ def test_records_are_json_as_v3_writes_it() -> None:
 def test_the_name_of_a_log_file_tells_its_time() -> None:
     assert get_log_file_info("1686176939445_dan-mbp.jsonl") == (1686176939445, False)
     assert get_log_file_info("a/_log/1686176939445_m_dan_mbp.jsonl") == (1686176939445, True)
-    with pytest.raises(DamagedLog):
+    with pytest.raises(CorruptLog):
         get_log_file_info("readme.txt")
 
 

@@ -24,7 +24,7 @@ from icedb.storage.obstore_store import ObjectStore
 from icedb.util.clock import SystemClock
 from icedb.writer import batch_loader, deferred_gather, part_writer, staging
 from icedb.writer.part_writer import put_parts
-from icedb.writer.staging import Stage, stage_rows
+from icedb.writer.staging import StagedBatch, stage_rows
 
 MEMORY_BYTES = 256 * 1024 * 1024
 #: How rows go: constants of the modules, and whether they are gathered as they are encoded.
@@ -185,9 +185,9 @@ def test_when_one_part_fails_none_stays(memory: Any, monkeypatch: pytest.MonkeyP
         if number == 5:
             raise IceDBError("the fifth")
 
-    write, put = Stage.write, part_writer.put_part
+    write, put = StagedBatch.write, part_writer.put_part
 
-    def encode(stage: Stage, path: Path, first: int, last: int, *, level: int | None = None) -> int:
+    def encode(stage: StagedBatch, path: Path, first: int, last: int, *, level: int | None = None) -> int:
         fails_at_the_fifth()
         return write(stage, path, first, last, level=level)
 
@@ -197,7 +197,7 @@ def test_when_one_part_fails_none_stays(memory: Any, monkeypatch: pytest.MonkeyP
         return stored_part
 
     if failing == "encoding":
-        monkeypatch.setattr(Stage, "write", encode)
+        monkeypatch.setattr(StagedBatch, "write", encode)
     else:
         monkeypatch.setattr(part_writer, "put_part", create)
     with pytest.raises(IceDBError, match="the fifth"):

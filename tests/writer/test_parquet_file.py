@@ -10,7 +10,7 @@ import pytest
 from icedb.format.table_spec import TableSpec
 from icedb.sql.column_stats import TEXT_TYPES, figures_sql
 from icedb.sql.connections import connect_sandbox, quote_name, quote_text
-from icedb.writer.parquet_file import WrittenFile, figures, write_file
+from icedb.writer.parquet_file import WrittenFile, min_max_counts, write_file
 
 WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "BOOLEAN")
 ODD_NAME = 'a "b".c'
@@ -63,7 +63,7 @@ def test_figures_of_many_row_groups_are_those_of_the_rows(tmp_path: Path, type_:
         columns = {ODD_NAME: type_}
         con, file = written(tmp_path / f"{number}.parquet", columns, query)
         with con:
-            found = figures(con, file, columns)
+            found = min_max_counts(con, file, columns)
             assert found == asked(con, columns, file.path)
             assert found[2] == str(8100 + more.count("UNION ALL"))
 
@@ -73,16 +73,29 @@ def test_what_the_writer_tells_exactly_is_not_read_again(tmp_path: Path) -> None
     con, file = written(tmp_path / "a.parquet", columns, "SELECT 9 AS n, 'a' AS s, NULL::DATE AS nothing FROM range(3)")
     with con:
         file.path.unlink()
-        assert figures(con, file, columns) == ["9", "9", "3", "a", "a", "3", None, None, "0"]
+        assert min_max_counts(con, file, columns) == ["9", "9", "3", "a", "a", "3", None, None, "0"]
         with pytest.raises(duckdb.IOException):
-            figures(con, file, {**columns, "s": "DOUBLE"})
+            min_max_counts(con, file, {**columns, "s": "DOUBLE"})
 
 
 def test_columns_keep_their_order_when_some_are_read_from_the_file(tmp_path: Path) -> None:
     columns = {"a": "BIGINT", "b": "BOOLEAN", "c": "VARCHAR", "d": "DOUBLE"}
     con, file = written(tmp_path / "a.parquet", columns, "SELECT 1::BIGINT AS a, true AS b, 'x' AS c, 0.5::DOUBLE AS d")
     with con:
-        assert figures(con, file, columns) == ["1", "1", "1", "true", "true", "1", "x", "x", "1", "0.5", "0.5", "1"]
+        assert min_max_counts(con, file, columns) == [
+            "1",
+            "1",
+            "1",
+            "true",
+            "true",
+            "1",
+            "x",
+            "x",
+            "1",
+            "0.5",
+            "0.5",
+            "1",
+        ]
 
 
 def test_long_texts_are_read_from_the_file(tmp_path: Path) -> None:
@@ -90,4 +103,4 @@ def test_long_texts_are_read_from_the_file(tmp_path: Path) -> None:
     query = "SELECT unnest([repeat('x', 300), repeat('\U0010ffff', 64), repeat('y', 63)]) AS s"
     con, file = written(tmp_path / "a.parquet", columns, query)
     with con:
-        assert figures(con, file, columns) == ["x" * 300, "\U0010ffff" * 64, "3"]
+        assert min_max_counts(con, file, columns) == ["x" * 300, "\U0010ffff" * 64, "3"]

@@ -26,7 +26,7 @@ from typer.exceptions import TyperException
 from icedb import __version__
 from icedb.cli.render.output import errors, one_line, print_report, show, tell
 from icedb.cli.render.progress_bars import bars
-from icedb.errors import Damaged, IceDBError, InvalidOption, LookFirst, TryAgain
+from icedb.errors import CorruptionError, IceDBError, InvalidOption, OutcomeUnknownError, RetryableError
 from icedb.util.clock import SystemClock
 from icedb.util.durations import DURATION, parse_duration
 from icedb.util.times import AsOf, as_of_ms, parse_as_of
@@ -126,11 +126,11 @@ def _panel(command: Any) -> str:
 
 def _status(error: IceDBError | OSError) -> Exit:
     match error:
-        case LookFirst():
+        case OutcomeUnknownError():
             return Exit.LOOK_FIRST
-        case Damaged():
+        case CorruptionError():
             return Exit.DAMAGED
-        case TryAgain() | ConnectionError() | TimeoutError():
+        case RetryableError() | ConnectionError() | TimeoutError():
             return Exit.AGAIN
     return Exit.FAILED
 

@@ -23,7 +23,7 @@ def export(
         typer.Option("--parquet", metavar="TARGET", help="As plain Parquet, into a folder or s3://bucket/prefix."),
     ] = None,
     as_of: Annotated[Any, time_option("--as-of", "The table as it was then.")] = None,
-    leave_out: Annotated[
+    exclude_columns: Annotated[
         list[str] | None,
         typer.Option("--leave-out", metavar="COLUMN", help="With --delta: a column left out. May be repeated."),
     ] = None,
@@ -47,12 +47,12 @@ def export(
         raise typer.BadParameter("as what? Give --delta or --parquet TARGET; one of the two.")
     if delta and (where is not None or overwrite):
         raise typer.BadParameter("--where and --overwrite go with --parquet.")
-    if parquet is not None and (leave_out or keep is not None):
+    if parquet is not None and (exclude_columns or keep is not None):
         raise typer.BadParameter("--leave-out and --keep go with --delta.")
     table = connection.open(uri)
     if parquet is None:
         kept = {} if keep is None else {"keep": timedelta(milliseconds=keep)}
-        show(table.export_delta(as_of=as_of, leave_out=leave_out or (), dry_run=dry_run, **kept), json=json)
+        show(table.export_delta(as_of=as_of, exclude_columns=exclude_columns or (), dry_run=dry_run, **kept), json=json)
         return
     target = parquet
 

@@ -13,7 +13,7 @@ from icedb.cli.base.application import LOOK, Connection, Exit, Json, Uri, durati
 from icedb.cli.render.output import output, show, tell, write_json
 
 if TYPE_CHECKING:
-    from icedb.operations.health.table_health import Condition, Thresholds
+    from icedb.operations.health.table_health import TableHealth, Thresholds
 
 HotParts = Annotated[int | None, limit("Small parts of a partition that rows arrive in; default: 64.")]
 ColdParts = Annotated[int | None, limit("Small parts of a partition that none arrive in; default: 8.")]
@@ -24,12 +24,12 @@ ExpiredBytes = Annotated[int | None, limit("Bytes that a cleanup would delete; d
 ExpiredObjects = Annotated[int | None, limit("Objects that a cleanup would delete; default: 2,000.")]
 
 
-def _judged(connection: Connection, uri: str, **given: Any) -> "tuple[Condition, Thresholds]":
+def _judged(connection: Connection, uri: str, **given: Any) -> "tuple[TableHealth, Thresholds]":
     """A table's condition by the thresholds that are given."""
     from icedb.operations.health.table_health import Thresholds
 
     thresholds = Thresholds(**{name: value for name, value in given.items() if value is not None})
-    return connection.open(uri).condition(thresholds), thresholds
+    return connection.open(uri).health(thresholds), thresholds
 
 
 @verb(LOOK)
@@ -48,14 +48,14 @@ def info(
     """Draw what the table is like, and tell which maintenance is due: from half of each threshold on."""
     from icedb.cli.render.health_page import info_document, print_info
 
-    condition, thresholds = _judged(
+    health, thresholds = _judged(
         connection, uri, hot_parts=hot_parts, cold_parts=cold_parts, hot_ms=hot, part_bytes_max=part_bytes_max,
         log_files=log_files, expired_bytes=expired_bytes, expired_objects=expired_objects,
     )  # fmt: skip
     if json:
-        write_json(info_document(condition, thresholds))
+        write_json(info_document(health, thresholds))
         return
-    print_info(output(), condition, thresholds, uri=uri, connection=connection.flags)
+    print_info(output(), health, thresholds, uri=uri, connection=connection.flags)
 
 
 @verb(LOOK)
@@ -72,15 +72,15 @@ def plot(
     expired_objects: ExpiredObjects = None,
 ) -> None:
     """Write what `info` draws as a picture."""
-    from icedb.cli.render.health_plot import draw_condition
+    from icedb.cli.render.health_plot import draw_health
 
     if to.suffix.lower() != ".png":
         raise typer.BadParameter(f"--output: the picture is a PNG; call it {to.stem or 'table'}.png.")
-    condition, thresholds = _judged(
+    health, thresholds = _judged(
         connection, uri, hot_parts=hot_parts, cold_parts=cold_parts, hot_ms=hot, part_bytes_max=part_bytes_max,
         log_files=log_files, expired_bytes=expired_bytes, expired_objects=expired_objects,
     )  # fmt: skip
-    to.write_bytes(draw_condition(condition, thresholds))
+    to.write_bytes(draw_health(health, thresholds))
     tell(Text(f"{to} is written."))
 
 

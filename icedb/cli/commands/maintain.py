@@ -34,7 +34,7 @@ def orphans(
 ) -> None:
     """Find parts that no log file and no undecided claim names, left by crashed writes; --delete deletes them."""
     table = connection.open(uri)
-    run(lambda dry: table.sweep_orphans(min_age_ms=min_age, dry_run=dry), dry_run=not delete, yes=yes, json=json)
+    run(lambda dry: table.delete_orphans(min_age_ms=min_age, dry_run=dry), dry_run=not delete, yes=yes, json=json)
 
 
 @verb(MAINTAIN)
@@ -195,7 +195,7 @@ def repair(
     """Give one type to each column of which log files say several: such a table cannot be read."""
     table = connection.open(uri)
     chosen = dict(map(_column_type, types or ()))
-    run(lambda dry: table.repair(chosen, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
+    run(lambda dry: table.repair_types(chosen, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
 
 
 @verb(MAINTAIN, "repair-spec")

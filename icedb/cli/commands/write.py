@@ -163,7 +163,7 @@ def insert(
     table = connection.open(uri)
     with rows_of(files, format) as paths:
         if dry_run:
-            show(table.foresee(paths, txn=txn, on_conflict=on_conflict), json=json, dry_run=True)
+            show(table.insert(paths, txn=txn, on_conflict=on_conflict, dry_run=True), json=json, dry_run=True)
         else:
             show(_written(table.insert(paths, txn=txn, on_conflict=on_conflict)), json=json)
 
@@ -196,7 +196,7 @@ def overwrite(
 
         def operation(dry: bool) -> object:
             if dry:
-                return table.foresee(paths, overwrite=True, partitions=chosen, on_conflict=on_conflict)
+                return table.overwrite(paths, partitions=chosen, on_conflict=on_conflict, dry_run=True)
             return _written(table.overwrite(paths, partitions=chosen, on_conflict=on_conflict))
 
         run(operation, dry_run=dry_run, yes=yes, json=json)
@@ -233,7 +233,9 @@ def import_files(
 
     def operation(dry: bool) -> object:
         if create and not Table.exists(uri):
-            return Table.adopt(uri, source, sort_by=sort_by or (), trust_paths=trust_paths, verify=verify, dry_run=dry)
+            return Table.create_from_files(
+                uri, source, sort_by=sort_by or (), trust_paths=trust_paths, verify=verify, dry_run=dry
+            )
         table = connection.open(uri)
         if sort_by and list(table.spec.sort_by) != sort_by:
             raise InvalidOption(

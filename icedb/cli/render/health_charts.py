@@ -10,7 +10,7 @@ from rich.text import Text
 
 from icedb.cli.render.text_tables import count_text, size_text
 from icedb.operations.health.gauges import Gauge, gauges
-from icedb.operations.health.table_health import Condition, PartitionCondition, SizeClass, Thresholds
+from icedb.operations.health.table_health import PartitionCondition, SizeClass, TableHealth, Thresholds
 
 __all__ = ["STYLES", "charts"]
 
@@ -27,26 +27,26 @@ _FINE, _TO_MERGE = ("█", "blue"), ("▒", "yellow")
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def charts(condition: Condition, thresholds: Thresholds, *, width: int) -> RenderableType:
+def charts(health: TableHealth, thresholds: Thresholds, *, width: int) -> RenderableType:
     """All three, for a terminal of that many columns."""
-    figures = _titled("figures beside their thresholds", _gauges(gauges(condition, thresholds)))
-    if not condition.live_parts:
+    figures = _titled("figures beside their thresholds", _gauges(gauges(health, thresholds)))
+    if not health.live_parts:
         return figures
-    partitions = _titled("partitions by size", _partitions(condition.partitions))
-    sizes = _titled("parts by size", _sizes(condition.sizes))
+    partitions = _titled("partitions by size", _partitions(health.partitions))
+    sizes = _titled("parts by size", _sizes(health.sizes))
     if width < _WIDE:
-        return Group(partitions, "", sizes, _legend(condition), "", figures)
+        return Group(partitions, "", sizes, _legend(health), "", figures)
     both = Rows.grid(padding=(0, 4))
     both.add_row(partitions, sizes)
-    return Group(both, _legend(condition), "", figures)
+    return Group(both, _legend(health), "", figures)
 
 
 def _titled(title: str, chart: RenderableType) -> RenderableType:
     return Group(Text(title, style="bold"), chart)
 
 
-def _legend(condition: Condition) -> RenderableType:
-    if not condition.small_parts:
+def _legend(health: TableHealth) -> RenderableType:
+    if not health.small_parts:
         return Text("nothing to merge", style="dim")
     return Text.assemble((_TO_MERGE[0], _TO_MERGE[1]), (" a merge would take it", "dim"))
 

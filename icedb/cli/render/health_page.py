@@ -19,7 +19,7 @@ from icedb.cli.render.output import moment
 from icedb.cli.render.text_tables import count_text, size_text
 from icedb.format.timing import Timing, timing_differences
 from icedb.operations.health.gauges import level
-from icedb.operations.health.table_health import Condition, Due, PartitionCondition, Thresholds
+from icedb.operations.health.table_health import Due, PartitionCondition, TableHealth, Thresholds
 from icedb.operations.rewrite.merge import PART_BYTES_MAX
 from icedb.util.durations import duration_text
 
@@ -47,47 +47,47 @@ _VERBS: Mapping[Due, _Verb] = {
 }
 
 
-def info_document(condition: Condition, thresholds: Thresholds) -> dict[str, object]:
+def info_document(health: TableHealth, thresholds: Thresholds) -> dict[str, object]:
     """The condition for programs: all fields, what follows from them, and the thresholds."""
     return {
-        **msgspec.to_builtins(condition),
-        "small_parts": condition.small_parts,
-        "small_part_ratio": condition.small_part_ratio,
-        "no_rows_after_ms": condition.no_rows_after_ms,
+        **msgspec.to_builtins(health),
+        "small_parts": health.small_parts,
+        "small_part_ratio": health.small_part_ratio,
+        "no_rows_after_ms": health.no_rows_after_ms,
         "thresholds": asdict(thresholds),
     }
 
 
 def print_info(
-    console: Console, condition: Condition, thresholds: Thresholds, *, uri: str, connection: Sequence[str] = ()
+    console: Console, health: TableHealth, thresholds: Thresholds, *, uri: str, connection: Sequence[str] = ()
 ) -> None:
     """The condition for people. `uri` and `connection` (flags) are those of the commands that it recommends."""
-    console.print(Text(condition.table, style="bold"), soft_wrap=True)
+    console.print(Text(health.table, style="bold"), soft_wrap=True)
     console.print()
-    console.print(_figures(condition, thresholds))
+    console.print(_figures(health, thresholds))
     console.print()
-    console.print(charts(condition, thresholds, width=console.width))
+    console.print(charts(health, thresholds, width=console.width))
     crowded = sorted(
-        (p for p in condition.partitions if p.small_parts),
+        (p for p in health.partitions if p.small_parts),
         key=lambda p: (-p.small_parts / _threshold(p, thresholds), -p.small_parts, p.path),
     )
     if crowded:
         console.print(_partitions(crowded, thresholds))
     console.print()
-    for recommendation in condition.recommendations:
+    for recommendation in health.recommendations:
         verb = _VERBS[recommendation.due]
         console.print(Text(f"due: {verb.name}", style="bold yellow"))
         console.print(Padding(Text(recommendation.reason), (0, 0, 0, _INDENT), expand=False))
         command = shlex.join(["icedb", *verb.words, uri, *connection, *_flags(recommendation.due, thresholds)])
         # Whole, however narrow the terminal is: it is to be copied.
         console.print(Text(" " * _INDENT + command, style="bold"), soft_wrap=True)
-    if not condition.recommendations:
+    if not health.recommendations:
         console.print(Text("nothing is due", style="bold green"))
 
 
-def due_text(condition: Condition) -> list[tuple[str, str]]:
+def due_text(health: TableHealth) -> list[tuple[str, str]]:
     """What is due, in words, and why."""
-    return [(_VERBS[recommended.due].name, recommended.reason) for recommended in condition.recommendations]
+    return [(_VERBS[recommended.due].name, recommended.reason) for recommended in health.recommendations]
 
 
 def _flags(due: Due, thresholds: Thresholds) -> list[str]:
@@ -100,16 +100,16 @@ def _flags(due: Due, thresholds: Thresholds) -> list[str]:
 # ------------------------------------------------------------------------------------------------ figures
 
 
-def _figures(condition: Condition, thresholds: Thresholds) -> Rows:
+def _figures(health: TableHealth, thresholds: Thresholds) -> Rows:
     rows = Rows.grid(padding=(0, 2))
-    for name, text, style in figures(condition, thresholds):
+    for name, text, style in figures(health, thresholds):
         rows.add_row(Text(name, style="bold"), Text(text, style=style))
     return rows
 
 
-def figures(condition: Condition, thresholds: Thresholds) -> Iterable[tuple[str, str, str]]:
+def figures(health: TableHealth, thresholds: Thresholds) -> Iterable[tuple[str, str, str]]:
     """The name of each figure, what it is, and its style."""
-    c, t = condition, thresholds
+    c, t = health, thresholds
     expired_objects = c.expired_parts + c.expired_log_files
     return (
         ("rows", "unknown: some parts do not say" if c.live_rows is None else f"{c.live_rows:,}", ""),
@@ -128,41 +128,41 @@ def figures(condition: Condition, thresholds: Thresholds) -> Iterable[tuple[str,
     )  # fmt: skip
 
 
-def _in_partitions(condition: Condition) -> str:
-    return f"in {count_text(len(condition.partitions), 'partition')}"
+def _in_partitions(health: TableHealth) -> str:
+    return f"in {count_text(len(health.partitions), 'partition')}"
 
 
-def _oldest(condition: Condition) -> str:
-    return "" if condition.oldest_dead_ms is None else f"; the oldest {_ago(condition, condition.oldest_dead_ms)}"
+def _oldest(health: TableHealth) -> str:
+    return "" if health.oldest_dead_ms is None else f"; the oldest {_ago(health, health.oldest_dead_ms)}"
 
 
-def _horizon(condition: Condition) -> str:
-    if not condition.horizon_ms:
+def _horizon(health: TableHealth) -> str:
+    if not health.horizon_ms:
         return "none: every snapshot can be read"
-    return f"{_ago(condition, condition.horizon_ms)}: older snapshots cannot be read"
+    return f"{_ago(health, health.horizon_ms)}: older snapshots cannot be read"
 
 
-def _newest(condition: Condition) -> str:
-    last_ms = condition.no_rows_after_ms
+def _newest(health: TableHealth) -> str:
+    last_ms = health.no_rows_after_ms
     if last_ms is None:
         return "none yet"
-    exact = last_ms == condition.newest_rows_ms
-    return _ago(condition, last_ms) if exact else f"{_ago(condition, last_ms)}, or earlier: cleanup has forgotten when"
+    exact = last_ms == health.newest_rows_ms
+    return _ago(health, last_ms) if exact else f"{_ago(health, last_ms)}, or earlier: cleanup has forgotten when"
 
 
-def _last_commit(condition: Condition) -> str:
-    if condition.last_commit_ms is None:
+def _last_commit(health: TableHealth) -> str:
+    if health.last_commit_ms is None:
         return "none yet"
-    return f"{condition.last_operation or 'not recorded what it did'}, {_ago(condition, condition.last_commit_ms)}"
+    return f"{health.last_operation or 'not recorded what it did'}, {_ago(health, health.last_commit_ms)}"
 
 
-def _times(condition: Condition) -> str:
-    names = timing_differences(condition.timing, Timing())
-    return ", ".join(f"{n} {duration_text(getattr(condition.timing, n))}" for n in names) or "the defaults"
+def _times(health: TableHealth) -> str:
+    names = timing_differences(health.timing, Timing())
+    return ", ".join(f"{n} {duration_text(getattr(health.timing, n))}" for n in names) or "the defaults"
 
 
-def _ago(condition: Condition, unix_ms: int) -> str:
-    age_ms = condition.at_ms - unix_ms
+def _ago(health: TableHealth, unix_ms: int) -> str:
+    age_ms = health.at_ms - unix_ms
     text = f"{duration_text(age_ms)} ago" if age_ms >= 0 else f"in {duration_text(-age_ms)}"
     at = moment(unix_ms)
     return f"{text} ({unix_ms} unix ms)" if at is None else f"{text} ({at:%Y-%m-%d %H:%M:%S} UTC)"

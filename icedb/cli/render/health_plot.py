@@ -23,7 +23,7 @@ from icedb.operations.health.size_chart import (
     shortened,
     title,
 )
-from icedb.operations.health.table_health import Condition, Thresholds
+from icedb.operations.health.table_health import TableHealth, Thresholds
 from icedb.util.optional_deps import imported
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ LINES_MAX = 9
 ADDRESS_CHARACTERS_MAX = 100
 
 
-def draw_condition(condition: Condition, thresholds: Thresholds) -> bytes:
+def draw_health(health: TableHealth, thresholds: Thresholds) -> bytes:
     """A PNG. Raises MissingExtra."""
     imported("matplotlib", extra="plot")
     from matplotlib.figure import Figure
@@ -49,28 +49,28 @@ def draw_condition(condition: Condition, thresholds: Thresholds) -> bytes:
     figure.text(
         0.02,
         0.955,
-        shortened(condition.table, ADDRESS_CHARACTERS_MAX),
+        shortened(health.table, ADDRESS_CHARACTERS_MAX),
         fontsize=12,
         color=INK,
         weight="bold",
         parse_math=False,
     )
-    _write_figures(figure, condition, thresholds)
-    if condition.sizes:
-        to_merge = Counter({one.bytes_min.bit_length(): one.small_parts for one in condition.sizes if one.small_parts})
+    _write_figures(figure, health, thresholds)
+    if health.sizes:
+        to_merge = Counter({one.bytes_min.bit_length(): one.small_parts for one in health.sizes if one.small_parts})
         fine = Counter(
-            {c.bytes_min.bit_length(): c.parts - c.small_parts for c in condition.sizes if c.parts > c.small_parts}
+            {c.bytes_min.bit_length(): c.parts - c.small_parts for c in health.sizes if c.parts > c.small_parts}
         )
         draw_sizes(plain(figure.add_axes((0.02, 0.45, 0.46, 0.26))), fine, to_merge, thresholds.part_bytes_max)
-        _draw_partitions(plain(figure.add_axes((0.72, 0.41, 0.19, 0.30))), condition)
-    _draw_gauges(plain(figure.add_axes((0.24, 0.03, 0.15, 0.25))), gauges(condition, thresholds))
-    _write_due(figure, condition)
+        _draw_partitions(plain(figure.add_axes((0.72, 0.41, 0.19, 0.30))), health)
+    _draw_gauges(plain(figure.add_axes((0.24, 0.03, 0.15, 0.25))), gauges(health, thresholds))
+    _write_due(figure, health)
     return as_png(figure, WIDTH_PX, HEIGHT_PX)
 
 
-def _write_figures(figure: Figure, condition: Condition, thresholds: Thresholds) -> None:
+def _write_figures(figure: Figure, health: TableHealth, thresholds: Thresholds) -> None:
     """In two columns below the address."""
-    told = [(name, text) for name, text, _ in figures(condition, thresholds)]
+    told = [(name, text) for name, text, _ in figures(health, thresholds)]
     half = -(-len(told) // 2)
     for place, (name, text) in enumerate(told):
         left, top = (0.02, 0.42)[place // half], 0.915 - 0.033 * (place % half)
@@ -78,9 +78,9 @@ def _write_figures(figure: Figure, condition: Condition, thresholds: Thresholds)
         figure.text(left + 0.09, top, text, fontsize=8, color=INK, parse_math=False)
 
 
-def _draw_partitions(axes: Axes, condition: Condition) -> None:
+def _draw_partitions(axes: Axes, health: TableHealth) -> None:
     """A bar for each of the largest, with what a merge would take of it."""
-    largest = sorted(condition.partitions, key=lambda p: (-p.bytes, p.path))
+    largest = sorted(health.partitions, key=lambda p: (-p.bytes, p.path))
     shown = largest[:PARTITIONS_SHOWN]
     at = range(len(shown))
     fine = [p.bytes - p.small_bytes for p in shown]
@@ -115,10 +115,10 @@ def _draw_gauges(axes: Axes, figures_: tuple[Gauge, ...]) -> None:
     title(axes, "figures beside their thresholds")
 
 
-def _write_due(figure: Figure, condition: Condition) -> None:
+def _write_due(figure: Figure, health: TableHealth) -> None:
     lines = [
         line
-        for name, reason in due_text(condition)
+        for name, reason in due_text(health)
         for line in (f"due: {name}", *textwrap.wrap(reason, LINE_CHARACTERS_MAX, break_long_words=True))
     ] or ["nothing is due"]
     for row, line in enumerate(lines[:LINES_MAX]):

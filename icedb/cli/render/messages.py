@@ -21,7 +21,7 @@ PHRASES = (
     (r"first_time=True", "--first-time"),
     (r"drop_partitions", "icedb drop"),
     (r"delete\(where\)", "icedb delete --where"),
-    (r"sweep_orphans deletes", "icedb orphans --delete deletes"),
+    (r"delete_orphans deletes", "icedb orphans --delete deletes"),
     (r"as snapshot\(\)\.partitions\(\) lists them", "as icedb partitions lists them"),
     (r"the name of a profile \(AWS_PROFILE\)", "give --profile (or AWS_PROFILE)"),
     (r"\bleave_out\b", "--leave-out"),

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from icedb.errors import InvalidOption, UnknownColumn
 from icedb.sql.connections import quote_text
-from icedb.sql.sandbox_pool import question
+from icedb.sql.sandbox_pool import scratch_connection
 from icedb.util.times import as_of_ms, parse_as_of
 
 __all__ = ["UTC_NAMES", "Condition", "DateColumns", "date_columns", "depends_on_zone", "equality", "given_ms"]
@@ -65,7 +65,7 @@ def equality(column: str, type_: str, text: str) -> Condition:
 
 @lru_cache(maxsize=256)
 def _elements(type_: str, text: str) -> tuple[str | None, ...]:
-    with question() as con:
+    with scratch_connection() as con:
         found = con.execute(f"SELECT CAST(unnest(CAST($1 AS {type_})) AS VARCHAR)", [text])
         return tuple(value for (value,) in found.fetchall())
 
@@ -90,7 +90,7 @@ def _functions_of_zones() -> frozenset[str]:
         WHERE return_type LIKE '%{_WITH_ZONE}%'
             AND coalesce(array_to_string(parameter_types, ' '), '') NOT LIKE '%{_WITH_ZONE}%'
     """
-    with question() as con:
+    with scratch_connection() as con:
         return frozenset(str(name).casefold() for (name,) in con.execute(query).fetchall()) | _ZONE_IN_FORMAT
 
 

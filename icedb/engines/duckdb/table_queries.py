@@ -17,7 +17,7 @@ from typing import TypeVar
 from icedb.engines.duckdb.bucket_access import Access
 from icedb.engines.duckdb.macro_arguments import UTC_NAMES, Condition, DateColumns, depends_on_zone, equality, given_ms
 from icedb.errors import IceDBError, InvalidOption, SnapshotExpired
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.reader.scan_sql import relation, visible_partitions
 from icedb.reader.snapshot import Snapshot, take_snapshot
 from icedb.sql.connections import quote_name, quote_text
@@ -70,7 +70,7 @@ class Answers:
         #: By transaction and time, the one that was asked for last at the end.
         self._of_transactions: OrderedDict[tuple[int, int | None], _Kept] = OrderedDict()
         self._forgotten: OrderedDict[tuple[int, int | None], None] = OrderedDict()
-        self._latest: tuple[LogState, _Kept] | None = None
+        self._latest: tuple[TableState, _Kept] | None = None
         #: The columns of every view that was made, by its number: a transaction may still see an older one.
         self.views: list[dict[str, str]] = []
         #: The number of the newest.

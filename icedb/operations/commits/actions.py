@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from icedb.errors import InvariantViolated
-from icedb.format.commit_draft import Draft, draft
+from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.records import Marker
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.table_spec import all_columns
 from icedb.sql.types import check_columns
 from icedb.transaction.table_handle import Handle
@@ -17,7 +17,7 @@ from icedb.writer.part_writer import WrittenParts
 __all__ = ["Append", "Replace"]
 
 #: Chooses, from the table's state, the keys of the live parts that go.
-Choice = Callable[[LogState], Collection[str]]
+Choice = Callable[[TableState], Collection[str]]
 
 
 class Append:
@@ -30,9 +30,9 @@ class Append:
         self._written = written
         self.outputs: list[str] = [m.key for m in written.markers]
         self.unused: list[str] = []
-        self.born_ms: int | None = written.born_ms
+        self.oldest_part_ms: int | None = written.oldest_part_ms
 
-    def build(self, state: LogState, t_ms: int) -> Draft | None:
+    def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
         """Raises SchemaConflict when another commit gave one of the columns another type, or declared it so."""
         columns = all_columns(self._handle.spec, state.schema)  # reading `state` has brought the spec up to date
         check_columns(self._written.schema, columns, table=state.table)
@@ -65,9 +65,9 @@ class Replace:
         self._operation = operation or ("overwrite" if self._markers else "drop")
         self.outputs: list[str] = [m.key for m in self._markers]
         self.unused: list[str] = []
-        self.born_ms: int | None = written.born_ms if self._markers and written else None
+        self.oldest_part_ms: int | None = written.oldest_part_ms if self._markers and written else None
 
-    def build(self, state: LogState, t_ms: int) -> Draft | None:
+    def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
         """What is live now goes; a plain append that lands meanwhile stays."""
         check_columns(self._schema, state.schema, table=state.table)
         dead = set(self._choose(state))

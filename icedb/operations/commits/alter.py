@@ -14,8 +14,8 @@ from typing import Literal
 import msgspec
 
 from icedb.errors import InvalidPartitionExpression, UnknownColumn
-from icedb.format.commit_draft import Draft, draft
-from icedb.format.replay import LogState
+from icedb.format.commit_draft import CommitDraft, draft
+from icedb.format.replay import TableState
 from icedb.format.table_spec import (
     Compression,
     Merging,
@@ -28,7 +28,7 @@ from icedb.format.table_spec import (
 from icedb.format.timing import Timing
 from icedb.sql.partition_expressions import parse_partition_by
 from icedb.transaction.append import Commit
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.table_handle import Handle
 from icedb.writer.spec_validation import DeclaredSchema, checked_spec, declared_columns
 
@@ -86,10 +86,10 @@ def plan_alter(handle: Handle, change: Change) -> TableSpec:
 def alter(handle: Handle, change: Change) -> Commit:
     """Record what `change` makes of the newest spec. Without a difference there is no commit.
 
-    Raises InvalidOption, InvalidPartitionExpression, UnknownColumn, CommitContended, CommitUncertain and the store's.
+    Raises InvalidOption, InvalidPartitionExpression, UnknownColumn, CommitConflict, CommitStateUnknown and the store's.
     """
     operation = _Alter(handle, change)
-    commit = exclusive(handle, operation)
+    commit = commit_exclusive(handle, operation)
     if commit.committed and operation.new is not None:
         handle.learn_spec(operation.new)  # what is written next through this handle has it
     return commit
@@ -104,10 +104,10 @@ class _Alter:
     new: TableSpec | None = None
     outputs: tuple[str, ...] = ()
     unused: list[str] = field(default_factory=list)
-    born_ms: int | None = None
+    oldest_part_ms: int | None = None
     reads_everything: bool = False
 
-    def build(self, state: LogState, t_ms: int) -> Draft | None:
+    def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
         old = self.handle.spec  # reading `state` has brought it up to date
         new = self.change(old)
         if new == old:
@@ -136,7 +136,7 @@ def _with_earlier(old: TableSpec, new: TableSpec, table: str) -> TableSpec:
     return msgspec.structs.replace(new, earlier_partition_by=retired)
 
 
-def _checked(spec: TableSpec, state: LogState) -> TableSpec:
+def _checked(spec: TableSpec, state: TableState) -> TableSpec:
     spec = checked_spec(spec, table=state.table, schema=state.schema)
     if not state.schema:
         return spec

@@ -14,13 +14,13 @@ from functools import cached_property
 from icedb.errors import InvalidBatch, InvalidOption
 from icedb.format.keys import decode_partition, partition_of, stored_path
 from icedb.format.records import total_rows
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.table_spec import all_columns
 from icedb.operations.commits.actions import Replace
 from icedb.sql.partition_expressions import partition_types
 from icedb.sql.predicates import check_partition_predicate, matching
 from icedb.transaction.append import Commit, nothing_to_commit
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.table_handle import Handle, Part
 from icedb.writer.part_writer import WrittenParts
 
@@ -99,7 +99,7 @@ def drop_partitions(
     older: list[Part] = []
     is_first_look = True
 
-    def choose(now: LogState) -> list[str]:
+    def choose(now: TableState) -> list[str]:
         nonlocal is_first_look
         # At a later look, another drop may have come first, or one that we began may have been completed for us.
         if is_first_look:
@@ -112,7 +112,7 @@ def drop_partitions(
         state = handle.read(fresh=True)
         chosen = [handle.part(state.parts[k]) for k in choose(state)]
         return _report(chosen, older, nothing_to_commit(handle), dry_run=True)
-    commit = exclusive(handle, Replace(choose))
+    commit = commit_exclusive(handle, Replace(choose))
     if older:
         logger.warning(
             "%s: %d parts of an earlier partitioning were not dropped, and may hold rows for which %s is true: "
@@ -135,7 +135,7 @@ def check_chosen(handle: Handle, partitions: object) -> None:
         )
 
 
-def _check_there(handle: Handle, state: LogState, partitions: Sequence[str] | str, *, missing_ok: bool) -> None:
+def _check_there(handle: Handle, state: TableState, partitions: Sequence[str] | str, *, missing_ok: bool) -> None:
     """Raise an error for a path that no live part has, and for a predicate that does not fit an empty table."""
     if isinstance(partitions, str):
         if not state.live and (columns := all_columns(handle.spec, state.schema)):
@@ -159,10 +159,10 @@ def replace_partitions(handle: Handle, written: WrittenParts, partitions: Chosen
     """
     if partitions is not None:
         check_inside(handle, written, partitions)
-    return exclusive(handle, Replace(lambda now: parts_to_replace(handle, now, partitions), written))
+    return commit_exclusive(handle, Replace(lambda now: parts_to_replace(handle, now, partitions), written))
 
 
-def parts_to_replace(handle: Handle, state: LogState, partitions: Chosen | None) -> list[str]:
+def parts_to_replace(handle: Handle, state: TableState, partitions: Chosen | None) -> list[str]:
     """The keys of the live parts of some partitions (None: of all). Raises InvalidOption as `replace_partitions`."""
     if partitions is None:
         return [m.key for m in state.live]
@@ -189,13 +189,13 @@ def check_inside(handle: Handle, written: WrittenParts, partitions: Chosen) -> N
         )
 
 
-def _older_parts(handle: Handle, state: LogState) -> list[Part]:
+def _older_parts(handle: Handle, state: TableState) -> list[Part]:
     """Live parts whose paths do not have all partition columns of the present spec."""
     names = {e.name for e in handle.expressions}
     return [p for p in map(handle.part, state.live) if not names <= p.values.keys()]
 
 
-def _live_parts(handle: Handle, state: LogState, partitions: Chosen) -> list[str]:
+def _live_parts(handle: Handle, state: TableState, partitions: Chosen) -> list[str]:
     by_key = {m.key: partition_of(handle.keys.data_prefix, m.key) for m in state.live}
     chosen = PartitionChoice(handle, partitions, state.schema).of(by_key.values()) if by_key else set()
     return [key for key, path in by_key.items() if path in chosen]

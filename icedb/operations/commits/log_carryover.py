@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from icedb.format.records import told, tombstoned
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 
 __all__ = ["LINES_MAX", "OTHERS_MAX", "calling_live", "cheap_to_replace"]
 
@@ -22,19 +22,19 @@ OTHERS_MAX = 4
 LINES_MAX = 16
 
 
-def cheap_to_replace(state: LogState, part_keys: Collection[str], *, t_ms: int) -> list[str]:
+def cheap_to_replace(state: TableState, part_keys: Collection[str], *, t_ms: int) -> list[str]:
     """Of `state.replaceable`, the log files with few other lines: `OTHERS_MAX` for each part, or `LINES_MAX`."""
     named = Counter(key for part in part_keys for key in state.parts_named[part].by)
     return [key for key in state.replaceable(part_keys, t_ms=t_ms) if _is_cheap(state, key, named[key])]
 
 
-def _is_cheap(state: LogState, key: str, named: int) -> bool:
+def _is_cheap(state: TableState, key: str, named: int) -> bool:
     file = state.files[key].file
     others = len(file.markers) + len(file.tombstones) - named
     return others <= max(OTHERS_MAX * named, LINES_MAX)
 
 
-def calling_live(state: LogState, *, t_ms: int) -> set[str]:
+def calling_live(state: TableState, *, t_ms: int) -> set[str]:
     """The log files that call a dead part live, of those that a commit of `t_ms` may replace.
 
     As long as they are there, no log file may forget that the part is dead. What only a

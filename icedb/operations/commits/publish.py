@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from icedb.errors import EmptyBatch, FixInput
+from icedb.errors import EmptyBatch, InvalidRequestError
 from icedb.format.table_spec import all_columns
 from icedb.operations.commits.actions import Append
 from icedb.operations.commits.drop_partitions import Chosen, check_inside, replace_partitions
 from icedb.sql.types import check_columns, new_columns
 from icedb.transaction.append import Commit, append, nothing_to_commit
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.idempotent_append import Txn, append_once
 from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import WrittenParts, discard
@@ -43,13 +43,13 @@ def publish_append(handle: Handle, written: WrittenParts, *, txn: Txn | None = N
     if txn is not None:
         return append_once(handle, written, txn)
     if new_columns(written.schema, known):
-        return exclusive(handle, Append(handle, written))
-    return append(handle, written.markers, written.schema, born_ms=written.born_ms)
+        return commit_exclusive(handle, Append(handle, written))
+    return append(handle, written.markers, written.schema, oldest_part_ms=written.oldest_part_ms)
 
 
 def publish_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> Commit:
     """Make parts visible in the place of the live parts of some partitions (None: of the whole table)."""
-    # Refused before anything was claimed, or by `exclusive`, which deletes the parts too: twice does no harm.
+    # Refused before anything was claimed, or by `commit_exclusive`, which deletes the parts too: twice does no harm.
     with _discarded_if_refused(handle, written):
         refuse_overwrite(handle, written, partitions)
         return replace_partitions(handle, written, partitions)
@@ -85,6 +85,6 @@ def _discarded_if_refused(handle: Handle, written: WrittenParts) -> Iterator[Non
     """Parts that no log file can name are deleted."""
     try:
         yield
-    except FixInput:
+    except InvalidRequestError:
         discard(handle.store, [m.key for m in written.markers])
         raise

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from icedb.errors import CommitContended, InvalidOption, PublicationTooLate, StoreUnavailable
+from icedb.errors import CommitConflict, CommitTimedOut, InvalidOption, StoreUnavailable
 from icedb.format.timing import DAY_MS
 from icedb.operations.export.delta_log import (
     ENGINE,
@@ -37,7 +37,7 @@ from icedb.operations.export.delta_log import (
 from icedb.operations.export.delta_plan import Plan, make_plan
 from icedb.operations.retention.pins import pin, unpin
 from icedb.storage.obstore_store import ObjectExists
-from icedb.transaction.append import Put, put_settled
+from icedb.transaction.append import PutOutcome, put_if_absent
 from icedb.transaction.pin_objects import Pin, read_pins
 from icedb.transaction.table_handle import Handle
 from icedb.util.temporary_files import temporary_folder
@@ -83,7 +83,7 @@ def export_delta(
     handle: Handle,
     as_of_ms: int | None,
     *,
-    leave_out: Sequence[str] = (),
+    exclude_columns: Sequence[str] = (),
     keep: timedelta | None = KEEP,
     dry_run: bool = False,
 ) -> DeltaReport:
@@ -92,7 +92,7 @@ def export_delta(
         raise InvalidOption(f"{handle.table}: keep is {keep}; give a timedelta above 0, or None.")
     for _ in range(ATTEMPTS_MAX):
         with temporary_folder("delta") as folder:
-            plan = make_plan(handle, as_of_ms, leave_out, folder)
+            plan = make_plan(handle, as_of_ms, exclude_columns, folder)
             if dry_run:
                 return _report(plan, dry_run=True)
             kept = _pin(handle, plan, keep)
@@ -100,7 +100,7 @@ def export_delta(
                 _tidy(handle, plan, kept, folder)
                 return _report(plan, kept=kept)
         unpin(handle, kept.name)
-    raise CommitContended(
+    raise CommitConflict(
         f"{handle.table}: {ATTEMPTS_MAX} times another export came first. Nothing was exported. Let one program export."
     )
 
@@ -132,9 +132,9 @@ def _pin(handle: Handle, plan: Plan, keep: timedelta | None) -> Pin:
 
 
 def _publish(handle: Handle, plan: Plan, kept: Pin) -> bool:
-    """Put the next version; whether it is ours. Raises PublicationTooLate; StoreUnavailable when that is not known."""
+    """Put the next version; whether it is ours. Raises CommitTimedOut; StoreUnavailable when that is not known."""
     if kept.expired(handle.clock.now_ms()):
-        raise PublicationTooLate(f"{handle.table}: the export took longer than keep. Nothing was exported. Try again.")
+        raise CommitTimedOut(f"{handle.table}: the export took longer than keep. Nothing was exported. Try again.")
     info = CommitInfo(
         timestamp=handle.clock.now_ms(),
         operation=plan.operation,
@@ -154,10 +154,10 @@ def _publish(handle: Handle, plan: Plan, kept: Pin) -> bool:
     ]
     body = b"".join(encoded(actions))
     key = version_key(handle, plan.version)
-    match put_settled(handle.store, key, body):
-        case Put.TAKEN:
+    match put_if_absent(handle.store, key, body):
+        case PutOutcome.CONFLICT:
             return False
-        case Put.ABSENT:
+        case PutOutcome.NOT_FOUND:
             raise StoreUnavailable(f"{handle.table}: the store did not answer, and '{key}' is not there. Try again.")
     log = plan.log
     log.version = plan.version

@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from icedb.errors import DamagedLog, ForeignMaintenance
+from icedb.errors import CorruptLog, UncoordinatedMaintenance
 from icedb.storage.obstore_store import ObjectInfo, fetch
 from icedb.transaction.table_handle import Handle
 
@@ -173,7 +173,7 @@ def encoded(actions: Iterable[Action]) -> Iterator[bytes]:
 
 
 def read_delta_log(handle: Handle, folder: Path) -> DeltaLog:
-    """List and read the log. `folder` is for files on the way. Raises ForeignMaintenance, DamagedLog, the store's."""
+    """List and read the log. `folder` is for files on the way. Raises UncoordinatedMaintenance, CorruptLog, the store's."""
     log = DeltaLog()
     sizes: dict[int, int] = {}
     for info in handle.store.list(handle.keys.delta_prefix):
@@ -181,14 +181,14 @@ def read_delta_log(handle: Handle, folder: Path) -> DeltaLog:
     if not log.versions_ms:
         if log.checkpoints_ms:  # a reader would begin with it, whatever we put
             key = version_key(handle, max(log.checkpoints_ms))
-            raise DamagedLog(f"{handle.table}: {_lacks(key)}", key=key)
+            raise CorruptLog(f"{handle.table}: {_lacks(key)}", key=key)
         return log
     log.version = max(log.versions_ms)
     log.checkpoint = max((v for v in log.checkpoints_ms if v <= log.version), default=-1)
     since = range(log.checkpoint + 1, log.version + 1)
     if missing := [v for v in since if v not in log.versions_ms]:
         key = version_key(handle, missing[0])
-        raise DamagedLog(f"{handle.table}: {_lacks(key)}", key=key)
+        raise CorruptLog(f"{handle.table}: {_lacks(key)}", key=key)
     log.bytes_since_checkpoint = sum(sizes[v] for v in since)
     if log.checkpoint >= 0:
         _read_checkpoint(handle, log, folder)
@@ -196,7 +196,7 @@ def read_delta_log(handle: Handle, folder: Path) -> DeltaLog:
     keys = {version_key(handle, v): v for v in sorted({*since, log.version})}
     found = handle.store.get_many(list(keys))
     if gone := next((key for key in keys if key not in found), None):
-        raise DamagedLog(f"{handle.table}: {_lacks(gone)}", key=gone)
+        raise CorruptLog(f"{handle.table}: {_lacks(gone)}", key=gone)
     for key, version in keys.items():
         _check_ours(handle, key, found[key].body)
         if version > log.checkpoint:
@@ -222,13 +222,13 @@ def _lacks(key: str) -> str:
 
 
 def _check_ours(handle: Handle, key: str, body: bytes) -> None:
-    """Raise ForeignMaintenance unless an export of this table wrote a version."""
+    """Raise UncoordinatedMaintenance unless an export of this table wrote a version."""
     try:
         who = _lines.decode(body.partition(b"\n")[0]).commit_info
     except msgspec.DecodeError:
         who = None
     if who is None or not who.engine_info.startswith(ENGINE) or who.table != handle.spec.id:
-        raise ForeignMaintenance(
+        raise UncoordinatedMaintenance(
             f"{handle.table}: '{key}' was not written by an export of this table. Nothing was exported. If a program "
             "of Delta wrote rows there, insert them into this table; then move the folder '_delta_log' away, and "
             "export again."

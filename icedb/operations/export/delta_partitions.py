@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from icedb.errors import InvalidPartitionValue
 from icedb.format.keys import decode_partition
-from icedb.reader.scan_sql import FILE_COLUMN, explain, relation
+from icedb.reader.scan_sql import FILE_COLUMN, relation, translate_read_error
 from icedb.reader.snapshot import Snapshot
 from icedb.sql.connections import connect_reader, connect_sandbox, quote_name
 from icedb.storage.obstore_store import ObjectNotFound
@@ -23,7 +23,7 @@ __all__ = ["partition_values"]
 
 #: A file's partition columns and their values.
 Values = dict[str, str | None]
-_REMEDY = "Nothing was exported. Name the column in leave_out to export without it{also}."
+_REMEDY = "Nothing was exported. Name the column in exclude_columns to export without it{also}."
 _EXAMPLES = 3
 
 
@@ -62,7 +62,7 @@ def _from_rows(snapshot: Snapshot, parts: Sequence[Part], columns: Mapping[str, 
         try:
             answer = con.execute(f"SELECT DISTINCT {FILE_COLUMN}, {asked} FROM ({rows})").fetchall()
         except (duckdb.Error, ObjectNotFound) as error:
-            raise explain(handle, parts, error, as_of_ms=snapshot.as_of_ms) from None
+            raise translate_read_error(handle, parts, error, as_of_ms=snapshot.as_of_ms) from None
     for path, *values in answer:
         found.setdefault(str(path), []).append(tuple(values))
     of_parts = {p: found.get(path, []) for p, path in zip(parts, handle.readable_paths(parts), strict=True)}

@@ -64,7 +64,7 @@ class Plan:
         return "WRITE" if self.adds else "DELETE"
 
 
-def make_plan(handle: Handle, as_of_ms: int | None, leave_out: Sequence[str], folder: Path) -> Plan:
+def make_plan(handle: Handle, as_of_ms: int | None, exclude_columns: Sequence[str], folder: Path) -> Plan:
     """Look at the Delta log, then at the table. `folder` is for files on the way.
 
     Raises UnsupportedType, InvalidPartitionValue, UnknownColumn, InvalidOption, and as `read_delta_log` and
@@ -72,7 +72,7 @@ def make_plan(handle: Handle, as_of_ms: int | None, leave_out: Sequence[str], fo
     """
     log = read_delta_log(handle, folder)
     snapshot, pin_ms = _look(handle, as_of_ms)
-    columns, partitions = _columns(snapshot, leave_out)
+    columns, partitions = _columns(snapshot, exclude_columns)
     schema = delta_schema(columns, partitions, table=handle.table)
     meta_data = _meta_data(handle, log, schema, list(partitions))
     same_partitions = log.meta_data is not None and log.meta_data.partition_columns == list(partitions)
@@ -109,17 +109,17 @@ def _look(handle: Handle, as_of_ms: int | None) -> tuple[Snapshot, int | None]:
     return take_snapshot(handle), pin_ms
 
 
-def _columns(snapshot: Snapshot, leave_out: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+def _columns(snapshot: Snapshot, exclude_columns: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     """The columns in the parts and those that only paths tell, without those to leave out."""
-    if isinstance(leave_out, str):
-        raise InvalidOption(f"{snapshot.table}: leave_out is a list of columns, not one text.")
+    if isinstance(exclude_columns, str):
+        raise InvalidOption(f"{snapshot.table}: exclude_columns is a list of columns, not one text.")
     partitions = visible_partitions(snapshot.schema, snapshot.partition_schema)
-    if unknown := [c for c in leave_out if c not in snapshot.schema and c not in partitions]:
+    if unknown := [c for c in exclude_columns if c not in snapshot.schema and c not in partitions]:
         raise UnknownColumn(
-            f"{snapshot.table}: leave_out names {unknown}; the table has {[*snapshot.schema, *partitions]}."
+            f"{snapshot.table}: exclude_columns names {unknown}; the table has {[*snapshot.schema, *partitions]}."
         )
-    columns = {c: t for c, t in snapshot.schema.items() if c not in leave_out}
-    partitions = {c: t for c, t in partitions.items() if c not in leave_out}
+    columns = {c: t for c, t in snapshot.schema.items() if c not in exclude_columns}
+    partitions = {c: t for c, t in partitions.items() if c not in exclude_columns}
     if not columns:
         raise InvalidOption(
             f"{snapshot.table}: there is no column to export. Insert rows first, or declare columns, and leave one in."

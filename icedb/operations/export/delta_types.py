@@ -52,7 +52,7 @@ def delta_schema(columns: Mapping[str, str], partitions: Mapping[str, str], *, t
 
 def _refused(columns: Iterable[str], table: str) -> UnsupportedType:
     return UnsupportedType(
-        f"{table}: Delta has no type for {', '.join(columns)}. Nothing was exported. Name them in leave_out to export "
+        f"{table}: Delta has no type for {', '.join(columns)}. Nothing was exported. Name them in exclude_columns to export "
         "the others; or export as Parquet."
     )
 

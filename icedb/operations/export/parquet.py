@@ -23,7 +23,7 @@ from icedb.errors import IceDBError, InvariantViolated
 from icedb.format.keys import encode_partition
 from icedb.format.records import total_rows
 from icedb.operations.export.targets import Target, open_target
-from icedb.reader.scan_sql import explain, relation, visible_partitions
+from icedb.reader.scan_sql import relation, translate_read_error, visible_partitions
 from icedb.reader.snapshot import Snapshot, Where, take_snapshot
 from icedb.sql.column_stats import TEXT_MAX, Bounds, bounds_of
 from icedb.sql.connections import connect_reader, copy_statement, quote_name, quote_text, renew_access
@@ -283,7 +283,7 @@ class _Export:
             path.unlink()
 
     def _explained(self, part: Part, error: Exception) -> Exception:
-        return explain(self._handle, [part], error, as_of_ms=self._snapshot.as_of_ms)
+        return translate_read_error(self._handle, [part], error, as_of_ms=self._snapshot.as_of_ms)
 
     def _tell(self, part: Part) -> None:
         self._done += 1

@@ -13,7 +13,7 @@ from itertools import chain
 
 from icedb.format.keys import partition_of
 from icedb.format.records import Marker, total_rows
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 
 __all__ = ["rearranged"]
 
@@ -21,7 +21,9 @@ __all__ = ["rearranged"]
 _Place = tuple[int, str]
 
 
-def rearranged(state: LogState, *, data_prefix: str, exported: Collection[str], now: Collection[str]) -> frozenset[str]:
+def rearranged(
+    state: TableState, *, data_prefix: str, exported: Collection[str], now: Collection[str]
+) -> frozenset[str]:
     """The keys of parts that are in just one of `exported` and `now`, and together change no row. Pure."""
     fresh = [m for key in now if key not in exported and (m := state.parts.get(key)) is not None]
     inputs: dict[_Place, list[Marker]] = {}

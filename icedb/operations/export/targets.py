@@ -13,10 +13,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from icedb.errors import CommitUncertain, InvalidOption, StoreUnavailable
+from icedb.errors import CommitStateUnknown, InvalidOption, StoreUnavailable
 from icedb.storage.location import Location, parse_location
 from icedb.storage.obstore_store import ObjectNotFound, ObjectStore, open_store
-from icedb.transaction.append import Put, put_settled
+from icedb.transaction.append import PutOutcome, put_if_absent
 from icedb.transaction.table_handle import Handle
 
 __all__ = ["Target", "open_target"]
@@ -47,25 +47,25 @@ class Target:
         self.store.delete([key for key in self.earlier if key not in last])
         self.store.delete(last)
         try:
-            put = put_settled(self.store, self.root + STARTED, body)
+            put = put_if_absent(self.store, self.root + STARTED, body)
         except ObjectNotFound:
             raise InvalidOption(f"{self.uri}: nothing can be written there. Choose another target.") from None
         match put:
-            case Put.TAKEN:
+            case PutOutcome.CONFLICT:
                 raise InvalidOption(
                     f"{self.uri}: another export into this place is under way. Choose another target, or wait for it."
                 )
-            case Put.ABSENT:
+            case PutOutcome.NOT_FOUND:
                 raise StoreUnavailable(f"{self.uri}: the store did not answer. Nothing was exported. Try again.")
 
     def finish(self) -> None:
-        """Say that all is there. Raises CommitUncertain, and then nothing may be removed: it may come late."""
+        """Say that all is there. Raises CommitStateUnknown, and then nothing may be removed: it may come late."""
         try:
-            absent = put_settled(self.store, self.root + FINISHED, b"") is Put.ABSENT
+            absent = put_if_absent(self.store, self.root + FINISHED, b"") is PutOutcome.NOT_FOUND
         except StoreUnavailable:
             absent = True
         if absent:
-            raise CommitUncertain(
+            raise CommitStateUnknown(
                 f"{self.uri}: all files are there, but perhaps not '{FINISHED}': the store did not answer. If it is "
                 "not there, export again, with overwrite."
             )

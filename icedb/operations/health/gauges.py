@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from icedb.operations.health.table_health import Condition, Thresholds
+from icedb.operations.health.table_health import TableHealth, Thresholds
 
 __all__ = ["Gauge", "gauges", "level"]
 
@@ -30,19 +30,19 @@ def level(figure: int, limit: int) -> int:
     return (figure >= limit // 2) + (figure >= limit)
 
 
-def gauges(condition: Condition, thresholds: Thresholds) -> tuple[Gauge, ...]:
+def gauges(health: TableHealth, thresholds: Thresholds) -> tuple[Gauge, ...]:
     """All figures that have a threshold."""
-    hot = [p.small_parts for p in condition.partitions if p.hot and not p.at_rest]
-    cold = [p.small_parts for p in condition.partitions if not p.hot and not p.at_rest]
+    hot = [p.small_parts for p in health.partitions if p.hot and not p.at_rest]
+    cold = [p.small_parts for p in health.partitions if not p.hot and not p.at_rest]
     return (
         Gauge("hot partition: small parts", max(hot, default=0), thresholds.hot_parts),
         Gauge("cold partition: small parts", max(cold, default=0), thresholds.cold_parts),
         # Those that a merge cannot make fewer are as they should be.
-        Gauge("log files to read", condition.log_files if condition.small_log_files else 0, thresholds.log_files),
-        Gauge("expired bytes", condition.expired_bytes, thresholds.expired_bytes, "B"),
+        Gauge("log files to read", health.log_files if health.small_log_files else 0, thresholds.log_files),
+        Gauge("expired bytes", health.expired_bytes, thresholds.expired_bytes, "B"),
         Gauge(
             "expired objects",
-            condition.expired_parts + condition.expired_log_files,
+            health.expired_parts + health.expired_log_files,
             thresholds.expired_objects,
         ),
     )

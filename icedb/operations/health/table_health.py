@@ -23,16 +23,16 @@ from icedb.errors import InvalidOption
 from icedb.format.keys import partition_of
 from icedb.format.packed_state import MarkerView
 from icedb.format.records import Marker, total_bytes, total_rows
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.timing import Timing
 from icedb.operations.retention.merge_log import mergeable_log_files, plan_merge_log
-from icedb.operations.rewrite.merge import PART_BYTES_MAX, Tiers, plan_merge
+from icedb.operations.rewrite.merge import PART_BYTES_MAX, TieredMerge, plan_merge
 from icedb.reader.lazy_parts import LiveParts
 from icedb.transaction.pin_objects import Pin, is_needed, pins_in_force
 from icedb.transaction.table_handle import Handle, Part
 from icedb.util.arguments import checks_arguments
 
-__all__ = ["Condition", "Due", "PartitionCondition", "Recommendation", "SizeClass", "Thresholds", "condition_of",
+__all__ = ["TableHealth", "Due", "PartitionCondition", "Recommendation", "SizeClass", "Thresholds", "condition_of",
            "examine", "recommend"]  # fmt: skip
 
 #: What can be due.
@@ -115,7 +115,7 @@ class Recommendation:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class TableHealth:
     """A table at one time, as its log tells it. Times are unix milliseconds; a `basis` tells which objects it is of."""
 
     table: str
@@ -173,38 +173,38 @@ class Condition:
         return max(self.newest_rows_ms or 0, self.horizon_ms) or None
 
 
-def examine(handle: Handle, thresholds: Thresholds | None = None) -> Condition:
-    """The condition of a table now, with recommendations. See `Table.condition`.
+def examine(handle: Handle, thresholds: Thresholds | None = None) -> TableHealth:
+    """The condition of a table now, with recommendations. See `Table.health`.
 
     One LIST (for each thousand log files that are stored) when nothing has changed since the last look. Raises
-    DamagedLog, SchemaConflict, ForeignMaintenance, TornListing and the store's errors.
+    CorruptLog, SchemaConflict, UncoordinatedMaintenance, InconsistentListing and the store's errors.
     """
     thresholds = thresholds or Thresholds()
     # Afresh: a refresh does not list log files that were superseded a while ago, and these are counted here.
     state, now_ms = handle.read(fresh=True), handle.clock.now_ms()
-    condition = condition_of(handle, state, thresholds, now_ms=now_ms)
-    recommended = recommend(condition, thresholds)
+    health = health_of(handle, state, thresholds, now_ms=now_ms)
+    recommended = recommend(health, thresholds)
     if any(r.due == "cleanup" for r in recommended):
         # Only now: to look at the pins takes requests, and pins only ever keep something from being deleted.
         pins = pins_in_force(handle, cutoff_ms=now_ms - handle.timing.grace_ms)
         if pins:
-            condition = condition_of(handle, state, thresholds, now_ms=now_ms, pins=pins)
-            recommended = recommend(condition, thresholds)
-    return replace(condition, recommendations=recommended)
+            health = health_of(handle, state, thresholds, now_ms=now_ms, pins=pins)
+            recommended = recommend(health, thresholds)
+    return replace(health, recommendations=recommended)
 
 
 # ------------------------------------------------------------------------------------------------ the decision
 
 
-def recommend(condition: Condition, thresholds: Thresholds) -> tuple[Recommendation, ...]:
+def recommend(health: TableHealth, thresholds: Thresholds) -> tuple[Recommendation, ...]:
     """What is due, the most urgent first. Pure."""
-    hot = [p for p in condition.partitions if p.hot]
-    cold = [p for p in condition.partitions if not p.hot]
+    hot = [p for p in health.partitions if p.hot]
+    cold = [p for p in health.partitions if not p.hot]
     found = (
         _merge("merge_newest", hot, "in which rows arrive", thresholds.hot_parts),
-        _merge_log(condition, thresholds.log_files),
+        _merge_log(health, thresholds.log_files),
         _merge("merge_oldest", cold, "in which no more rows arrive", thresholds.cold_parts),
-        _cleanup(condition, thresholds),
+        _cleanup(health, thresholds),
     )
     return tuple(r for r in found if r is not None)
 
@@ -221,35 +221,35 @@ def _merge(due: Due, partitions: Iterable[PartitionCondition], which: str, thres
     return Recommendation(due, reason, _digest(p.basis for p in crowded))
 
 
-def _merge_log(condition: Condition, threshold: int) -> Recommendation | None:
-    if condition.log_files < threshold // 2 or not condition.small_log_files:
+def _merge_log(health: TableHealth, threshold: int) -> Recommendation | None:
+    if health.log_files < threshold // 2 or not health.small_log_files:
         return None
     reason = (
-        f"whoever opens the table reads {condition.log_files:,} log files, and should have to read fewer than "
-        f"{threshold:,}; {condition.small_log_files:,} of them can become one"
+        f"whoever opens the table reads {health.log_files:,} log files, and should have to read fewer than "
+        f"{threshold:,}; {health.small_log_files:,} of them can become one"
     )
-    return Recommendation("merge_log", reason, condition.small_log_files_basis)
+    return Recommendation("merge_log", reason, health.small_log_files_basis)
 
 
-def _cleanup(condition: Condition, thresholds: Thresholds) -> Recommendation | None:
-    objects = condition.expired_parts + condition.expired_log_files
-    if condition.expired_bytes < thresholds.expired_bytes // 2 and objects < thresholds.expired_objects // 2:
+def _cleanup(health: TableHealth, thresholds: Thresholds) -> Recommendation | None:
+    objects = health.expired_parts + health.expired_log_files
+    if health.expired_bytes < thresholds.expired_bytes // 2 and objects < thresholds.expired_objects // 2:
         return None
-    megabytes, megabytes_max = condition.expired_bytes / _MEGABYTE, thresholds.expired_bytes / _MEGABYTE
+    megabytes, megabytes_max = health.expired_bytes / _MEGABYTE, thresholds.expired_bytes / _MEGABYTE
     reason = (
-        f"{condition.expired_parts:,} parts of {megabytes:,.1f} MB and {condition.expired_log_files:,} log files were "
+        f"{health.expired_parts:,} parts of {megabytes:,.1f} MB and {health.expired_log_files:,} log files were "
         f"superseded longer than the grace period ago; it should be less than {megabytes_max:,.1f} MB and fewer than "
         f"{thresholds.expired_objects:,} objects"
     )
-    return Recommendation("cleanup", reason, condition.expired_basis)
+    return Recommendation("cleanup", reason, health.expired_basis)
 
 
 # ------------------------------------------------------------------------------------------------ the figures
 
 
-def condition_of(
-    handle: Handle, state: LogState, thresholds: Thresholds, *, now_ms: int, pins: Collection[Pin] = ()
-) -> Condition:
+def health_of(
+    handle: Handle, state: TableState, thresholds: Thresholds, *, now_ms: int, pins: Collection[Pin] = ()
+) -> TableHealth:
     """The figures of a state of the log that was read afresh. Without a request. What a pin needs is not expired."""
     live, dead = state.live, state.dead
     ahead_ms, cutoff_ms = handle.far_ahead_ms(now_ms), now_ms - handle.timing.grace_ms
@@ -259,7 +259,7 @@ def condition_of(
     small_log_files = plan_merge_log(mergeable_log_files(state, ahead_ms))
     partitions, sizes = _partitions(handle, state, _free(live, held, thresholds), thresholds, now_ms=now_ms)
     last = max((f.file for f in state.effective.values()), key=lambda file: file.t_ms, default=None)
-    return Condition(
+    return TableHealth(
         table=handle.table,
         at_ms=now_ms,
         live_parts=len(live),
@@ -295,7 +295,7 @@ def _expired_parts(dead: Iterable[Marker], cutoff_ms: int, pins: Collection[Pin]
     return [m for m in dead if (m.tombstoned_ms or 0) <= cutoff_ms and not is_needed(m, pins)]
 
 
-def _expired_log_files(state: LogState, cutoff_ms: int) -> list[str]:
+def _expired_log_files(state: TableState, cutoff_ms: int) -> list[str]:
     """The log files that are still stored, and were superseded by `cutoff_ms`; without a tombstone, when stored."""
     superseded = {k: state.listed_ms[k] for k in state.ignored if k in state.listed_ms}
     superseded |= {k: t for k, t in state.log_tombstones.items() if k in state.listed_ms}
@@ -303,7 +303,7 @@ def _expired_log_files(state: LogState, cutoff_ms: int) -> list[str]:
 
 
 def _partitions(
-    handle: Handle, state: LogState, free: Iterable[Marker], thresholds: Thresholds, *, now_ms: int
+    handle: Handle, state: TableState, free: Iterable[Marker], thresholds: Thresholds, *, now_ms: int
 ) -> tuple[tuple[PartitionCondition, ...], tuple[SizeClass, ...]]:
     """Each partition with live parts, by path, and their sizes. `free`: the live parts that a merge may take."""
     sizes: dict[str, list[int]] = {}
@@ -317,7 +317,7 @@ def _partitions(
     small = _small_parts(map(handle.part, free), thresholds)
     # Of the others nothing is due, whatever a merge would take.
     crowded = {path for path, parts in small.items() if len(parts) >= _crowd(thresholds)}
-    tiers = dict.fromkeys(hot, Tiers(thresholds.hot_ms, thresholds.hot_parts).hot_tier)
+    tiers = dict.fromkeys(hot, TieredMerge(thresholds.hot_ms, thresholds.hot_parts).hot_tier)
     paying = _small_parts((p for path in crowded for p in small[path]), thresholds, tiers)
     partitions = tuple(
         PartitionCondition(
@@ -343,7 +343,7 @@ def _sizes(live: Iterable[Iterable[int]], small: Iterable[Iterable[Part]]) -> tu
     return tuple(SizeClass(1 << n >> 1, parts, to_merge[n]) for n, parts in sorted(all_parts.items()))
 
 
-def _of_parts(handle: Handle, state: LogState) -> Iterator[tuple[str, int, int, bool, bool]]:
+def _of_parts(handle: Handle, state: TableState) -> Iterator[tuple[str, int, int, bool, bool]]:
     """Each part's partition, bytes, when it was created, and whether it is dead and was moved."""
     if state.columns is None:
         prefix = handle.keys.data_prefix
@@ -379,7 +379,7 @@ def _small_parts(
     return small
 
 
-def _newest_rows_ms(state: LogState) -> int | None:
+def _newest_rows_ms(state: TableState) -> int | None:
     if state.columns is None:
         return max((m.created_ms for m in state.parts.values() if not m.moved), default=None)
     parts = state.columns.all

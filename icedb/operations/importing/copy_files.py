@@ -15,12 +15,12 @@ from pathlib import Path
 from icedb.errors import InvalidBatch, InvariantViolated
 from icedb.format.keys import partition_of
 from icedb.format.records import Marker
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.operations.importing.import_plan import Takeover
 from icedb.operations.importing.inspect_files import each
 from icedb.operations.importing.list_files import Origin, Source
 from icedb.operations.importing.parquet_footer import Footers
-from icedb.operations.rewrite.engine import IN_PROCESS, Engine, Means, Work
+from icedb.operations.rewrite.engine import LOCAL_ENGINE, DistributedTask, Engine, ResourceLimits
 from icedb.storage.location import Location
 from icedb.storage.obstore_store import ObjectExists, ObjectInfo, ObjectNotFound, ObjectStore
 from icedb.transaction.table_handle import Handle
@@ -41,20 +41,20 @@ FOLDERS_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The copies' markers, by the id of the file; `born_ms` is when the oldest of them was made, None without any."""
+    """The copies' markers, by the id of the file; `oldest_part_ms` is when the oldest of them was made, None without any."""
 
     markers: dict[str, Marker]
-    born_ms: int | None
+    oldest_part_ms: int | None
 
 
 def copy_files(
-    handle: Handle, state: LogState, source: Source, files: Sequence[Takeover], engine: Engine = IN_PROCESS
+    handle: Handle, state: TableState, source: Source, files: Sequence[Takeover], engine: Engine = LOCAL_ENGINE
 ) -> Copied:
     """Copy what has not been copied yet. Nothing is visible then. Raises InvalidBatch, the store's and the engine's."""
     if not files:
         return Copied({}, None)
-    born_ms = handle.clock.now_ms()
-    before = _copied_before(handle, state, {f.partition for f in files}, born_ms)
+    oldest_part_ms = handle.clock.now_ms()
+    before = _copied_before(handle, state, {f.partition for f in files}, oldest_part_ms)
     markers: dict[str, Marker] = {}
     todo = []
     for file in files:
@@ -63,12 +63,12 @@ def copy_files(
             todo.append(file)
         else:
             markers[file.source.id] = file.marker(found.key)
-            born_ms = min(born_ms, found.stored_ms)
+            oldest_part_ms = min(oldest_part_ms, found.stored_ms)
     made = engine.run(handle, Copying(source.origin), todo)
     again = len(files) - len(made)
     logger.info("%s: %d files are copied%s", handle.table, len(made), f", {again} were before" if again else "")
     markers |= {file.source.id: marker for file, marker in zip(todo, made, strict=True)}
-    return Copied(markers, born_ms)
+    return Copied(markers, oldest_part_ms)
 
 
 def stored_parts(handle: Handle, partitions: Iterable[str]) -> list[ObjectInfo]:
@@ -81,7 +81,7 @@ def stored_parts(handle: Handle, partitions: Iterable[str]) -> list[ObjectInfo]:
 
 
 def _copied_before(
-    handle: Handle, state: LogState, partitions: Iterable[str], now_ms: int
+    handle: Handle, state: TableState, partitions: Iterable[str], now_ms: int
 ) -> Mapping[tuple[str, int, str], ObjectInfo]:
     """What may be used again: parts that the log does not name and no sweep will take in the next hours."""
     least_ms = now_ms - handle.part_timeout_ms(now_ms - handle.timing.part_timeout_ms) // 2
@@ -94,7 +94,7 @@ def _copied_before(
 
 
 @dataclass(frozen=True, slots=True)
-class Copying(Work[Takeover, Marker]):
+class Copying(DistributedTask[Takeover, Marker]):
     """Puts files under new keys; the markers of the copies. A copy that was made stays, for the next import."""
 
     origin: Origin
@@ -110,7 +110,7 @@ class Copying(Work[Takeover, Marker]):
         """See Work."""
         return item.source.bytes
 
-    def do(self, handle: Handle, items: Sequence[Takeover], means: Means) -> list[Marker]:
+    def do(self, handle: Handle, items: Sequence[Takeover], means: ResourceLimits) -> list[Marker]:
         """See Work. Raises InvalidBatch, the store's errors."""
         if self.origin.own:
             return each(handle, self.name, items, partial(_copy_within, handle), at_once=COPIES_AT_ONCE)

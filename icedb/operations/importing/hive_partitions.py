@@ -11,7 +11,7 @@ from icedb.operations.importing.list_files import Source, SourceFile
 from icedb.operations.importing.parquet_footer import Footers
 from icedb.sql.connections import quote_name
 from icedb.sql.partition_expressions import partition_types, path_value_types
-from icedb.sql.sandbox_pool import question
+from icedb.sql.sandbox_pool import scratch_connection
 from icedb.transaction.table_handle import Handle
 from icedb.util.clock import SystemClock
 
@@ -65,7 +65,7 @@ def _canonical(values: Iterable[str | None], type_: str) -> dict[str, str | None
     texts = sorted({v for v in values if v is not None})
     if type_ == "VARCHAR":
         return {t: t for t in texts}
-    with question() as con:
+    with scratch_connection() as con:
         cast = f"TRY_CAST(text AS {type_})"
         exact = "true"
         if type_ in ("DATE", "TIMESTAMP"):

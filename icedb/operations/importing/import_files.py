@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from icedb.errors import InvalidBatch, InvalidOption, MissingPart, PublicationTooLate, TableExists
-from icedb.format.commit_draft import Draft, draft
+from icedb.errors import CommitTimedOut, InvalidBatch, InvalidOption, MissingPart, TableExists
+from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.keys import partition_of
 from icedb.format.records import Marker
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.table_spec import Aggregating, all_columns
 from icedb.format.timing import Timing
 from icedb.operations.importing.copy_files import copy_files, stored_parts
@@ -37,12 +37,12 @@ from icedb.operations.importing.import_plan import (
 )
 from icedb.operations.importing.list_files import Source, open_source
 from icedb.operations.importing.parquet_footer import Footers
-from icedb.operations.rewrite.engine import IN_PROCESS, Engine
+from icedb.operations.rewrite.engine import LOCAL_ENGINE, Engine
 from icedb.sql.types import check_columns
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import ObjectNotFound, open_store
 from icedb.transaction.append import Commit, nothing_to_commit
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.open_table import create_handle
 from icedb.transaction.table_handle import Fencing, Handle
 from icedb.writer.spec_validation import checked_spec
@@ -82,7 +82,7 @@ def import_files(
     verify: bool = False,
     first_time: bool = False,
     dry_run: bool = False,
-    engine: Engine = IN_PROCESS,
+    engine: Engine = LOCAL_ENGINE,
 ) -> ImportReport:
     """Make existing Parquet part of the table. See `Table.import_files`."""
     _check_source(source, handle.table)
@@ -131,12 +131,12 @@ def _import(
         handle,
         copied.markers | _registered(plan.files),
         plan.columns,
-        copied.born_ms,
+        copied.oldest_part_ms,
         import_name(found),
         listed_ms,
         planned=state,
     )
-    commit = exclusive(handle, operation)
+    commit = commit_exclusive(handle, operation)
     _check_registered(handle, plan.files)
     done = [f for f in plan.files if f.source.id not in operation.taken]
     skipped = [*plan.skipped, *(SkippedFile(f.source.path, operation.taken[f.source.id]) for f in plan.files
@@ -156,9 +156,9 @@ def create_by_import(
     trust_paths: bool = False,
     verify: bool = False,
     dry_run: bool = False,
-    engine: Engine = IN_PROCESS,
+    engine: Engine = LOCAL_ENGINE,
 ) -> ImportReport:
-    """Create a table that is laid out as the files are, and import them. See `Table.adopt`.
+    """Create a table that is laid out as the files are, and import them. See `Table.create_from_files`.
 
     The table comes into being when the whole import has been planned: what is wrong with the files or the options
     leaves none behind.
@@ -288,20 +288,20 @@ class _Import:
     #: Id of the source's file -> marker.
     markers: Mapping[str, Marker]
     schema: Mapping[str, str]
-    born_ms: int | None
+    oldest_part_ms: int | None
     #: What the log remembers of this import: the files that were there then were imported.
     name: str
     listed_ms: int
     #: What the files were compared with when the import was planned.
-    planned: LogState
+    planned: TableState
     #: Id of the source's file -> why it is not imported after all.
     taken: dict[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     unused: list[str] = field(default_factory=list)
     reads_everything: bool = False
 
-    def build(self, state: LogState, t_ms: int) -> Draft | None:
-        """Raises SchemaConflict; PublicationTooLate when a part is gone, or what another imported may be forgotten."""
+    def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
+        """Raises SchemaConflict; CommitTimedOut when a part is gone, or what another imported may be forgotten."""
         check_columns(self.schema, all_columns(self.handle.spec, state.schema), table=state.table)
         named = NamedParts(state)
         self.taken = {
@@ -313,7 +313,7 @@ class _Import:
         if not left:
             return None
         if state.horizon_ms > self.planned.horizon_ms and imports_of(state) != imports_of(self.planned):
-            raise PublicationTooLate(
+            raise CommitTimedOut(
                 f"{state.table}: another import was committed since these files were compared with the log, and "
                 "cleanup has made the log forget parts since. So the table may have these files already. Nothing was "
                 "imported. Import again."
@@ -321,7 +321,7 @@ class _Import:
         folders = {partition_of(self.handle.keys.data_prefix, m.key) for m in left}
         present = {i.key: i.bytes for i in stored_parts(self.handle, folders)}
         if gone := sorted(m.key for m in left if present.get(m.key) != m.bytes):
-            raise PublicationTooLate(
+            raise CommitTimedOut(
                 f"{state.table}: '{gone[0]}' is not there any more, or has another size: an orphan sweep or a cleanup "
                 "may have taken it. Nothing was imported. Import again."
             )

@@ -15,14 +15,14 @@ from icedb.errors import (
 )
 from icedb.format.keys import Keys, encode_partition, partition_of
 from icedb.format.records import Marker, Stats
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.table_spec import all_columns
 from icedb.operations.importing.file_columns import check_file_columns, union_of_columns
 from icedb.operations.importing.hive_partitions import check_rows_of, partition_values
 from icedb.operations.importing.inspect_files import Examining, ReadingFooters
 from icedb.operations.importing.list_files import Source, SourceFile, was_listed
 from icedb.operations.importing.parquet_footer import Demand
-from icedb.operations.rewrite.engine import IN_PROCESS, Engine
+from icedb.operations.rewrite.engine import LOCAL_ENGINE, Engine
 from icedb.sql.column_stats import statistics_columns
 from icedb.storage.obstore_store import ObjectNotFound
 from icedb.transaction.table_handle import STORED_MS_PRECISION, Handle
@@ -83,7 +83,7 @@ class Plan:
 class NamedParts:
     """The parts that the log names, by key, and by the id of the file of which they are a copy."""
 
-    def __init__(self, state: LogState) -> None:
+    def __init__(self, state: TableState) -> None:
         self._by_key = state.parts
         self._copies: dict[tuple[str, int], Marker] = {}
         for marker in state.parts.values():
@@ -106,12 +106,12 @@ def import_name(source: Source) -> str:
     return f"{_IMPORT}{source.name}"
 
 
-def imports_of(state: LogState) -> dict[str, tuple[int, int]]:
+def imports_of(state: TableState) -> dict[str, tuple[int, int]]:
     """The imports that the log remembers: how often from each source, and when its files were listed last."""
     return {application: last for application, last in state.txn.items() if application.startswith(_IMPORT)}
 
 
-def _imported_ms(state: LogState, file: SourceFile, source: Source) -> int:
+def _imported_ms(state: TableState, file: SourceFile, source: Source) -> int:
     """When files were last imported from where this one lies: if it was there, it was imported then."""
     names = ((a.removeprefix(_IMPORT), t_ms) for a, (_, t_ms) in imports_of(state).items())
     return max((t_ms for name, t_ms in names if was_listed(name, file, source)), default=0)
@@ -119,15 +119,15 @@ def _imported_ms(state: LogState, file: SourceFile, source: Source) -> int:
 
 def plan_takeovers(
     handle: Handle,
-    state: LogState,
+    state: TableState,
     source: Source,
     *,
     trust_paths: bool,
     verify: bool,
     first_time: bool,
-    engine: Engine = IN_PROCESS,
+    engine: Engine = LOCAL_ENGINE,
 ) -> Plan:
-    """Look at every file of a source. Raises FixInput errors that name the file, the store's and the engine's."""
+    """Look at every file of a source. Raises InvalidRequestError errors that name the file, the store's and the engine's."""
     files, skipped = _choose(handle, state, source, first_time=first_time)
     footers = engine.run(handle, ReadingFooters(source.origin), files)
     read = list(zip(files, footers, strict=True))
@@ -159,7 +159,7 @@ def plan_takeovers(
 
 
 def _choose(
-    handle: Handle, state: LogState, source: Source, *, first_time: bool
+    handle: Handle, state: TableState, source: Source, *, first_time: bool
 ) -> tuple[list[SourceFile], list[SkippedFile]]:
     """Those that are not the table's yet, and why the others are left."""
     named = NamedParts(state)
@@ -192,7 +192,7 @@ def _forgotten(handle: Handle, file: SourceFile, imported_ms: int) -> str:
     )
 
 
-def _created_ms(handle: Handle, state: LogState) -> int:
+def _created_ms(handle: Handle, state: TableState) -> int:
     """When the table was created, by the store's clock: no writer of it put anything before. 0: unknown.
 
     A spec that is younger than a commit was made anew (`repair_spec`), and does not say it.

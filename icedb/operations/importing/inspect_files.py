@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from icedb.operations.importing.list_files import Origin, SourceFile
 from icedb.operations.importing.parquet_footer import Demand, Examined, Footer, Footers
-from icedb.operations.rewrite.engine import Means, Work
+from icedb.operations.rewrite.engine import DistributedTask, ResourceLimits
 from icedb.storage.location import Location
 from icedb.transaction.table_handle import Handle
 from icedb.util.progress import progress
@@ -28,7 +28,7 @@ FILES_PER_LINE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingFooters(Work[SourceFile, Footer]):
+class ReadingFooters(DistributedTask[SourceFile, Footer]):
     """Reads the footers of files."""
 
     origin: Origin
@@ -40,14 +40,14 @@ class ReadingFooters(Work[SourceFile, Footer]):
         """See Work."""
         return (self.origin.location,)
 
-    def do(self, handle: Handle, items: Sequence[SourceFile], means: Means) -> list[Footer]:
+    def do(self, handle: Handle, items: Sequence[SourceFile], means: ResourceLimits) -> list[Footer]:
         """See Work. Raises as `Footers.read`."""
         with Footers(self.origin, table=handle.store, means=means) as footers:
             return each(handle, self.name, items, footers.read, at_once=FILES_AT_ONCE)
 
 
 @dataclass(frozen=True, slots=True)
-class Examining(Work[tuple[SourceFile, Footer], Examined]):
+class Examining(DistributedTask[tuple[SourceFile, Footer], Examined]):
     """Asks the rows of files, whose footers were read."""
 
     origin: Origin
@@ -64,7 +64,7 @@ class Examining(Work[tuple[SourceFile, Footer], Examined]):
         """See Work."""
         return item[0].bytes
 
-    def do(self, handle: Handle, items: Sequence[tuple[SourceFile, Footer]], means: Means) -> list[Examined]:
+    def do(self, handle: Handle, items: Sequence[tuple[SourceFile, Footer]], means: ResourceLimits) -> list[Examined]:
         """See Work. Raises as `Footers.examine`."""
         with Footers(self.origin, table=handle.store, means=means) as footers:
             return each(

@@ -18,7 +18,7 @@ import duckdb
 from icedb.errors import InvalidBatch, InvalidOption, UnsupportedType
 from icedb.format.records import Stats
 from icedb.operations.importing.list_files import Origin, SourceFile
-from icedb.operations.rewrite.engine import Means
+from icedb.operations.rewrite.engine import ResourceLimits
 from icedb.sql.column_stats import encode_statistics, figures_sql
 from icedb.sql.connections import RESERVED, connect_reader, quote_name, quote_text, read_file
 from icedb.sql.partition_expressions import PartitionExpression
@@ -81,11 +81,11 @@ class Footers:
     `table`: the store of the table that the files are for.
     """
 
-    def __init__(self, origin: Origin, *, table: ObjectStore, means: Means | None = None) -> None:
+    def __init__(self, origin: Origin, *, table: ObjectStore, means: ResourceLimits | None = None) -> None:
         self._location = origin.location
         self._store = origin.store(table)
         self._table = table.location.uri
-        self._means = means or Means()
+        self._means = means or ResourceLimits()
         self._numbers = count(1)
 
     def __enter__(self) -> Self:

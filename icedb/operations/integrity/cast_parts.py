@@ -16,7 +16,7 @@ import duckdb
 
 from icedb.errors import InvariantViolated, SchemaConflict
 from icedb.format.records import Marker
-from icedb.reader.scan_sql import explain, read_parquet
+from icedb.reader.scan_sql import read_parquet, translate_read_error
 from icedb.sql.casts import Conversion, lossless, stringify
 from icedb.sql.column_stats import encode_statistics, figures_sql, statistics_columns
 from icedb.sql.connections import (
@@ -178,6 +178,6 @@ def _connected(handle: Handle, parts: Sequence[Part]) -> Iterator[tuple[duckdb.D
         with connect_reader(handle.location, memory_bytes=memory_bytes_default(), folder=folder) as con:
             yield con, folder
     except (duckdb.Error, ObjectNotFound) as error:
-        raise explain(handle, parts, error, as_of_ms=started_ms) from None
+        raise translate_read_error(handle, parts, error, as_of_ms=started_ms) from None
     finally:
         remove_folder(folder)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import duckdb
 
 from icedb.errors import InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.table_spec import TableSpec
 from icedb.sql.casts import lossless, widening
-from icedb.sql.sandbox_pool import question
+from icedb.sql.sandbox_pool import scratch_connection
 from icedb.sql.types import describe, storage_type
 
 __all__ = ["RepairedColumn", "choose_types", "common_type"]
@@ -38,7 +38,7 @@ class RepairedColumn:
         return f"{self.column}: {', '.join(self.types)} becomes {self.type}"
 
 
-def choose_types(state: LogState, given: Mapping[str, str], spec: TableSpec) -> tuple[RepairedColumn, ...]:
+def choose_types(state: TableState, given: Mapping[str, str], spec: TableSpec) -> tuple[RepairedColumn, ...]:
     """Which type each column with a conflict gets. Opens no store.
 
     Raises SchemaConflict for one whose types have none in common, UnknownColumn, InvalidOption and UnsupportedType.
@@ -59,7 +59,7 @@ def choose_types(state: LogState, given: Mapping[str, str], spec: TableSpec) -> 
 
 
 def _choose(
-    state: LogState, column: str, types: Mapping[str, tuple[str, ...]], given: Mapping[str, str], spec: TableSpec
+    state: TableState, column: str, types: Mapping[str, tuple[str, ...]], given: Mapping[str, str], spec: TableSpec
 ) -> RepairedColumn:
     declared = {column: spec.columns[column]} if column in spec.columns else {}
     chosen = given.get(column) or common_type([*types, *declared.values()], column=column, table=state.table)
@@ -97,7 +97,7 @@ def _widens(source: str, target: str) -> bool:
 
 
 def _candidates(types: Sequence[str]) -> Iterator[str]:
-    with question() as con:
+    with scratch_connection() as con:
         union = " UNION ALL ".join(f"SELECT CAST(NULL AS {t}) AS value" for t in types)
         try:
             united = describe(con, union)["value"]
@@ -109,7 +109,7 @@ def _candidates(types: Sequence[str]) -> Iterator[str]:
         yield "DOUBLE"  # exact for more integers
 
 
-def _check_case(state: LogState) -> None:
+def _check_case(state: TableState) -> None:
     seen: dict[str, str] = {}
     for column in state.schema:
         other = seen.setdefault(column.casefold(), column)

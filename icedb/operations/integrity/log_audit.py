@@ -15,12 +15,12 @@ from typing import Literal
 
 import msgspec
 
-from icedb.errors import DamagedLog
+from icedb.errors import CorruptLog
 from icedb.format.codec import decode
 from icedb.format.keys import Keys
 from icedb.format.log_schema import check_types, describe_conflict
 from icedb.format.records import Header, Marker
-from icedb.format.replay import LogState, StoredLogFile, live_to_v3_readers, replay
+from icedb.format.replay import StoredLogFile, TableState, live_to_v3_readers, replay
 from icedb.sql.types import type_name
 from icedb.storage.obstore_store import StoredObject
 from icedb.transaction.claims import FoundClaim
@@ -55,7 +55,7 @@ class Problem:
 class ReadLog:
     """What of a log can be read, as a state. `unread` are the log files that are there and cannot be."""
 
-    state: LogState
+    state: TableState
     unread: frozenset[str]
     #: The epochs that the names of those announce.
     unread_epochs: frozenset[int]
@@ -75,7 +75,7 @@ def read_log(handle: Handle) -> ReadLog:
                 handle.keys.parse_log_file(key)
                 found = StoredLogFile(key, decode(stored.body, key, handle.keys), stored.stored_ms)
                 check_types(key, found.file.schema, type_name)
-            except DamagedLog as error:
+            except CorruptLog as error:
                 problems.append(Problem("damaged_log", "error", key, str(error)))
             else:
                 files[key] = found
@@ -91,7 +91,7 @@ def read_log(handle: Handle) -> ReadLog:
 def _announced(log_files: Iterable[str], keys: Keys) -> frozenset[int]:
     epochs = set()
     for key in log_files:
-        with suppress(DamagedLog):
+        with suppress(CorruptLog):
             epochs.add(keys.parse_log_file(key).epoch)
     return frozenset(e for e in epochs if e is not None)
 
@@ -177,7 +177,7 @@ def _check_file(stored: StoredLogFile, body: StoredObject, keys: Keys) -> Iterat
 
 def _replay_good(
     table: str, files: Mapping[str, StoredLogFile], listed_ms: Mapping[str, int]
-) -> tuple[LogState, list[Problem]]:
+) -> tuple[TableState, list[Problem]]:
     """A state of the good log files, without what replay would refuse: an epoch twice, a column of two types."""
     problems: list[Problem] = []
     epochs: dict[int, str] = {}
@@ -201,7 +201,7 @@ def _same_epoch(table: str, epoch: int, one: str, other: str) -> Problem:
     )
 
 
-def _schema_conflicts(state: LogState) -> Iterator[Problem]:
+def _schema_conflicts(state: TableState) -> Iterator[Problem]:
     for column, types in state.conflicts.items():
         newest = max(keys[0] for keys in types.values())
         message = f"{state.table}: {describe_conflict(column, types)} The table cannot be read before."
@@ -231,7 +231,7 @@ def _missing_epochs(log: ReadLog) -> Iterator[Problem]:
         )
 
 
-def _disagreeing_markers(state: LogState) -> Iterator[Problem]:
+def _disagreeing_markers(state: TableState) -> Iterator[Problem]:
     """A part never changes, so all markers of it say the same, as far as they say anything."""
     first: dict[str, tuple[Marker, str]] = {}
     for key, stored in sorted(state.files.items()):
@@ -249,7 +249,7 @@ def _disagreeing_markers(state: LogState) -> Iterator[Problem]:
                 )
 
 
-def _far_ahead(state: LogState, latest_ms: int) -> Iterator[Problem]:
+def _far_ahead(state: TableState, latest_ms: int) -> Iterator[Problem]:
     for key in sorted(state.far_ahead(latest_ms + 1)):
         ahead_s = (state.files[key].file.t_ms - latest_ms) / 1000
         yield Problem(
@@ -261,7 +261,7 @@ def _far_ahead(state: LogState, latest_ms: int) -> Iterator[Problem]:
         )
 
 
-def _seen_otherwise_by_v3(state: LogState) -> Iterator[Problem]:
+def _seen_otherwise_by_v3(state: TableState) -> Iterator[Problem]:
     ours = {m.key for m in state.live}
     for key in sorted(ours ^ live_to_v3_readers(state)):
         here, there = ("live", "not live") if key in ours else ("not live", "live")

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from icedb.errors import DamagedLog, InvalidOption, StoreUnavailable, TableExists, TableNotFound
+from icedb.errors import CorruptLog, InvalidOption, StoreUnavailable, TableExists, TableNotFound
 from icedb.format.keys import decode_partition, partition_of
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.table_spec import TableSpec, all_columns, decode_spec, encode_spec
 from icedb.sql.partition_expressions import parse_partition_by
 from icedb.storage.obstore_store import ObjectNotFound
-from icedb.transaction.append import Put, put_settled
+from icedb.transaction.append import PutOutcome, put_if_absent
 from icedb.transaction.open_table import is_lost
 from icedb.transaction.separate_log import check_log_owner
 from icedb.transaction.table_handle import Handle
@@ -74,7 +74,7 @@ def _stored(handle: Handle) -> bytes | None:
         return None
 
 
-def _report(handle: Handle, state: LogState, spec: TableSpec, source: SpecSource, dry_run: bool) -> SpecRepairReport:
+def _report(handle: Handle, state: TableState, spec: TableSpec, source: SpecSource, dry_run: bool) -> SpecRepairReport:
     document = msgspec.json.decode(encode_spec(spec))
     return SpecRepairReport(
         table=handle.table,
@@ -87,7 +87,7 @@ def _report(handle: Handle, state: LogState, spec: TableSpec, source: SpecSource
     )
 
 
-def _body(handle: Handle, state: LogState, spec: Mapping[str, Any] | None) -> tuple[bytes, SpecSource]:
+def _body(handle: Handle, state: TableState, spec: Mapping[str, Any] | None) -> tuple[bytes, SpecSource]:
     """The bytes of `_table.json`. What the log records is kept as it is, with keys that this version does not know."""
     if state.spec and is_lost(state, handle):
         if spec is not None:
@@ -102,7 +102,7 @@ def _body(handle: Handle, state: LogState, spec: Mapping[str, Any] | None) -> tu
             "is; alter changes how new parts are laid out."
         )
     if spec is None:
-        raise DamagedLog(
+        raise CorruptLog(
             f"{handle.table}: the log does not record the spec. Either an older version of this library created the "
             "table, or only IceDB v3 programs wrote to it. Nothing was written. Restore "
             f"'{handle.keys.spec}' from a backup, or say how the table was created: 'icedb repair-spec --spec FILE' "
@@ -112,11 +112,11 @@ def _body(handle: Handle, state: LogState, spec: Mapping[str, Any] | None) -> tu
     return encode_spec(_checked(handle, state, spec)), "caller"
 
 
-def _checked(handle: Handle, state: LogState, said: Mapping[str, Any]) -> TableSpec:
+def _checked(handle: Handle, state: TableState, said: Mapping[str, Any]) -> TableSpec:
     """The caller's spec, compared with the log. Raises InvalidOption, and as `checked_spec`."""
     try:
         spec = decode_spec(msgspec.json.encode(said), table=handle.table, key="spec")
-    except (DamagedLog, TypeError, ValueError) as error:
+    except (CorruptLog, TypeError, ValueError) as error:
         raise InvalidOption(f"{handle.table}: that is no spec: {error}") from None
     spec = checked_spec(spec, table=handle.table, schema=state.schema)
     unknown = [c for c in spec.sort_by if c not in all_columns(spec, state.schema)]
@@ -148,11 +148,11 @@ def _check_log_uri(handle: Handle, spec: TableSpec) -> None:
 
 def _create(handle: Handle, body: bytes, spec: TableSpec, source: SpecSource) -> SpecSource:
     """Put the object; another repair's, or the lost one that came back, stays. Raises TableExists, StoreUnavailable."""
-    outcome = put_settled(handle.store, handle.keys.spec, body)
-    if outcome is Put.CREATED:
+    outcome = put_if_absent(handle.store, handle.keys.spec, body)
+    if outcome is PutOutcome.CREATED:
         return source
     stored = _stored(handle)
-    if outcome is Put.ABSENT or stored is None:
+    if outcome is PutOutcome.NOT_FOUND or stored is None:
         raise StoreUnavailable(
             f"{handle.table}: the store did not answer, and '{handle.keys.spec}' is not there. Repeat the repair."
         )

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 from icedb.errors import InvalidOption, SchemaConflict
-from icedb.format.commit_draft import Draft, draft
+from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.records import Marker, total_rows
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.table_spec import TableSpec, altered_spec, encode_spec
 from icedb.operations.integrity.cast_parts import Miscast, check_values, find_miscast, recast
 from icedb.operations.integrity.common_types import RepairedColumn, choose_types
 from icedb.sql.partition_expressions import partition_types
 from icedb.sql.types import checked_type, storage_type
 from icedb.transaction.append import Commit, nothing_to_commit
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.table_handle import Handle, Part
 from icedb.util.times import time_text
 
@@ -53,7 +53,7 @@ class RepairReport:
 
 
 def repair(handle: Handle, types: Mapping[str, str] | None = None, *, dry_run: bool = False) -> RepairReport:
-    """Give each column one type. See `Table.repair`."""
+    """Give each column one type. See `Table.repair_types`."""
     given = _given_types(handle, types or {})
     tolerant = handle.tolerant()
     operation = _Repair(tolerant, given)
@@ -61,7 +61,7 @@ def repair(handle: Handle, types: Mapping[str, str] | None = None, *, dry_run: b
         state = tolerant.read(fresh=True)
         rewritten = operation.plan(state, handle.far_ahead_ms(handle.clock.now_ms()))
         return _report(operation, rewritten, nothing_to_commit(handle), (), dry_run=True)
-    commit = exclusive(tolerant, operation)
+    commit = commit_exclusive(tolerant, operation)
     # By what was committed, not by the last plan: another may have completed an earlier one for us.
     rewritten = [operation.sources[p.key] for p in commit.parts if p.key in operation.sources]
     again = tolerant.read(fresh=True).conflicts if commit.committed else {}
@@ -115,7 +115,7 @@ class _Repair:
     #: New part's key -> the part that it replaces, of every part ever written.
     sources: dict[str, Part] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
-    born_ms: int | None = None
+    oldest_part_ms: int | None = None
     reads_everything: bool = False
 
     @property
@@ -127,7 +127,7 @@ class _Repair:
         """The log files that say another type than the one that was chosen."""
         return {key for column in self.columns for key in column.log_files}
 
-    def plan(self, state: LogState, t_ms: int) -> list[Part]:
+    def plan(self, state: TableState, t_ms: int) -> list[Part]:
         """The live parts that a commit of time `t_ms` replaces; all their values were looked at.
 
         Raises SchemaConflict when a value or a column cannot be converted, InvalidPartitionExpression when the
@@ -148,7 +148,7 @@ class _Repair:
         self.looked_at |= {p.key: found.get(p.key) for p in new}
         return [p for p in live if self.looked_at.get(p.key) is not None]
 
-    def build(self, state: LogState, t_ms: int) -> Draft | None:
+    def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
         """Raises what `plan` raises; nothing of the table was changed then."""
         known = self.types
         miscast = self.plan(state, t_ms)
@@ -176,14 +176,14 @@ class _Repair:
     def _write(self, parts: Sequence[Part]) -> None:
         if not parts:
             return
-        self.born_ms = self.born_ms or self.handle.clock.now_ms()
+        self.oldest_part_ms = self.oldest_part_ms or self.handle.clock.now_ms()
         logger.info("%s: writing %d parts again to repair %s", self.handle.table, len(parts), sorted(self.types))
         markers = recast(self.handle, [m for p in parts if (m := self.looked_at[p.key]) is not None])
         for part, marker in zip(parts, markers, strict=True):
             self.written[part.key] = marker
             self.sources[marker.key] = part
 
-    def _check_ahead(self, state: LogState, t_ms: int) -> None:
+    def _check_ahead(self, state: TableState, t_ms: int) -> None:
         ahead = sorted(state.far_ahead(t_ms) & self.wrong)
         if ahead:
             column = next(c for c in self.columns if ahead[0] in c.log_files)

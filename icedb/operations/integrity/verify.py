@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from icedb.errors import DamagedLog, InvalidOption
+from icedb.errors import CorruptLog, InvalidOption
 from icedb.format.keys import Keys
 from icedb.format.records import Marker, total_rows
 from icedb.operations.integrity.log_audit import Problem, ReadLog, check_claims, check_log, link_problem, read_log
@@ -221,7 +221,7 @@ def _check_objects(table: str, live: Iterable[Marker], stored: Mapping[str, Obje
 def _check_pins(handle: Handle, log: ReadLog, stored: Mapping[str, ObjectInfo], now_ms: int) -> Iterator[Problem]:
     try:
         pins = [p for p in read_pins(handle) if not p.expired(now_ms)]
-    except DamagedLog as error:
+    except CorruptLog as error:
         yield Problem("damaged_pin", "error", error.key, str(error))
         return
     for marker in log.state.parts.values():
@@ -242,7 +242,7 @@ def _check_unnamed(table: str, unnamed: SweepPlan, min_age_ms: int, *, sure: boo
     what = f"{table}: {len(unnamed.orphans)} parts ({sum(i.bytes for i in unnamed.orphans)} bytes)"
     remedy = (
         f"are named by no log file and no claim and are older than {min_age_ms / 3_600_000:g} h: left by a crashed "
-        "write or a lost race. sweep_orphans deletes them."
+        "write or a lost race. delete_orphans deletes them."
         if sure
         else "are named by nothing that can be read. Keep them: what cannot be read may name them."
     )

@@ -12,14 +12,14 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from icedb.errors import DamagedLog, GraceTooShort, InvalidOption
+from icedb.errors import CorruptLog, GraceTooShort, InvalidOption
 from icedb.format.claims import decode_txn_claim
-from icedb.format.commit_draft import Draft, draft
+from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.records import Marker, Named, told, tombstoned
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.operations.commits.log_carryover import calling_live
 from icedb.transaction.append import Commit, nothing_to_commit
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.idempotent_append import is_recorded
 from icedb.transaction.pin_objects import Pin, is_needed, pins_in_force, read_pins
 from icedb.transaction.table_handle import Handle
@@ -74,7 +74,7 @@ class CleanupReport:
 
 
 def plan_cleanup(
-    state: LogState, *, now_ms: int, grace_ms: int, pins: Collection[Pin] = (), deletes_max: int = DELETES_MAX
+    state: TableState, *, now_ms: int, grace_ms: int, pins: Collection[Pin] = (), deletes_max: int = DELETES_MAX
 ) -> CleanupPlan:
     """What may be deleted. Pure. `state` must have been read with `everything`, and the pins after `now_ms`.
 
@@ -101,7 +101,7 @@ def plan_cleanup(
     )
 
 
-def _old_log_files(state: LogState, cutoff_ms: int) -> list[str]:
+def _old_log_files(state: TableState, cutoff_ms: int) -> list[str]:
     replaced = {
         k
         for k, t in state.log_tombstones.items()
@@ -113,7 +113,7 @@ def _old_log_files(state: LogState, cutoff_ms: int) -> list[str]:
     return sorted(replaced - _still_needed(state, replaced) | ignored)
 
 
-def _called_live(state: LogState, part_keys: Collection[str], *, but: frozenset[str] = frozenset()) -> set[str]:
+def _called_live(state: TableState, part_keys: Collection[str], *, but: frozenset[str] = frozenset()) -> set[str]:
     """Those of the parts that a log file in the store calls live, but for some log files.
 
     None of them can be forgotten: a v3 reader ignores log tombstones, and would see such a part come back.
@@ -129,7 +129,7 @@ def _is_ripe(tombstoned_ms: int | None, named: Named, cutoff_ms: int) -> bool:
     return tombstoned_ms <= cutoff_ms and min(named.tombstoned_by_ms, default=cutoff_ms + 1) <= cutoff_ms
 
 
-def _still_needed(state: LogState, replaced: Collection[str]) -> set[str]:
+def _still_needed(state: TableState, replaced: Collection[str]) -> set[str]:
     """Those of the log files that hold something of their own.
 
     What we replace is ignored, for its markers are all carried. A v3 program's tombstone only says so: each part must
@@ -162,7 +162,7 @@ def cleanup(
     timeout it needs `allow_short_grace` (tests; one writer at rest), and then it repeats until nothing is ripe. Whoever
     pins counts on the table's grace period: with a shorter one here, nobody may be putting a pin meanwhile.
 
-    Raises GraceTooShort, InvalidOption, ClockSkew, DamagedLog (a pin cannot be read), CommitContended, CommitUncertain
+    Raises GraceTooShort, InvalidOption, ClockSkew, CorruptLog (a pin cannot be read), CommitConflict, CommitStateUnknown
     and the store's errors.
     """
     if grace_ms is not None:
@@ -250,7 +250,7 @@ class _Run:
         self.deletes_left -= len(plan.log_files) + len(new_parts)
         return self.deletes_left > 0 and bool(plan.log_files or new_parts or forgotten)
 
-    def _now_ms(self, state: LogState) -> int:
+    def _now_ms(self, state: TableState) -> int:
         now_ms = self.handle.clock.now_ms()
         if not self.at_rest:
             return now_ms
@@ -282,14 +282,14 @@ class _Run:
         if not parts:
             return 0
         operation = _Forget([m.key for m in parts], lambda: pins_in_force(self.handle, cutoff_ms=cutoff_ms))
-        commit = exclusive(self.handle, operation)
+        commit = commit_exclusive(self.handle, operation)
         if not commit.committed:
             return 0
         self.commit = commit
         self.rewritten += operation.replaced
         return operation.forgotten
 
-    def _delete_claims(self, state: LogState, cutoff_ms: int) -> None:
+    def _delete_claims(self, state: TableState, cutoff_ms: int) -> None:
         """Claims of history, and pins that expired long ago. The probe stays: it is asked at every opening."""
         handle = self.handle
         old = [i.key for i in handle.store.list(handle.keys.claims_prefix) if i.stored_ms <= cutoff_ms]
@@ -320,7 +320,7 @@ class _Run:
         )
 
 
-def _is_history(state: LogState, epoch: int | None) -> bool:
+def _is_history(state: TableState, epoch: int | None) -> bool:
     """Whether the claim of that epoch tells nothing any more.
 
     The one after each live epoch stays: if the log loses what came after that epoch, the next commit finds the claim
@@ -329,13 +329,13 @@ def _is_history(state: LogState, epoch: int | None) -> bool:
     return epoch is not None and epoch <= state.epoch and epoch - 1 not in state.live_epochs
 
 
-def _recorded(handle: Handle, state: LogState, keys: Sequence[str]) -> list[str]:
+def _recorded(handle: Handle, state: TableState, keys: Sequence[str]) -> list[str]:
     """The claims whose transaction the log records. What cannot be read as one is left to `verify`."""
     recorded = []
     for key, stored in handle.store.get_many(keys).items():
         try:
             claim = decode_txn_claim(stored.body, key, handle.keys, stored_ms=stored.stored_ms)
-        except DamagedLog:
+        except CorruptLog:
             continue
         if is_recorded(state, (claim.application, claim.sequence)):
             recorded.append(key)
@@ -355,10 +355,10 @@ class _Forget:
     replaced: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     unused: list[str] = field(default_factory=list)
-    born_ms: int | None = None
+    oldest_part_ms: int | None = None
     reads_everything: bool = True
 
-    def build(self, state: LogState, t_ms: int) -> Draft | None:
+    def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
         held = _called_live(state, frozenset(self.parts)) | state.held_far_ahead(t_ms)
         found = [state.parts[k] for k in self.parts if k in state.parts and k not in held]
         dead = [m for m in found if m.tombstoned_ms is not None]

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from icedb.errors import InvalidOption
-from icedb.format.commit_draft import Draft, draft
-from icedb.format.replay import LogState
+from icedb.format.commit_draft import CommitDraft, draft
+from icedb.format.replay import TableState
 from icedb.transaction.append import Commit, nothing_to_commit
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.table_handle import Handle
 
 __all__ = ["LOG_FILES_MIN", "MergeLogReport", "merge_log", "mergeable_log_files", "plan_merge_log"]
@@ -67,7 +67,7 @@ def merge_log(
     """Replace small log files by one, in one exclusive commit. No part is touched.
 
     `lines_max`: of the new log file; what does not fit is `remaining` for the next call. `files_min`: with fewer log
-    files nothing is done, for who calls this often. Raises InvalidOption, CommitContended, CommitUncertain and the
+    files nothing is done, for who calls this often. Raises InvalidOption, CommitConflict, CommitStateUnknown and the
     store's errors.
     """
     if lines_max < 2:
@@ -77,7 +77,7 @@ def merge_log(
         operation.build(handle.read(fresh=True), handle.far_ahead_ms(handle.clock.now_ms()))
         commit = nothing_to_commit(handle)
     else:
-        commit = exclusive(handle, operation)
+        commit = commit_exclusive(handle, operation)
     return MergeLogReport(commit, tuple(operation.merged), operation.log_files, operation.remaining, dry_run)
 
 
@@ -92,10 +92,10 @@ class _MergeLog:
     remaining: int = 0
     outputs: tuple[str, ...] = ()
     unused: list[str] = field(default_factory=list)
-    born_ms: int | None = None
+    oldest_part_ms: int | None = None
     reads_everything: bool = False
 
-    def build(self, state: LogState, t_ms: int) -> Draft | None:
+    def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
         lines = mergeable_log_files(state, t_ms)
         self.merged = plan_merge_log(lines, lines_max=self.lines_max, files_min=self.files_min)
         left = {k: n for k, n in lines.items() if k not in self.merged}
@@ -106,7 +106,7 @@ class _MergeLog:
         return draft(state, t_ms=t_ms, replaces=self.merged, operation="merge_log") if self.merged else None
 
 
-def mergeable_log_files(state: LogState, t_ms: int) -> dict[str, int]:
+def mergeable_log_files(state: TableState, t_ms: int) -> dict[str, int]:
     """The log files that a commit of `t_ms` may replace, with their lines: none from a clock that is far ahead."""
     far_ahead = state.far_ahead(t_ms)
     return {

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from icedb.errors import DamagedLog, GraceTooShort
+from icedb.errors import CorruptLog, GraceTooShort
 from icedb.format.keys import Keys, partition_of
 from icedb.storage.obstore_store import ObjectInfo, unfinished_puts
 from icedb.transaction.claims import Claims, read_claims
@@ -24,7 +24,7 @@ from icedb.transaction.table_handle import Handle
 from icedb.transaction.table_place import RESERVED, foreign_roots, is_below
 from icedb.util.durations import duration_text
 
-__all__ = ["ORPHANS_MAX", "SweepPlan", "SweepReport", "is_part", "named_by_claims", "plan_sweep", "sweep_orphans"]
+__all__ = ["ORPHANS_MAX", "SweepPlan", "OrphansReport", "is_part", "named_by_claims", "plan_sweep", "delete_orphans"]
 
 # One call's share: ten requests of a thousand keys. What remains is for the next call.
 ORPHANS_MAX = 10_000
@@ -43,7 +43,7 @@ class SweepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class SweepReport:
+class OrphansReport:
     """What a sweep deleted, or would delete. Foreign objects are never deleted, young ones not yet."""
 
     deleted_parts: tuple[str, ...]
@@ -78,17 +78,17 @@ def is_part(keys: Keys, key: str) -> bool:
     """Whether an object is named as a part of this table is. No partition has a segment that tables reserve."""
     try:
         path = partition_of(keys.data_prefix, key)
-    except DamagedLog:
+    except CorruptLog:
         return False
     return key.endswith(".parquet") and RESERVED.isdisjoint(path.split("/"))
 
 
-def sweep_orphans(
+def delete_orphans(
     handle: Handle, *, min_age_ms: int | None = None, limit: int = ORPHANS_MAX, dry_run: bool = False
-) -> SweepReport:
+) -> OrphansReport:
     """Delete orphans that are older than `min_age_ms` (default: the table's, a day), at most `limit` of them.
 
-    Raises GraceTooShort, ClockSkew, DamagedLog (a log file or a claim that cannot be read, or old parts and a log
+    Raises GraceTooShort, ClockSkew, CorruptLog (a log file or a claim that cannot be read, or old parts and a log
     without commits), and what reading the log raises; nothing is deleted then.
     """
     plan = _look(handle, min_age_ms)
@@ -101,7 +101,7 @@ def sweep_orphans(
         still = {i.key for i in _look(handle, min_age_ms).orphans}
         chosen = tuple(i for i in chosen if i.key in still)
         handle.store.delete([*(i.key for i in chosen), *unfinished])
-    return SweepReport(
+    return OrphansReport(
         deleted_parts=tuple(i.key for i in chosen),
         deleted_bytes=sum(i.bytes for i in chosen),
         remaining=max(0, len(plan.orphans) - max(0, limit)),
@@ -139,7 +139,7 @@ def _look(handle: Handle, min_age_ms: int | None) -> SweepPlan:
     objects = handle.store.list(handle.keys.data_prefix)
     claims = read_claims(handle)
     if claims.damaged:
-        raise DamagedLog(f"{handle.table}: {claims.damaged[0]} No orphan was deleted.", key=claims.damaged[0].key)
+        raise CorruptLog(f"{handle.table}: {claims.damaged[0]} No orphan was deleted.", key=claims.damaged[0].key)
     state = handle.read(everything=True)
     in_log = {m.key for f in state.files.values() for m in f.file.markers}
     named = frozenset(in_log | named_by_claims(claims, epoch=state.epoch))
@@ -150,7 +150,7 @@ def _look(handle: Handle, min_age_ms: int | None) -> SweepPlan:
     plan = plan_sweep(objects, named, keys=handle.keys, now_ms=now_ms, min_age_ms=min_age_ms)
     if plan.orphans and not state.files:
         # A table that was never written and one whose log was lost look the same. The parts may be all its rows.
-        raise DamagedLog(
+        raise CorruptLog(
             f"{handle.table}: the log has no commit, and {len(plan.orphans)} old parts lie below '_data/'. They may "
             "belong to a table whose log was lost. No orphan was deleted. Restore the log, or insert rows first.",
             key=handle.keys.log_prefix,

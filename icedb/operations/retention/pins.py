@@ -19,16 +19,16 @@ from datetime import UTC, datetime, timedelta
 
 from icedb.errors import (
     ClockSkew,
+    CommitTimedOut,
     IceDBError,
     InvalidOption,
     PinExists,
-    PublicationTooLate,
     SnapshotExpired,
     StoreUnavailable,
 )
-from icedb.format.replay import LogState, live_markers
+from icedb.format.replay import TableState, live_markers
 from icedb.storage.obstore_store import ObjectNotFound
-from icedb.transaction.append import Put, put_settled
+from icedb.transaction.append import PutOutcome, put_if_absent
 from icedb.transaction.pin_objects import Pin, decode_pin, encode_pin
 from icedb.transaction.table_handle import STORED_MS_PRECISION, Handle
 from icedb.transaction.time_bounds import check_past_time, newest_ms
@@ -64,7 +64,7 @@ def pin(
     _put(handle, key, planned)
     try:
         _check_again(handle, key, planned, before_ms=before_ms)
-    except (SnapshotExpired, PublicationTooLate, ClockSkew):
+    except (SnapshotExpired, CommitTimedOut, ClockSkew):
         _take_back(handle, key, planned)
         raise
     return planned
@@ -105,7 +105,7 @@ def _expires_ms(handle: Handle, expires: Expires | None, now_ms: int) -> int | N
     return expires_ms
 
 
-def _check_kept(handle: Handle, state: LogState, planned: Pin, *, now_ms: int) -> None:
+def _check_kept(handle: Handle, state: TableState, planned: Pin, *, now_ms: int) -> None:
     """Raise SnapshotExpired when cleanup may have deleted, or be about to delete, what the pin needs."""
     timing = handle.timing
     # A cleanup whose clock is ahead may have listed the pins just before the store got ours, which is at most
@@ -126,10 +126,10 @@ def _check_kept(handle: Handle, state: LogState, planned: Pin, *, now_ms: int) -
 
 
 def _put(handle: Handle, key: str, planned: Pin) -> None:
-    match put_settled(handle.store, key, encode_pin(planned)):
-        case Put.TAKEN:
+    match put_if_absent(handle.store, key, encode_pin(planned)):
+        case PutOutcome.CONFLICT:
             raise _taken(handle, key, planned.name)
-        case Put.ABSENT:
+        case PutOutcome.NOT_FOUND:
             raise StoreUnavailable(
                 f"{handle.table}: the store did not answer, and '{key}' is not there. Try again; if the name is taken "
                 "then, the pin was made after all."
@@ -161,7 +161,7 @@ def _check_again(handle: Handle, key: str, planned: Pin, *, before_ms: int) -> N
     except ObjectNotFound:
         return  # unpinned meanwhile: first it was made, then it was removed
     if stored.expires_ms != planned.expires_ms:
-        raise PublicationTooLate(f"{handle.table}: the pin '{planned.name}' reached the store too late. Try again.")
+        raise CommitTimedOut(f"{handle.table}: the pin '{planned.name}' reached the store too late. Try again.")
     _check_kept(handle, handle.read(fresh=True), planned, now_ms=now_ms)
 
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from icedb.errors import InvalidOption, SnapshotExpired
-from icedb.format.commit_draft import Draft, draft
+from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.keys import partition_of
 from icedb.format.records import Marker, total_rows
-from icedb.format.replay import LogState, live_markers
+from icedb.format.replay import TableState, live_markers
 from icedb.sql.column_stats import without_texts
 from icedb.storage.obstore_store import ObjectNotFound
 from icedb.transaction.append import Commit, nothing_to_commit
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.pin_objects import is_pinned
 from icedb.transaction.table_handle import Handle, Part
 from icedb.transaction.time_bounds import check_past_time
@@ -71,7 +71,7 @@ class RestoreReport:
     dry_run: bool
 
 
-def plan_restore(state: LogState, as_of_ms: int, *, pinned: bool = False) -> RestorePlan:
+def plan_restore(state: TableState, as_of_ms: int, *, pinned: bool = False) -> RestorePlan:
     """Which parts come back and which go, for the table to hold what it held. Pure. Raises SnapshotExpired.
 
     A part that is live now and has the very content of one that is dead stands for it: the copy of an earlier restore.
@@ -79,7 +79,7 @@ def plan_restore(state: LogState, as_of_ms: int, *, pinned: bool = False) -> Res
     return _plan(state, as_of_ms, live_markers(state, as_of_ms, pinned=pinned))
 
 
-def _plan(state: LogState, as_of_ms: int, then: Sequence[Marker]) -> RestorePlan:
+def _plan(state: TableState, as_of_ms: int, then: Sequence[Marker]) -> RestorePlan:
     dead = [m for m in then if m.tombstoned_ms is not None]
     newer = [m for m in state.live if m.created_ms > as_of_ms]
     shared = Counter(map(_content, dead)) & Counter(map(_content, newer))
@@ -117,7 +117,7 @@ def restore(handle: Handle, as_of_ms: int, *, allow_empty: bool = False, dry_run
         gone = tuple(map(handle.part, plan.gone))
         return _report(operation, plan.back, gone, nothing_to_commit(handle), dry_run)
     logger.info("%s: copying %d parts to restore %s", handle.table, len(plan.back), time_text(as_of_ms))
-    commit = exclusive(handle, operation)
+    commit = commit_exclusive(handle, operation)
     # By what was committed, not by the last plan: another may have completed an earlier one for us.
     back = [operation.sources[p.key] for p in commit.parts if p.key in operation.sources]
     return _report(operation, back, commit.tombstoned, commit, dry_run)
@@ -153,14 +153,14 @@ class _Restore:
     #: Copy's key -> the source's marker, of every copy ever made.
     sources: dict[str, Marker] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
-    born_ms: int | None = None
+    oldest_part_ms: int | None = None
     reads_everything: bool = False
 
     @property
     def outputs(self) -> list[str]:
         return [m.key for m in self.copies.values()]
 
-    def plan(self, state: LogState) -> RestorePlan:
+    def plan(self, state: TableState) -> RestorePlan:
         """Plan the restore. Raises SnapshotExpired, and InvalidOption for a table that it would leave without rows."""
         pinned = self.as_of_ms < state.horizon_ms and is_pinned(self.handle, self.as_of_ms)
         then = live_markers(state, self.as_of_ms, pinned=pinned)
@@ -175,7 +175,7 @@ class _Restore:
             )
         return plan
 
-    def build(self, state: LogState, t_ms: int) -> Draft | None:
+    def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
         """Raises SnapshotExpired when the time can no longer be read, or a part of it is not there any more."""
         plan = self.plan(state)
         for key in self.copies.keys() - {m.key for m in plan.back}:
@@ -194,10 +194,10 @@ class _Restore:
             operation="restore",
         )
 
-    def _copy(self, state: LogState, markers: Sequence[Marker]) -> None:
+    def _copy(self, state: TableState, markers: Sequence[Marker]) -> None:
         if not markers:
             return
-        self.born_ms = self.born_ms if self.born_ms is not None else self.handle.clock.now_ms()
+        self.oldest_part_ms = self.oldest_part_ms if self.oldest_part_ms is not None else self.handle.clock.now_ms()
         for marker in markers:  # before a copy is made: whatever happens then, it is ours to delete
             self.copies[marker.key] = copy = msgspec.structs.replace(
                 marker, key=self._new_key(marker), tombstoned_ms=None, stats=without_texts(marker.stats)

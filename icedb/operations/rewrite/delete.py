@@ -15,16 +15,16 @@ import duckdb
 
 from icedb.errors import InvalidOption, InvariantViolated
 from icedb.format.records import Marker
-from icedb.operations.rewrite.engine import IN_PROCESS, Engine, Means, Work
+from icedb.operations.rewrite.engine import LOCAL_ENGINE, DistributedTask, Engine, ResourceLimits
 from icedb.operations.rewrite.rewrite_commit import Rewritten
 from icedb.operations.rewrite.rewriter import Rewrite, Rewriter, rewrite_parts
-from icedb.reader.scan_sql import FILE_COLUMN, explain, relation, visible_partitions
+from icedb.reader.scan_sql import FILE_COLUMN, relation, translate_read_error, visible_partitions
 from icedb.sql.connections import connect_reader, memory_bytes_default, quote_text
 from icedb.sql.partition_expressions import partition_types
 from icedb.sql.predicates import Predicate, check_predicate, matching
 from icedb.storage.obstore_store import ObjectNotFound
 from icedb.transaction.append import Commit, nothing_to_commit
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.table_handle import Handle, Part
 from icedb.util.progress import progress
 from icedb.util.temporary_files import make_folder, remove_folder
@@ -81,7 +81,7 @@ class DeleteReport:
 
 
 def find_rows(
-    handle: Handle, parts: Sequence[Part], where: str, schema: Mapping[str, str], *, engine: Engine = IN_PROCESS
+    handle: Handle, parts: Sequence[Part], where: str, schema: Mapping[str, str], *, engine: Engine = LOCAL_ENGINE
 ) -> Found:
     """How many rows of each part match. Reads the predicate's columns only, of the partitions that can match.
 
@@ -112,7 +112,7 @@ def _in_partitions(handle: Handle, parts: Sequence[Part], predicate: Predicate, 
 
 
 @dataclass(frozen=True, slots=True)
-class Finding(Work[tuple[Part, ...], dict[str, int]]):
+class Finding(DistributedTask[tuple[Part, ...], dict[str, int]]):
     """Counts the rows for which a checked predicate is true: part key -> rows, for each part that has any.
 
     `types` are those of the partition columns.
@@ -128,7 +128,7 @@ class Finding(Work[tuple[Part, ...], dict[str, int]]):
         """See Work."""
         return sum(p.bytes for p in item)
 
-    def do(self, handle: Handle, items: Sequence[tuple[Part, ...]], means: Means) -> list[dict[str, int]]:
+    def do(self, handle: Handle, items: Sequence[tuple[Part, ...]], means: ResourceLimits) -> list[dict[str, int]]:
         """See Work. Raises as `find_rows`."""
         started_ms = handle.clock.now_ms()
         memory_bytes = means.memory_bytes or memory_bytes_default()
@@ -147,7 +147,7 @@ class Finding(Work[tuple[Part, ...], dict[str, int]]):
             predicate = quote_text(self.predicate)
             wrong_sql = f"the predicate {predicate} has no value for some row; use TRY_CAST, or exclude it"
             inputs = [p for parts in items for p in parts]
-            raise explain(handle, inputs, error, as_of_ms=started_ms, wrong_sql=wrong_sql) from None
+            raise translate_read_error(handle, inputs, error, as_of_ms=started_ms, wrong_sql=wrong_sql) from None
         finally:
             remove_folder(folder)
         return counts
@@ -182,16 +182,16 @@ def delete(
     found = finder(handle, parts, where, state.schema)
     rewrites = [Rewrite(p.partition, (p,), found.predicate) for p in parts if found.rows.get(p.key)]
     if dry_run or not rewrites:
-        return _foreseen(handle, rewrites, found, dry_run=dry_run)
+        return _dry_run_report(handle, rewrites, found, dry_run=dry_run)
     logger.info(
         "%s: deleting %d rows of %d parts (of %d)", handle.table, sum(found.rows.values()), len(rewrites), len(parts)
     )
-    born_ms = handle.clock.now_ms()
+    oldest_part_ms = handle.clock.now_ms()
     markers = rewriter(handle, rewrites, state.schema)
     written = {r: () if m is None else (m,) for r, m in zip(rewrites, markers, strict=True)}
     _check_counts(handle, written, found)
-    operation = Rewritten(written, operation="delete", born_ms=born_ms)
-    commit = exclusive(handle, operation)
+    operation = Rewritten(written, operation="delete", oldest_part_ms=oldest_part_ms)
+    commit = commit_exclusive(handle, operation)
     emptied = sum(not markers for markers in operation.kept.values())
     return DeleteReport(
         matching_rows=sum(found.rows.values()),
@@ -205,7 +205,7 @@ def delete(
     )
 
 
-def _foreseen(handle: Handle, rewrites: Sequence[Rewrite], found: Found, *, dry_run: bool) -> DeleteReport:
+def _dry_run_report(handle: Handle, rewrites: Sequence[Rewrite], found: Found, *, dry_run: bool) -> DeleteReport:
     """What would go. A part of unknown length counts as one of which something stays."""
     removed = sum(r.rows == found.rows[p.key] for r in rewrites for p in r.inputs)
     return DeleteReport(

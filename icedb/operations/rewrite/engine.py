@@ -2,7 +2,7 @@
 
 An operation plans, hands its pieces to an engine, checks what they report, and commits. Only the pieces may run in
 other processes, so a commit is one, wherever its parts were written. The engine of every day is this process; another
-one is `icedb.spark.SparkMergeEngine`.
+one is `icedb.spark.SparkEngine`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from icedb.format.records import Marker
 from icedb.storage.location import Location
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["IN_PROCESS", "Engine", "InProcess", "Means", "Work"]
+__all__ = ["LOCAL_ENGINE", "Engine", "LocalEngine", "ResourceLimits", "DistributedTask"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class ResourceLimits:
     """What work may use in one process. None: what suits a process that has the machine to itself.
 
     `memory_bytes` is for all items together; what does not fit is spilled to a new folder below `folder`.
@@ -35,7 +35,7 @@ class Means:
     folder: Path | None = None
 
 
-class Work(ABC, Generic[Item, Result]):
+class DistributedTask(ABC, Generic[Item, Result]):
     """What is to be done with each of some items, in any order and any process.
 
     A frozen dataclass; it, its items and its results are pickled on their way. Done twice, an item gives two results
@@ -48,7 +48,7 @@ class Work(ABC, Generic[Item, Result]):
     items_per_task: ClassVar[int] = 1
 
     @abstractmethod
-    def do(self, handle: Handle, items: Sequence[Item], means: Means) -> list[Result]:
+    def do(self, handle: Handle, items: Sequence[Item], means: ResourceLimits) -> list[Result]:
         """The results, in the order of the items. When it fails, the parts that it has put are deleted again."""
 
     def bytes_of(self, item: Item) -> int:
@@ -74,7 +74,7 @@ class Work(ABC, Generic[Item, Result]):
 class Engine(Protocol):
     """Does the pieces of an operation, all or none."""
 
-    def run(self, handle: Handle, work: Work[Item, Result], items: Sequence[Item]) -> list[Result]:
+    def run(self, handle: Handle, work: DistributedTask[Item, Result], items: Sequence[Item]) -> list[Result]:
         """The results, in the order of the items. Raises what `work.do` raises, and errors of the engine.
 
         When it fails, what is known of the parts that were put is deleted; what a process leaves that was killed is an
@@ -84,14 +84,14 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class InProcess:
+class LocalEngine:
     """Everything here and now."""
 
-    means: Means = field(default_factory=Means)
+    means: ResourceLimits = field(default_factory=ResourceLimits)
 
-    def run(self, handle: Handle, work: Work[Item, Result], items: Sequence[Item]) -> list[Result]:
+    def run(self, handle: Handle, work: DistributedTask[Item, Result], items: Sequence[Item]) -> list[Result]:
         """See Engine."""
         return work.do(handle, items, self.means) if items else []
 
 
-IN_PROCESS = InProcess()
+LOCAL_ENGINE = LocalEngine()

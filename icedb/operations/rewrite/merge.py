@@ -16,18 +16,18 @@ from itertools import groupby
 from typing import Literal
 
 from icedb.errors import InvalidOption
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.table_spec import all_columns
 from icedb.operations.rewrite.query_rewrite import query_of_merges
 from icedb.operations.rewrite.rewrite_commit import Rewritten
 from icedb.operations.rewrite.rewriter import Rewrite, Rewriter, rewrite_parts
 from icedb.sql.types import new_columns
 from icedb.transaction.append import Commit, nothing_to_commit
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.table_handle import Handle, Part
 from icedb.util.arguments import checks_arguments
 
-__all__ = ["MergePlan", "MergeReport", "Order", "Tiers", "carry_out", "merge", "mergeable", "plan_merge"]
+__all__ = ["MergePlan", "MergeReport", "Order", "TieredMerge", "carry_out", "merge", "mergeable", "plan_merge"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ INPUT_BYTES_MAX = 16 * 1024 * 1024 * 1024
 
 @checks_arguments
 @dataclass(frozen=True, slots=True)
-class Tiers:
+class TieredMerge:
     """How to merge without writing the same rows too often: parts only with others of about their size.
 
     A tier is the parts between two limits. The greatest limit is a full part, the next a certain fraction of it, and so
@@ -167,7 +167,7 @@ def merge(
     part_bytes_max: int = PART_BYTES_MAX,
     input_parts_max: int = INPUT_PARTS_MAX,
     input_bytes_max: int = INPUT_BYTES_MAX,
-    tiers: Tiers | None = None,
+    tiers: TieredMerge | None = None,
     dry_run: bool = False,
     rewriter: Rewriter = rewrite_parts,
 ) -> MergeReport:
@@ -175,7 +175,7 @@ def merge(
 
     `tiers`: merge no more than pays, for who merges often. None: merge all that is small.
 
-    Raises InvalidOption, MissingPart, CommitContended, CommitUncertain and the store's errors; with a merge query also
+    Raises InvalidOption, MissingPart, CommitConflict, CommitStateUnknown and the store's errors; with a merge query also
     InvalidQuery, InvalidBatch, SchemaConflict and UnsupportedType, for an answer that cannot be stored.
     """
     _check_options(handle, order, part_bytes_max, input_parts_max, input_bytes_max)
@@ -190,10 +190,10 @@ def merge(
         input_bytes_max=input_bytes_max,
         tiers=None if tiers is None else _tiers_of_hot(handle, state, tiers),
     )
-    return _foreseen(handle, plan) if dry_run else carry_out(handle, state, plan, rewriter=rewriter)
+    return _dry_run_report(handle, plan) if dry_run else carry_out(handle, state, plan, rewriter=rewriter)
 
 
-def _foreseen(handle: Handle, plan: MergePlan) -> MergeReport:
+def _dry_run_report(handle: Handle, plan: MergePlan) -> MergeReport:
     return MergeReport(
         commit=nothing_to_commit(handle),
         merged_parts=sum(len(g.inputs) for g in plan.groups),
@@ -207,16 +207,16 @@ def _foreseen(handle: Handle, plan: MergePlan) -> MergeReport:
 
 
 def carry_out(
-    handle: Handle, state: LogState, plan: MergePlan, *, rewriter: Rewriter = rewrite_parts, lenient: bool = False
+    handle: Handle, state: TableState, plan: MergePlan, *, rewriter: Rewriter = rewrite_parts, lenient: bool = False
 ) -> MergeReport:
-    """Do what a plan for this state says, in one exclusive commit. `lenient`: see `RowsQuery`. Raises as `merge`."""
+    """Do what a plan for this state says, in one exclusive commit. `lenient`: see `RewriteQuery`. Raises as `merge`."""
     if not plan.groups:
         return MergeReport(nothing_to_commit(handle), 0, 0, 0, 0, 0, plan.remaining, dry_run=False)
     logger.info(
         "%s: merging %d groups, %d bytes; %d groups are left for the next call",
         handle.table, len(plan.groups), sum(g.bytes for g in plan.groups), plan.remaining,
     )  # fmt: skip
-    born_ms = handle.clock.now_ms()
+    oldest_part_ms = handle.clock.now_ms()
     groups, schema = plan.groups, dict(state.schema)
     if handle.spec.merge_query or handle.spec.merging is not None:
         schema = all_columns(handle.spec, state.schema)  # a query may fill a column that was only declared so far
@@ -225,8 +225,8 @@ def carry_out(
     markers = rewriter(handle, groups, schema)
     written = {g: () if m is None else (m,) for g, m in zip(groups, markers, strict=True)}
     brought = new_columns(schema, state.schema)
-    operation = Rewritten(written, operation="merge", born_ms=born_ms, schema=brought, sparing=True)
-    commit = exclusive(handle, operation)
+    operation = Rewritten(written, operation="merge", oldest_part_ms=oldest_part_ms, schema=brought, sparing=True)
+    commit = commit_exclusive(handle, operation)
     return MergeReport(
         commit=commit,
         merged_parts=sum(len(g.inputs) for g in operation.kept),
@@ -249,13 +249,13 @@ def _check_options(handle: Handle, order: str, part_bytes_max: int, input_parts_
         )
 
 
-def mergeable(handle: Handle, state: LogState) -> list[Part]:
+def mergeable(handle: Handle, state: TableState) -> list[Part]:
     """The live parts, but for those that a log file from a clock far ahead names: no commit of ours can replace it."""
     held = state.held_far_ahead(handle.far_ahead_ms(handle.clock.now_ms()))
     return [handle.part(m) for m in state.live if m.key not in held]
 
 
-def _tiers_of_hot(handle: Handle, state: LogState, tiers: Tiers) -> dict[str, int]:
+def _tiers_of_hot(handle: Handle, state: TableState, tiers: TieredMerge) -> dict[str, int]:
     """By path, for the partitions in which rows arrived lately, as far as the log remembers."""
     since_ms = handle.clock.now_ms() - tiers.hot_ms
     came = (m for m in state.parts.values() if not m.moved and m.created_ms > since_ms)

@@ -13,7 +13,14 @@ from typing import Protocol
 
 from icedb.errors import InvalidOption
 from icedb.operations.rewrite.engine import Engine
-from icedb.operations.rewrite.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES_MAX, MergeReport, Order, Tiers
+from icedb.operations.rewrite.merge import (
+    INPUT_BYTES_MAX,
+    INPUT_PARTS_MAX,
+    PART_BYTES_MAX,
+    MergeReport,
+    Order,
+    TieredMerge,
+)
 from icedb.transaction.table_handle import Handle
 
 __all__ = [
@@ -51,7 +58,7 @@ class MergeableTable(Protocol):
         *,
         order: Order = ...,
         part_bytes_max: int = ...,
-        tiers: Tiers | None = ...,
+        tiers: TieredMerge | None = ...,
         input_parts_max: int = ...,
         input_bytes_max: int = ...,
         engine: Engine | None = ...,
@@ -86,7 +93,7 @@ def merge_for(
     seconds_max: float,
     order: Order = "oldest",
     part_bytes_max: int = PART_BYTES_MAX,
-    tiers: Tiers | None = None,
+    tiers: TieredMerge | None = None,
     engine: Engine | None = None,
 ) -> PacedReport:
     """Merge until nothing is left to merge (with `tiers`: what pays), or until the time is up.

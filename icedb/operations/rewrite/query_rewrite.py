@@ -26,7 +26,7 @@ from icedb.sql.user_queries import UserQuery, check_output, check_query
 from icedb.transaction.table_handle import Handle, Part
 from icedb.writer.parquet_file import WrittenFile, write_file
 
-__all__ = ["Answer", "RowsQuery", "copy_answer", "query_of_merges"]
+__all__ = ["QueryOutput", "RewriteQuery", "write_query_output", "query_of_merges"]
 
 _STREAM = f"{RESERVED}stream"
 _ANSWER = f"{RESERVED}answer"
@@ -34,7 +34,7 @@ _VALUE = f"{RESERVED}p"
 
 
 @dataclass(frozen=True, slots=True)
-class RowsQuery:
+class RewriteQuery:
     """A checked query over the rows of some parts; `what` is its name in messages.
 
     `new_columns`: its answer may bring columns that the table does not have. `lenient`: when it drops a column by which
@@ -48,35 +48,35 @@ class RowsQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryOutput:
     """What was written: columns with their DuckDB types, and the file. Of an empty answer there is none."""
 
     columns: Mapping[str, str]
     file: WrittenFile | None
 
 
-def query_of_merges(handle: Handle, schema: Mapping[str, str], *, lenient: bool = False) -> RowsQuery | None:
+def query_of_merges(handle: Handle, schema: Mapping[str, str], *, lenient: bool = False) -> RewriteQuery | None:
     """What a merge of the table asks its rows, if anything. Raises InvalidQuery; InvalidBatch as `merge_sql`."""
     spec = handle.spec
     if spec.merge_query:
         query = check_query(spec.merge_query, relation=MERGED, table=handle.table, what="merge_query", v3=lenient)
-        return RowsQuery(query, "merge_query", lenient=lenient)
+        return RewriteQuery(query, "merge_query", lenient=lenient)
     if spec.merging is not None:
         sql = merge_sql(spec.merging, schema, table=handle.table)
-        return RowsQuery(UserQuery(sql, MERGED), type(spec.merging).__name__, lenient=lenient)
+        return RewriteQuery(UserQuery(sql, MERGED), type(spec.merging).__name__, lenient=lenient)
     return None
 
 
-def copy_answer(
+def write_query_output(
     handle: Handle,
-    asked: RowsQuery,
+    asked: RewriteQuery,
     inputs: Sequence[Part],
     schema: Mapping[str, str],
     path: Path,
     *,
     reader: duckdb.DuckDBPyConnection,
     sandbox: duckdb.DuckDBPyConnection,
-) -> Answer:
+) -> QueryOutput:
     """Write the answer of a query over the rows of `inputs`, parts of one partition, to the file `path`.
 
     `reader` reads the parts; `sandbox`, where `path` is too, can do nothing else. Both are left as they are. Raises
@@ -100,7 +100,7 @@ def copy_answer(
 
 def _load(
     handle: Handle,
-    asked: RowsQuery,
+    asked: RewriteQuery,
     inputs: Sequence[Part],
     schema: Mapping[str, str],
     types: Mapping[str, str],
@@ -131,7 +131,7 @@ class _Work:
     """One answer, in a sandbox that has the query's relation."""
 
     handle: Handle
-    asked: RowsQuery
+    asked: RewriteQuery
     partition: str
     schema: Mapping[str, str]
     types: Mapping[str, str]
@@ -144,13 +144,13 @@ class _Work:
             "Nothing was changed."
         )
 
-    def copy(self, path: Path) -> Answer:
+    def copy(self, path: Path) -> QueryOutput:
         stored = self._ask()
         columns, fitted = self._fit(stored)
         self._check_required(columns, fitted)
         [(rows,)] = self.con.execute(f"SELECT count(*) FROM {_ANSWER}").fetchall()
         if not rows:
-            return Answer(columns, None)
+            return QueryOutput(columns, None)
         self._check_partition(columns, fitted, rows)
         self.con.execute(f"DROP TABLE {quote_name(self.asked.query.relation)}")  # its memory is for sorting
         order = ", ".join(quote_name(c) for c in self.handle.spec.sort_by if c in columns)
@@ -161,7 +161,7 @@ class _Work:
                 f"{self.handle.table}: {file.rows} of {rows} rows of the answer for '{self.partition}' were written. "
                 "Nothing was published."
             )
-        return Answer(columns, file)
+        return QueryOutput(columns, file)
 
     def _ask(self) -> dict[str, str]:
         """Ask once, for a query may give something else each time. Column of the answer -> the table's name of it."""

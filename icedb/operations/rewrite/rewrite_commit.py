@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from icedb.format.commit_draft import Draft, draft
+from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.records import Marker
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.operations.commits.log_carryover import cheap_to_replace
 from icedb.operations.rewrite.rewriter import Rewrite
 from icedb.sql.types import check_columns
@@ -31,7 +31,7 @@ class Rewritten:
         written: Mapping[Rewrite, Sequence[Marker]],
         *,
         operation: str,
-        born_ms: int,
+        oldest_part_ms: int,
         schema: Mapping[str, str] | None = None,
         sparing: bool = False,
     ) -> None:
@@ -41,7 +41,7 @@ class Rewritten:
         self._sparing = sparing
         self._operation = operation
         self.unused: list[str] = []
-        self.born_ms: int | None = born_ms
+        self.oldest_part_ms: int | None = oldest_part_ms
 
     @property
     def markers(self) -> list[Marker]:
@@ -53,7 +53,7 @@ class Rewritten:
         """Their keys."""
         return [m.key for m in self.markers]
 
-    def build(self, state: LogState, t_ms: int) -> Draft | None:
+    def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
         """Raises SchemaConflict when another commit gave a new column another type."""
         for rewrite in [r for r in self.kept if not all(_is_live(state, p.key) for p in r.inputs)]:
             self.unused += [m.key for m in self.kept.pop(rewrite)]
@@ -61,7 +61,7 @@ class Rewritten:
             return None
         check_columns(self._schema, state.schema, table=state.table)
         inputs = [p.key for r in self.kept for p in r.inputs]
-        replaceable = cheap_to_replace if self._sparing else LogState.replaceable
+        replaceable = cheap_to_replace if self._sparing else TableState.replaceable
         return draft(
             state,
             t_ms=t_ms,
@@ -74,6 +74,6 @@ class Rewritten:
         )
 
 
-def _is_live(state: LogState, key: str) -> bool:
+def _is_live(state: TableState, key: str) -> bool:
     marker = state.parts.get(key)
     return marker is not None and marker.tombstoned_ms is None

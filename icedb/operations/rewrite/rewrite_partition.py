@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from icedb.errors import CommitContended, InvalidOption
+from icedb.errors import CommitConflict, InvalidOption
 from icedb.format.keys import stored_path
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.table_spec import all_columns
-from icedb.operations.rewrite.engine import IN_PROCESS, Engine
-from icedb.operations.rewrite.query_rewrite import RowsQuery
+from icedb.operations.rewrite.engine import LOCAL_ENGINE, Engine
+from icedb.operations.rewrite.query_rewrite import RewriteQuery
 from icedb.operations.rewrite.rewrite_commit import Rewritten
 from icedb.operations.rewrite.rewriter import Rewrite, rewrite_all
 from icedb.sql.user_queries import check_query
 from icedb.transaction.append import Commit, nothing_to_commit
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import WrittenParts
 
@@ -56,7 +56,7 @@ class PartitionWriter(Protocol):
     def __call__(
         self, handle: Handle, rewrite: Rewrite, query: str, schema: Mapping[str, str], /, *, dry_run: bool
     ) -> WrittenParts:
-        """Raises FixInput errors for a query that does not fit, and the store's errors."""
+        """Raises InvalidRequestError errors for a query that does not fit, and the store's errors."""
         ...
 
 
@@ -70,18 +70,18 @@ def write_answer(
     dry_run: bool,
     new_columns: bool = False,
     lenient: bool = False,
-    engine: Engine = IN_PROCESS,
+    engine: Engine = LOCAL_ENGINE,
 ) -> WrittenParts:
     """Ask the query in a sandbox and put its answer as one part. A dry run does all but that.
 
-    `new_columns` and `lenient` as in `RowsQuery`. Raises InvalidQuery, InvalidBatch, SchemaConflict, UnsupportedType,
+    `new_columns` and `lenient` as in `RewriteQuery`. Raises InvalidQuery, InvalidBatch, SchemaConflict, UnsupportedType,
     MissingPart, SnapshotExpired, InvalidOption (the memory does not suffice), the store's and the engine's errors.
     """
-    born_ms = handle.clock.now_ms()
+    oldest_part_ms = handle.clock.now_ms()
     checked = check_query(query, relation="_rows", also=("t",), table=handle.table, what="the query", v3=lenient)
-    asking = replace(rewrite, query=RowsQuery(checked, "the query", new_columns=new_columns, lenient=lenient))
+    asking = replace(rewrite, query=RewriteQuery(checked, "the query", new_columns=new_columns, lenient=lenient))
     [new] = rewrite_all(handle, [asking], all_columns(handle.spec, schema), dry_run=dry_run, engine=engine)
-    return WrittenParts(new.columns, () if new.marker is None else (new.marker,), born_ms)
+    return WrittenParts(new.columns, () if new.marker is None else (new.marker,), oldest_part_ms)
 
 
 def rewrite_partition(
@@ -91,7 +91,7 @@ def rewrite_partition(
     *,
     dry_run: bool = False,
     new_columns: bool = False,
-    engine: Engine = IN_PROCESS,
+    engine: Engine = LOCAL_ENGINE,
     writer: PartitionWriter | None = None,
 ) -> RewriteReport:
     """Put the answer of `query` in the place of a partition's live parts. See `Table.rewrite_partition`."""
@@ -106,18 +106,20 @@ def rewrite_partition(
             return _report(rewrite, written, nothing_to_commit(handle), dry_run=True)
         # Of an empty answer nothing stays, new columns neither.
         schema = written.schema if written.markers else {}
-        operation = Rewritten({rewrite: written.markers}, operation="rewrite", born_ms=written.born_ms, schema=schema)
-        commit = exclusive(handle, operation)
+        operation = Rewritten(
+            {rewrite: written.markers}, operation="rewrite", oldest_part_ms=written.oldest_part_ms, schema=schema
+        )
+        commit = commit_exclusive(handle, operation)
         if operation.kept:
             return _report(rewrite, written, commit, dry_run=False)
         logger.info("%s: '%s' changed, attempt %d to rewrite it is repeated", handle.table, partition, attempt + 1)
-    raise CommitContended(
+    raise CommitConflict(
         f"{handle.table}: '{partition}' was merged or replaced by others {REWRITE_ATTEMPTS_MAX} times while it was "
         "rewritten. Nothing was published. Does the table's lock hold? Try again when fewer programs maintain it."
     )
 
 
-def _rewrite_of(handle: Handle, state: LogState, partition: str) -> Rewrite:
+def _rewrite_of(handle: Handle, state: TableState, partition: str) -> Rewrite:
     """The partition's live parts. Its path may be given as it is stored or as a person writes it (`city=New York`)."""
     live = [handle.part(m) for m in state.live]
     path = stored_path(partition.strip("/"))

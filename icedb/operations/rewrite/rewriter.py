@@ -22,10 +22,10 @@ import msgspec
 
 from icedb.errors import InvalidOption, InvariantViolated
 from icedb.format.records import Marker, Stats, total_rows
-from icedb.operations.rewrite.engine import IN_PROCESS, Engine, Means, Work
+from icedb.operations.rewrite.engine import LOCAL_ENGINE, DistributedTask, Engine, ResourceLimits
 from icedb.operations.rewrite.prefetch import Fetched, concurrent_fetches, fetch_parts
-from icedb.operations.rewrite.query_rewrite import RowsQuery, copy_answer
-from icedb.reader.scan_sql import explain, read_parquet, scan, visible_partitions
+from icedb.operations.rewrite.query_rewrite import RewriteQuery, write_query_output
+from icedb.reader.scan_sql import read_parquet, scan, translate_read_error, visible_partitions
 from icedb.sql.column_stats import encode_statistics, statistics_columns
 from icedb.sql.connections import (
     MEMORY_BYTES_MIN,
@@ -42,7 +42,7 @@ from icedb.storage.obstore_store import ObjectNotFound
 from icedb.transaction.table_handle import Handle, Part
 from icedb.util.progress import Advance, progress
 from icedb.util.temporary_files import make_folder, remove_folder
-from icedb.writer.parquet_file import WrittenFile, figures, write_file
+from icedb.writer.parquet_file import WrittenFile, min_max_counts, write_file
 from icedb.writer.part_writer import CONCURRENT_PUTS, StoredPart, digest, discard, put_part
 
 __all__ = ["NewPart", "Rewrite", "Rewriter", "Rewriting", "rewrite_all", "rewrite_parts"]
@@ -71,7 +71,7 @@ class Rewrite:
     partition: str
     inputs: tuple[Part, ...]
     drop_where: str | None = None
-    query: RowsQuery | None = None
+    query: RewriteQuery | None = None
 
     @property
     def bytes(self) -> int:
@@ -97,7 +97,7 @@ class NewPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewriting(Work[Rewrite, NewPart]):
+class Rewriting(DistributedTask[Rewrite, NewPart]):
     """Writes new parts for a table that has this schema; a dry run puts nothing."""
 
     schema: Mapping[str, str]
@@ -117,7 +117,7 @@ class Rewriting(Work[Rewrite, NewPart]):
         """See Work."""
         return result.marker
 
-    def do(self, handle: Handle, items: Sequence[Rewrite], means: Means) -> list[NewPart]:
+    def do(self, handle: Handle, items: Sequence[Rewrite], means: ResourceLimits) -> list[NewPart]:
         """Write each new part, a few at a time. Raises as `rewrite_all`."""
         started_ms = handle.clock.now_ms()
         memory_bytes = _check_memory(handle, means.memory_bytes)
@@ -138,7 +138,7 @@ class Rewriting(Work[Rewrite, NewPart]):
                 raise _too_little(handle, memory_bytes, str(error).splitlines()[0]) from None
             if isinstance(error, duckdb.Error | ObjectNotFound):
                 inputs = [p for r in items for p in r.inputs]
-                raise explain(handle, inputs, error, as_of_ms=started_ms) from None
+                raise translate_read_error(handle, inputs, error, as_of_ms=started_ms) from None
             raise
         finally:
             remove_folder(folder)
@@ -184,7 +184,7 @@ class Rewriting(Work[Rewrite, NewPart]):
 
 
 def rewrite_parts(
-    handle: Handle, rewrites: Sequence[Rewrite], schema: Mapping[str, str], *, engine: Engine = IN_PROCESS
+    handle: Handle, rewrites: Sequence[Rewrite], schema: Mapping[str, str], *, engine: Engine = LOCAL_ENGINE
 ) -> list[Marker | None]:
     """The markers of `rewrite_all`."""
     return [new.marker for new in rewrite_all(handle, rewrites, schema, engine=engine)]
@@ -196,13 +196,13 @@ def rewrite_all(
     schema: Mapping[str, str],
     *,
     dry_run: bool = False,
-    engine: Engine = IN_PROCESS,
+    engine: Engine = LOCAL_ENGINE,
 ) -> list[NewPart]:
     """Write each new part; on failure delete what was written. A dry run puts nothing.
 
     Together they use what the engine has for them (in this process by default half of the machine's or container's
     memory). Raises InvalidOption when that is not enough, MissingPart, SnapshotExpired, InvariantViolated, what
-    `copy_answer` raises, DuckDB's, the store's and the engine's errors.
+    `write_query_output` raises, DuckDB's, the store's and the engine's errors.
     """
     return engine.run(handle, Rewriting(dict(schema), dry_run), rewrites)
 
@@ -322,7 +322,7 @@ def _rewrite(
         return _Written(columns, key)
     stats = statistics_columns(handle.spec.sort_by, columns, handle.expressions)
     with engines.reader.cursor() as con:
-        encoded = encode_statistics(stats, figures(con, file, stats), file.rows)
+        encoded = encode_statistics(stats, min_max_counts(con, file, stats), file.rows)
     put = pools.putting.submit(_measure, path) if work.dry_run else pools.putting.submit(_put, handle, key, path)
     return _Written(columns, key, file.rows, encoded, put)
 
@@ -343,7 +343,7 @@ def _write_rows(
         renew_access(con, handle.location)
     if rewrite.query is None or engines.sandbox is None:
         return _copy_rows(handle, engines.reader, rewrite, schema, path)
-    answer = copy_answer(
+    answer = write_query_output(
         handle, rewrite.query, rewrite.inputs, schema, path, reader=engines.reader, sandbox=engines.sandbox
     )
     return answer.columns, answer.file

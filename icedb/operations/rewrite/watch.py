@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from threading import Event
 
-from icedb.errors import IceDBError, InvalidOption, LookFirst, TryAgain
+from icedb.errors import IceDBError, InvalidOption, OutcomeUnknownError, RetryableError
 from icedb.operations.rewrite.merge import PART_BYTES_MAX, MergeReport, Order
 from icedb.operations.rewrite.merge_loop import MergeableTable
 from icedb.sql.connections import MIB
@@ -50,7 +50,7 @@ def watch(
     while not stop.is_set():
         try:
             more = _round(table, orders, stop, part_bytes_max, on_merge)
-        except (TryAgain, LookFirst) as error:
+        except (RetryableError, OutcomeUnknownError) as error:
             on_wait(error, wait_ms)
             stop.wait(wait_ms / 1000)
             wait_ms = max(every_ms, min(2 * wait_ms, WAIT_MS_MAX))

@@ -29,7 +29,7 @@ from icedb.transaction.idempotent_append import Txn, is_recorded, repeated
 from icedb.transaction.open_table import open_beside, quarantine_name
 from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import WrittenParts, discard, put_parts
-from icedb.writer.staging import QUARANTINE_COLUMNS, Stage, stage_rows
+from icedb.writer.staging import QUARANTINE_COLUMNS, StagedBatch, stage_rows
 
 __all__ = ["BatchLimits", "Unpublished", "discard_beside", "insert", "overwrite", "staged", "write_unpublished"]
 
@@ -57,7 +57,7 @@ def insert(
     return commit
 
 
-def _append(handle: Handle, stage: Stage, txn: Txn | None, memory_bytes: int) -> Commit:
+def _append(handle: Handle, stage: StagedBatch, txn: Txn | None, memory_bytes: int) -> Commit:
     written = put_parts(stage, store=handle.store, clock=handle.clock)
     aside = _set_aside(handle, stage, written, txn, memory_bytes)
     commit = publish_append(handle, written, txn=txn)
@@ -116,7 +116,7 @@ def write_unpublished(
         return Unpublished(written, views, stage.misfits, aside)
 
 
-def _check_columns_max(handle: Handle, stage: Stage, columns_max: int | None) -> None:
+def _check_columns_max(handle: Handle, stage: StagedBatch, columns_max: int | None) -> None:
     """Raise TooManyColumns when the rows bring columns, and the table would have more than that."""
     if columns_max is None or not new_columns(stage.columns, handle.columns):
         return
@@ -167,7 +167,7 @@ def overwrite(
 @contextmanager
 def staged(
     handle: Handle, data: Rows, on_conflict: OnConflict, memory_bytes: int | None, *, dry_run: bool = False
-) -> Iterator[tuple[Stage, int]]:
+) -> Iterator[tuple[StagedBatch, int]]:
     """The staged batch, and the memory for what other tables get of it. A dry run asks the store for the log only."""
     if on_conflict not in get_args(OnConflict):
         raise InvalidOption(f"{handle.table}: on_conflict is {on_conflict!r}; give 'raise', 'cast' or 'quarantine'.")
@@ -194,7 +194,9 @@ def staged(
         yield stage, memory_bytes
 
 
-def _set_aside(handle: Handle, stage: Stage, written: WrittenParts, txn: Txn | None, memory_bytes: int) -> str | None:
+def _set_aside(
+    handle: Handle, stage: StagedBatch, written: WrittenParts, txn: Txn | None, memory_bytes: int
+) -> str | None:
     """Commit the rows that do not fit to the table's quarantine, whose address it returns; None when there are none.
 
     When that fails, the parts that were written for the table itself are deleted.
@@ -227,7 +229,7 @@ def _open_quarantine(handle: Handle) -> Handle:
     return quarantine
 
 
-def _write_misfits(quarantine: Handle, stage: Stage, tag: str, memory_bytes: int) -> WrittenParts:
+def _write_misfits(quarantine: Handle, stage: StagedBatch, tag: str, memory_bytes: int) -> WrittenParts:
     context = replace(quarantine.write_context(), job=tag)
     with stage_rows(context, Batch(stage.set_aside(quarantine.clock.now_ms())), memory_bytes=memory_bytes) as staged:
         return put_parts(staged, store=quarantine.store, clock=quarantine.clock)

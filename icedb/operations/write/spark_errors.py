@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 import icedb.errors
-from icedb.errors import DamagedLog, IceDBError, InvalidBatch, SchemaConflict, SnapshotExpired, SparkJobFailed
+from icedb.errors import CorruptLog, IceDBError, InvalidBatch, SchemaConflict, SnapshotExpired, SparkJobFailed
 
 __all__ = ["explained", "explained_of_frame", "failed_before_commit"]
 
@@ -127,7 +127,7 @@ def _made_again(error_type: type[IceDBError], message: str) -> IceDBError:
         return error_type(message, column="", types=("", ""))
     if issubclass(error_type, SnapshotExpired):
         return error_type(message, horizon_ms=0)
-    if issubclass(error_type, DamagedLog):
+    if issubclass(error_type, CorruptLog):
         return error_type(message, key="")
     return error_type(message)
 

@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from icedb.errors import CommitUncertain, IceDBError, InvalidOption, SparkJobFailed, ViewBehind
+from icedb.errors import CommitStateUnknown, IceDBError, InvalidOption, SparkJobFailed, StaleView
 from icedb.format.records import Marker
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.sources.batch import OnConflict
 from icedb.transaction.append import Commit, nothing_to_commit
 from icedb.transaction.idempotent_append import Txn, is_recorded, repeated
@@ -115,7 +115,7 @@ def _run(handle: Handle, frame: Any, mode: str, options: Mapping[str, str], txn:
     except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
         meaning = explained_of_frame(error, table=handle.table)
         landed = _landed(handle, job)
-        if landed is None or isinstance(meaning, ViewBehind):
+        if landed is None or isinstance(meaning, StaleView):
             # A commit that did not land yet may still do so, unless it was never begun. Only an append does harm twice.
             repeatable = mode == "overwrite" or txn is not None or failed_before_commit(error)
             if isinstance(meaning, SparkJobFailed) and not repeatable:
@@ -132,7 +132,7 @@ def _run(handle: Handle, frame: Any, mode: str, options: Mapping[str, str], txn:
     return _commit(handle, ours, dead, state.parts_named[ours[0].key].by[0])
 
 
-def _landed(handle: Handle, job: str) -> LogState | None:
+def _landed(handle: Handle, job: str) -> TableState | None:
     """The state that has the commit of a job that failed; None when there is none, or nobody can tell."""
     try:
         state = handle.read(fresh=True)
@@ -141,25 +141,25 @@ def _landed(handle: Handle, job: str) -> LogState | None:
     return state if _of_job(state, job) else None
 
 
-def _state_of_success(handle: Handle, job: str) -> LogState:
+def _state_of_success(handle: Handle, job: str) -> TableState:
     try:
         return handle.read(fresh=True)
     except IceDBError as error:
-        raise CommitUncertain(
+        raise CommitStateUnknown(
             f"{handle.table}: the Spark job has succeeded, and its commit could not be read back ({error}). Do not "
             f"write these rows again; the names of their parts begin with '{job}'."
         ) from error
 
 
-def _uncertain(handle: Handle, job: str, meaning: IceDBError) -> CommitUncertain:
+def _uncertain(handle: Handle, job: str, meaning: IceDBError) -> CommitStateUnknown:
     """The job ended in a way that does not tell how far it came. Without a `txn`, to repeat it could double rows."""
-    return CommitUncertain(
+    return CommitStateUnknown(
         f"{meaning} Whether the rows were published, or will be, is not known: look whether the table {handle.table} "
         f"has parts whose names begin with '{job}' before you write them again. With a txn, a job can be repeated."
     )
 
 
-def _of_job(state: LogState, job: str) -> list[Marker]:
+def _of_job(state: TableState, job: str) -> list[Marker]:
     return [m for m in state.parts.values() if m.key.rpartition("/")[2].startswith(job)]
 
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-from icedb.errors import IceDBError, InvalidOption, TableNotFound, ViewBehind
-from icedb.format.replay import LogState
+from icedb.errors import IceDBError, InvalidOption, StaleView, TableNotFound
+from icedb.format.replay import TableState
 from icedb.format.table_spec import TableSpec, View
 from icedb.operations.commits.actions import Replace
 from icedb.operations.commits.alter import alter
@@ -41,7 +41,7 @@ from icedb.sql.partition_expressions import partition_expressions
 from icedb.sql.types import typed_nothing
 from icedb.sql.user_queries import UserQuery, check_query
 from icedb.transaction.append import Commit
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.idempotent_append import Txn
 from icedb.transaction.open_table import create_handle, open_beside, quarantine_name
 from icedb.transaction.table_handle import Handle
@@ -49,7 +49,7 @@ from icedb.util.temporary_files import make_folder, remove_folder
 from icedb.writer.batch_schema import WriteContext
 from icedb.writer.part_writer import WrittenParts, discard, put_parts
 from icedb.writer.spec_validation import ROWS, check_name, checked_spec
-from icedb.writer.staging import Stage, stage_rows
+from icedb.writer.staging import StagedBatch, stage_rows
 
 __all__ = [
     "ViewParts",
@@ -74,12 +74,12 @@ class ViewParts:
 
 
 def write_views(
-    handle: Handle, stage: Stage, *, memory_bytes: int | None = None, partitions_max: int | None = None
+    handle: Handle, stage: StagedBatch, *, memory_bytes: int | None = None, partitions_max: int | None = None
 ) -> list[ViewParts]:
     """Write the parts of all views for a staged batch. Raises what is wrong with one; nothing is left then.
 
     `memory_bytes` is for the views alone. `partitions_max`: how many partitions of each view the rows may lie in, see
-    `Stage.check_partitions`.
+    `StagedBatch.check_partitions`.
     """
     views: list[ViewParts] = []
     if not stage.rows:
@@ -102,12 +102,12 @@ def discard_views(views: Sequence[ViewParts]) -> None:
 
 
 def publish_views(handle: Handle, views: Sequence[ViewParts], txn: Txn | None) -> None:
-    """Publish what was written for views, after their source was committed. Raises ViewBehind, for all that failed."""
+    """Publish what was written for views, after their source was committed. Raises StaleView, for all that failed."""
     behind = _publish(views, txn)
     if behind:
         name, reason = next(iter(behind.items()))
         again = f"Insert again with the same txn {txn}" if txn else f"Do not insert again: refresh_view('{name}')"
-        raise ViewBehind(
+        raise StaleView(
             f"{handle.table}: the rows are committed, and the views {sorted(behind)} lack them ({reason}). {again}."
         )
 
@@ -153,7 +153,7 @@ def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backf
         refresh_view(handle, name)
     else:
         sequences = _sequences(handle.read(fresh=True))
-        exclusive(target, Replace(lambda now: (), sequences=sequences, operation="refresh"))
+        commit_exclusive(target, Replace(lambda now: (), sequences=sequences, operation="refresh"))
     return target
 
 
@@ -195,10 +195,10 @@ def refresh_view(handle: Handle, name: str, *, memory_bytes: int | None = None) 
     state = handle.read(fresh=True)
     written = _write_all(handle, target, view, state, memory_bytes // 2) if state.live else None
     refresh = Replace(lambda now: [m.key for m in now.live], written, sequences=_sequences(state), operation="refresh")
-    return exclusive(target, refresh)
+    return commit_exclusive(target, refresh)
 
 
-def _write_all(handle: Handle, target: Handle, view: View, state: LogState, memory_bytes: int) -> WrittenParts:
+def _write_all(handle: Handle, target: Handle, view: View, state: TableState, memory_bytes: int) -> WrittenParts:
     """Write the view's parts for all live rows of its source."""
     folder = make_folder("view")
     try:
@@ -213,7 +213,7 @@ def _write_all(handle: Handle, target: Handle, view: View, state: LogState, memo
         remove_folder(folder)
 
 
-def _sequences(state: LogState) -> dict[str, int]:
+def _sequences(state: TableState) -> dict[str, int]:
     """The transactions of a source that its view, made anew or filled from now on, need not have."""
     return {application: sequence for application, (sequence, _) in state.txn.items()}
 
@@ -254,7 +254,7 @@ def _open(handle: Handle, view: View) -> Handle:
 
 
 def _write_with_views(
-    handle: Handle, target: Handle, view: View, stage: Stage, memory_bytes: int | None, partitions_max: int | None
+    handle: Handle, target: Handle, view: View, stage: StagedBatch, memory_bytes: int | None, partitions_max: int | None
 ) -> ViewParts:
     memory_bytes = half_of(memory_bytes) if target.spec.views else memory_bytes
     with _staged(handle, target, view, stage.stream(), memory_bytes=memory_bytes) as answer:
@@ -270,7 +270,7 @@ def _write_with_views(
 
 def _staged(
     handle: Handle, target: Handle, view: View, stream: pa.RecordBatchReader, *, memory_bytes: int | None
-) -> AbstractContextManager[Stage]:
+) -> AbstractContextManager[StagedBatch]:
     query = _query_of(target, view)
     batch = Batch(stream, source=f"view of {handle.table}", is_answer=True)
     return stage_rows(target.write_context(), batch, query=query, memory_bytes=memory_bytes)

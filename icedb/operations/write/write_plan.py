@@ -1,4 +1,4 @@
-"""What a write would do: its rows go all the way that they would go, but for what is written to the store."""
+"""Dry runs of insert and overwrite: rows are staged as in a write, and nothing is put into the store."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from icedb.sql.types import check_columns, new_columns
 from icedb.transaction.idempotent_append import Txn, is_recorded
 from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import WrittenParts
-from icedb.writer.staging import Stage
+from icedb.writer.staging import StagedBatch
 
-__all__ = ["Foreseen", "foresee"]
+__all__ = ["WritePlan", "plan_write"]
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class WritePlan:
     """What a write would commit. Columns have DuckDB types; partitions are paths.
 
     `quarantined_rows` would be set aside. An overwrite would replace `replaced_parts`, with `replaced_rows`: None when
@@ -39,7 +39,7 @@ class Foreseen:
     repeated: bool
 
 
-def foresee(
+def plan_write(
     handle: Handle,
     data: Rows,
     *,
@@ -48,8 +48,8 @@ def foresee(
     txn: Txn | None = None,
     on_conflict: OnConflict = "raise",
     memory_bytes: int | None = None,
-) -> Foreseen:
-    """See `Table.foresee`. `replaces`: as an overwrite, of these partitions (None: of the whole table)."""
+) -> WritePlan:
+    """Plan an insert or, if `replaces`, an overwrite of these partitions (None: of the whole table); write nothing."""
     with staged(handle, data, on_conflict, memory_bytes, dry_run=True) as (stage, _):
         written = _as_written(handle, stage)
         misfits = stage.misfits
@@ -62,7 +62,7 @@ def foresee(
         replaced = [state.parts[k] for k in parts_to_replace(handle, state, partitions)]
     repeated = txn is not None and is_recorded(state, txn)
     markers = () if repeated else written.markers
-    return Foreseen(
+    return WritePlan(
         table=handle.table,
         rows=sum(m.rows or 0 for m in markers),
         new_parts=len(markers),
@@ -75,8 +75,8 @@ def foresee(
     )
 
 
-def _as_written(handle: Handle, stage: Stage) -> WrittenParts:
-    """The parts that would be written, under keys that no object has. Their bytes nobody knows before."""
+def _as_written(handle: Handle, stage: StagedBatch) -> WrittenParts:
+    """Return the parts that would be written, under new keys. Their sizes are unknown, so they are 0."""
     markers = tuple(
         Marker(handle.keys.part(r.partition, handle.clock.new_id()), 0, 0, rows=r.rows, stats=r.stats)
         for r in stage.ranges

@@ -21,9 +21,9 @@ from icedb.services.http.server_settings import ListenSettings
 __all__ = [
     "Listeners",
     "allow_connections",
-    "beside",
+    "background_task",
     "end_soon",
-    "heed_signals",
+    "install_signal_handlers",
     "lines_to",
     "listeners",
     "log_to",
@@ -57,7 +57,7 @@ def log_to(lines: LineWriter, logger: str) -> None:
     uvicorn_log.addFilter(lambda record: not (record.exc_info and record.exc_info[0] is asyncio.CancelledError))
 
 
-def heed_signals(server: Server, reload: asyncio.Event) -> None:
+def install_signal_handlers(server: Server, reload: asyncio.Event) -> None:
     """SIGTERM and SIGINT stop the server, the second ends the process at once; SIGHUP sets `reload`."""
     loop = asyncio.get_running_loop()
     ending = (signal.SIGTERM, signal.SIGINT)
@@ -74,7 +74,7 @@ def heed_signals(server: Server, reload: asyncio.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def beside(work: Coroutine[object, object, None]) -> AsyncIterator[None]:
+async def background_task(work: Coroutine[object, object, None]) -> AsyncIterator[None]:
     """Something that goes on until the block ends."""
     task = asyncio.create_task(work)
     try:

@@ -19,7 +19,7 @@ from icedb.services.ingest.config.tenants import Tenants
 from icedb.services.ingest.events.rejections import Refusal
 from icedb.services.ingest.events.request_body import ClientGone, Incoming
 from icedb.services.ingest.intake import Exchange, Intake
-from icedb.services.ingest.limits import Held
+from icedb.services.ingest.limits import BodyMemoryBudget
 from icedb.services.ingest.metrics import Metrics
 from icedb.services.ingest.response import check_head, commit_id, send_json
 from icedb.services.ingest.table_writers import Writers
@@ -51,7 +51,7 @@ class IngestApp:
     ) -> None:
         self._intake = Intake(settings, tenants, writers, stopping)
         #: Of bodies in memory.
-        self.held = Held(settings.held_bytes_max)
+        self.held = BodyMemoryBudget(settings.held_bytes_max)
         self._settings = settings
         self._writers = writers
         self._metrics = metrics

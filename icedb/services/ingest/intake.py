@@ -23,7 +23,7 @@ from icedb.services.ingest.events.event_decoder import json_document, media_type
 from icedb.services.ingest.events.rejections import Refusal
 from icedb.services.ingest.events.request_body import Incoming, decompressed
 from icedb.services.ingest.events.segment import SEGMENT_CALLS, segment_rows
-from icedb.services.ingest.limits import Held, Rates
+from icedb.services.ingest.limits import BodyMemoryBudget, Rates
 from icedb.services.ingest.table_writers import TableWriter, Writers
 
 __all__ = ["Exchange", "Intake"]
@@ -69,8 +69,10 @@ class Intake:
         self._stopping = stopping
         self._rates = Rates()
         #: A tenant that is not alone has at most half of what bodies may take, so that the others are still read.
-        self._held_of_tenants: dict[str, Held] = {}
-        self._held_of_strangers = Held(max(settings.body_bytes_max, settings.held_bytes_max // _STRANGERS_SHARE))
+        self._held_of_tenants: dict[str, BodyMemoryBudget] = {}
+        self._held_of_strangers = BodyMemoryBudget(
+            max(settings.body_bytes_max, settings.held_bytes_max // _STRANGERS_SHARE)
+        )
 
     # ------------------------------------------------------------------------------------ what is asked for
 
@@ -166,7 +168,7 @@ class Intake:
         if self.tenants.count < 2:
             return take
         bytes_max = max(self._settings.body_bytes_max, self._settings.held_bytes_max // 2)
-        held = self._held_of_tenants.setdefault(tenant.name, Held(bytes_max))
+        held = self._held_of_tenants.setdefault(tenant.name, BodyMemoryBudget(bytes_max))
         take_of_tenant = exchange.ends.enter_context(held.body())
 
         def take_both(bytes_: int) -> None:

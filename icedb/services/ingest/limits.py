@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from icedb.services.ingest.config.settings import TenantLimits
 from icedb.services.ingest.events.rejections import Refusal
 
-__all__ = ["Held", "Rates", "Waiting"]
+__all__ = ["BodyMemoryBudget", "Rates", "Waiting"]
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Rates:
         return bucket
 
 
-class Held:
+class BodyMemoryBudget:
     """Bytes of bodies that are in memory: those that are being read, looked at or committed. Of one event loop."""
 
     def __init__(self, bytes_max: int) -> None:

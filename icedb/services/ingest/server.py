@@ -29,9 +29,9 @@ from icedb.services.http.log_lines import LineWriter
 from icedb.services.http.server_process import (
     Listeners,
     allow_connections,
-    beside,
+    background_task,
     end_soon,
-    heed_signals,
+    install_signal_handlers,
     lines_to,
     listeners,
     log_to,
@@ -88,7 +88,7 @@ async def _serve(
     )
     server = _IngestServer(app, settings, writers)
     reload = asyncio.Event()
-    heed_signals(server, reload)
+    install_signal_handlers(server, reload)
 
     def numbers() -> bytes:
         metrics.held_bytes.set(app.held.bytes)
@@ -97,11 +97,11 @@ async def _serve(
 
     async with contextlib.AsyncExitStack() as closing:
         file = TenantsFile(path, config, app.know)
-        await closing.enter_async_context(beside(reloading(file, reload, metrics.reloaded)))
-        await closing.enter_async_context(beside(writers.keep_looking()))
+        await closing.enter_async_context(background_task(reloading(file, reload, metrics.reloaded)))
+        await closing.enter_async_context(background_task(writers.keep_looking()))
         if sockets.admin is not None:
             admin = Server(_admin_app(app, numbers), settings, connections=ADMIN_CONNECTIONS)
-            await closing.enter_async_context(beside(admin.serve([sockets.admin])))
+            await closing.enter_async_context(background_task(admin.serve([sockets.admin])))
         tell(f"icedb ingest: {sockets.text}; tables: {len(config.tables)}, tenants: {len(config.tenants)}")
         await server.serve([sockets.clients])
         end_soon()
@@ -116,7 +116,7 @@ class _IngestServer(Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more, commit what is pending, and wait for answers that are under way."""
-        async with beside(self._writers.hurry()):
+        async with background_task(self._writers.hurry()):
             await super().shutdown(sockets)
 
 

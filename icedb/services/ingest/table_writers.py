@@ -19,20 +19,20 @@ from icedb.buffering.submissions import Acknowledged, BufferStats
 from icedb.buffering.writer import BufferedWriter
 from icedb.errors import (
     BufferFull,
-    CommitUncertain,
+    CommitStateUnknown,
     IceDBError,
     InvalidBatch,
     InvalidPartitionExpression,
     InvalidPartitionValue,
+    RetryableError,
     SchemaConflict,
+    StaleView,
     TableExists,
     TableNotFound,
     TooManyColumns,
     TooManyPartitions,
-    TryAgain,
     UnknownColumn,
     UnsupportedType,
-    ViewBehind,
     WriterClosed,
 )
 from icedb.services.ingest.config.settings import IngestConfig, IngestSettings, TableSettings
@@ -159,7 +159,7 @@ class TableWriter:
             self.reached = True
             self._know_columns()
             return done
-        except ViewBehind as error:
+        except StaleView as error:
             logger.error("table '%s': %s", self.settings.name, error)
             return Acknowledged(rows=len(rows))
         except IceDBError as error:  # before TimeoutError, which some of them are, too
@@ -221,9 +221,9 @@ class TableWriter:
         if isinstance(error, WriterClosed):
             return Refusal(503, "The service is stopping. Send it again.", retry_after_seconds=1)
         logger.error("table '%s': %s", self.settings.name, error)
-        if isinstance(error, CommitUncertain):
+        if isinstance(error, CommitStateUnknown):
             message = "Whether it was committed is not known. Send the same again, with the same ids."
-        elif isinstance(error, TryAgain):
+        elif isinstance(error, RetryableError):
             self.reached = False
             message = "The store does not answer. Send it again."
         else:

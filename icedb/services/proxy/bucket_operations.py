@@ -24,7 +24,7 @@ from icedb.services.proxy.s3.listing import Page
 from icedb.services.proxy.s3.request import HttpRequest
 from icedb.services.proxy.s3.response import Answer, xml_answer, xml_text
 from icedb.services.proxy.s3.s3_errors import S3Error
-from icedb.util.lru_cache import Recent
+from icedb.util.lru_cache import LruCache
 
 __all__ = ["Listings", "bucket_location", "bucket_there", "list_buckets"]
 
@@ -72,7 +72,7 @@ class Listings:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         #: What was listed, and the last key of a page -> what `Tables.view_again` needs.
-        self._ended: Recent[_Ended, tuple[int, str]] = Recent(ENDED_MAX)
+        self._ended: LruCache[_Ended, tuple[int, str]] = LruCache(ENDED_MAX)
 
     async def version_2(self, tenant: Tenant, bucket: VirtualBucket, address: Address, request: HttpRequest) -> Answer:
         """ListObjectsV2. Raises S3Error: InvalidArgument, and those of `Tables.view`."""

@@ -26,9 +26,9 @@ from icedb.services.http.log_lines import LineWriter
 from icedb.services.http.server_process import (
     Listeners,
     allow_connections,
-    beside,
+    background_task,
     end_soon,
-    heed_signals,
+    install_signal_handlers,
     lines_to,
     listeners,
     log_to,
@@ -97,11 +97,11 @@ async def _serve(
         app = ProxyApp(settings, everywhere, tables, Gate(), metrics, AccessLog(access_lines))
         server = Server(app, settings, tls=True)
         reload = asyncio.Event()
-        heed_signals(server, reload)
-        await closing.enter_async_context(beside(reloading(directory, reload, metrics.reloaded)))
+        install_signal_handlers(server, reload)
+        await closing.enter_async_context(background_task(reloading(directory, reload, metrics.reloaded)))
         if sockets.admin is not None:
             admin = Server(_admin_app(metrics, look, server), settings, connections=ADMIN_CONNECTIONS)
-            await closing.enter_async_context(beside(admin.serve([sockets.admin])))
+            await closing.enter_async_context(background_task(admin.serve([sockets.admin])))
         tell(f"icedb proxy: {sockets.text}; tenants in the file: {len(config.tenants)}")
         await server.serve([sockets.clients])
         end_soon()

@@ -10,7 +10,7 @@ import duckdb
 import pyarrow as pa
 
 from icedb.sql.connections import quote_name
-from icedb.sql.sandbox_pool import question
+from icedb.sql.sandbox_pool import scratch_connection
 
 __all__ = ["INTEGERS", "ColumnType", "arrow_type", "parse_type", "sql_type", "tells_arrow"]
 
@@ -74,7 +74,7 @@ class ColumnType:
 @lru_cache(maxsize=4096)
 def parse_type(text: str) -> ColumnType:
     """The type that DuckDB calls `text`: one of a table's columns. Raises duckdb.Error when it is none."""
-    with question() as con:
+    with scratch_connection() as con:
         return _from_duckdb(con.sqltype(text))
 
 

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from icedb.errors import InvalidOption, UnknownColumn
 from icedb.format.records import Marker
 from icedb.format.table_spec import TableSpec
-from icedb.reader.scan_sql import explain, relation, visible_partitions
+from icedb.reader.scan_sql import relation, translate_read_error, visible_partitions
 from icedb.reader.snapshot import Snapshot
 from icedb.spark.datasource.read_options import ReadOptions
 from icedb.spark.datasource.task_resources import processors, scratch_folder
@@ -152,7 +152,7 @@ class PartScan:
                     yield batch.cast(self.arrow)
         # What DuckDB meets when it has begun to answer comes through Arrow, as an error of Arrow's.
         except (duckdb.Error, ObjectNotFound, pa.ArrowException, OSError) as error:
-            raise explain(handle, parts, error, as_of_ms=self.as_of_ms) from None
+            raise translate_read_error(handle, parts, error, as_of_ms=self.as_of_ms) from None
         finally:
             remove_folder(folder)
 

@@ -24,7 +24,7 @@ from icedb.spark.datasource import pushdown_warning
 from icedb.spark.datasource.part_scan import PartScan, chosen_columns, in_tasks, scan_of
 from icedb.spark.datasource.read_options import ReadOptions, batch_read_options, read_options
 from icedb.spark.datasource.type_mapping import spark_schema
-from icedb.spark.datasource.worker_errors import plainly
+from icedb.spark.datasource.worker_errors import hide_worker_traceback
 from icedb.table import Table
 
 __all__ = ["open_reader", "planned_schema"]
@@ -52,7 +52,7 @@ def planned_schema(options: Mapping[str, str]) -> tuple[StructType, dict[str, st
 def open_reader(schema: StructType, options: Mapping[str, str]) -> DataSourceReader:
     """Open the reader of one query; runs on the driver.
 
-    Raises InvalidOption for a read without a fixed snapshot, other FixInput errors, DamagedLog and the store's errors.
+    Raises InvalidOption for a read without a fixed snapshot, other InvalidRequestError errors, CorruptLog and the store's errors.
     """
     pushdown_warning.warn_in_worker()
     read = batch_read_options(options)
@@ -88,7 +88,7 @@ class _Reader(DataSourceReader):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_tasks": None}
 
-    @plainly()
+    @hide_worker_traceback()
     def partitions(self) -> Sequence[InputPartition]:
         """Return the parts that each task reads; runs on the driver. Spark makes one task without parts of none."""
         if self._tasks is None:
@@ -99,5 +99,5 @@ class _Reader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task: the rows of its parts."""
-        with plainly():
+        with hide_worker_traceback():
             yield from self._scan.batches(partition)

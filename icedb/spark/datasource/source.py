@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from icedb.spark.datasource.reader import open_reader, planned_schema
 from icedb.spark.datasource.stream_reader import StreamReader
-from icedb.spark.datasource.worker_errors import plainly
+from icedb.spark.datasource.worker_errors import hide_worker_traceback
 from icedb.spark.datasource.writer import open_stream_writer, open_writer
 
 __all__ = ["IceDBDataSource"]
@@ -38,29 +38,29 @@ class IceDBDataSource(DataSource):
         """What `format(...)` is given."""
         return "icedb"
 
-    @plainly()
+    @hide_worker_traceback()
     def schema(self) -> StructType:
         """The columns of the snapshot that is read, which from here on is the same for every query of the frame."""
         schema, self._of_time = planned_schema(dict(self.options.items()))
         return schema
 
-    @plainly()
+    @hide_worker_traceback()
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of one query; see `open_reader`. Spark asks for it in another process than for the schema."""
         told = {k: v for k, v in self.options.items() if k.lower() not in (self._of_time or {})}
         return open_reader(schema, {**told, **(self._of_time or {})})
 
-    @plainly()
+    @hide_worker_traceback()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """The reader of a stream; see `StreamReader`. What is wrong with the options is told when Spark asks it."""
         return StreamReader(schema, dict(self.options.items()))
 
-    @plainly()
+    @hide_worker_traceback()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """The writer of one job; see `open_writer`."""
         return open_writer(schema, dict(self.options.items()), overwrite=overwrite)
 
-    @plainly()
+    @hide_worker_traceback()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         """The writer of one micro-batch; see `open_stream_writer`."""
         return open_stream_writer(schema, dict(self.options.items()), overwrite=overwrite)

@@ -21,12 +21,12 @@ from pyspark.sql.types import StructType
 from icedb.errors import InvalidOption, SnapshotExpired
 from icedb.format.change_feed import BEGINNING, Cursor, Limits, advance, between
 from icedb.format.records import Marker
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.reader.changes import Changes, changes_of, cursor_of, settled_ms
 from icedb.reader.snapshot import take_snapshot
 from icedb.spark.datasource.part_scan import PartScan, in_tasks, scan_of
 from icedb.spark.datasource.read_options import ReadOptions, stream_read_options
-from icedb.spark.datasource.worker_errors import plainly
+from icedb.spark.datasource.worker_errors import hide_worker_traceback
 from icedb.table import Table
 from icedb.transaction.table_handle import Handle
 
@@ -74,7 +74,7 @@ class _Feeding:
         # be of no use when the stream is started again, so it is moved now and then, by a batch without rows.
         return end if end.t_ms - start.t_ms > self.handle.timing.grace_ms // 4 else start
 
-    def _check_columns(self, state: LogState, promised: Collection[str]) -> None:
+    def _check_columns(self, state: TableState, promised: Collection[str]) -> None:
         """What a running stream was not promised it could only leave out, and never read again."""
         if self.told.columns is None and (new := sorted(state.schema.keys() - promised)):
             raise InvalidOption(
@@ -87,7 +87,7 @@ class _Feeding:
         changes = self._changes(state, start, end, between(state, self.handle.keys, start, end))
         return list(in_tasks(changes, changes.in_partitions(self.told.where), self.told.split_bytes))
 
-    def _changes(self, state: LogState, start: Cursor, end: Cursor, markers: Sequence[Marker]) -> Changes:
+    def _changes(self, state: TableState, start: Cursor, end: Cursor, markers: Sequence[Marker]) -> Changes:
         return changes_of(self.handle, state, start, end, markers, as_of_ms=state.newest_ms)
 
 
@@ -109,7 +109,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def _driver(self) -> _Feeding:
-        """Raises FixInput errors, DamagedLog and the store's errors."""
+        """Raises InvalidRequestError errors, CorruptLog and the store's errors."""
         told = stream_read_options(self._options)
         return _Feeding(told, Table.open(told.path, storage_options=told.storage_options).handle)
 
@@ -126,17 +126,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"this one ({error}). Begin with a new checkpoint."
             ) from None
 
-    @plainly()
+    @hide_worker_traceback()
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """Where a new stream begins: at `since`, or before all that the table has."""
         return _offset(self._driver.begin())
 
-    @plainly()
+    @hide_worker_traceback()
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """That a batch is bounded, unless Spark wants all at once; by what is known here already."""
         return ReadMaxBytes(self._driver.told.batch_bytes_max)
 
-    @plainly()
+    @hide_worker_traceback()
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
         """The end of the batch that begins at `start`. Raises SnapshotExpired and what reading the log raises."""
         told = self._driver.told
@@ -144,7 +144,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limits = Limits() if isinstance(limit, ReadAllAvailable) else bounded
         return _offset(self._driver.end(self._cursor(start), limits, self._schema.fieldNames()))
 
-    @plainly()
+    @hide_worker_traceback()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """All there is now, and then no more."""
         feeding = self._driver
@@ -152,14 +152,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A commit may be ahead of this clock, but not of all clocks.
         feeding.until_ms = max(now_ms, min(newest_ms, now_ms + 2 * feeding.handle.timing.max_skew_ms))
 
-    @plainly()
+    @hide_worker_traceback()
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """The parts of a batch, by tasks. Raises SnapshotExpired and what reading the log raises."""
         return self._driver.parts(self._cursor(start), self._cursor(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task: the rows of its parts. Raises SnapshotExpired, MissingPart, the store's and DuckDB's errors."""
-        with plainly():
+        with hide_worker_traceback():
             try:
                 yield from self._scan.batches(partition)
             except SnapshotExpired as error:

@@ -32,7 +32,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 from icedb.errors import UnsupportedType
 from icedb.sql.connections import connect_sandbox, quote_name
 
-__all__ = ["Held", "arrow_schema", "held", "spark_schema"]
+__all__ = ["SparkTypeMapping", "arrow_schema", "held", "spark_schema"]
 
 _VARIANT = re.compile(r"(?<![\w`])variant(?![\w`:])")
 
@@ -75,7 +75,7 @@ def _holds(type_: DataType, *wanted: type[DataType]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SparkTypeMapping:
     """How Spark holds the values of a DuckDB type.
 
     `cast` is the DuckDB type whose values they are in Spark; `in_parquet` says whether Spark's own reader finds them
@@ -88,27 +88,27 @@ class Held:
 
 
 _PLAIN = {
-    "BOOLEAN": Held(sql.BooleanType(), "BOOLEAN", True),
-    "TINYINT": Held(sql.ByteType(), "TINYINT", True),
-    "SMALLINT": Held(sql.ShortType(), "SMALLINT", True),
-    "INTEGER": Held(sql.IntegerType(), "INTEGER", True),
-    "BIGINT": Held(sql.LongType(), "BIGINT", True),
-    "UTINYINT": Held(sql.ShortType(), "SMALLINT", True),
-    "USMALLINT": Held(sql.IntegerType(), "INTEGER", True),
-    "UINTEGER": Held(sql.LongType(), "BIGINT", True),
-    "UBIGINT": Held(sql.DecimalType(20, 0), "DECIMAL(20,0)", True),
-    "FLOAT": Held(sql.FloatType(), "FLOAT", True),
-    "DOUBLE": Held(sql.DoubleType(), "DOUBLE", True),
-    "VARCHAR": Held(sql.StringType(), "VARCHAR", True),
-    "JSON": Held(sql.StringType(), "VARCHAR", True),
-    "BLOB": Held(sql.BinaryType(), "BLOB", True),
-    "DATE": Held(sql.DateType(), "DATE", True),
-    "TIMESTAMP": Held(sql.TimestampNTZType(), "TIMESTAMP", True),
-    "TIMESTAMP_S": Held(sql.TimestampNTZType(), "TIMESTAMP", True),
-    "TIMESTAMP_MS": Held(sql.TimestampNTZType(), "TIMESTAMP", True),
-    "TIMESTAMP WITH TIME ZONE": Held(sql.TimestampType(), "TIMESTAMP WITH TIME ZONE", True),
+    "BOOLEAN": SparkTypeMapping(sql.BooleanType(), "BOOLEAN", True),
+    "TINYINT": SparkTypeMapping(sql.ByteType(), "TINYINT", True),
+    "SMALLINT": SparkTypeMapping(sql.ShortType(), "SMALLINT", True),
+    "INTEGER": SparkTypeMapping(sql.IntegerType(), "INTEGER", True),
+    "BIGINT": SparkTypeMapping(sql.LongType(), "BIGINT", True),
+    "UTINYINT": SparkTypeMapping(sql.ShortType(), "SMALLINT", True),
+    "USMALLINT": SparkTypeMapping(sql.IntegerType(), "INTEGER", True),
+    "UINTEGER": SparkTypeMapping(sql.LongType(), "BIGINT", True),
+    "UBIGINT": SparkTypeMapping(sql.DecimalType(20, 0), "DECIMAL(20,0)", True),
+    "FLOAT": SparkTypeMapping(sql.FloatType(), "FLOAT", True),
+    "DOUBLE": SparkTypeMapping(sql.DoubleType(), "DOUBLE", True),
+    "VARCHAR": SparkTypeMapping(sql.StringType(), "VARCHAR", True),
+    "JSON": SparkTypeMapping(sql.StringType(), "VARCHAR", True),
+    "BLOB": SparkTypeMapping(sql.BinaryType(), "BLOB", True),
+    "DATE": SparkTypeMapping(sql.DateType(), "DATE", True),
+    "TIMESTAMP": SparkTypeMapping(sql.TimestampNTZType(), "TIMESTAMP", True),
+    "TIMESTAMP_S": SparkTypeMapping(sql.TimestampNTZType(), "TIMESTAMP", True),
+    "TIMESTAMP_MS": SparkTypeMapping(sql.TimestampNTZType(), "TIMESTAMP", True),
+    "TIMESTAMP WITH TIME ZONE": SparkTypeMapping(sql.TimestampType(), "TIMESTAMP WITH TIME ZONE", True),
 }
-_AS_TEXT = Held(sql.StringType(), "VARCHAR", False)
+_AS_TEXT = SparkTypeMapping(sql.StringType(), "VARCHAR", False)
 
 
 def spark_schema(columns: Mapping[str, str]) -> StructType:
@@ -117,7 +117,7 @@ def spark_schema(columns: Mapping[str, str]) -> StructType:
 
 
 @lru_cache(maxsize=4096)
-def held(type_: str) -> Held:
+def held(type_: str) -> SparkTypeMapping:
     """How Spark holds the values of a DuckDB type, given by DuckDB's own name for it."""
     if type_ in _PLAIN:
         return _PLAIN[type_]
@@ -125,27 +125,27 @@ def held(type_: str) -> Held:
         return _held(con.type(type_))
 
 
-def _held(type_: DuckDBPyType) -> Held:
+def _held(type_: DuckDBPyType) -> SparkTypeMapping:
     match type_.id:
         case "decimal":
             precision, scale = (int(str(number)) for _, number in type_.children)
-            return Held(sql.DecimalType(precision, scale), f"DECIMAL({precision},{scale})", True)
+            return SparkTypeMapping(sql.DecimalType(precision, scale), f"DECIMAL({precision},{scale})", True)
         case "enum":
             return _PLAIN["VARCHAR"]
         case "list" | "array":
             element = _inner(type_)[0][1]
-            return Held(sql.ArrayType(element.spark), f"{element.cast}[]", element.in_parquet)
+            return SparkTypeMapping(sql.ArrayType(element.spark), f"{element.cast}[]", element.in_parquet)
         case "map":
             (_, key), (_, value) = _inner(type_)
             both = key.in_parquet and value.in_parquet
-            return Held(sql.MapType(key.spark, value.spark), f"MAP({key.cast}, {value.cast})", both)
+            return SparkTypeMapping(sql.MapType(key.spark, value.spark), f"MAP({key.cast}, {value.cast})", both)
         case "struct":
             fields = _inner(type_)
             cast = ", ".join(f"{quote_name(name)} {field.cast}" for name, field in fields)
             struct = StructType([StructField(name, field.spark) for name, field in fields])
-            return Held(struct, f"STRUCT({cast})", all(field.in_parquet for _, field in fields))
+            return SparkTypeMapping(struct, f"STRUCT({cast})", all(field.in_parquet for _, field in fields))
     return _PLAIN.get(str(type_), _AS_TEXT)
 
 
-def _inner(type_: DuckDBPyType) -> list[tuple[str, Held]]:
+def _inner(type_: DuckDBPyType) -> list[tuple[str, SparkTypeMapping]]:
     return [(name, _held(child)) for name, child in type_.children if isinstance(child, DuckDBPyType)]

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 
 from icedb.errors import IceDBError
 
-__all__ = ["plainly"]
+__all__ = ["hide_worker_traceback"]
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
+def hide_worker_traceback() -> Iterator[None]:
     """A context, or decorator, for what Spark's Python workers call; elsewhere it does nothing."""
     try:
         yield

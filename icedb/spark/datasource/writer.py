@@ -19,7 +19,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from icedb.errors import CheckpointBehind, InvalidOption, InvariantViolated, SchemaConflict, ViewBehind
+from icedb.errors import InvalidOption, InvariantViolated, SchemaConflict, StaleCheckpoint, StaleView
 from icedb.format.claims import TxnClaim, decode_txn_claim
 from icedb.format.codec import decode
 from icedb.format.keys import partition_of
@@ -28,7 +28,7 @@ from icedb.operations.commits.publish import publish_append, publish_overwrite
 from icedb.spark.datasource.options import WriteOptions, stream_options, write_options
 from icedb.spark.datasource.task_resources import processors, scratch_folder
 from icedb.spark.datasource.type_mapping import arrow_schema
-from icedb.spark.datasource.worker_errors import plainly
+from icedb.spark.datasource.worker_errors import hide_worker_traceback
 from icedb.sql.types import check_columns
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import ObjectNotFound, open_store
@@ -52,7 +52,7 @@ _COMMITTING = "pyspark.sql.worker.python_streaming_sink_runner"
 
 
 def open_writer(schema: StructType, options: Mapping[str, str], *, overwrite: bool) -> DataSourceArrowWriter:
-    """The writer of one job; runs on the driver, before any task. Raises FixInput errors and the store's."""
+    """The writer of one job; runs on the driver, before any task. Raises InvalidRequestError errors and the store's."""
     told = write_options(options, overwrite=overwrite)
     return _BatchWriter(told, _context(schema, told))
 
@@ -105,7 +105,7 @@ class _Writer:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._options.path!r}, overwrite={self._options.overwrite!r})"
 
-    @plainly()
+    @hide_worker_traceback()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: turn its rows into parts."""
         if self._context is None:
@@ -138,7 +138,7 @@ class _Writer:
         return WrittenParts(
             schema=_schema(handle, reports),
             markers=tuple(m for p in reports for m in p.markers),
-            born_ms=min((p.born_ms for p in reports), default=handle.clock.now_ms()),
+            oldest_part_ms=min((p.oldest_part_ms for p in reports), default=handle.clock.now_ms()),
         )
 
     def _take_back(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -163,7 +163,7 @@ class _Writer:
 
 
 class _BatchWriter(_Writer, DataSourceArrowWriter):
-    @plainly()
+    @hide_worker_traceback()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver: one log file for the whole job."""
         handle = _opened(self._options)
@@ -190,9 +190,9 @@ class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
     table knows. Any other batch that the table has already is refused: which of its rows are new, nobody can tell.
     """
 
-    @plainly()
+    @hide_worker_traceback()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """On the driver: one log file for the micro-batch, once. Raises CheckpointBehind."""
+        """On the driver: one log file for the micro-batch, once. Raises StaleCheckpoint."""
         handle = _opened(self._options)
         written = self._collected(handle, messages)
         if not written.markers:
@@ -221,7 +221,7 @@ def _stream_of(messages: Sequence[WriterCommitMessage | None]) -> str:
 def _check_same_batch(handle: Handle, txn: Txn, rows: int) -> None:
     """A checkpoint that was put back may be just one batch behind: then that batch has what arrived since, too.
 
-    Its claim tells how many rows were committed, until a cleanup removes it. Raises CheckpointBehind.
+    Its claim tells how many rows were committed, until a cleanup removes it. Raises StaleCheckpoint.
     """
     claims = list(_claims_of(handle, txn))
     if not claims:
@@ -242,8 +242,8 @@ def _claims_of(handle: Handle, txn: Txn) -> Iterator[TxnClaim]:
         yield decode_txn_claim(stored.body, key, handle.keys, stored_ms=stored.stored_ms)
 
 
-def _behind(handle: Handle, what: str) -> CheckpointBehind:
-    return CheckpointBehind(
+def _behind(handle: Handle, what: str) -> StaleCheckpoint:
+    return StaleCheckpoint(
         f"{handle.table}: {what}. None of these rows were added. If another driver runs this stream, leave it to that "
         "one. Else an older state of the checkpoint was put back, or the query was changed amid a batch, and nobody "
         "knows which rows are new: go back to the last state, or begin with a new checkpoint, which is a new stream "
@@ -265,10 +265,10 @@ def _schema(handle: Handle, reports: Sequence[WrittenParts]) -> dict[str, str]:
 
 
 def _check_views(handle: Handle) -> None:
-    """A view that somebody made while the job ran lacks its rows. Raises ViewBehind."""
+    """A view that somebody made while the job ran lacks its rows. Raises StaleView."""
     handle.read(fresh=True)
     if views := sorted(view.name for view in handle.spec.views):
-        raise ViewBehind(
+        raise StaleView(
             f"{handle.table}: the rows are committed, and the views {views}, which were made meanwhile, may lack them. "
             "Refresh them with refresh_view(name); do not write the rows again."
         )

@@ -12,17 +12,17 @@ import pytest
 from icedb import Table
 from icedb.errors import (
     ClockSkew,
-    ForeignMaintenance,
     IceDBError,
     InvalidOption,
     InvalidPartitionExpression,
+    UncoordinatedMaintenance,
     UnknownColumn,
 )
 from icedb.format.codec import encode
 from icedb.format.commit_draft import draft
 from icedb.format.keys import partition_of
 from icedb.format.records import LogFile, LogTombstone
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.testing import (
     ClockedStore,
@@ -255,7 +255,7 @@ def test_epochs_that_vanished_beside_their_claims_are_refused_and_plain_appends_
     table.insert([{"k": 1, "n": 6}])  # one log file more than it has merged, so that merge_log has something to do
     before = set(world.store.objects)
     maintainer = table if opened == "before" else world.actor()[0]
-    with pytest.raises(ForeignMaintenance, match=r"restore the log files from a backup"):
+    with pytest.raises(UncoordinatedMaintenance, match=r"restore the log files from a backup"):
         VERBS[name](maintainer)
     assert {k for k in set(world.store.objects) - before if "/_claims/epoch" in k or "/_log/" in k} == set()
     world.actor()[0].insert([{"k": 0, "n": 10}])
@@ -309,7 +309,7 @@ def test_a_clock_that_is_wrong_publishes_nothing_and_is_in_nobodys_way(world: Wo
         act(table)
     assert world.count() == 4
     assert world.orphans() == set()
-    state: LogState = check_sound(world.store)
+    state: TableState = check_sound(world.store)
     assert all(f.file.void or f.file.epoch in (None, 1) for f in state.files.values())
     right, _ = world.actor()
     act(right)

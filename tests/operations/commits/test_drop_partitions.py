@@ -71,7 +71,7 @@ def test_a_predicate_that_does_not_choose_partitions_is_refused_everywhere(memor
         lambda: table.drop_partitions(text),
         lambda: table.drop_partitions(text, dry_run=True),
         lambda: table.overwrite([{"city": "Köln", "n": 1}], partitions=text),
-        lambda: table.foresee([{"city": "Köln", "n": 1}], overwrite=True, partitions=text),
+        lambda: table.overwrite([{"city": "Köln", "n": 1}], partitions=text, dry_run=True),
         lambda: snapshot.partitions(text),
         lambda: snapshot.in_partitions(text),
     ]

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from icedb import Table
-from icedb.errors import IceDBError, InvalidOption, LookFirst, SnapshotExpired, UnknownColumn
+from icedb.errors import IceDBError, InvalidOption, OutcomeUnknownError, SnapshotExpired, UnknownColumn
 from icedb.format.timing import HOUR_MS
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, create_table, open_table
 from tests.support.delta_reading import texts
@@ -84,7 +84,7 @@ def test_parts_are_copied_as_they_are(place: Any) -> None:
 def test_from_a_folder_to_a_bucket_and_back(local: Any, s3: Any) -> None:
     table = make(local)
     table.export_parquet(s3.uri, storage_options=s3.storage_options)
-    there = Table.adopt(f"{s3.uri}-table", s3.uri, storage_options=s3.storage_options)
+    there = Table.create_from_files(f"{s3.uri}-table", s3.uri, storage_options=s3.storage_options)
     assert there.rows == 20
     other = Table.open(f"{s3.uri}-table", storage_options=s3.storage_options)
     other.export_parquet(f"{local.uri}-back", storage_options={"fsync": "false"})
@@ -249,7 +249,7 @@ def test_an_export_is_whole_or_says_that_it_is_not(where: str | None) -> None:
             except Crash:
                 died = True
             except IceDBError as error:
-                to_look = isinstance(error, LookFirst)
+                to_look = isinstance(error, OutcomeUnknownError)
             names = Counter(k.rpartition(".")[2] for k in base.objects if k.startswith("out/"))
             where_it_was = (fault, number, counting.requests[number - 1], names)
             # Of any other request it is known that nothing came of it.

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from icedb import Condition, Recommendation, Table, Thresholds
+from icedb import Recommendation, Table, TableHealth, Thresholds
 from icedb.errors import InvalidOption
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, LogTombstone, Marker
@@ -37,7 +37,7 @@ def add(table: Table, *partitions: str, size: int = 10, rows: int | None = 1) ->
     markers = [Marker(handle.keys.part(path, clock.new_id()), size, clock.now_ms(), rows=rows) for path in partitions]
     for marker in markers:
         handle.store.create(marker.key, b"x" * min(size, 10))
-    append(handle, markers, {"n": "BIGINT"}, born_ms=clock.now_ms())
+    append(handle, markers, {"n": "BIGINT"}, oldest_part_ms=clock.now_ms())
 
 
 def put_ahead(table: Table, path: str, ahead_ms: int) -> str:
@@ -51,12 +51,12 @@ def put_ahead(table: Table, path: str, ahead_ms: int) -> str:
     return marker.key
 
 
-def due(condition: Condition) -> dict[str, Recommendation]:
-    return {r.due: r for r in condition.recommendations}
+def due(health: TableHealth) -> dict[str, Recommendation]:
+    return {r.due: r for r in health.recommendations}
 
 
-def partition(condition: Condition, path: str) -> PartitionCondition:
-    [found] = [p for p in condition.partitions if p.path == path]
+def partition(health: TableHealth, path: str) -> PartitionCondition:
+    [found] = [p for p in health.partitions if p.path == path]
     return found
 
 
@@ -64,11 +64,11 @@ def partition(condition: Condition, path: str) -> PartitionCondition:
 
 
 def test_a_table_without_rows_has_nothing_and_nothing_is_due(table: Table, clock: ManualClock) -> None:
-    condition = table.condition()
-    assert (condition.table, condition.at_ms) == (table.uri, clock.now_ms())
-    assert (condition.live_parts, condition.live_rows, condition.live_bytes, condition.partitions) == (0, 0, 0, ())
-    assert (condition.log_files, condition.small_part_ratio, condition.recommendations) == (0, 0.0, ())
-    assert (condition.newest_rows_ms, condition.no_rows_after_ms, condition.oldest_dead_ms) == (None, None, None)
+    health = table.health()
+    assert (health.table, health.at_ms) == (table.uri, clock.now_ms())
+    assert (health.live_parts, health.live_rows, health.live_bytes, health.partitions) == (0, 0, 0, ())
+    assert (health.log_files, health.small_part_ratio, health.recommendations) == (0, 0.0, ())
+    assert (health.newest_rows_ms, health.no_rows_after_ms, health.oldest_dead_ms) == (None, None, None)
 
 
 def test_figures_are_those_of_the_snapshot(table: Table, clock: ManualClock) -> None:
@@ -76,19 +76,19 @@ def test_figures_are_those_of_the_snapshot(table: Table, clock: ManualClock) -> 
         table.insert([{"k": k, "n": n} for k in range(2)])
     clock.advance(MINUTE_MS)
     table.drop_partitions(["k=1"])
-    condition, snapshot = table.condition(), table.snapshot()
-    assert (condition.live_parts, condition.live_rows, condition.live_bytes) == (3, 3, snapshot.bytes)
-    assert (condition.dead_parts, condition.expired_parts, condition.horizon_ms) == (3, 0, 0)
-    assert [(p.path, p.parts, p.small_parts, p.bytes) for p in condition.partitions] == [("k=0", 3, 3, snapshot.bytes)]
-    assert (condition.small_parts, condition.small_part_ratio) == (3, 1.0)
-    assert condition.oldest_dead_ms == condition.at_ms
+    health, snapshot = table.health(), table.snapshot()
+    assert (health.live_parts, health.live_rows, health.live_bytes) == (3, 3, snapshot.bytes)
+    assert (health.dead_parts, health.expired_parts, health.horizon_ms) == (3, 0, 0)
+    assert [(p.path, p.parts, p.small_parts, p.bytes) for p in health.partitions] == [("k=0", 3, 3, snapshot.bytes)]
+    assert (health.small_parts, health.small_part_ratio) == (3, 1.0)
+    assert health.oldest_dead_ms == health.at_ms
 
 
 def test_a_part_of_a_v3_program_has_an_unknown_number_of_rows(table: Table) -> None:
     add(table, "k=0")
     add(table, "k=0", rows=None)
-    condition = table.condition()
-    assert (condition.live_parts, condition.live_rows, condition.small_parts) == (2, None, 2)
+    health = table.health()
+    assert (health.live_parts, health.live_rows, health.small_parts) == (2, None, 2)
 
 
 def test_what_a_v3_program_superseded_has_expired_too(table: Table, clock: ManualClock) -> None:
@@ -103,8 +103,8 @@ def test_what_a_v3_program_superseded_has_expired_too(table: Table, clock: Manua
     )
     handle.store.create(handle.keys.log_file(t_ms + 1, merged=True, writer="v3"), encode(merged))
     clock.advance(2 * HOUR_MS)
-    condition, planned = table.condition(), table.cleanup(dry_run=True)
-    assert (condition.live_rows, condition.expired_parts, condition.expired_log_files) == (None, 1, 1)
+    health, planned = table.health(), table.cleanup(dry_run=True)
+    assert (health.live_rows, health.expired_parts, health.expired_log_files) == (None, 1, 1)
     assert (planned.deleted_parts, planned.deleted_log_files) == ((old.key,), (first,))
 
 
@@ -115,7 +115,7 @@ def test_small_parts_are_those_that_a_merge_without_a_budget_takes(table: Table,
         add(table, *(f"k={k}" for k in range(chance.randrange(1, 5))), size=chance.choice([10, 30, 99, 100, 500]))
     for _ in range(chance.randrange(3)):
         put_ahead(table, "k=0", 3 * HOUR_MS)
-    found = table.condition(Thresholds(part_bytes_max=100))
+    found = table.health(Thresholds(part_bytes_max=100))
     planned = table.merge(part_bytes_max=100, input_parts_max=10**9, input_bytes_max=10**12, dry_run=True)
     assert (found.small_parts, sum(p.small_bytes for p in found.partitions)) == (
         planned.merged_parts,
@@ -131,24 +131,24 @@ def test_a_partition_is_hot_for_as_long_as_it_is_told_after_its_last_rows(table:
     add(table, "k=0", "k=1")
     came_ms = clock.now_ms()
     clock.advance(10 * MINUTE_MS - 1)
-    assert [p.hot for p in table.condition(thresholds).partitions] == [True, True]
+    assert [p.hot for p in table.health(thresholds).partitions] == [True, True]
     add(table, "k=1")
-    assert [p.hot for p in table.condition(thresholds).partitions] == [False, True]
-    assert partition(table.condition(), "k=0").newest_rows_ms == came_ms
+    assert [p.hot for p in table.health(thresholds).partitions] == [False, True]
+    assert partition(table.health(), "k=0").newest_rows_ms == came_ms
 
 
 def test_a_cold_partition_is_merged_earlier_than_a_hot_one(table: Table, clock: ManualClock) -> None:
     thresholds = Thresholds(hot_parts=20, cold_parts=8)
     for _ in range(4):
         add(table, "k=0")
-    assert due(table.condition(thresholds)) == {}
+    assert due(table.health(thresholds)) == {}
     clock.advance(HOUR_MS)
-    [recommendation] = table.condition(thresholds).recommendations
+    [recommendation] = table.health(thresholds).recommendations
     assert recommendation.due == "merge_oldest"
     assert "'k=0', in which no more rows arrive, has 4 small parts" in recommendation.reason
     for _ in range(10):
         add(table, "k=1")
-    assert list(due(table.condition(thresholds))) == ["merge_newest", "merge_oldest"]
+    assert list(due(table.health(thresholds))) == ["merge_newest", "merge_oldest"]
 
 
 def test_a_merge_does_not_make_a_partition_hot(table: Table, clock: ManualClock) -> None:
@@ -160,11 +160,11 @@ def test_a_merge_does_not_make_a_partition_hot(table: Table, clock: ManualClock)
     table.insert([{"k": 0}, {"k": 1}])
     table.delete("k = 1")
     table.merge()
-    assert partition(table.condition(), "k=0").newest_rows_ms == clock.now_ms() > came_ms
+    assert partition(table.health(), "k=0").newest_rows_ms == clock.now_ms() > came_ms
     clock.advance(2 * HOUR_MS)
     table.cleanup()
-    condition = table.condition()
-    assert (partition(condition, "k=0").newest_rows_ms, partition(condition, "k=0").hot) == (None, False)
+    health = table.health()
+    assert (partition(health, "k=0").newest_rows_ms, partition(health, "k=0").hot) == (None, False)
 
 
 # ------------------------------------------------------------------------------------------------ the decision
@@ -177,9 +177,9 @@ def of_partition(small: int, *, hot: bool) -> PartitionCondition:
 @pytest.mark.parametrize("threshold", [4, 5, 8, 64, 65])
 @pytest.mark.parametrize("name", ["hot_parts", "cold_parts", "log_files", "expired_objects", "expired_bytes"])
 def test_maintenance_is_recommended_from_half_of_a_threshold_on(table: Table, name: str, threshold: int) -> None:
-    def condition(figure: int) -> Condition:
-        quiet = table.condition()
-        changed: Mapping[str, Callable[[], Condition]] = {
+    def health(figure: int) -> TableHealth:
+        quiet = table.health()
+        changed: Mapping[str, Callable[[], TableHealth]] = {
             "hot_parts": lambda: replace(quiet, partitions=(of_partition(figure, hot=True),)),
             "cold_parts": lambda: replace(quiet, partitions=(of_partition(figure, hot=False),)),
             "log_files": lambda: replace(quiet, log_files=figure, small_log_files=2),
@@ -190,27 +190,27 @@ def test_maintenance_is_recommended_from_half_of_a_threshold_on(table: Table, na
 
     kinds = {"hot_parts": "merge_newest", "cold_parts": "merge_oldest", "log_files": "merge_log"}
     thresholds = Thresholds(**{name: threshold})
-    assert recommend(condition(threshold // 2 - 1), thresholds) == ()
-    [recommendation] = recommend(condition(threshold // 2), thresholds)
+    assert recommend(health(threshold // 2 - 1), thresholds) == ()
+    [recommendation] = recommend(health(threshold // 2), thresholds)
     assert recommendation.due == kinds.get(name, "cleanup")
     assert f"{threshold:,}" in recommendation.reason or name == "expired_bytes"
 
 
 def test_the_most_urgent_comes_first(table: Table) -> None:
-    condition = replace(
-        table.condition(),
+    health = replace(
+        table.health(),
         partitions=(of_partition(40, hot=False), replace(of_partition(40, hot=True), path="k=1")),
         log_files=40,
         small_log_files=40,
         expired_parts=2_000,
     )
-    found = [r.due for r in recommend(condition, Thresholds())]
+    found = [r.due for r in recommend(health, Thresholds())]
     assert found == ["merge_newest", "merge_log", "merge_oldest", "cleanup"]
 
 
 def test_a_reason_names_the_worst_partition_and_how_many_more_there_are(table: Table) -> None:
     many = tuple(replace(of_partition(n, hot=True), path=f"k={n}") for n in range(100))
-    [recommendation] = recommend(replace(table.condition(), partitions=many), Thresholds())
+    [recommendation] = recommend(replace(table.health(), partitions=many), Thresholds())
     assert "'k=99', in which rows arrive, has 99 small parts" in recommendation.reason
     assert "fewer than 64; 67 more have 32 at least" in recommendation.reason
 
@@ -259,11 +259,11 @@ def test_a_recommendation_goes_away_when_it_is_followed_and_makes_no_other(
 ) -> None:
     everything_due(table, clock)
     sensor = open_table(clocked, clock)
-    before = due(sensor.condition(replace(SMALL, expired_objects=6)))
+    before = due(sensor.health(replace(SMALL, expired_objects=6)))
     assert set(before) == set(MAINTENANCE)
     rows = table.snapshot().rows
     MAINTENANCE[kind](table)
-    after = due(sensor.condition(replace(SMALL, expired_objects=6)))
+    after = due(sensor.health(replace(SMALL, expired_objects=6)))
     assert kind not in after
     assert after.keys() <= before.keys()
     if kind in ("merge_log", "cleanup"):  # a merge of parts takes hot and cold ones, and their log files
@@ -281,32 +281,32 @@ def test_what_a_merge_was_recommended_for_is_due_as_expired_after_the_grace_peri
     clock.advance(MINUTE_MS)
     table.merge()
     clock.advance(HOUR_MS - 1)
-    assert due(table.condition(SMALL)) == {}
+    assert due(table.health(SMALL)) == {}
     clock.advance(1)
-    condition = table.condition(SMALL)
-    assert (condition.expired_parts, condition.expired_log_files) == (4, 4)
-    assert list(due(condition)) == ["cleanup"]
+    health = table.health(SMALL)
+    assert (health.expired_parts, health.expired_log_files) == (4, 4)
+    assert list(due(health)) == ["cleanup"]
     table.cleanup()
-    condition = table.condition(SMALL)
-    assert (condition.expired_parts, condition.expired_log_files, condition.recommendations) == (0, 0, ())
+    health = table.health(SMALL)
+    assert (health.expired_parts, health.expired_log_files, health.recommendations) == (0, 0, ())
 
 
 def test_a_part_alone_in_each_partition_is_nothing_to_merge(table: Table, clock: ManualClock) -> None:
     add(table, *(f"k={n}" for n in range(500)))
     clock.advance(DAY_MS)
-    condition = table.condition(SMALL)
-    assert (condition.live_parts, condition.small_parts, condition.recommendations) == (500, 0, ())
+    health = table.health(SMALL)
+    assert (health.live_parts, health.small_parts, health.recommendations) == (500, 0, ())
 
 
 def test_what_a_clock_far_ahead_wrote_is_due_when_its_time_has_come(table: Table, clock: ManualClock) -> None:
     for _ in range(40):
         put_ahead(table, "k=0", 3 * HOUR_MS)
-    condition = table.condition(SMALL)
-    assert (condition.live_parts, condition.small_parts, condition.log_files) == (40, 0, 40)
-    assert condition.recommendations == ()
+    health = table.health(SMALL)
+    assert (health.live_parts, health.small_parts, health.log_files) == (40, 0, 40)
+    assert health.recommendations == ()
     assert table.merge(dry_run=True).merged_parts == 0
     clock.advance(3 * HOUR_MS + 1)
-    assert set(due(table.condition(SMALL))) == {"merge_newest", "merge_log"}
+    assert set(due(table.health(SMALL))) == {"merge_newest", "merge_log"}
 
 
 def test_a_dead_part_that_a_clock_far_ahead_wrote_cannot_be_forgotten_and_is_no_reason_for_a_cleanup(
@@ -317,10 +317,10 @@ def test_a_dead_part_that_a_clock_far_ahead_wrote_cannot_be_forgotten_and_is_no_
     table.drop_partitions(["k=0"])
     clock.advance(2 * HOUR_MS)
     for _ in range(2):
-        assert table.condition(Thresholds(expired_objects=2)).recommendations == ()
+        assert table.health(Thresholds(expired_objects=2)).recommendations == ()
         table.cleanup()
     clock.advance(4 * HOUR_MS)
-    assert list(due(table.condition(Thresholds(expired_objects=2)))) == ["cleanup"]
+    assert list(due(table.health(Thresholds(expired_objects=2)))) == ["cleanup"]
 
 
 def test_what_a_pin_needs_has_not_expired(table: Table, clock: ManualClock) -> None:
@@ -331,12 +331,12 @@ def test_what_a_pin_needs_has_not_expired(table: Table, clock: ManualClock) -> N
     table.drop_partitions(["k=0"])
     clock.advance(2 * HOUR_MS)
     table.cleanup()  # the log files, which no pin needs
-    assert table.condition(SMALL).expired_parts == 0
-    assert table.condition(SMALL).recommendations == ()
+    assert table.health(SMALL).expired_parts == 0
+    assert table.health(SMALL).recommendations == ()
     clock.advance(DAY_MS)
-    assert list(due(table.condition(SMALL))) == ["cleanup"]
+    assert list(due(table.health(SMALL))) == ["cleanup"]
     table.cleanup()
-    assert table.condition(SMALL).expired_parts == 0
+    assert table.health(SMALL).expired_parts == 0
 
 
 # ------------------------------------------------------------------------------------------------ the basis
@@ -350,7 +350,7 @@ def test_a_basis_is_the_same_until_what_it_is_due_for_changes(
     thresholds = replace(SMALL, expired_objects=6)
 
     def bases() -> dict[str, str]:
-        return {r.due: r.basis for r in open_table(clocked, clock).condition(thresholds).recommendations}
+        return {r.due: r.basis for r in open_table(clocked, clock).health(thresholds).recommendations}
 
     def changed(act: Callable[[], object]) -> set[str]:
         before = bases()
@@ -360,7 +360,7 @@ def test_a_basis_is_the_same_until_what_it_is_due_for_changes(
 
     assert len(set(bases().values())) == 4
     assert changed(lambda: clock.advance(MINUTE_MS)) == set()
-    assert changed(lambda: table.condition(thresholds)) == set()
+    assert changed(lambda: table.health(thresholds)) == set()
     # A part alone in its partition is no merge's business.
     assert changed(lambda: add(table, "k=9")) == {"merge_log"}
     assert changed(lambda: add(table, "k=0")) == {"merge_newest", "merge_log"}
@@ -376,14 +376,14 @@ def test_a_basis_is_the_same_until_what_it_is_due_for_changes(
 def test_rows_that_were_dropped_and_forgotten_came_before_the_horizon(table: Table, clock: ManualClock) -> None:
     table.insert([{"k": 0}])
     came_ms = clock.now_ms()
-    assert table.condition().no_rows_after_ms == came_ms
+    assert table.health().no_rows_after_ms == came_ms
     clock.advance(MINUTE_MS)
     table.drop_partitions(["k=0"])
     dropped_ms = clock.now_ms()
     clock.advance(2 * HOUR_MS)
     table.cleanup()
-    condition = table.condition()
-    assert (condition.newest_rows_ms, condition.no_rows_after_ms, condition.horizon_ms) == (
+    health = table.health()
+    assert (health.newest_rows_ms, health.no_rows_after_ms, health.horizon_ms) == (
         None,
         dropped_ms,
         dropped_ms,
@@ -426,18 +426,18 @@ class World:
         acts = [self.insert] * 5 + [self.merge] * 2 + [self.merge_log, self.drop, self.delete, self.cleanup]
         self.chance.choice(acts)()
 
-    def check(self, condition: Condition) -> None:
+    def check(self, health: TableHealth) -> None:
         newest_ms = max(self.came.values(), default=None)
-        assert (newest_ms or 0) <= (condition.no_rows_after_ms or 0)
-        told = {p.path: p.newest_rows_ms for p in condition.partitions}
+        assert (newest_ms or 0) <= (health.no_rows_after_ms or 0)
+        told = {p.path: p.newest_rows_ms for p in health.partitions}
         assert all((ms or 0) <= self.came[path] for path, ms in told.items())
-        if not condition.horizon_ms:
-            assert condition.no_rows_after_ms == condition.newest_rows_ms == newest_ms
+        if not health.horizon_ms:
+            assert health.no_rows_after_ms == health.newest_rows_ms == newest_ms
             assert told == {path: self.came[path] for path in told}
         expired = self.table.cleanup(dry_run=True)
-        assert condition.expired_parts == len(expired.deleted_parts)
-        assert condition.expired_log_files == len(expired.deleted_log_files)
-        for recommendation in condition.recommendations:
+        assert health.expired_parts == len(expired.deleted_parts)
+        assert health.expired_log_files == len(expired.deleted_log_files)
+        for recommendation in health.recommendations:
             match recommendation.due:
                 case "merge_newest" | "merge_oldest":
                     assert self.table.merge(dry_run=True).merged_parts
@@ -455,10 +455,10 @@ def test_a_condition_is_what_the_verbs_find_and_says_when_rows_came_last_whateve
     for _ in range(50):
         world.step()
         world.clock.advance(1)
-        condition = looks.condition(SMALL)
-        world.check(condition)
-        fresh = open_table(world.store, world.clock).condition(SMALL)
-        assert condition == fresh, "a table that was looked at before knows neither more nor less"
+        health = looks.health(SMALL)
+        world.check(health)
+        fresh = open_table(world.store, world.clock).health(SMALL)
+        assert health == fresh, "a table that was looked at before knows neither more nor less"
 
 
 # ------------------------------------------------------------------------------------------------ what it costs
@@ -473,14 +473,14 @@ def test_a_look_is_one_listing_and_the_pins_are_read_when_a_cleanup_may_be_due(
 
     def requests(thresholds: Thresholds) -> list[tuple[str, str]]:
         before = len(store.requests)
-        sensor.condition(thresholds)
+        sensor.health(thresholds)
         return [(r.kind, r.keys[0].split("/")[1]) for r in store.requests[before:]]
 
     everything_due(table, clock)
-    sensor.condition()
+    sensor.health()
     assert requests(Thresholds()) == [("list", "_log")]
     quiet_cleanup = replace(SMALL, expired_objects=100)
-    assert len(sensor.condition(quiet_cleanup).recommendations) == 3
+    assert len(sensor.health(quiet_cleanup).recommendations) == 3
     assert requests(quiet_cleanup) == [("list", "_log")]
     assert requests(replace(SMALL, expired_objects=6)) == [("list", "_log"), ("list", "_claims")]
     add(table, "k=0")

@@ -18,14 +18,14 @@ from typer.testing import CliRunner
 from icedb import Table
 from icedb.cli import app
 from icedb.errors import (
-    CommitUncertain,
+    CommitStateUnknown,
+    CommitTimedOut,
     IceDBError,
     InvalidBatch,
     InvalidOption,
     InvalidPartitionExpression,
     InvalidPartitionValue,
     MissingPart,
-    PublicationTooLate,
     SchemaConflict,
     StoreUnavailable,
     TableExists,
@@ -91,11 +91,11 @@ def test_a_hive_folder_becomes_part_of_a_table(place: Place) -> None:
     source = put_files(beside(place), DAYS, place.storage_options)
     before = stored(source)
     table = create(place, path_columns={"d": "DATE"}, sort_by=["n"])
-    foreseen = table.import_files(beside(place), dry_run=True)
+    planned = table.import_files(beside(place), dry_run=True)
     assert table.snapshot().parts == ()
     report = table.import_files(beside(place))
     assert (report.rows, report.files, report.columns) == (4, 3, {"n": "BIGINT", "s": "VARCHAR"})
-    assert (foreseen.copied, foreseen.rows, foreseen.bytes) == (report.copied, report.rows, report.bytes)
+    assert (planned.copied, planned.rows, planned.bytes) == (report.copied, report.rows, report.bytes)
     assert (len(report.copied), report.registered, report.skipped) == (3, (), ())
     assert report.partitions == ("d=2026-01-01", "d=2026-01-02")
     assert report.commit.rows == 4
@@ -184,7 +184,7 @@ def test_a_table_may_be_created_among_the_files(shared_place: Place) -> None:
 def test_many_partitions(local: Place) -> None:
     count = 2 * FOLDERS_MAX
     put_files(beside(local), {f"k={k}/a.parquet": [{"n": k}] for k in range(count)})
-    Table.adopt(local.uri, beside(local))
+    Table.create_from_files(local.uri, beside(local))
     assert rows(Table.open(local.uri), "n, k") == [(k, k) for k in range(count)]
 
 
@@ -247,20 +247,20 @@ def test_a_table_is_made_after_the_files(place: Place) -> None:
     }
     put_files(beside(place), files, place.storage_options)
     options = {"storage_options": place.storage_options}
-    foreseen = Table.adopt(place.uri, beside(place), sort_by=["n"], dry_run=True, **options)  # type: ignore[arg-type]
-    assert (foreseen.rows, Table.exists(place.uri, storage_options=place.storage_options)) == (2, False)
-    Table.adopt(place.uri, beside(place), sort_by=["n"], **options)  # type: ignore[arg-type]
+    planned = Table.create_from_files(place.uri, beside(place), sort_by=["n"], dry_run=True, **options)  # type: ignore[arg-type]
+    assert (planned.rows, Table.exists(place.uri, storage_options=place.storage_options)) == (2, False)
+    Table.create_from_files(place.uri, beside(place), sort_by=["n"], **options)  # type: ignore[arg-type]
     table = Table.open(place.uri, storage_options=place.storage_options)
     assert table.spec.path_columns == {"d": "DATE", "k": "BIGINT", "c": "VARCHAR"}
     assert rows(table, "n, d, k, c") == [(1, date(2026, 1, 1), 1, "New York"), (2, date(2026, 1, 2), 2, None)]
     with pytest.raises(TableExists):
-        Table.adopt(place.uri, beside(place), **options)  # type: ignore[arg-type]
+        Table.create_from_files(place.uri, beside(place), **options)  # type: ignore[arg-type]
 
 
 def test_columns_that_the_files_store_partition_the_table_by_themselves(local: Place) -> None:
     files = {f"k={k}/a.parquet": [{"n": k, "k": k}] for k in range(2)}
     put_files(beside(local), files)
-    Table.adopt(local.uri, beside(local))
+    Table.create_from_files(local.uri, beside(local))
     table = Table.open(local.uri)
     assert (table.spec.partition_by, table.spec.path_columns) == (('"k"',), {})
     table.insert([{"n": 2, "k": 1}])
@@ -546,7 +546,7 @@ def test_an_import_that_slept_while_another_was_forgotten_imports_nothing(
             assert len(other.cleanup().deleted_parts) == 2
 
     store.before = sleep
-    with pytest.raises(PublicationTooLate, match="another import was committed"):
+    with pytest.raises(CommitTimedOut, match="another import was committed"):
         slow.import_files("memory://clocked/source")
     assert numbers(other) == [0, 1]
     assert not slow.import_files("memory://clocked/source").commit.committed
@@ -623,7 +623,7 @@ def test_an_import_that_stops_at_any_request_is_whole_or_not_there(fault: Fault,
         # What is left over is an orphan, and nothing else is.
         open_table(base, clock).merge()
         clock.advance(48 * HOUR_MS)
-        open_table(base, clock).sweep_orphans()
+        open_table(base, clock).delete_orphans()
         open_table(base, clock).cleanup()
         state = check_sound(base)
         named = {m.key for m in state.live}
@@ -666,7 +666,7 @@ def test_copies_that_get_too_old_meanwhile_are_not_published(clocked: ClockedSto
             clock.advance(8 * HOUR_MS)
 
     late.after = sleep
-    with pytest.raises(PublicationTooLate):
+    with pytest.raises(CommitTimedOut):
         open_table(late, clock).import_files(SOURCE)
     assert late.counts["copy"] == 0
     assert numbers(open_table(clocked, clock)) == [100]
@@ -678,7 +678,7 @@ OTHERS: dict[str, tuple[Callable[[Table, str], object], list[int]]] = {
     "merge": (lambda t, _: t.merge(), []),
     "merge_log": (lambda t, _: t.merge_log(), []),
     "cleanup": (lambda t, _: t.cleanup(), []),
-    "sweep": (lambda t, _: t.sweep_orphans(), []),
+    "sweep": (lambda t, _: t.delete_orphans(), []),
     "import": (lambda t, source: t.import_files(source), []),
     "import and merge": (lambda t, source: [t.import_files(source), t.merge()], []),
     "alter": (lambda t, _: t.alter(sort_by=[]), []),
@@ -747,7 +747,7 @@ def test_an_import_merge_and_cleanup_in_between_does_not_double_a_row(
             other.cleanup()
 
     store.before = between
-    with pytest.raises((PublicationTooLate, CommitUncertain)):
+    with pytest.raises((CommitTimedOut, CommitStateUnknown)):
         open_table(store, clock).import_files(SOURCE)
     check_sound(clocked)
     assert numbers(open_table(clocked, clock)) == WHOLE[SOURCE]
@@ -834,9 +834,9 @@ def test_a_creation_that_fails_leaves_no_table_behind(place: Place) -> None:
     ]
     for source, wrong, error in cases:
         with pytest.raises(error):
-            Table.adopt(place.uri, source, **wrong, **options)
+            Table.create_from_files(place.uri, source, **wrong, **options)
         assert not Table.exists(place.uri, **options)
-    assert Table.adopt(place.uri, f"{beside(place)}/d=1/a.parquet", sort_by=["n"], **options).rows == 1
+    assert Table.create_from_files(place.uri, f"{beside(place)}/d=1/a.parquet", sort_by=["n"], **options).rows == 1
     assert Table.open(place.uri, **options).spec.sort_by == ("n",)
 
 
@@ -845,7 +845,7 @@ def test_what_is_no_address_is_refused(source: Any, local: Place) -> None:
     with pytest.raises(InvalidOption, match="source must be"):
         create(local).import_files(source)
     with pytest.raises(InvalidOption, match="source must be"):
-        Table.adopt(f"{local.uri}2", source)
+        Table.create_from_files(f"{local.uri}2", source)
 
 
 def test_the_command_says_what_it_does_not_do(local: Place) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from icedb import Dedup, Table
-from icedb.errors import Damaged, DamagedLog, IceDBError, InvalidOption
+from icedb.errors import CorruptionError, CorruptLog, IceDBError, InvalidOption
 from icedb.services.proxy.config.tenant_documents import Source, tenant_of
 from tests.support.proxy_views import asked
 from tests.support.proxy_worlds import World, make_app, run
@@ -98,7 +98,7 @@ def answers(table: Table) -> dict[str, Callable[[], object]]:
         "rows": lambda: sorted(opened().query("SELECT n, p0, p FROM t").fetchall()),
         "pins": lambda: opened().pins(),
         "cleanup": lambda: opened().cleanup(dry_run=True).deleted_parts,
-        "orphans": lambda: opened().sweep_orphans(dry_run=True).deleted_parts,
+        "orphans": lambda: opened().delete_orphans(dry_run=True).deleted_parts,
         "verify": lambda: [p.key for p in opened().verify().problems],
         "merge": lambda: opened().merge(dry_run=True).merged_parts,
     }
@@ -125,7 +125,7 @@ def check(path: Path, table: Table, bads: list[tuple[str, bytes]], oks: list[tup
             before = named
             for name, call in answers(table).items():
                 error, answer = outcome(call)
-                assert error is None or isinstance(error, Damaged), (label, name, error)
+                assert error is None or isinstance(error, CorruptionError), (label, name, error)
                 says = str(error) if error is not None else " ".join(answer) if name == "verify" else ""
                 named += path.name in says
                 assert len(says) < 3_100, (label, name)
@@ -197,7 +197,7 @@ def test_sql_of_a_hostile_spec_is_refused_when_the_table_is_opened(tmp_path: Pat
     table = made(tmp_path)
     path = tmp_path / "t" / "_table.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    with pytest.raises(DamagedLog, match=r"_table\.json"):
+    with pytest.raises(CorruptLog, match=r"_table\.json"):
         Table.open(table.uri)
 
 
@@ -213,7 +213,7 @@ def test_sql_of_a_hostile_spec_in_the_log_is_refused(tmp_path: Path, changes: di
     fields = json.loads(header)
     fields["spec"] |= changes
     path.write_bytes(b"\n".join([json.dumps(fields).encode(), *rest]))
-    with pytest.raises(DamagedLog, match=path.name):
+    with pytest.raises(CorruptLog, match=path.name):
         Table.open(table.uri).snapshot()
 
 

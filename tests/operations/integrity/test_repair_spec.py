@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from icedb import Table
 from icedb.cli import app
-from icedb.errors import DamagedLog, InvalidOption, StoreUnavailable, TableExists, TableNotFound
+from icedb.errors import CorruptLog, InvalidOption, StoreUnavailable, TableExists, TableNotFound
 from icedb.format.table_spec import TableSpec
 from icedb.format.timing import DAY_MS, HOUR_MS
 from icedb.icedb import IceDBv3
@@ -39,10 +39,10 @@ WRITES: dict[str, Callable[[Table], object]] = {
     "merge": lambda t: t.merge(),
     "merge log": lambda t: t.merge_log(),
     "alter": lambda t: t.alter(sort_by=[]),
-    "repair": lambda t: t.repair(),
+    "repair": lambda t: t.repair_types(),
     "restore": lambda t: t.restore(t.snapshot().as_of_ms),
     "cleanup": lambda t: t.cleanup(),
-    "sweep": lambda t: t.sweep_orphans(),
+    "sweep": lambda t: t.delete_orphans(),
     "pin": lambda t: t.pin("b"),
     "unpin": lambda t: t.unpin("a"),
     "export": lambda t: t.export_delta(),
@@ -106,7 +106,7 @@ def test_reads_go_on_without_the_spec(place: Place) -> None:
     assert reading.query("SELECT n, p, later FROM t ORDER BY n").fetchall() == expected
     assert [c.kind for c in reading.history()] == ["insert"]
     assert reading.snapshot(reading.snapshot().as_of_ms).rows == 2
-    assert reading.condition().live_parts == 2
+    assert reading.health().live_parts == 2
 
 
 @pytest.mark.parametrize("verb", WRITES)
@@ -126,7 +126,7 @@ def test_every_write_is_refused_before_anything_is_written(local: Place, verb: s
         os.utime(orphan, (0, 0))
     lose(table)
     before = objects(table.handle.store)
-    with pytest.raises(DamagedLog, match=f"{LOST}.*repair-spec"):
+    with pytest.raises(CorruptLog, match=f"{LOST}.*repair-spec"):
         WRITES[verb](Table.open(local.uri))
     assert objects(table.handle.store) == before
 
@@ -136,7 +136,7 @@ def test_a_v3_program_refuses_it_as_well(s3: Place) -> None:
     table = create(s3, path_columns={"p": "BIGINT"})
     table.insert([{"n": 1, "p": 1}])
     lose(table)
-    with pytest.raises(DamagedLog, match=LOST):
+    with pytest.raises(CorruptLog, match=LOST):
         program(s3).insert([{"n": 2, "p": 1}])
     repaired = Table.repair_spec(s3.uri, storage_options=s3.storage_options)
     assert repaired.repaired
@@ -207,13 +207,13 @@ def test_a_log_in_a_store_of_its_own(local: Place, tmp_path: Path) -> None:
     other = Table.create(tmp_path / "other", log_uri=tmp_path / "log2")
     other.insert([{"n": 1}])
     body = lose(table)
-    with pytest.raises(DamagedLog, match="log_uri"):
+    with pytest.raises(CorruptLog, match="log_uri"):
         Table.open(local.uri)
-    with pytest.raises(DamagedLog, match=f"parts are elsewhere, at '{local.uri}'"):
+    with pytest.raises(CorruptLog, match=f"parts are elsewhere, at '{local.uri}'"):
         Table.open(tmp_path / "log")
-    with pytest.raises(DamagedLog, match="log of another table"):
+    with pytest.raises(CorruptLog, match="log of another table"):
         Table.repair_spec(local.uri, log_uri=tmp_path / "log2")
-    with pytest.raises(DamagedLog, match="nothing of it is there"):
+    with pytest.raises(CorruptLog, match="nothing of it is there"):
         Table.repair_spec(local.uri, log_uri=tmp_path / "log3")
     with pytest.raises(TableNotFound, match="give its log_uri"):
         Table.repair_spec(local.uri)
@@ -241,11 +241,11 @@ def forget(table: Table) -> None:
 def test_a_log_without_a_record_needs_the_callers_spec(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     forget(table)
     body = lose(table)
-    with pytest.raises(DamagedLog, match=LOST):
+    with pytest.raises(CorruptLog, match=LOST):
         open_table(clocked, clock).insert([{"n": 1}])
     assert open_table(clocked, clock).query("SELECT count(*) FROM t").fetchall() == [(3,)]
     before = objects(clocked)
-    with pytest.raises(DamagedLog, match=r"does not record the spec.*--spec FILE"):
+    with pytest.raises(CorruptLog, match=r"does not record the spec.*--spec FILE"):
         repair(clocked, clock)
     for wrong, reason in (
         ({"partition_by": []}, r"the part '.*' has \['p'\]"),
@@ -332,7 +332,7 @@ def test_another_spec_that_appears_is_not_replaced(table: Table, clocked: Clocke
 def test_a_spec_that_cannot_be_read_is_not_replaced(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     lose(table)
     clocked.create(clocked.location.keys.spec, b"")
-    with pytest.raises(DamagedLog, match="not a table's spec"):
+    with pytest.raises(CorruptLog, match="not a table's spec"):
         repair(clocked, clock)
     assert clocked.get(clocked.location.keys.spec).body == b""
 

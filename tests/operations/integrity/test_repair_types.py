@@ -17,7 +17,7 @@ import pytest
 
 from icedb import Table
 from icedb.errors import (
-    DamagedLog,
+    CorruptLog,
     IceDBError,
     InvalidOption,
     InvalidPartitionExpression,
@@ -134,16 +134,16 @@ def test_a_table_with_two_types_can_be_read_again(place: Any) -> None:
     table = Table.create(place.uri, partition_by=["k"], sort_by=["n"], storage_options=place.storage_options)
     part = brick(table)
     broken = objects(table)
-    foreseen = table.repair(dry_run=True)
+    planned = table.repair_types(dry_run=True)
     assert objects(table) == broken
-    [conflict] = foreseen.conflicts
+    [conflict] = planned.conflicts
     assert (conflict.column, conflict.types, conflict.type) == ("n", ("BIGINT", "DOUBLE"), "DOUBLE")
-    assert (foreseen.dry_run, foreseen.commit.committed, foreseen.writers_must_reopen) == (True, False, True)
+    assert (planned.dry_run, planned.commit.committed, planned.writers_must_reopen) == (True, False, True)
     # The parts that hold whole numbers are written again.
-    assert (foreseen.rewritten_parts, foreseen.rows) == (2, 3)
-    report = table.repair()
+    assert (planned.rewritten_parts, planned.rows) == (2, 3)
+    report = table.repair_types()
     assert (report.conflicts, report.rewritten_parts, report.rows, report.bytes) == (
-        foreseen.conflicts, foreseen.rewritten_parts, foreseen.rows, foreseen.bytes,
+        planned.conflicts, planned.rewritten_parts, planned.rows, planned.bytes,
     )  # fmt: skip
     assert report.commit.committed
     assert report.writers_must_reopen
@@ -152,8 +152,8 @@ def test_a_table_with_two_types_can_be_read_again(place: Any) -> None:
     for reader in (table, Table.open(place.uri, storage_options=place.storage_options)):
         assert reader.schema() == {"k": "BIGINT", "n": "DOUBLE"}
         assert rows(reader) == ALL
-    assert not table.repair().commit.committed, "there is nothing left to do"
-    assert table.repair() == table.repair(dry_run=False)
+    assert not table.repair_types().commit.committed, "there is nothing left to do"
+    assert table.repair_types() == table.repair_types(dry_run=False)
     before = report.commit.created_ms
     assert before is not None
     assert rows(table, before - 1) == ALL, "time travel to before the repair"
@@ -166,7 +166,7 @@ def test_a_table_with_two_types_can_be_read_again(place: Any) -> None:
 def test_a_repaired_part_is_sorted_and_its_marker_tells_the_new_type(table: Table, clocked: ClockedStore) -> None:
     table.insert([{"k": 0, "n": n, "s": f"r{n}"} for n in (9, 10, 11)])
     foreign_append(clocked, table.handle.read().newest_ms + 1, {"n": ("VARCHAR", pa.string(), ["x"])})
-    [key] = [p.key for p in table.repair({"n": "VARCHAR"}).commit.parts]
+    [key] = [p.key for p in table.repair_types({"n": "VARCHAR"}).commit.parts]
     marker = table.handle.read().parts[key]
     assert b'"n":["10","9",0]' in bytes(marker.stats)  # type: ignore[arg-type]
     stored = pq.read_table(io.BytesIO(clocked.get(key).body)).to_pydict()
@@ -212,7 +212,7 @@ def test_what_widens_without_loss_is_widened(
     t_ms = clocked.clock.now_ms()
     for n, (kind, values) in enumerate([(one, ones), (other, others)]):
         foreign_append(clocked, t_ms + n, {"n": (*kind, values), "o": ("BIGINT", pa.int64(), list(range(len(values))))})
-    report = plain.repair()
+    report = plain.repair_types()
     assert [c.type for c in report.conflicts] == [type_]
     assert plain.schema() == {"n": type_, "o": "BIGINT"}
     answer = plain.query("SELECT n FROM t").to_arrow_table().column("n").to_pylist()
@@ -229,7 +229,7 @@ def test_the_footers_say_what_a_part_holds_not_the_log(plain: Table, clocked: Cl
     for n, (kind, values) in enumerate([(one, ones), (other, others)]):
         foreign_append(clocked, t_ms + n, {"n": (*kind, values)})
     parts = {m.key for m in plain.handle.tolerant().read().live}
-    report = plain.repair({"n": "BIGINT"})
+    report = plain.repair_types({"n": "BIGINT"})
     assert (report.rewritten_parts, report.commit.parts) == (0, ())
     assert {p.key for p in plain.snapshot().parts} == parts
     assert rows(plain) == [1, 7]
@@ -239,7 +239,7 @@ def test_a_type_that_no_footer_can_say_is_no_reason_to_write_a_part_again(plain:
     t_ms, pairs = clocked.clock.now_ms(), pa.list_(pa.int64())
     foreign_append(clocked, t_ms, {"n": ("BIGINT[2]", pairs, [[1, 2]])})
     foreign_append(clocked, t_ms + 1, {"n": ("BIGINT[]", pairs, [[3, 4]])})
-    report = plain.repair({"n": "BIGINT[2]"})
+    report = plain.repair_types({"n": "BIGINT[2]"})
     assert (report.conflicts[0].type, report.rewritten_parts) == ("BIGINT[]", 0)
     assert [list(n) for n in rows(plain)] == [[1, 2], [3, 4]]
 
@@ -251,8 +251,8 @@ def test_three_types_and_two_columns_at_once(plain: Table, clocked: ClockedStore
     foreign_append(clocked, t_ms + 1, {"n": (*INT, [2]), "m": (*TEXT, ["two"])})
     foreign_append(clocked, t_ms + 2, {"n": (*DOUBLE, [0.5])})
     with pytest.raises(SchemaConflict, match="'m'"):
-        plain.repair()
-    report = plain.repair({"m": "VARCHAR"})
+        plain.repair_types()
+    report = plain.repair_types({"m": "VARCHAR"})
     assert {c.column: (c.types, c.type) for c in report.conflicts} == {
         "m": (("BIGINT", "VARCHAR"), "VARCHAR"),
         "n": (("SMALLINT", "BIGINT", "DOUBLE"), "DOUBLE"),
@@ -286,11 +286,11 @@ def test_everything_becomes_text_when_that_is_asked_for(
     foreign_append(clocked, t_ms + 1, {"n": (*TEXT, ["it's"])})
     before = dict(clocked.objects)
     with pytest.raises(SchemaConflict, match=r"types=\{'n': 'VARCHAR'\}") as caught:
-        plain.repair()
+        plain.repair_types()
     for named in (said, "VARCHAR", *(k for k in before if "/_log/" in k), "--type n=VARCHAR"):
         assert named in str(caught.value)
     assert unprobed(clocked) == before
-    plain.repair({"n": "VARCHAR"})
+    plain.repair_types({"n": "VARCHAR"})
     assert plain.schema() == {"n": "VARCHAR"}
     assert set(rows(plain)) == {text, "it's", None}
 
@@ -326,12 +326,12 @@ def test_a_value_that_would_be_lost_means_that_nothing_is_changed(
     before = dict(clocked.objects)
     for dry_run in (True, False):
         with pytest.raises(SchemaConflict) as caught:
-            plain.repair(types, dry_run=dry_run)
+            plain.repair_types(types, dry_run=dry_run)
         assert example in str(caught.value)
         assert any(part in str(caught.value) for part in parts)
         assert "Nothing was changed" in str(caught.value)
         assert unprobed(clocked) == before
-    plain.repair({"n": "VARCHAR"})
+    plain.repair_types({"n": "VARCHAR"})
     assert len(rows(plain)) == len(ones) + len(others)
 
 
@@ -340,7 +340,7 @@ def test_a_narrower_type_is_taken_when_every_value_fits(plain: Table, clocked: C
     foreign_append(clocked, t_ms, {"n": (*INT, [1])})
     foreign_append(clocked, t_ms + 1, {"n": (*DOUBLE, [2.0, None])})
     foreign_append(clocked, t_ms + 2, {"n": (*TEXT, ["3", "-4"])})
-    report = plain.repair({"n": "int8"})
+    report = plain.repair_types({"n": "int8"})
     assert (report.rewritten_parts, report.conflicts[0].type) == (2, "BIGINT")
     assert rows(plain) == [-4, 1, 2, 3, None]
 
@@ -362,7 +362,7 @@ def test_bad_types_are_refused(table: Table, clocked: ClockedStore, types: Any, 
     brick(table)
     before = dict(clocked.objects)
     with pytest.raises(error, match=told):
-        table.repair(types)
+        table.repair_types(types)
     assert clocked.objects == before
 
 
@@ -375,7 +375,7 @@ def test_a_restored_part_of_another_type_is_not_left_out(clocked: ClockedStore, 
     clock.advance(60_000)
     foreign_append(clocked, clock.now_ms(), {"n": (*DOUBLE, [5.0])})
     clock.advance(60_000)
-    table.repair({"n": "DOUBLE"})
+    table.repair_types({"n": "DOUBLE"})
     clock.advance(60_000)
     table.restore(as_of)
     table.insert([{"n": 77.0}])
@@ -388,7 +388,7 @@ def test_without_a_conflict_nothing_is_done(table: Table, clocked: ClockedStore)
     for types in (None, {}, {"n": "BIGINT"}):
         table.insert([{"k": 0, "n": 1}])
         before = dict(clocked.objects)
-        report = table.repair(types)
+        report = table.repair_types(types)
         assert (report.conflicts, report.rewritten_parts, report.rows, report.commit.committed) == ((), 0, 0, False)
         assert not report.writers_must_reopen
         assert clocked.objects == before
@@ -399,12 +399,12 @@ def test_a_restored_part_is_repaired_by_naming_its_column(table: Table, clock: M
     brick(table)
     as_of = table.handle.tolerant().read().newest_ms
     clock.advance(MINUTE_MS)
-    table.repair()
+    table.repair_types()
     table.restore(as_of)
     assert rows(table) == ALL, "older parts are read as they are"
-    assert not table.repair().commit.committed
-    assert table.repair({"n": "DOUBLE"}).rewritten_parts == 2
-    assert table.repair({"n": "DOUBLE"}).rewritten_parts == 0
+    assert not table.repair_types().commit.committed
+    assert table.repair_types({"n": "DOUBLE"}).rewritten_parts == 2
+    assert table.repair_types({"n": "DOUBLE"}).rewritten_parts == 0
     assert rows(table) == ALL
     check_sound(clocked)
 
@@ -443,7 +443,7 @@ def test_a_type_that_is_none_is_damage(table: Table, clocked: ClockedStore, text
     foreign_append(clocked, t_ms, {"evil": (text, pa.int64(), [1])})
     key = clocked.location.keys.log_file(t_ms, merged=False, writer="v3-host")
     for verb in (table.schema, table.merge, table.repair, lambda: open_table(clocked, clocked.clock).query("FROM t")):
-        with pytest.raises(DamagedLog) as caught:
+        with pytest.raises(CorruptLog) as caught:
             verb()
         assert caught.value.key == key
         for named in (key, "evil", repr(text[:200])):
@@ -489,7 +489,7 @@ def test_what_the_replaced_log_files_held_is_carried(table: Table, clock: Manual
     table.insert([{"k": 0, "n": 1}], txn=("orders", 1))
     table.overwrite([{"k": 0, "n": 2}], partitions=["k=0"])
     foreign_append(clocked, table.handle.read().newest_ms + 1, {"n": (*DOUBLE, [0.5])})
-    table.repair()
+    table.repair_types()
     assert table.insert([{"k": 0, "n": 1.0}], txn=("orders", 1)).repeated
     assert rows(table) == [0.5, 2.0]
     clock.advance(2 * HOUR_MS)
@@ -503,14 +503,14 @@ def test_what_the_replaced_log_files_held_is_carried(table: Table, clock: Manual
 
 def test_the_table_that_repaired_itself_knows_the_new_type(table: Table) -> None:
     brick(table)
-    table.repair()
+    table.repair_types()
     table.insert([{"k": 1, "n": 9.5}])  # nothing was read since
     assert rows(table) == [*ALL, 9.5]
 
 
 def test_verify_does_not_mind_what_was_replaced(table: Table) -> None:
     brick(table)
-    table.repair()
+    table.repair_types()
     assert table.verify(deep=True).problems == ()
 
 
@@ -519,13 +519,13 @@ def test_a_declared_type_follows(clocked: ClockedStore, clock: ManualClock) -> N
     clocked.create(clocked.location.keys.spec, encode_spec(spec))
     table = open_table(clocked, clock)
     brick(table)
-    table.repair()
+    table.repair_types()
     changed = msgspec.structs.replace(spec, columns={"k": "BIGINT", "n": "DOUBLE"}, revision=1)
     assert table.spec == changed
     reopened = open_table(clocked, clock)
     assert rows(reopened) == ALL
     assert reopened.spec == changed
-    assert not reopened.repair().commit.committed
+    assert not reopened.repair_types().commit.committed
 
 
 def test_partition_expressions_must_fit_the_new_type(clocked: ClockedStore, clock: ManualClock) -> None:
@@ -535,9 +535,9 @@ def test_partition_expressions_must_fit_the_new_type(clocked: ClockedStore, cloc
     foreign_append(clocked, t_ms + 1, {"n": (*TEXT, ["4"])}, partition="half=0")
     before = dict(clocked.objects)
     with pytest.raises(InvalidPartitionExpression, match="n % 2"):
-        table.repair({"n": "VARCHAR"})
+        table.repair_types({"n": "VARCHAR"})
     assert unprobed(clocked) == before
-    table.repair({"n": "BIGINT"})
+    table.repair_types({"n": "BIGINT"})
     assert table.query("SELECT n, half FROM t ORDER BY n").fetchall() == [(2, 0), (4, 0)]
 
 
@@ -547,7 +547,7 @@ def test_names_that_differ_in_case_are_told(table: Table, clocked: ClockedStore)
     foreign_append(clocked, t_ms, {"N": (*INT, [2])})
     before = dict(clocked.objects)
     with pytest.raises(SchemaConflict, match="differ only in case") as caught:
-        table.repair()
+        table.repair_types()
     key = clocked.location.keys.log_file(t_ms, merged=False, writer="v3-host")
     assert f"move '{key}' elsewhere" in str(caught.value)
     assert clocked.objects == before
@@ -563,10 +563,10 @@ def test_a_log_file_from_a_clock_far_ahead_is_not_replaced(table: Table, clock: 
     before = dict(clocked.objects)
     for dry_run in (True, False):
         with pytest.raises(SchemaConflict, match="far ahead"):
-            table.repair({"n": "BIGINT"}, dry_run=dry_run)
+            table.repair_types({"n": "BIGINT"}, dry_run=dry_run)
     assert clocked.objects == before
     # Its own type can be chosen.
-    assert table.repair().conflicts[0].type == "DOUBLE"
+    assert table.repair_types().conflicts[0].type == "DOUBLE"
     assert rows(table) == [1.0, 2.0]
 
 
@@ -576,7 +576,7 @@ def test_a_table_without_rows_of_the_other_type(table: Table, clocked: ClockedSt
     clocked.create(
         clocked.location.keys.log_file(t_ms, merged=False, writer="v3-host"), encode(LogFile(t_ms, {"n": "VARCHAR"}))
     )
-    assert table.repair({"n": "BIGINT"}).rewritten_parts == 0
+    assert table.repair_types({"n": "BIGINT"}).rewritten_parts == 0
     assert rows(table) == [1]
 
 
@@ -597,12 +597,12 @@ def test_writers_that_did_not_open_again_are_told_of(table: Table, clock: Manual
             stale.insert([{"k": 1, "n": 77}])
 
     store.before = append
-    report = open_table(store, clock).repair()
+    report = open_table(store, clock).repair_types()
     assert report.commit.committed
     assert report.still_in_conflict == ("n",)
     with pytest.raises(SchemaConflict, match="icedb repair"):
         table.snapshot()
-    again = table.repair()
+    again = table.repair_types()
     assert (again.rewritten_parts, again.still_in_conflict) == (1, ())
     assert rows(table) == [*ALL, 77.0]
     with pytest.raises(SchemaConflict, match="DOUBLE in the table"):
@@ -612,9 +612,9 @@ def test_writers_that_did_not_open_again_are_told_of(table: Table, clock: Manual
 
 OTHERS: dict[str, Callable[[Table], object]] = {
     "a plain append": lambda t: t.insert([{"k": 1, "n": 77}]),
-    "the same repair": lambda t: t.repair(),
-    "a repair and a merge": lambda t: [t.repair(), t.merge()],
-    "a repair and a drop": lambda t: [t.repair(), t.drop_partitions(["k=1"])],
+    "the same repair": lambda t: t.repair_types(),
+    "a repair and a merge": lambda t: [t.repair_types(), t.merge()],
+    "a repair and a drop": lambda t: [t.repair_types(), t.drop_partitions(["k=1"])],
 }
 
 
@@ -629,7 +629,7 @@ def test_others_at_every_request_of_a_repair(other: str) -> None:
     clock.advance(MINUTE_MS)
     saved, start_ms = dict(base.objects), clock.now_ms()
     counting = FaultyStore(base)
-    open_table(counting, clock).repair()
+    open_table(counting, clock).repair_types()
     requests = len(counting.requests)
     assert requests > 8
     for number in range(2, requests + 1):
@@ -648,9 +648,9 @@ def test_others_at_every_request_of_a_repair(other: str) -> None:
         store.before = between
         actor = open_table(store, clock)
         with contextlib.suppress(SchemaConflict):  # a plain append with the old type, after the repair
-            actor.repair()
+            actor.repair_types()
         table = open_table(base, clock)
-        table.repair()
+        table.repair_types()
         added = [77.0] if "append" in other else []
         assert rows(table) == ([n for n in ALL if n != 2.0] if "drop" in other else ALL + added), number
         state = check_sound(base)
@@ -666,7 +666,7 @@ def test_a_repair_that_stops_at_any_request_is_whole_or_not_there(fault: Fault) 
     clock.advance(MINUTE_MS)
     saved, start_ms = dict(base.objects), clock.now_ms()
     counting = FaultyStore(base)
-    open_table(counting, clock).repair()
+    open_table(counting, clock).repair_types()
     requests = len(counting.requests)
     for number in range(2, requests + 1):
         clock.set(start_ms)
@@ -675,7 +675,7 @@ def test_a_repair_that_stops_at_any_request_is_whole_or_not_there(fault: Fault) 
         store.inject(fault, number=number)
         done = False
         with contextlib.suppress(Crash, IceDBError):
-            open_table(store, clock).repair()
+            open_table(store, clock).repair_types()
             done = True
         table = open_table(base, clock)
         if done:
@@ -686,12 +686,12 @@ def test_a_repair_that_stops_at_any_request_is_whole_or_not_there(fault: Fault) 
         with contextlib.suppress(ObjectExists):
             store.deliver()
         clock.advance(MINUTE_MS)
-        open_table(base, clock).repair()
+        open_table(base, clock).repair_types()
         assert rows(open_table(base, clock)) == ALL, number
         check_sound(base)
         # What a crash left is an orphan, and nothing else is.
         clock.advance(48 * HOUR_MS)
-        open_table(base, clock).sweep_orphans()
+        open_table(base, clock).delete_orphans()
         open_table(base, clock).cleanup()
         state = check_sound(base)
         assert {i.key for i in base.list(base.location.keys.data_prefix)} == {m.key for m in state.live}, number
@@ -715,10 +715,10 @@ def test_a_repair_that_dies_after_any_put_is_finished_by_the_next(place: Any) ->
 
         store.after = die
         with contextlib.suppress(Crash):
-            open_table(store, table.handle.clock).repair()
+            open_table(store, table.handle.clock).repair_types()
         requests = max(requests, len(puts))
         others = Table.open(uri, storage_options=place.storage_options)
-        others.repair()
+        others.repair_types()
         assert rows(others) == ALL
         assert others.schema() == {"k": "BIGINT", "n": "DOUBLE"}
         assert others.verify(deep=True).ok
@@ -733,9 +733,9 @@ def test_the_command_repairs(tmp_path: Path) -> None:
     table = Table.create(tmp_path / "table", partition_by=["k"], sort_by=["n"])
     brick(table)
     assert "icedb repair" in run("merge", table.uri, status=2).stderr
-    foreseen = run_json("repair", table.uri, "--dry-run")
-    assert (foreseen["dry_run"], foreseen["rewritten_parts"], foreseen["rows"]) == (True, 2, 3)
-    assert foreseen["conflicts"][0]["type"] == "DOUBLE"
+    planned = run_json("repair", table.uri, "--dry-run")
+    assert (planned["dry_run"], planned["rewritten_parts"], planned["rows"]) == (True, 2, 3)
+    assert planned["conflicts"][0]["type"] == "DOUBLE"
     told = run("repair", table.uri, "--type", "n=VARCHAR").stdout
     assert "n: BIGINT, DOUBLE becomes VARCHAR" in told
     assert rows(table) == ["0.5", "1", "2", "2.5", "3"]

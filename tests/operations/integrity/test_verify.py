@@ -127,7 +127,7 @@ def test_verify_counts_what_is_there(table: Table, clocked: ClockedStore, clock:
     assert report.foreign == ("table/notes.txt",)
     assert kinds(report) == {"orphans", "foreign_objects"}
     assert {p.severity for p in report.problems} == {"warning"}
-    for text in ("3 parts, 5 rows", "1 pins", "sweep_orphans", "table/notes.txt", "sound"):
+    for text in ("3 parts, 5 rows", "1 pins", "delete_orphans", "table/notes.txt", "sound"):
         assert text in str(report)
 
 

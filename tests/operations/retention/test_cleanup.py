@@ -11,12 +11,12 @@ import pytest
 from icedb import Table
 from icedb.errors import (
     ClockSkew,
-    CommitUncertain,
-    ForeignMaintenance,
+    CommitStateUnknown,
     GraceTooShort,
     InvalidOption,
     SnapshotExpired,
     StoreUnavailable,
+    UncoordinatedMaintenance,
 )
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, LogTombstone, Marker
@@ -351,7 +351,7 @@ def test_a_cleanup_that_stops_at_any_request_is_finished_by_the_next(fault: Faul
         base.objects = dict(saved)
         store = FaultyStore(base)
         store.inject(fault, number=number)
-        with contextlib.suppress(Crash, StoreUnavailable, CommitUncertain):
+        with contextlib.suppress(Crash, StoreUnavailable, CommitStateUnknown):
             open_table(store, clock).cleanup()
         assert live_numbers(base) == [0, 10, 20], number
         for _ in range(2):
@@ -383,10 +383,10 @@ def test_claims_of_recorded_transactions_go_when_they_are_old(
     table.insert([{"k": 0, "n": 3}], txn=("stream", 3))
     assert not set(old) & set(table.cleanup().deleted_claims)
     clock.advance(1)
-    foreseen = table.cleanup(dry_run=True)
+    planned = table.cleanup(dry_run=True)
     assert len(txn_claims(clocked)) == 4
     report = table.cleanup()
-    assert set(old) <= set(report.deleted_claims) == set(foreseen.deleted_claims)
+    assert set(old) <= set(report.deleted_claims) == set(planned.deleted_claims)
     assert txn_claims(clocked) == [clocked.location.keys.txn_claim("stream", 3)]
     # What was claimed and removed is still done.
     assert table.insert([{"k": 0, "n": 1}], txn=("stream", 1)).repeated
@@ -538,6 +538,6 @@ def test_epochs_that_vanish_after_a_cleanup_are_still_missed(clocked: ClockedSto
     table.overwrite([{"k": 0, "c0": 2}], partitions=["k=0"])
     state = table.handle.read()
     clocked.delete([k for k, f in state.files.items() if f.file.epoch in (3, 4)])
-    with pytest.raises(ForeignMaintenance, match="takes no claims"):
+    with pytest.raises(UncoordinatedMaintenance, match="takes no claims"):
         open_table(clocked, clock).insert([{"k": 9, "new": 1}])
     assert not open_table(clocked, clock).verify().ok

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from icedb import Table, Timing
-from icedb.errors import ClockSkew, CommitUncertain, DamagedLog, GraceTooShort, StoreUnavailable
+from icedb.errors import ClockSkew, CommitStateUnknown, CorruptLog, GraceTooShort, StoreUnavailable
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
 from icedb.format.timing import DAY_MS, HOUR_MS
@@ -93,10 +93,10 @@ def test_an_orphan_goes_when_it_is_surely_older_than_the_least_age(
     table.insert([{"k": "1", "n": 0}])  # a log without commits stops the sweep
     key = orphan(clocked)
     clock.advance(DAY_MS + SKEW_MS - 1)
-    report = table.sweep_orphans()
+    report = table.delete_orphans()
     assert (report.deleted_parts, report.young_parts, report.young_bytes) == ((), 1, 5)
     clock.advance(1)
-    report = table.sweep_orphans()
+    report = table.delete_orphans()
     assert (report.deleted_parts, report.deleted_bytes, report.young_parts) == ((key,), 5, 0)
     assert key not in data(clocked)
 
@@ -104,8 +104,8 @@ def test_an_orphan_goes_when_it_is_surely_older_than_the_least_age(
 def test_an_age_at_which_a_part_may_still_be_published_is_refused(table: Table) -> None:
     least_ms = 2 * table.handle.timing.part_timeout_ms
     with pytest.raises(GraceTooShort, match=f"min_age_ms={least_ms}"):
-        table.sweep_orphans(min_age_ms=least_ms - 1)
-    table.sweep_orphans(min_age_ms=least_ms)
+        table.delete_orphans(min_age_ms=least_ms - 1)
+    table.delete_orphans(min_age_ms=least_ms)
 
 
 def test_a_clock_that_is_far_ahead_deletes_nothing(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
@@ -114,7 +114,7 @@ def test_a_clock_that_is_far_ahead_deletes_nothing(table: Table, clocked: Clocke
     fast = open_table(clocked, clock.skewed(2 * DAY_MS))
     before = data(clocked)
     with pytest.raises(ClockSkew):
-        fast.sweep_orphans()
+        fast.delete_orphans()
     assert data(clocked) == before
     assert key in before
 
@@ -137,10 +137,10 @@ def test_a_sweep_that_sleeps_while_another_deletes_its_clock_object_compares_the
     store = FaultyStore(clocked)
     store.after = sleep
     if times < 3:
-        assert open_table(store, clock).sweep_orphans().deleted_parts == (key,)
+        assert open_table(store, clock).delete_orphans().deleted_parts == (key,)
     else:
         with pytest.raises(StoreUnavailable, match="could not be compared"):
-            open_table(store, clock).sweep_orphans()
+            open_table(store, clock).delete_orphans()
         assert key in data(clocked)
     assert len(deleted) == times
     check_sound(clocked)
@@ -158,7 +158,7 @@ def test_parts_that_the_log_names_stay_however_old_they_are(
     key = orphan(clocked)
     clock.advance(30 * DAY_MS)
     before = data(clocked)
-    assert table.sweep_orphans().deleted_parts == (key,)
+    assert table.delete_orphans().deleted_parts == (key,)
     assert data(clocked) == before - {key}, "tombstoned parts are the work of cleanup"
     assert rows(table) == [0, 1, 2]
 
@@ -173,7 +173,7 @@ def test_parts_that_only_a_claim_names_stay(
         open_table(dying, clock).insert([{"k": 1, "n": 1}], txn=txn)
     [claimed] = data(clocked)
     clock.advance(30 * DAY_MS)
-    assert table.sweep_orphans().deleted_parts == ()
+    assert table.delete_orphans().deleted_parts == ()
     assert data(clocked) == {claimed}
 
 
@@ -204,7 +204,7 @@ def test_the_part_of_a_claim_that_became_void_is_an_orphan_although_cleanup_keep
     assert clocked.location.keys.epoch_claim(2) in clocked.objects
     [problem] = [p for p in table.verify().problems if p.kind == "orphans"]
     assert claimed in problem.message
-    assert table.sweep_orphans().deleted_parts == (claimed,)
+    assert table.delete_orphans().deleted_parts == (claimed,)
     assert table.verify().problems == ()
     assert rows(table) == list(range(33))
     check_sound(clocked)
@@ -222,7 +222,7 @@ def test_the_part_of_a_claim_beyond_a_log_that_lost_its_epochs_stays(
     assert later
     clocked.delete(later)  # another program; nothing tells any more whether epoch 2 was void
     clock.advance(30 * DAY_MS)
-    assert open_table(clocked, clock).sweep_orphans().deleted_parts == ()
+    assert open_table(clocked, clock).delete_orphans().deleted_parts == ()
     assert claimed in data(clocked)
 
 
@@ -238,11 +238,11 @@ def test_a_writer_that_wakes_after_the_sweep_took_its_part_publishes_nothing(
             table.alter(row_group_rows=4096)
             clock.advance(30 * DAY_MS)
             table.cleanup()
-            swept.extend(table.sweep_orphans().deleted_parts)
+            swept.extend(table.delete_orphans().deleted_parts)
 
     store = FaultyStore(clocked)
     store.after = sleep
-    with pytest.raises(CommitUncertain):
+    with pytest.raises(CommitStateUnknown):
         open_table(store, clock).overwrite([{"k": 1, "n": 2}])
     assert len(swept) == 1
     assert rows(table) == [1]
@@ -259,7 +259,7 @@ def test_a_log_file_that_is_ignored_names_its_parts_too(
     put_log(clocked, LogFile(now_ms + 2, {}, epoch=3, live_epochs=(1, 3)), writer="x.e3")
     clock.advance(30 * DAY_MS)
     assert any(key.endswith("x.e2.jsonl") for key in table.handle.read(everything=True).ignored)
-    assert table.sweep_orphans().deleted_parts == ()
+    assert table.delete_orphans().deleted_parts == ()
     assert key in data(clocked)
 
 
@@ -307,8 +307,8 @@ def test_what_cannot_be_read_stops_the_sweep_before_it_deletes(
         damage(clocked)
     else:
         store.before = once("create", lambda: damage(clocked))  # the clock's check
-    with pytest.raises(DamagedLog) as refused:
-        open_table(store, clock).sweep_orphans()
+    with pytest.raises(CorruptLog) as refused:
+        open_table(store, clock).delete_orphans()
     assert refused.value.key in str(refused.value)
     assert data(clocked) == before
 
@@ -327,7 +327,7 @@ def test_only_parts_of_this_table_are_deleted_and_foreign_objects_are_told(
         clocked.create(key, b"x")
     key = orphan(clocked)
     clock.advance(30 * DAY_MS)
-    report = table.sweep_orphans()
+    report = table.delete_orphans()
     assert report.deleted_parts == (key,)
     assert report.foreign == tuple(sorted(foreign[:3]))
     assert {*foreign[:3], *neighbours} <= clocked.objects.keys()
@@ -342,10 +342,10 @@ def test_a_call_keeps_to_its_limit_takes_the_oldest_first_and_says_what_remains(
         keys.append(orphan(clocked, f"orphan{n}"))
         clock.advance(1)
     clock.advance(30 * DAY_MS)
-    report = table.sweep_orphans(limit=2)
+    report = table.delete_orphans(limit=2)
     assert (report.deleted_parts, report.remaining) == (tuple(keys[:2]), 1)
     assert data(clocked) & set(keys) == {keys[2]}
-    report = table.sweep_orphans(limit=2)
+    report = table.delete_orphans(limit=2)
     assert (report.deleted_parts, report.remaining) == ((keys[2],), 0)
 
 
@@ -354,7 +354,7 @@ def test_a_dry_run_tells_the_same_and_writes_nothing(table: Table, clocked: Cloc
     key = orphan(clocked)
     clock.advance(30 * DAY_MS)
     store = FaultyStore(clocked)
-    report = open_table(store, clock).sweep_orphans(dry_run=True)
+    report = open_table(store, clock).delete_orphans(dry_run=True)
     assert (report.deleted_parts, report.dry_run) == ((key,), True)
     assert store.counts["create"] == store.counts["delete"] == 0
     assert key in data(clocked)
@@ -370,7 +370,7 @@ def test_the_sweep_lists_parts_then_claims_then_the_log_and_all_of_it_again_befo
     key = orphan(clocked)
     clock.advance(30 * DAY_MS)
     store = FaultyStore(clocked)
-    open_table(store, clock).sweep_orphans()
+    open_table(store, clock).delete_orphans()
     keys = clocked.location.keys
     look = [keys.data_prefix, keys.claims_prefix, keys.log_prefix]
     assert [r.keys[0] for r in store.requests if r.kind == "list"] == look * 2
@@ -390,7 +390,7 @@ def test_a_part_that_is_published_between_the_looks_stays(
 
     file = LogFile(clock.now_ms(), {}, (Marker(key, 5, clock.now_ms()),))
     store.before = once("create", lambda: put_log(clocked, file))
-    assert open_table(store, clock).sweep_orphans().deleted_parts == ()
+    assert open_table(store, clock).delete_orphans().deleted_parts == ()
     assert key in data(clocked)
 
 
@@ -416,7 +416,7 @@ def test_a_claim_that_becomes_a_log_file_between_two_listings_is_seen(
             publish(clocked, claims[0])
 
     store.before, store.after = claim_before_the_second_look, become_a_log_file
-    assert open_table(store, clock).sweep_orphans().deleted_parts == ()
+    assert open_table(store, clock).delete_orphans().deleted_parts == ()
     assert claims
     assert claims[0] not in clocked.objects
     assert key in data(clocked)
@@ -430,7 +430,7 @@ def test_sweeping_between_any_two_requests_of_a_writer_loses_nothing(clocked: Cl
     store = FaultyStore(clocked)
     sweeper = open_table(clocked, clock)
     swept: list[str] = []
-    store.before = lambda request: swept.extend(sweeper.sweep_orphans().deleted_parts)
+    store.before = lambda request: swept.extend(sweeper.delete_orphans().deleted_parts)
     writer = open_table(store, clock)
     for n in range(1, 4):
         writer.insert([{"k": n, "n": n}])
@@ -464,11 +464,11 @@ def test_a_sweep_that_is_interrupted_anywhere_is_finished_by_the_next(fault: Fau
         if number is not None:
             store.inject(fault, number=opened + number)
         with contextlib.suppress(Crash, StoreUnavailable):
-            interrupted.sweep_orphans()
+            interrupted.delete_orphans()
         assert named <= data(clocked)
         # What the interrupted one left of its clock's check is an orphan like any other.
         clock.advance(2 * DAY_MS)
-        open_table(clocked, clock).sweep_orphans()
+        open_table(clocked, clock).delete_orphans()
         assert data(clocked) == named
         assert live_numbers(clocked) == [0, 1, 2]
         return len(store.requests) - opened
@@ -487,9 +487,9 @@ def test_a_crashed_insert_leaves_orphans_that_the_sweep_takes(clocked: ClockedSt
         open_table(dying, clock).insert([{"k": k, "n": 1} for k in range(3)])
     table = open_table(clocked, clock)
     assert len(data(clocked)) == 4
-    assert table.sweep_orphans().young_parts == 3
+    assert table.delete_orphans().young_parts == 3
     clock.advance(DAY_MS + HOUR_MS)
-    assert len(table.sweep_orphans().deleted_parts) == 3
+    assert len(table.delete_orphans().deleted_parts) == 3
     assert rows(table) == [0]
 
 
@@ -504,11 +504,11 @@ def test_a_sweep_in_every_kind_of_store(place: Any) -> None:
     orphans = [keys.part("k=1", "orphan"), keys.part("city=S%C3%A3o Paulo", "orphan"), keys.part("", "orphan")]
     for key in orphans:
         store.create(key, b"x")
-    assert table.sweep_orphans(dry_run=True).young_parts == 3
+    assert table.delete_orphans(dry_run=True).young_parts == 3
     # Two days later, by a clock that is told not to be checked.
     later = SkewedClock(SystemClock(), 2 * DAY_MS)
     sweeper = Table(open_handle(store, clock=later, fencing="none"))
-    report = sweeper.sweep_orphans()
+    report = sweeper.delete_orphans()
     assert sorted(report.deleted_parts) == sorted(orphans)
     assert rows(Table.open(place.uri, storage_options=place.storage_options)) == [0, 1, 2]
-    assert sweeper.sweep_orphans().deleted_parts == ()
+    assert sweeper.delete_orphans().deleted_parts == ()

@@ -11,11 +11,11 @@ import pytest
 from icedb import Pin, Table
 from icedb.errors import (
     ClockSkew,
-    DamagedLog,
+    CommitTimedOut,
+    CorruptLog,
     IceDBError,
     InvalidOption,
     PinExists,
-    PublicationTooLate,
     SnapshotExpired,
     StoreUnavailable,
 )
@@ -225,15 +225,13 @@ def test_an_expired_pin_promises_nothing_and_its_parts_stay_for_the_grace_period
     clock.set(pin.expires_ms)
     assert rows(late_reader, pin.as_of_ms) == FULL
     clock.set(pin.expires_ms + HOUR_MS)
-    foreseen = table.cleanup(dry_run=True)
+    planned = table.cleanup(dry_run=True)
     assert pin_keys(clocked)
     report = table.cleanup()
     assert (
-        (report.kept_for_pins, report.deleted_pins)
-        == (foreseen.kept_for_pins, foreseen.deleted_pins)
-        == (0, ("short",))
+        (report.kept_for_pins, report.deleted_pins) == (planned.kept_for_pins, planned.deleted_pins) == (0, ("short",))
     )
-    assert set(report.deleted_parts) == set(foreseen.deleted_parts)
+    assert set(report.deleted_parts) == set(planned.deleted_parts)
     assert len(report.deleted_parts) >= 6
     assert pin_keys(clocked) == []
     table.pin("short")
@@ -315,7 +313,7 @@ def test_a_pin_that_cannot_be_read_stops_cleanup_until_it_is_removed(
     for name in ("cut", "other"):
         before = dict(clocked.objects)
         for call in (table.cleanup, table.pins):
-            with pytest.raises(DamagedLog, match=rf"unpin\('{name}'\)"):
+            with pytest.raises(CorruptLog, match=rf"unpin\('{name}'\)"):
                 call()
         assert clocked.objects == before
         assert table.unpin(name)
@@ -403,7 +401,7 @@ def test_a_cleanup_at_any_moment_of_a_pin_takes_nothing_that_was_promised(age_ms
             store.before = between
             try:
                 story.actor(store, -MINUTE_MS).pin("x", story.as_of)
-            except (SnapshotExpired, PublicationTooLate):
+            except (SnapshotExpired, CommitTimedOut):
                 refused += 1
                 story.check(False, (sleep_ms, number))
             else:
@@ -457,7 +455,7 @@ def test_a_pin_whose_process_dies_at_any_request_is_valid_for_all_or_for_nobody(
                     story.actor(story.base, MINUTE_MS).cleanup()
 
             store.before = between
-            with contextlib.suppress(Crash, SnapshotExpired, PublicationTooLate):
+            with contextlib.suppress(Crash, SnapshotExpired, CommitTimedOut):
                 story.actor(store, -MINUTE_MS).pin("x", story.as_of)
             reader = story.actor(story.base)
             valid = any(not p.expired(story.clock.now_ms()) for p in reader.pins())

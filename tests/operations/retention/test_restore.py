@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from icedb import Table
-from icedb.errors import IceDBError, InvalidOption, PublicationTooLate, SnapshotExpired, StoreUnavailable
+from icedb.errors import CommitTimedOut, IceDBError, InvalidOption, SnapshotExpired, StoreUnavailable
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.operations.retention.restore import plan_restore
 from icedb.testing import (
@@ -50,7 +50,7 @@ def data(store: ClockedStore) -> set[str]:
     return {i.key for i in store.list(store.location.keys.data_prefix)}
 
 
-def live(state: LogState) -> set[str]:
+def live(state: TableState) -> set[str]:
     return {m.key for m in state.live}
 
 
@@ -81,18 +81,18 @@ def test_a_mistake_is_undone(place: Any, mistake: str) -> None:
     MISTAKES[mistake](table)
     after = table.handle.read().newest_ms
     wrong = rows(table)
-    foreseen = table.restore(as_of, dry_run=True)
-    assert not foreseen.commit.committed
+    planned = table.restore(as_of, dry_run=True)
+    assert not planned.commit.committed
     assert rows(table) == wrong
     report = table.restore(as_of)
     assert rows(table) == rows(Table.open(place.uri, storage_options=place.storage_options)) == FULL
     assert report.commit.committed
     assert not report.dry_run
-    assert (report.restored, report.tombstoned) == (foreseen.restored, tuple(foreseen.tombstoned)) or (
-        {p.key for p in report.restored} == {p.key for p in foreseen.restored}
-        and {p.key for p in report.tombstoned} == {p.key for p in foreseen.tombstoned}
+    assert (report.restored, report.tombstoned) == (planned.restored, tuple(planned.tombstoned)) or (
+        {p.key for p in report.restored} == {p.key for p in planned.restored}
+        and {p.key for p in report.tombstoned} == {p.key for p in planned.tombstoned}
     )
-    assert (report.rows, report.bytes) == (foreseen.rows, foreseen.bytes) == (report.commit.rows, report.commit.bytes)
+    assert (report.rows, report.bytes) == (planned.rows, planned.bytes) == (report.commit.rows, report.commit.bytes)
     # What was never touched keeps its key; what was, has a new one.
     kept = {p.key for p in before.parts} - {p.key for p in report.restored}
     assert kept == {p.key for p in before.parts} & {p.key for p in table.snapshot().parts}
@@ -319,7 +319,7 @@ def test_copies_that_are_too_old_are_not_published(table: Table, clocked: Clocke
     table.drop_partitions(["k=0"])
     store = FaultyStore(clocked)
     store.after = lambda r: clock.advance(5 * HOUR_MS) if r.kind == "copy" else None
-    with pytest.raises(PublicationTooLate):
+    with pytest.raises(CommitTimedOut):
         open_table(store, clock).restore(as_of)
     assert rows(table) == [1, 11, 21]
 
@@ -376,7 +376,7 @@ def test_a_restore_that_stops_at_any_request_is_whole_or_not_there(fault: Fault,
         assert live_numbers(base) == expected, number
         # What a crash left is an orphan, and nothing else is.
         clock.advance(48 * HOUR_MS)
-        open_table(base, clock).sweep_orphans()
+        open_table(base, clock).delete_orphans()
         open_table(base, clock).cleanup()
         state = check_sound(base)
         assert data(base) == live(state), number

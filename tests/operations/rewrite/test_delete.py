@@ -14,7 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icedb import Part, Table
-from icedb.errors import CommitUncertain, InvalidOption, InvariantViolated, MissingPart, StoreUnavailable, UnknownColumn
+from icedb.errors import (
+    CommitStateUnknown,
+    InvalidOption,
+    InvariantViolated,
+    MissingPart,
+    StoreUnavailable,
+    UnknownColumn,
+)
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
 from icedb.format.timing import HOUR_MS
@@ -332,7 +339,7 @@ def test_a_crash_at_any_request_leaves_the_table_whole(fault: Fault) -> None:
         store.inject(fault, number=number)
         try:
             open_table(store, clock).delete("n = 10 AND k < 2")
-        except (Crash, CommitUncertain, StoreUnavailable):
+        except (Crash, CommitStateUnknown, StoreUnavailable):
             pass
         else:
             assert rows(other) == after

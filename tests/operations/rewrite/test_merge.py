@@ -207,13 +207,13 @@ def test_a_dry_run_says_what_the_merge_then_does_and_only_reads(memory: Any) -> 
     for _ in range(2):
         table.insert([{"k": k, "n": n} for k in range(3) for n in range(10)])
     before = [(i.key, i.bytes) for i in table.handle.store.list("")]
-    foreseen = table.merge(input_parts_max=4, dry_run=True)
+    planned = table.merge(input_parts_max=4, dry_run=True)
     assert [(i.key, i.bytes) for i in table.handle.store.list("")] == before
-    assert (foreseen.dry_run, foreseen.commit.committed, foreseen.commit.parts) == (True, False, ())
+    assert (planned.dry_run, planned.commit.committed, planned.commit.parts) == (True, False, ())
     done = table.merge(input_parts_max=4)
     assert not done.dry_run
     figures = ("merged_parts", "merged_bytes", "new_parts", "rows", "dropped_groups", "remaining")
-    assert [getattr(foreseen, f) for f in figures] == [getattr(done, f) for f in figures]
+    assert [getattr(planned, f) for f in figures] == [getattr(done, f) for f in figures]
     assert (done.merged_parts, done.new_parts, done.rows, done.remaining) == (4, 2, 40, 1)
     with pytest.raises(InvalidOption, match="order must be one of"):
         table.merge(order="random", dry_run=True)  # type: ignore[arg-type]

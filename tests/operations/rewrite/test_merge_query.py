@@ -19,7 +19,7 @@ import pytest
 
 from icedb import Table
 from icedb.errors import (
-    CommitUncertain,
+    CommitStateUnknown,
     IceDBError,
     InvalidBatch,
     InvalidQuery,
@@ -450,7 +450,7 @@ def test_a_crash_at_any_request_leaves_the_table_whole(fault: Fault) -> None:
         store.inject(fault, number=number)
         try:
             open_table(store, clock).merge()
-        except (Crash, CommitUncertain, StoreUnavailable):
+        except (Crash, CommitStateUnknown, StoreUnavailable):
             pass
         else:
             assert rows_of(other, "t", "p, k") == after

@@ -17,16 +17,24 @@ from icedb.format.records import Marker
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.operations.commits.actions import Append
 from icedb.operations.commits.log_carryover import LINES_MAX, OTHERS_MAX, calling_live
-from icedb.operations.rewrite.merge import COLD_TIER, PART_BYTES_MAX, TINY_BYTES, MergePlan, Tiers, merge, plan_merge
+from icedb.operations.rewrite.merge import (
+    COLD_TIER,
+    PART_BYTES_MAX,
+    TINY_BYTES,
+    MergePlan,
+    TieredMerge,
+    merge,
+    plan_merge,
+)
 from icedb.operations.rewrite.rewriter import Rewrite
 from icedb.testing import ClockedStore, ManualClock, create_table
 from icedb.testing.tables import live_to_v3_readers
 from icedb.transaction.append import append
-from icedb.transaction.exclusive import exclusive
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.table_handle import Handle, Part
 from icedb.writer.part_writer import WrittenParts
 
-HOT = Tiers().hot_tier
+HOT = TieredMerge().hot_tier
 MB = 1_000_000
 
 
@@ -72,7 +80,7 @@ def test_without_tiers_all_that_is_small_is_merged() -> None:
 
 @pytest.mark.parametrize("hot_parts", [4, 8, 64])
 def test_the_tiers_of_a_hot_partition_follow_from_how_many_parts_it_may_gather(hot_parts: int) -> None:
-    assert Tiers(hot_parts=hot_parts).hot_tier == max(2, hot_parts // 4)
+    assert TieredMerge(hot_parts=hot_parts).hot_tier == max(2, hot_parts // 4)
 
 
 @given(st.lists(st.integers(1, 40 * MB), min_size=1, max_size=40), st.sampled_from([COLD_TIER, HOT]))
@@ -109,7 +117,7 @@ def test_each_row_is_written_once_for_each_limit_above_its_part(size: int) -> No
                 most = max(most, often)
                 found[f"{number}m"] = Part(f"{number}m", "", "p=0", group.bytes, None, number), often
     assert most <= math.ceil(math.log(PART_BYTES_MAX / size, HOT)) + (size < TINY_BYTES)
-    assert len(found) < Tiers().hot_parts + 600 * size / PART_BYTES_MAX
+    assert len(found) < TieredMerge().hot_parts + 600 * size / PART_BYTES_MAX
 
 
 # ------------------------------------------------------------------------------------------ the log
@@ -133,9 +141,11 @@ class World:
         self.store.create(keys[0], b"")
         self.commits += 1
         if self.commits > 1:
-            append(self.handle, markers, {"p": "BIGINT"}, born_ms=self.clock.now_ms())
+            append(self.handle, markers, {"p": "BIGINT"}, oldest_part_ms=self.clock.now_ms())
         else:
-            exclusive(self.handle, Append(self.handle, WrittenParts({"p": "BIGINT"}, markers, self.clock.now_ms())))
+            commit_exclusive(
+                self.handle, Append(self.handle, WrittenParts({"p": "BIGINT"}, markers, self.clock.now_ms()))
+            )
 
     def merge(self) -> int:
         self.clock.advance(MINUTE_MS)

@@ -17,7 +17,7 @@ import pytest
 from icedb import Table
 from icedb.errors import MissingPart, StoreUnavailable
 from icedb.operations.rewrite import prefetch, rewriter
-from icedb.operations.rewrite.engine import Means
+from icedb.operations.rewrite.engine import ResourceLimits
 from icedb.operations.rewrite.prefetch import concurrent_fetches, fetch_parts
 from icedb.sql.connections import MEMORY_BYTES_MIN, connect_reader
 from icedb.storage.obstore_store import FETCH_BYTES
@@ -127,7 +127,7 @@ def test_copies_are_gone_when_their_rewrite_is_done(
     monkeypatch.setattr(rewriter, "put_part", putting)
     work = rewriter.Rewriting(dict(table.snapshot().schema))
     rewrites = [rewriter.Rewrite("p=0", (p,)) for p in table.snapshot().parts if p.partition == "p=0"]
-    new = work.do(table.handle, rewrites, Means(memory_bytes=MEMORY_BYTES_MIN, threads=1, folder=tmp_path))
+    new = work.do(table.handle, rewrites, ResourceLimits(memory_bytes=MEMORY_BYTES_MIN, threads=1, folder=tmp_path))
     assert [n.marker.rows for n in new if n.marker] == [5, 5, 5]
     assert len(found) == 3
     assert max(found) <= 4, "what is written and what is fetched next, and not all"

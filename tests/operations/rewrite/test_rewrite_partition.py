@@ -14,8 +14,8 @@ import pytest
 
 from icedb import Table
 from icedb.errors import (
-    CommitContended,
-    CommitUncertain,
+    CommitConflict,
+    CommitStateUnknown,
     InvalidBatch,
     InvalidOption,
     InvalidQuery,
@@ -276,7 +276,7 @@ def test_a_partition_that_never_holds_still_is_given_up(clocked: ClockedStore, c
     other = world(clocked, clock)
     store = FaultyStore(clocked)
     at_each_claim(store, lambda: other.overwrite([{"k": 1, "n": 5}], partitions=["k=1"]), times=REWRITE_ATTEMPTS_MAX)
-    with pytest.raises(CommitContended, match="k=1"):
+    with pytest.raises(CommitConflict, match="k=1"):
         open_table(store, clock).rewrite_partition("k=1", TENFOLD)
     assert rows(other) == [(1, 5), (2, 1), (2, 2)]
     state = check_sound(clocked)
@@ -311,7 +311,7 @@ def test_a_crash_at_any_request_leaves_the_table_whole(fault: Fault) -> None:
         store.inject(fault, number=number)
         try:
             open_table(store, clock).rewrite_partition("k=1", TENFOLD)
-        except (Crash, CommitUncertain, StoreUnavailable):
+        except (Crash, CommitStateUnknown, StoreUnavailable):
             pass
         else:
             assert rows(other) == after

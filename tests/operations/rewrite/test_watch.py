@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import icedb.operations.rewrite.watch
 from icedb import MergeReport, Table
 from icedb.cli import app
-from icedb.errors import CommitUncertain, IceDBError, InvalidOption, StoreUnavailable, TableNotFound
+from icedb.errors import CommitStateUnknown, IceDBError, InvalidOption, StoreUnavailable, TableNotFound
 from icedb.operations.rewrite.watch import watch
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, check_sound, create_table
 from tests.support.watch_program import WatchProgram
@@ -97,7 +97,7 @@ def test_both_orders_have_their_turns_while_there_is_more(table: Table, monkeypa
 
 def test_trouble_is_waited_out_longer_and_longer_and_told(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     errors: list[IceDBError | None] = [
-        StoreUnavailable("no answer"), CommitUncertain("published or not"), *[StoreUnavailable("no answer")] * 4,
+        StoreUnavailable("no answer"), CommitStateUnknown("published or not"), *[StoreUnavailable("no answer")] * 4,
         None, StoreUnavailable("no answer"), None,
     ]  # fmt: skip
     merge = Table.merge
@@ -113,7 +113,7 @@ def test_trouble_is_waited_out_longer_and_longer_and_told(table: Table, monkeypa
     told = run(table, stop)
     assert [wait_ms for _, wait_ms in told.waits] == [5_000, 10_000, 20_000, 40_000, 60_000, 60_000, 5_000]
     assert stop.waits == [5, 10, 20, 40, 60, 60, 5, 5, 5]
-    assert told.waits[1][0] == "CommitUncertain"
+    assert told.waits[1][0] == "CommitStateUnknown"
     assert len(told.merges) == len(table.snapshot().parts) == 1
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from icedb import Commit, Table
 from icedb.errors import (
-    CommitUncertain,
+    CommitStateUnknown,
     EmptyBatch,
     InvalidBatch,
     InvalidOption,
@@ -418,7 +418,7 @@ def test_an_answer_that_is_lost_anywhere_loses_no_row(
         store.inject(fault, number=request.number)
         try:
             commit = act(table)
-        except (StoreUnavailable, CommitUncertain):
+        except (StoreUnavailable, CommitStateUnknown):
             assert there(world) in (BEFORE, (BEFORE[0], [3]), AFTER), request
             if txn is not None or there(world)[0] == BEFORE[0]:
                 act(world.table())

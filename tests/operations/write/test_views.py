@@ -19,15 +19,15 @@ import pytest
 
 from icedb import Commit, Table
 from icedb.errors import (
-    CommitUncertain,
+    CommitStateUnknown,
     InvalidOption,
     InvalidPartitionValue,
     InvalidQuery,
     SchemaConflict,
+    StaleView,
     StoreUnavailable,
     TableExists,
     TableNotFound,
-    ViewBehind,
 )
 from icedb.format.records import LogFile
 from icedb.format.table_spec import Aggregating, Dedup, Replacing, TableSpec, View, encode_spec
@@ -594,10 +594,10 @@ def test_an_answer_that_is_lost_anywhere_is_survived_or_says_what_to_do(
         store.inject(fault, number=request.number)
         try:
             act(table)
-        except (StoreUnavailable, CommitUncertain, ViewBehind) as error:
+        except (StoreUnavailable, CommitStateUnknown, StaleView) as error:
             check_nothing_is_shown_too_early(world)
             source, *_ = there(world)
-            if isinstance(error, ViewBehind):
+            if isinstance(error, StaleView):
                 assert source == all_of(ONE)[0], request
             if isinstance(error, StoreUnavailable) and txn is None:
                 assert source == all_of()[0], request  # it may be tried again
@@ -648,10 +648,10 @@ def test_a_source_that_is_refused_at_the_last_moment_leaves_no_part_of_a_view(wo
 # ------------------------------------------------------------------------------------------ behind
 
 
-def behind(world: Siblings, name: str, txn: tuple[str, int] | None) -> ViewBehind:
+def behind(world: Siblings, name: str, txn: tuple[str, int] | None) -> StaleView:
     table, store = world.actor()
     store.inject(Fault.FAIL, kind="create", key=f"{name}/_log/", times=1_000)
-    with pytest.raises(ViewBehind) as raised:
+    with pytest.raises(StaleView) as raised:
         insert(table, txn=txn)
     return raised.value
 
@@ -724,7 +724,7 @@ def test_a_view_whose_column_got_another_type_meanwhile_is_behind(world: Sibling
             world.table("typed").insert([{"fresh": "text"}])
 
     store.before = bring
-    with pytest.raises(ViewBehind, match="typed"):
+    with pytest.raises(StaleView, match="typed"):
         insert(table)
     assert there(world) == all_of(ONE), "the others are fed all the same"
     assert world.unnamed() == set()

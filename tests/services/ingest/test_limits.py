@@ -6,7 +6,7 @@ import pytest
 
 from icedb.services.ingest.config.settings import TenantLimits
 from icedb.services.ingest.events.rejections import Refusal
-from icedb.services.ingest.limits import Held, Rates, Waiting
+from icedb.services.ingest.limits import BodyMemoryBudget, Rates, Waiting
 
 
 class Clock:
@@ -73,7 +73,7 @@ def test_bytes_of_many_requests_at_once_are_spent_by_the_first() -> None:
 
 
 def test_bodies_in_memory_are_limited_and_given_back() -> None:
-    held = Held(100)
+    held = BodyMemoryBudget(100)
     with held.body() as take:
         take(60)
         with held.body() as another:

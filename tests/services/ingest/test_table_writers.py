@@ -14,8 +14,8 @@ from icedb import Table
 from icedb.errors import (
     AccessDenied,
     BufferFull,
-    CommitUncertain,
-    DamagedLog,
+    CommitStateUnknown,
+    CorruptLog,
     SchemaConflict,
     StoreUnavailable,
     TableNotFound,
@@ -62,9 +62,9 @@ def test_columns_that_another_program_declares_are_known_at_the_next_look(tmp_pa
     ("error", "told", "reached"),
     [
         (StoreUnavailable("s3://secret-place/events: no answer"), "does not answer", False),
-        (CommitUncertain("s3://secret-place/events: published or not"), "is not known", True),
+        (CommitStateUnknown("s3://secret-place/events: published or not"), "is not known", True),
         (AccessDenied("s3://secret-place/events: 403"), "its operator has to look", True),
-        (DamagedLog("s3://secret-place/events: torn", key="x"), "its operator has to look", True),
+        (CorruptLog("s3://secret-place/events: torn", key="x"), "its operator has to look", True),
         (
             SchemaConflict(
                 "s3://secret-place/events: 'a' is BIGINT in '_log/1_host-1-a.jsonl', DATE in '_log/2_host-2-b.jsonl'",

@@ -159,7 +159,7 @@ def _make_many(path: Path) -> None:
         (path / key).parent.mkdir(parents=True)
         os.link(path / first.key, path / key)
         markers.append(Marker(key, first.bytes, now_ms, rows=1))
-    append(handle, markers, {"n": "BIGINT"}, born_ms=now_ms)
+    append(handle, markers, {"n": "BIGINT"}, oldest_part_ms=now_ms)
 
 
 def _logged(world: World, seen: int, enough: Callable[[list[str]], bool]) -> list[str]:

@@ -17,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from icedb.errors import BucketNotFound, IceDBError, InvalidOption, SnapshotExpired, TableNotFound, TryAgain
+from icedb.errors import BucketNotFound, IceDBError, InvalidOption, RetryableError, SnapshotExpired, TableNotFound
 from icedb.format.keys import partition_of
 from icedb.format.records import Marker
-from icedb.format.replay import LogState, live_markers
+from icedb.format.replay import TableState, live_markers
 from icedb.services.proxy.catalog.bucket_view import View, VirtualObject
-from icedb.services.proxy.catalog.view_cache import Remembered
+from icedb.services.proxy.catalog.view_cache import ViewCache
 from icedb.services.proxy.config.tenants import Scope, VirtualBucket
 from icedb.services.proxy.s3.s3_errors import S3Error
 from icedb.storage.obstore_store import ObjectStore
@@ -31,7 +31,7 @@ from icedb.transaction.pin_objects import is_pinned
 from icedb.transaction.table_handle import Handle
 from icedb.transaction.time_bounds import check_readable_time
 from icedb.util.clock import Clock, SystemClock
-from icedb.util.lru_cache import Recent
+from icedb.util.lru_cache import LruCache
 
 __all__ = ["Observer", "Tables"]
 
@@ -64,7 +64,7 @@ class _Known:
     """What a look at a table's log told."""
 
     handle: Handle
-    state: LogState
+    state: TableState
     latest: View
     #: By the loop's clock, when the look began; and by the machine's, which goes on when the machine sleeps.
     read_at: float
@@ -87,13 +87,13 @@ class _OpenTable:
     #: Of the last look, if it failed: when it began, and the code of what was answered.
     failed: tuple[float, str] | None = None
     #: By snapshot and partitions of the scope: a listing of many pages comes back for it.
-    views: Remembered[tuple[str, tuple[str, ...]]] = field(default_factory=Remembered)
+    views: ViewCache[tuple[str, tuple[str, ...]]] = field(default_factory=ViewCache)
     #: Whole views by the times that somebody asked for, kept by the loop's clock.
-    at_time: Remembered[int] = field(default_factory=Remembered)
+    at_time: ViewCache[int] = field(default_factory=ViewCache)
     #: One look at a time asks the store for what the log alone does not tell.
     time_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: Times that cannot be read any more, and when that was found.
-    expired: Recent[int, float] = field(default_factory=lambda: Recent(EXPIRED_MAX))
+    expired: LruCache[int, float] = field(default_factory=lambda: LruCache(EXPIRED_MAX))
 
     def forget(self) -> None:
         """What is at the address may be another table by now."""
@@ -127,7 +127,7 @@ class Tables:
         self._clock = clock or SystemClock()
         self._observer = observer
         self._open_table = open_table or _open
-        self._tables: Recent[str, _OpenTable] = Recent(tables_open)
+        self._tables: LruCache[str, _OpenTable] = LruCache(tables_open)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="icedb-proxy")
 
     def close(self) -> None:
@@ -376,7 +376,7 @@ def _answer_for(error: Exception, address: str) -> S3Error:
 
 def _may_pass(error: Exception) -> bool:
     """Whether the table is still what it was, and can be shown again when the store, or who may read it, is back."""
-    return isinstance(error, TryAgain | OSError) and not isinstance(error, TableNotFound | BucketNotFound)
+    return isinstance(error, RetryableError | OSError) and not isinstance(error, TableNotFound | BucketNotFound)
 
 
 def _refusal(code: str) -> S3Error:

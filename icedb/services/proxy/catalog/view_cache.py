@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from icedb.services.proxy.catalog.bucket_view import View
 
-__all__ = ["ENTRIES_MAX", "KEYS_MAX", "Remembered"]
+__all__ = ["ENTRIES_MAX", "KEYS_MAX", "ViewCache"]
 
 #: Of all views together: two pointers for each key, so 64 MB. Views of one snapshot share their keys.
 KEYS_MAX = 4_000_000
@@ -16,7 +16,7 @@ ENTRIES_MAX = 4_096
 _Name = TypeVar("_Name")
 
 
-class Remembered(Generic[_Name]):
+class ViewCache(Generic[_Name]):
     """Views by name. When there are too many keys or names, those go that nobody asked for longest."""
 
     def __init__(self, *, keys_max: int = KEYS_MAX, entries_max: int = ENTRIES_MAX) -> None:

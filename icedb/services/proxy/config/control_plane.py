@@ -29,7 +29,7 @@ from icedb.services.proxy.config.settings import ControlPlaneSettings
 from icedb.services.proxy.config.tenant_documents import KEY_ID, Source, tenant_of
 from icedb.services.proxy.config.tenants import Found
 from icedb.services.proxy.s3.s3_errors import S3Error
-from icedb.util.lru_cache import Recent
+from icedb.util.lru_cache import LruCache
 
 __all__ = ["ControlPlane"]
 
@@ -66,9 +66,9 @@ class ControlPlane:
         self._source = Source(f"control plane {settings.url}", tables=settings.tables)
         # Apart: ids that somebody makes up must not push tenants out. What is too old for use stays: whoever asks for a
         # key that had an owner is less likely a stranger.
-        self._known: Recent[str, _Entry] = Recent(settings.entries)
+        self._known: LruCache[str, _Entry] = LruCache(settings.entries)
         #: Until when it is believed that nobody has them.
-        self._unknown: Recent[str, float] = Recent(settings.entries)
+        self._unknown: LruCache[str, float] = LruCache(settings.entries)
         self._known_turns = asyncio.Semaphore(KNOWN_AT_A_TIME)
         self._strangers_turns = asyncio.Semaphore(STRANGERS_AT_A_TIME)
         #: Whom it is asked for, or will be when it is their turn.

@@ -6,7 +6,7 @@ has not come it is neither replaced nor forgotten, and a program of v3 may go on
 
 from __future__ import annotations
 
-from icedb.errors import DamagedLog
+from icedb.errors import CorruptLog
 from icedb.format.records import LogFile
 from icedb.testing.simulation.scenes.scene import USUAL, Scene
 from icedb.testing.simulation.scenes.v3_writers import put_v3_batch
@@ -60,7 +60,7 @@ class Clocks(Scene):
         self._wrong.add(act.process.name)
         try:
             OPERATIONS[task.choose(_WITH_WRONG_CLOCK)].run(task)
-        except DamagedLog:  # to a sweep whose clock is far ahead, the parts of the first commit are old orphans
+        except CorruptLog:  # to a sweep whose clock is far ahead, the parts of the first commit are old orphans
             if any(landing.added for landing in world.truth.landings.values()):
                 raise
 

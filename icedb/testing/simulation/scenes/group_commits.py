@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from icedb.buffering.committing import Committer
 from icedb.buffering.ids import Ids
 from icedb.buffering.submissions import Submission
-from icedb.errors import CommitUncertain, InvalidBatch
+from icedb.errors import CommitStateUnknown, InvalidBatch
 from icedb.format.records import Marker
 from icedb.testing.simulation.scenes.scene import Scene
 from icedb.testing.simulation.world.operation_run import Task
@@ -139,7 +139,7 @@ class GroupCommits(Scene):
                 self._acknowledge(world, request)
                 continue
             request.is_failed = True
-            request.is_uncertain = isinstance(error, CommitUncertain)
+            request.is_uncertain = isinstance(error, CommitStateUnknown)
             if isinstance(error, InvalidBatch) and not request.is_bad:
                 raise Violation(f"a submission was refused for another's fault: {request}")
             if request.is_bad and request in self._waiting:

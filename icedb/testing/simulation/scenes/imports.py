@@ -17,7 +17,7 @@ from icedb.operations.importing.copy_files import Copying
 from icedb.operations.importing.import_files import ImportReport, import_files
 from icedb.operations.importing.inspect_files import Examining, ReadingFooters
 from icedb.operations.importing.parquet_footer import Examined, Footer
-from icedb.operations.rewrite.engine import Item, Means, Result, Work
+from icedb.operations.rewrite.engine import DistributedTask, Item, ResourceLimits, Result
 from icedb.testing.simulation.scenes.scene import USUAL, Scene
 from icedb.testing.simulation.world.operation_run import Task
 from icedb.testing.simulation.world.operations import Operation
@@ -89,7 +89,7 @@ class Imports(Scene):
 class _PlainEngine:
     """Reads plain files for Parquet, one after the other; copies them as the library does."""
 
-    def run(self, handle: Handle, work: Work[Item, Result], items: Sequence[Item]) -> list[Result]:
+    def run(self, handle: Handle, work: DistributedTask[Item, Result], items: Sequence[Item]) -> list[Result]:
         """See Engine."""
         results: list[object] = []
         match work:
@@ -99,5 +99,5 @@ class _PlainEngine:
             case Examining():
                 results += [Examined(msgspec.UNSET, ((),), None) for _ in items]
             case Copying():
-                results += work.do(handle, items, Means()) if items else []  # type: ignore[arg-type]
+                results += work.do(handle, items, ResourceLimits()) if items else []  # type: ignore[arg-type]
         return results  # type: ignore[return-value]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from icedb.errors import DamagedLog, ViewBehind
+from icedb.errors import CorruptLog, StaleView
 from icedb.format.records import LogFile
 from icedb.format.table_spec import TableSpec, View, encode_spec
 from icedb.operations.retention.cleanup import cleanup
@@ -101,7 +101,7 @@ class Views(Scene):
                 self._source.part_landed(key, body, now_ms=world.clock.now_ms())
             elif key.startswith(_SOURCE.keys.log_prefix):
                 self._source.log_landed(key, body, step=world.step, now_ms=world.clock.now_ms())
-        except (Violation, DamagedLog) as violation:
+        except (Violation, CorruptLog) as violation:
             world.violate(f"source: {violation}")
 
     def _note_deletion(self, key: str) -> None:
@@ -135,7 +135,7 @@ class Views(Scene):
         self._inserting.append(task.act)
         try:
             insert(self._of(task.act.process), rows, txn=txn)
-        except ViewBehind:
+        except StaleView:
             self._must_have(self._source, rows, "the source")
             return False
         finally:

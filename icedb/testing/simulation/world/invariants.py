@@ -13,7 +13,7 @@ from dataclasses import replace
 from icedb.errors import IceDBError
 from icedb.format.codec import decode
 from icedb.format.records import LogFile, Marker
-from icedb.format.replay import LogState, StoredLogFile, live_to_v3_readers, replay
+from icedb.format.replay import StoredLogFile, TableState, live_to_v3_readers, replay
 from icedb.storage.location import Location
 from icedb.testing.simulation.world.setting import TIMING
 from icedb.testing.simulation.world.simulated_store import SimulatedStore
@@ -35,7 +35,7 @@ class Checker:
         #: Parts that programs of v3 may go on to see when they are dead: a log file from a clock far ahead names them.
         self.seen_by_v3: set[str] = set()
 
-    def state(self) -> LogState:
+    def state(self) -> TableState:
         """The table's state at this moment. Raises Violation when the log contradicts itself."""
         keys = self._location.keys
         files = []
@@ -50,7 +50,7 @@ class Checker:
         except IceDBError as error:
             raise Violation(f"the log cannot be replayed: {error}") from error
 
-    def check(self, where: str, *, times_ms: Iterable[int]) -> LogState:
+    def check(self, where: str, *, times_ms: Iterable[int]) -> TableState:
         """Latest rows, rows at some times, pinned times, schema, and what v3 programs see. Raises Violation."""
         state = self.state()
         live = {m.key for m in state.live}
@@ -73,7 +73,7 @@ class Checker:
             self._check_time(f"{where}: pin {name}", state, at_ms, pinned=True)
         return state
 
-    def _check_time(self, where: str, state: LogState, at_ms: int, *, pinned: bool) -> None:
+    def _check_time(self, where: str, state: TableState, at_ms: int, *, pinned: bool) -> None:
         markers = [
             m
             for m in state.parts.values()

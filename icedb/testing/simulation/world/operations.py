@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from icedb.errors import CommitUncertain, DamagedLog, FixInput, SchemaConflict, SnapshotExpired, TryAgain
+from icedb.errors import (
+    CommitStateUnknown,
+    CorruptLog,
+    InvalidRequestError,
+    RetryableError,
+    SchemaConflict,
+    SnapshotExpired,
+)
 from icedb.format.change_feed import Limits
 from icedb.format.replay import live_markers
 from icedb.operations.commits.alter import alter
@@ -20,7 +27,7 @@ from icedb.operations.commits.drop_partitions import drop_partitions
 from icedb.operations.commits.publish import publish_append, publish_overwrite
 from icedb.operations.retention.cleanup import cleanup
 from icedb.operations.retention.merge_log import merge_log
-from icedb.operations.retention.orphans import sweep_orphans
+from icedb.operations.retention.orphans import delete_orphans
 from icedb.operations.retention.pins import pin, unpin
 from icedb.operations.retention.restore import restore
 from icedb.operations.rewrite.delete import delete
@@ -43,7 +50,7 @@ APPLICATIONS = ("stream", "job")
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A kind of operation. `refuses`: its TryAgain and FixInput errors say that nothing happened."""
+    """A kind of operation. `refuses`: its RetryableError and InvalidRequestError errors say that nothing happened."""
 
     name: str
     run: Callable[[Task], None]
@@ -59,7 +66,7 @@ class Operation:
             alone, spawned = act.process.busy == 1, act.process.spawned
             try:
                 self.run(task)
-            except (TryAgain, FixInput) as error:
+            except (RetryableError, InvalidRequestError) as error:
                 if self.refuses:
                     alone = alone and act.process.spawned == spawned and world.rng.random() < 0.5
                     act.process.retired |= alone
@@ -69,9 +76,9 @@ class Operation:
                     refusals.append(Refusal(act.name, type(error).__name__, parts, writer, *since))
                 world.say(act.name, f"raised {type(error).__name__}: {error}")
                 return type(error).__name__
-            except CommitUncertain as error:
-                world.say(act.name, f"raised CommitUncertain: {error}")
-                return "CommitUncertain"
+            except CommitStateUnknown as error:
+                world.say(act.name, f"raised CommitStateUnknown: {error}")
+                return "CommitStateUnknown"
             return "done"
 
         return run
@@ -184,8 +191,8 @@ def _sweep(task: Task) -> None:
     """Sweep orphans. A table without commits may have lost its log, so its old parts stay."""
     before = len(task.world.truth.landings)
     try:
-        sweep_orphans(task.handle)
-    except DamagedLog:
+        delete_orphans(task.handle)
+    except CorruptLog:
         if before:
             raise
 

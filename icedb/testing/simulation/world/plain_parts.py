@@ -20,7 +20,7 @@ import duckdb
 from icedb.buffering import committing, ids
 from icedb.errors import InvalidBatch, InvariantViolated, MissingPart, SnapshotExpired
 from icedb.format.records import Marker
-from icedb.format.replay import LogState
+from icedb.format.replay import TableState
 from icedb.operations.importing import inspect_files
 from icedb.operations.integrity import repair_types, verify
 from icedb.operations.integrity.cast_parts import Miscast
@@ -94,14 +94,14 @@ def write_rows(handle: Handle, by_partition: Mapping[str, Iterable[int]], schema
     if not handle.known_schema:
         handle.read()
     check_columns(schema, handle.known_schema, table=handle.table)
-    born_ms = handle.clock.now_ms()
+    oldest_part_ms = handle.clock.now_ms()
     keys = {partition: handle.keys.part(partition, handle.clock.new_id()) for partition in by_partition}
     try:
         markers = tuple(put_rows(handle, keys[p], rows, schema) for p, rows in by_partition.items())
     except BaseException:
         discard(handle.store, list(keys.values()))
         raise
-    return WrittenParts(dict(schema), markers, born_ms)
+    return WrittenParts(dict(schema), markers, oldest_part_ms)
 
 
 def read_rows(handle: Handle, keys: Iterable[str], *, as_of_ms: int | None = None) -> list[int]:
@@ -227,7 +227,7 @@ def plain_view(handle: Handle, *_: object) -> Handle:
     return view
 
 
-def plain_refresh(handle: Handle, target: Handle, _view: object, state: LogState, _memory_bytes: int) -> WrittenParts:
+def plain_refresh(handle: Handle, target: Handle, _view: object, state: TableState, _memory_bytes: int) -> WrittenParts:
     """As `icedb.operations.write.views._write_all`."""
     rows: dict[str, list[int]] = {}
     for marker in state.live:

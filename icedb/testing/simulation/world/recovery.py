@@ -14,7 +14,7 @@ from icedb.operations.commits.publish import publish_append
 from icedb.operations.integrity.verify import verify
 from icedb.operations.retention.cleanup import cleanup
 from icedb.operations.retention.merge_log import merge_log
-from icedb.operations.retention.orphans import sweep_orphans
+from icedb.operations.retention.orphans import delete_orphans
 from icedb.operations.retention.pins import unpin
 from icedb.operations.rewrite.merge import merge
 from icedb.testing.simulation.world.operation_run import Refusal, Transactions
@@ -52,7 +52,7 @@ def recover(world: World, transactions: Transactions, refusals: Sequence[Refusal
         healthy(world, "merge log", merge_log)
     world.clock.advance(TIMING.min_age_ms + TIMING.max_skew_ms + 1)
     healthy(world, "cleanup", cleanup)
-    healthy(world, "sweep", sweep_orphans)
+    healthy(world, "sweep", delete_orphans)
     healthy(world, "verify", _verify)
     _check_nothing_left(world)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from icedb.errors import DamagedLog
+from icedb.errors import CorruptLog
 from icedb.format.codec import decode
 from icedb.format.records import LogFile
 from icedb.format.table_spec import TableSpec, encode_spec
@@ -252,7 +252,7 @@ class World:
                     watch(decode(body, key, keys), self.truth.landings[key])
                 self.say("store", f"has {self.describe(key, body)}")
                 self.check(f"after '{key}' landed")
-        except (Violation, DamagedLog) as violation:
+        except (Violation, CorruptLog) as violation:
             self.violate(str(violation))
 
     def describe(self, key: str, body: bytes) -> str:

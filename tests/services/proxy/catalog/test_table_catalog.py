@@ -16,7 +16,7 @@ from icedb.format.records import Marker
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.services.proxy.catalog.bucket_view import View
 from icedb.services.proxy.catalog.table_catalog import AHEAD_MS_MAX, KNOWN_SECONDS
-from icedb.services.proxy.catalog.view_cache import Remembered
+from icedb.services.proxy.catalog.view_cache import ViewCache
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.services.proxy.s3.s3_errors import S3Error
 from icedb.testing import Request
@@ -525,7 +525,7 @@ def test_no_more_views_are_remembered_than_allowed() -> None:
     def view(snapshot: int, keys: int) -> View:
         return View(snapshot, str(snapshot), "", [str(n) for n in range(keys)], [])
 
-    remembered = Remembered[int](keys_max=100, entries_max=5)
+    remembered = ViewCache[int](keys_max=100, entries_max=5)
     for n in range(10):
         remembered.keep(n, view(n, 30), at=n)
     assert [remembered.get(n) is not None for n in range(10)] == [False] * 7 + [True] * 3
