@@ -1,22 +1,22 @@
-"""Every error that IceDB raises, in one tree, grouped by what a handler would do about it.
+"""Every error that IceDB raises, in one tree, grouped by what a caller does about it.
 
     IceDBError
-    ├── RetryableError                 nothing is wrong with the input: the same call may succeed later
+    ├── RetryableError           the input is valid: the same call may succeed later
     │   ├── StoreUnavailable         the object store did not answer                       (ConnectionError)
-    │   ├── InconsistentListing              the log changed faster than it could be listed        (TimeoutError)
-    │   ├── CommitConflict          other exclusive commits always came first             (TimeoutError)
-    │   ├── CommitTimedOut       the parts or the claim are too old to be published    (TimeoutError)
+    │   ├── InconsistentListing      the log changed faster than it could be listed        (TimeoutError)
+    │   ├── CommitConflict           other exclusive commits came first at each attempt    (TimeoutError)
+    │   ├── CommitTimedOut           the parts or the claim are too old to be published    (TimeoutError)
     │   ├── BufferFull               a BufferedWriter has no room, or has not flushed yet  (TimeoutError)
     │   └── SparkJobFailed           Spark did not finish the tasks of a job               (RuntimeError)
-    ├── OutcomeUnknownError                whether it happened is not known: to repeat it could do it twice
-    │   ├── CommitStateUnknown          published or not: only the table can tell             (RuntimeError)
-    │   └── StaleView               the rows are committed, and a view of the table lacks them (RuntimeError)
-    ├── InvalidRequestError                 the caller must change something
+    ├── OutcomeUnknownError      the call may or may not have succeeded: check before retrying
+    │   ├── CommitStateUnknown       the commit may or may not be in the log               (RuntimeError)
+    │   └── StaleView                the rows are committed, and a view of the table lacks them (RuntimeError)
+    ├── InvalidRequestError      the caller must change the call or its environment
     │   ├── InvalidURI               no table can be at that address                       (ValueError)
     │   ├── InvalidOption            an unknown or contradictory option                    (ValueError)
     │   │   └── InvalidArgument          an argument of another type than its parameter       (TypeError)
     │   ├── InvalidBatch             the rows cannot become a table                        (ValueError)
-    │   │   ├── EmptyBatch               there is nothing to put in the place of what is there
+    │   │   ├── EmptyBatch               an overwrite without rows
     │   │   ├── TooManyColumns           the table would have more columns than it may
     │   │   └── TooManyPartitions        the rows lie in more partitions than they may
     │   ├── InvalidQuery             SQL that is not one query over the rows it is given   (ValueError)
@@ -30,28 +30,29 @@
     │   ├── TableNotFound                                                                  (FileNotFoundError)
     │   ├── BucketNotFound                                                                 (FileNotFoundError)
     │   ├── AccessDenied             wrong or insufficient credentials                     (PermissionError)
-    │   ├── UnsupportedStore         the store overwrites where it must refuse             (RuntimeError)
+    │   ├── UnsupportedStore         the store overwrites objects that exist               (RuntimeError)
     │   ├── ClockSkew                this machine's clock is too far from the store's      (RuntimeError)
     │   ├── SnapshotExpired          that time can no longer be read                       (LookupError)
-    │   ├── StaleCheckpoint         the table is ahead of a stream's checkpoint           (RuntimeError)
+    │   ├── StaleCheckpoint          the table is ahead of a stream's checkpoint           (RuntimeError)
     │   ├── GraceTooShort            cleanup could delete what a reader still needs        (ValueError)
     │   ├── JavaNotFound             Spark has no Java to run on                           (RuntimeError)
-    │   ├── MissingExtra             a package that is an extra of ours is not installed   (ImportError)
-    │   ├── StackError               the local Postgres, daemon or web server              (RuntimeError)
+    │   ├── MissingExtra             an optional dependency is not installed               (ImportError)
+    │   ├── StackError               the local Postgres, daemon or web server failed       (RuntimeError)
     │   ├── PoolNotExclusive         the Dagster pool does not hold one run at a time      (RuntimeError)
     │   └── WriterClosed             a BufferedWriter was closed, or is another process's  (ValueError)
-    └── Damaged                  the store holds something that must not be there, or lacks something
-        ├── CorruptLog               a log file that cannot be read as one                 (ValueError)
+    └── CorruptionError          the store has an object that must not exist, or lacks one
+        ├── CorruptLog               a log file cannot be decoded                          (ValueError)
         ├── MissingPart              a live part without its object                        (FileNotFoundError)
         ├── SymbolicLink             a link inside a table's folder                        (OSError)
-        ├── UncoordinatedMaintenance       another program made or removed epochs of our log     (RuntimeError)
-        └── InvariantViolated        a check before or after a write failed: our bug       (AssertionError)
+        ├── UncoordinatedMaintenance another program made or removed epochs of this log    (RuntimeError)
+        └── InvariantViolated        a check before or after a write failed: a bug in IceDB (AssertionError)
 
-Each also subclasses the builtin it resembles. A message names the table, the object and what to do next; credentials
-never appear in one: errors of client libraries are rephrased, not chained.
+Each error also subclasses the builtin in parentheses. A message names the table, the object and the next step. It never
+contains credentials: errors of client libraries are rephrased, not chained.
 
-Three kinds of errors are not of the tree: Python's TypeError for a call with a missing or unknown parameter; an OSError
-with an `errno`, of the machine itself (a full disk); and what a function of the caller raises (`on_part`).
+Three kinds of errors are outside of the tree: Python's TypeError for a call with a missing or unknown parameter; an
+OSError with an `errno`, of the machine itself (a full disk); and errors that a function of the caller raises
+(`on_part`).
 """
 
 from __future__ import annotations
@@ -60,48 +61,48 @@ __all__ = [
     "AccessDenied",
     "BucketNotFound",
     "BufferFull",
-    "StaleCheckpoint",
     "ClockSkew",
     "CommitConflict",
     "CommitStateUnknown",
-    "CorruptionError",
+    "CommitTimedOut",
     "CorruptLog",
+    "CorruptionError",
     "EmptyBatch",
-    "InvalidRequestError",
-    "UncoordinatedMaintenance",
     "GraceTooShort",
     "IceDBError",
+    "InconsistentListing",
     "InvalidArgument",
     "InvalidBatch",
     "InvalidOption",
     "InvalidPartitionExpression",
     "InvalidPartitionValue",
     "InvalidQuery",
+    "InvalidRequestError",
     "InvalidURI",
     "InvariantViolated",
     "JavaNotFound",
-    "OutcomeUnknownError",
     "MissingExtra",
     "MissingPart",
+    "OutcomeUnknownError",
     "PinExists",
     "PoolNotExclusive",
-    "CommitTimedOut",
+    "RetryableError",
     "SchemaConflict",
     "SnapshotExpired",
     "SparkJobFailed",
     "StackError",
+    "StaleCheckpoint",
+    "StaleView",
     "StoreUnavailable",
     "SymbolicLink",
     "TableExists",
     "TableNotFound",
     "TooManyColumns",
     "TooManyPartitions",
-    "InconsistentListing",
-    "RetryableError",
+    "UncoordinatedMaintenance",
     "UnknownColumn",
     "UnsupportedStore",
     "UnsupportedType",
-    "StaleView",
     "WriterClosed",
 ]
 

@@ -458,8 +458,8 @@ class Table:
         A cursor misses nothing: it knows what was seen of the last minutes, in which a commit with an earlier time may
         still appear. Two times do not. Rows that were deleted or replaced after they came are given as they came.
 
-        Raises InvalidOption; SnapshotExpired when cleanup has forgotten some of it; UncoordinatedMaintenance when a program
-        of IceDB v3 merged meanwhile; CorruptLog and the store's errors.
+        Raises InvalidOption; SnapshotExpired when cleanup has forgotten some of it; UncoordinatedMaintenance when a
+        program of IceDB v3 merged meanwhile; CorruptLog and the store's errors.
         """
         return take_changes(
             self._handle,
@@ -531,8 +531,8 @@ class Table:
         `icedb.spark.SparkEngine`. The commit is one all the same. `dry_run`: only say what there is to merge. To
         merge for a limited time, see `icedb.operations.rewrite.merge_loop`.
 
-        Raises InvalidOption, MissingPart, CommitConflict, CommitStateUnknown, the store's and the engine's errors; with a
-        merge query also InvalidQuery, InvalidBatch, SchemaConflict and UnsupportedType.
+        Raises InvalidOption, MissingPart, CommitConflict, CommitStateUnknown, the store's and the engine's errors; with
+        a merge query also InvalidQuery, InvalidBatch, SchemaConflict and UnsupportedType.
         """
         if engine is not None and memory_bytes is not None:
             raise InvalidOption(
@@ -652,8 +652,8 @@ class Table:
 
         A predicate names a partition column, or is `true`: all partitions. A path without live parts is refused,
         unless `missing_ok`. Readers of older snapshots keep reading until `cleanup`. A predicate never takes parts of a
-        partitioning before the last `alter` (`older_parts` in the report): `delete` does. Raises InvalidRequestError errors and
-        the store's.
+        partitioning before the last `alter` (`older_parts` in the report): `delete` does. Raises InvalidRequestError
+        errors and the store's.
         """
         return drop_partitions(self._handle, partitions, missing_ok=missing_ok, dry_run=dry_run)
 

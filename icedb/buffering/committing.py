@@ -275,7 +275,7 @@ class Committer:
         return self._ids is not None and all(map(self._ids.all_have_ids, group))
 
     def _set_aside(self, quarantine: Handle, misfits: WrittenParts, commit: Commit) -> None:
-        """Raises CommitStateUnknown when the rows that fit are committed, and those that do not could not be set aside."""
+        """Commit rejected rows to the quarantine. Raises CommitStateUnknown if only the other rows are committed."""
         try:
             self._publish(quarantine, misfits, None)
         except IceDBError as error:

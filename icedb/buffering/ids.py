@@ -2,9 +2,9 @@
 
 Every commit with ids is an exactly-once append of one application, and its sequence is one more than the last that the
 log records. So commits with ids form a line: who tries the next sequence has read all before it, and knows their ids.
-When two try the same, the claim of the first decides (`icedb.transaction.idempotent_append`); the other reads what came, and tries the
-next with the rows that are still new. The table itself says which ids there are, so nothing can tell otherwise after a
-crash: at the start they are read from the parts that were committed within the window.
+When two try the same, the claim of the first decides (`icedb.transaction.idempotent_append`); the other reads what
+came, and tries the next with the rows that are still new. The table itself says which ids there are, so nothing can
+tell otherwise after a crash: at the start they are read from the parts that were committed within the window.
 
 Digests of 16 bytes are kept, in DuckDB, in segments by time: what is too old goes a segment at a time.
 """

@@ -6,19 +6,19 @@ shows that first on a terminal, and asks, unless `--yes`.
 """
 
 try:
-    from icedb.cli.base.application import app
-    from icedb.cli.commands import (  # noqa: F401  they bring the verbs, in the order of the help
-        change,
-        export,
-        history,
-        ingest,
+    from icedb.cli.commands import (  # noqa: F401, I001  they bring the verbs, in the order of the help
         inspect,
-        listing,
-        maintain,
-        proxy,
         query,
+        listing,
+        history,
         write,
+        export,
+        change,
+        maintain,
+        ingest,
+        proxy,
     )
+    from icedb.cli.base.application import app
 except ImportError as error:
     if error.name is None or error.name.partition(".")[0] not in ("typer", "rich"):
         raise

@@ -105,7 +105,8 @@ def decode_cursor(text: str, *, table: str) -> Cursor:
 def between(state: TableState, keys: Keys, start: Cursor, end: Cursor) -> list[Marker]:
     """What is consumed at `end` and not at `start`, in the order of the feed.
 
-    Raises SnapshotExpired when cleanup forgot some of it, UncoordinatedMaintenance when the log does not tell what is new.
+    Raises SnapshotExpired when cleanup forgot some of it, UncoordinatedMaintenance when the log does not tell what is
+    new.
     """
     if start == BEGINNING:
         start = msgspec.structs.replace(end, snapshot="")

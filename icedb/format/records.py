@@ -150,7 +150,8 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     line_count: Positive | None = None
     #: When a program of v3 tombstoned parts for the last time, in the log files that this one replaces; 0: never.
     foreign_ms: TimeMs = 0
-    #: The table's spec since this commit or an earlier one that it replaces, still encoded; see `icedb.format.table_spec`.
+    #: The table's spec since this commit or an earlier one that it replaces, still encoded; see
+    #: `icedb.format.table_spec`.
     spec: Encoded = msgspec.UNSET
     #: When the columns of the schema came, but for those of `column_ms`; None: at `t_ms`, see `format.column_times`.
     schema_ms: int | None = None

@@ -1,7 +1,7 @@
 """A table's spec: how its rows are partitioned, sorted and stored. It lies in `_table.json`.
 
-The spec of a table that v3 programs made is in their source code, not in the store: `icedb.transaction.open_table` tells what its
-paths say of it.
+The spec of a table that v3 programs made is in their source code, not in the store: `icedb.transaction.open_table`
+tells what its paths say of it.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class _Bounds:
     unknown: str
 
 
-def health_of(
+def condition_of(
     con: duckdb.DuckDBPyConnection, tree: Node, columns: Mapping[str, str], path_columns: Mapping[str, str]
 ) -> Condition:
     """The condition for a predicate's syntax tree over columns and path columns (DuckDB types, no name in both).

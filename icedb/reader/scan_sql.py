@@ -30,7 +30,8 @@ from icedb.sql.partition_expressions import PartitionExpression
 from icedb.sql.types import typed_nothing
 from icedb.transaction.table_handle import Handle, Part
 
-__all__ = ["FILE_COLUMN", "translate_read_error", "partition_value", "query_error", "read_as", "read_parquet", "relation", "scan",
+__all__ = ["FILE_COLUMN", "translate_read_error", "partition_value", "query_error", "read_as", "read_parquet",
+"relation", "scan",
            "visible_partitions"]  # fmt: skip
 
 ACCESS_REFUSED = frozenset((401, 403))

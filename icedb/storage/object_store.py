@@ -1,7 +1,8 @@
 """What a table needs of an object store, whichever it is: a few requests, and what their answers mean.
 
-Stores of the library (`icedb.storage.obstore_store`, `icedb.storage.split_store`) and those for tests (`icedb.testing`) keep these promises, and
-one suite of tests holds them to it. An object is created once, whole, and deleted once; nothing is ever replaced.
+Stores of the library (`icedb.storage.obstore_store`, `icedb.storage.split_store`) and those for tests (`icedb.testing`)
+keep these promises, and one suite of tests holds them to it. An object is created once, whole, and deleted once;
+nothing is ever replaced.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Publish log files: the only point at which anything becomes visible.
 
 A *plain append* is parts first, then one create-only put; it needs no lock, no listing, and reads nothing. What
-tombstones, or brings a column, goes through `icedb.transaction.exclusive`. Both settle a put that was not answered by reading
-the key back, refuse to publish parts that are too old, and report the same `Commit`.
+tombstones, or brings a column, goes through `icedb.transaction.exclusive`. Both settle a put that was not answered by
+reading the key back, refuse to publish parts that are too old, and report the same `Commit`.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ def _adopt(handle: Handle) -> Handle:
             raise CorruptLog(
                 f"{handle.table}: '{handle.keys.spec}' is missing, and neither a log nor a spec says what the files "
                 f"below '_data/' are ('{parts[0].key}'). If this table has a log_uri, restore '_table.json' from a "
-                "backup: it says where the log is. If the files are of another program, Table.create_from_files makes a table of "
-                "them.",
+                "backup: it says where the log is. If the files are of another program, make a table of them with "
+                "Table.create_from_files.",
                 key=handle.keys.spec,
             )
         raise TableNotFound(
@@ -226,7 +226,8 @@ def _refuse_leftovers(handle: Handle, *, over_files: bool) -> None:
             raise TableExists(
                 f"{handle.table}: {what} are there already ('{found[0]}'), and '{keys.spec}' is missing: they belong "
                 "to a table whose '_table.json' was lost, or to another program. Restore '_table.json' from a backup, "
-                "or choose another address. To create a table over Parquet files below '_data/', use Table.create_from_files."
+                "or choose another address. To create a table over Parquet files below '_data/', use "
+                "Table.create_from_files."
             )
 
 

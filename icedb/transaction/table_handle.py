@@ -159,7 +159,7 @@ class Handle:
         return timing_at(times.timing, times.earlier_timing, self.clock.now_ms())
 
     def part_timeout_ms(self, oldest_part_ms: int) -> int:
-        """The age up to which a part that was written at `oldest_part_ms` may be published; see `options.part_timeout_at`."""
+        """Return the age up to which a part from `oldest_part_ms` may be published; see `timing.part_timeout_at`."""
         times = self._times or TableSpec()
         return part_timeout_at(times.timing, times.earlier_timing, oldest_part_ms)
 

@@ -1,8 +1,8 @@
 """The log as programs of IceDB v3 know it: the same names and behaviour, over this library's own log.
 
 `IceLogIO` reads, lists and appends log files, `S3Client` says where they are, and the records say what is in them.
-Nothing is listed, replayed or encoded in a second way: these are other clothes for `icedb.transaction.log_reader`, `icedb.format`
-and `icedb.transaction.append`. New programs use `icedb.Table`.
+Nothing is listed, replayed or encoded in a second way: these are other clothes for `icedb.transaction.log_reader`,
+`icedb.format` and `icedb.transaction.append`. New programs use `icedb.Table`.
 """
 
 from __future__ import annotations

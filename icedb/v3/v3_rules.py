@@ -155,7 +155,7 @@ def _parts_of_text(handle: Handle, state: TableState, text: str) -> RewriteOfTex
 
 
 def drop_paths(handle: Handle, paths: Iterable[str]) -> Commit:
-    """Tombstone the live parts in exactly these paths. Raises CommitConflict, CommitStateUnknown, the store's errors."""
+    """Tombstone the live parts in these paths. Raises CommitConflict, CommitStateUnknown, the store's errors."""
     prefix, chosen = handle.keys.data_prefix, frozenset(paths)
     return commit_exclusive(
         handle, Replace(lambda now: [m.key for m in now.live if partition_of(prefix, m.key) in chosen])

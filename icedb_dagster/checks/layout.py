@@ -9,7 +9,7 @@ import dagster as dg
 
 import icedb
 from icedb.operations.health.size_chart import PartSizes
-from icedb.operations.health.table_health import PartitionCondition
+from icedb.operations.health.table_health import PartitionHealth
 from icedb.operations.integrity.verify import VerifyReport
 from icedb.util.durations import duration_text
 from icedb_dagster.checks.look import Look, Verdict, counted
@@ -78,11 +78,11 @@ def check_small_parts(look: Look, settings: SmallPartsCheck) -> Verdict:
     return Verdict(True, f"{told}, and no partition has too many of them.", metadata)
 
 
-def _threshold(look: Look, partition: PartitionCondition) -> int:
+def _threshold(look: Look, partition: PartitionHealth) -> int:
     return look.thresholds.hot_parts if partition.hot else look.thresholds.cold_parts
 
 
-def _partition(partition: PartitionCondition) -> str:
+def _partition(partition: PartitionHealth) -> str:
     return f"the partition '{partition.path}'" if partition.path else "the table"
 
 

@@ -46,7 +46,7 @@ class Look:
 
     @cached_property
     def health(self) -> TableHealth:
-        """What the log tells of the table. Raises CorruptLog, SchemaConflict, InconsistentListing, the store's errors."""
+        """The table's health. Raises CorruptLog, SchemaConflict, InconsistentListing and the store's errors."""
         return examine(self.table.handle, self.thresholds)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The places of `icedb_dagster.compute.spark_places` and `icedb_dagster.compute.emr` by name, configured by a file and by words."""
+"""The places where Spark programs run, by name, with their configuration from a file and from command-line words."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The command `icedb-dagster`: a project's local stack, its locks, its health, and Spark programs.
 
-A thin shell around `icedb_dagster.dev.stack`, `doctor`, `pools`, `project` and `places`. Progress and errors go to standard
-error, results to standard output; an error is one readable line, with the end of the log it came from below, and exit
-status 1 (2 of `doctor`, where 1 means that it found a problem).
+A thin shell around `icedb_dagster.dev.stack`, `doctor`, `pools`, `project` and `places`. Progress and errors go to
+standard error, results to standard output; an error is one readable line, with the end of the log it came from below,
+and exit status 1 (2 of `doctor`, where 1 means that it found a problem).
 """
 
 import os

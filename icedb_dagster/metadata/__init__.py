@@ -1,1 +1,1 @@
-"""What Dagster's UI shows of a table: figures, previews, charts and the progress of Spark. Begin with `table_metadata`."""
+"""Metadata of a table in Dagster's UI: figures, previews, charts, progress of Spark. Begin with `table_metadata`."""

@@ -7,7 +7,8 @@ A partition of the table belongs to a Dagster partition by the value of its part
     VARCHAR                     the partition key itself, or a date or time that lies within the window
     integers                    the key as a number
 
-Keys that are no times are compared as text. Windows of time, and the hours that come twice: `icedb_dagster.partitioning.time_windows`.
+Keys that are no times are compared as text. Windows of time, and the hours that come twice:
+`icedb_dagster.partitioning.time_windows`.
 
 Nothing here touches a table or reads a clock. What cannot be mapped is an error: a predicate that is missing would
 stand for the whole table.

@@ -53,8 +53,8 @@ def take(handle: Handle, begin: Position, *, settle_ms: int, commits_max: int) -
     """The commits after `begin` that are at least `settle_ms` old, the oldest first.
 
     The log is read afresh, one LIST for each thousand log files that are stored: that a table was deleted and made
-    anew is noticed. Raises SnapshotExpired; UncoordinatedMaintenance, with a time when a program of v3 hides what is new; and
-    what `LogReader.read` raises.
+    anew is noticed. Raises SnapshotExpired; UncoordinatedMaintenance, with a time when a program of v3 hides what is
+    new; and what `LogReader.read` raises.
     """
     now_ms = handle.clock.now_ms()  # before the log is read
     state, start = handle.read(fresh=True), begin.changes

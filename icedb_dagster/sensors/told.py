@@ -1,8 +1,8 @@
 """Which commits Dagster knows already: by a step of its own, or by an earlier try of a tick.
 
 An event that tells of a commit says in its metadata when it was made, and what the first of its parts is, see
-`icedb_dagster.metadata.table_metadata.commit_metadata`; a step of somebody's own may say the time alone. A commit to several
-partitions of an asset is told by as many events.
+`icedb_dagster.metadata.table_metadata.commit_metadata`; a step of somebody's own may say the time alone. A commit to
+several partitions of an asset is told by as many events.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from icedb import Table, TableHealth, Thresholds
 from icedb.cli.render.health_page import print_info
 from icedb.cli.render.output import time_text
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
-from icedb.operations.health.table_health import PartitionCondition, SizeClass, recommend
+from icedb.operations.health.table_health import PartitionHealth, SizeClass, recommend
 from tests.cli.test_commands import command, run, run_json
 
 NOW_MS = 1_800_000_000_000
@@ -36,7 +36,7 @@ def table(tmp_path: Path) -> Table:
     return table
 
 
-def health(*partitions: PartitionCondition, **figures: Any) -> TableHealth:
+def health(*partitions: PartitionHealth, **figures: Any) -> TableHealth:
     plain: dict[str, Any] = {
         "table": "lake/events", "at_ms": NOW_MS, "live_parts": 20, "live_rows": 1_234_567, "live_bytes": 3 * 10**9,
         "log_files": 3, "small_log_files": 2, "small_log_files_basis": "l", "dead_parts": 0, "dead_bytes": 0,
@@ -47,8 +47,8 @@ def health(*partitions: PartitionCondition, **figures: Any) -> TableHealth:
     return TableHealth(partitions=partitions, **{**plain, **figures})
 
 
-def crowded(path: str, small: int, *, hot: bool = True) -> PartitionCondition:
-    return PartitionCondition(path, small, 10 * small, small, 10 * small, NOW_MS, hot, path)
+def crowded(path: str, small: int, *, hot: bool = True) -> PartitionHealth:
+    return PartitionHealth(path, small, 10 * small, small, 10 * small, NOW_MS, hot, path)
 
 
 def page(shown: TableHealth, *, width: int = 100) -> str:

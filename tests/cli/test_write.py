@@ -309,7 +309,7 @@ def test_paths_that_are_wrong_are_named(tmp_path: Path) -> None:
             f"'{tmp_path / 'no'}': there is",
         ),
         (["query", uri, "--file", tmp_path / "no.sql"], f"'{tmp_path / 'no.sql'}': No such file"),
-        (["export", uri, "--delta", "--leave-out", "m"], "--leave-out names"),
+        (["export", uri, "--delta", "--exclude-column", "m"], "--exclude-column names"),
         (["insert", uri, __file__], "this is no name of a file of Parquet (.parquet)"),
     ]
     for words, said in wrong:

@@ -1,7 +1,8 @@
 """SQL that comes from configuration or a caller's user: no predicate or expression reads a file, the environment, a
 setting or the catalog, wherever it comes in.
 
-tests/hostile_input/test_injection.py has texts that break out of what they stand for; here each text is one expression by itself.
+tests/hostile_input/test_injection.py has texts that break out of what they stand for; here each text is one expression
+by itself.
 """
 
 from __future__ import annotations

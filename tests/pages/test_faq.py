@@ -13,7 +13,7 @@ from tests.support.pages import ROOT
 
 PAGE = (ROOT / "docs" / "faq.md").read_text()
 #: Those that are only there to be caught.
-PARENTS = {"Damaged", "InvalidRequestError", "IceDBError", "OutcomeUnknownError", "RetryableError"}
+PARENTS = {"CorruptionError", "InvalidRequestError", "IceDBError", "OutcomeUnknownError", "RetryableError"}
 ERRORS = sorted(set(errors.__all__) - PARENTS)
 SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^#|\Z)", PAGE, flags=re.DOTALL | re.MULTILINE))
 

@@ -13,7 +13,11 @@ import pytest
 from tests.support.pages import DOCS, ROOT, bucket_of, commands, execute, run_page, runnable_pages, whole_program
 
 #: Pages of which another test runs everything: they need a server, or an environment from nothing.
-ELSEWHERE = {"proxy.md": "test_proxy_docs.py", "ingest.md": "test_ingest_docs.py", "tutorial.md": "test_newcomer.py"}
+ELSEWHERE = {
+    "proxy.md": "services/proxy/test_page.py",
+    "ingest.md": "services/ingest/test_page.py",
+    "tutorial.md": "pages/test_newcomer.py",
+}
 PAGES = [page for page in runnable_pages(spark=False) if page.relative_to(DOCS).as_posix() not in ELSEWHERE]
 
 

@@ -1,7 +1,8 @@
 """The stories that have cost tables like this one their data, each told once more to this one.
 
-Most are also reached by wider tests (every request of every operation, in tests/transaction/test_append.py and the simulation).
-Here each has its own name, so that a reader of the list knows what was thought of, and who breaks one knows which.
+Most are also reached by wider tests (every request of every operation, in tests/transaction/test_append.py and the
+simulation). Here each has its own name, so that a reader of the list knows what was thought of, and who breaks one
+knows which.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-#: Folders and single modules from the ground up. A module imports only from entries above its own in this list, and from
-#: its own folder. `icedb` and `icedb_dagster` hold the public names, so their modules have entries of their own.
+#: Folders and single modules from the ground up. A module imports only from entries above its own in this list, and
+#: from its own folder. `icedb` and `icedb_dagster` hold the public names, so their modules have entries of their own.
 FOLDERS = [
     "icedb.errors",
     "icedb.util",

@@ -1,8 +1,8 @@
 """Runs of merge jobs, each in a process of its own, all started at the same moment.
 
 Run as `python maintenance_runs.py '{"root": ..., "tables": [...], "verb": ..., "hold_s": 1, "folder": ...}'` by
-tests/icedb_dagster/test_locks.py; writes into `all.json` when each run's work began and ended. Dagster is imported once and
-the processes are forked from there: on two cores, importing it ten times would take longer than all the runs.
+tests/icedb_dagster/test_locks.py; writes into `all.json` when each run's work began and ended. Dagster is imported once
+and the processes are forked from there: on two cores, importing it ten times would take longer than all the runs.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ MUTANTS = (
     Mutant(
         "no second listing after the claim",
         "icedb/transaction/exclusive.py",
-        "    if _is_history(handle, state, epoch, min(own.t, claim.t)):\n        return False",
+        "    if _epoch_decided(handle, state, epoch, min(own.t, claim.t)):\n        return False",
         "    if False:\n        return False",
         (COMMIT, KILLERS),
         "test_a_claim_created_anew_after_its_removal_does_not_publish_old_state",
@@ -327,8 +327,8 @@ MUTANTS = (
     Mutant(
         "a lost response is taken for a lost race",
         "icedb/transaction/append.py",
-        "            return Put.CREATED if _read_back(store, key) == body else Put.TAKEN\n",
-        "            return Put.TAKEN if _read_back(store, key) else Put.ABSENT\n",
+        "            return PutOutcome.CREATED if _read_back(store, key) == body else PutOutcome.CONFLICT\n",
+        "            return PutOutcome.CONFLICT if _read_back(store, key) else PutOutcome.NOT_FOUND\n",
         (COMMIT,),
         "test_a_put_that_landed_and_was_then_refused_is_settled_by_looking",
     ),

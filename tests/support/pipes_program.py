@@ -1,7 +1,8 @@
 """A Spark program of somebody's own: `pipes_program.py --table <uri> [--module <name>] [--fail <why>]`.
 
-It writes numbers to a table, as tests/spark_jobs/test_launch.py has it done in every place, and reports to Dagster when that
-started it. `--module` names a module that only the executors are given; `--fail` is what goes wrong before all else.
+It writes numbers to a table, as tests/spark_jobs/test_launch.py has it done in every place, and reports to Dagster when
+that started it. `--module` names a module that only the executors are given; `--fail` is what goes wrong before all
+else.
 """
 
 from __future__ import annotations

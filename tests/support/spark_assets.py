@@ -1,6 +1,7 @@
 """Assets that give and take Spark DataFrames, in a process of their own: there is one Spark per process.
 
-Run as `python spark_assets.py <root> <result>` by tests/icedb_dagster/test_io.py, on the Dagster instance of the environment.
+Run as `python spark_assets.py <root> <result>` by tests/icedb_dagster/test_io.py, on the Dagster instance of the
+environment.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.

@@ -1,7 +1,7 @@
 """An asset whose Spark job waits until the run has told how far it is, in a process of its own.
 
-Run as `python spark_progress.py <root> <result>` by tests/icedb_dagster/test_metadata.py, on the Dagster instance of the
-environment.
+Run as `python spark_progress.py <root> <result>` by tests/icedb_dagster/test_metadata.py, on the Dagster instance of
+the environment.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.

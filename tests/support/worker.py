@@ -1,7 +1,7 @@
 """One process of a test with several: does what its task says and sends the result.
 
-tests/promises/test_processes.py starts it. `kill` names a request before or after which the process kills itself with SIGKILL,
-as the kernel would: nothing of Python's runs after that.
+tests/promises/test_processes.py starts it. `kill` names a request before or after which the process kills itself with
+SIGKILL, as the kernel would: nothing of Python's runs after that.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def export(
     as_of: Annotated[Any, time_option("--as-of", "The table as it was then.")] = None,
     exclude_columns: Annotated[
         list[str] | None,
-        typer.Option("--leave-out", metavar="COLUMN", help="With --delta: a column left out. May be repeated."),
+        typer.Option("--exclude-column", metavar="COLUMN", help="With --delta: a column left out. May be repeated."),
     ] = None,
     keep: Annotated[
         int | None, duration("--keep", "With --delta: how long cleanup spares what its readers see; default: 7d.")
@@ -48,7 +48,7 @@ def export(
     if delta and (where is not None or overwrite):
         raise typer.BadParameter("--where and --overwrite go with --parquet.")
     if parquet is not None and (exclude_columns or keep is not None):
-        raise typer.BadParameter("--leave-out and --keep go with --delta.")
+        raise typer.BadParameter("--exclude-column and --keep go with --delta.")
     table = connection.open(uri)
     if parquet is None:
         kept = {} if keep is None else {"keep": timedelta(milliseconds=keep)}

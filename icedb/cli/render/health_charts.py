@@ -10,7 +10,7 @@ from rich.text import Text
 
 from icedb.cli.render.text_tables import count_text, size_text
 from icedb.operations.health.gauges import Gauge, gauges
-from icedb.operations.health.table_health import PartitionCondition, SizeClass, TableHealth, Thresholds
+from icedb.operations.health.table_health import PartitionHealth, SizeClass, TableHealth, Thresholds
 
 __all__ = ["STYLES", "charts"]
 
@@ -62,7 +62,7 @@ def _length(value: int, longest: int) -> int:
     return max(1, round(_BAR * value / longest)) if value else 0
 
 
-def _partitions(partitions: Sequence[PartitionCondition]) -> RenderableType:
+def _partitions(partitions: Sequence[PartitionHealth]) -> RenderableType:
     largest = sorted(partitions, key=lambda p: (-p.bytes, p.path))
     shown = largest[:PARTITIONS_SHOWN]
     rows = _rows(whole=False)

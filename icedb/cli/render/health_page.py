@@ -19,7 +19,7 @@ from icedb.cli.render.output import moment
 from icedb.cli.render.text_tables import count_text, size_text
 from icedb.format.timing import Timing, timing_differences
 from icedb.operations.health.gauges import level
-from icedb.operations.health.table_health import Due, PartitionCondition, TableHealth, Thresholds
+from icedb.operations.health.table_health import Due, PartitionHealth, TableHealth, Thresholds
 from icedb.operations.rewrite.merge import PART_BYTES_MAX
 from icedb.util.durations import duration_text
 
@@ -171,7 +171,7 @@ def _ago(health: TableHealth, unix_ms: int) -> str:
 # ------------------------------------------------------------------------------------------------ partitions
 
 
-def _partitions(crowded: Sequence[PartitionCondition], thresholds: Thresholds) -> RenderableType:
+def _partitions(crowded: Sequence[PartitionHealth], thresholds: Thresholds) -> RenderableType:
     """Those that are nearest to their threshold, or beyond it; and how many more have small parts."""
     rows = Rows(box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     rows.add_column("partition", overflow="fold")
@@ -197,7 +197,7 @@ def _partitions(crowded: Sequence[PartitionCondition], thresholds: Thresholds) -
     return Group(rows, Text(f"and {count_text(more, 'more partition')} with small parts", style="dim"))
 
 
-def _threshold(partition: PartitionCondition, thresholds: Thresholds) -> int:
+def _threshold(partition: PartitionHealth, thresholds: Thresholds) -> int:
     return thresholds.hot_parts if partition.hot else thresholds.cold_parts
 
 

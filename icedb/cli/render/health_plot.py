@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_condition"]
+__all__ = ["draw_health"]
 
 WIDTH_PX, HEIGHT_PX = 1_080, 640
 PARTITIONS_SHOWN = 10

@@ -24,7 +24,7 @@ PHRASES = (
     (r"delete_orphans deletes", "icedb orphans --delete deletes"),
     (r"as snapshot\(\)\.partitions\(\) lists them", "as icedb partitions lists them"),
     (r"the name of a profile \(AWS_PROFILE\)", "give --profile (or AWS_PROFILE)"),
-    (r"\bleave_out\b", "--leave-out"),
+    (r"\bexclude_columns\b", "--exclude-column"),
     (r"overwrite replaces what", "--overwrite replaces what"),
     (r"with overwrite\.", "with --overwrite."),
     (r"keep is (?=[-\d])", "--keep is "),

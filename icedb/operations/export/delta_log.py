@@ -173,7 +173,7 @@ def encoded(actions: Iterable[Action]) -> Iterator[bytes]:
 
 
 def read_delta_log(handle: Handle, folder: Path) -> DeltaLog:
-    """List and read the log. `folder` is for files on the way. Raises UncoordinatedMaintenance, CorruptLog, the store's."""
+    """List and read the log; `folder` has temporary files. Raises UncoordinatedMaintenance, CorruptLog."""
     log = DeltaLog()
     sizes: dict[int, int] = {}
     for info in handle.store.list(handle.keys.delta_prefix):

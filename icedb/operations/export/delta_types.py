@@ -52,8 +52,8 @@ def delta_schema(columns: Mapping[str, str], partitions: Mapping[str, str], *, t
 
 def _refused(columns: Iterable[str], table: str) -> UnsupportedType:
     return UnsupportedType(
-        f"{table}: Delta has no type for {', '.join(columns)}. Nothing was exported. Name them in exclude_columns to export "
-        "the others; or export as Parquet."
+        f"{table}: Delta has no type for {', '.join(columns)}. Nothing was exported. "
+        "Name them in exclude_columns to export the others; or export as Parquet."
     )
 
 

@@ -32,7 +32,7 @@ from icedb.transaction.pin_objects import Pin, is_needed, pins_in_force
 from icedb.transaction.table_handle import Handle, Part
 from icedb.util.arguments import checks_arguments
 
-__all__ = ["TableHealth", "Due", "PartitionCondition", "Recommendation", "SizeClass", "Thresholds", "condition_of",
+__all__ = ["TableHealth", "Due", "PartitionHealth", "Recommendation", "SizeClass", "Thresholds", "health_of",
            "examine", "recommend"]  # fmt: skip
 
 #: What can be due.
@@ -77,7 +77,7 @@ class Thresholds:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionCondition:
+class PartitionHealth:
     """The live parts of one partition. `small_parts` are those that a merge would take; times are unix milliseconds.
 
     `newest_rows_ms` is when rows came last, as far as the log remembers: cleanup forgets what was merged. `basis` is
@@ -125,7 +125,7 @@ class TableHealth:
     live_rows: int | None
     live_bytes: int
     #: By path.
-    partitions: tuple[PartitionCondition, ...]
+    partitions: tuple[PartitionHealth, ...]
     #: Log files that whoever opens the table has to read, and those of them that a merge of log files would take.
     log_files: int
     small_log_files: int
@@ -209,7 +209,7 @@ def recommend(health: TableHealth, thresholds: Thresholds) -> tuple[Recommendati
     return tuple(r for r in found if r is not None)
 
 
-def _merge(due: Due, partitions: Iterable[PartitionCondition], which: str, threshold: int) -> Recommendation | None:
+def _merge(due: Due, partitions: Iterable[PartitionHealth], which: str, threshold: int) -> Recommendation | None:
     crowded = [p for p in partitions if p.small_parts >= threshold // 2 and not p.at_rest]
     if not crowded:
         return None
@@ -304,7 +304,7 @@ def _expired_log_files(state: TableState, cutoff_ms: int) -> list[str]:
 
 def _partitions(
     handle: Handle, state: TableState, free: Iterable[Marker], thresholds: Thresholds, *, now_ms: int
-) -> tuple[tuple[PartitionCondition, ...], tuple[SizeClass, ...]]:
+) -> tuple[tuple[PartitionHealth, ...], tuple[SizeClass, ...]]:
     """Each partition with live parts, by path, and their sizes. `free`: the live parts that a merge may take."""
     sizes: dict[str, list[int]] = {}
     came: dict[str, int] = {}
@@ -320,7 +320,7 @@ def _partitions(
     tiers = dict.fromkeys(hot, TieredMerge(thresholds.hot_ms, thresholds.hot_parts).hot_tier)
     paying = _small_parts((p for path in crowded for p in small[path]), thresholds, tiers)
     partitions = tuple(
-        PartitionCondition(
+        PartitionHealth(
             path=path,
             parts=len(of_path),
             bytes=sum(of_path),

@@ -41,7 +41,7 @@ FOLDERS_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The copies' markers, by the id of the file; `oldest_part_ms` is when the oldest of them was made, None without any."""
+    """The markers of the copies, by file id. `oldest_part_ms`: when the oldest copy was made; None without copies."""
 
     markers: dict[str, Marker]
     oldest_part_ms: int | None

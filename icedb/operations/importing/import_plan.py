@@ -127,7 +127,7 @@ def plan_takeovers(
     first_time: bool,
     engine: Engine = LOCAL_ENGINE,
 ) -> Plan:
-    """Look at every file of a source. Raises InvalidRequestError errors that name the file, the store's and the engine's."""
+    """Look at every file of a source. Raises InvalidRequestError that names the file, the store's errors."""
     files, skipped = _choose(handle, state, source, first_time=first_time)
     footers = engine.run(handle, ReadingFooters(source.origin), files)
     read = list(zip(files, footers, strict=True))

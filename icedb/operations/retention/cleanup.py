@@ -2,8 +2,8 @@
 
 A tombstone says when a part or a log file was superseded. Readers that listed the log before then may still open
 it, so cleanup waits `grace_ms`, by the writer's time and by the store's. What a pin needs stays, the object and the
-marker (see `icedb.operations.retention.pins`). It never rewrites rows and never makes a part visible. It may stop after any
-request: the next run finishes the work. Objects that no log file names are not its concern (they are orphans).
+marker (see `icedb.operations.retention.pins`). It never rewrites rows and never makes a part visible. It may stop after
+any request: the next run finishes the work. Objects that no log file names are not its concern (they are orphans).
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def cleanup(
     timeout it needs `allow_short_grace` (tests; one writer at rest), and then it repeats until nothing is ripe. Whoever
     pins counts on the table's grace period: with a shorter one here, nobody may be putting a pin meanwhile.
 
-    Raises GraceTooShort, InvalidOption, ClockSkew, CorruptLog (a pin cannot be read), CommitConflict, CommitStateUnknown
-    and the store's errors.
+    Raises GraceTooShort, InvalidOption, ClockSkew, CorruptLog (a pin cannot be read), CommitConflict,
+    CommitStateUnknown and the store's errors.
     """
     if grace_ms is not None:
         handle.learn_changed_times()

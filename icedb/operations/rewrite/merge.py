@@ -175,8 +175,8 @@ def merge(
 
     `tiers`: merge no more than pays, for who merges often. None: merge all that is small.
 
-    Raises InvalidOption, MissingPart, CommitConflict, CommitStateUnknown and the store's errors; with a merge query also
-    InvalidQuery, InvalidBatch, SchemaConflict and UnsupportedType, for an answer that cannot be stored.
+    Raises InvalidOption, MissingPart, CommitConflict, CommitStateUnknown and the store's errors; with a merge query
+    also InvalidQuery, InvalidBatch, SchemaConflict and UnsupportedType, for an answer that cannot be stored.
     """
     _check_options(handle, order, part_bytes_max, input_parts_max, input_bytes_max)
     if not dry_run:

@@ -1,4 +1,4 @@
-"""The exclusive commit of a rewrite, as a plan that is made anew at each attempt: new parts in the place of old ones."""
+"""The exclusive commit of a rewrite: new parts replace their inputs. The plan is made again at each attempt."""
 
 from __future__ import annotations
 

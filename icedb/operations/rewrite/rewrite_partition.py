@@ -74,8 +74,9 @@ def write_answer(
 ) -> WrittenParts:
     """Ask the query in a sandbox and put its answer as one part. A dry run does all but that.
 
-    `new_columns` and `lenient` as in `RewriteQuery`. Raises InvalidQuery, InvalidBatch, SchemaConflict, UnsupportedType,
-    MissingPart, SnapshotExpired, InvalidOption (the memory does not suffice), the store's and the engine's errors.
+    `new_columns` and `lenient` as in `RewriteQuery`. Raises InvalidQuery, InvalidBatch, SchemaConflict,
+    UnsupportedType, MissingPart, SnapshotExpired, InvalidOption (the memory does not suffice), the store's and the
+    engine's errors.
     """
     oldest_part_ms = handle.clock.now_ms()
     checked = check_query(query, relation="_rows", also=("t",), table=handle.table, what="the query", v3=lenient)

@@ -64,8 +64,8 @@ REWRITES_PER_THREAD = 4
 class Rewrite:
     """Parts of one partition that become one part, without the rows for which `drop_where` is true.
 
-    `drop_where` is a checked predicate over `t` (see `icedb.sql.predicates`); None keeps every row. With `query` the part
-    holds its answer instead.
+    `drop_where` is a checked predicate over `t` (see `icedb.sql.predicates`); None keeps every row. With `query` the
+    part holds its answer instead.
     """
 
     partition: str

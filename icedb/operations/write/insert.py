@@ -1,10 +1,11 @@
 """From rows of any shape to a commit: what `Table.insert` and `Table.overwrite` do.
 
 A batch may concern other tables than its own: rows that do not fit go to the table's quarantine, and views are fed
-(`icedb.operations.write.views`). All parts of table and views are written before anything is published. The quarantine is published
-first, so that no row is lost; a view last, for it shows what is committed. When an insert fails in between, its misfits
-are in the quarantine already. Tried again with the same `txn`, they are not put there twice, unless the quarantine was
-merged in between: then nobody can tell whether it has these rows. Without a `txn`, they are there twice.
+(`icedb.operations.write.views`). All parts of table and views are written before anything is published. The quarantine
+is published first, so that no row is lost; a view last, for it shows what is committed. When an insert fails in
+between, its misfits are in the quarantine already. Tried again with the same `txn`, they are not put there twice,
+unless the quarantine was merged in between: then nobody can tell whether it has these rows. Without a `txn`, they are
+there twice.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ __all__ = ["explained", "explained_of_frame", "failed_before_commit"]
 
 REASON_CHARS = 200
 
-# The last line of a Python traceback, or what there is instead (see `icedb.spark.datasource.worker_errors`), and what may follow of the
-# message before traces and notes of Spark's begin.
+# The last line of a Python traceback, or what there is instead (see `icedb.spark.datasource.worker_errors`), and what
+# may follow of the message before traces and notes of Spark's begin.
 _OURS = re.compile(
     r"(?:^|(?<=: ))icedb\.errors\.(?P<name>\w+): "
     r"(?P<message>.*(?:\n(?!\s*$|\s+at |\s*SQLSTATE|[\w ]*stacktrace|Caused by).*)*)",

@@ -52,7 +52,8 @@ def planned_schema(options: Mapping[str, str]) -> tuple[StructType, dict[str, st
 def open_reader(schema: StructType, options: Mapping[str, str]) -> DataSourceReader:
     """Open the reader of one query; runs on the driver.
 
-    Raises InvalidOption for a read without a fixed snapshot, other InvalidRequestError errors, CorruptLog and the store's errors.
+    Raises InvalidOption for a read without a fixed snapshot, other InvalidRequestError errors, CorruptLog and the
+    store's errors.
     """
     pushdown_warning.warn_in_worker()
     read = batch_read_options(options)

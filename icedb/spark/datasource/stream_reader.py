@@ -1,8 +1,8 @@
 """A table as the source of a stream: what it has, in bounded batches, and then what is appended, as it comes.
 
-An offset is a cursor of the change feed (`icedb.format.change_feed`), which Spark keeps in the stream's checkpoint. A batch is
-what lies between two of them, whenever it is planned: so a batch that is done again has the same rows. One process of
-the driver asks for offsets as long as the stream runs; it keeps the log, and looks for new log files only.
+An offset is a cursor of the change feed (`icedb.format.change_feed`), which Spark keeps in the stream's checkpoint. A
+batch is what lies between two of them, whenever it is planned: so a batch that is done again has the same rows. One
+process of the driver asks for offsets as long as the stream runs; it keeps the log, and looks for new log files only.
 """
 
 from __future__ import annotations

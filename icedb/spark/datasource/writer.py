@@ -1,9 +1,9 @@
 """Spark's side of a write, batch or stream: parts by the tasks, one commit by the driver for a job or micro-batch.
 
-Each task hands its rows to `icedb.writer.part_writer.write_parts`, as every other writer does: DuckDB sorts, partitions and
-encodes them, and the parts go straight to the store, without Hadoop's file systems. Nothing is visible until the
-driver commits what all tasks report. A task that is retried, killed or run twice leaves parts that no log file
-names: orphans, which an orphan sweep removes.
+Each task hands its rows to `icedb.writer.part_writer.write_parts`, as every other writer does: DuckDB sorts, partitions
+and encodes them, and the parts go straight to the store, without Hadoop's file systems. Nothing is visible until the
+driver commits what all tasks report. A task that is retried, killed or run twice leaves parts that no log file names:
+orphans, which an orphan sweep removes.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ time.sleep(600)
 
 
 def test_the_packaged_configuration_makes_pools_locks_and_frees_those_of_the_dead() -> None:
-    config = yaml.safe_load((REPOSITORY / "icedb_dagster" / "stack" / "dagster.yaml").read_text())
+    config = yaml.safe_load((REPOSITORY / "icedb_dagster" / "dev" / "stack" / "dagster.yaml").read_text())
     assert config["concurrency"]["pools"] == {"granularity": "op"}
     assert config["run_monitoring"]["enabled"] is True
     assert config["run_monitoring"]["free_slots_after_run_end_seconds"] > 0

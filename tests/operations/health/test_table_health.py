@@ -16,7 +16,7 @@ from icedb.errors import InvalidOption
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, LogTombstone, Marker
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
-from icedb.operations.health.table_health import PartitionCondition, recommend
+from icedb.operations.health.table_health import PartitionHealth, recommend
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, create_table, open_table
 from icedb.transaction.append import append
 
@@ -55,7 +55,7 @@ def due(health: TableHealth) -> dict[str, Recommendation]:
     return {r.due: r for r in health.recommendations}
 
 
-def partition(health: TableHealth, path: str) -> PartitionCondition:
+def partition(health: TableHealth, path: str) -> PartitionHealth:
     [found] = [p for p in health.partitions if p.path == path]
     return found
 
@@ -170,8 +170,8 @@ def test_a_merge_does_not_make_a_partition_hot(table: Table, clock: ManualClock)
 # ------------------------------------------------------------------------------------------------ the decision
 
 
-def of_partition(small: int, *, hot: bool) -> PartitionCondition:
-    return PartitionCondition("k=0", small, 10 * small, small, 10 * small, 1, hot, f"basis of {small}")
+def of_partition(small: int, *, hot: bool) -> PartitionHealth:
+    return PartitionHealth("k=0", small, 10 * small, small, 10 * small, 1, hot, f"basis of {small}")
 
 
 @pytest.mark.parametrize("threshold", [4, 5, 8, 64, 65])

@@ -100,7 +100,8 @@ class IngestConfig:
     #: By name.
     tables: Mapping[str, TableSettings]
     tenants: tuple[TenantSettings, ...]
-    #: How the store is reached, see `icedb.storage.location`; what is not there, the environment decides. Holds secrets.
+    #: How the store is reached, see `icedb.storage.location`; what is not there, the environment decides. Holds
+    #: secrets.
     storage_options: Mapping[str, str] = field(repr=False)
     #: The files that this was read of, as they were right before.
     files: Mapping[Path, FileStamp | None] = field(repr=False, compare=False)

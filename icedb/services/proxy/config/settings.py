@@ -55,7 +55,8 @@ class ProxyConfig:
     server: ServerSettings
     tenants: tuple[Tenant, ...]
     control_plane: ControlPlaneSettings | None
-    #: How the store is reached, see `icedb.storage.location`; what is not there, the environment decides. Holds secrets.
+    #: How the store is reached, see `icedb.storage.location`; what is not there, the environment decides. Holds
+    #: secrets.
     storage_options: Mapping[str, str] = field(repr=False)
     #: The files that this was read of, as they were right before.
     files: Mapping[Path, FileStamp | None] = field(repr=False, compare=False)

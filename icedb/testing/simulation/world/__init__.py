@@ -1,4 +1,4 @@
-"""The simulated world: a store, clocks and a network that fail, processes, and the model that the table is compared with.
+"""The simulated world: a store, clocks and a network that fail, processes, and the model of the table.
 
 Begin with `world`.
 """

@@ -77,7 +77,7 @@ def body_of(rows: Iterable[int], schema: Mapping[str, str]) -> bytes:
 
 
 def put_rows(handle: Handle, key: str, rows: Iterable[int], schema: Mapping[str, str] | None = None) -> Marker:
-    """Put one part. As `icedb.writer.part_writer.put_part`: an object that is there already is our own put, repeated."""
+    """The plain form of `part_writer.put_part`: an object that exists is this put, repeated."""
     content = sorted(rows)
     body = body_of(content, schema or {})
     try:
@@ -89,7 +89,7 @@ def put_rows(handle: Handle, key: str, rows: Iterable[int], schema: Mapping[str,
 
 
 def write_rows(handle: Handle, by_partition: Mapping[str, Iterable[int]], schema: Mapping[str, str]) -> WrittenParts:
-    """As `icedb.operations.write.insert.write_stream`: parts, one per partition, that nothing names yet; when it fails, deleted."""
+    """The plain form of `insert.write_stream`: one unpublished part for each partition, deleted if a put fails."""
     handle.check_writable()
     if not handle.known_schema:
         handle.read()
@@ -123,7 +123,7 @@ def _explain(handle: Handle, key: str, as_of_ms: int | None) -> MissingPart | Sn
 
 
 def plain_rewriter(handle: Handle, rewrites: Sequence[Rewrite], schema: Mapping[str, str]) -> list[Marker | None]:
-    """As `icedb.operations.rewrite.rewriter.rewrite_parts`: one new part for each rewrite, or none when no row is left."""
+    """The plain form of `rewriter.rewrite_parts`: one new part for each rewrite, or none if no row is left."""
     keys = [handle.keys.part(r.partition, handle.clock.new_id()) for r in rewrites]
     try:
         return [_rewrite(handle, key, rewrite) for key, rewrite in zip(keys, rewrites, strict=True)]
