@@ -58,7 +58,7 @@ ui-test: $(VENV)/.installed-ui  ## Click through Dagster's UI in headless Chromi
 # npm is, Azure's emulator. Without npm the tests that need the emulator are skipped.
 $(VENV)/.installed-tests: $(VENV)/.installed-dev
 	@echo "Making an archive of Spark's classes, so that the tests' Java processes start quickly"
-	@$(BIN)/python -m tests.support.quick_java
+	@$(BIN)/python -m tests.support.spark.quick_java
 	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory azurite; else echo "npm is not installed: the tests of Azure are skipped"; fi
 	@touch $@
 

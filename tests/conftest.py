@@ -16,14 +16,14 @@ pytest.register_assert_rewrite("tests.support")
 # ruff: noqa: E402 - asserts of modules that are imported earlier would not be rewritten
 from icedb.testing import ClockedStore, ManualClock
 from tests.support.bytecode import keep_bytecode
-from tests.support.quick_java import use_quick_java
+from tests.support.spark.quick_java import use_quick_java
 
 pytest_plugins = [
     "pytester",
     "tests.support.report",
     "tests.support.scopes",
-    "tests.support.spark_session",
-    "tests.support.stores",
+    "tests.support.spark.spark_session",
+    "tests.support.object_stores.stores",
 ]
 
 # How long an example takes depends on what else the machine does.

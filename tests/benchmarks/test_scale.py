@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.scale import DAY_S, LOADS, Inputs, Load, Prices, limits_of, on_paper, simulate
 from benchmarks.scale_requests import Costs, count_all, read_costs, requests_of
-from tests.support.counting_proxy import CountingProxy
+from tests.support.object_stores.counting_proxy import CountingProxy
 
 
 @pytest.mark.s3

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import tips, tips_rows, tips_tables
 from benchmarks.lab import Lab
 from benchmarks.tuning import by_experiment, draw, measure
-from tests.support.pages import ROOT
+from tests.support.site.pages import ROOT
 
 FIGURES = tips.read_figures()
 

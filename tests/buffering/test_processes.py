@@ -16,7 +16,7 @@ from tests.support.waiting import SECONDS_MAX
 
 pytestmark = pytest.mark.process
 
-WORKER = Path(__file__).parents[1] / "support" / "buffered_worker.py"
+WORKER = Path(__file__).parents[1] / "support" / "programs" / "buffered_worker.py"
 SENDERS = 2
 
 

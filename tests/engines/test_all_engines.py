@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 from icedb import Snapshot, Table
-from tests.support.engines import ENGINES, Engine, Row, without_us
-from tests.support.reader_tables import widened
-from tests.support.stores import Place
-from tests.support.without_us import Live, Reader, Refused
+from tests.support.object_stores.stores import Place
+from tests.support.site.without_us import Live, Reader, Refused
+from tests.support.tables.engines import ENGINES, Engine, Row, without_us
+from tests.support.tables.reader_tables import widened
 
 pytestmark = pytest.mark.process
 

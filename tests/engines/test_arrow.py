@@ -14,8 +14,8 @@ import pytest
 from icedb import Table
 from icedb.engines.arrow import dataset, record_batches
 from icedb.errors import InvalidOption, MissingPart, SnapshotExpired, UnknownColumn, UnsupportedType
-from tests.support.reader_tables import WIDENED, by_hour, every_type, forget, rows_by, widened
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
+from tests.support.tables.reader_tables import WIDENED, by_hour, every_type, forget, rows_by, widened
 
 
 @pytest.mark.long

@@ -34,9 +34,9 @@ from icedb.errors import (
     UnsupportedType,
 )
 from icedb.storage.location import parse_location
-from tests.support.stores import BUCKET, Place
-from tests.support.v3_api import alive, now_ms, program
-from tests.support.v3_program import V3Program
+from tests.support.object_stores.stores import BUCKET, Place
+from tests.support.programs.v3_program import V3Program
+from tests.support.tables.v3_api import alive, now_ms, program
 
 #: One row of each type for each `n`, and after them rows with nothing but `n`.
 EVERY_TYPE = """

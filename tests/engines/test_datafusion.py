@@ -13,8 +13,8 @@ from datafusion import SessionContext
 from icedb import Table
 from icedb.engines.datafusion import register
 from icedb.errors import InvalidOption, MissingExtra
-from tests.support.reader_tables import by_hour, every_type, forget, rows_by, widened
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
+from tests.support.tables.reader_tables import by_hour, every_type, forget, rows_by, widened
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import pytest
 from icedb.engines.duckdb import table_queries
 from icedb.engines.duckdb.attached_tables import attach
 from icedb.errors import InvalidOption, UnknownColumn
-from tests.support.attached_tables import by_days, created, failing, files_read, numbers, rows
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
+from tests.support.tables.attached_tables import by_days, created, failing, files_read, numbers, rows
 
-pytest_plugins = ["tests.support.attached_tables"]
+pytest_plugins = ["tests.support.tables.attached_tables"]
 
 # ------------------------------------------------------------------------------------------ what is there now
 

@@ -21,11 +21,11 @@ from icedb.engines.duckdb.attached_tables import attach, detach
 from icedb.errors import InvalidOption, MissingExtra, TableNotFound, UnknownColumn
 from icedb.reader.snapshot import Snapshot, take_snapshot
 from icedb.transaction.table_handle import Handle
-from tests.support.attached_tables import by_days, created, failing, numbers, rows
-from tests.support.rotating_keys import Keys, without_keys
-from tests.support.stores import Place
+from tests.support.object_stores.rotating_keys import Keys, without_keys
+from tests.support.object_stores.stores import Place
+from tests.support.tables.attached_tables import by_days, created, failing, numbers, rows
 
-pytest_plugins = ["tests.support.attached_tables", "tests.support.rotating_keys"]
+pytest_plugins = ["tests.support.tables.attached_tables", "tests.support.object_stores.rotating_keys"]
 
 
 @pytest.mark.long

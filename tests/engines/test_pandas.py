@@ -14,8 +14,8 @@ import pytest
 from icedb import Table
 from icedb.engines.pandas import read
 from icedb.errors import InvalidOption, MissingExtra, UnknownColumn
-from tests.support.reader_tables import by_hour, every_type, rows_by, widened
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
+from tests.support.tables.reader_tables import by_hour, every_type, rows_by, widened
 
 
 @pytest.mark.long

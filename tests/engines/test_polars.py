@@ -19,8 +19,8 @@ from icedb.engines.polars.lazy_frames import scan
 from icedb.errors import InvalidOption, MissingExtra, UnsupportedType
 from icedb.storage.location import parse_location
 from tests.operations.integrity.test_repair_types import foreign_append
-from tests.support.reader_tables import by_hour, every_type, forget, widened
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
+from tests.support.tables.reader_tables import by_hour, every_type, forget, widened
 
 # A part of a plan that Polars prints: what is read of the paths, and constants in their place.
 

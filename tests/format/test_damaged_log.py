@@ -18,8 +18,8 @@ from icedb.format.codec import decode, encode
 from icedb.format.keys import Keys
 from icedb.format.records import COLUMNS_MIN, LogFile, Marker, total_bytes, total_rows
 from icedb.util.times import COUNT_MAX, TIME_MS_MAX
-from tests.support.proxy_views import asked
-from tests.support.proxy_worlds import World, make_app, run
+from tests.support.proxy.proxy_views import asked
+from tests.support.proxy.proxy_worlds import World, make_app, run
 
 KEYS = Keys("t")
 KEY = KEYS.log_file(1_700_000_000_000, merged=False, writer="w")

@@ -23,7 +23,7 @@ from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.testing import ClockedStore, ManualClock, create_table, open_table
 from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.open_table import create_handle
-from tests.support.page_reader import read_as_the_page_says
+from tests.support.site.page_reader import read_as_the_page_says
 
 KEYS = Keys("")
 

@@ -47,9 +47,9 @@ from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.open_table import create_handle, open_handle
 from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import WrittenParts, write_parts
-from tests.support.page_reader import DEFAULT_MS, counting_times, deleted_until, publishable_age
-from tests.support.stores import Place
-from tests.support.v3_api import program
+from tests.support.object_stores.stores import Place
+from tests.support.site.page_reader import DEFAULT_MS, counting_times, deleted_until, publishable_age
+from tests.support.tables.v3_api import program
 
 LONG = Timing()
 SHORT = Timing(

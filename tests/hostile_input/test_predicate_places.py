@@ -8,7 +8,7 @@ import pytest
 
 from icedb import Table
 from icedb.errors import InvalidOption, InvalidPartitionExpression
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
 
 PLACES: dict[str, Callable[[Table, str], object]] = {
     "query": lambda t, where: t.query("SELECT * FROM t", where=where).fetchall(),

@@ -15,8 +15,8 @@ dg = pytest.importorskip("dagster")
 
 # ruff: noqa: E402 - without the extra there is nothing to import
 from icedb_dagster import IceDBResource
-from tests.support.dagster_code import ROWS
-from tests.support.dagster_platform import Platform, quick, running, until
+from tests.support.dagster.dagster_code import ROWS
+from tests.support.dagster.dagster_platform import Platform, quick, running, until
 
 pytestmark = pytest.mark.dagster
 

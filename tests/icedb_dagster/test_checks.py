@@ -34,7 +34,7 @@ from icedb_dagster import (
 )
 from icedb_dagster.checks.definitions import judge
 from icedb_dagster.checks.look import Look, Verdict
-from tests.support.counting_proxy import CountingProxy
+from tests.support.object_stores.counting_proxy import CountingProxy
 
 pytestmark = pytest.mark.dagster
 

@@ -46,7 +46,7 @@ from icedb_dagster import (
 from icedb_dagster.component.attributes import OF_ASSETS, TableAttributes
 from icedb_dagster.component.scaffolding import TEMPLATE, yaml_values
 from icedb_dagster.maintenance.definitions import CRONS
-from tests.support.pages import blocks
+from tests.support.site.pages import blocks
 
 pytestmark = pytest.mark.dagster
 
@@ -384,7 +384,7 @@ def test_the_page_s_tables_are_tables_and_it_names_every_attribute_and_job() -> 
 @pytest.mark.process
 def test_dg_lists_scaffolds_and_checks_tables_in_a_new_project(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.support.dg_story"],
+        [sys.executable, "-W", "ignore", "-m", "tests.support.dagster.dg_story"],
         capture_output=True,
         check=False,
         cwd=tmp_path,

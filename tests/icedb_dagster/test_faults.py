@@ -23,9 +23,9 @@ dg = pytest.importorskip("dagster")
 # ruff: noqa: E402 - without the extra there is nothing to import
 from icedb_dagster import IceDBResource, icedb_pool
 from icedb_dagster.dev import stack
-from tests.support.dagster_jobs import maintain
-from tests.support.dagster_platform import CODE, FORCED_CANCEL, MERGE, Platform, running, shipped, until
-from tests.support.stores import BUCKET
+from tests.support.dagster.dagster_jobs import maintain
+from tests.support.dagster.dagster_platform import CODE, FORCED_CANCEL, MERGE, Platform, running, shipped, until
+from tests.support.object_stores.stores import BUCKET
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.dagster, pytest.mark.s3]
@@ -65,7 +65,7 @@ def runs_of_one_table_never_overlap_however_they_were_started_and_those_of_anoth
     job = f"asked_{MERGE}"
     commands = [
         [sys.executable, "-m", "dagster", "job", "execute", "-f", str(CODE), "-j", job],
-        [sys.executable, "-m", "tests.support.dagster_code", "asked"],  # materialize() on the instance
+        [sys.executable, "-m", "tests.support.dagster.dagster_code", "asked"],  # materialize() on the instance
     ]
     others = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for command in commands]
 

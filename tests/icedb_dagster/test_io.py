@@ -31,10 +31,10 @@ from icedb.errors import (
 )
 from icedb_dagster import IceDBIOManager, IceDBResource
 from icedb_dagster.io import inputs, outputs
-from tests.support.dagster_instance import ONE, TWO, Materialize, returning, rows, run_script
+from tests.support.dagster.dagster_instance import ONE, TWO, Materialize, returning, rows, run_script
 
 pytestmark = pytest.mark.dagster
-pytest_plugins = ["tests.support.dagster_instance"]
+pytest_plugins = ["tests.support.dagster.dagster_instance"]
 on_postgres = pytest.mark.parametrize("instance", ["postgres_instance"], indirect=True)
 
 NUMBERS = pa.table({"n": [3, 1, 2], "word": ["c", "a", None]})
@@ -805,7 +805,7 @@ def test_a_spark_input_without_a_session_says_what_is_missing(materialize: Mater
 @pytest.mark.timeout(600)
 def test_spark_frames_go_in_and_out(environment: dict[str, str], lake: IceDBResource, tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
-    run_script("spark_assets.py", lake.root, str(tmp_path / "result.json"))
+    run_script("spark/spark_assets.py", lake.root, str(tmp_path / "result.json"))
     told = json.loads((tmp_path / "result.json").read_text())
     assert told["success"] == {"first": True, "again": True, "days": True, "empty": False}
     assert "EmptyBatch" in told["failure"]

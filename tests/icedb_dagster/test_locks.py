@@ -21,12 +21,12 @@ from icedb_dagster import IceDBResource, ensure_pool, icedb_pool
 from icedb_dagster.locking.table_lock import check_pool_held
 from icedb_dagster.maintenance import definitions
 from icedb_dagster.maintenance.verbs import VERBS
-from tests.support.dagster_instance import run_script
-from tests.support.dagster_jobs import dated, maintain
+from tests.support.dagster.dagster_instance import run_script
+from tests.support.dagster.dagster_jobs import dated, maintain
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.dagster
-pytest_plugins = ["tests.support.dagster_instance"]
+pytest_plugins = ["tests.support.dagster.dagster_instance"]
 
 MERGE = "merge_newest"
 #: What each exclusive job calls of the table, and the config that it needs.
@@ -213,7 +213,7 @@ def test_unqueued_runs_of_one_table_never_overlap_and_those_of_another_go_on(
         assert icedb_pool(table) not in instance.event_log_storage.get_concurrency_keys()
     tables = ["busy"] * count + ["other"] * 2
     task = {"root": lake.root, "tables": tables, "verb": MERGE, "hold_s": 0.3, "folder": str(tmp_path)}
-    run_script("maintenance_runs.py", json.dumps(task))
+    run_script("dagster/maintenance_runs.py", json.dumps(task))
     runs = json.loads((tmp_path / "all.json").read_text())
     assert [run["errors"] for run in runs if not run["success"]] == []
     runs.sort(key=lambda run: (run["table"], run["began"]))

@@ -34,12 +34,12 @@ from icedb.errors import (
 )
 from icedb.testing import ClockedStore, ManualClock, check_sound, create_table, open_table
 from icedb_dagster import IceDBResource, TimeToLive, build_table_definitions, ensure_pool, icedb_pool
-from tests.support.dagster_instance import ONE, rows, run_script
-from tests.support.dagster_jobs import dated, definitions, maintain, run_job
-from tests.support.watch_program import WatchProgram
+from tests.support.dagster.dagster_instance import ONE, rows, run_script
+from tests.support.dagster.dagster_jobs import dated, definitions, maintain, run_job
+from tests.support.programs.watch_program import WatchProgram
 
 pytestmark = pytest.mark.dagster
-pytest_plugins = ["tests.support.dagster_instance"]
+pytest_plugins = ["tests.support.dagster.dagster_instance"]
 
 SCHEDULED = ["merge_newest", "merge_oldest", "merge_log", "cleanup", "ttl", "orphans", "verify"]
 BY_HAND = ["rewrite", "delete", "restore"]
@@ -538,7 +538,7 @@ def test_spark_does_the_work_of_merges_and_deletions_when_it_is_chosen(
 ) -> None:
     pytest.importorskip("pyspark")
     dated(lake, "on_spark", DAY, DAY, "2024-01-02", "2024-01-02")
-    run_script("spark_maintenance.py", lake.root, "on_spark", str(tmp_path / "result.json"))
+    run_script("spark/spark_maintenance.py", lake.root, "on_spark", str(tmp_path / "result.json"))
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["works"] == ["rewriting parts", "searching parts", "rewriting parts", "searching parts"]
     assert result["parts"] == [4, 2]

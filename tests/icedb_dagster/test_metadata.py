@@ -22,11 +22,11 @@ from icedb.operations.health.size_chart import FINE, TO_MERGE, PartSizes, draw
 from icedb_dagster import IceDBResource, build_table_definitions, spark_progress, table_spec
 from icedb_dagster.metadata.size_chart import markdown_picture
 from icedb_dagster.metadata.table_metadata import PREVIEW_COLUMNS_MAX, materialization_metadata
-from tests.support.counting_proxy import CountingProxy
-from tests.support.dagster_instance import Materialize, returning, run_script
+from tests.support.dagster.dagster_instance import Materialize, returning, run_script
+from tests.support.object_stores.counting_proxy import CountingProxy
 
 pytestmark = pytest.mark.dagster
-pytest_plugins = ["tests.support.dagster_instance"]
+pytest_plugins = ["tests.support.dagster.dagster_instance"]
 
 MB = 1024 * 1024
 
@@ -309,7 +309,7 @@ def test_progress_and_log_of_a_spark_job_appear_in_the_run(
     environment: dict[str, str], lake: IceDBResource, tmp_path: Path
 ) -> None:
     pytest.importorskip("pyspark")
-    run_script("spark_progress.py", lake.root, str(tmp_path / "result.json"))
+    run_script("spark/spark_progress.py", lake.root, str(tmp_path / "result.json"))
     result = json.loads((tmp_path / "result.json").read_text())
     told = [text for text in result["told"] if text.startswith("Spark: ")]
     assert "Spark: stage 0: 0 of 2 tasks done, 2 running" in told

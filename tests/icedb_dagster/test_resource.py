@@ -20,11 +20,11 @@ import icedb
 from icedb.errors import InvalidArgument, InvalidOption, TableNotFound
 from icedb_dagster import IceDBIOManager, IceDBResource, build_table_definitions
 from icedb_dagster.compute.spark_places import LocalSpark
-from tests.support.dagster_instance import ONE, TWO, Materialize, returning, rows
-from tests.support.rotating_keys import Keys
+from tests.support.dagster.dagster_instance import ONE, TWO, Materialize, returning, rows
+from tests.support.object_stores.rotating_keys import Keys
 
 pytestmark = pytest.mark.dagster
-pytest_plugins = ["tests.support.dagster_instance", "tests.support.rotating_keys"]
+pytest_plugins = ["tests.support.dagster.dagster_instance", "tests.support.object_stores.rotating_keys"]
 
 
 @pytest.mark.parametrize("root", ["s3://lake/events", "s3://lake/events/"])

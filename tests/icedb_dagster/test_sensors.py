@@ -24,11 +24,11 @@ from icedb_dagster import IceDBResource, build_table_definitions
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor, asking, commits_sensor, maintenance_sensor, position
 from icedb_dagster.sensors.open_tables import OpenTables
 from tests.reader.test_changes import v3_merge
-from tests.support.dagster_instance import Materialize, returning
-from tests.support.sensor_worlds import WORLDS, Daemon, SimulatedLake, World, add_run, end_run, told_commits
+from tests.support.dagster.dagster_instance import Materialize, returning
+from tests.support.dagster.sensor_worlds import WORLDS, Daemon, SimulatedLake, World, add_run, end_run, told_commits
 
 pytestmark = pytest.mark.dagster
-pytest_plugins = ["tests.support.dagster_instance"]
+pytest_plugins = ["tests.support.dagster.dagster_instance"]
 
 SECOND_MS = 1_000
 MINUTE_MS = 60_000

@@ -25,14 +25,14 @@ from dagster._core.storage.tags import RUN_KEY_TAG
 import icedb
 from icedb_dagster.dev import stack
 from icedb_dagster.dev.stack.home import PACKAGED_CONFIG
-from tests.support.dagster_platform import quick, until
-from tests.support.sensor_code import ROOT, TABLE
-from tests.support.sensor_worlds import told_commits
+from tests.support.dagster.dagster_platform import quick, until
+from tests.support.dagster.sensor_code import ROOT, TABLE
+from tests.support.dagster.sensor_worlds import told_commits
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.dagster
 
-CODE = Path(__file__).parents[1] / "support" / "sensor_code.py"
+CODE = Path(__file__).parents[1] / "support" / "dagster" / "sensor_code.py"
 WORKSPACE = f"load_from: [{{python_file: {{relative_path: {CODE}, location_name: tested}}}}]\n"
 KEY = dg.AssetKey(TABLE)
 SERVICES: tuple[stack.ServiceName, ...] = ("postgres", "daemon")
@@ -50,7 +50,14 @@ class Story:
     @contextmanager
     def filled(self) -> Iterator[None]:
         """A program of its own fills the table meanwhile."""
-        program = [sys.executable, "-m", "tests.support.sensor_code", self.table.uri, str(self.stop), str(self.written)]
+        program = [
+            sys.executable,
+            "-m",
+            "tests.support.dagster.sensor_code",
+            self.table.uri,
+            str(self.stop),
+            str(self.written),
+        ]
         process = subprocess.Popen(program, cwd=CODE.parents[2])
         try:
             yield

@@ -29,7 +29,7 @@ from icedb_dagster import build_table_definitions
 from icedb_dagster.metadata.table_metadata import commit_metadata
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor, asking, commits_sensor, maintenance_sensor
 from icedb_dagster.sensors.open_tables import open_tables
-from tests.support.sensor_worlds import (
+from tests.support.dagster.sensor_worlds import (
     WORLDS,
     Daemon,
     SimulatedLake,

@@ -11,7 +11,7 @@ import pytest
 from icedb import TieredMerge
 from icedb.format.timing import Timing
 from icedb.operations.rewrite.merge import PART_BYTES_MAX
-from tests.support.pages import ROOT
+from tests.support.site.pages import ROOT
 
 DOCS = ROOT / "docs"
 DRAWINGS = sorted((DOCS / "images" / "concepts").glob("*.svg"))

@@ -16,7 +16,7 @@ from icedb.errors import SnapshotExpired
 from icedb.transaction.pin_objects import read_pins
 from icedb.writer.part_writer import digest
 from tests.support.make_example_table import FOLDER, Story, answer, expected, put, readme
-from tests.support.page_reader import Reading, read_as_the_page_says
+from tests.support.site.page_reader import Reading, read_as_the_page_says
 
 EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text())
 OBJECTS = {p.relative_to(FOLDER / "table").as_posix(): p.read_bytes() for p in (FOLDER / "table").rglob("*.*")}

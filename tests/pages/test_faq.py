@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from icedb import errors
-from tests.support.pages import ROOT
+from tests.support.site.pages import ROOT
 
 PAGE = (ROOT / "docs" / "faq.md").read_text()
 #: Those that are only there to be caught.

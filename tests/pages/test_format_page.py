@@ -26,7 +26,7 @@ from icedb.reader.history import CommitKind
 from icedb.testing import ClockedStore, ManualClock, create_table
 from icedb.transaction.pin_objects import read_pins
 from icedb.writer.spec_validation import checked_spec
-from tests.support.page_reader import Reading, Refresher, read_as_the_page_says
+from tests.support.site.page_reader import Reading, Refresher, read_as_the_page_says
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 PREFIX = "lake/clicks"

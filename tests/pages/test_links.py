@@ -125,7 +125,7 @@ def test_what_pages_link_beyond_docs_comes_with_what_that_links() -> None:
 def test_the_page_on_testing_describes_each_helper() -> None:
     table = (DOCS / "contributing" / "testing.md").read_text().partition("## The helpers")[2]
     described = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
-    assert described == sorted(path.stem for path in (ROOT / "tests" / "support").glob("*.py"))
+    assert described == sorted(path.stem for path in (ROOT / "tests" / "support").rglob("*.py"))
 
 
 def test_each_promise_of_the_page_on_safety_names_tests_that_exist() -> None:

@@ -15,7 +15,7 @@ import pytest
 from icedb import Table
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.testing import ClockedStore, ManualClock, check_sound, create_table
-from tests.support.page_reader import Reading, read_as_the_page_says
+from tests.support.site.page_reader import Reading, read_as_the_page_says
 
 SCHEMA = {"k": "VARCHAR", "n": "BIGINT"}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from icedb_dagster.dev.command import main
-from tests.support.pages import ROOT, blocks, run_page
+from tests.support.site.pages import ROOT, blocks, run_page
 
 README_PATH = ROOT / "README.md"
 README = README_PATH.read_text()

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from tests.repository.test_public_names import PUBLIC
-from tests.support.pages import ROOT
+from tests.support.site.pages import ROOT
 
 pytestmark = pytest.mark.process
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.pages import DOCS, ROOT, bucket_of, commands, execute, run_page, runnable_pages, whole_program
+from tests.support.site.pages import DOCS, ROOT, bucket_of, commands, execute, run_page, runnable_pages, whole_program
 
 #: Pages of which another test runs everything: they need a server, or an environment from nothing.
 ELSEWHERE = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pages import DOCS, ROOT, bucket_of, runnable_pages
+from tests.support.site.pages import DOCS, ROOT, bucket_of, runnable_pages
 
 #: The short run has most of what it shows in how-to/spark.md.
 LONGEST = DOCS / "spark.md"
@@ -17,7 +17,7 @@ OTHERS = [page for page in runnable_pages(spark=True) if page != LONGEST]
 #: Runs pages one after the other in one process, whose Java they share, each in the same folder, empty again.
 PROGRAM = """
 import pathlib, shutil, sys
-from tests.support.pages import run
+from tests.support.site.pages import run
 
 for page in sys.argv[1:]:
     for path in pathlib.Path().iterdir():

@@ -1,6 +1,6 @@
 """Without us: the SQL of docs/format.md in plain DuckDB, and Node.js without packages, read what the library reads.
 
-Readers, worlds and faults are in tests/support/without_us.py.
+Readers, worlds and faults are in tests/support/site/without_us.py.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ from icedb.testing import ClockedStore, create_table
 from tests.pages.test_format_page import STEPS, steps
 from tests.promises.test_state_machine import TableMachine, _settings
 from tests.support.make_example_table import FOLDER, put
-from tests.support.pages import ROOT, blocks
-from tests.support.stores import Place
-from tests.support.v3_api import now_ms
-from tests.support.v3_program import V3Program
-from tests.support.without_us import (
+from tests.support.object_stores.stores import Place
+from tests.support.programs.v3_program import V3Program
+from tests.support.site.pages import ROOT, blocks
+from tests.support.site.without_us import (
     LENIENT,
     NODE_FAULTS,
     SCRIPT,
@@ -51,6 +50,7 @@ from tests.support.without_us import (
     node,
     sql_block,
 )
+from tests.support.tables.v3_api import now_ms
 from tests.v3.test_adoption import SCHEMA, opened, rising, rows
 
 pytestmark = pytest.mark.process

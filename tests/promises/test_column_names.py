@@ -19,6 +19,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from tests.support.attacks.attacks.sql_names import NAMES
 from typer.testing import CliRunner
 
 from icedb import Dedup, Table
@@ -33,7 +34,6 @@ from icedb.engines.clickhouse.types import quote_name as clickhouse_name
 from icedb.errors import InvalidBatch, InvalidOption, InvalidPartitionExpression
 from icedb.sql.connections import quote_name
 from icedb_dagster import IceDBIOManager, IceDBResource
-from tests.support.sql_names import NAMES
 
 Row = dict[str, Any]
 

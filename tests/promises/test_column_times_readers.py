@@ -22,10 +22,10 @@ from icedb.engines import arrow, chdb, datafusion, pandas, polars
 from icedb.format.timing import MINUTE_MS
 from icedb.log import IceLogIO, S3Client
 from icedb_dagster.io.inputs import Rows, load
-from tests.support.delta_reading import by_delta
-from tests.support.proxy_views import page
-from tests.support.proxy_worlds import World, ask_app, make_app, question, run
-from tests.support.v3_api import client
+from tests.support.proxy.proxy_views import page
+from tests.support.proxy.proxy_worlds import World, ask_app, make_app, question, run
+from tests.support.tables.delta_reading import by_delta
+from tests.support.tables.v3_api import client
 
 #: What a reader gives: the columns in their order, and the values of `a`.
 Answer = tuple[list[str], list[int]]

@@ -38,8 +38,8 @@ from icedb.testing import (
     create_table,
     open_table,
 )
-from tests.support.plain_table import PlainTable
-from tests.support.plain_table import live_numbers as rows
+from tests.support.tables.plain_table import PlainTable
+from tests.support.tables.plain_table import live_numbers as rows
 
 TIMEOUT_MS = 5 * MINUTE_MS
 # One more page than S3 lists at a time, and one more request than it deletes at a time.

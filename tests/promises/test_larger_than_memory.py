@@ -39,7 +39,7 @@ def test_a_gibibyte_of_parquet_goes_in_with_half_of_it_in_memory(tmp_path: Path)
     source.mkdir()
     assert write_files(source) >= 1024 * MIB
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.larger_than_memory",
+        [sys.executable, "-m", "tests.support.programs.larger_than_memory",
          str(table), f"{source}/*.parquet", str(MEMORY_BYTES)],
         cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=1_200,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Ten processes on one table, killed with SIGKILL at random: see tests/support/mixed_load.py, which is the test."""
+"""Ten processes on one table, killed with SIGKILL at random; tests/support/programs/mixed_load.py has the test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-PROGRAM = Path(__file__).parents[1] / "support" / "mixed_load.py"
+PROGRAM = Path(__file__).parents[1] / "support" / "programs" / "mixed_load.py"
 # `make torture` asks for more, and may repeat a seed.
 SECONDS = float(os.environ.get("ICEDB_MIXED_LOAD_SECONDS", "8"))
 SEED = int(os.environ.get("ICEDB_MIXED_LOAD_SEED", random.SystemRandom().randrange(1_000_000)))

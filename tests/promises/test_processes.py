@@ -12,8 +12,8 @@ import pytest
 
 from icedb import Table, Timing
 from icedb.testing import check_sound
+from tests.support.programs.worker import main
 from tests.support.waiting import SECONDS_MAX
-from tests.support.worker import main
 
 pytestmark = pytest.mark.process
 
@@ -25,7 +25,7 @@ SHORT = {"max_skew_ms": 1_500, "commit_timeout_ms": 2_000, "grace_ms": 4_000}
 
 
 class Worker:
-    """A process of `tests/support/worker.py`."""
+    """A process of `tests/support/programs/worker.py`."""
 
     def __init__(self, place: Any, **task: Any) -> None:
         self._results, results = PROCESSES.Pipe(duplex=False)

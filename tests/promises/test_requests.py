@@ -13,7 +13,7 @@ from icedb.operations.commits.actions import Replace
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import CONCURRENT_GETS, ObjectNotFound, ObjectStore, open_store
 from icedb.transaction.exclusive import commit_exclusive
-from tests.support.counting_proxy import CountingProxy
+from tests.support.object_stores.counting_proxy import CountingProxy
 
 pytestmark = pytest.mark.s3
 

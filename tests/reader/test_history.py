@@ -15,7 +15,7 @@ from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.reader.diff import columns_of
 from icedb.reader.history import LogFileInfo, log_files
 from icedb.testing import ClockedStore, ManualClock, create_table, open_table
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from icedb.reader.predicate_pushdown import asked_of_table
 from icedb.sql.column_stats import TEXT_MAX, bounds_of, encode_statistics, prune_by_bounds
 from icedb.sql.connections import connect_sandbox
 from icedb.sql.predicates import check_predicate
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
 
 LONG = "ж" * 70
 

@@ -23,9 +23,9 @@ import pytest
 import yaml
 
 import icedb
-from tests.support.compose_file import DEPLOY, VARIABLE, Here, load, read_env, variables
-from tests.support.dagster_platform import until
-from tests.support.pages import ROOT, blocks
+from tests.support.dagster.dagster_platform import until
+from tests.support.site.compose_file import DEPLOY, VARIABLE, Here, load, read_env, variables
+from tests.support.site.pages import ROOT, blocks
 from tests.support.waiting import wait_until
 
 dg = pytest.importorskip("dagster")

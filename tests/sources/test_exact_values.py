@@ -15,7 +15,7 @@ import pytest
 from icedb import Aggregating, Table
 from icedb.errors import IceDBError, InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
 from tests.operations.write.test_insert_query import objects, rows
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
 
 #: In a file without types: the column's type, a text that says such a value, and texts that say something else.
 TEXTS: list[tuple[str, str, Any, list[str]]] = [

@@ -18,7 +18,7 @@ from icedb.errors import AccessDenied, IceDBError, InvalidBatch, SchemaConflict,
 from icedb.sources.open_source import open_batch
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import open_store
-from tests.support.input_reader import Found, read
+from tests.support.tables.input_reader import Found, read
 
 
 class Folder:

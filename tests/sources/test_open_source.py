@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from icedb.errors import IceDBError, InvalidBatch, SchemaConflict, UnsupportedType
 from icedb.sources.batch import CHUNK_ROWS
-from tests.support.input_reader import HERE, read
+from tests.support.tables.input_reader import HERE, read
 
 U1, U2 = uuid.UUID(int=1), uuid.UUID(int=2**127 + 5)
 EAST = timezone(timedelta(hours=5, minutes=30))

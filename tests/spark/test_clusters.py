@@ -16,8 +16,15 @@ import pytest
 pytest.importorskip("pyspark")
 
 from icedb import Table
-from tests.support.counting_proxy import CountingProxy
-from tests.support.spark_clusters import TWO_EXECUTORS, Driver, RemoteError, connect_server, environment, standalone
+from tests.support.object_stores.counting_proxy import CountingProxy
+from tests.support.spark.spark_clusters import (
+    TWO_EXECUTORS,
+    Driver,
+    RemoteError,
+    connect_server,
+    environment,
+    standalone,
+)
 
 #: The short run has one of the two that are servers, each every other day.
 pytestmark = [pytest.mark.spark, pytest.mark.s3, pytest.mark.sampled(cases=1)]

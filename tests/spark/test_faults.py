@@ -24,8 +24,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from icedb import Table
 from icedb.spark.datasource.writer import open_writer
-from tests.support.counting_proxy import CountingProxy, HttpRequest
-from tests.support.spark_clusters import (
+from tests.support.object_stores.counting_proxy import CountingProxy, HttpRequest
+from tests.support.spark.spark_clusters import (
     TWO_EXECUTORS,
     Driver,
     RemoteError,

@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 from benchmarks.events import PARTITION_BY, SORT_BY, Events, make_events
 from benchmarks.rounds import peak_worker_bytes
 from icedb import Table
-from tests.support.spark_clusters import Driver, environment
+from tests.support.spark.spark_clusters import Driver, environment
 
 pytestmark = pytest.mark.spark
 

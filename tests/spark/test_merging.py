@@ -51,11 +51,11 @@ from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import open_store
 from icedb.testing import Crash, Fault, FaultyStore
 from icedb.transaction.table_handle import Handle
-from tests.support.sabotage import Saboteur, attempts
-from tests.support.spark_clusters import connect_server, environment
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
+from tests.support.programs.sabotage import Saboteur, attempts
+from tests.support.spark.spark_clusters import connect_server, environment
 
-CONNECT_PROGRAM = Path(__file__).parents[1] / "support" / "connect_merging.py"
+CONNECT_PROGRAM = Path(__file__).parents[1] / "support" / "spark" / "connect_merging.py"
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]
 

@@ -23,12 +23,12 @@ pytest.importorskip("pyspark")
 from icedb import Table
 from icedb.errors import RetryableError
 from icedb.reader.snapshot import Snapshot
-from tests.support.maintenance_loop import ACTS, TIMING, Days, arguments
-from tests.support.spark_clusters import Driver, environment
+from tests.support.programs.maintenance_loop import ACTS, TIMING, Days, arguments
+from tests.support.spark.spark_clusters import Driver, environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
-PROGRAM = Path(__file__).parents[1] / "support" / "maintenance_loop.py"
+PROGRAM = Path(__file__).parents[1] / "support" / "programs" / "maintenance_loop.py"
 SECONDS = float(os.environ.get("ICEDB_MIXED_LOAD_SECONDS", "25"))
 # A machine that does much else runs on until everything has happened.
 PATIENCE_SECONDS = 240

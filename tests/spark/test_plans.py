@@ -20,9 +20,9 @@ from pyspark.sql import DataFrame, SparkSession
 import icedb.spark
 from icedb import Table
 from icedb.spark.datasource import pushdown_warning
-from tests.support.spark_answers import plan_of
-from tests.support.spark_clusters import connect_server, environment
-from tests.support.spark_plans import ROWS, check_sequence, create
+from tests.support.spark.spark_answers import plan_of
+from tests.support.spark.spark_clusters import connect_server, environment
+from tests.support.spark.spark_plans import ROWS, check_sequence, create
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:spark.sql.python.filterPushdown")]
 
@@ -86,7 +86,7 @@ def test_sequences_of_plans_over_spark_connect(spark_home: Path, tmp_path: Path)
     (tmp_path / "server").mkdir()
     with connect_server(tmp_path / "server", env) as address:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.support.spark_plans", address, str(tmp_path / "tables"), "4"],
+            [sys.executable, "-m", "tests.support.spark.spark_plans", address, str(tmp_path / "tables"), "4"],
             env=env,
             cwd=Path(__file__).parents[2],
             capture_output=True,

@@ -42,7 +42,7 @@ from icedb.spark.datasource.type_mapping import held, spark_schema
 from icedb.sql.connections import MIB
 from icedb.transaction.table_handle import Part
 from tests.promises.test_column_times_readers import evolved
-from tests.support.spark_answers import plan_of, rows_of
+from tests.support.spark.spark_answers import plan_of, rows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]
 

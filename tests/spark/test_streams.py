@@ -36,8 +36,8 @@ from tests.spark.test_faults import (
     orphans,
     rows,
 )
-from tests.support.counting_proxy import CountingProxy, HttpRequest
-from tests.support.spark_clusters import Driver, RemoteError, SharedDriver, environment
+from tests.support.object_stores.counting_proxy import CountingProxy, HttpRequest
+from tests.support.spark.spark_clusters import Driver, RemoteError, SharedDriver, environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 

@@ -24,9 +24,9 @@ import icedb
 from icedb.errors import InvalidOption
 from icedb_dagster import ConnectSpark, EmrServerlessSpark, EmrSpark, LocalSpark, SparkPlace, StandaloneSpark
 from icedb_dagster.dev.command import main
-from tests.support.spark_clusters import SESSION, TWO_EXECUTORS, connect_server, environment, standalone
+from tests.support.spark.spark_clusters import SESSION, TWO_EXECUTORS, connect_server, environment, standalone
 
-PROGRAM = str(Path(__file__).parents[1] / "support" / "pipes_program.py")
+PROGRAM = str(Path(__file__).parents[1] / "support" / "spark" / "pipes_program.py")
 SECRET = "correct horse battery staple"
 ENV = {"PASSWORD": SECRET}
 

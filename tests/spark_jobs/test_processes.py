@@ -20,8 +20,8 @@ dg = pytest.importorskip("dagster")
 
 # ruff: noqa: E402 - without the extras there is nothing to import
 from icedb import Table
-from tests.support.pages import ROOT
-from tests.support.spark_clusters import SESSION, environment, standalone
+from tests.support.site.pages import ROOT
+from tests.support.spark.spark_clusters import SESSION, environment, standalone
 
 pytestmark = pytest.mark.spark
 

@@ -22,9 +22,9 @@ pytest.importorskip("pyspark")
 from icedb import Table
 from icedb.errors import InvalidOption
 from spark_jobs import backfill, export_table, ingest_events, merge_table, stream_events
-from tests.support.counting_proxy import CountingProxy, HttpRequest
-from tests.support.pages import ROOT, blocks
-from tests.support.stores import Place
+from tests.support.object_stores.counting_proxy import CountingProxy, HttpRequest
+from tests.support.object_stores.stores import Place
+from tests.support.site.pages import ROOT, blocks
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]  # the session that the programs find
 

@@ -15,7 +15,7 @@ import pytest
 from icedb import Table
 from icedb.errors import InvalidOption, MissingExtra, MissingPart, SnapshotExpired
 from icedb.sql.query_result import QueryResult
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
 
 ROWS = [{"n": n, "text": f"é{n}"} for n in range(3)]
 

@@ -10,7 +10,7 @@ import pytest
 import icedb
 from icedb.errors import AccessDenied, BucketNotFound, InvalidOption, InvalidURI
 from icedb.storage.location import parse_location
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
 
 KEY = base64.b64encode(b"a key that must never be shown..").decode()
 OPTIONS = {"AZURE_STORAGE_ACCOUNT_NAME": "lakehouse", "AZURE_STORAGE_ACCOUNT_KEY": KEY}

@@ -21,10 +21,10 @@ from icedb.storage.credentials import Credentials, as_provider
 from icedb.storage.location import Location, parse_location
 from icedb.storage.obstore_store import fetch
 from icedb.writer.part_writer import put_part
-from tests.support.rotating_keys import Keys, without_keys
-from tests.support.stores import ALLOW_ALL, Place, S3Server
+from tests.support.object_stores.rotating_keys import Keys, without_keys
+from tests.support.object_stores.stores import ALLOW_ALL, Place, S3Server
 
-pytest_plugins = ["tests.support.rotating_keys"]
+pytest_plugins = ["tests.support.object_stores.rotating_keys"]
 
 SECRET = "sEcReT-that-must-not-be-shown"
 

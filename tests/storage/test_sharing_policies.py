@@ -11,7 +11,7 @@ import pytest
 
 import icedb
 from icedb.errors import AccessDenied
-from tests.support.pages import ROOT
+from tests.support.site.pages import ROOT
 
 pytestmark = pytest.mark.s3
 

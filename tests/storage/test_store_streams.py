@@ -25,7 +25,7 @@ from icedb.storage.location import parse_location, with_log
 from icedb.storage.obstore_store import PIECE_BYTES, ObjectNotFound, ObjectStore, open_store, open_stream, presign
 from icedb.storage.split_store import TwoStores
 from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
 
 # More than two pieces, and not a number of whole ones.
 BODY = b"".join(hashlib.sha512(n.to_bytes(4)).digest() for n in range(40_000))

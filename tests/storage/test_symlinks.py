@@ -30,7 +30,7 @@ from icedb.storage.obstore_store import (
     some_below,
 )
 from icedb.transaction.table_handle import Handle, Part
-from tests.support.proxy_worlds import KEY, AppSide, make_app
+from tests.support.proxy.proxy_worlds import KEY, AppSide, make_app
 
 SECRET = b"root:x:0:0"
 

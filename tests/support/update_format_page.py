@@ -14,7 +14,7 @@ from icedb.format.codec import encode
 from icedb.format.keys import Keys
 from icedb.format.records import LogFile
 from icedb.testing import ManualClock
-from tests.support.page_reader import Reading, read_as_the_page_says
+from tests.support.site.page_reader import Reading, read_as_the_page_says
 
 PAGE = Path(__file__).parents[2] / "docs" / "format.md"
 PREFIX = "lake/clicks"

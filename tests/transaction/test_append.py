@@ -46,7 +46,7 @@ from icedb.testing import (
 )
 from icedb.transaction.append import UNANSWERED_MAX, PutOutcome, put_if_absent
 from icedb.transaction.exclusive import EXCLUSIVE_ATTEMPTS_MAX, commit_exclusive
-from tests.support.plain_table import PlainTable, part_rows
+from tests.support.tables.plain_table import PlainTable, part_rows
 
 TIMEOUT_MS = 5 * MINUTE_MS
 Rows = tuple[tuple[int, int], ...]

@@ -43,7 +43,7 @@ from icedb.testing import (
     open_table,
 )
 from icedb.util.clock import Clock
-from tests.support.plain_table import PlainTable, part_rows
+from tests.support.tables.plain_table import PlainTable, part_rows
 
 TIMEOUT_MS = 5 * MINUTE_MS
 TXN = ("app", 5)

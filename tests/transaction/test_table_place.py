@@ -19,8 +19,8 @@ from icedb.storage.obstore_store import open_store
 from icedb.testing import ClockedStore, ManualClock, create_table
 from icedb.transaction.append import append
 from icedb.transaction.table_place import foreign_roots, is_below, locations_above
-from tests.support.stores import Place
-from tests.support.v3_api import client, program
+from tests.support.object_stores.stores import Place
+from tests.support.tables.v3_api import client, program
 
 
 def create(place: Place, **options: object) -> Table:

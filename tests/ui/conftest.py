@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.support.stores import S3Server
+from tests.support.object_stores.stores import S3Server
 from tests.ui.example_platform import ExamplePlatform, example_platform
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from tests.support.pages import ROOT
+from tests.support.site.pages import ROOT
 from tests.ui.conftest import FLAGS
 
 

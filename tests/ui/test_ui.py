@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.support.dagster_platform import until
+from tests.support.dagster.dagster_platform import until
 from tests.ui.conftest import Pictures
 from tests.ui.example_platform import DAYS, ExamplePlatform
 

@@ -9,7 +9,7 @@ import pytest
 
 from icedb import Table
 from icedb.util.arrow_offsets import aligned
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
 
 G = pa.struct([("g", pa.int8())])
 INNER = pa.array([{"g": None}, {"g": 5}, {"g": 6}], G)

@@ -8,7 +8,7 @@ import pytest
 
 from icedb import Table
 from icedb.util.thread_pool import pool_of
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
 
 
 @pytest.fixture

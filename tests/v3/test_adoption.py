@@ -1,6 +1,6 @@
 """Tables that v3 programs made are opened and maintained; tables of ours are read and appended to by v3 programs.
 
-The v3 program is `tests.support.v3_program`, which uses nothing of the library.
+The v3 program is `tests.support.programs.v3_program`, which uses nothing of the library.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import pytest
 
 from icedb import Table
 from icedb.errors import InvalidBatch, InvalidPartitionValue, InvalidURI, SchemaConflict, TableExists, TableNotFound
-from tests.support.stores import Place
-from tests.support.v3_api import now_ms
-from tests.support.v3_program import Row, V3Program
+from tests.support.object_stores.stores import Place
+from tests.support.programs.v3_program import Row, V3Program
+from tests.support.tables.v3_api import now_ms
 
 SCHEMA = {"k": "VARCHAR", "n": "BIGINT"}
 

@@ -27,9 +27,9 @@ from icedb.errors import (
 )
 from icedb.icedb import CompressionCodec, IceDBv3
 from icedb.log import IceLogIO, NoLogFilesException, S3Client, SchemaConflictException
-from tests.support.stores import BUCKET, Place
-from tests.support.v3_api import alive, by_p, client, log_files, markers, now_ms, objects, program, rows_of
-from tests.support.v3_program import V3Program
+from tests.support.object_stores.stores import BUCKET, Place
+from tests.support.programs.v3_program import V3Program
+from tests.support.tables.v3_api import alive, by_p, client, log_files, markers, now_ms, objects, program, rows_of
 
 pytestmark = pytest.mark.s3
 

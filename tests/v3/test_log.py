@@ -24,9 +24,9 @@ from icedb.log import (
     SchemaConflictException,
     get_log_file_info,
 )
-from tests.support.stores import Place
-from tests.support.v3_api import client, now_ms, objects, program
-from tests.support.v3_program import V3Program
+from tests.support.object_stores.stores import Place
+from tests.support.programs.v3_program import V3Program
+from tests.support.tables.v3_api import client, now_ms, objects, program
 
 # ---------------------------------------------------------------------------------------- records
 

@@ -13,9 +13,9 @@ import pytest
 from icedb.errors import InvalidBatch, InvalidOption, UnknownColumn
 from icedb.icedb import CompressionCodec, IceDBv3
 from icedb.log import FileMarker, IceLogIO, LogTombstone, NoLogFilesException, S3Client, Schema, SchemaConflictException
-from tests.support.stores import Place
-from tests.support.v3_api import alive, client, log_files, markers, now_ms, objects, program, rows_of
-from tests.support.v3_program import V3Program
+from tests.support.object_stores.stores import Place
+from tests.support.programs.v3_program import V3Program
+from tests.support.tables.v3_api import alive, client, log_files, markers, now_ms, objects, program, rows_of
 
 SCHEMA = {"u": "VARCHAR", "n": "BIGINT"}
 

@@ -14,7 +14,7 @@ import pytest
 from icedb import Table
 from icedb.errors import InvalidBatch, InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
 from tests.operations.write.test_insert_query import objects, rows
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
 
 
 def test_columns_are_the_union_over_all_rows_and_batches(place: Place) -> None:

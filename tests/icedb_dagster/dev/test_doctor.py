@@ -36,7 +36,7 @@ from icedb_dagster.dev.doctor.versions import judge_versions, read_versions
 from icedb_dagster.dev.project.workspace import load_code
 from icedb_dagster.dev.stack import database
 from icedb_dagster.locking.lock_pools import PoolLimit
-from tests.support.stores import BUCKET, Place, S3Server
+from tests.support.object_stores.stores import BUCKET, Place, S3Server
 
 # Judgements
 

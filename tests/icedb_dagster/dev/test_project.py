@@ -27,7 +27,7 @@ from icedb_dagster.dev.project import create_project
 from icedb_dagster.dev.stack import ports, processes
 from icedb_dagster.dev.stack.graphql import request
 from tests.icedb_dagster.dev.test_stack import _processes_of
-from tests.support.pages import blocks
+from tests.support.site.pages import blocks
 from tests.support.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[3]

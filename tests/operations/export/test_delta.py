@@ -34,7 +34,7 @@ from icedb.errors import (
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
 from icedb.operations.export import delta
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, create_table, open_table
-from tests.support.delta_reading import actions, by_delta, check_same, files, texts
+from tests.support.tables.delta_reading import actions, by_delta, check_same, files, texts
 
 #: A value of each type that Delta can have.
 TYPES = {

@@ -18,7 +18,7 @@ from icedb import Table
 from icedb.errors import IceDBError, InvalidOption, OutcomeUnknownError, SnapshotExpired, UnknownColumn
 from icedb.format.timing import HOUR_MS
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, create_table, open_table
-from tests.support.delta_reading import texts
+from tests.support.tables.delta_reading import texts
 
 START = datetime(2026, 11, 21, 22)
 

@@ -49,9 +49,9 @@ from icedb.testing import (
     open_table,
 )
 from icedb.transaction.open_table import create_handle
-from tests.support.parquet_sources import beside, encode, put_files, stored
-from tests.support.plain_table import live_numbers
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
+from tests.support.tables.parquet_sources import beside, encode, put_files, stored
+from tests.support.tables.plain_table import live_numbers
 
 DAYS = {
     "d=2026-01-01/a.parquet": [{"n": 3, "s": "c"}, {"n": 1, "s": "a"}],

@@ -13,8 +13,8 @@ import pytest
 from icedb import Dedup, Table
 from icedb.errors import CorruptionError, CorruptLog, IceDBError, InvalidOption
 from icedb.services.proxy.config.tenant_documents import Source, tenant_of
-from tests.support.proxy_views import asked
-from tests.support.proxy_worlds import World, make_app, run
+from tests.support.proxy.proxy_views import asked
+from tests.support.proxy.proxy_worlds import World, make_app, run
 
 #: What stands in a place of a number or a text that no program of ours puts there.
 NO_NUMBERS = [

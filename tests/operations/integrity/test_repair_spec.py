@@ -23,8 +23,8 @@ from icedb.storage.obstore_store import ObjectStore
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, create_table, open_table
 from icedb.transaction.open_table import open_handle
 from icedb.transaction.table_handle import Handle
-from tests.support.stores import Place
-from tests.support.v3_api import program
+from tests.support.object_stores.stores import Place
+from tests.support.tables.v3_api import program
 
 LOST = r"'[^']*_table\.json' is missing"
 

@@ -31,7 +31,7 @@ from icedb.testing import (
     create_table,
     open_table,
 )
-from tests.support.plain_table import PlainTable, live_numbers
+from tests.support.tables.plain_table import PlainTable, live_numbers
 
 
 @pytest.fixture

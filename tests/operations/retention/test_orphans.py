@@ -31,7 +31,7 @@ from icedb.testing import (
 )
 from icedb.transaction.open_table import open_handle
 from icedb.util.clock import SystemClock
-from tests.support.plain_table import PlainTable, live_numbers
+from tests.support.tables.plain_table import PlainTable, live_numbers
 
 SKEW_MS = Timing().max_skew_ms
 

@@ -27,7 +27,7 @@ from icedb.testing import (
     create_table,
     open_table,
 )
-from tests.support.plain_table import live_numbers
+from tests.support.tables.plain_table import live_numbers
 
 FULL = [0, 1, 10, 11, 20, 21]
 

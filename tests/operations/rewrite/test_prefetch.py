@@ -23,7 +23,7 @@ from icedb.sql.connections import MEMORY_BYTES_MIN, connect_reader
 from icedb.storage.obstore_store import FETCH_BYTES
 from icedb.transaction.table_handle import Part
 from icedb.writer.part_writer import put_part
-from tests.support.counting_proxy import CountingProxy
+from tests.support.object_stores.counting_proxy import CountingProxy
 
 
 @pytest.fixture

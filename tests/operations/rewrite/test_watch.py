@@ -18,7 +18,7 @@ from icedb.cli import app
 from icedb.errors import CommitStateUnknown, IceDBError, InvalidOption, StoreUnavailable, TableNotFound
 from icedb.operations.rewrite.watch import watch
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, check_sound, create_table
-from tests.support.watch_program import WatchProgram
+from tests.support.programs.watch_program import WatchProgram
 
 
 class Rounds(threading.Event):

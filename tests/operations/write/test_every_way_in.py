@@ -18,7 +18,7 @@ import pytest
 
 from icedb import Table
 from icedb.errors import InvalidBatch, InvalidOption
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
 
 ROWS = [
     {"user": 1, "event": "open", "price": 1.5},

@@ -15,7 +15,7 @@ from icedb.errors import (
     SchemaConflict,
     UnsupportedType,
 )
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
 
 EVENTS = [
     {"ts": 10, "user": "a", "event": "open"},

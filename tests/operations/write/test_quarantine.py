@@ -28,7 +28,7 @@ from icedb.errors import (
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import open_store
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table
-from tests.support.siblings import Rows, Siblings
+from tests.support.tables.siblings import Rows, Siblings
 
 TXN = ("app", 5)
 COLUMNS = ["quarantined_at", "source", "reason", "row"]

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from icedb import Table
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
 
 UTC = dt.UTC
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)

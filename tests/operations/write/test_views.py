@@ -34,8 +34,8 @@ from icedb.format.table_spec import Aggregating, Dedup, Replacing, TableSpec, Vi
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import open_store
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table, open_table
-from tests.support.siblings import Rows, Siblings
-from tests.support.stores import Place
+from tests.support.object_stores.stores import Place
+from tests.support.tables.siblings import Rows, Siblings
 
 TOTALS = "SELECT k, count(*) AS n, sum(v)::BIGINT AS v FROM _rows GROUP BY k"
 SUMMED = Aggregating(by=("k",), sum=("n", "v"))

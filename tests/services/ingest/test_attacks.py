@@ -19,7 +19,7 @@ import pytest
 from icedb import Table
 from icedb.services.ingest.events.event_decoder import write_key
 from icedb.services.ingest.events.rejections import Refusal
-from tests.support.ingest_process import ARROW, JSON, KEY, LINES, Client, IngestProcess, service_config
+from tests.support.ingest.ingest_process import ARROW, JSON, KEY, LINES, Client, IngestProcess, service_config
 
 pytestmark = pytest.mark.process
 

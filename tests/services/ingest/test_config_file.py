@@ -17,8 +17,8 @@ from icedb.services.ingest.config.settings import TenantLimits
 from icedb.services.ingest.config.tenant_directory import TenantsFile
 from icedb.services.ingest.config.tenants import Tenants
 from icedb.services.ingest.events.segment import SEGMENT_SCHEMA
-from tests.support.ingest_process import KEY, OTHER_KEY, SECRET
-from tests.support.proxy_process import ROOT, proxy_command
+from tests.support.ingest.ingest_process import KEY, OTHER_KEY, SECRET
+from tests.support.proxy.proxy_process import ROOT, proxy_command
 
 SERVER = '[server]\nlisten = "127.0.0.1:0"\n'
 TABLE = '[[table]]\nname = "events"\nuri = "lake/events"\n'

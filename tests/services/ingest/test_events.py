@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from icedb import Table
 from icedb.util.clock import SystemClock, writer_name
-from tests.support.ingest_process import ARROW, KEY, LINES, OTHER_KEY, Client, IngestProcess, service_config
+from tests.support.ingest.ingest_process import ARROW, KEY, LINES, OTHER_KEY, Client, IngestProcess, service_config
 
 pytestmark = pytest.mark.process
 

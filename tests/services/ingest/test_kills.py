@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from icedb import Table
-from tests.support.ingest_kills import check_nothing_lost_or_doubled, kill_again_and_again, killing_config
-from tests.support.stores import Place
+from tests.support.ingest.ingest_kills import check_nothing_lost_or_doubled, kill_again_and_again, killing_config
+from tests.support.object_stores.stores import Place
 
 
 @pytest.mark.process

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from icedb.services.ingest.config.config_file import load_config
-from tests.support.ingest_process import KEY, SECRET, IngestProcess
-from tests.support.pages import ROOT, blocks, whole_program
+from tests.support.ingest.ingest_process import KEY, SECRET, IngestProcess
+from tests.support.site.pages import ROOT, blocks, whole_program
 
 pytestmark = pytest.mark.process
 
@@ -75,7 +75,7 @@ def test_what_the_page_shows_runs_and_gives_what_it_says(folder: Path, service: 
             call
         )
     (folder / "program.py").write_text(here(whole_program(PAGE), service))
-    runner = "from pathlib import Path; from tests.support.pages import execute; "
+    runner = "from pathlib import Path; from tests.support.site.pages import execute; "
     run(folder, [sys.executable, "-c", runner + "execute(Path('program.py').read_text(), 'docs/ingest.md')"])
     [looking] = calls[len(answers) :]
     said = run(folder, ["bash", "-euc", here(looking, service)]).splitlines()

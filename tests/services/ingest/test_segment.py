@@ -15,7 +15,7 @@ from segment.analytics.client import Client as SegmentClient
 
 from icedb import Table
 from icedb.services.ingest.events.segment import SEGMENT_SCHEMA
-from tests.support.ingest_process import KEY, OTHER_KEY, SECRET, Client, IngestProcess, Reply, service_config
+from tests.support.ingest.ingest_process import KEY, OTHER_KEY, SECRET, Client, IngestProcess, Reply, service_config
 
 pytestmark = pytest.mark.process
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from icedb import Table
-from tests.support.counting_proxy import CountingProxy, HttpRequest
-from tests.support.ingest_process import KEY, OTHER_KEY, Client, IngestProcess, Reply
-from tests.support.stores import Place, S3Server
+from tests.support.ingest.ingest_process import KEY, OTHER_KEY, Client, IngestProcess, Reply
+from tests.support.object_stores.counting_proxy import CountingProxy, HttpRequest
+from tests.support.object_stores.stores import Place, S3Server
 
 WAIT_SECONDS_MAX = 60
 

@@ -17,7 +17,7 @@ from icedb import Table
 from icedb.services.ingest.config.config_check import check_config
 from tests.services.ingest.test_events import arrow
 from tests.services.ingest.test_server import until
-from tests.support.ingest_process import ARROW, KEY, OTHER_KEY, Client, IngestProcess, Reply
+from tests.support.ingest.ingest_process import ARROW, KEY, OTHER_KEY, Client, IngestProcess, Reply
 
 pytestmark = pytest.mark.process
 

@@ -25,7 +25,7 @@ from botocore.config import Config
 
 from icedb.services.http.log_lines import LineWriter, TextLines
 from icedb.services.proxy.access_log import AccessLog, AccessRecord
-from tests.support.proxy_process import ROOT, proxy_command
+from tests.support.proxy.proxy_process import ROOT, proxy_command
 
 DEADLINE_SECONDS = 20
 KEY = "ACMEKEY1"

@@ -31,7 +31,8 @@ from botocore.exceptions import ClientError
 from icedb import Table
 from icedb.format.records import Marker
 from icedb.transaction.append import append
-from tests.support.proxy_clients import (
+from tests.support.object_stores.stores import BUCKET, S3Server
+from tests.support.proxy.proxy_clients import (
     BY_KEY,
     CLIENTS,
     Access,
@@ -42,8 +43,7 @@ from tests.support.proxy_clients import (
     obstore_store,
     run_aws,
 )
-from tests.support.proxy_process import ProxyProcess
-from tests.support.stores import BUCKET, S3Server
+from tests.support.proxy.proxy_process import ProxyProcess
 
 pytestmark = pytest.mark.s3
 

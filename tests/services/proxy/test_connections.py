@@ -22,9 +22,9 @@ import pytest
 from icedb import Table
 from icedb.services.proxy.config.tenants import AccessKey
 from tests.services.proxy.test_server import certificates  # noqa: F401  # a fixture
-from tests.support.proxy_attacks import replies
-from tests.support.proxy_process import ProxyProcess
-from tests.support.proxy_worlds import signed_headers
+from tests.support.proxy.proxy_attacks import replies
+from tests.support.proxy.proxy_process import ProxyProcess
+from tests.support.proxy.proxy_worlds import signed_headers
 
 pytestmark = pytest.mark.process
 

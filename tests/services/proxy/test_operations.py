@@ -26,8 +26,8 @@ from icedb import Table
 from icedb.services.proxy.app import BODY_BYTES_MAX
 from icedb.services.proxy.catalog.table_catalog import Tables
 from icedb.services.proxy.config.tenants import AccessKey, VirtualBucket
-from tests.support.proxy_worlds import DOMAIN, AppSide, Heard, ServerSide, Side, make_app
-from tests.support.stores import Place, S3Server
+from tests.support.object_stores.stores import Place, S3Server
+from tests.support.proxy.proxy_worlds import DOMAIN, AppSide, Heard, ServerSide, Side, make_app
 
 pytestmark = pytest.mark.s3
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pages import ROOT, blocks, execute, whole_program
-from tests.support.proxy_process import ProxyProcess
+from tests.support.proxy.proxy_process import ProxyProcess
+from tests.support.site.pages import ROOT, blocks, execute, whole_program
 
 pytestmark = pytest.mark.process
 
@@ -52,7 +52,7 @@ def test_what_the_page_shows_runs_and_gives_what_it_says(folder: Path) -> None:
         code = code.replace(ADDRESS, proxy.endpoint.removeprefix("http://"))
         assert INSTALL not in code
         (folder / "tenant.py").write_text(code)
-        runner = "import sys; from pathlib import Path; from tests.support.pages import execute; "
+        runner = "import sys; from pathlib import Path; from tests.support.site.pages import execute; "
         runner += "execute(Path('tenant.py').read_text(), 'docs/proxy.md')"
         clean = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
         done = subprocess.run(

@@ -27,7 +27,7 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from prometheus_client.parser import text_string_to_metric_families
 
 from icedb import Table
-from tests.support.proxy_process import ROOT, ProxyProcess, proxy_command
+from tests.support.proxy.proxy_process import ROOT, ProxyProcess, proxy_command
 
 pytestmark = pytest.mark.process
 

@@ -40,7 +40,7 @@ from icedb.services.proxy.s3.s3_errors import S3Error
 from icedb.services.proxy.signing import Caller, authenticate
 from icedb.sql.connections import load_httpfs
 from icedb.util.clock import SystemClock
-from tests.support.proxy_signatures import (
+from tests.support.proxy.proxy_signatures import (
     ACME,
     BUCKET,
     EMPTY_SHA256,

@@ -19,7 +19,8 @@ from icedb.services.proxy.catalog.table_catalog import KNOWN_SECONDS, Tables
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.storage.obstore_store import ObjectStore
 from icedb.testing import Fault, create_table
-from tests.support.proxy_views import (
+from tests.support.object_stores.stores import Place
+from tests.support.proxy.proxy_views import (
     REFRESH_MS,
     asked,
     is_there,
@@ -28,8 +29,7 @@ from tests.support.proxy_views import (
     says_nothing,
     shown,
 )
-from tests.support.proxy_worlds import World, heard, make_app, question, run, together
-from tests.support.stores import Place
+from tests.support.proxy.proxy_worlds import World, heard, make_app, question, run, together
 
 # ------------------------------------------------------------------------------------------ tables
 

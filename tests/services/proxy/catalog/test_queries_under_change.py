@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from icedb import Table, Timing
-from tests.support.proxy_clients import CLIENTS, Access, Ask, Group, ask_boto3
-from tests.support.proxy_process import ProxyProcess
-from tests.support.stores import BUCKET, S3Server
+from tests.support.object_stores.stores import BUCKET, S3Server
+from tests.support.proxy.proxy_clients import CLIENTS, Access, Ask, Group, ask_boto3
+from tests.support.proxy.proxy_process import ProxyProcess
 
 pytestmark = pytest.mark.s3
 

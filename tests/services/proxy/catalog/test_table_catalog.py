@@ -20,7 +20,7 @@ from icedb.services.proxy.catalog.view_cache import ViewCache
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.services.proxy.s3.s3_errors import S3Error
 from icedb.testing import Request
-from tests.support.proxy_views import (
+from tests.support.proxy.proxy_views import (
     HOLD_MS,
     REFRESH_MS,
     is_there,
@@ -28,7 +28,7 @@ from tests.support.proxy_views import (
     refusal,
     shown,
 )
-from tests.support.proxy_worlds import World, make_app, run, together
+from tests.support.proxy.proxy_worlds import World, make_app, run, together
 
 # ------------------------------------------------------------------------------------------ looks
 

@@ -21,7 +21,8 @@ import pytest
 
 from icedb.services.proxy.s3.request import HttpRequest
 from icedb.util.clock import SystemClock
-from tests.support.proxy_attacks import (
+from tests.support.object_stores.stores import BUCKET, S3Server
+from tests.support.proxy.proxy_attacks import (
     ACME,
     RIVAL,
     Key,
@@ -35,7 +36,6 @@ from tests.support.proxy_attacks import (
     with_header,
     with_parameter,
 )
-from tests.support.stores import BUCKET, S3Server
 
 pytestmark = pytest.mark.s3
 

@@ -24,10 +24,10 @@ from icedb.format.records import Marker
 from icedb.services.proxy.catalog.bucket_view import View
 from icedb.services.proxy.s3.listing import page_of
 from icedb.services.proxy.s3.request import HttpRequest
-from tests.support.proxy_attacks import ACME, SOCKET_SECONDS, Asker, replies, wire
-from tests.support.proxy_process import ProxyProcess
-from tests.support.proxy_worlds import World as InProcess
-from tests.support.proxy_worlds import run
+from tests.support.proxy.proxy_attacks import ACME, SOCKET_SECONDS, Asker, replies, wire
+from tests.support.proxy.proxy_process import ProxyProcess
+from tests.support.proxy.proxy_worlds import World as InProcess
+from tests.support.proxy.proxy_worlds import run
 
 REQUESTS = 500
 #: Each once on its own connection.

@@ -14,13 +14,13 @@ import pytest
 from icedb.format.records import Marker
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.services.proxy.catalog.table_catalog import AHEAD_MS_MAX, Tables
-from tests.support.proxy_views import (
+from tests.support.proxy.proxy_views import (
     HOLD_MS,
     REFRESH_MS,
     page,
     rest_of,
 )
-from tests.support.proxy_worlds import World, make_app, run
+from tests.support.proxy.proxy_worlds import World, make_app, run
 
 
 @pytest.mark.parametrize("process", ["the same", "another"])

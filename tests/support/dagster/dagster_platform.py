@@ -1,0 +1,258 @@
+"""A whole platform for tests: Postgres, web server and daemon, a code location with gates, tables with known rows.
+
+The web server is asked in GraphQL, as the UI asks it. Runs are processes that the daemon starts. The tables are exact
+or they are not: `fill` knows every row that it inserts, `audit` looks for each of them, once.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import yaml
+
+from icedb.testing import check_sound
+from icedb_dagster import IceDBResource, icedb_pool
+from icedb_dagster.dev import stack
+from icedb_dagster.dev.stack.home import PACKAGED_CONFIG
+from icedb_dagster.dev.stack.ports import free_port
+from tests.support.dagster.dagster_code import SETTINGS
+from tests.support.waiting import wait_until
+
+CODE = Path(__file__).with_name("dagster_code.py")
+WORKSPACE = f"load_from: [{{python_file: {{relative_path: {CODE}, location_name: tested}}}}]\n"
+#: What comes after the table's name in the name of the job that merges it.
+MERGE = "merge_oldest"
+PARTS = 3
+NO_LOGS = "dagster._core.storage.noop_compute_log_manager"
+
+LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) {
+__typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
+... on RunConfigValidationInvalid { errors { message } } } }"""
+FORCED_CANCEL = """mutation($run: String!) { terminateRun(runId: $run,
+terminatePolicy: MARK_AS_CANCELED_IMMEDIATELY) { __typename ... on PythonError { message } } }"""
+
+
+def quick(config: dict[str, Any]) -> None:
+    """Intervals of a second, for scenarios that are not about how long the shipped ones take."""
+    config["run_coordinator"]["config"] = {"dequeue_interval_seconds": 1}
+    config["run_monitoring"] |= {"poll_interval_seconds": 1, "free_slots_after_run_end_seconds": 1}
+    config["run_launcher"]["config"] = {"lost_after_seconds": 10}
+    # The queue lets all runs of a table out at once, so that it is the pool that keeps them apart.
+    config["concurrency"]["runs"] = {"max_concurrent_runs": 12}
+    # Each run would start four processes that copy what it prints, and runs of this process would share what it prints.
+    config["compute_logs"] = {"module": NO_LOGS, "class": "NoOpComputeLogManager"}
+
+
+def shipped(config: dict[str, Any]) -> None:
+    """Just as `icedb-dagster up` installs it."""
+
+
+#: Wait for a condition of the instance: each look at it is a new connection to Postgres.
+until = partial(wait_until, every_seconds=0.5)
+
+
+@dataclass(frozen=True)
+class Span:
+    """The first and the last moment of a run's merges, and what it lost to other commits."""
+
+    began: float
+    ended: float
+    dropped_groups: int
+
+
+@dataclass
+class Platform:
+    """A running stack, an instance on it, and the tables that its code location maintains."""
+
+    project: Path
+    lake: IceDBResource
+    instance: dg.DagsterInstance
+    port: int
+    rows: dict[str, Counter[tuple[int, str]]] = field(default_factory=dict)
+
+    # ------------------------------------------------------------------------------------ tables
+
+    def fill(self, *tables: str, days: Sequence[str] = ("2024-01-01",)) -> None:
+        """Make tables with several parts for each day, of rows that are all different."""
+        for name in tables:
+            table = self.lake.table_or_create(name, partition_by=["d"], sort_by=["id"])
+            for batch in range(PARTS):
+                rows = [(batch * 1000 + n, day) for day in days for n in range(10)]
+                table.insert(pa.table({"id": [n for n, _ in rows], "d": [day for _, day in rows]}))
+                self.rows.setdefault(name, Counter()).update(rows)
+
+    def audit(self, *tables: str, live_parts: int | None = None) -> None:
+        """Each row that was ever inserted is there exactly once, and no object is missing or damaged."""
+        for name in tables:
+            table = self.lake.table(name)
+            assert Counter(table.query("SELECT id, d FROM t").fetchall()) == self.rows[name], name
+            report = table.verify(deep=True)
+            assert report.ok, (name, report)
+            check_sound(table.handle.store)
+            if live_parts is not None:
+                assert len(table.snapshot().parts) == live_parts, name
+
+    def live_parts(self, table: str) -> str:
+        """The keys of a table's live parts, a line for each."""
+        return "\n".join(sorted(part.key for part in self.lake.table(table).snapshot().parts))
+
+    def spans(self, table: str) -> list[Span]:
+        """When the runs worked that merged a table to the end, in order."""
+        told = [json.loads(file.read_text()) for file in (self.gates / "spans" / table).glob("*.json")]
+        told.sort(key=lambda merge: (merge["run"], merge["began"]))
+        runs = [list(of_run) for _, of_run in groupby(told, key=lambda merge: merge["run"])]
+        spans = [Span(r[0]["began"], r[-1]["ended"], sum(merge["dropped_groups"] for merge in r)) for r in runs]
+        return sorted(spans, key=lambda span: span.began)
+
+    # ------------------------------------------------------------------------------------ gates
+
+    @property
+    def gates(self) -> Path:
+        return self.project / "gates"
+
+    def arm(self, table: str, moment: str) -> None:
+        """Stop the next program that comes to that moment."""
+        (self.gates / f"{table}.{moment}").touch()
+
+    def reached(self, table: str, moment: str) -> int:
+        """Wait until a program is stopped there; returns its pid."""
+        name = f"{table}.{moment}.*"
+        found = wait_until(lambda: list(self.gates.glob(name)), f"run of {table} at {moment}")
+        return int(found[0].name.rpartition(".")[2])
+
+    def open(self, table: str, moment: str) -> None:
+        """Let it go on; or take the gate away that nobody came to."""
+        for gate in self.gates.glob(f"{table}.{moment}*"):
+            gate.unlink()
+
+    # ------------------------------------------------------------------------------------ processes
+
+    def pid(self, service: stack.ServiceName) -> int:
+        [found] = [row.pid for row in stack.status(self.project) if row.name == service]
+        assert found is not None
+        return found
+
+    def up(self) -> None:
+        """Start what does not run any more."""
+        stack.up(self.project)
+
+    # ------------------------------------------------------------------------------------ runs
+
+    def ask(self, query: str, **variables: Any) -> Any:
+        """What the web server answers, as the UI asks it."""
+        body = json.dumps({"query": query, "variables": variables})
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
+        connection.request("POST", "/graphql", body=body, headers={"Content-Type": "application/json"})
+        answer = json.loads(connection.getresponse().read())
+        connection.close()
+        assert "errors" not in answer, answer
+        [value] = answer["data"].values()
+        assert "message" not in value, value
+        return value
+
+    def launch(self, job: str, **tags: str) -> str:
+        """Launch a run as the UI does; returns its id."""
+        selector = {"repositoryLocationName": "tested", "repositoryName": "__repository__", "jobName": job}
+        metadata = {"tags": [{"key": key, "value": value} for key, value in tags.items()]}
+        params = {"selector": selector, "mode": "default", "runConfigData": {}, "executionMetadata": metadata}
+        answer = self.ask(LAUNCH, params=params)
+        assert answer["__typename"] == "LaunchRunSuccess", answer
+        return str(answer["run"]["runId"])
+
+    def merge(self, table: str) -> str:
+        """Launch a merge of a table."""
+        return self.launch(f"{table}_{MERGE}")
+
+    def statuses(self, runs: Sequence[str]) -> list[str]:
+        """How runs are, in their order."""
+        found = {run.run_id: run for run in self.instance.get_runs(dg.RunsFilter(run_ids=list(runs)))}
+        return [found[run].status.value for run in runs]
+
+    def started(self, *runs: str) -> None:
+        """Wait until each has a worker that works or waits for its pool."""
+        until(lambda: set(self.statuses(runs)) == {"STARTED"}, "start of all runs")
+
+    def ended(self, *runs: str) -> list[str]:
+        """Wait until runs have ended; returns how."""
+        until(lambda: {"SUCCESS", "FAILURE", "CANCELED"}.issuperset(self.statuses(runs)), "end of all runs")
+        return self.statuses(runs)
+
+    def pool(self, table: str) -> Any:
+        """Who holds a table's pool, and who waits for it."""
+        return self.instance.event_log_storage.get_concurrency_info(icedb_pool(table))
+
+    def holders(self, table: str) -> list[str]:
+        return [slot.run_id for slot in self.pool(table).claimed_slots]
+
+    def why(self, run: str) -> str:
+        """The errors of a run, for a message."""
+        events = [e.dagster_event for e in self.instance.all_logs(run) if e.dagster_event]
+        return "\n".join(f"{e.event_type_value}: {e.message} {e.event_specific_data}" for e in events)[-4000:]
+
+
+@contextmanager
+def running(
+    project: Path,
+    tables: Sequence[str],
+    *,
+    lake: IceDBResource,
+    environ: Mapping[str, str] | None = None,
+    change: Callable[[dict[str, Any]], None] = quick,
+    services: Sequence[stack.ServiceName] = stack.SERVICES,
+    by_hand: Sequence[str] = (),
+    days: Sequence[str] = (),
+    fails_first: Sequence[str] = (),
+) -> Iterator[Platform]:
+    """Start a platform in a folder, with this process on its instance, and stop it at the end.
+
+    `environ` has the storage options of the lake: a resource wants them to come from there.
+    """
+    (project / "gates").mkdir(parents=True)
+    (project / "workspace.yaml").write_text(WORKSPACE)
+    config = yaml.safe_load(PACKAGED_CONFIG.read_text())
+    change(config)
+    (project / "dagster.yaml").write_text(yaml.safe_dump(config))
+    settings = {
+        "root": lake.root,
+        "storage_options": list(lake.storage_options),
+        "folder": str(project / "gates"),
+        "tables": list(tables),
+        "by_hand": list(by_hand),
+        "days": list(days),
+        "fails_first": list(fails_first),
+    }
+    kept = dict(os.environ)
+    os.environ.pop("ICEDB_POSTGRES_URL", None)
+    os.environ |= {**(environ or {}), SETTINGS: json.dumps(settings)}
+    try:
+        # A port of its own: of two modules that start at the same moment, both would find the usual one free.
+        started = stack.up(project, services=services, port=free_port() if "webserver" in services else None)
+        assert started.warnings == (), started.warnings
+        os.environ.update(stack.environment(started))
+        port = int((started.webserver_url or ":0").rpartition(":")[2])
+        with dg.DagsterInstance.get() as instance:
+            yield Platform(project, lake, instance, port)
+    finally:
+        for stopped in (project / "gates").glob("*.*.*"):  # they could not be ended otherwise
+            _signal(int(stopped.name.rpartition(".")[2]), signal.SIGCONT)
+        stack.down(project)
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,26 @@
+"""A program that inserts Parquet files under a memory limit and says how much memory it took.
+
+    python -m tests.support.programs.larger_than_memory <table> <glob of Parquet files> <memory_bytes>
+
+Its last line is JSON: rows, and the greatest resident memory, in bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+
+from icedb import Table
+
+
+def main() -> None:
+    uri, files, memory_bytes = sys.argv[1:]
+    table = Table.create(uri, partition_by=["id % 4 AS part"], sort_by=["id"], storage_options={"fsync": "false"})
+    commit = table.insert(files, memory_bytes=int(memory_bytes))
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    sys.stdout.write(json.dumps({"rows": commit.rows, "peak_bytes": peak_bytes}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

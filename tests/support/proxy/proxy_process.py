@@ -1,0 +1,136 @@
+"""A real process of `icedb proxy`, or of another verb that serves, for tests.
+
+It is started on a free port, asked over 127.0.0.1, and stopped by its id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+ROOT = Path(__file__).parents[3]
+START_SECONDS_MAX = 60
+STOP_SECONDS_MAX = 60
+_LISTENING = re.compile(r"listening on (\S+?)(?:, health and metrics on (\S+?))?; ")
+
+
+def proxy_command(path: Path, *more: str, verb: str = "proxy") -> list[str]:
+    """What runs the verb, by the interpreter of the tests."""
+    return [sys.executable, "-m", "icedb.cli", verb, "--config", str(path), *more]
+
+
+class ProxyProcess:
+    """A proxy that runs inside the `with` block.
+
+    `config` is a file, or what one is to say; it listens on port 0, so that the system chooses. `env` is added to the
+    environment. Once the process says where it listens, `endpoint` and `admin` are there.
+    """
+
+    verb = "proxy"
+
+    def __init__(self, config: str | Path, env: Mapping[str, str] | None = None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="icedb-proxy-")
+        folder = Path(self._folder.name)
+        if isinstance(config, str):
+            self.path = folder / "proxy.toml"
+            self.path.write_text(config)
+        else:
+            self.path = config
+        self._env = {**os.environ, **(env or {})}
+        self._out, self._err = folder / "out", folder / "err"
+        self._process: subprocess.Popen[bytes] | None = None
+        #: Where clients connect to, as `http://127.0.0.1:49152`.
+        self.endpoint = ""
+        #: Where health and metrics are, if the configuration says so.
+        self.admin = ""
+
+    def __enter__(self) -> Self:
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self._process = subprocess.Popen(
+                proxy_command(self.path, verb=self.verb),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=self._env,
+                cwd=ROOT,
+            )
+        try:
+            found = self._wait_until_it_listens()
+        except BaseException:
+            self._end()
+            raise
+        self.endpoint, self.admin = found[1], found[2] or ""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end()
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The process itself."""
+        if self._process is None:
+            raise RuntimeError("it was not started")
+        return self._process
+
+    @property
+    def port(self) -> int:
+        """Where clients connect to."""
+        return int(self.endpoint.rpartition(":")[2])
+
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self.process.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process."""
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float = STOP_SECONDS_MAX) -> int:
+        """Its exit status, when it has ended; negative when a signal ended it. Raises TimeoutExpired."""
+        return self.process.wait(seconds)
+
+    def access_log(self) -> list[dict[str, Any]]:
+        """The lines written so far."""
+        return [json.loads(line) for line in self.access_text().splitlines()]
+
+    def access_text(self) -> str:
+        """The access log as it was written."""
+        return self._out.read_text()
+
+    def errors(self) -> str:
+        """What it wrote to standard error so far."""
+        return self._err.read_text()
+
+    def _wait_until_it_listens(self) -> re.Match[str]:
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while time.monotonic() < deadline:
+            found = _LISTENING.search(self.errors())
+            if found:
+                return found
+            if not self.alive():
+                break
+            time.sleep(0.05)
+        raise RuntimeError(f"icedb {self.verb} did not start:\n{self.errors()}")
+
+    def _end(self) -> None:
+        process = self.process
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._folder.cleanup()

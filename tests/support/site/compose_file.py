@@ -1,0 +1,87 @@
+"""Reads `deploy/compose.yaml` as Docker Compose would, as far as the tests of the deployment need it.
+
+`Compose` fills in variables; `command_here` makes a service's own command line one that runs on this machine without
+containers: host names become 127.0.0.1, ports others that are free, folders of the image those of the test.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+#: `${NAME}`, `${NAME-default}`, `${NAME:-default}` and `${NAME:?what it is}`; not `$${...}`, which is the container's.
+VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(?:(:?[-?])([^}]*))?\}")
+
+
+def variables(text: str) -> set[str]:
+    """What a compose file takes from its environment: in `${...}`, and what it passes on by name alone."""
+    passed = {
+        name
+        for service in yaml.safe_load(text)["services"].values()
+        for name, value in (service.get("environment") or {}).items()
+        if value is None
+    }
+    return passed | {found.group(1) for found in VARIABLE.finditer(text)}
+
+
+def read_env(path: Path) -> dict[str, str]:
+    """The variables of a `.env` file."""
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    return dict(line.split("=", 1) for line in lines)
+
+
+def load(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The compose file with its variables filled in. Raises KeyError, with its text, for one that has to be set."""
+
+    def value(found: re.Match[str]) -> str:
+        name, kind, text = found.groups()
+        if environ.get(name) or (kind in {None, "-"} and name in environ):
+            return environ[name]
+        if kind and kind.endswith("?"):
+            raise KeyError(f"{name} {text}")
+        return text or ""
+
+    loaded: dict[str, Any] = yaml.safe_load(VARIABLE.sub(value, (DEPLOY / "compose.yaml").read_text()))
+    return loaded
+
+
+@dataclass(frozen=True)
+class Here:
+    """Where things of the containers are on this machine: `places` are texts and what takes their place."""
+
+    services: Mapping[str, Any]
+    environ: Mapping[str, str]
+    places: Mapping[str, str] = field(default_factory=dict)
+
+    def environment(self, service: str) -> dict[str, str]:
+        """The environment of a service's container."""
+        given = self.services[service].get("environment") or {}
+        filled = {name: self.environ.get(name) if value is None else value for name, value in given.items()}
+        return {name: self.placed(value) for name, value in filled.items() if value is not None}
+
+    def command(self, service: str) -> list[str]:
+        """The command line of a service."""
+        return self._runnable(self.services[service]["command"])
+
+    def health_check(self, service: str) -> list[str]:
+        """The command line by which its health is asked."""
+        kind, *command = self.services[service]["healthcheck"]["test"]
+        assert kind == "CMD", kind
+        return self._runnable(command)
+
+    def _runnable(self, command: Sequence[str]) -> list[str]:
+        program, *arguments = [self.placed(word) for word in command]
+        ours = Path(sys.executable).with_name(program)
+        return [str(ours) if ours.exists() else program, *arguments]
+
+    def placed(self, text: str) -> str:
+        for there, here in self.places.items():
+            text = text.replace(there, here)
+        return text

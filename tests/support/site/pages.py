@@ -1,0 +1,239 @@
+"""Runs what the pages show: `python -m tests.support.site.pages docs/inputs.md`, in the current folder.
+
+Blocks of Python are one program, in the order in which they stand. Where a line is an expression and its comment begins
+with a value, or is what a `print` says, the two are compared; every such line must have been reached. What the page
+tells to type for the command `icedb` runs after that, in the same process: starting one takes longer than most of it.
+
+Tests run each page in a process that is forked from one that has imported the libraries, as importing them takes longer
+than most pages.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import gc
+import importlib
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tokenize
+import traceback
+import uuid
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+#: What a value and the words that follow it have between them.
+GAP = "  "
+#: A command with this is not run.
+OPEN_END = r"s3:|--watch\b"
+#: What pages import. Importing it starts threads of OpenBLAS and jemalloc alone, which allow for a fork.
+IMPORTED = ("icedb.cli", "icedb_dagster", "dagster", "pyarrow.dataset", "pyarrow.parquet", "pandas", "boto3")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The page's blocks of that language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def runnable_pages(*, spark: bool) -> list[Path]:
+    """The pages that show Python or commands, of those that start Spark, or of the others."""
+    pages = [page for page in sorted(DOCS.rglob("*.md")) if blocks(page, "python") or commands(page)]
+    return [page for page in pages if ("pyspark" in whole_program(page)) == spark]
+
+
+def run_page(
+    page: Path,
+    folder: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    number: int | None = None,
+    lines: Sequence[str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a page, or one block of its Python, in a folder and a process of its own, without our environment.
+
+    `lines`: the commands that run after the Python, by default those of the whole page.
+    """
+    server, printed = _server(os.getpid()), [folder / "stdout", folder / "stderr"]
+    request = {"page": str(page), "folder": str(folder), "env": dict(env or {}), "number": number, "lines": lines}
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(f"{json.dumps(request)}\n")
+    server.stdin.flush()
+    status = int(server.stdout.readline())
+    out, error = (path.read_text() for path in printed)
+    for path in printed:
+        path.unlink()
+    return subprocess.CompletedProcess(str(page), status, out, error)
+
+
+@cache
+def _server(of_pid: int) -> subprocess.Popen[str]:
+    """The process that is forked for each page. It ends when its standard input does, so with this process."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "ICEDB_", "DAGSTER_"))}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.support.site.pages"],
+        cwd=ROOT,
+        env=clean | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def bucket_of(page: Path, request: pytest.FixtureRequest) -> dict[str, str]:
+    """The environment of a page that uses a bucket of its own; of another, nothing."""
+    if "BUCKET" not in whole_program(page):
+        return {}
+    server = request.getfixturevalue("s3_server")
+    name = f"icedb-page-{uuid.uuid4().hex[:8]}"
+    server.client().create_bucket(Bucket=name)
+    return {**server.storage_options, "BUCKET": name}
+
+
+def execute(code: str, name: str) -> int:
+    """Run a program and compare what its comments say; returns how many did. Raises AssertionError."""
+    checks = _Checks(code)
+    tree = ast.fix_missing_locations(checks.visit(ast.parse(code, name)))
+    program = compile(tree, name, "exec", dont_inherit=True)  # the page has none of our `from __future__`
+    exec(program, {"__name__": "__main__", "_value": checks.value, "_said": checks.said})
+    assert not checks.left, f"{name}: lines {sorted(checks.left)} say something, and were not reached"
+    return checks.found
+
+
+class _Checks(ast.NodeTransformer):
+    """Makes calls of ours of the expressions that have a comment."""
+
+    def __init__(self, code: str) -> None:
+        tokens = tokenize.generate_tokens(io.StringIO(code).readline)
+        self._comments = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+        self.left: set[int] = set()
+        self.found = 0
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr:
+        comment = self._comments.get(node.end_lineno or 0)
+        if comment is None:
+            return node
+        call = node.value
+        line, text = ast.Constant(node.end_lineno), ast.Constant(comment)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "print":
+            checked = ast.Call(ast.Name("_said", ast.Load()), [line, text, *call.args], [])
+        elif _is_value(comment):
+            checked = ast.Call(ast.Name("_value", ast.Load()), [line, text, call], [])
+        else:
+            return node
+        self.left.add(node.end_lineno or 0)
+        self.found += 1
+        return ast.copy_location(ast.Expr(checked), node)
+
+    def value(self, line: int, text: str, value: Any) -> None:
+        """An expression with a comment that is a value."""
+        self.left.discard(line)
+        assert repr(value) == repr(ast.literal_eval(text.partition(GAP)[0])), f"line {line}: {value!r} is not {text}"
+
+    def said(self, line: int, text: str, *values: Any) -> None:
+        """A `print` with a comment, in which `...` stands for anything."""
+        self.left.discard(line)
+        said = " ".join(map(str, values))
+        pattern = ".*".join(map(re.escape, text.split("...")))
+        assert re.fullmatch(pattern, said, re.DOTALL), f"line {line}: {said!r} is not {text!r}"
+
+
+def _is_value(comment: str) -> bool:
+    try:
+        ast.literal_eval(comment.partition(GAP)[0])
+    except (ValueError, SyntaxError):
+        return False
+    return True
+
+
+def whole_program(page: Path) -> str:
+    """All Python of a page, on the lines where it stands there."""
+    kept, inside = [], False
+    for line in page.read_text().splitlines():
+        inside = line == "```python" or (inside and line != "```")
+        kept.append(line if inside and line != "```python" else "")
+    return "\n".join(kept)
+
+
+def commands(page: Path) -> list[str]:
+    """What a page tells to type for `icedb`, but for what is about somebody's bucket or runs until it is stopped."""
+    lines = [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if re.match(r"icedb\s(?!(proxy|ingest)\b)", line) and not re.search(OPEN_END, line)]
+
+
+def run_command(line: str) -> None:
+    """Run a line that begins with `icedb`, in this process unless a shell is needed. Raises AssertionError."""
+    words = shlex.split(line, comments=True)
+    if any(re.fullmatch(r"[|<>&]+", word) for word in words):
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        subprocess.run(["bash", "-euo", "pipefail", "-c", line], env=os.environ | {"PATH": path}, check=True)
+        return
+    from icedb.cli import main as icedb
+
+    sys.argv = words
+    try:
+        icedb()
+    except SystemExit as stopped:
+        if stopped.code:
+            raise AssertionError(f"{line}: exit status {stopped.code}") from None
+
+
+def run(page: Path, number: int | None = None, lines: Sequence[str] | None = None) -> None:
+    """Run a page's Python, or a block of it, and commands."""
+    execute(whole_program(page) if number is None else blocks(page, "python")[number], str(page))
+    for line in commands(page) if number is None and lines is None else lines or ():
+        run_command(line)
+
+
+def serve() -> dict[str, Any] | None:
+    """Fork a process for each request, and write its exit status. Returns the request in that process."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()  # or each process would copy all of it
+    for request in map(json.loads, sys.stdin):
+        child = os.fork()
+        if child == 0:
+            return dict(request)
+        _, status = os.waitpid(child, 0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+    return None
+
+
+def begin(request: Mapping[str, Any]) -> None:
+    """Become the process of a page: its folder, its environment, and files for what it prints."""
+    os.chdir(request["folder"])
+    os.environ.update(request["env"])
+    sys.path[0] = request["folder"]
+    for number, name, mode in ((0, os.devnull, os.O_RDONLY), (1, "stdout", os.O_WRONLY), (2, "stderr", os.O_WRONLY)):
+        opened = os.open(name, mode | os.O_CREAT)
+        os.dup2(opened, number)
+        os.close(opened)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        run(Path(sys.argv[1]))
+    elif (request := serve()) is not None:
+        begin(request)
+        status = 0
+        try:
+            run(Path(request["page"]), request["number"], request["lines"])
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(status)  # taking all modules down would take as long as most pages
