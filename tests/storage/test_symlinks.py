@@ -17,7 +17,7 @@ import pytest
 from icedb import Table
 from icedb.engines.clickhouse import part_files
 from icedb.errors import CorruptionError, CorruptLog, InvalidOption, SymbolicLink
-from icedb.services.proxy.catalog.table_catalog import Tables
+from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import (
@@ -328,7 +328,7 @@ def test_the_proxy_serves_nothing_behind_a_link(where: str, table: Table, outsid
         return Table.open(address).handle
 
     with asyncio.Runner() as runner:
-        app = AppSide(make_app(Tables(open_table=opened), [bucket]), runner, KEY)
+        app = AppSide(make_app(TableCatalog(open_table=opened), [bucket]), runner, KEY)
         key = str(path.relative_to(table.uri)).removeprefix("_data/")
         listed = app.ask("GET", "/events", {"list-type": "2"})
         assert listed.status == 200

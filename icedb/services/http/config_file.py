@@ -15,12 +15,19 @@ import msgspec
 
 from icedb.errors import InvalidOption
 from icedb.format.timing import DAY_MS
-from icedb.services.http.documents import Machine, check_positive
+from icedb.services.http.documents import ConfigContext, check_positive
 from icedb.services.http.server_settings import ListenSettings
 from icedb.storage.location import parse_location
 from icedb.util.durations import parse_duration
 
-__all__ = ["LISTEN_DURATIONS", "check_listening", "given_settings", "listening", "read_toml", "storage_options"]
+__all__ = [
+    "LISTEN_DURATIONS",
+    "check_listening",
+    "explicit_settings",
+    "resolve_listen_settings",
+    "read_toml",
+    "resolve_storage_options",
+]
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 # As long as S3 lets a presigned address live; none of the other times is sensibly longer.
@@ -30,17 +37,17 @@ _DURATION_MS_MAX = 7 * DAY_MS
 LISTEN_DURATIONS = {"header_timeout": 1, "send_timeout": 1, "stop_timeout": 0}
 
 
-def read_toml(path: Path, machine: Machine) -> dict[str, Any]:
+def read_toml(path: Path, context: ConfigContext) -> dict[str, Any]:
     """The document in a file. Raises InvalidOption."""
     place = str(path)
-    text = machine.read(path.absolute(), "the file", place=place)
+    text = context.read(path.absolute(), "the file", place=place)
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # tomllib's own, and what huge numbers and depths raise
         raise InvalidOption(f"{place}: this is no TOML: {error}. Correct it there.") from None
 
 
-def listening(given: Mapping[str, Any], machine: Machine, place: str) -> dict[str, Any]:
+def resolve_listen_settings(given: Mapping[str, Any], context: ConfigContext, place: str) -> dict[str, Any]:
     """What was said, with what says where to listen as `ListenSettings` has it. Raises InvalidOption."""
     found = dict(given)
     check_positive({"connections": found.get("connections")}, place)
@@ -50,7 +57,7 @@ def listening(given: Mapping[str, Any], machine: Machine, place: str) -> dict[st
             found[f"{prefix}host"], found[f"{prefix}port"] = address
     for name in ("tls_certificate", "tls_key"):
         if name in found:
-            found[name] = machine.existing(found[name], name, place=place)
+            found[name] = context.existing(found[name], name, place=place)
     return found
 
 
@@ -90,8 +97,8 @@ def _host_and_port(text: str, place: str) -> tuple[str, int]:
     raise InvalidOption(f"{place}: this is no address. Write 127.0.0.1:8080, [::1]:8080, or 0.0.0.0:8080 for all.")
 
 
-def storage_options(
-    said: Mapping[str, str], said_env: Mapping[str, str], machine: Machine, place: str
+def resolve_storage_options(
+    said: Mapping[str, str], said_env: Mapping[str, str], context: ConfigContext, place: str
 ) -> Mapping[str, str]:
     """How the store is reached: what the file says, and the variables that it names. Raises InvalidOption."""
     both = sorted({n.lower() for n in said} & {n.lower() for n in said_env})
@@ -101,7 +108,7 @@ def storage_options(
         )
     place = f"{place}: [storage_options]"
     of_environment = {
-        name: machine.variable(variable, f"[storage_options_env] {name}", place=place)
+        name: context.variable(variable, f"[storage_options_env] {name}", place=place)
         for name, variable in said_env.items()
     }
     options = {**said, **of_environment}
@@ -113,7 +120,7 @@ def storage_options(
     return MappingProxyType(options)
 
 
-def given_settings(read: msgspec.Struct, durations: Mapping[str, int], place: str) -> dict[str, Any]:
+def explicit_settings(read: msgspec.Struct, durations: Mapping[str, int], place: str) -> dict[str, Any]:
     """What was said, by the names of the settings; durations in milliseconds. Raises InvalidOption."""
     given = {name: value for name, value in msgspec.structs.asdict(read).items() if value is not None}
     for name, least_ms in durations.items():

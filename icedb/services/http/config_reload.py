@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from icedb.errors import InvalidOption
 from icedb.services.http.server_settings import FileStamp
 
-__all__ = ["WatchedFile", "reloading"]
+__all__ = ["WatchedFile", "reload_on_change"]
 
 #: How often the file is looked at.
 _LOOK_SECONDS = 2.0
@@ -61,7 +61,7 @@ class WatchedFile(ABC, Generic[_Config]):
         """From now on its tenants are the tenants. Called by a thread of its own."""
 
 
-async def reloading(file: WatchedFile[_Config], asked: asyncio.Event, tell: Callable[[bool], None]) -> None:
+async def reload_on_change(file: WatchedFile[_Config], asked: asyncio.Event, tell: Callable[[bool], None]) -> None:
     """Load the tenants again when somebody asks for it, and when their file has changed. `tell` hears if it holds."""
     while True:
         with suppress(TimeoutError):

@@ -24,7 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from icedb.services.http.server_settings import HEAD_BYTES_MAX, ListenSettings
 
-__all__ = ["ADMIN_CONNECTIONS", "Server"]
+__all__ = ["ADMIN_CONNECTIONS", "HttpServer"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _ACCEPT_AGAIN_SECONDS = 1
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn's, with connections of ours, and without its signals: of those, it would end with the status."""
 
     def __init__(
@@ -54,9 +54,9 @@ class Server(uvicorn.Server):
         self.head_seconds = settings.header_timeout_ms / 1000
         self.send_seconds = settings.send_timeout_ms / 1000
         #: Accepted, and not yet connections; with TLS their clients are shaking hands.
-        self.arrivals: set[_Arrival] = set()
+        self.arrivals: set[_AcceptedSocket] = set()
         #: All on which no request is being answered, in the order in which they became so.
-        self.unused: dict[_Arrival | _Connection, None] = {}
+        self.unused: dict[_AcceptedSocket | _ClientConnection, None] = {}
         self._listeners: list[socket.socket] = []
 
     @contextlib.contextmanager
@@ -82,7 +82,7 @@ class Server(uvicorn.Server):
             arrival.leave()
         await super().shutdown(sockets)
 
-    def make_room(self, newcomer: _Arrival | _Connection) -> bool:
+    def make_room(self, newcomer: _AcceptedSocket | _ClientConnection) -> bool:
         """Close the connection that nobody has used for longest, if there are too many; False: it is the newcomer."""
         if len(self.server_state.connections) + len(self.arrivals) <= self.connections_max:
             return True
@@ -108,7 +108,7 @@ class Server(uvicorn.Server):
                 loop.remove_reader(listener)
                 loop.call_later(_ACCEPT_AGAIN_SECONDS, self._listen, listener)
                 return
-            self.make_room(_Arrival(self, sock))
+            self.make_room(_AcceptedSocket(self, sock))
 
 
 def _uvicorn_config(app: ASGIApp, settings: ListenSettings, *, tls: bool) -> uvicorn.Config:
@@ -132,10 +132,10 @@ def _uvicorn_config(app: ASGIApp, settings: ListenSettings, *, tls: bool) -> uvi
     return config
 
 
-class _Arrival:
+class _AcceptedSocket:
     """A socket that was accepted, until it is a connection. Its client gets as much time for TLS as for a request."""
 
-    def __init__(self, server: Server, sock: socket.socket) -> None:
+    def __init__(self, server: HttpServer, sock: socket.socket) -> None:
         self._server = server
         self._sock = sock
         server.arrivals.add(self)
@@ -161,7 +161,7 @@ class _Arrival:
         tls = self._server.config.ssl
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                partial(_Connection, self._server, self),
+                partial(_ClientConnection, self._server, self),
                 self._sock,
                 ssl=tls,
                 ssl_handshake_timeout=None if tls is None else self._server.head_seconds,
@@ -172,10 +172,10 @@ class _Arrival:
             self.done()
 
 
-class _Connection(H11Protocol):
+class _ClientConnection(H11Protocol):
     """A connection of a client, which is left when it is not used; see the module's docstring."""
 
-    def __init__(self, server: Server, arrival: _Arrival) -> None:
+    def __init__(self, server: HttpServer, arrival: _AcceptedSocket) -> None:
         super().__init__(server.config, server.server_state, {})
         self._server = server
         self._arrival = arrival

@@ -19,14 +19,14 @@ from icedb.services.http.server_settings import FileStamp
 from icedb.storage.location import parse_location
 
 __all__ = [
-    "Machine",
-    "Secret",
-    "Strict",
+    "ConfigContext",
+    "SecretDocument",
+    "StrictDocument",
     "check_positive",
     "check_unique",
-    "checked_uri",
-    "converted",
-    "file_secret",
+    "canonical_uri",
+    "decode_document",
+    "read_secret",
 ]
 
 _SECRET_FILE_BYTES_MAX = 4_096
@@ -40,7 +40,7 @@ _ANY_OPTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class ConfigContext:
     """What a file of this machine may refer to. Each file that is looked at leaves its stamp in `seen`."""
 
     environ: Mapping[str, str]
@@ -78,11 +78,11 @@ class Machine:
         return path
 
 
-class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class StrictDocument(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A shape that has no other names than its own."""
 
 
-class Secret(Strict):
+class SecretDocument(StrictDocument):
     """A secret: here, in a variable of the environment, or in a file."""
 
     secret: str | None = None
@@ -93,17 +93,17 @@ class Secret(Strict):
 _Shape = TypeVar("_Shape", bound=msgspec.Struct)
 
 
-def checked_uri(text: str, name: str, place: str, machine: Machine | None) -> str:
+def canonical_uri(text: str, name: str, place: str, context: ConfigContext | None) -> str:
     """An address in the one way in which it is compared."""
-    if machine is not None and text and "://" not in text and not text.startswith("~"):
-        text = str(machine.folder / text)
+    if context is not None and text and "://" not in text and not text.startswith("~"):
+        text = str(context.folder / text)
     try:
         return parse_location(text, _ANY_OPTIONS).uri
     except (ValueError, OSError, RuntimeError) as error:  # ours; of a path: no home of such a user, a loop of links
         raise InvalidOption(f"{place}: {name} is no table's address: {error}") from None
 
 
-def file_secret(said: Secret, machine: Machine, place: str) -> str:
+def read_secret(said: SecretDocument, context: ConfigContext, place: str) -> str:
     """The secret itself. Raises InvalidOption when it is said not at all, or twice, or cannot be read."""
     given = [n for n in ("secret", "secret_env", "secret_file") if getattr(said, n) is not None]
     if len(given) != 1:
@@ -111,16 +111,16 @@ def file_secret(said: Secret, machine: Machine, place: str) -> str:
             f"{place}: it has {' and '.join(given) or 'no secret'}. Give one of secret, secret_env, secret_file."
         )
     if said.secret_env is not None:
-        return machine.variable(said.secret_env, "secret_env", place=place)
+        return context.variable(said.secret_env, "secret_env", place=place)
     if said.secret_file is not None:
         what = "the file that secret_file names"
-        path = machine.folder / said.secret_file
+        path = context.folder / said.secret_file
         # Editors end a file with a newline.
-        return machine.read(path, what, place=place, bytes_max=_SECRET_FILE_BYTES_MAX).strip()
+        return context.read(path, what, place=place, bytes_max=_SECRET_FILE_BYTES_MAX).strip()
     return said.secret or ""
 
 
-def converted(document: object, shape: type[_Shape], place: str) -> _Shape:
+def decode_document(document: object, shape: type[_Shape], place: str) -> _Shape:
     """The document as that shape. Raises InvalidOption, which says what is known there."""
     try:
         return msgspec.convert(document, shape)

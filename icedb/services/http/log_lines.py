@@ -16,7 +16,7 @@ from typing import BinaryIO, Protocol
 
 import msgspec
 
-__all__ = ["LineWriter", "Lines", "TextLines", "record_line"]
+__all__ = ["LineWriter", "LineSink", "TextLines", "record_line"]
 
 #: Twenty thousand usual lines of the access log; a client can make one of 50 kilobytes.
 WAITING_BYTES_MAX = 8 * 1024 * 1024
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
-class Lines(Protocol):
+class LineSink(Protocol):
     """What takes lines: a `LineWriter`, or a stream in memory."""
 
     def write(self, line: bytes, /) -> object:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from io import FileIO
 
-from icedb.services.http.connections import Server
+from icedb.services.http.connections import HttpServer
 from icedb.services.http.log_lines import LineWriter, TextLines
 from icedb.services.http.server_settings import ListenSettings
 
@@ -22,11 +22,11 @@ __all__ = [
     "Listeners",
     "allow_connections",
     "background_task",
-    "end_soon",
+    "schedule_forced_exit",
     "install_signal_handlers",
-    "lines_to",
-    "listeners",
-    "log_to",
+    "open_line_writer",
+    "open_listeners",
+    "configure_logging",
 ]
 
 #: The end of the process waits so long for threads that are asking a store which does not answer.
@@ -36,7 +36,7 @@ _OTHER_FILES = 256
 
 
 @contextlib.contextmanager
-def lines_to(descriptor: int, name: str) -> Iterator[LineWriter]:
+def open_line_writer(descriptor: int, name: str) -> Iterator[LineWriter]:
     """A writer to one of the process's streams, which in the end has written what it could."""
     # Without a buffer: of a pipe that broke, nothing is left that the interpreter would fail to flush at its end.
     lines = LineWriter(FileIO(descriptor, "wb", closefd=False), name)
@@ -46,7 +46,7 @@ def lines_to(descriptor: int, name: str) -> Iterator[LineWriter]:
         lines.close()
 
 
-def log_to(lines: LineWriter, logger: str) -> None:
+def configure_logging(lines: LineWriter, logger: str) -> None:
     """Write the process's log there: of the program whose logger that is what informs, of all else warnings."""
     layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(format=layout, level=logging.WARNING, stream=TextLines(lines))
@@ -57,7 +57,7 @@ def log_to(lines: LineWriter, logger: str) -> None:
     uvicorn_log.addFilter(lambda record: not (record.exc_info and record.exc_info[0] is asyncio.CancelledError))
 
 
-def install_signal_handlers(server: Server, reload: asyncio.Event) -> None:
+def install_signal_handlers(server: HttpServer, reload: asyncio.Event) -> None:
     """SIGTERM and SIGINT stop the server, the second ends the process at once; SIGHUP sets `reload`."""
     loop = asyncio.get_running_loop()
     ending = (signal.SIGTERM, signal.SIGINT)
@@ -85,7 +85,7 @@ async def background_task(work: Coroutine[object, object, None]) -> AsyncIterato
             await task
 
 
-def end_soon() -> None:
+def schedule_forced_exit() -> None:
     """Threads are joined when the interpreter ends; one that asks a store which does not answer must not hold it."""
     impatient = threading.Timer(_THREADS_SECONDS, os._exit, (0,))
     impatient.daemon = True
@@ -106,7 +106,7 @@ class Listeners:
 
 
 @contextlib.contextmanager
-def listeners(settings: ListenSettings) -> Iterator[Listeners]:
+def open_listeners(settings: ListenSettings) -> Iterator[Listeners]:
     """Sockets that clients can already connect to, so that it is known before anything else that they can.
 
     Raises OSError, which names the address, when nothing can listen there.

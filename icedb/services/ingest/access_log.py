@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from icedb.services.http.log_lines import Lines, record_line
+from icedb.services.http.log_lines import LineSink, record_line
 
-__all__ = ["AccessLog", "AccessRecord"]
+__all__ = ["IngestAccessLog", "IngestAccessRecord"]
 
 
-class AccessRecord(msgspec.Struct, kw_only=True):
+class IngestAccessRecord(msgspec.Struct, kw_only=True):
     """What is known of a request when its answer is over; texts as the client sent them."""
 
     #: Unix milliseconds, when the request came.
@@ -36,13 +36,13 @@ class AccessRecord(msgspec.Struct, kw_only=True):
     milliseconds: float = 0.0
 
 
-class AccessLog:
+class IngestAccessLog:
     """Gives each record to `lines`, as one line."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: LineSink) -> None:
         self._lines = lines
 
-    def write(self, record: AccessRecord) -> None:
+    def write(self, record: IngestAccessRecord) -> None:
         """Give the line of a record away."""
         said = msgspec.structs.asdict(record)
         self._lines.write(record_line(said.pop("time_ms"), said))

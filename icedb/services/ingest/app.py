@@ -13,16 +13,16 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from icedb.services.ingest.access_log import AccessLog, AccessRecord
+from icedb.services.ingest.access_log import IngestAccessLog, IngestAccessRecord
 from icedb.services.ingest.config.settings import IngestSettings
 from icedb.services.ingest.config.tenants import Tenants
-from icedb.services.ingest.events.rejections import Refusal
-from icedb.services.ingest.events.request_body import ClientGone, Incoming
+from icedb.services.ingest.events.rejections import RequestRejected
+from icedb.services.ingest.events.request_body import ClientDisconnected, RequestBody
 from icedb.services.ingest.intake import Exchange, Intake
 from icedb.services.ingest.limits import BodyMemoryBudget
-from icedb.services.ingest.metrics import Metrics
+from icedb.services.ingest.metrics import IngestMetrics
 from icedb.services.ingest.response import check_head, commit_id, send_json
-from icedb.services.ingest.table_writers import Writers
+from icedb.services.ingest.table_writers import TableWriters
 from icedb.util.clock import SystemClock
 
 __all__ = ["HEALTH_PATH", "READY_PATH", "IngestApp"]
@@ -43,9 +43,9 @@ class IngestApp:
         self,
         settings: IngestSettings,
         tenants: Tenants,
-        writers: Writers,
-        metrics: Metrics,
-        access_log: AccessLog,
+        writers: TableWriters,
+        metrics: IngestMetrics,
+        access_log: IngestAccessLog,
         *,
         stopping: Callable[[], bool],
     ) -> None:
@@ -85,11 +85,11 @@ class IngestApp:
 
     def ready(self) -> list[str]:
         """Why requests should go elsewhere; nothing: they should come."""
-        return ["it is stopping"] if self._stopping() else self._writers.troubles()
+        return ["it is stopping"] if self._stopping() else self._writers.problems()
 
     def _exchange(self, scope: Scope, receive: Receive) -> Exchange:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
-        record = AccessRecord(
+        record = IngestAccessRecord(
             time_ms=self._clock.now_ms(),
             request_id=self._clock.new_id()[:16],
             client=(scope.get("client") or ("", 0))[0],
@@ -97,7 +97,7 @@ class IngestApp:
             path=scope["path"],
             user_agent=headers.get("user-agent", ""),
         )
-        return Exchange(headers, record, time.perf_counter(), Incoming(receive))
+        return Exchange(headers, record, time.perf_counter(), RequestBody(receive))
 
     async def _answer(self, exchange: Exchange, scope: Scope, send: Send) -> None:
         record = exchange.record
@@ -112,20 +112,20 @@ class IngestApp:
             if exchange.endpoint != "events":
                 said["success"] = True  # Segment's own word
             await self._send(exchange, send, 200, said)
-        except Refusal as refusal:
+        except RequestRejected as refusal:
             await self._refuse(exchange, send, refusal)
-        except ClientGone:
-            await self._refuse(exchange, send, Refusal(400, "The request's body did not come whole."))
+        except ClientDisconnected:
+            await self._refuse(exchange, send, RequestRejected(400, "The request's body did not come whole."))
         except Exception:
             logger.exception("request %s failed", record.request_id)
             if record.status == 200:
                 raise  # the answer was begun
             message = f"That should not happen. The operator finds the reason in the log, by {record.request_id}."
-            await self._refuse(exchange, send, Refusal(500, message))
+            await self._refuse(exchange, send, RequestRejected(500, message))
 
     # ------------------------------------------------------------------------------------ answers
 
-    async def _refuse(self, exchange: Exchange, send: Send, refusal: Refusal) -> None:
+    async def _refuse(self, exchange: Exchange, send: Send, refusal: RequestRejected) -> None:
         record = exchange.record
         record.status, record.error = refusal.status, refusal.error
         headers = list(refusal.headers)

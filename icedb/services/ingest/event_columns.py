@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from icedb.services.ingest.config.settings import TableSettings
-from icedb.services.ingest.events.rejections import Refusal
+from icedb.services.ingest.events.rejections import RequestRejected
 from icedb.writer.batch_loader import PARTITION_COLUMN
 
-__all__ = ["TOO_MANY_COLUMNS", "Columns"]
+__all__ = ["TOO_MANY_COLUMNS", "EventColumns"]
 
 #: The name of the error for programs.
 TOO_MANY_COLUMNS = "too_many_columns"
@@ -32,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class _ColumnConversion:
     """What becomes of values of one column; None: they stay."""
 
     text: Callable[[str], Any] | None = None
@@ -43,7 +43,7 @@ class _Column:
     is_new: bool = False
 
 
-class Columns:
+class EventColumns:
     """The columns of one table, as they were when this was made."""
 
     def __init__(self, settings: TableSettings, schema: Mapping[str, str], *, queried: bool = False) -> None:
@@ -55,7 +55,7 @@ class Columns:
         # With the last a row would choose its partition, and be found where it does not belong.
         self._own = {*(name.casefold() for name in own if name is not None), PARTITION_COLUMN}
         self._names_max = max(settings.columns_max, len(self._known))
-        self._plans: dict[str, _Column] = {}
+        self._plans: dict[str, _ColumnConversion] = {}
 
     def fit(
         self, rows: list[dict[str, Any]] | pa.Table, tenant: str, received: datetime, *, new_columns: bool = True
@@ -67,7 +67,7 @@ class Columns:
         if isinstance(rows, pa.Table):
             self._check_new([f.name for f in rows.schema if not pa.types.is_null(f.type)], new_columns)
             return self._fit_arrow(rows, tenant, received)
-        plans: dict[str, _Column] = {}
+        plans: dict[str, _ColumnConversion] = {}
         brought: set[str] = set()
         for number, row in enumerate(rows):
             for name, value in row.items():
@@ -97,7 +97,7 @@ class Columns:
 
     def _refuse_names(self, rows: str) -> NoReturn:
         message = f"The {rows} have more than {self._names_max} different names."
-        raise Refusal(400, message, error=TOO_MANY_COLUMNS)
+        raise RequestRejected(400, message, error=TOO_MANY_COLUMNS)
 
     def _check_new(self, names: Collection[str], new_columns: bool) -> None:
         """Refuse columns that the table does not have, unless they may come and there is room for them."""
@@ -115,7 +115,7 @@ class Columns:
             else "Events of this tenant bring no columns"
         )
         message = f"{why}, and does not have {shown}. Leave them out, or send them as text in one column."
-        raise Refusal(400, message, error=TOO_MANY_COLUMNS)
+        raise RequestRejected(400, message, error=TOO_MANY_COLUMNS)
 
     def _own_id(self, row: dict[str, Any], tenant: str) -> None:
         """Of a table that tenants share, an id says whose it is: nobody can take another's."""
@@ -130,7 +130,7 @@ class Columns:
         for name in names:
             self._check_name(name, "the stream")
         if len(set(names)) < len(names):
-            raise Refusal(400, "The stream has two columns of one name.")
+            raise RequestRejected(400, "The stream has two columns of one name.")
         if self._settings.tenant_column is not None:
             table = table.append_column(self._settings.tenant_column, pa.repeat(tenant, table.num_rows))
             table = self._own_ids(table, tenant)
@@ -147,7 +147,7 @@ class Columns:
         if not (
             pa.types.is_string(given.type) or pa.types.is_large_string(given.type) or pa.types.is_integer(given.type)
         ):
-            raise Refusal(400, f"column '{column}' is {given.type}, and ids are text or whole numbers.")
+            raise RequestRejected(400, f"column '{column}' is {given.type}, and ids are text or whole numbers.")
         texts = given.cast(pa.string())
         whole = pc.binary_join_element_wise(pa.scalar(tenant), texts, "/")
         number = table.column_names.index(column)
@@ -155,20 +155,24 @@ class Columns:
 
     def _check_name(self, name: str, place: str) -> None:
         if len(name) > _NAME_CHARS_MAX:
-            raise Refusal(400, f"{place}: a name is longer than {_NAME_CHARS_MAX} characters: '{name[:50]}...'.")
+            raise RequestRejected(
+                400, f"{place}: a name is longer than {_NAME_CHARS_MAX} characters: '{name[:50]}...'."
+            )
         if name.casefold() in self._own:
-            raise Refusal(400, f"{place}: '{name}' is a column that only the service sets. Leave it out.")
+            raise RequestRejected(400, f"{place}: '{name}' is a column that only the service sets. Leave it out.")
         id_column = self._settings.id_column
         if id_column is not None and name != id_column and name.casefold() == id_column.casefold():
-            raise Refusal(400, f"{place}: '{name}' is to be written '{id_column}': it is what tells events apart.")
+            raise RequestRejected(
+                400, f"{place}: '{name}' is to be written '{id_column}': it is what tells events apart."
+            )
 
-    def _plan(self, name: str, number: int) -> _Column:
+    def _plan(self, name: str, number: int) -> _ColumnConversion:
         self._check_name(name, f"event {number}")
         found = self._plans.get(name)
         if found is None:
             is_id = name.casefold() == (self._settings.id_column or "").casefold()
             type_ = self._known.get(name.casefold(), "")
-            found = _Column() if is_id else _column(type_, text=self._settings.nested == "text")
+            found = _ColumnConversion() if is_id else _column(type_, text=self._settings.nested == "text")
             if name.casefold() not in self._known:
                 return replace(found, is_new=True)
             self._plans[name] = found  # as many as the table has; others are not kept
@@ -180,26 +184,26 @@ class Columns:
         except (ValueError, OverflowError):
             if self._settings.on_conflict == "quarantine":
                 return value  # the table sets the row aside
-        raise Refusal(400, f"{place} is {type_}, and the value is none: {value[:50]!r}.") from None
+        raise RequestRejected(400, f"{place} is {type_}, and the value is none: {value[:50]!r}.") from None
 
 
-def _column(type_: str, *, text: bool) -> _Column:
+def _column(type_: str, *, text: bool) -> _ColumnConversion:
     if type_ == "JSON":
-        return _Column(text=_json_text, nested=_json_text)
+        return _ColumnConversion(text=_json_text, nested=_json_text)
     if type_.endswith("]") or type_.startswith(("STRUCT", "MAP")):
-        return _Column()
+        return _ColumnConversion()
     nested = _json_text if text or type_ == "VARCHAR" else None
     if type_ in ("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ"):
-        return _Column(text=_instant, nested=nested, type=type_)
+        return _ColumnConversion(text=_instant, nested=nested, type=type_)
     if type_.startswith(("TIMESTAMP", "DATETIME")):
-        return _Column(text=_local, nested=nested, type=type_)
+        return _ColumnConversion(text=_local, nested=nested, type=type_)
     if type_ == "DATE":
-        return _Column(text=date.fromisoformat, nested=nested, type=type_)
+        return _ColumnConversion(text=date.fromisoformat, nested=nested, type=type_)
     if type_ == "TIME":
-        return _Column(text=time.fromisoformat, nested=nested, type=type_)
+        return _ColumnConversion(text=time.fromisoformat, nested=nested, type=type_)
     if type_.startswith("DECIMAL"):
-        return _Column(number=_exact, nested=nested)
-    return _Column(nested=nested)
+        return _ColumnConversion(number=_exact, nested=nested)
+    return _ColumnConversion(nested=nested)
 
 
 def _json_text(value: Any) -> str:

@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 from starlette.types import Scope
 
 from icedb.buffering.submissions import Acknowledged
-from icedb.services.ingest.access_log import AccessRecord
+from icedb.services.ingest.access_log import IngestAccessRecord
 from icedb.services.ingest.config.settings import IngestSettings, TenantSettings
-from icedb.services.ingest.config.tenants import Tenants, key_of
-from icedb.services.ingest.events.event_decoder import json_document, media_type, rows_of, write_key
-from icedb.services.ingest.events.rejections import Refusal
-from icedb.services.ingest.events.request_body import Incoming, decompressed
+from icedb.services.ingest.config.tenants import Tenants, key_from_header
+from icedb.services.ingest.events.event_decoder import decode_events, decode_json, media_type, write_key
+from icedb.services.ingest.events.rejections import RequestRejected
+from icedb.services.ingest.events.request_body import RequestBody, decompress
 from icedb.services.ingest.events.segment import SEGMENT_CALLS, segment_rows
-from icedb.services.ingest.limits import BodyMemoryBudget, Rates
-from icedb.services.ingest.table_writers import TableWriter, Writers
+from icedb.services.ingest.limits import BodyMemoryBudget, RateLimiter
+from icedb.services.ingest.table_writers import TableWriter, TableWriters
 
 __all__ = ["Exchange", "Intake"]
 
@@ -44,9 +44,9 @@ class Exchange:
     """A request and what became of it."""
 
     headers: dict[str, str]
-    record: AccessRecord
+    record: IngestAccessRecord
     began: float
-    body: Incoming
+    body: RequestBody
     #: By a name of ours.
     endpoint: str = "none"
     #: What ends with the request.
@@ -61,13 +61,13 @@ class Intake:
     """Takes what requests have. Belongs to one event loop. `tenants` may be replaced while it runs."""
 
     def __init__(
-        self, settings: IngestSettings, tenants: Tenants, writers: Writers, stopping: Callable[[], bool]
+        self, settings: IngestSettings, tenants: Tenants, writers: TableWriters, stopping: Callable[[], bool]
     ) -> None:
         self.tenants = tenants
         self._settings = settings
         self._writers = writers
         self._stopping = stopping
-        self._rates = Rates()
+        self._rates = RateLimiter()
         #: A tenant that is not alone has at most half of what bodies may take, so that the others are still read.
         self._held_of_tenants: dict[str, BodyMemoryBudget] = {}
         self._held_of_strangers = BodyMemoryBudget(
@@ -79,7 +79,7 @@ class Intake:
     async def accept(
         self, exchange: Exchange, scope: Scope, take: Callable[[int], None]
     ) -> tuple[TableWriter, Acknowledged]:
-        """Commit what a request has. Raises Refusal, and ClientGone.
+        """Commit what a request has. Raises Refusal, and ClientDisconnected.
 
         `take` is told of all bytes that are held for it, and may refuse them.
         """
@@ -91,9 +91,9 @@ class Intake:
         elif webhook := _WEBHOOK.fullmatch(path):
             exchange.endpoint = "webhook"
         else:
-            raise Refusal(404, "There is nothing at this address. Events go to /v1/tables/<table>/events.")
+            raise RequestRejected(404, "There is nothing at this address. Events go to /v1/tables/<table>/events.")
         if scope["method"] != "POST":
-            raise Refusal(405, "Events are sent with POST.", headers=(("allow", "POST"),))
+            raise RequestRejected(405, "Events are sent with POST.", headers=(("allow", "POST"),))
         if found:
             return await self._events(exchange, found[1], take)
         if exchange.endpoint == "webhook" and webhook:
@@ -106,10 +106,10 @@ class Intake:
         tenant = self._known(exchange, self._of_header(exchange))
         kind = media_type(exchange.header("content-type"))
         if name not in tenant.tables:
-            raise Refusal(403, "This key cannot write to a table of that name.")
+            raise RequestRejected(403, "This key cannot write to a table of that name.")
         content = await self._content(exchange, tenant, take)
         events_max = self._settings.events_max
-        rows = await _aside(len(content), lambda: rows_of(content, kind, events_max=events_max))
+        rows = await _offload_if_large(len(content), lambda: decode_events(content, kind, events_max=events_max))
         return await self._commit(exchange, tenant, name, rows, len(content))
 
     async def _call(
@@ -122,10 +122,10 @@ class Intake:
             content = await self._content(exchange, tenant, take)
         else:
             content = await self._decompressed(exchange, await self._body_of_stranger(exchange, take), take)
-            key = await _aside(len(content), lambda: write_key(content))
-            tenant = self._segment_tenant(self._known(exchange, None if key is None else self.tenants.of_key(key)))
+            key = await _offload_if_large(len(content), lambda: write_key(content))
+            tenant = self._segment_tenant(self._known(exchange, None if key is None else self.tenants.find_by_key(key)))
             self._rates.spend_bytes(tenant.name, tenant.limits, exchange.record.bytes)
-        document = await _aside(len(content), lambda: json_document(content))
+        document = await _offload_if_large(len(content), lambda: decode_json(content))
         return await self._commit_calls(exchange, tenant, document, call, len(content))
 
     async def _webhook(
@@ -136,26 +136,26 @@ class Intake:
         if exchange.header("authorization"):
             tenant = self._segment_tenant(self._known(exchange, self._of_header(exchange)))
             if tenant.name != name:
-                raise Refusal(403, "This key is not of the tenant that the address names.")
+                raise RequestRejected(403, "This key is not of the tenant that the address names.")
             content = await self._content(exchange, tenant, take)
         else:
             body = await self._body_of_stranger(exchange, take)
             signature = exchange.header("x-signature")
-            tenant = self._known(exchange, self.tenants.of_signature(name, signature, body))
+            tenant = self._known(exchange, self.tenants.find_by_signature(name, signature, body))
             self._rates.spend_bytes(tenant.name, tenant.limits, len(body))
             content = await self._decompressed(exchange, body, take)
-        document = await _aside(len(content), lambda: json_document(content))
+        document = await _offload_if_large(len(content), lambda: decode_json(content))
         return await self._commit_calls(exchange, tenant, document, None, len(content))
 
     # ------------------------------------------------------------------------------------ who
 
     def _of_header(self, exchange: Exchange) -> TenantSettings | None:
-        key = key_of(exchange.header("authorization"))
-        return None if key is None else self.tenants.of_key(key)
+        key = key_from_header(exchange.header("authorization"))
+        return None if key is None else self.tenants.find_by_key(key)
 
     def _known(self, exchange: Exchange, tenant: TenantSettings | None) -> TenantSettings:
         if tenant is None:
-            raise Refusal(
+            raise RequestRejected(
                 401, "There is no such key, or none was sent.", headers=(("www-authenticate", 'Bearer realm="icedb"'),)
             )
         exchange.record.tenant = tenant.name
@@ -179,7 +179,7 @@ class Intake:
 
     def _segment_tenant(self, tenant: TenantSettings) -> TenantSettings:
         if tenant.segment is None:
-            raise Refusal(403, "This key has no table for Segment's calls.")
+            raise RequestRejected(403, "This key has no table for Segment's calls.")
         return tenant
 
     # ------------------------------------------------------------------------------------ what
@@ -210,7 +210,7 @@ class Intake:
     async def _decompressed(self, exchange: Exchange, body: bytes, take: Callable[[int], None]) -> bytes:
         encoding, bytes_max = exchange.header("content-encoding"), self._settings.body_bytes_max
         # Of few bytes many may come.
-        content = await _aside(bytes_max if encoding else 0, lambda: decompressed(body, encoding, bytes_max))
+        content = await _offload_if_large(bytes_max if encoding else 0, lambda: decompress(body, encoding, bytes_max))
         if content is not body:
             take(len(content))
         return content
@@ -220,9 +220,9 @@ class Intake:
     ) -> tuple[TableWriter, Acknowledged]:
         name = self._segment_tenant(tenant).segment or ""
         received = self._writers[name].now()
-        rows = await _aside(bytes_, lambda: segment_rows(document, call, received))
+        rows = await _offload_if_large(bytes_, lambda: segment_rows(document, call, received))
         if len(rows) > self._settings.events_max:
-            raise Refusal(
+            raise RequestRejected(
                 413, f"There are {len(rows)} calls, and {self._settings.events_max} are allowed in one request."
             )
         return await self._commit(exchange, tenant, name, rows, bytes_)
@@ -232,15 +232,17 @@ class Intake:
     ) -> tuple[TableWriter, Acknowledged]:
         exchange.record.table = name
         table = self._writers[name]
-        fitting = await _aside(bytes_, lambda: table.fit(rows, tenant.name, new_columns=tenant.limits.new_columns))
+        fitting = await _offload_if_large(
+            bytes_, lambda: table.fit(rows, tenant.name, new_columns=tenant.limits.new_columns)
+        )
         self._rates.spend_events(tenant.name, tenant.limits, len(fitting))
         if self._stopping():
-            raise Refusal(503, "The service is stopping. Send it again.", retry_after_seconds=1)
+            raise RequestRejected(503, "The service is stopping. Send it again.", retry_after_seconds=1)
         if not len(fitting):
             return table, Acknowledged(rows=0)
-        return table, await table.commit(fitting, tenant.name, bytes_=bytes_, shared=self.tenants.shares(name))
+        return table, await table.commit(fitting, tenant.name, bytes_=bytes_, shared=self.tenants.is_shared(name))
 
 
-async def _aside(bytes_: int, work: Callable[[], Result]) -> Result:
+async def _offload_if_large(bytes_: int, work: Callable[[], Result]) -> Result:
     """Do some work, in a thread when it is much."""
     return work() if bytes_ <= _AT_ONCE_BYTES else await asyncio.to_thread(work)

@@ -13,55 +13,55 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from icedb.services.ingest.config.settings import TenantLimits
-from icedb.services.ingest.events.rejections import Refusal
+from icedb.services.ingest.config.settings import IngestLimits
+from icedb.services.ingest.events.rejections import RequestRejected
 
-__all__ = ["BodyMemoryBudget", "Rates", "Waiting"]
+__all__ = ["BodyMemoryBudget", "RateLimiter", "PendingBytes"]
 
 
 @dataclass(slots=True)
-class _Bucket:
+class _TokenBucket:
     """How much may be spent, as of `filled`; below 0, what is owed."""
 
     level: float
     filled: float
 
 
-class Rates:
+class RateLimiter:
     """What tenants have spent. Belongs to one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         #: By tenant and what is spent.
-        self._buckets: dict[tuple[str, str], _Bucket] = {}
+        self._buckets: dict[tuple[str, str], _TokenBucket] = {}
 
-    def check(self, tenant: str, limits: TenantLimits) -> None:
+    def check(self, tenant: str, limits: IngestLimits) -> None:
         """Raise Refusal (429) when the tenant owes something."""
         for what, rate in (("events", limits.events_per_second), ("bytes", limits.bytes_per_second)):
             if rate is not None:
                 bucket = self._filled(tenant, what, rate)
                 if bucket.level <= 0:
-                    raise Refusal(
+                    raise RequestRejected(
                         429,
                         f"{rate} {what} per second are allowed, and more were sent. Send it again later.",
                         retry_after_seconds=max(1, math.ceil(-bucket.level / rate)),
                     )
 
-    def spend_events(self, tenant: str, limits: TenantLimits, events: int) -> None:
+    def spend_events(self, tenant: str, limits: IngestLimits, events: int) -> None:
         """Take so many. Raises Refusal (429) when others of the tenant's requests came first, and takes nothing."""
         self.check(tenant, limits)
         if limits.events_per_second is not None:
             self._filled(tenant, "events", limits.events_per_second).level -= events
 
-    def spend_bytes(self, tenant: str, limits: TenantLimits, bytes_: int) -> None:
+    def spend_bytes(self, tenant: str, limits: IngestLimits, bytes_: int) -> None:
         """Take so many. Raises Refusal (429) when others of the tenant's requests came first, and takes nothing."""
         self.check(tenant, limits)
         if limits.bytes_per_second is not None:
             self._filled(tenant, "bytes", limits.bytes_per_second).level -= bytes_
 
-    def _filled(self, tenant: str, what: str, rate: int) -> _Bucket:
+    def _filled(self, tenant: str, what: str, rate: int) -> _TokenBucket:
         now = self._clock()
-        bucket = self._buckets.setdefault((tenant, what), _Bucket(float(rate), now))
+        bucket = self._buckets.setdefault((tenant, what), _TokenBucket(float(rate), now))
         bucket.level = min(float(rate), bucket.level + (now - bucket.filled) * rate)
         bucket.filled = now
         return bucket
@@ -83,7 +83,9 @@ class BodyMemoryBudget:
         def take(bytes_: int) -> None:
             nonlocal own
             if self.bytes + bytes_ > self._bytes_max:
-                raise Refusal(503, "Too much is being received at the moment. Send it again.", retry_after_seconds=1)
+                raise RequestRejected(
+                    503, "Too much is being received at the moment. Send it again.", retry_after_seconds=1
+                )
             self.bytes += bytes_
             own += bytes_
 
@@ -93,7 +95,7 @@ class BodyMemoryBudget:
             self.bytes -= own
 
 
-class Waiting:
+class PendingBytes:
     """Bytes of each tenant that wait for a commit to one table. Belongs to one event loop.
 
     Of a table that several tenants write, a tenant has at most half of the room, so that the others are still taken.
@@ -109,7 +111,7 @@ class Waiting:
         own = self._of_tenants.get(tenant, 0)
         if shared and own and own + bytes_ > self._bytes_max // 2:
             message = "Too many of this tenant's events wait to be committed. Send it again later."
-            raise Refusal(429, message, retry_after_seconds=1)
+            raise RequestRejected(429, message, retry_after_seconds=1)
         self._of_tenants[tenant] = own + bytes_
         try:
             yield

@@ -11,9 +11,9 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from icedb.buffering.submissions import BufferStats
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+__all__ = ["CONTENT_TYPE", "IngestMetrics"]
 
-#: Of `Metrics.text`.
+#: Of `IngestMetrics.text`.
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -37,7 +37,7 @@ _NOW = (
 )
 
 
-class Metrics:
+class IngestMetrics:
     """The numbers of one service, since it started."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Metrics:
         )
         for result in ("ok", "error"):
             self._reloads.labels(result)  # shown as 0 from the start: an alert needs the number before the first error
-        self._tables = _Tables()
+        self._tables = _TableCollector()
         registry.register(self._tables)
 
     def answered(self, tenant: str | None, endpoint: str, status: int, seconds: float, bytes_: int) -> None:
@@ -108,7 +108,7 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _Tables:
+class _TableCollector:
     """What the writers of tables count themselves."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from starlette.types import Message, Scope, Send
 
 from icedb.services.http.server_settings import HEAD_BYTES_MAX
-from icedb.services.ingest.events.rejections import Refusal
+from icedb.services.ingest.events.rejections import RequestRejected
 
 __all__ = ["check_head", "commit_id", "send_json"]
 
@@ -23,13 +23,13 @@ def check_head(scope: Scope) -> None:
     if len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(n) + len(v) for n, v in scope["headers"]) > (
         HEAD_BYTES_MAX
     ):
-        raise Refusal(431, f"The request's head is larger than {HEAD_BYTES_MAX} bytes.")
+        raise RequestRejected(431, f"The request's head is larger than {HEAD_BYTES_MAX} bytes.")
     names = [name for name, _ in scope["headers"]]
     for name in (b"authorization", b"content-type", b"content-encoding", b"x-signature"):
         if names.count(name) > 1:
-            raise Refusal(400, f"There are several headers {name.decode()}. Send one.")
+            raise RequestRejected(400, f"There are several headers {name.decode()}. Send one.")
     if b"content-length" in names and b"transfer-encoding" in names:
-        raise Refusal(400, "A request has a Content-Length or a Transfer-Encoding, not both.")
+        raise RequestRejected(400, "A request has a Content-Length or a Transfer-Encoding, not both.")
 
 
 def commit_id(key: str | None, created_ms: int | None) -> str | None:

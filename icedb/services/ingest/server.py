@@ -23,27 +23,27 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from icedb.services.http.config_reload import reloading
-from icedb.services.http.connections import ADMIN_CONNECTIONS, Server
+from icedb.services.http.config_reload import reload_on_change
+from icedb.services.http.connections import ADMIN_CONNECTIONS, HttpServer
 from icedb.services.http.log_lines import LineWriter
 from icedb.services.http.server_process import (
     Listeners,
     allow_connections,
     background_task,
-    end_soon,
+    configure_logging,
     install_signal_handlers,
-    lines_to,
-    listeners,
-    log_to,
+    open_line_writer,
+    open_listeners,
+    schedule_forced_exit,
 )
-from icedb.services.ingest.access_log import AccessLog
+from icedb.services.ingest.access_log import IngestAccessLog
 from icedb.services.ingest.app import HEALTH_PATH, READY_PATH, IngestApp
 from icedb.services.ingest.config.config_file import load_config
 from icedb.services.ingest.config.settings import IngestConfig, IngestSettings
 from icedb.services.ingest.config.tenant_directory import TenantsFile
 from icedb.services.ingest.config.tenants import Tenants
-from icedb.services.ingest.metrics import CONTENT_TYPE, Metrics
-from icedb.services.ingest.table_writers import Writers
+from icedb.services.ingest.metrics import CONTENT_TYPE, IngestMetrics
+from icedb.services.ingest.table_writers import TableWriters
 from icedb.util.clock import SystemClock
 
 __all__ = ["serve"]
@@ -61,10 +61,10 @@ def serve(path: Path, *, tell: Callable[[str], None]) -> None:
     config = load_config(path)
     allow_connections(config.server.connections)
     with contextlib.ExitStack() as closing:
-        sockets = closing.enter_context(listeners(config.server))
-        writers = Writers(config, SystemClock())
-        log_to(closing.enter_context(lines_to(sys.stderr.fileno(), "log")), "icedb.ingest")
-        access_lines = closing.enter_context(lines_to(sys.stdout.fileno(), "access log"))
+        sockets = closing.enter_context(open_listeners(config.server))
+        writers = TableWriters(config, SystemClock())
+        configure_logging(closing.enter_context(open_line_writer(sys.stderr.fileno(), "log")), "icedb.ingest")
+        access_lines = closing.enter_context(open_line_writer(sys.stdout.fileno(), "access log"))
         closing.callback(writers.close, timeout_ms=_CLOSE_MS)  # before the log, in which it says what was lost
         uvloop.run(_serve(path, config, writers, sockets, access_lines, tell))
 
@@ -72,18 +72,18 @@ def serve(path: Path, *, tell: Callable[[str], None]) -> None:
 async def _serve(
     path: Path,
     config: IngestConfig,
-    writers: Writers,
+    writers: TableWriters,
     sockets: Listeners,
     access_lines: LineWriter,
     tell: Callable[[str], None],
 ) -> None:
-    settings, metrics = config.server, Metrics()
+    settings, metrics = config.server, IngestMetrics()
     app = IngestApp(
         settings,
         Tenants(config.tenants),
         writers,
         metrics,
-        AccessLog(access_lines),
+        IngestAccessLog(access_lines),
         stopping=lambda: server.should_exit,
     )
     server = _IngestServer(app, settings, writers)
@@ -97,26 +97,26 @@ async def _serve(
 
     async with contextlib.AsyncExitStack() as closing:
         file = TenantsFile(path, config, app.know)
-        await closing.enter_async_context(background_task(reloading(file, reload, metrics.reloaded)))
-        await closing.enter_async_context(background_task(writers.keep_looking()))
+        await closing.enter_async_context(background_task(reload_on_change(file, reload, metrics.reloaded)))
+        await closing.enter_async_context(background_task(writers.refresh_periodically()))
         if sockets.admin is not None:
-            admin = Server(_admin_app(app, numbers), settings, connections=ADMIN_CONNECTIONS)
+            admin = HttpServer(_admin_app(app, numbers), settings, connections=ADMIN_CONNECTIONS)
             await closing.enter_async_context(background_task(admin.serve([sockets.admin])))
         tell(f"icedb ingest: {sockets.text}; tables: {len(config.tables)}, tenants: {len(config.tenants)}")
         await server.serve([sockets.clients])
-        end_soon()
+        schedule_forced_exit()
 
 
-class _IngestServer(Server):
+class _IngestServer(HttpServer):
     """Nobody waits for more rows to come when it stops."""
 
-    def __init__(self, app: ASGIApp, settings: IngestSettings, writers: Writers) -> None:
+    def __init__(self, app: ASGIApp, settings: IngestSettings, writers: TableWriters) -> None:
         super().__init__(app, settings, tls=True)
         self._writers = writers
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more, commit what is pending, and wait for answers that are under way."""
-        async with background_task(self._writers.hurry()):
+        async with background_task(self._writers.flush_until_cancelled()):
             await super().shutdown(sockets)
 
 

@@ -36,13 +36,13 @@ from icedb.errors import (
     WriterClosed,
 )
 from icedb.services.ingest.config.settings import IngestConfig, IngestSettings, TableSettings
-from icedb.services.ingest.event_columns import TOO_MANY_COLUMNS, Columns
-from icedb.services.ingest.events.rejections import Refusal
-from icedb.services.ingest.limits import Waiting
+from icedb.services.ingest.event_columns import TOO_MANY_COLUMNS, EventColumns
+from icedb.services.ingest.events.rejections import RequestRejected
+from icedb.services.ingest.limits import PendingBytes
 from icedb.table import Table
 from icedb.util.clock import Clock
 
-__all__ = ["TableWriter", "Writers", "open_table"]
+__all__ = ["TableWriter", "TableWriters", "open_table"]
 
 logger = logging.getLogger("icedb.ingest")
 
@@ -94,9 +94,9 @@ class TableWriter:
         self._server = server
         self._clock = clock
         self._columns = self._columns_now()
-        self._waiting = Waiting(settings.pending_bytes_max)
+        self._waiting = PendingBytes(settings.pending_bytes_max)
         #: Whether the last commit, or look at the table, found the store there.
-        self.reached = True
+        self.reachable = True
         self._writer = BufferedWriter(
             table,
             rows_max=settings.rows_max,
@@ -125,11 +125,11 @@ class TableWriter:
         try:
             self._columns = self._columns_now()
         except Exception as error:  # noqa: BLE001  whatever it is, it is looked again
-            if self.reached:
+            if self.reachable:
                 logger.error("table '%s' cannot be reached: %s", self.settings.name, error)
-            self.reached = False
+            self.reachable = False
         else:
-            self.reached = True
+            self.reachable = True
 
     def now(self) -> datetime:
         """The time that rows get as the time of their arrival."""
@@ -156,7 +156,7 @@ class TableWriter:
             future = await asyncio.to_thread(self._writer.submit, rows, timeout_ms=0, sender=tenant)
             async with asyncio.timeout(self._server.commit_timeout_ms / 1000):
                 done = await asyncio.wrap_future(future)
-            self.reached = True
+            self.reachable = True
             self._know_columns()
             return done
         except StaleView as error:
@@ -165,7 +165,7 @@ class TableWriter:
         except IceDBError as error:  # before TimeoutError, which some of them are, too
             raise self._refusal(error) from None
         except TimeoutError:
-            raise Refusal(
+            raise RequestRejected(
                 503,
                 "The commit takes too long: whether it happens is not known. Send the same again, with the same ids.",
                 retry_after_seconds=_AWAY_SECONDS,
@@ -190,13 +190,13 @@ class TableWriter:
         """How many columns the table has, as far as this process knows."""
         return len(self._table.handle.columns)
 
-    def _columns_now(self) -> Columns:
+    def _columns_now(self) -> EventColumns:
         self._table.handle.read()
         self._known = self._table.handle.columns
         return self._columns_of(self._known)
 
-    def _columns_of(self, known: Mapping[str, str]) -> Columns:
-        return Columns(self.settings, known, queried=bool(self._table.spec.insert_query))
+    def _columns_of(self, known: Mapping[str, str]) -> EventColumns:
+        return EventColumns(self.settings, known, queried=bool(self._table.spec.insert_query))
 
     def _know_columns(self) -> None:
         """Learn the columns that commits brought: requests with more of them are refused before they are written."""
@@ -204,34 +204,34 @@ class TableWriter:
         if known != self._known:
             self._known, self._columns = known, self._columns_of(known)
 
-    def _refusal(self, error: IceDBError) -> Refusal:
+    def _refusal(self, error: IceDBError) -> RequestRejected:
         # Log files that disagree are not the client's fault, and their names have hosts and process ids in them.
         if isinstance(error, _OF_THE_ROWS) and getattr(error, "log_files", None) is None:
             # Where the table lies is the operator's business.
             said = str(error).removeprefix(f"{self._table.uri}: ").replace(self._table.uri, self.settings.name)
             if isinstance(error, TooManyPartitions):
-                return Refusal(413, said, error=_TOO_MANY_PARTITIONS)
+                return RequestRejected(413, said, error=_TOO_MANY_PARTITIONS)
             if isinstance(error, TooManyColumns):
                 self._know_columns()
-                return Refusal(400, said, error=TOO_MANY_COLUMNS)
-            return Refusal(400, said)
+                return RequestRejected(400, said, error=TOO_MANY_COLUMNS)
+            return RequestRejected(400, said)
         if isinstance(error, BufferFull):
             seconds = max(1, math.ceil(self.settings.delay_max_ms / 1000))
-            return Refusal(503, "Too much waits to be committed. Send it again.", retry_after_seconds=seconds)
+            return RequestRejected(503, "Too much waits to be committed. Send it again.", retry_after_seconds=seconds)
         if isinstance(error, WriterClosed):
-            return Refusal(503, "The service is stopping. Send it again.", retry_after_seconds=1)
+            return RequestRejected(503, "The service is stopping. Send it again.", retry_after_seconds=1)
         logger.error("table '%s': %s", self.settings.name, error)
         if isinstance(error, CommitStateUnknown):
             message = "Whether it was committed is not known. Send the same again, with the same ids."
         elif isinstance(error, RetryableError):
-            self.reached = False
+            self.reachable = False
             message = "The store does not answer. Send it again."
         else:
             message = "The table cannot be written at the moment; its operator has to look at it. Send it again later."
-        return Refusal(503, message, retry_after_seconds=_AWAY_SECONDS)
+        return RequestRejected(503, message, retry_after_seconds=_AWAY_SECONDS)
 
 
-class Writers:
+class TableWriters:
     """All tables of a configuration."""
 
     def __init__(self, config: IngestConfig, clock: Clock) -> None:
@@ -256,24 +256,24 @@ class Writers:
     def __getitem__(self, name: str) -> TableWriter:
         return self._by_name[name]
 
-    def troubles(self) -> list[str]:
+    def problems(self) -> list[str]:
         """Why requests should go elsewhere now, if they should."""
         found = []
         for name, writer in self._by_name.items():
-            if not writer.reached:
+            if not writer.reachable:
                 found.append(f"table '{name}' cannot be reached")
             elif writer.full:
                 found.append(f"table '{name}' has too much waiting to be committed")
         return found
 
-    async def keep_looking(self) -> None:
+    async def refresh_periodically(self) -> None:
         """Look at the tables again and again."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             for writer in self._by_name.values():
                 await asyncio.to_thread(writer.look)
 
-    async def hurry(self) -> None:
+    async def flush_until_cancelled(self) -> None:
         """Commit what is pending without delay, until this is cancelled."""
         while True:
             for writer in self._by_name.values():

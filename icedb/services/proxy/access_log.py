@@ -11,9 +11,9 @@ from urllib.parse import unquote
 
 import msgspec
 
-from icedb.services.http.log_lines import Lines, record_line
+from icedb.services.http.log_lines import LineSink, record_line
 
-__all__ = ["AccessLog", "AccessRecord", "without_secrets"]
+__all__ = ["ProxyAccessLog", "ProxyAccessRecord", "redact_query"]
 
 #: Lower case. Parameters of presigned addresses, of signature version 4 and of the one before.
 _SECRET_PARAMETERS = frozenset(
@@ -21,7 +21,7 @@ _SECRET_PARAMETERS = frozenset(
 )
 
 
-class AccessRecord(msgspec.Struct, frozen=True, kw_only=True):
+class ProxyAccessRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a request when its answer is over; texts as the client sent them."""
 
     #: Unix milliseconds, when the request came.
@@ -47,22 +47,22 @@ class AccessRecord(msgspec.Struct, frozen=True, kw_only=True):
     user_agent: str
 
 
-class AccessLog:
+class ProxyAccessLog:
     """Gives each record to `lines`, as one line."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: LineSink) -> None:
         self._lines = lines
 
-    def write(self, record: AccessRecord) -> None:
+    def write(self, record: ProxyAccessRecord) -> None:
         """Give the line of a record away."""
         said = msgspec.structs.asdict(record)
-        said["query"] = without_secrets(record.query)
+        said["query"] = redact_query(record.query)
         said["path"] = _without_question(record.path)
         said["milliseconds"] = round(record.milliseconds, 1)
         self._lines.write(record_line(said.pop("time_ms"), said))
 
 
-def without_secrets(query: str) -> str:
+def redact_query(query: str) -> str:
     """A percent-encoded query with `...` for what would let somebody else ask in the client's place."""
     return "&".join(map(_without_secret, query.split("&")))
 

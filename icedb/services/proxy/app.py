@@ -20,19 +20,19 @@ from datetime import timedelta
 from starlette.types import Message, Receive, Scope, Send
 
 from icedb.errors import IceDBError
-from icedb.services.proxy.access_log import AccessLog, AccessRecord
+from icedb.services.proxy.access_log import ProxyAccessLog, ProxyAccessRecord
 from icedb.services.proxy.bucket_operations import Listings
-from icedb.services.proxy.catalog.table_catalog import Tables
+from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.settings import ServerSettings
-from icedb.services.proxy.config.tenants import Directory
-from icedb.services.proxy.limits import Gate
-from icedb.services.proxy.metrics import ABORTED, Metrics
-from icedb.services.proxy.routing import NO_OPERATION, Operations, operation_of
-from icedb.services.proxy.s3.address import Address, address_of
-from icedb.services.proxy.s3.request import HttpRequest
-from icedb.services.proxy.s3.response import Answer, Content
+from icedb.services.proxy.config.tenants import TenantDirectory
+from icedb.services.proxy.limits import TenantLimiter
+from icedb.services.proxy.metrics import ABORTED, ProxyMetrics
+from icedb.services.proxy.routing import NO_OPERATION, Operations, operation_name
+from icedb.services.proxy.s3.address import Address, parse_address
+from icedb.services.proxy.s3.request import S3Request
+from icedb.services.proxy.s3.response import ObjectRange, S3Response
 from icedb.services.proxy.s3.s3_errors import S3Error, error_document
-from icedb.services.proxy.signing import Caller, authenticate
+from icedb.services.proxy.signing import AuthenticatedCaller, authenticate
 from icedb.storage.obstore_store import ObjectNotFound, open_stream
 from icedb.util.clock import Clock, SystemClock
 
@@ -56,12 +56,12 @@ STEP_BYTES_MIN = 4 * 1024
 class _Exchange:
     """A request and what became of it."""
 
-    request: HttpRequest
+    request: S3Request
     id: str
     client: str
     time_ms: int
     began: float
-    caller: Caller | None = None
+    caller: AuthenticatedCaller | None = None
     operation: str = NO_OPERATION
     status: int = 0
     code: str = ""
@@ -74,11 +74,11 @@ class ProxyApp:
     def __init__(
         self,
         settings: ServerSettings,
-        directory: Directory,
-        tables: Tables,
-        gate: Gate,
-        metrics: Metrics,
-        access_log: AccessLog,
+        directory: TenantDirectory,
+        tables: TableCatalog,
+        gate: TenantLimiter,
+        metrics: ProxyMetrics,
+        access_log: ProxyAccessLog,
         *,
         clock: Clock | None = None,
     ) -> None:
@@ -98,7 +98,7 @@ class ProxyApp:
         if scope["path"] == HEALTH_PATH and scope["method"] in ("GET", "HEAD"):
             headers = (("content-type", "text/plain"), _LAST)
             with suppress(TimeoutError):
-                await self._send(send, Answer(headers=headers, body=b"ok\n"))
+                await self._send(send, S3Response(headers=headers, body=b"ok\n"))
             return
         client = scope.get("client") or ("", 0)
         exchange = _Exchange(
@@ -114,8 +114,8 @@ class ProxyApp:
     async def _exchange(self, exchange: _Exchange, receive: Receive, send: Send) -> None:
         try:
             caller = await self._authenticated(exchange)
-            address = address_of(exchange.request, self._settings.domains)
-            exchange.operation = operation_of(exchange.request, address)
+            address = parse_address(exchange.request, self._settings.domains)
+            exchange.operation = operation_name(exchange.request, address)
             with self._gate.enter(caller.tenant):
                 answer = await self._answer(exchange, caller, address, receive)
                 if answer.content is not None:
@@ -135,7 +135,7 @@ class ProxyApp:
                 raise  # the server breaks the connection off: half an answer must not look whole
             await self._finish(exchange, _refusal(S3Error("InternalError"), exchange), send)
 
-    async def _authenticated(self, exchange: _Exchange) -> Caller:
+    async def _authenticated(self, exchange: _Exchange) -> AuthenticatedCaller:
         request = exchange.request
         request.check_size()
         if request.header("content-length") is not None and request.header("transfer-encoding") is not None:
@@ -143,7 +143,9 @@ class ProxyApp:
         caller = exchange.caller = await authenticate(request, self._directory, now_ms=self._clock.now_ms())
         return caller
 
-    async def _answer(self, exchange: _Exchange, caller: Caller, address: Address, receive: Receive) -> Answer:
+    async def _answer(
+        self, exchange: _Exchange, caller: AuthenticatedCaller, address: Address, receive: Receive
+    ) -> S3Response:
         request = exchange.request
         if caller.payload_sha256 is not None or _has_body(request):
             await _check_body(caller, request, receive)
@@ -151,7 +153,7 @@ class ProxyApp:
 
     # ------------------------------------------------------------------------------------ sending
 
-    async def _finish(self, exchange: _Exchange, answer: Answer, send: Send) -> None:
+    async def _finish(self, exchange: _Exchange, answer: S3Response, send: Send) -> None:
         exchange.status, exchange.code = answer.status, answer.code
         headers = [("x-amz-request-id", exchange.id)]
         if exchange.caller is None or _has_body(exchange.request):
@@ -165,7 +167,7 @@ class ProxyApp:
             exchange.sent = 0 if head else len(answer.body)
 
     async def _send(
-        self, send: Send, answer: Answer, headers: Iterable[tuple[str, str]] = (), *, head: bool = False
+        self, send: Send, answer: S3Response, headers: Iterable[tuple[str, str]] = (), *, head: bool = False
     ) -> None:
         every = [*answer.headers, *headers]
         if answer.status != 304 and not any(name == "content-length" for name, _ in every):
@@ -182,7 +184,13 @@ class ProxyApp:
             await send(message)
 
     async def _stream(
-        self, exchange: _Exchange, caller: Caller, answer: Answer, content: Content, receive: Receive, send: Send
+        self,
+        exchange: _Exchange,
+        caller: AuthenticatedCaller,
+        answer: S3Response,
+        content: ObjectRange,
+        receive: Receive,
+        send: Send,
     ) -> None:
         """Send a piece of an object while it is read. When that fails half way, the connection is broken off."""
         try:
@@ -219,7 +227,7 @@ class ProxyApp:
         self._metrics.answered(tenant, exchange.operation, exchange.status, exchange.code, seconds, exchange.sent)
         said = dict(reversed(request.headers))
         self._access_log.write(
-            AccessRecord(
+            ProxyAccessRecord(
                 time_ms=exchange.time_ms,
                 request_id=exchange.id,
                 client=exchange.client,
@@ -239,8 +247,8 @@ class ProxyApp:
         )
 
 
-def _request_of(scope: Scope) -> HttpRequest:
-    return HttpRequest(
+def _request_of(scope: Scope) -> S3Request:
+    return S3Request(
         scope["method"],
         scope["raw_path"].decode("latin-1"),
         scope["query_string"].decode("latin-1"),
@@ -248,12 +256,12 @@ def _request_of(scope: Scope) -> HttpRequest:
     )
 
 
-def _has_body(request: HttpRequest) -> bool:
+def _has_body(request: S3Request) -> bool:
     said = dict(request.headers)
     return "transfer-encoding" in said or said.get("content-length", "0") != "0"
 
 
-async def _check_body(caller: Caller, request: HttpRequest, receive: Receive) -> None:
+async def _check_body(caller: AuthenticatedCaller, request: S3Request, receive: Receive) -> None:
     """Read what little there may be, and compare it with what was signed. Raises S3Error."""
     digest, size = hashlib.sha256(), 0
     more = _has_body(request)
@@ -271,10 +279,10 @@ async def _check_body(caller: Caller, request: HttpRequest, receive: Receive) ->
         raise S3Error("XAmzContentSHA256Mismatch")
 
 
-def _refusal(error: S3Error, exchange: _Exchange) -> Answer:
+def _refusal(error: S3Error, exchange: _Exchange) -> S3Response:
     document = error_document(error, resource=exchange.request.path, request_id=exchange.id)
     headers = (("content-type", "application/xml"), *error.headers)
-    return Answer(error.status, headers, document, code=error.code)
+    return S3Response(error.status, headers, document, code=error.code)
 
 
 def _start(status: int, headers: list[tuple[str, str]]) -> Message:

@@ -16,17 +16,17 @@ from urllib.parse import quote
 
 import msgspec
 
-from icedb.services.proxy.catalog.bucket_view import View, VirtualObject
-from icedb.services.proxy.catalog.table_catalog import Tables
+from icedb.services.proxy.catalog.bucket_view import BucketView, VirtualObject
+from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.tenants import Tenant, VirtualBucket
 from icedb.services.proxy.s3.address import Address
 from icedb.services.proxy.s3.listing import Page
-from icedb.services.proxy.s3.request import HttpRequest
-from icedb.services.proxy.s3.response import Answer, xml_answer, xml_text
+from icedb.services.proxy.s3.request import S3Request
+from icedb.services.proxy.s3.response import S3Response, xml_response, xml_text
 from icedb.services.proxy.s3.s3_errors import S3Error
 from icedb.util.lru_cache import LruCache
 
-__all__ = ["Listings", "bucket_location", "bucket_there", "list_buckets"]
+__all__ = ["Listings", "get_bucket_location", "head_bucket", "list_buckets"]
 
 KEYS_MAX = 1_000
 # A client may ask for as many, and gets KEYS_MAX; what is more is no number for S3.
@@ -37,30 +37,30 @@ ENDED_MAX = 10_000
 CREATED = "1970-01-01T00:00:00.000Z"
 
 
-def list_buckets(tenant: Tenant) -> Answer:
+def list_buckets(tenant: Tenant) -> S3Response:
     """ListBuckets: those of the tenant, by name."""
     buckets = "".join(
         f"<Bucket><Name>{xml_text(name)}</Name><CreationDate>{CREATED}</CreationDate></Bucket>"
         for name in sorted(tenant.buckets)
     )
-    return xml_answer("ListAllMyBucketsResult", f"{_owner(tenant)}<Buckets>{buckets}</Buckets>")
+    return xml_response("ListAllMyBucketsResult", f"{_owner(tenant)}<Buckets>{buckets}</Buckets>")
 
 
-def bucket_location(region: str) -> Answer:
+def get_bucket_location(region: str) -> S3Response:
     """GetBucketLocation. S3 says nothing for its first region."""
-    return xml_answer("LocationConstraint", "" if region == "us-east-1" else xml_text(region))
+    return xml_response("LocationConstraint", "" if region == "us-east-1" else xml_text(region))
 
 
-def bucket_there(region: str) -> Answer:
+def head_bucket(region: str) -> S3Response:
     """HeadBucket."""
-    return Answer(headers=(("x-amz-bucket-region", region),))
+    return S3Response(headers=(("x-amz-bucket-region", region),))
 
 
 #: Tenant, bucket, its time, prefix, delimiter, size of the pages, and the last key of one.
-_Ended = tuple[str, str, int | None, str, str, int, str]
+_PageKey = tuple[str, str, int | None, str, str, int, str]
 
 
-class _Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class _ContinuationToken(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     began_ms: int
     snapshot_id: str
     after: str
@@ -69,14 +69,16 @@ class _Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 class Listings:
     """ListObjectsV2 and ListObjects."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: TableCatalog) -> None:
         self._tables = tables
-        #: What was listed, and the last key of a page -> what `Tables.view_again` needs.
-        self._ended: LruCache[_Ended, tuple[int, str]] = LruCache(ENDED_MAX)
+        #: What was listed, and the last key of a page -> what `TableCatalog.view_again` needs.
+        self._ended: LruCache[_PageKey, tuple[int, str]] = LruCache(ENDED_MAX)
 
-    async def version_2(self, tenant: Tenant, bucket: VirtualBucket, address: Address, request: HttpRequest) -> Answer:
-        """ListObjectsV2. Raises S3Error: InvalidArgument, and those of `Tables.view`."""
-        asked = _Asked(request)
+    async def version_2(
+        self, tenant: Tenant, bucket: VirtualBucket, address: Address, request: S3Request
+    ) -> S3Response:
+        """ListObjectsV2. Raises S3Error: InvalidArgument, and those of `TableCatalog.view`."""
+        asked = _ListingRequest(request)
         token, start_after = request.parameter("continuation-token"), request.parameter("start-after") or ""
         if token is None:
             after, view = start_after, await self._tables.view(bucket, address.as_of_ms)
@@ -94,13 +96,15 @@ class Listings:
             f"<StartAfter>{asked.encoded(start_after)}</StartAfter>" if start_after else "",
         ]
         if page.truncated:
-            further = _Token(view.as_of_ms, view.snapshot_id, view.virtual(page.last))
+            further = _ContinuationToken(view.as_of_ms, view.snapshot_id, view.virtual(page.last))
             fields.append(f"<NextContinuationToken>{_written(further)}</NextContinuationToken>")
         return asked.answer(address.name, view, objects, page, fields, owner)
 
-    async def version_1(self, tenant: Tenant, bucket: VirtualBucket, address: Address, request: HttpRequest) -> Answer:
+    async def version_1(
+        self, tenant: Tenant, bucket: VirtualBucket, address: Address, request: S3Request
+    ) -> S3Response:
         """ListObjects. Raises S3Error, as version 2."""
-        asked = _Asked(request)
+        asked = _ListingRequest(request)
         marker = request.parameter("marker") or ""
         listed = tenant.name, bucket.name, address.as_of_ms, asked.prefix, asked.delimiter, asked.size
         ended = self._ended.get((*listed, marker))
@@ -120,14 +124,16 @@ class Listings:
                 fields.append(f"<NextMarker>{asked.encoded(last)}</NextMarker>")
         return asked.answer(address.name, view, objects, page, fields, _owner(tenant))
 
-    async def _again(self, bucket: VirtualBucket, address: Address, began_ms: int, snapshot_id: str) -> View | None:
-        return await self._tables.view_again(bucket, address.as_of_ms, began_ms=began_ms, snapshot_id=snapshot_id)
+    async def _again(
+        self, bucket: VirtualBucket, address: Address, began_ms: int, snapshot_id: str
+    ) -> BucketView | None:
+        return await self._tables.resume_view(bucket, address.as_of_ms, began_ms=began_ms, snapshot_id=snapshot_id)
 
 
-class _Asked:
+class _ListingRequest:
     """What both versions of the listing take, and how they answer."""
 
-    def __init__(self, request: HttpRequest) -> None:
+    def __init__(self, request: S3Request) -> None:
         self.prefix = request.parameter("prefix") or ""
         self.delimiter = request.parameter("delimiter") or ""
         self.keys_max = _number(request.parameter("max-keys"))
@@ -138,8 +144,8 @@ class _Asked:
         self.encoded: Callable[[str], str] = quote if self.encoding else xml_text
 
     def answer(
-        self, name: str, view: View, objects: list[VirtualObject], page: Page, fields: list[str], owner: str
-    ) -> Answer:
+        self, name: str, view: BucketView, objects: list[VirtualObject], page: Page, fields: list[str], owner: str
+    ) -> S3Response:
         """One page. `fields` are those of the version; `owner` is repeated for each object."""
         delimiter = f"<Delimiter>{self.encoded(self.delimiter)}</Delimiter>" if self.delimiter else ""
         encoding = f"<EncodingType>{self.encoding}</EncodingType>" if self.encoding else ""
@@ -147,7 +153,7 @@ class _Asked:
         prefixes = "".join(
             f"<CommonPrefixes><Prefix>{self.encoded(view.virtual(p))}</Prefix></CommonPrefixes>" for p in page.prefixes
         )
-        return xml_answer(
+        return xml_response(
             "ListBucketResult",
             f"<Name>{xml_text(name)}</Name><Prefix>{self.encoded(self.prefix)}</Prefix>{''.join(fields)}"
             f"<MaxKeys>{self.size}</MaxKeys>{delimiter}{encoding}"
@@ -180,13 +186,15 @@ def _number(text: str | None) -> int:
     return int(text)
 
 
-def _written(token: _Token) -> str:
+def _written(token: _ContinuationToken) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode()
 
 
-def _read_token(text: str) -> _Token:
+def _read_token(text: str) -> _ContinuationToken:
     try:
-        return msgspec.json.decode(base64.b64decode(text.encode(), altchars=b"-_", validate=True), type=_Token)
+        return msgspec.json.decode(
+            base64.b64decode(text.encode(), altchars=b"-_", validate=True), type=_ContinuationToken
+        )
     except (binascii.Error, msgspec.DecodeError, UnicodeError, ValueError):
         raise _wrong_token() from None
 

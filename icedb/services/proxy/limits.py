@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from icedb.services.proxy.config.tenants import Tenant, TenantLimits
 from icedb.services.proxy.s3.s3_errors import S3Error
 
-__all__ = ["Gate"]
+__all__ = ["TenantLimiter"]
 
 #: How much a bucket holds: the bytes of this time. It is also how long an empty one takes to be full again.
 _BURST_SECONDS = 1
@@ -24,7 +24,7 @@ _SLEEP_SECONDS_MIN = 0.001
 
 
 @dataclass(slots=True)
-class _Use:
+class _TenantUsage:
     """What a tenant uses now."""
 
     limits: TenantLimits
@@ -36,7 +36,7 @@ class _Use:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Gate:
+class TenantLimiter:
     """Lets requests in and bytes out. Belongs to one event loop.
 
     Limits are those of the tenant that entered last, for requests in progress too: a directory that was loaded again
@@ -50,10 +50,10 @@ class Gate:
     ) -> None:
         self._clock = clock
         self._sleep = sleep
-        self._busy: dict[str, _Use] = {}
+        self._busy: dict[str, _TenantUsage] = {}
         #: Of tenants without requests, in the order in which they became so, and since when. Kept until the bucket is
         #: full again: who comes back for each request would else find it full each time.
-        self._idle: dict[str, tuple[float, _Use]] = {}
+        self._idle: dict[str, tuple[float, _TenantUsage]] = {}
 
     def __len__(self) -> int:
         """How many tenants' use it keeps: of those that are busy, or were a moment ago."""
@@ -93,9 +93,9 @@ class Gate:
                 else:
                     await self._sleep(max((piece - level) / rate, _SLEEP_SECONDS_MIN))
 
-    def _arriving(self, tenant: Tenant) -> _Use:
+    def _arriving(self, tenant: Tenant) -> _TenantUsage:
         self._forget()
-        use = self._busy.get(tenant.name) or self._idle.pop(tenant.name, (0.0, None))[1] or _Use(tenant.limits)
+        use = self._busy.get(tenant.name) or self._idle.pop(tenant.name, (0.0, None))[1] or _TenantUsage(tenant.limits)
         use.limits = tenant.limits
         return use
 
@@ -107,7 +107,7 @@ class Gate:
                 return
             del self._idle[name]
 
-    def _filled(self, use: _Use, rate: int) -> float:
+    def _filled(self, use: _TenantUsage, rate: int) -> float:
         now = self._clock()
         full = float(rate * _BURST_SECONDS)
         use.level = full if use.level is None else min(full, use.level + (now - use.filled) * rate)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-__all__ = ["ABORTED", "CONTENT_TYPE", "Metrics"]
+__all__ = ["ABORTED", "CONTENT_TYPE", "ProxyMetrics"]
 
 #: The code of an answer that began well and did not come to its end.
 ABORTED = "Aborted"
@@ -20,14 +20,14 @@ ABORTED = "Aborted"
 #: A megabyte of text, and about a tenth of a second of work each time that somebody collects it.
 TENANTS_MAX = 1_000
 
-#: Of `Metrics.text`.
+#: Of `ProxyMetrics.text`.
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 #: From an answer out of memory to a large part over a slow line.
 _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
-class Metrics:
+class ProxyMetrics:
     """The numbers of one proxy, since it started."""
 
     def __init__(self, *, tenants_max: int = TENANTS_MAX) -> None:

@@ -10,8 +10,8 @@ from datetime import UTC, timedelta
 from email.utils import parsedate_to_datetime
 
 from icedb.services.proxy.catalog.bucket_view import VirtualObject
-from icedb.services.proxy.s3.request import HttpRequest
-from icedb.services.proxy.s3.response import Answer, Content, http_date
+from icedb.services.proxy.s3.request import S3Request
+from icedb.services.proxy.s3.response import ObjectRange, S3Response, http_date
 from icedb.services.proxy.s3.s3_errors import S3Error
 from icedb.storage.obstore_store import ObjectStore, presign
 
@@ -23,8 +23,8 @@ PART_NUMBER_MAX = 10_000
 
 
 def get_object(
-    found: VirtualObject, store: ObjectStore, request: HttpRequest, *, redirect_for: timedelta | None = None
-) -> Answer:
+    found: VirtualObject, store: ObjectStore, request: S3Request, *, redirect_for: timedelta | None = None
+) -> S3Response:
     """GetObject and HeadObject. Raises S3Error: PreconditionFailed, InvalidRange, InvalidPartNumber, InvalidRequest.
 
     With `redirect_for`, the answer to a GET is where the store itself gives the object, valid for so long; a store that
@@ -36,24 +36,24 @@ def get_object(
         ("accept-ranges", "bytes"),
     )
     if _not_modified(found, request):
-        return Answer(304, about)
+        return S3Response(304, about)
     bounds = _bounds(found, request)
     start, stop = bounds or (0, found.bytes)
     if redirect_for is not None and request.method == "GET" and request.parameter("partNumber") is None:
         address = presign(store, found.stored_key, expires=redirect_for)
         if address is not None:
-            return Answer(307, (("location", address), ("cache-control", "no-store")))
+            return S3Response(307, (("location", address), ("cache-control", "no-store")))
     headers = (
         *about,
         ("content-type", "application/vnd.apache.parquet"),
         ("content-length", str(stop - start)),
         *((("content-range", f"bytes {start}-{stop - 1}/{found.bytes}"),) if bounds else ()),
     )
-    content = Content(store, found.stored_key, start, stop) if request.method == "GET" and start < stop else None
-    return Answer(206 if bounds else 200, headers, content=content)
+    content = ObjectRange(store, found.stored_key, start, stop) if request.method == "GET" and start < stop else None
+    return S3Response(206 if bounds else 200, headers, content=content)
 
 
-def _not_modified(found: VirtualObject, request: HttpRequest) -> bool:
+def _not_modified(found: VirtualObject, request: S3Request) -> bool:
     """Whether the client has it. Raises S3Error (PreconditionFailed) when it is not what the client wants."""
     match, none_match = request.header("if-match"), request.header("if-none-match")
     if match is not None:
@@ -84,7 +84,7 @@ def _seconds(date: str | None) -> float | None:
         return None
 
 
-def _bounds(found: VirtualObject, request: HttpRequest) -> tuple[int, int] | None:
+def _bounds(found: VirtualObject, request: S3Request) -> tuple[int, int] | None:
     """First byte and the one after the last; None: the whole object, as no part was asked for."""
     part, asked = request.parameter("partNumber"), request.header("range")
     if part is not None:
@@ -117,7 +117,7 @@ def _part_bounds(found: VirtualObject, part: str, asked: str | None) -> tuple[in
     return (0, found.bytes) if found.bytes else None
 
 
-def _still_current(found: VirtualObject, request: HttpRequest) -> bool:
+def _still_current(found: VirtualObject, request: S3Request) -> bool:
     """Whether a range is wanted: of another version than the client has parts of, the whole is."""
     condition = request.header("if-range")
     if condition is None:

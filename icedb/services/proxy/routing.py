@@ -10,16 +10,16 @@ import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
 
-from icedb.services.proxy.bucket_operations import Listings, bucket_location, bucket_there, list_buckets
-from icedb.services.proxy.catalog.table_catalog import Tables
+from icedb.services.proxy.bucket_operations import Listings, get_bucket_location, head_bucket, list_buckets
+from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.tenants import Tenant
 from icedb.services.proxy.object_operations import get_object
 from icedb.services.proxy.s3.address import Address
-from icedb.services.proxy.s3.request import HttpRequest
-from icedb.services.proxy.s3.response import Answer
+from icedb.services.proxy.s3.request import S3Request
+from icedb.services.proxy.s3.response import S3Response
 from icedb.services.proxy.s3.s3_errors import S3Error
 
-__all__ = ["NO_OPERATION", "Operations", "operation_of"]
+__all__ = ["NO_OPERATION", "Operations", "operation_name"]
 
 #: The name of whatever is refused, in logs and numbers.
 NO_OPERATION = "Other"
@@ -42,7 +42,7 @@ _ANSWER_CHANGES = (
 )
 
 
-def operation_of(request: HttpRequest, address: Address) -> str:
+def operation_name(request: S3Request, address: Address) -> str:
     """The operation's name in S3's API. Raises S3Error: MethodNotAllowed, NotImplemented, InvalidArgument."""
     if request.method not in ("GET", "HEAD"):
         raise S3Error("MethodNotAllowed", headers=(("allow", "GET, HEAD"),))
@@ -71,13 +71,13 @@ def operation_of(request: HttpRequest, address: Address) -> str:
 class Operations:
     """Answers for tenants that proved who they are."""
 
-    tables: Tables
+    tables: TableCatalog
     listings: Listings
     region: str
     #: How long an address of the store is valid that a GET is sent to; None: the proxy reads for the client.
     redirect_for: timedelta | None = None
 
-    async def answer(self, name: str, tenant: Tenant, address: Address, request: HttpRequest) -> Answer:
+    async def answer(self, name: str, tenant: Tenant, address: Address, request: S3Request) -> S3Response:
         """What the operation of that name answers. Raises S3Error."""
         if name == "ListBuckets":
             return list_buckets(tenant)
@@ -89,7 +89,7 @@ class Operations:
                 return await self.listings.version_1(tenant, bucket, address, request)
             case "GetBucketLocation" | "HeadBucket":
                 await self.tables.view(bucket, address.as_of_ms)  # clients ask whether it can be read
-                return bucket_location(self.region) if name == "GetBucketLocation" else bucket_there(self.region)
+                return get_bucket_location(self.region) if name == "GetBucketLocation" else head_bucket(self.region)
         if request.parameter("versionId") not in (None, "null"):
             raise S3Error("NoSuchVersion")
         found, store = await self.tables.find(bucket, address.as_of_ms, address.key)

@@ -20,29 +20,29 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from icedb.services.http.config_reload import reloading
-from icedb.services.http.connections import ADMIN_CONNECTIONS, Server
+from icedb.services.http.config_reload import reload_on_change
+from icedb.services.http.connections import ADMIN_CONNECTIONS, HttpServer
 from icedb.services.http.log_lines import LineWriter
 from icedb.services.http.server_process import (
     Listeners,
     allow_connections,
     background_task,
-    end_soon,
+    configure_logging,
     install_signal_handlers,
-    lines_to,
-    listeners,
-    log_to,
+    open_line_writer,
+    open_listeners,
+    schedule_forced_exit,
 )
-from icedb.services.proxy.access_log import AccessLog
+from icedb.services.proxy.access_log import ProxyAccessLog
 from icedb.services.proxy.app import ProxyApp
-from icedb.services.proxy.catalog.table_catalog import Tables
+from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.config_file import load_config
 from icedb.services.proxy.config.control_plane import ControlPlane
 from icedb.services.proxy.config.settings import ProxyConfig
-from icedb.services.proxy.config.tenant_directory import FileDirectory, FirstOf
-from icedb.services.proxy.config.tenants import Directory, Found
-from icedb.services.proxy.limits import Gate
-from icedb.services.proxy.metrics import CONTENT_TYPE, Metrics
+from icedb.services.proxy.config.tenant_directory import DirectoryChain, FileDirectory
+from icedb.services.proxy.config.tenants import KeyOwner, TenantDirectory
+from icedb.services.proxy.limits import TenantLimiter
+from icedb.services.proxy.metrics import CONTENT_TYPE, ProxyMetrics
 from icedb.services.proxy.s3.s3_errors import S3Error
 
 __all__ = ["serve"]
@@ -57,10 +57,10 @@ def serve(path: Path, *, tell: Callable[[str], None]) -> None:
     config = load_config(path)
     allow_connections(config.server.connections)
     with contextlib.ExitStack() as closing:
-        errors = closing.enter_context(lines_to(sys.stderr.fileno(), "log"))
-        log_to(errors, "icedb.proxy")
-        access_lines = closing.enter_context(lines_to(sys.stdout.fileno(), "access log"))
-        sockets = closing.enter_context(listeners(config.server))
+        errors = closing.enter_context(open_line_writer(sys.stderr.fileno(), "log"))
+        configure_logging(errors, "icedb.proxy")
+        access_lines = closing.enter_context(open_line_writer(sys.stdout.fileno(), "access log"))
+        sockets = closing.enter_context(open_listeners(config.server))
         # A third less work per byte than asyncio's own loop. When it returns, no request is left that writes a line.
         uvloop.run(_serve(path, config, sockets, access_lines, tell))
 
@@ -72,15 +72,15 @@ async def _serve(
     access_lines: LineWriter,
     tell: Callable[[str], None],
 ) -> None:
-    settings, metrics = config.server, Metrics()
+    settings, metrics = config.server, ProxyMetrics()
     async with contextlib.AsyncExitStack() as closing:
         directory = FileDirectory(path, config)
-        everywhere: Directory = directory
+        everywhere: TenantDirectory = directory
         if config.control_plane is not None:
             control_plane = ControlPlane(config.control_plane)
             closing.push_async_callback(control_plane.close)
-            everywhere = FirstOf((directory, _Counting(control_plane, metrics)))
-        tables = Tables(
+            everywhere = DirectoryChain((directory, _CountedControlPlane(control_plane, metrics)))
+        tables = TableCatalog(
             config.storage_options,
             refresh_ms=settings.refresh_ms,
             hold_ms=settings.hold_ms,
@@ -94,30 +94,30 @@ async def _serve(
             metrics.live_parts.set(tables.live_parts)
             metrics.lost_lines.set(access_lines.lost)
 
-        app = ProxyApp(settings, everywhere, tables, Gate(), metrics, AccessLog(access_lines))
-        server = Server(app, settings, tls=True)
+        app = ProxyApp(settings, everywhere, tables, TenantLimiter(), metrics, ProxyAccessLog(access_lines))
+        server = HttpServer(app, settings, tls=True)
         reload = asyncio.Event()
         install_signal_handlers(server, reload)
-        await closing.enter_async_context(background_task(reloading(directory, reload, metrics.reloaded)))
+        await closing.enter_async_context(background_task(reload_on_change(directory, reload, metrics.reloaded)))
         if sockets.admin is not None:
-            admin = Server(_admin_app(metrics, look, server), settings, connections=ADMIN_CONNECTIONS)
+            admin = HttpServer(_admin_app(metrics, look, server), settings, connections=ADMIN_CONNECTIONS)
             await closing.enter_async_context(background_task(admin.serve([sockets.admin])))
         tell(f"icedb proxy: {sockets.text}; tenants in the file: {len(config.tenants)}")
         await server.serve([sockets.clients])
-        end_soon()
+        schedule_forced_exit()
 
 
 # ------------------------------------------------------------------------------------------------ while it runs
 
 
-class _Counting:
+class _CountedControlPlane:
     """A control plane whose failures are counted."""
 
-    def __init__(self, control_plane: ControlPlane, metrics: Metrics) -> None:
+    def __init__(self, control_plane: ControlPlane, metrics: ProxyMetrics) -> None:
         self._control_plane = control_plane
         self._metrics = metrics
 
-    async def find(self, access_key_id: str) -> Found | None:
+    async def find(self, access_key_id: str) -> KeyOwner | None:
         try:
             return await self._control_plane.find(access_key_id)
         except S3Error:
@@ -125,7 +125,7 @@ class _Counting:
             raise
 
 
-def _admin_app(metrics: Metrics, look: Callable[[], None], server: Server) -> ASGIApp:
+def _admin_app(metrics: ProxyMetrics, look: Callable[[], None], server: HttpServer) -> ASGIApp:
     """What operators ask: whether the process lives, whether it should get requests, and its numbers.
 
     `look` sets those that are not counted as they happen; it looks at what only the loop's own thread may look at.

@@ -2,7 +2,7 @@
 
 A request is signed once more, by botocore and with the secret of the key that it names, and the two signatures are
 compared: the signer is one that many clients use, only *what* it signs is said here. Path and query are signed as they
-are understood, `HttpRequest.decoded_path` and `.parameters`, so that nothing is verified as one thing and answered as
+are understood, `S3Request.decoded_path` and `.parameters`, so that nothing is verified as one thing and answered as
 another. Any region will do. A reverse proxy in front must keep the Host header, which is always signed.
 
 No error and no log line holds a secret, a signature that would have been right, or the texts in between.
@@ -24,11 +24,11 @@ from botocore.awsrequest import AWSRequest
 from botocore.compat import HTTPHeaders
 from botocore.credentials import ReadOnlyCredentials
 
-from icedb.services.proxy.config.tenants import Directory, Tenant
-from icedb.services.proxy.s3.request import HttpRequest
+from icedb.services.proxy.config.tenants import Tenant, TenantDirectory
+from icedb.services.proxy.s3.request import S3Request
 from icedb.services.proxy.s3.s3_errors import S3Error
 
-__all__ = ["SKEW_MS_MAX", "Caller", "authenticate"]
+__all__ = ["SKEW_MS_MAX", "AuthenticatedCaller", "authenticate"]
 
 #: S3's own: how far a client's clock may be from ours.
 SKEW_MS_MAX = 15 * 60_000
@@ -63,7 +63,7 @@ _NOBODYS_SECRET = secrets.token_hex(20)
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class AuthenticatedCaller:
     """Who signed a request."""
 
     tenant: Tenant
@@ -73,7 +73,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
+class _SignatureClaim:
     """What a request says of its signature. Well-formed; nothing of it is believed yet."""
 
     access_key_id: str
@@ -87,8 +87,8 @@ class _Claim:
 
 
 async def authenticate(
-    request: HttpRequest, directory: Directory, *, now_ms: int, max_skew_ms: int = SKEW_MS_MAX
-) -> Caller:
+    request: S3Request, directory: TenantDirectory, *, now_ms: int, max_skew_ms: int = SKEW_MS_MAX
+) -> AuthenticatedCaller:
     """Find out who signed a request, at `now_ms` (unix milliseconds).
 
     Raises S3Error: AccessDenied without a signature, with one that has expired, or when something of the request had to
@@ -105,10 +105,10 @@ async def authenticate(
     if not matches:
         raise S3Error("SignatureDoesNotMatch")
     hashed = claim.payload.lower() if _SHA256.fullmatch(claim.payload) else None
-    return Caller(found.tenant, claim.access_key_id, hashed)
+    return AuthenticatedCaller(found.tenant, claim.access_key_id, hashed)
 
 
-def _claim(request: HttpRequest, now_ms: int, max_skew_ms: int) -> _Claim:
+def _claim(request: S3Request, now_ms: int, max_skew_ms: int) -> _SignatureClaim:
     """Raises S3Error when there is no claim, or one that is malformed, out of date, or of another kind."""
     authorization = request.header("authorization")
     names = {n for n, _ in request.parameters}
@@ -126,7 +126,7 @@ def _claim(request: HttpRequest, now_ms: int, max_skew_ms: int) -> _Claim:
     return _claim_in_header(request, authorization, now_ms, max_skew_ms)
 
 
-def _claim_in_header(request: HttpRequest, authorization: str, now_ms: int, max_skew_ms: int) -> _Claim:
+def _claim_in_header(request: S3Request, authorization: str, now_ms: int, max_skew_ms: int) -> _SignatureClaim:
     algorithm, _, rest = authorization.partition(" ")
     if algorithm != _ALGORITHM:
         raise _another_kind()
@@ -147,10 +147,10 @@ def _claim_in_header(request: HttpRequest, authorization: str, now_ms: int, max_
     if payload is None:
         raise S3Error("InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
     _check_payload(payload)
-    return _Claim(access_key_id, region, timestamp, names, payload, signature)
+    return _SignatureClaim(access_key_id, region, timestamp, names, payload, signature)
 
 
-def _claim_in_query(request: HttpRequest, now_ms: int, max_skew_ms: int) -> _Claim:
+def _claim_in_query(request: S3Request, now_ms: int, max_skew_ms: int) -> _SignatureClaim:
     malformed = "AuthorizationQueryParametersError"
     given = {name: [v for n, v in request.parameters if n == name] for name in _IN_QUERY}
     for name, values in given.items():
@@ -174,10 +174,10 @@ def _claim_in_query(request: HttpRequest, now_ms: int, max_skew_ms: int) -> _Cla
     if _unix_ms(signed_at) + 1000 * seconds < now_ms:
         raise S3Error("AccessDenied", "Request has expired")
     payload = _payload_of_presigned(request)
-    return _Claim(access_key_id, region, timestamp, names, payload, signature)
+    return _SignatureClaim(access_key_id, region, timestamp, names, payload, signature)
 
 
-def _payload_of_presigned(request: HttpRequest) -> str:
+def _payload_of_presigned(request: S3Request) -> str:
     """Who makes an address rarely knows the body; who does may say its hash, in the query or as a signed header."""
     given = {request.parameter("X-Amz-Content-Sha256"), request.header("x-amz-content-sha256")} - {None}
     if len(given) > 1:
@@ -232,7 +232,7 @@ def _check_payload(payload: str) -> None:
         )
 
 
-def _time_in_headers(request: HttpRequest) -> datetime:
+def _time_in_headers(request: S3Request) -> datetime:
     text = request.header("x-amz-date")
     date = request.header("date")
     found = _from_timestamp(text) if text is not None else _from_http_date(date or "")
@@ -264,7 +264,7 @@ def _unix_ms(time: datetime) -> int:
     return int(time.timestamp()) * 1000  # there are whole seconds only
 
 
-def _check_signed(request: HttpRequest, signed: Sequence[str]) -> None:
+def _check_signed(request: S3Request, signed: Sequence[str]) -> None:
     present = {n for n, _ in request.headers}
     needed = {"host"} | {n for n in present if n.startswith("x-amz-")}
     if not needed.issubset(signed):
@@ -278,7 +278,7 @@ def _check_signed(request: HttpRequest, signed: Sequence[str]) -> None:
 class _Signer(S3SigV4Auth):
     """Signs what the client says that it signed, where botocore leaves out what proxies on the way may change."""
 
-    def __init__(self, claim: _Claim, secret: str, headers: HTTPMessage) -> None:
+    def __init__(self, claim: _SignatureClaim, secret: str, headers: HTTPMessage) -> None:
         super().__init__(ReadOnlyCredentials(claim.access_key_id, secret, None), "s3", claim.region)
         self._claim, self._headers = claim, headers
 
@@ -289,7 +289,7 @@ class _Signer(S3SigV4Auth):
         return self._claim.payload
 
 
-def _signature(request: HttpRequest, claim: _Claim, secret: str) -> str:
+def _signature(request: S3Request, claim: _SignatureClaim, secret: str) -> str:
     """In lower-case hex. Raises S3Error when the request cannot have been signed."""
     signer = _Signer(claim, secret, _canonical_headers(request, claim.signed_headers))
     again = AWSRequest(method=request.method, url=_canonical_url(request))
@@ -298,7 +298,7 @@ def _signature(request: HttpRequest, claim: _Claim, secret: str) -> str:
     return signer.signature(signer.string_to_sign(again, signer.canonical_request(again)), again)
 
 
-def _canonical_headers(request: HttpRequest, names: Sequence[str]) -> HTTPMessage:
+def _canonical_headers(request: S3Request, names: Sequence[str]) -> HTTPMessage:
     headers = HTTPHeaders()
     for name, value in request.headers:
         if name in names:
@@ -310,7 +310,7 @@ def _canonical_headers(request: HttpRequest, names: Sequence[str]) -> HTTPMessag
     return headers
 
 
-def _canonical_url(request: HttpRequest) -> str:
+def _canonical_url(request: S3Request) -> str:
     """The path as it is, slashes and dots too; the query with everything that S3 encodes encoded, and sorted later."""
     if not request.path.startswith("/"):
         raise S3Error("InvalidURI")

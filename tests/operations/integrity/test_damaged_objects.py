@@ -12,7 +12,7 @@ import pytest
 
 from icedb import Dedup, Table
 from icedb.errors import CorruptionError, CorruptLog, IceDBError, InvalidOption
-from icedb.services.proxy.config.tenant_documents import Source, tenant_of
+from icedb.services.proxy.config.tenant_documents import DocumentSource, parse_tenant
 from tests.support.proxy.proxy_views import asked
 from tests.support.proxy.proxy_worlds import World, make_app, run
 
@@ -226,8 +226,8 @@ TENANT = {"name": "a", "keys": [{"id": "key-1", "secret": "S3cret-of-a-tenant"}]
 
 @pytest.mark.parametrize("at", [at for at, _ in places(TENANT)], ids=lambda at: "-".join(map(str, at)))
 def test_a_hostile_document_of_a_tenant_is_refused_without_its_secret(at: tuple[Any, ...]) -> None:
-    source = Source("the control plane", tables=("s3://lake",))
-    assert tenant_of(TENANT, source).name == "a"
+    source = DocumentSource("the control plane", tables=("s3://lake",))
+    assert parse_tenant(TENANT, source).name == "a"
     for value in (
         -1,
         10**17,
@@ -250,7 +250,7 @@ def test_a_hostile_document_of_a_tenant_is_refused_without_its_secret(at: tuple[
         for key in at[:-1]:
             inner = inner[key]
         inner[at[-1]] = value
-        error, _ = outcome(lambda document=document: tenant_of(document, source))
+        error, _ = outcome(lambda document=document: parse_tenant(document, source))
         assert error is None or isinstance(error, InvalidOption)
         assert "S3cret" not in str(error)
         assert len(str(error)) < 1_500

@@ -18,7 +18,7 @@ import pytest
 
 from icedb import Table
 from icedb.services.ingest.events.event_decoder import write_key
-from icedb.services.ingest.events.rejections import Refusal
+from icedb.services.ingest.events.rejections import RequestRejected
 from tests.support.ingest.ingest_process import ARROW, JSON, KEY, LINES, Client, IngestProcess, service_config
 
 pytestmark = pytest.mark.process
@@ -119,7 +119,7 @@ def test_of_a_strangers_body_only_the_key_is_read() -> None:
     for body in (b"[]", b"{}", b'{"writeKey": 5}', b'{"writeKey": null}'):
         assert write_key(body) is None
     for body in (b"{", b'{"writeKey": "\xff"}', b'{"a": ' + b"[" * 100_000):
-        with pytest.raises(Refusal) as refusal:
+        with pytest.raises(RequestRejected) as refusal:
             write_key(body)
         assert refusal.value.status == 400
 

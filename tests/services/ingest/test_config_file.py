@@ -13,7 +13,7 @@ from icedb import Table
 from icedb.errors import InvalidOption
 from icedb.services.ingest.config.config_check import check_config
 from icedb.services.ingest.config.config_file import load_config
-from icedb.services.ingest.config.settings import TenantLimits
+from icedb.services.ingest.config.settings import IngestLimits
 from icedb.services.ingest.config.tenant_directory import TenantsFile
 from icedb.services.ingest.config.tenants import Tenants
 from icedb.services.ingest.events.segment import SEGMENT_SCHEMA
@@ -115,7 +115,7 @@ secret = "{SECRET}"
     assert (table.tenant_column, table.received_column) == ("tenant", "at")
     assert (config.tables["calls"].id_column, config.tables["calls"].schema) == ("message_id", SEGMENT_SCHEMA)
     assert (tenant.keys, tenant.webhook_secrets, tenant.segment) == ((KEY, OTHER_KEY), (SECRET,), "calls")
-    assert tenant.limits == TenantLimits(5, 6, new_columns=False)
+    assert tenant.limits == IngestLimits(5, 6, new_columns=False)
     for secret in (KEY, OTHER_KEY, SECRET, "hidden-secret"):
         assert secret not in repr(config)
 
@@ -232,4 +232,4 @@ def test_tenants_of_other_tables_than_those_that_run_are_not_taken_over(
     written(tmp_path, TABLE + 'delay_max = "2s"\n' + ACME + GLOBEX)
     assert running.reload()
     (tenants,) = taken
-    assert [found and found.name for found in map(tenants.of_key, (KEY, OTHER_KEY))] == ["acme", "globex"]
+    assert [found and found.name for found in map(tenants.find_by_key, (KEY, OTHER_KEY))] == ["acme", "globex"]

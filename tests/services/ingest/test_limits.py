@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from icedb.services.ingest.config.settings import TenantLimits
-from icedb.services.ingest.events.rejections import Refusal
-from icedb.services.ingest.limits import BodyMemoryBudget, Rates, Waiting
+from icedb.services.ingest.config.settings import IngestLimits
+from icedb.services.ingest.events.rejections import RequestRejected
+from icedb.services.ingest.limits import BodyMemoryBudget, PendingBytes, RateLimiter
 
 
 class Clock:
@@ -16,21 +16,21 @@ class Clock:
         return self.now
 
 
-def refused(rates: Rates, tenant: str, limits: TenantLimits) -> int | None:
+def refused(rates: RateLimiter, tenant: str, limits: IngestLimits) -> int | None:
     """After how many seconds it should come again; None: it is not refused."""
     try:
         rates.check(tenant, limits)
-    except Refusal as refusal:
+    except RequestRejected as refusal:
         return int(dict(refusal.headers)["retry-after"])
     return None
 
 
 def test_a_request_of_any_size_comes_through_and_is_paid_for() -> None:
     clock = Clock()
-    rates, limits = Rates(clock), TenantLimits(events_per_second=10)
+    rates, limits = RateLimiter(clock), IngestLimits(events_per_second=10)
     rates.spend_events("acme", limits, 100)
     assert refused(rates, "acme", limits) == 9
-    with pytest.raises(Refusal):
+    with pytest.raises(RequestRejected):
         rates.spend_events("acme", limits, 1)
     assert refused(rates, "globex", limits) is None
     clock.now = 8.9
@@ -42,7 +42,7 @@ def test_a_request_of_any_size_comes_through_and_is_paid_for() -> None:
 
 def test_over_time_no_more_is_sent_than_the_limit_and_a_second() -> None:
     clock = Clock()
-    rates, limits = Rates(clock), TenantLimits(events_per_second=10)
+    rates, limits = RateLimiter(clock), IngestLimits(events_per_second=10)
     sent = 0
     for _ in range(1000):
         clock.now += 0.01
@@ -54,19 +54,19 @@ def test_over_time_no_more_is_sent_than_the_limit_and_a_second() -> None:
 
 def test_bytes_are_spent_when_they_came_and_without_a_limit_nothing_is() -> None:
     clock = Clock()
-    rates, limits = Rates(clock), TenantLimits(bytes_per_second=1000)
+    rates, limits = RateLimiter(clock), IngestLimits(bytes_per_second=1000)
     rates.spend_bytes("acme", limits, 5000)
     assert refused(rates, "acme", limits) == 4
-    rates.spend_bytes("globex", TenantLimits(), 10**12)
-    rates.spend_events("globex", TenantLimits(), 10**12)
-    assert refused(rates, "globex", TenantLimits()) is None
+    rates.spend_bytes("globex", IngestLimits(), 10**12)
+    rates.spend_events("globex", IngestLimits(), 10**12)
+    assert refused(rates, "globex", IngestLimits()) is None
 
 
 def test_bytes_of_many_requests_at_once_are_spent_by_the_first() -> None:
-    rates, limits = Rates(Clock()), TenantLimits(bytes_per_second=1000)
+    rates, limits = RateLimiter(Clock()), IngestLimits(bytes_per_second=1000)
     assert [refused(rates, "acme", limits) for _ in range(3)] == [None] * 3
     rates.spend_bytes("acme", limits, 5000)
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(RequestRejected) as refusal:
         rates.spend_bytes("acme", limits, 5000)
     assert refusal.value.status == 429
     assert refused(rates, "acme", limits) == 4, "what was refused is not paid for"
@@ -78,7 +78,7 @@ def test_bodies_in_memory_are_limited_and_given_back() -> None:
         take(60)
         with held.body() as another:
             another(30)
-            with pytest.raises(Refusal) as refusal:
+            with pytest.raises(RequestRejected) as refusal:
                 another(30)
         assert refusal.value.status == 503
         assert held.bytes == 60
@@ -86,9 +86,9 @@ def test_bodies_in_memory_are_limited_and_given_back() -> None:
 
 
 def test_a_tenant_has_half_of_the_room_of_a_table_that_others_write_too() -> None:
-    waiting = Waiting(100)
+    waiting = PendingBytes(100)
     with waiting.room("acme", 90, shared=True):  # alone, a request of any size comes through
-        with pytest.raises(Refusal, match="Too many of this tenant's events wait") as refusal:
+        with pytest.raises(RequestRejected, match="Too many of this tenant's events wait") as refusal:
             waiting.room("acme", 1, shared=True).__enter__()
         assert (refusal.value.status, dict(refusal.value.headers)) == (429, {"retry-after": "1"})
         with waiting.room("globex", 30, shared=True), waiting.room("globex", 20, shared=True):

@@ -21,7 +21,7 @@ from icedb.errors import (
     TableNotFound,
 )
 from icedb.services.ingest.config.settings import IngestSettings, TableSettings
-from icedb.services.ingest.events.rejections import Refusal
+from icedb.services.ingest.events.rejections import RequestRejected
 from icedb.services.ingest.table_writers import TableWriter, open_table
 from icedb.util.clock import SystemClock
 
@@ -90,12 +90,12 @@ def test_what_is_not_the_clients_fault_is_told_to_the_operator(
 
     with writing(tmp_path) as writer:
         monkeypatch.setattr(writer._writer, "submit", fail)
-        with pytest.raises(Refusal, match=told) as refusal:
+        with pytest.raises(RequestRejected, match=told) as refusal:
             committed(writer, {"n": 1})
         assert (refusal.value.status, dict(refusal.value.headers)) == (503, {"retry-after": "5"})
         assert "secret-place" not in refusal.value.message
         assert "secret-place" in caplog.text
-        assert writer.reached == reached
+        assert writer.reachable == reached
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_too_much_that_waits_is_told_apart_from_a_commit_that_takes_too_long(
 
     with writing(tmp_path) as writer:
         monkeypatch.setattr(writer._writer, "submit", fail)
-        with pytest.raises(Refusal, match=told) as refusal:
+        with pytest.raises(RequestRejected, match=told) as refusal:
             committed(writer, {"n": 1})
         assert refusal.value.status == 503
 

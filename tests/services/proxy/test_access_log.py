@@ -24,7 +24,7 @@ import pytest
 from botocore.config import Config
 
 from icedb.services.http.log_lines import LineWriter, TextLines
-from icedb.services.proxy.access_log import AccessLog, AccessRecord
+from icedb.services.proxy.access_log import ProxyAccessLog, ProxyAccessRecord
 from tests.support.proxy.proxy_process import ROOT, proxy_command
 
 DEADLINE_SECONDS = 20
@@ -36,18 +36,18 @@ MANY = 2_000
 # ------------------------------------------------------------------------------------------------ a line
 
 
-def record(**given: Any) -> AccessRecord:
+def record(**given: Any) -> ProxyAccessRecord:
     usual: dict[str, Any] = {
         "time_ms": 1_795_000_000_007, "request_id": "R1", "client": "127.0.0.1", "tenant": "acme",
         "access_key_id": KEY, "method": "GET", "host": "localhost", "path": "/events/a", "query": "", "range": None,
         "status": 200, "code": "", "bytes": 7, "milliseconds": 1.26, "user_agent": "test",
     }  # fmt: skip
-    return AccessRecord(**{**usual, **given})
+    return ProxyAccessRecord(**{**usual, **given})
 
 
 def line_of(**given: Any) -> dict[str, Any]:
     stream = io.BytesIO()
-    AccessLog(stream).write(record(**given))
+    ProxyAccessLog(stream).write(record(**given))
     assert stream.getvalue().count(b"\n") == 1
     assert stream.getvalue().endswith(b"\n")
     line: dict[str, Any] = json.loads(stream.getvalue())

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from icedb.services.proxy.config.tenants import Tenant, TenantLimits
-from icedb.services.proxy.limits import Gate
+from icedb.services.proxy.limits import TenantLimiter
 from icedb.services.proxy.s3.s3_errors import S3Error
 
 
@@ -29,15 +29,15 @@ def tenant(name: str = "acme", *, requests: int | None = None, bytes_per_second:
     return Tenant(name, (), {}, TenantLimits(requests, bytes_per_second))
 
 
-def gate_of(time: Time) -> Gate:
-    return Gate(clock=time, sleep=time.sleep)
+def gate_of(time: Time) -> TenantLimiter:
+    return TenantLimiter(clock=time, sleep=time.sleep)
 
 
 # ------------------------------------------------------------------------------------------------ requests
 
 
 def test_one_request_too_many_is_told_to_slow_down() -> None:
-    gate, two = Gate(), tenant(requests=2)
+    gate, two = TenantLimiter(), tenant(requests=2)
     with gate.enter(two), gate.enter(two):
         with pytest.raises(S3Error) as refused, gate.enter(two):
             pass
@@ -46,7 +46,7 @@ def test_one_request_too_many_is_told_to_slow_down() -> None:
 
 
 def test_a_request_that_is_over_makes_room_also_when_it_failed() -> None:
-    gate, one = Gate(), tenant(requests=1)
+    gate, one = TenantLimiter(), tenant(requests=1)
     with pytest.raises(ZeroDivisionError), gate.enter(one):
         _ = 1 / 0
     with gate.enter(one):
@@ -56,13 +56,13 @@ def test_a_request_that_is_over_makes_room_also_when_it_failed() -> None:
 
 
 def test_tenants_do_not_take_each_others_requests() -> None:
-    gate = Gate()
+    gate = TenantLimiter()
     with gate.enter(tenant("a", requests=1)), gate.enter(tenant("b", requests=1)), gate.enter(tenant("c")):
         pass
 
 
 def test_another_limit_holds_for_the_next_request() -> None:
-    gate = Gate()
+    gate = TenantLimiter()
     with gate.enter(tenant(requests=1)):
         with gate.enter(tenant(requests=2)):
             pass

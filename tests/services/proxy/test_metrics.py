@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from icedb.services.proxy.metrics import TENANTS_MAX, Metrics
+from icedb.services.proxy.metrics import TENANTS_MAX, ProxyMetrics
 from icedb.services.proxy.server import _admin_app
 
 DEADLINE_SECONDS = 20
 
 
-def samples(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
+def samples(metrics: ProxyMetrics, name: str) -> dict[tuple[str, ...], float]:
     """By the values of their labels, those of the tenant first."""
     return {
         tuple(value for _, value in sorted(sample.labels.items(), reverse=True)): sample.value
@@ -27,12 +27,12 @@ def samples(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def answer(metrics: Metrics, tenant: str, operation: str = "GetObject", status: int = 200) -> None:
+def answer(metrics: ProxyMetrics, tenant: str, operation: str = "GetObject", status: int = 200) -> None:
     metrics.answered(tenant, operation, status, "", 0.1, 100)
 
 
 def test_of_too_many_tenants_those_go_that_asked_for_nothing_for_longest() -> None:
-    metrics = Metrics(tenants_max=2)
+    metrics = ProxyMetrics(tenants_max=2)
     for operation, status in (("GetObject", 200), ("GetObject", 404), ("HeadObject", 200)):
         answer(metrics, "first", operation, status)
     answer(metrics, "second")
@@ -52,7 +52,7 @@ def test_of_too_many_tenants_those_go_that_asked_for_nothing_for_longest() -> No
 
 
 def test_the_text_is_limited_however_many_tenants_there_are() -> None:
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     for number in range(3 * TENANTS_MAX):
         answer(metrics, f"tenant{number}")
     assert len(samples(metrics, "icedb_proxy_requests_total")) == TENANTS_MAX
@@ -60,7 +60,7 @@ def test_the_text_is_limited_however_many_tenants_there_are() -> None:
 
 
 def test_numbers_can_be_collected_while_tenants_come_and_go() -> None:
-    metrics = Metrics(tenants_max=50)
+    metrics = ProxyMetrics(tenants_max=50)
     done = threading.Event()
 
     def collect() -> int:
@@ -81,7 +81,7 @@ def test_numbers_can_be_collected_while_tenants_come_and_go() -> None:
 def test_while_the_numbers_are_collected_others_are_answered() -> None:
     healthy = threading.Event()
 
-    class Slow(Metrics):
+    class Slow(ProxyMetrics):
         def text(self) -> bytes:
             return b"in time" if healthy.wait(DEADLINE_SECONDS) else b"too late"
 

@@ -24,7 +24,7 @@ import pytest
 
 from icedb import Table
 from icedb.services.proxy.app import BODY_BYTES_MAX
-from icedb.services.proxy.catalog.table_catalog import Tables
+from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.tenants import AccessKey, VirtualBucket
 from tests.support.object_stores.stores import Place, S3Server
 from tests.support.proxy.proxy_worlds import DOMAIN, AppSide, Heard, ServerSide, Side, make_app
@@ -77,7 +77,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Itera
     s3.create_bucket(Bucket=name)
     for key, body in objects.items():
         s3.put_object(Bucket=name, Key=key, Body=body, ContentType="application/vnd.apache.parquet")
-    tables = Tables()
+    tables = TableCatalog()
     server = ServerSide(s3_server.endpoint, AccessKey(s3_server.access_key_id, s3_server.secret_access_key))
     with asyncio.Runner() as runner:
         yield Pair(AppSide(make_app(tables, [VirtualBucket(name, table.uri)]), runner), server, name, objects)
@@ -413,13 +413,13 @@ def table(local: Place) -> Table:
 
 
 @pytest.fixture
-def tables(storage_options: dict[str, str]) -> Iterator[Tables]:
-    opened = Tables(storage_options)
+def tables(storage_options: dict[str, str]) -> Iterator[TableCatalog]:
+    opened = TableCatalog(storage_options)
     yield opened
     opened.close()
 
 
-def test_the_buckets_of_a_tenant_are_listed_by_name(runner: asyncio.Runner, tables: Tables, table: Table) -> None:
+def test_the_buckets_of_a_tenant_are_listed_by_name(runner: asyncio.Runner, tables: TableCatalog, table: Table) -> None:
     side = AppSide(make_app(tables, [VirtualBucket(n, table.uri) for n in ("zoo", "events", "a-1")]), runner)
     answer = side.ask("GET", "/")
     assert names_of(answer, "Name") == ["a-1", "events", "zoo"]
@@ -433,7 +433,7 @@ def test_the_buckets_of_a_tenant_are_listed_by_name(runner: asyncio.Runner, tabl
 
 @pytest.mark.parametrize(("region", "said"), [("us-east-1", None), ("eu-central-1", "eu-central-1")])
 def test_a_bucket_tells_its_region(
-    runner: asyncio.Runner, tables: Tables, table: Table, region: str, said: str | None
+    runner: asyncio.Runner, tables: TableCatalog, table: Table, region: str, said: str | None
 ) -> None:
     side = AppSide(make_app(tables, [VirtualBucket("events", table.uri)], region=region), runner)
     location = side.ask("GET", "/events", {"location": ""})
@@ -446,7 +446,7 @@ def test_a_bucket_tells_its_region(
 
 
 def test_a_bucket_that_the_host_names_is_the_one_of_the_path(
-    runner: asyncio.Runner, tables: Tables, table: Table
+    runner: asyncio.Runner, tables: TableCatalog, table: Table
 ) -> None:
     side = AppSide(make_app(tables, [VirtualBucket("events", table.uri)]), runner)
     by_path = side.ask("GET", "/events", {"list-type": "2"})
@@ -463,7 +463,7 @@ def test_a_bucket_that_the_host_names_is_the_one_of_the_path(
 
 
 def test_a_time_after_the_name_is_another_view_of_the_bucket(
-    runner: asyncio.Runner, tables: Tables, table: Table
+    runner: asyncio.Runner, tables: TableCatalog, table: Table
 ) -> None:
     before_ms = table.snapshot().as_of_ms
     table.insert([{"u": "3", "n": 1}])
@@ -534,7 +534,7 @@ def test_nothing_can_be_written(pair: Pair, method: str, query: dict[str, str]) 
 
 
 def test_an_error_says_what_was_asked_and_who_asked_for_it_is_told_the_same(
-    runner: asyncio.Runner, tables: Tables, table: Table
+    runner: asyncio.Runner, tables: TableCatalog, table: Table
 ) -> None:
     lines = io.BytesIO()
     side = AppSide(make_app(tables, [VirtualBucket("events", table.uri)], log=lines), runner)
@@ -557,7 +557,9 @@ def test_an_error_says_what_was_asked_and_who_asked_for_it_is_told_the_same(
 # ------------------------------------------------------------------------------------------ redirects
 
 
-def test_a_get_is_sent_to_where_the_store_has_the_bytes(runner: asyncio.Runner, tables: Tables, s3: Place) -> None:
+def test_a_get_is_sent_to_where_the_store_has_the_bytes(
+    runner: asyncio.Runner, tables: TableCatalog, s3: Place
+) -> None:
     table = make_table(s3)
     app = make_app(tables, [VirtualBucket("events", table.uri)], redirect=True, redirect_expires_ms=60_000)
     side = AppSide(app, runner)
@@ -582,7 +584,7 @@ def test_a_get_is_sent_to_where_the_store_has_the_bytes(runner: asyncio.Runner, 
 
 
 def test_a_table_in_a_folder_is_read_for_the_client_all_the_same(
-    runner: asyncio.Runner, tables: Tables, local: Place
+    runner: asyncio.Runner, tables: TableCatalog, local: Place
 ) -> None:
     table = make_table(local)
     side = AppSide(make_app(tables, [VirtualBucket("events", table.uri)], redirect=True), runner)
@@ -591,7 +593,7 @@ def test_a_table_in_a_folder_is_read_for_the_client_all_the_same(
         assert (answer.status, answer.body) == (200, body)
 
 
-def test_a_table_in_s3_is_read_for_the_client(runner: asyncio.Runner, tables: Tables, s3: Place) -> None:
+def test_a_table_in_s3_is_read_for_the_client(runner: asyncio.Runner, tables: TableCatalog, s3: Place) -> None:
     table = make_table(s3)
     side = AppSide(make_app(tables, [VirtualBucket("events", table.uri)]), runner)
     found = contents(table)

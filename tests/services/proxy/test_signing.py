@@ -34,10 +34,10 @@ from hypothesis import strategies as st
 from mypy_boto3_s3 import S3Client
 from obstore.store import S3Store
 
-from icedb.services.proxy.config.tenants import AccessKey, Found, Tenant
-from icedb.services.proxy.s3.request import HttpRequest
+from icedb.services.proxy.config.tenants import AccessKey, KeyOwner, Tenant
+from icedb.services.proxy.s3.request import S3Request
 from icedb.services.proxy.s3.s3_errors import S3Error
-from icedb.services.proxy.signing import Caller, authenticate
+from icedb.services.proxy.signing import AuthenticatedCaller, authenticate
 from icedb.sql.connections import load_httpfs
 from icedb.util.clock import SystemClock
 from tests.support.proxy.proxy_signatures import (
@@ -68,11 +68,11 @@ SLASHES_AND_DOTS = ["100%/a//b///c.parquet", "/x.parquet", "a/../b/./c.parquet",
 PREFIXES = ["", "d=2026-11-21/u=42/", "a b+c", "ü/%2F%", "~*'\"()!", "+", "=&?#", "/", "日本😀"]
 
 
-def verify(request: HttpRequest, *, now_ms: int = NOW_MS, directory: OneTenant | None = None) -> Caller:
+def verify(request: S3Request, *, now_ms: int = NOW_MS, directory: OneTenant | None = None) -> AuthenticatedCaller:
     return asyncio.run(authenticate(request, directory or OneTenant(), now_ms=now_ms))
 
 
-def refusal(request: HttpRequest, *, now_ms: int = NOW_MS, directory: OneTenant | None = None) -> S3Error:
+def refusal(request: S3Request, *, now_ms: int = NOW_MS, directory: OneTenant | None = None) -> S3Error:
     with pytest.raises(S3Error) as caught:
         verify(request, now_ms=now_ms, directory=directory)
     return caught.value
@@ -207,7 +207,7 @@ CLIENTS = {
 
 
 @pytest.fixture(scope="module", params=CLIENTS, ids=lambda client: client.__name__.removeprefix("with_"))
-def recorded(request: pytest.FixtureRequest) -> list[HttpRequest]:
+def recorded(request: pytest.FixtureRequest) -> list[S3Request]:
     """What one client sent, each request once."""
     with Recorder().running() as recorder:
         request.param(recorder.address)
@@ -216,12 +216,12 @@ def recorded(request: pytest.FixtureRequest) -> list[HttpRequest]:
     return list(found.values())
 
 
-def signed_at_ms(request: HttpRequest) -> int:
+def signed_at_ms(request: S3Request) -> int:
     return unix_ms(request.header("x-amz-date") or request.parameter("X-Amz-Date") or "")
 
 
 @pytest.mark.process
-def test_what_clients_send_is_verified(recorded: list[HttpRequest]) -> None:
+def test_what_clients_send_is_verified(recorded: list[S3Request]) -> None:
     for request in recorded:
         caller = verify(request, now_ms=SystemClock().now_ms())
         assert (caller.tenant, caller.access_key_id) == (ACME, KEY_ID)
@@ -243,13 +243,13 @@ def changed_once(text: str) -> Iterator[str]:
     yield text + "x"
 
 
-def signed_names(request: HttpRequest) -> list[str]:
+def signed_names(request: S3Request) -> list[str]:
     text = request.header("authorization") or ""
     listed = text.partition("SignedHeaders=")[2].partition(",")[0] or request.parameter("X-Amz-SignedHeaders") or ""
     return listed.split(";")
 
 
-def mutants(request: HttpRequest) -> Iterator[HttpRequest]:
+def mutants(request: S3Request) -> Iterator[S3Request]:
     yield from (replace(request, method=m) for m in ("GET", "HEAD", "PUT", "DELETE") if m != request.method)
     yield from (replace(request, path=p) for p in changed_once(request.path) if p.startswith("/"))
     yield from (replace(request, query=q) for q in changed_once(request.query))
@@ -264,7 +264,7 @@ def mutants(request: HttpRequest) -> Iterator[HttpRequest]:
 
 
 @pytest.mark.process
-def test_one_byte_changed_is_refused(recorded: list[HttpRequest]) -> None:
+def test_one_byte_changed_is_refused(recorded: list[S3Request]) -> None:
     async def refuse_all() -> int:
         refused = 0
         # Requests of one client differ in what they ask for, not in how they are signed: some are enough.
@@ -279,7 +279,7 @@ def test_one_byte_changed_is_refused(recorded: list[HttpRequest]) -> None:
 
 
 @pytest.mark.process
-def test_another_secret_is_refused(recorded: list[HttpRequest]) -> None:
+def test_another_secret_is_refused(recorded: list[S3Request]) -> None:
     for secret in [SECRET[:-1], SECRET + "x", ""]:
         directory = OneTenant(Tenant("acme", (AccessKey(KEY_ID, secret),), {}))
         for request in recorded:
@@ -343,8 +343,10 @@ def test_examples_of_aws(
     """Those of "Authenticating Requests: Using the Authorization Header" in S3's API reference."""
     headers = {"host": AWS_HOST, "x-amz-content-sha256": payload, "x-amz-date": AWS_AT} | more
     value = f"Credential={AWS_KEY_ID}/{AWS_SCOPE},SignedHeaders={';'.join(sorted(headers))},Signature={signature}"
-    request = HttpRequest(method, path, query, (*headers.items(), ("authorization", f"AWS4-HMAC-SHA256 {value}")))
-    assert verify(request, now_ms=unix_ms(AWS_AT), directory=AWS) == Caller(AWS.tenant, AWS_KEY_ID, payload)
+    request = S3Request(method, path, query, (*headers.items(), ("authorization", f"AWS4-HMAC-SHA256 {value}")))
+    assert verify(request, now_ms=unix_ms(AWS_AT), directory=AWS) == AuthenticatedCaller(
+        AWS.tenant, AWS_KEY_ID, payload
+    )
 
 
 def test_example_of_aws_for_presigned_addresses() -> None:
@@ -353,47 +355,47 @@ def test_example_of_aws_for_presigned_addresses() -> None:
         "&X-Amz-Date=20130524T000000Z&X-Amz-Expires=86400&X-Amz-SignedHeaders=host"
         "&X-Amz-Signature=aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404"
     )
-    request = HttpRequest("GET", "/test.txt", query, (("host", AWS_HOST),))
-    assert verify(request, now_ms=unix_ms(AWS_AT), directory=AWS) == Caller(AWS.tenant, AWS_KEY_ID, None)
+    request = S3Request("GET", "/test.txt", query, (("host", AWS_HOST),))
+    assert verify(request, now_ms=unix_ms(AWS_AT), directory=AWS) == AuthenticatedCaller(AWS.tenant, AWS_KEY_ID, None)
 
 
 # The rules, one by one
 
 HEADERS = (("host", "proxy.example"), ("x-amz-content-sha256", EMPTY_SHA256), ("x-amz-date", AT))
-PLAIN = HttpRequest("GET", "/events", "list-type=2&prefix=d%3D2026", HEADERS)
+PLAIN = S3Request("GET", "/events", "list-type=2&prefix=d%3D2026", HEADERS)
 BARE = replace(PLAIN, headers=HEADERS[:1])
 SIGNED = signed(PLAIN, at=AT)
 PRESIGNED = presigned(BARE, at=AT)
 
 
-def with_header(request: HttpRequest, name: str, value: str | None) -> HttpRequest:
+def with_header(request: S3Request, name: str, value: str | None) -> S3Request:
     """With one more, another, or (None) without."""
     headers = tuple((n, v) for n, v in request.headers if n != name)
     return replace(request, headers=headers if value is None else (*headers, (name, value)))
 
 
-def authorized(value: str) -> HttpRequest:
+def authorized(value: str) -> S3Request:
     return with_header(PLAIN, "authorization", value)
 
 
-def edited(old: str, new: str) -> HttpRequest:
+def edited(old: str, new: str) -> S3Request:
     """SIGNED with other text in its Authorization header."""
     value = SIGNED.header("authorization") or ""
     assert old in value
     return with_header(SIGNED, "authorization", value.replace(old, new))
 
 
-def requery(old: str, new: str) -> HttpRequest:
+def requery(old: str, new: str) -> S3Request:
     """PRESIGNED with other text in its query."""
     assert old in PRESIGNED.query
     return replace(PRESIGNED, query=PRESIGNED.query.replace(old, new))
 
 
-def dated(at: str) -> HttpRequest:
+def dated(at: str) -> S3Request:
     return signed(with_header(PLAIN, "x-amz-date", at), at=at, scope="20261121/r/s3/aws4_request")
 
 
-def hashed(payload: str) -> HttpRequest:
+def hashed(payload: str) -> S3Request:
     return signed(with_header(PLAIN, "x-amz-content-sha256", payload), at=AT)
 
 
@@ -596,13 +598,13 @@ def test_an_accepted_request_is_the_tenants(rule: str) -> None:
         ),
     ],
 )
-def test_the_caller_knows_what_the_body_must_be(request_: HttpRequest, payload_sha256: str | None) -> None:
+def test_the_caller_knows_what_the_body_must_be(request_: S3Request, payload_sha256: str | None) -> None:
     assert verify(request_).payload_sha256 == payload_sha256
 
 
 def test_the_owner_of_a_key_is_the_directorys_to_tell() -> None:
     class Unreachable:
-        async def find(self, access_key_id: str) -> Found | None:
+        async def find(self, access_key_id: str) -> KeyOwner | None:
             raise S3Error("ServiceUnavailable")
 
     with pytest.raises(S3Error) as caught:
@@ -659,7 +661,7 @@ somewhere = st.one_of(anything, anything.map(lambda text: f"/{text}"))
 @settings(max_examples=300)
 @given(path=somewhere, query=anything, headers=st.lists(st.tuples(names | text_of_bytes, anything), max_size=6))
 def test_whatever_comes_is_refused_by_s3s_codes(path: str, query: str, headers: list[tuple[str, str]]) -> None:
-    refusal(HttpRequest("GET", path, query, tuple(headers)))
+    refusal(S3Request("GET", path, query, tuple(headers)))
 
 
 @pytest.mark.long
@@ -705,4 +707,4 @@ def test_whatever_botocore_signs_is_verified(key: str, parameters: dict[str, str
     prepared = request.prepare()
     path, _, query = prepared.url.removeprefix("http://proxy.example").partition("?")
     headers = tuple((n.lower(), v) for n, v in prepared.headers.items())
-    assert verify(HttpRequest("GET", path, query, headers), now_ms=SystemClock().now_ms()).access_key_id == KEY_ID
+    assert verify(S3Request("GET", path, query, headers), now_ms=SystemClock().now_ms()).access_key_id == KEY_ID

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import unquote
 
 from icedb import Table
-from icedb.services.proxy.s3.request import HttpRequest
+from icedb.services.proxy.s3.request import S3Request
 from icedb.util.clock import SystemClock
 from tests.support.object_stores.stores import BUCKET, S3Server
 from tests.support.proxy.proxy_process import ROOT, ProxyProcess
@@ -85,7 +85,7 @@ class Reply:
         return "\n".join(f"{n}: {v}" for n, v in self.headers) + "\n" + body.decode()
 
 
-def wire(request: HttpRequest, body: bytes = b"", *, version: str = "HTTP/1.1", close: bool = True) -> bytes:
+def wire(request: S3Request, body: bytes = b"", *, version: str = "HTTP/1.1", close: bool = True) -> bytes:
     """The request's bytes. Its texts are bytes by Latin-1; those that came to be longer than that go as UTF-8."""
     target = f"{request.path}?{request.query}" if request.query else request.path
     headers = [f"{name}: {value}" for name, value in request.headers]
@@ -279,18 +279,18 @@ class Asker:
         body: bytes = b"",
         host: str = "",
         at: str = "",
-    ) -> HttpRequest:
+    ) -> S3Request:
         """With all that is to be signed; `more` are further headers."""
         base = (
             ("host", host or self.host),
             ("x-amz-content-sha256", hashlib.sha256(body).hexdigest()),
             ("x-amz-date", at or self.at()),
         )
-        return HttpRequest(method, path, query, (*base, *more))
+        return S3Request(method, path, query, (*base, *more))
 
     def sign(
-        self, request: HttpRequest, who: Key = ACME, *, scope: str | None = None, names: Sequence[str] | None = None
-    ) -> HttpRequest:
+        self, request: S3Request, who: Key = ACME, *, scope: str | None = None, names: Sequence[str] | None = None
+    ) -> S3Request:
         """Add the header Authorization; without `names`, all headers are signed."""
         at = request.header("x-amz-date") or self.at()
         payload = request.header("x-amz-content-sha256")
@@ -308,7 +308,7 @@ class Asker:
         body: bytes = b"",
         host: str = "",
         at: str = "",
-    ) -> HttpRequest:
+    ) -> S3Request:
         """A right request: all of it is signed, now, by `who`."""
         return self.sign(self.plain(path, query, method=method, more=more, body=body, host=host, at=at), who)
 
@@ -322,12 +322,12 @@ class Asker:
         at: str = "",
         expires: str = "600",
         host: str = "",
-    ) -> HttpRequest:
+    ) -> S3Request:
         """A right presigned address."""
-        bare = HttpRequest(method, path, query, (("host", host or self.host),))
+        bare = S3Request(method, path, query, (("host", host or self.host),))
         return presigned(bare, at=at or self.at(), key_id=who.id, secret=who.secret, expires=expires)
 
-    def send(self, request: HttpRequest) -> Reply:
+    def send(self, request: S3Request) -> Reply:
         """The one answer to a request."""
         [reply] = replies(exchange(self.proxy.port, wire(request)), head=request.method == "HEAD")
         return reply
@@ -374,13 +374,13 @@ class World(Asker):
         ]
 
 
-def with_header(request: HttpRequest, name: str, change: Callable[[str], str | None]) -> HttpRequest:
+def with_header(request: S3Request, name: str, change: Callable[[str], str | None]) -> S3Request:
     """With another value of a header, or, for None, without it."""
     changed = ((n, change(v) if n == name else v) for n, v in request.headers)
     return replace(request, headers=tuple((n, v) for n, v in changed if v is not None))
 
 
-def with_parameter(request: HttpRequest, name: str, change: Callable[[str], str | None]) -> HttpRequest:
+def with_parameter(request: S3Request, name: str, change: Callable[[str], str | None]) -> S3Request:
     """With another encoded value of a parameter, or, for None, without it."""
     pairs = [piece.partition("=")[::2] for piece in request.query.split("&")]
     changed = [(n, change(v) if n == name else v) for n, v in pairs]

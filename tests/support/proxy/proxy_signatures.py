@@ -18,8 +18,8 @@ from datetime import datetime
 from io import BufferedIOBase
 from urllib.parse import quote, unquote_to_bytes
 
-from icedb.services.proxy.config.tenants import AccessKey, Found, Tenant
-from icedb.services.proxy.s3.request import HttpRequest
+from icedb.services.proxy.config.tenants import AccessKey, KeyOwner, Tenant
+from icedb.services.proxy.s3.request import S3Request
 
 KEY_ID = "ACMEKEY1"
 SECRET = "acme/Secret+1="
@@ -38,16 +38,16 @@ class OneTenant:
         self.tenant = tenant
         self.asked: list[str] = []
 
-    async def find(self, access_key_id: str) -> Found | None:
+    async def find(self, access_key_id: str) -> KeyOwner | None:
         self.asked.append(access_key_id)
-        return next((Found(self.tenant, key) for key in self.tenant.keys if key.id == access_key_id), None)
+        return next((KeyOwner(self.tenant, key) for key in self.tenant.keys if key.id == access_key_id), None)
 
 
 class Recorder:
     """`address` is host and port; `requests` is what came."""
 
     def __init__(self) -> None:
-        self.requests: list[HttpRequest] = []
+        self.requests: list[S3Request] = []
         recorder = self
 
         class Handler(socketserver.StreamRequestHandler):
@@ -76,7 +76,7 @@ class Recorder:
             thread.join()
 
 
-def _read(stream: BufferedIOBase) -> HttpRequest | None:
+def _read(stream: BufferedIOBase) -> S3Request | None:
     """One request; None when the client has hung up. Text as servers hand it on: of bytes, by Latin-1."""
     lines = []
     while line := stream.readline():
@@ -88,7 +88,7 @@ def _read(stream: BufferedIOBase) -> HttpRequest | None:
     method, target, _ = lines[0].split(" ")
     path, _, query = target.partition("?")
     headers = [line.partition(":")[::2] for line in lines[1:]]
-    request = HttpRequest(method, path, query, tuple((n.lower(), v.strip(" \t")) for n, v in headers))
+    request = S3Request(method, path, query, tuple((n.lower(), v.strip(" \t")) for n, v in headers))
     stream.read(int(request.header("content-length") or 0))
     return request
 
@@ -99,7 +99,7 @@ def unix_ms(timestamp: str) -> int:
 
 
 def signed(
-    request: HttpRequest,
+    request: S3Request,
     *,
     at: str,
     key_id: str = KEY_ID,
@@ -107,7 +107,7 @@ def signed(
     scope: str | None = None,
     names: Sequence[str] | None = None,
     payload: str | None = None,
-) -> HttpRequest:
+) -> S3Request:
     """With an Authorization header. Unless told otherwise it signs all headers, in a scope of its day."""
     scope = scope or f"{at[:8]}/eu-central-1/s3/aws4_request"
     names = sorted(n for n, _ in request.headers) if names is None else names
@@ -118,7 +118,7 @@ def signed(
 
 
 def presigned(
-    request: HttpRequest,
+    request: S3Request,
     *,
     at: str,
     key_id: str = KEY_ID,
@@ -127,7 +127,7 @@ def presigned(
     scope: str | None = None,
     names: Sequence[str] = ("host",),
     payload: str = "UNSIGNED-PAYLOAD",
-) -> HttpRequest:
+) -> S3Request:
     """With the parameters of a presigned address."""
     scope = scope or f"{at[:8]}/eu-central-1/s3/aws4_request"
     parameters = {
@@ -143,7 +143,7 @@ def presigned(
     return replace(request, query=f"{request.query}&X-Amz-Signature={signature}")
 
 
-def _signature(request: HttpRequest, at: str, secret: str, scope: str, names: Sequence[str], payload: str) -> str:
+def _signature(request: S3Request, at: str, secret: str, scope: str, names: Sequence[str], payload: str) -> str:
     pairs = [piece.partition("=")[::2] for piece in request.query.split("&") if piece]
     lines = [
         request.method,

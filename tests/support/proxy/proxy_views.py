@@ -8,8 +8,8 @@ import pytest
 
 from icedb.format.timing import MINUTE_MS
 from icedb.services.proxy.app import ProxyApp
-from icedb.services.proxy.catalog.bucket_view import View
-from icedb.services.proxy.catalog.table_catalog import Tables
+from icedb.services.proxy.catalog.bucket_view import BucketView
+from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.services.proxy.s3.s3_errors import S3Error
 from tests.support.proxy.proxy_worlds import Heard, ask_app, question
@@ -19,22 +19,24 @@ HOLD_MS = 15 * MINUTE_MS
 NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 
 
-def keys_of(view: View) -> list[str]:
+def keys_of(view: BucketView) -> list[str]:
     return [view.virtual(k) for k in view.keys]
 
 
-async def shown(tables: Tables, bucket: VirtualBucket, as_of_ms: int | None = None) -> list[str]:
+async def shown(tables: TableCatalog, bucket: VirtualBucket, as_of_ms: int | None = None) -> list[str]:
     return keys_of(await tables.view(bucket, as_of_ms))
 
 
-async def refusal(tables: Tables, bucket: VirtualBucket, as_of_ms: int | None = None, key: str | None = None) -> str:
+async def refusal(
+    tables: TableCatalog, bucket: VirtualBucket, as_of_ms: int | None = None, key: str | None = None
+) -> str:
     """The code that a listing, or a key, is refused with."""
     with pytest.raises(S3Error) as caught:
         await (tables.view(bucket, as_of_ms) if key is None else tables.find(bucket, as_of_ms, key))
     return caught.value.code
 
 
-async def is_there(tables: Tables, bucket: VirtualBucket, key: str, as_of_ms: int | None = None) -> bool:
+async def is_there(tables: TableCatalog, bucket: VirtualBucket, key: str, as_of_ms: int | None = None) -> bool:
     try:
         found, _ = await tables.find(bucket, as_of_ms, key)
     except S3Error as error:

@@ -25,13 +25,13 @@ from icedb import Table
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
 from icedb.operations.commits.actions import Replace
-from icedb.services.proxy.access_log import AccessLog
+from icedb.services.proxy.access_log import ProxyAccessLog
 from icedb.services.proxy.app import ProxyApp
-from icedb.services.proxy.catalog.table_catalog import Tables
+from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.settings import ServerSettings
 from icedb.services.proxy.config.tenants import AccessKey, Scope, Tenant, VirtualBucket
-from icedb.services.proxy.limits import Gate
-from icedb.services.proxy.metrics import Metrics
+from icedb.services.proxy.limits import TenantLimiter
+from icedb.services.proxy.metrics import ProxyMetrics
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, create_table, open_table
 from icedb.transaction.append import append
 from icedb.transaction.exclusive import commit_exclusive
@@ -87,9 +87,9 @@ class World:
         self.table = create_table(self.inner, self.clock, partition_by=list(partition_by))
         self.store = FaultyStore(self.inner)
 
-    def tables(self, **options: Any) -> Tables:
+    def tables(self, **options: Any) -> TableCatalog:
         """What one proxy process knows. Nothing is known yet."""
-        return Tables(clock=self.clock, open_table=self.open, **options)
+        return TableCatalog(clock=self.clock, open_table=self.open, **options)
 
     def open(self, address: str, _: Mapping[str, str] | None) -> Handle:
         """The table, whatever the address, by the store that counts."""
@@ -300,7 +300,7 @@ def heard(sent: list[dict[str, Any]]) -> Heard:
 
 
 def make_app(
-    tables: Tables, buckets: Iterable[VirtualBucket], *, log: io.BytesIO | None = None, **settings: Any
+    tables: TableCatalog, buckets: Iterable[VirtualBucket], *, log: io.BytesIO | None = None, **settings: Any
 ) -> ProxyApp:
     """A proxy for one tenant, `acme`, who sees these buckets by `KEY`."""
     tenant = Tenant("acme", (KEY,), {b.name: b for b in buckets})
@@ -308,9 +308,9 @@ def make_app(
         ServerSettings(domains=(DOMAIN,), **settings),
         OneTenant(tenant),
         tables,
-        Gate(),
-        Metrics(),
-        AccessLog(log or io.BytesIO()),
+        TenantLimiter(),
+        ProxyMetrics(),
+        ProxyAccessLog(log or io.BytesIO()),
     )
 
 

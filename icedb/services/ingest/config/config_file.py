@@ -19,28 +19,28 @@ from icedb.errors import InvalidOption
 from icedb.services.http.config_file import (
     LISTEN_DURATIONS,
     check_listening,
-    given_settings,
-    listening,
+    explicit_settings,
     read_toml,
-    storage_options,
+    resolve_listen_settings,
+    resolve_storage_options,
 )
 from icedb.services.http.documents import (
-    Machine,
-    Secret,
-    Strict,
+    ConfigContext,
+    SecretDocument,
+    StrictDocument,
+    canonical_uri,
     check_positive,
     check_unique,
-    checked_uri,
-    converted,
-    file_secret,
+    decode_document,
+    read_secret,
 )
 from icedb.services.http.server_settings import FileStamp
 from icedb.services.ingest.config.settings import (
     IngestConfig,
+    IngestLimits,
     IngestSettings,
     Nested,
     TableSettings,
-    TenantLimits,
     TenantSettings,
 )
 from icedb.services.ingest.events.segment import SEGMENT_ID, SEGMENT_SCHEMA
@@ -59,7 +59,7 @@ _SERVER_DURATIONS = {**LISTEN_DURATIONS, "commit_timeout": 1}
 _TABLE_DURATIONS = {"id_window": 1, "delay_max": 0}
 
 
-class _File(Strict):
+class _IngestDocument(StrictDocument):
     server: dict[str, Any] = msgspec.field(default_factory=dict)
     storage_options: dict[str, str] = msgspec.field(default_factory=dict)
     storage_options_env: dict[str, str] = msgspec.field(default_factory=dict)
@@ -67,7 +67,7 @@ class _File(Strict):
     tenant: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 
-class _Server(Strict, rename={"header_timeout": "receive_timeout"}):
+class _IngestServerDocument(StrictDocument, rename={"header_timeout": "receive_timeout"}):
     listen: str | None = None
     admin_listen: str | None = None
     connections: int | None = None
@@ -82,7 +82,7 @@ class _Server(Strict, rename={"header_timeout": "receive_timeout"}):
     events_max: int | None = None
 
 
-class _Table(Strict):
+class _IngestTableDocument(StrictDocument):
     name: str
     uri: str
     create: bool | None = None
@@ -105,7 +105,7 @@ class _Table(Strict):
     columns_max: int | None = None
 
 
-class _Tenant(Strict):
+class _IngestTenantDocument(StrictDocument):
     name: str
     tables: list[str]
     keys: list[dict[str, Any]] = msgspec.field(default_factory=list)
@@ -123,32 +123,36 @@ def load_config(
 
     `seen` gets the stamp of each file that was looked at, also when that ends in an error.
     """
-    machine = Machine(environ, path.absolute().parent, {} if seen is None else seen)
+    context = ConfigContext(environ, path.absolute().parent, {} if seen is None else seen)
     place = str(path)
-    file = converted(read_toml(path, machine), _File, place)
+    file = decode_document(read_toml(path, context), _IngestDocument, place)
     if not file.table:
         raise InvalidOption(f"{place}: there is no table to write into. Add a [[table]] with name and uri.")
     if not file.tenant:
         raise InvalidOption(f"{place}: nobody could send anything. Add a [[tenant]] with name, tables and a key.")
-    tenants = tuple(_tenant(d, machine, place, number=n) for n, d in enumerate(file.tenant, 1))
+    tenants = tuple(_tenant(d, context, place, number=n) for n, d in enumerate(file.tenant, 1))
     check_unique((t.name for t in tenants), "tenants have the name", place)
     _check_secrets(tenants, place)
     of_segment = {t.segment for t in tenants}
-    tables = [_table(d, machine, place, of_segment, number=n) for n, d in enumerate(file.table, 1)]
+    tables = [_table(d, context, place, of_segment, number=n) for n, d in enumerate(file.table, 1)]
     check_unique((t.name for t in tables), "tables have the name", place)
     check_unique((t.uri for t in tables), "tables have the uri", place)
     _check_names(tenants, tables, place)
     return IngestConfig(
-        server=_server(file.server, machine, f"{place}: [server]"),
+        server=_server(file.server, context, f"{place}: [server]"),
         tables=MappingProxyType({t.name: t for t in tables}),
         tenants=tenants,
-        storage_options=storage_options(file.storage_options, file.storage_options_env, machine, place),
-        files=MappingProxyType(dict(machine.seen)),
+        storage_options=resolve_storage_options(file.storage_options, file.storage_options_env, context, place),
+        files=MappingProxyType(dict(context.seen)),
     )
 
 
-def _server(document: dict[str, Any], machine: Machine, place: str) -> IngestSettings:
-    given = listening(given_settings(converted(document, _Server, place), _SERVER_DURATIONS, place), machine, place)
+def _server(document: dict[str, Any], context: ConfigContext, place: str) -> IngestSettings:
+    given = resolve_listen_settings(
+        explicit_settings(decode_document(document, _IngestServerDocument, place), _SERVER_DURATIONS, place),
+        context,
+        place,
+    )
     names = ("body_bytes_max", "held_bytes_max", "events_max")
     check_positive({n: given.get(n) for n in names}, place)
     settings = IngestSettings(**given)
@@ -165,16 +169,16 @@ def _server(document: dict[str, Any], machine: Machine, place: str) -> IngestSet
 
 
 def _table(
-    document: dict[str, Any], machine: Machine, file: str, of_segment: set[str | None], *, number: int
+    document: dict[str, Any], context: ConfigContext, file: str, of_segment: set[str | None], *, number: int
 ) -> TableSettings:
     place = f"{file}: table {_shown(document, number)}"
-    given = given_settings(converted(document, _Table, place), _TABLE_DURATIONS, place)
+    given = explicit_settings(decode_document(document, _IngestTableDocument, place), _TABLE_DURATIONS, place)
     if not _NAME.fullmatch(given["name"]):
         raise InvalidOption(
             f"{place}: its name is to be 1 to 100 letters, digits, '.', '_' or '-', and not to begin with '.': it is "
             "part of an address."
         )
-    given["uri"] = checked_uri(given["uri"], "uri", place, machine)
+    given["uri"] = canonical_uri(given["uri"], "uri", place, context)
     limits = ("rows_max", "bytes_max", "pending_bytes_max", "partitions_max", "columns_max")
     check_positive({n: given.get(n) for n in limits}, place)
     if not given.get("create"):
@@ -216,15 +220,15 @@ def _check_own_columns(given: Mapping[str, Any], place: str) -> None:
 # ------------------------------------------------------------------------------------------------ tenants
 
 
-def _tenant(document: dict[str, Any], machine: Machine, file: str, *, number: int) -> TenantSettings:
+def _tenant(document: dict[str, Any], context: ConfigContext, file: str, *, number: int) -> TenantSettings:
     place = f"{file}: tenant {_shown(document, number)}"
-    read = converted(document, _Tenant, place)
+    read = decode_document(document, _IngestTenantDocument, place)
     if not _NAME.fullmatch(read.name):
         raise InvalidOption(
             f"{place}: its name is to be 1 to 100 letters, digits, '.', '_' or '-', and not to begin with '.'."
         )
-    keys = tuple(_key(d, machine, f"{place}, key {n}") for n, d in enumerate(read.keys, 1))
-    secrets = tuple(_webhook(d, machine, f"{place}, webhook {n}") for n, d in enumerate(read.webhooks, 1))
+    keys = tuple(_key(d, context, f"{place}, key {n}") for n, d in enumerate(read.keys, 1))
+    secrets = tuple(_webhook(d, context, f"{place}, webhook {n}") for n, d in enumerate(read.webhooks, 1))
     if not keys and not secrets:
         raise InvalidOption(
             f'{place}: it has no keys. Add keys = [{{ secret_file = "a file" }}], or take the tenant out.'
@@ -236,13 +240,13 @@ def _tenant(document: dict[str, Any], machine: Machine, file: str, *, number: in
         raise InvalidOption(f"{place}: segment is '{read.segment}', which is none of its tables. Add it to tables.")
     if secrets and read.segment is None:
         raise InvalidOption(f'{place}: it has webhooks, and no table for them. Add segment = "the table\'s name".')
-    limits = TenantLimits(read.events_per_second, read.bytes_per_second, read.new_columns)
+    limits = IngestLimits(read.events_per_second, read.bytes_per_second, read.new_columns)
     check_positive({"events_per_second": limits.events_per_second, "bytes_per_second": limits.bytes_per_second}, place)
     return TenantSettings(read.name, keys, tuple(read.tables), read.segment, secrets, limits)
 
 
-def _key(document: object, machine: Machine, place: str) -> str:
-    key = file_secret(converted(document, Secret, place), machine, place)
+def _key(document: object, context: ConfigContext, place: str) -> str:
+    key = read_secret(decode_document(document, SecretDocument, place), context, place)
     if not _KEY.fullmatch(key):
         raise InvalidOption(
             f"{place}: a key is to be 16 to 256 characters of ASCII without spaces and colons; 40 at random are good."
@@ -250,8 +254,8 @@ def _key(document: object, machine: Machine, place: str) -> str:
     return key
 
 
-def _webhook(document: object, machine: Machine, place: str) -> str:
-    secret = file_secret(converted(document, Secret, place), machine, place)
+def _webhook(document: object, context: ConfigContext, place: str) -> str:
+    secret = read_secret(decode_document(document, SecretDocument, place), context, place)
     if not _WEBHOOK_SECRET.fullmatch(secret):
         raise InvalidOption(
             f"{place}: a secret is to be 16 to 256 characters of ASCII without spaces; 40 at random are good. A short "

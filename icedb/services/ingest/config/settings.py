@@ -10,7 +10,7 @@ from typing import Literal
 from icedb.format.timing import DAY_MS
 from icedb.services.http.server_settings import FileStamp, ListenSettings
 
-__all__ = ["IngestConfig", "IngestSettings", "Nested", "TableSettings", "TenantLimits", "TenantSettings"]
+__all__ = ["IngestConfig", "IngestSettings", "Nested", "TableSettings", "IngestLimits", "TenantSettings"]
 
 #: What becomes of an object or array in an event: JSON text, or a struct or list of the table.
 Nested = Literal["text", "columns"]
@@ -66,7 +66,7 @@ class TableSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class TenantLimits:
+class IngestLimits:
     """What one tenant may send. None: no limit."""
 
     events_per_second: int | None = None
@@ -89,7 +89,7 @@ class TenantSettings:
     segment: str | None = None
     #: Secrets with which Segment's webhooks may be signed.
     webhook_secrets: tuple[str, ...] = field(default=(), repr=False)
-    limits: TenantLimits = TenantLimits()
+    limits: IngestLimits = IngestLimits()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from icedb.services.ingest.config.settings import TenantSettings
 
-__all__ = ["Tenants", "key_of"]
+__all__ = ["Tenants", "key_from_header"]
 
 _HEADER_CHARS_MAX = 1_000
 
@@ -34,15 +34,15 @@ class Tenants:
         """How many tenants there are."""
         return len(self._by_name)
 
-    def shares(self, table: str) -> bool:
+    def is_shared(self, table: str) -> bool:
         """Return whether several tenants may write the table."""
         return self._writers[table] > 1
 
-    def of_key(self, key: str) -> TenantSettings | None:
+    def find_by_key(self, key: str) -> TenantSettings | None:
         """Whose key it is; None: nobody's."""
         return self._by_key.get(self._digest(key))
 
-    def of_signature(self, name: str, signature: str, body: bytes) -> TenantSettings | None:
+    def find_by_signature(self, name: str, signature: str, body: bytes) -> TenantSettings | None:
         """The tenant of that name, if one of its secrets signed the body; None: no, or there is none.
 
         A signature is the HMAC-SHA1 of the body in hexadecimal digits, as Segment's header `X-Signature` has it.
@@ -59,7 +59,7 @@ class Tenants:
         return hmac.digest(self._secret, key.encode(errors="surrogateescape"), "sha256")
 
 
-def key_of(authorization: str) -> str | None:
+def key_from_header(authorization: str) -> str | None:
     """The key in a header `Authorization`: a bearer token, or the user of Basic, whose password is not looked at."""
     scheme, _, rest = authorization[:_HEADER_CHARS_MAX].strip().partition(" ")
     rest = rest.strip()

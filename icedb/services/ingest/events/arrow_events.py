@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from icedb.services.ingest.events.rejections import Refusal
+from icedb.services.ingest.events.rejections import RequestRejected
 
-__all__ = ["table_of"]
+__all__ = ["decode_arrow_stream"]
 
 # Field numbers in the format's flatbuffers: Message.header_type, Message.header, RecordBatch.compression,
 # DictionaryBatch.data; and the header types of these two.
@@ -24,7 +24,7 @@ _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
 _GROWTH_MAX = 16
 
 
-def table_of(body: bytes, *, events_max: int) -> pa.Table:
+def decode_arrow_stream(body: bytes, *, events_max: int) -> pa.Table:
     """The rows of a stream. Raises Refusal (400, 413)."""
     try:
         _check_messages(body, events_max)
@@ -32,11 +32,13 @@ def table_of(body: bytes, *, events_max: int) -> pa.Table:
         _check_types(table.schema)
         table.validate(full=True)
         if table.num_rows > events_max:
-            raise Refusal(413, f"There are {table.num_rows} events, and {events_max} are allowed in one request.")
+            raise RequestRejected(
+                413, f"There are {table.num_rows} events, and {events_max} are allowed in one request."
+            )
         return _without_dictionaries(table, _GROWTH_MAX * max(len(body), 4096))
     except (pa.ArrowException, OSError, struct.error, ValueError, OverflowError, MemoryError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise Refusal(400, f"The body is no Arrow IPC stream that can be read: {why}.") from None
+        raise RequestRejected(400, f"The body is no Arrow IPC stream that can be read: {why}.") from None
 
 
 def _check_messages(body: bytes, events_max: int) -> None:
@@ -56,12 +58,14 @@ def _check_messages(body: bytes, events_max: int) -> None:
         elif length_at := _field(metadata, batch, 0):
             length = struct.unpack_from("<q", metadata, length_at)[0]
             if length < 0:  # it would make up for others
-                raise Refusal(400, "The stream has a batch of fewer than no rows.")
+                raise RequestRejected(400, "The stream has a batch of fewer than no rows.")
             rows += length
         if _field(metadata, batch, _COMPRESSION):
-            raise Refusal(400, "The stream's buffers are compressed. Compress the whole with Content-Encoding: zstd.")
+            raise RequestRejected(
+                400, "The stream's buffers are compressed. Compress the whole with Content-Encoding: zstd."
+            )
     if rows > events_max:
-        raise Refusal(413, f"There are {rows} events, and {events_max} are allowed in one request.")
+        raise RequestRejected(413, f"There are {rows} events, and {events_max} are allowed in one request.")
 
 
 def _field(buffer: bytes, table: int, number: int) -> int:
@@ -81,7 +85,9 @@ def _target(buffer: bytes, at: int) -> int:
 def _check_types(schema: Any) -> None:
     for field in schema:
         if not (pa.types.is_null(field.type) or _is_plain(field.type)):
-            raise Refusal(400, f"column {field.name[:100]!r} is {str(field.type)[:100]}. Cast it to a plain type.")
+            raise RequestRejected(
+                400, f"column {field.name[:100]!r} is {str(field.type)[:100]}. Cast it to a plain type."
+            )
 
 
 def _is_plain(type_: Any) -> bool:
@@ -129,7 +135,9 @@ def _without_dictionaries(table: pa.Table, bytes_max: int) -> pa.Table:
             else:
                 size += 16 * len(chunk)
         if size > bytes_max:
-            raise Refusal(413, f"column {field.name[:100]!r} is a dictionary of {size} bytes when it is decoded.")
+            raise RequestRejected(
+                413, f"column {field.name[:100]!r} is a dictionary of {size} bytes when it is decoded."
+            )
         plain = column.cast(field.type.value_type)
         table = table.set_column(number, pa.field(field.name, plain.type, field.nullable), plain)
     return table

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from icedb.services.ingest.events.arrow_events import table_of
-from icedb.services.ingest.events.rejections import Refusal
+from icedb.services.ingest.events.arrow_events import decode_arrow_stream
+from icedb.services.ingest.events.rejections import RequestRejected
 
-__all__ = ["MEDIA_TYPES", "json_document", "media_type", "rows_of", "write_key"]
+__all__ = ["MEDIA_TYPES", "decode_json", "media_type", "decode_events", "write_key"]
 
 _JSON = "application/json"
 _LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
@@ -37,40 +37,42 @@ def media_type(content_type: str) -> str:
     for parameter in parameters:
         name, _, value = parameter.partition("=")
         if name.strip() == "charset" and value.strip(' "') not in ("utf-8", "utf8", "us-ascii"):
-            raise Refusal(415, "The charset is not utf-8. Send UTF-8.")
+            raise RequestRejected(415, "The charset is not utf-8. Send UTF-8.")
     return kind
 
 
-def rows_of(body: bytes, kind: str, *, events_max: int) -> list[dict[str, Any]] | pa.Table:
+def decode_events(body: bytes, kind: str, *, events_max: int) -> list[dict[str, Any]] | pa.Table:
     """The events of a body: dicts, or an Arrow table. Raises Refusal (400, 413, 415)."""
     if kind == _ARROW:
-        return table_of(body, events_max=events_max)
+        return decode_arrow_stream(body, events_max=events_max)
     if kind in _LINES:
         rows = _lines(body)
         place = "line"
     elif kind == _JSON:
-        document = json_document(body)
+        document = decode_json(body)
         rows = document if isinstance(document, list) else [document]
         place = "event"
     else:
-        raise Refusal(415, f"The Content-Type is none of {', '.join(MEDIA_TYPES)}.")
+        raise RequestRejected(415, f"The Content-Type is none of {', '.join(MEDIA_TYPES)}.")
     if len(rows) > events_max:
-        raise Refusal(413, f"There are {len(rows)} events, and {events_max} are allowed in one request.")
+        raise RequestRejected(413, f"There are {len(rows)} events, and {events_max} are allowed in one request.")
     for number, row in enumerate(rows):
         if type(row) is not dict:
             at = number + 1 if place == "line" else number
-            raise Refusal(400, f"{place} {at} is no object: an event is {{...}}, and several are [{{...}}, ...].")
+            raise RequestRejected(
+                400, f"{place} {at} is no object: an event is {{...}}, and several are [{{...}}, ...]."
+            )
     return rows
 
 
-def json_document(body: bytes) -> Any:
+def decode_json(body: bytes) -> Any:
     """What a body of JSON holds. Raises Refusal (400)."""
     try:
         return _decoder.decode(body)
     except UnicodeDecodeError as error:
-        raise Refusal(400, f"The body is not UTF-8 (byte {error.start}).") from None
+        raise RequestRejected(400, f"The body is not UTF-8 (byte {error.start}).") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Refusal(400, f"The body is not valid JSON that can be read: {_why(error)}.") from None
+        raise RequestRejected(400, f"The body is not valid JSON that can be read: {_why(error)}.") from None
 
 
 def write_key(body: bytes) -> str | None:
@@ -81,11 +83,11 @@ def write_key(body: bytes) -> str | None:
     try:
         return _key_decoder.decode(body).writeKey
     except UnicodeDecodeError:
-        raise Refusal(400, "The body is not UTF-8.") from None
+        raise RequestRejected(400, "The body is not UTF-8.") from None
     except msgspec.ValidationError:
         return None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Refusal(400, f"The body is not valid JSON that can be read: {_why(error)}.") from None
+        raise RequestRejected(400, f"The body is not valid JSON that can be read: {_why(error)}.") from None
 
 
 def _lines(body: bytes) -> list[Any]:
@@ -95,9 +97,11 @@ def _lines(body: bytes) -> list[Any]:
             try:
                 rows.append(_decoder.decode(line))
             except UnicodeDecodeError:
-                raise Refusal(400, f"line {number} is not UTF-8.") from None
+                raise RequestRejected(400, f"line {number} is not UTF-8.") from None
             except (msgspec.DecodeError, RecursionError) as error:
-                raise Refusal(400, f"line {number} is not valid JSON that can be read: {_why(error)}.") from None
+                raise RequestRejected(
+                    400, f"line {number} is not valid JSON that can be read: {_why(error)}."
+                ) from None
     return rows
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Refusal"]
+__all__ = ["RequestRejected"]
 
 #: The name of the error for programs, by status.
 _ERRORS = {
@@ -20,7 +20,7 @@ _ERRORS = {
 }
 
 
-class Refusal(Exception):
+class RequestRejected(Exception):
     """An answer that is no 2xx: status, a name for programs, and a message for people.
 
     `error`: the name, where the status alone does not say it. `retry_after_seconds`: when it makes sense to send the

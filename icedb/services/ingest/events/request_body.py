@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 from starlette.types import Receive
 
-from icedb.services.ingest.events.rejections import Refusal
+from icedb.services.ingest.events.rejections import RequestRejected
 
-__all__ = ["ClientGone", "Incoming", "decompressed"]
+__all__ = ["ClientDisconnected", "RequestBody", "decompress"]
 
 #: Decompressed at a time, so that a limit is passed by no more.
 _STEP_BYTES = 256 * 1024
@@ -21,11 +21,11 @@ _STEP_BYTES = 256 * 1024
 _MEMBERS_MAX = 1_000
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client went away before its request was whole."""
 
 
-class Incoming:
+class RequestBody:
     """The body of one request, as it comes."""
 
     def __init__(self, receive: Receive) -> None:
@@ -34,10 +34,10 @@ class Incoming:
         self.whole = False
 
     async def piece(self) -> bytes:
-        """The next piece; only while it is not whole. Raises ClientGone."""
+        """The next piece; only while it is not whole. Raises ClientDisconnected."""
         message = await self._receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientDisconnected
         self.whole = not message.get("more_body", False)
         return bytes(message.get("body", b""))
 
@@ -62,13 +62,13 @@ class Incoming:
         A client that is answered while it still sends may see a broken connection in place of the answer.
         """
         size = 0
-        with suppress(ClientGone, TimeoutError):
+        with suppress(ClientDisconnected, TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self.whole and size <= bytes_max:
                     size += len(await self.piece())
 
 
-def decompressed(body: bytes, encoding: str, bytes_max: int) -> bytes:
+def decompress(body: bytes, encoding: str, bytes_max: int) -> bytes:
     """The content of a body. Raises Refusal: 415 for another encoding, 400 for what is none, 413."""
     match encoding.strip().lower():
         case "" | "identity":
@@ -77,7 +77,7 @@ def decompressed(body: bytes, encoding: str, bytes_max: int) -> bytes:
             return _gunzipped(body, bytes_max)
         case "zstd":
             return _of_zstd(body, bytes_max)
-    raise Refusal(
+    raise RequestRejected(
         415,
         "The Content-Encoding is none that is known here. Send gzip, zstd or none.",
         headers=(("accept-encoding", "gzip, zstd"),),
@@ -91,7 +91,7 @@ def _gunzipped(body: bytes, bytes_max: int) -> bytes:
         while body:  # a body may be of several members
             members += 1
             if members > _MEMBERS_MAX:
-                raise Refusal(400, f"The body is more than {_MEMBERS_MAX} gzip members. Compress it as one.")
+                raise RequestRejected(400, f"The body is more than {_MEMBERS_MAX} gzip members. Compress it as one.")
             member = zlib.decompressobj(wbits=31)
             while not member.eof:
                 piece = member.decompress(body, _STEP_BYTES)
@@ -101,10 +101,10 @@ def _gunzipped(body: bytes, bytes_max: int) -> bytes:
                     raise too_large(bytes_max)
                 found.append(piece)
                 if not piece and not body and not member.eof:
-                    raise Refusal(400, "The body ends before its gzip does. Send it whole.")
+                    raise RequestRejected(400, "The body ends before its gzip does. Send it whole.")
             body = member.unused_data
     except zlib.error:
-        raise Refusal(400, "The body is no gzip, as Content-Encoding says.") from None
+        raise RequestRejected(400, "The body is no gzip, as Content-Encoding says.") from None
     return b"".join(found)
 
 
@@ -119,10 +119,10 @@ def _of_zstd(body: bytes, bytes_max: int) -> bytes:
                     raise too_large(bytes_max)
                 found.append(piece)
     except (OSError, pa.ArrowException, MemoryError):
-        raise Refusal(400, "The body is no zstd, or not whole, as Content-Encoding says.") from None
+        raise RequestRejected(400, "The body is no zstd, or not whole, as Content-Encoding says.") from None
     return b"".join(found)
 
 
-def too_large(bytes_max: int) -> Refusal:
+def too_large(bytes_max: int) -> RequestRejected:
     """What is told of a body that is larger."""
-    return Refusal(413, f"The body is larger than {bytes_max} bytes. Send fewer events at a time.")
+    return RequestRejected(413, f"The body is larger than {bytes_max} bytes. Send fewer events at a time.")

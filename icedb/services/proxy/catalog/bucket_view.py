@@ -15,9 +15,9 @@ from icedb.format.keys import partition_of
 from icedb.format.packed_state import MarkerView
 from icedb.format.records import Marker
 from icedb.services.proxy.config.tenants import Scope
-from icedb.services.proxy.s3.listing import Page, page_of
+from icedb.services.proxy.s3.listing import Page, list_page
 
-__all__ = ["View", "VirtualObject"]
+__all__ = ["BucketView", "VirtualObject"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class VirtualObject:
 
 
 @dataclass(frozen=True)
-class View:
+class BucketView:
     """The parts that a bucket shows, as of a time (unix milliseconds)."""
 
     as_of_ms: int
@@ -54,13 +54,13 @@ class View:
     numbers: dict[str, list[int]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, markers: Sequence[Marker], *, data_prefix: str, as_of_ms: int) -> View:
+    def of(cls, markers: Sequence[Marker], *, data_prefix: str, as_of_ms: int) -> BucketView:
         """All parts of a table, given in key order."""
         keys = markers.keys if isinstance(markers, MarkerView) else [m.key for m in markers]
         digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
         return cls(as_of_ms, digest[:16], data_prefix, keys, markers)
 
-    def within(self, scope: Scope) -> View:
+    def within(self, scope: Scope) -> BucketView:
         """What of this a scope shows; its time does not count here."""
         if not scope.partitions:
             return self
@@ -87,7 +87,7 @@ class View:
 
     def page(self, *, prefix: str, delimiter: str, after: str, size: int) -> tuple[list[VirtualObject], Page]:
         """A page of virtual keys, and its objects; `Page` speaks of stored keys."""
-        page = page_of(
+        page = list_page(
             self.keys,
             prefix=self.data_prefix + prefix,
             delimiter=delimiter,

@@ -21,7 +21,7 @@ from icedb.errors import BucketNotFound, IceDBError, InvalidOption, RetryableErr
 from icedb.format.keys import partition_of
 from icedb.format.records import Marker
 from icedb.format.replay import TableState, live_markers
-from icedb.services.proxy.catalog.bucket_view import View, VirtualObject
+from icedb.services.proxy.catalog.bucket_view import BucketView, VirtualObject
 from icedb.services.proxy.catalog.view_cache import ViewCache
 from icedb.services.proxy.config.tenants import Scope, VirtualBucket
 from icedb.services.proxy.s3.s3_errors import S3Error
@@ -33,7 +33,7 @@ from icedb.transaction.time_bounds import check_readable_time
 from icedb.util.clock import Clock, SystemClock
 from icedb.util.lru_cache import LruCache
 
-__all__ = ["Observer", "Tables"]
+__all__ = ["RefreshObserver", "TableCatalog"]
 
 logger = logging.getLogger("icedb.proxy")
 
@@ -51,7 +51,7 @@ ASLEEP_MS = 5_000
 THREADS = 32
 
 
-class Observer(Protocol):
+class RefreshObserver(Protocol):
     """Who is told of looks at logs."""
 
     def refreshed(self, ok: bool, seconds: float) -> None:
@@ -60,12 +60,12 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True)
-class _Known:
+class _CurrentState:
     """What a look at a table's log told."""
 
     handle: Handle
     state: TableState
-    latest: View
+    latest: BucketView
     #: By the loop's clock, when the look began; and by the machine's, which goes on when the machine sleeps.
     read_at: float
     read_ms: int
@@ -83,7 +83,7 @@ class _OpenTable:
 
     address: str
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    known: _Known | None = None
+    known: _CurrentState | None = None
     #: Of the last look, if it failed: when it began, and the code of what was answered.
     failed: tuple[float, str] | None = None
     #: By snapshot and partitions of the scope: a listing of many pages comes back for it.
@@ -103,7 +103,7 @@ class _OpenTable:
         self.expired.clear()
 
 
-class Tables:
+class TableCatalog:
     """Opens tables when somebody asks for them. Belongs to one event loop."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Tables:
         hold_ms: int = 15 * 60_000,
         tables_open: int = 256,
         clock: Clock | None = None,
-        observer: Observer | None = None,
+        observer: RefreshObserver | None = None,
         open_table: Callable[[str, Mapping[str, str] | None], Handle] | None = None,
     ) -> None:
         """`storage_options`: those of all tables, as for `Table.open`. `open_table` is for tests.
@@ -146,16 +146,16 @@ class Tables:
 
     # ------------------------------------------------------------------------------------ views
 
-    async def view(self, bucket: VirtualBucket, as_of_ms: int | None) -> View:
+    async def view(self, bucket: VirtualBucket, as_of_ms: int | None) -> BucketView:
         """What a bucket shows, now or as of a time. Raises S3Error."""
         at_ms = self._checked_time(bucket.scope, as_of_ms)
         table = self._table(bucket)
         whole = (await self._latest(table)).latest if at_ms is None else await self._at(table, at_ms)
         return await self._within(table, whole, bucket.scope)
 
-    async def view_again(
+    async def resume_view(
         self, bucket: VirtualBucket, as_of_ms: int | None, *, began_ms: int, snapshot_id: str
-    ) -> View | None:
+    ) -> BucketView | None:
         """The view that a listing began with, by its time and `snapshot_id`; None: it is no more.
 
         Of a bucket that shows the latest, what began longer ago than replaced parts are held is no more.
@@ -208,16 +208,16 @@ class Tables:
             raise S3Error("NoSuchKey")
         return found, known.handle.store
 
-    def _find(self, known: _Known, key: str) -> VirtualObject | None:
+    def _find(self, known: _CurrentState, key: str) -> VirtualObject | None:
         marker = known.find(key)
         return known.latest.object(marker) if marker is not None and self._is_held(known, marker) else None
 
-    def _is_fresh(self, known: _Known, seconds: float) -> bool:
+    def _is_fresh(self, known: _CurrentState, seconds: float) -> bool:
         """Whether a look is not older; by both clocks, as one stands while the machine sleeps."""
         age = asyncio.get_running_loop().time() - known.read_at
         return age <= seconds and self._clock.now_ms() - known.read_ms <= seconds * 1000
 
-    def _is_held(self, known: _Known, marker: Marker) -> bool:
+    def _is_held(self, known: _CurrentState, marker: Marker) -> bool:
         """Whether a part is live, or was for somebody who may still be reading.
 
         A replaced one was until the store got the log file that says so. That file may have been merged since; then its
@@ -253,7 +253,7 @@ class Tables:
             self._tables.put(bucket.table, table)
         return table
 
-    async def _latest(self, table: _OpenTable, *, fresh: bool = False) -> _Known:
+    async def _latest(self, table: _OpenTable, *, fresh: bool = False) -> _CurrentState:
         """What a look at the log told that began at most `refresh_ms` ago, or, `fresh`, now. Raises S3Error."""
         oldest = asyncio.get_running_loop().time() - (0 if fresh else self._refresh)
         async with table.lock:  # whoever waited meanwhile has the answer too, also when there is none
@@ -265,7 +265,7 @@ class Tables:
                 known = table.known = await self._look(table, known)
         return known
 
-    async def _look(self, table: _OpenTable, known: _Known | None) -> _Known:
+    async def _look(self, table: _OpenTable, known: _CurrentState | None) -> _CurrentState:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -287,7 +287,7 @@ class Tables:
         if self._observer is not None:
             self._observer.refreshed(ok, seconds)
 
-    def _read(self, address: str, known: _Known | None, began: float) -> _Known:
+    def _read(self, address: str, known: _CurrentState | None, began: float) -> _CurrentState:
         """In a thread: the state now, and its view, which is the known one when nothing changed."""
         if known is not None and (not known.handle.spec.id or began - known.opened_at <= SAME_SECONDS):
             handle, opened_at = known.handle, known.opened_at  # what a program of v3 made has no id
@@ -301,10 +301,10 @@ class Tables:
         if known is not None and state is known.state:
             latest = replace(known.latest, as_of_ms=as_of_ms)
             return replace(known, latest=latest, read_at=began, read_ms=now_ms + 1, opened_at=opened_at)
-        view = View.of(state.live, data_prefix=handle.keys.data_prefix, as_of_ms=as_of_ms)
-        return _Known(handle, state, view, began, now_ms + 1, opened_at)
+        view = BucketView.of(state.live, data_prefix=handle.keys.data_prefix, as_of_ms=as_of_ms)
+        return _CurrentState(handle, state, view, began, now_ms + 1, opened_at)
 
-    async def _at(self, table: _OpenTable, at_ms: int) -> View:
+    async def _at(self, table: _OpenTable, at_ms: int) -> BucketView:
         """The view as of a time. Once told it stays as it is, while it is remembered. Raises S3Error."""
         loop = asyncio.get_running_loop()
         if (told := self._told(table, at_ms)) is not None:
@@ -334,11 +334,11 @@ class Tables:
             table.at_time.keep(at_ms, view, at=loop.time())
         return view
 
-    def _told(self, table: _OpenTable, at_ms: int) -> View | None:
+    def _told(self, table: _OpenTable, at_ms: int) -> BucketView | None:
         """What was last told of a time."""
         return table.at_time.get(at_ms, since=asyncio.get_running_loop().time() - self._hold_ms / 1000)
 
-    async def _within(self, table: _OpenTable, whole: View, scope: Scope) -> View:
+    async def _within(self, table: _OpenTable, whole: BucketView, scope: Scope) -> BucketView:
         name = whole.snapshot_id, scope.partitions
         view = table.views.get(name)
         if view is None:
@@ -355,12 +355,12 @@ def _open(address: str, storage_options: Mapping[str, str] | None) -> Handle:
     return Table.open(address, storage_options=storage_options).handle
 
 
-def _view_at(known: _Known, at_ms: int) -> View:
+def _view_at(known: _CurrentState, at_ms: int) -> BucketView:
     handle, state = known.handle, known.state
     check_readable_time(handle, state, at_ms, now_ms=handle.clock.now_ms())
     pinned = at_ms < state.horizon_ms and is_pinned(handle, at_ms)
     markers = live_markers(state, at_ms, pinned=pinned)
-    view = View.of(markers, data_prefix=handle.keys.data_prefix, as_of_ms=at_ms)
+    view = BucketView.of(markers, data_prefix=handle.keys.data_prefix, as_of_ms=at_ms)
     return replace(known.latest, as_of_ms=at_ms) if view.snapshot_id == known.latest.snapshot_id else view
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import Generic, TypeVar
 
-from icedb.services.proxy.catalog.bucket_view import View
+from icedb.services.proxy.catalog.bucket_view import BucketView
 
 __all__ = ["ENTRIES_MAX", "KEYS_MAX", "ViewCache"]
 
@@ -21,7 +21,7 @@ class ViewCache(Generic[_Name]):
 
     def __init__(self, *, keys_max: int = KEYS_MAX, entries_max: int = ENTRIES_MAX) -> None:
         self._keys_max, self._entries_max = keys_max, entries_max
-        self._kept: OrderedDict[_Name, tuple[float, View]] = OrderedDict()
+        self._kept: OrderedDict[_Name, tuple[float, BucketView]] = OrderedDict()
         #: By the identity of a list of keys, how many views have it.
         self._sharing: Counter[int] = Counter()
         self._keys = 0
@@ -29,7 +29,7 @@ class ViewCache(Generic[_Name]):
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, name: _Name, *, since: float = float("-inf")) -> View | None:
+    def get(self, name: _Name, *, since: float = float("-inf")) -> BucketView | None:
         """The view of that name, unless it was kept before a time."""
         kept_at, view = self._kept.get(name, (0.0, None))
         if view is None or kept_at < since:
@@ -37,7 +37,7 @@ class ViewCache(Generic[_Name]):
         self._kept.move_to_end(name)
         return view
 
-    def keep(self, name: _Name, view: View, *, at: float = 0.0) -> None:
+    def keep(self, name: _Name, view: BucketView, *, at: float = 0.0) -> None:
         """Remember a view, in the place of what had that name."""
         self._drop(name)
         self._kept[name] = at, view

@@ -16,22 +16,29 @@ from icedb.errors import InvalidOption
 from icedb.services.http.config_file import (
     LISTEN_DURATIONS,
     check_listening,
-    given_settings,
-    listening,
+    explicit_settings,
     read_toml,
-    storage_options,
+    resolve_listen_settings,
+    resolve_storage_options,
 )
-from icedb.services.http.documents import Machine, Strict, check_positive, check_unique, checked_uri, converted
+from icedb.services.http.documents import (
+    ConfigContext,
+    StrictDocument,
+    canonical_uri,
+    check_positive,
+    check_unique,
+    decode_document,
+)
 from icedb.services.http.server_settings import FileStamp
 from icedb.services.proxy.config.settings import ControlPlaneSettings, ProxyConfig, ServerSettings
-from icedb.services.proxy.config.tenant_documents import Source, tenant_of
+from icedb.services.proxy.config.tenant_documents import DocumentSource, parse_tenant
 
 __all__ = ["load_config"]
 
 _DOMAIN = re.compile(r"(?!-)[a-z0-9-]+(\.[a-z0-9-]+)*")
 
 
-class _File(Strict):
+class _ProxyDocument(StrictDocument):
     server: dict[str, Any] = msgspec.field(default_factory=dict)
     storage_options: dict[str, str] = msgspec.field(default_factory=dict)
     storage_options_env: dict[str, str] = msgspec.field(default_factory=dict)
@@ -39,7 +46,7 @@ class _File(Strict):
     control_plane: dict[str, Any] | None = None
 
 
-class _Server(Strict):
+class _ProxyServerDocument(StrictDocument):
     listen: str | None = None
     admin_listen: str | None = None
     domains: list[str] | None = None
@@ -57,7 +64,7 @@ class _Server(Strict):
     tables_open: int | None = None
 
 
-class _ControlPlane(Strict):
+class _ControlPlaneDocument(StrictDocument):
     url: str
     tables: list[str]
     token_env: str | None = None
@@ -84,26 +91,30 @@ def load_config(
 
     `seen` gets the stamp of each file that was looked at, also when that ends in an error.
     """
-    machine = Machine(environ, path.absolute().parent, {} if seen is None else seen)
+    context = ConfigContext(environ, path.absolute().parent, {} if seen is None else seen)
     place = str(path)
-    file = converted(read_toml(path, machine), _File, place)
-    source = Source(place, machine=machine)
-    tenants = tuple(tenant_of(d, source, number=n) for n, d in enumerate(file.tenant, 1))
+    file = decode_document(read_toml(path, context), _ProxyDocument, place)
+    source = DocumentSource(place, context=context)
+    tenants = tuple(parse_tenant(d, source, number=n) for n, d in enumerate(file.tenant, 1))
     check_unique((t.name for t in tenants), "tenants have the name", place)
     check_unique((k.id for t in tenants for k in t.keys), "access keys have the id", place)
     if not tenants and file.control_plane is None:
         raise InvalidOption(f"{place}: nobody could ask for anything. Add a [[tenant]], or a [control_plane].")
     return ProxyConfig(
-        server=_server(file.server, machine, f"{place}: [server]"),
+        server=_server(file.server, context, f"{place}: [server]"),
         tenants=tenants,
-        control_plane=_control_plane(file.control_plane, machine, f"{place}: [control_plane]"),
-        storage_options=storage_options(file.storage_options, file.storage_options_env, machine, place),
-        files=MappingProxyType(dict(machine.seen)),
+        control_plane=_control_plane(file.control_plane, context, f"{place}: [control_plane]"),
+        storage_options=resolve_storage_options(file.storage_options, file.storage_options_env, context, place),
+        files=MappingProxyType(dict(context.seen)),
     )
 
 
-def _server(document: dict[str, Any], machine: Machine, place: str) -> ServerSettings:
-    given = listening(given_settings(converted(document, _Server, place), _SERVER_DURATIONS, place), machine, place)
+def _server(document: dict[str, Any], context: ConfigContext, place: str) -> ServerSettings:
+    given = resolve_listen_settings(
+        explicit_settings(decode_document(document, _ProxyServerDocument, place), _SERVER_DURATIONS, place),
+        context,
+        place,
+    )
     check_positive({"tables_open": given.get("tables_open")}, place)
     given["domains"] = tuple(_domain(d, place) for d in given.get("domains", ()))
     if not re.fullmatch(r"[a-z0-9-]+", given.get("region", "any")):
@@ -121,21 +132,21 @@ def _domain(text: str, place: str) -> str:
     return text.lower()
 
 
-def _control_plane(document: dict[str, Any] | None, machine: Machine, place: str) -> ControlPlaneSettings | None:
+def _control_plane(document: dict[str, Any] | None, context: ConfigContext, place: str) -> ControlPlaneSettings | None:
     if document is None:
         return None
-    given = given_settings(converted(document, _ControlPlane, place), _CONTROL_PLANE_DURATIONS, place)
+    given = explicit_settings(decode_document(document, _ControlPlaneDocument, place), _CONTROL_PLANE_DURATIONS, place)
     check_positive({"entries": given.get("entries")}, place)
     if not _is_plain_url(given["url"]):  # not shown: it may hold a password
         raise InvalidOption(
             f"{place}: url is to start with http:// or https://, and to have no user, query or fragment; a token comes "
             "from token_env."
         )
-    given["tables"] = tuple(checked_uri(t, "one of tables", place, machine) for t in given["tables"])
+    given["tables"] = tuple(canonical_uri(t, "one of tables", place, context) for t in given["tables"])
     if not given["tables"] or "/" in given["tables"]:
         raise InvalidOption(f'{place}: tables says where all tables are that it may show: tables = ["s3://lake/"].')
     if "token_env" in given:
-        given["token"] = machine.variable(given.pop("token_env"), "token_env", place=place)
+        given["token"] = context.variable(given.pop("token_env"), "token_env", place=place)
         if not re.fullmatch(r"[!-~]+", given["token"]):
             raise InvalidOption(f"{place}: the token is to be ASCII without spaces. Set its variable anew.")
     return ControlPlaneSettings(**given)

@@ -26,8 +26,8 @@ import msgspec
 
 from icedb.errors import InvalidOption
 from icedb.services.proxy.config.settings import ControlPlaneSettings
-from icedb.services.proxy.config.tenant_documents import KEY_ID, Source, tenant_of
-from icedb.services.proxy.config.tenants import Found
+from icedb.services.proxy.config.tenant_documents import KEY_ID, DocumentSource, parse_tenant
+from icedb.services.proxy.config.tenants import KeyOwner
 from icedb.services.proxy.s3.s3_errors import S3Error
 from icedb.util.lru_cache import LruCache
 
@@ -48,7 +48,7 @@ _REASON_CHARS_MAX = 500
 _log = logging.getLogger("icedb.proxy")
 
 
-class _NoAnswer(Exception):
+class _LookupFailed(Exception):
     """It cannot be told who has a key; the message holds no secret."""
 
 
@@ -63,17 +63,17 @@ class ControlPlane:
     ) -> None:
         self._settings = settings
         self._monotonic_ms = monotonic_ms
-        self._source = Source(f"control plane {settings.url}", tables=settings.tables)
+        self._source = DocumentSource(f"control plane {settings.url}", tables=settings.tables)
         # Apart: ids that somebody makes up must not push tenants out. What is too old for use stays: whoever asks for a
         # key that had an owner is less likely a stranger.
-        self._known: LruCache[str, _Entry] = LruCache(settings.entries)
+        self._known: LruCache[str, _CachedOwner] = LruCache(settings.entries)
         #: Until when it is believed that nobody has them.
         self._unknown: LruCache[str, float] = LruCache(settings.entries)
         self._known_turns = asyncio.Semaphore(KNOWN_AT_A_TIME)
         self._strangers_turns = asyncio.Semaphore(STRANGERS_AT_A_TIME)
         #: Whom it is asked for, or will be when it is their turn.
         self._strangers: set[str] = set()
-        self._asking: dict[str, asyncio.Task[Found | None]] = {}
+        self._asking: dict[str, asyncio.Task[KeyOwner | None]] = {}
         self._closed = False
         headers = {"accept": "application/json", "accept-encoding": "identity"}
         if settings.token is not None:
@@ -86,7 +86,7 @@ class ControlPlane:
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
         )
 
-    async def find(self, access_key_id: str) -> Found | None:
+    async def find(self, access_key_id: str) -> KeyOwner | None:
         """The owner of a key, as of `cache_ms` ago at most; None: nobody.
 
         Raises S3Error (ServiceUnavailable) when that cannot be told.
@@ -108,7 +108,7 @@ class ControlPlane:
         try:
             # A client that goes away does not end the request of the others.
             return await asyncio.shield(self._ask_once(access_key_id))
-        except _NoAnswer:
+        except _LookupFailed:
             raise S3Error("ServiceUnavailable") from None
 
     async def close(self) -> None:
@@ -117,7 +117,7 @@ class ControlPlane:
         await asyncio.gather(*self._asking.values(), return_exceptions=True)
         await self._client.aclose()
 
-    def _ask_once(self, access_key_id: str) -> asyncio.Task[Found | None]:
+    def _ask_once(self, access_key_id: str) -> asyncio.Task[KeyOwner | None]:
         """The request for a key, of which there is one at a time. Raises S3Error when too many strangers wait."""
         task = self._asking.get(access_key_id)
         if task is None:
@@ -131,13 +131,13 @@ class ControlPlane:
             task.add_done_callback(lambda done: self._answered(access_key_id, done))
         return task
 
-    def _answered(self, access_key_id: str, task: asyncio.Task[Found | None]) -> None:
+    def _answered(self, access_key_id: str, task: asyncio.Task[KeyOwner | None]) -> None:
         del self._asking[access_key_id]
         self._strangers.discard(access_key_id)
         if not task.cancelled():
             task.exception()  # looked at, even when all who waited are gone
 
-    async def _ask(self, access_key_id: str, turns: asyncio.Semaphore) -> Found | None:
+    async def _ask(self, access_key_id: str, turns: asyncio.Semaphore) -> KeyOwner | None:
         try:
             # Of the whole, however slowly it drips.
             async with asyncio.timeout(self._settings.timeout_ms / 1000), turns:
@@ -148,18 +148,18 @@ class ControlPlane:
             raise self._no_answer(f"no answer within {self._settings.timeout_ms} ms") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._no_answer(type(error).__name__) from None
-        except (InvalidOption, _NoAnswer) as error:
+        except (InvalidOption, _LookupFailed) as error:
             raise self._no_answer(str(error)) from None
         self._remember(access_key_id, found, asked_ms)
         return found
 
-    def _remember(self, access_key_id: str, found: Found | None, asked_ms: float) -> None:
+    def _remember(self, access_key_id: str, found: KeyOwner | None, asked_ms: float) -> None:
         if found is None:
             self._known.remove(access_key_id)
             self._unknown.put(access_key_id, asked_ms + self._settings.unknown_cache_ms)
         else:
             cache_ms = self._settings.cache_ms
-            self._known.put(access_key_id, _Entry(found, asked_ms + cache_ms, asked_ms + cache_ms * _RENEW_AFTER))
+            self._known.put(access_key_id, _CachedOwner(found, asked_ms + cache_ms, asked_ms + cache_ms * _RENEW_AFTER))
             self._unknown.remove(access_key_id)
 
     async def _get(self, access_key_id: str) -> bytes | None:
@@ -167,34 +167,36 @@ class ControlPlane:
         params = {"access_key_id": access_key_id}
         async with self._client.stream("GET", self._settings.url, params=params) as response:
             if response.status_code not in (200, 404):
-                raise _NoAnswer(f"it answered with status {response.status_code}")
+                raise _LookupFailed(f"it answered with status {response.status_code}")
             body = bytearray()
             async for piece in response.aiter_raw():  # not unpacked: it was not asked to pack, and a bomb is small
                 body += piece
                 if len(body) > BODY_BYTES_MAX:
-                    raise _NoAnswer(f"its answer has more than {BODY_BYTES_MAX} bytes")
+                    raise _LookupFailed(f"its answer has more than {BODY_BYTES_MAX} bytes")
         return bytes(body) if response.status_code == 200 else None
 
-    def _found(self, access_key_id: str, body: bytes) -> Found:
+    def _found(self, access_key_id: str, body: bytes) -> KeyOwner:
         try:
             document = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise _NoAnswer("its answer is no JSON") from None
-        tenant = tenant_of(document, self._source)
+            raise _LookupFailed("its answer is no JSON") from None
+        tenant = parse_tenant(document, self._source)
         key = next((k for k in tenant.keys if k.id == access_key_id), None)
         if key is None:
-            raise _NoAnswer(f"it answered with tenant '{tenant.name}', who does not have the key that was asked for")
-        return Found(tenant, key)
+            raise _LookupFailed(
+                f"it answered with tenant '{tenant.name}', who does not have the key that was asked for"
+            )
+        return KeyOwner(tenant, key)
 
-    def _no_answer(self, reason: str) -> _NoAnswer:
+    def _no_answer(self, reason: str) -> _LookupFailed:
         shown = "".join(c if c.isprintable() else " " for c in reason[:_REASON_CHARS_MAX])
         _log.warning("the control plane %s cannot be used: %s", self._settings.url, shown)
-        return _NoAnswer(reason)
+        return _LookupFailed(reason)
 
 
 @dataclass(slots=True)
-class _Entry:
-    found: Found
+class _CachedOwner:
+    found: KeyOwner
     until_ms: float
     #: When a use of it asks anew.
     renew_ms: float

@@ -12,9 +12,9 @@ from icedb.services.http.config_reload import WatchedFile
 from icedb.services.http.server_settings import FileStamp
 from icedb.services.proxy.config.config_file import load_config
 from icedb.services.proxy.config.settings import ProxyConfig
-from icedb.services.proxy.config.tenants import Directory, Found, Tenant
+from icedb.services.proxy.config.tenants import KeyOwner, Tenant, TenantDirectory
 
-__all__ = ["FileDirectory", "FirstOf"]
+__all__ = ["FileDirectory", "DirectoryChain"]
 
 _log = logging.getLogger("icedb.proxy")
 
@@ -36,7 +36,7 @@ class FileDirectory(WatchedFile[ProxyConfig]):
         self._running = config
         self._found = _by_key(config.tenants)
 
-    async def find(self, access_key_id: str) -> Found | None:
+    async def find(self, access_key_id: str) -> KeyOwner | None:
         """The owner of a key, as of the last load; None: nobody."""
         return self._found.get(access_key_id)
 
@@ -50,16 +50,16 @@ class FileDirectory(WatchedFile[ProxyConfig]):
             _log.warning("%s: changes of %s take a restart", self._path, ", ".join(names))
 
 
-class FirstOf:
+class DirectoryChain:
     """Several directories, asked in their order until one knows the key.
 
     One that cannot tell ends the search: those behind it might know somebody else by that key.
     """
 
-    def __init__(self, directories: Sequence[Directory]) -> None:
+    def __init__(self, directories: Sequence[TenantDirectory]) -> None:
         self._directories = tuple(directories)
 
-    async def find(self, access_key_id: str) -> Found | None:
+    async def find(self, access_key_id: str) -> KeyOwner | None:
         """The owner of a key, now; None: nobody. Raises S3Error (ServiceUnavailable) when that cannot be told."""
         for directory in self._directories:
             found = await directory.find(access_key_id)
@@ -68,8 +68,8 @@ class FirstOf:
         return None
 
 
-def _by_key(tenants: Sequence[Tenant]) -> dict[str, Found]:
-    return {key.id: Found(tenant, key) for tenant in tenants for key in tenant.keys}
+def _by_key(tenants: Sequence[Tenant]) -> dict[str, KeyOwner]:
+    return {key.id: KeyOwner(tenant, key) for tenant in tenants for key in tenant.keys}
 
 
 def _differing(running: ProxyConfig, config: ProxyConfig) -> list[str]:

@@ -17,21 +17,21 @@ import msgspec
 from icedb.errors import InvalidOption
 from icedb.format.keys import has_unsafe_segment, stored_path
 from icedb.services.http.documents import (
-    Machine,
-    Secret,
-    Strict,
+    ConfigContext,
+    SecretDocument,
+    StrictDocument,
+    canonical_uri,
     check_positive,
     check_unique,
-    checked_uri,
-    converted,
-    file_secret,
+    decode_document,
+    read_secret,
 )
 from icedb.services.proxy.config.tenants import AccessKey, Scope, Tenant, TenantLimits, VirtualBucket
-from icedb.services.proxy.s3.address import has_time
+from icedb.services.proxy.s3.address import has_time_suffix
 from icedb.util.clock import SystemClock
 from icedb.util.times import parse_as_of
 
-__all__ = ["KEY_ID", "Source", "tenant_of"]
+__all__ = ["KEY_ID", "DocumentSource", "parse_tenant"]
 
 #: What an access key's id looks like.
 KEY_ID = re.compile(r"[A-Za-z0-9_-]{3,128}")
@@ -45,7 +45,7 @@ _AHEAD_MS_MAX = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DocumentSource:
     """Where tenants' documents come from, and what they may therefore say."""
 
     #: As messages call it.
@@ -53,10 +53,10 @@ class Source:
     #: The tables that it may name are these or lie below them. None: all.
     tables: tuple[str, ...] | None = None
     #: None: it says nothing of this machine's files and environment, and spells its list of buckets `buckets`.
-    machine: Machine | None = None
+    context: ConfigContext | None = None
 
 
-class _Tenant(Strict):
+class _TenantDocument(StrictDocument):
     name: str
     keys: list[dict[str, Any]]
     requests: int | None = None
@@ -64,21 +64,21 @@ class _Tenant(Strict):
     buckets: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 
-class _FileTenant(_Tenant, rename={"buckets": "bucket"}):
+class _FileTenantDocument(_TenantDocument, rename={"buckets": "bucket"}):
     # Said again: only a class's own fields are renamed.
     buckets: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 
-class _Key(Strict):
+class _KeyDocument(StrictDocument):
     id: str
     secret: str
 
 
-class _FileKey(Secret, kw_only=True):
+class _FileKeyDocument(SecretDocument, kw_only=True):
     id: str
 
 
-class _Bucket(Strict):
+class _BucketDocument(StrictDocument):
     name: str
     table: str
     partitions: list[str] | None = None
@@ -87,7 +87,7 @@ class _Bucket(Strict):
     earliest: Any = None
 
 
-def tenant_of(document: object, source: Source, *, number: int | None = None) -> Tenant:
+def parse_tenant(document: object, source: DocumentSource, *, number: int | None = None) -> Tenant:
     """The tenant that a document describes. Raises InvalidOption.
 
     `number` says which of several it is, should it have no name that can be shown.
@@ -95,7 +95,7 @@ def tenant_of(document: object, source: Source, *, number: int | None = None) ->
     name = document.get("name") if isinstance(document, dict) else None
     shown = f" '{name}'" if isinstance(name, str) and _TENANT_NAME.fullmatch(name) else f" {number}" if number else ""
     place = f"{source.name}: tenant{shown}"
-    read = converted(document, _Tenant if source.machine is None else _FileTenant, place)
+    read = decode_document(document, _TenantDocument if source.context is None else _FileTenantDocument, place)
     if not _TENANT_NAME.fullmatch(read.name):
         raise InvalidOption(f"{place}: its name is to be 1 to 100 letters, digits, '.', '_' or '-'.")
     keys = tuple(_key(d, source, f"{place}, key {n}") for n, d in enumerate(read.keys, 1))
@@ -109,13 +109,13 @@ def tenant_of(document: object, source: Source, *, number: int | None = None) ->
     return Tenant(read.name, keys, MappingProxyType({b.name: b for b in buckets}), limits)
 
 
-def _key(document: object, source: Source, place: str) -> AccessKey:
-    if source.machine is None:
-        of_service = converted(document, _Key, place)
+def _key(document: object, source: DocumentSource, place: str) -> AccessKey:
+    if source.context is None:
+        of_service = decode_document(document, _KeyDocument, place)
         key_id, secret = of_service.id, of_service.secret
     else:
-        of_file = converted(document, _FileKey, place)
-        key_id, secret = of_file.id, file_secret(of_file, source.machine, place)
+        of_file = decode_document(document, _FileKeyDocument, place)
+        key_id, secret = of_file.id, read_secret(of_file, source.context, place)
     if not KEY_ID.fullmatch(key_id):  # not shown: perhaps it is the secret
         raise InvalidOption(f"{place}: its id is to be 3 to 128 letters, digits, '_' or '-'.")
     if not _SECRET.fullmatch(secret):
@@ -126,24 +126,24 @@ def _key(document: object, source: Source, place: str) -> AccessKey:
     return AccessKey(key_id, secret)
 
 
-def _bucket(document: object, source: Source, tenant: str, *, number: int) -> VirtualBucket:
+def _bucket(document: object, source: DocumentSource, tenant: str, *, number: int) -> VirtualBucket:
     name = document.get("name") if isinstance(document, dict) else None
     place = f"{tenant}, bucket {repr(name[:80]) if isinstance(name, str) else number}"
-    read = converted(document, _Bucket, place)
+    read = decode_document(document, _BucketDocument, place)
     if not _BUCKET_NAME.fullmatch(read.name):
         raise InvalidOption(
             f"{place}: a bucket's name is to be 3 to 63 of a-z, 0-9, '.' and '-', with a letter or digit at either "
             "end; no '..', and no IP address."
         )
-    if has_time(read.name):
+    if has_time_suffix(read.name):
         raise InvalidOption(
             f"{place}: a name with such an end asks for another bucket as of a time. Give it another name."
         )
     return VirtualBucket(read.name, _table(read.table, source, place), _scope(read, place))
 
 
-def _table(text: str, source: Source, place: str) -> str:
-    uri = checked_uri(text, "table", place, source.machine)
+def _table(text: str, source: DocumentSource, place: str) -> str:
+    uri = canonical_uri(text, "table", place, source.context)
     if source.tables is not None and not any(uri == t or uri.startswith(f"{t}/") for t in source.tables):
         raise InvalidOption(
             f"{place}: the table '{uri[:200]}' is not below one of tables of [control_plane]. Add its place."
@@ -151,7 +151,7 @@ def _table(text: str, source: Source, place: str) -> str:
     return uri
 
 
-def _scope(read: _Bucket, place: str) -> Scope:
+def _scope(read: _BucketDocument, place: str) -> Scope:
     if read.partitions == []:
         raise InvalidOption(f"{place}: partitions is empty. Name some, or leave it out to show the whole table.")
     as_of_ms, earliest_ms = _time_ms(read.as_of, "as_of", place), _time_ms(read.earliest, "earliest", place)

@@ -13,7 +13,7 @@ from typing import Protocol
 from icedb.format.keys import decode_partition
 from icedb.services.proxy.s3.s3_errors import S3Error
 
-__all__ = ["AccessKey", "Directory", "Found", "Scope", "Tenant", "TenantLimits", "VirtualBucket"]
+__all__ = ["AccessKey", "TenantDirectory", "KeyOwner", "Scope", "Tenant", "TenantLimits", "VirtualBucket"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +86,16 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class KeyOwner:
     """What a directory knows of an access key."""
 
     tenant: Tenant
     key: AccessKey
 
 
-class Directory(Protocol):
+class TenantDirectory(Protocol):
     """Where tenants are found by their keys."""
 
-    async def find(self, access_key_id: str) -> Found | None:
+    async def find(self, access_key_id: str) -> KeyOwner | None:
         """The owner of a key, now; None: nobody. Raises S3Error (ServiceUnavailable) when that cannot be told."""
         ...

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from icedb.errors import InvalidOption
-from icedb.services.proxy.s3.request import HttpRequest
+from icedb.services.proxy.s3.request import S3Request
 from icedb.services.proxy.s3.s3_errors import S3Error
 from icedb.util.times import parse_as_of
 
-__all__ = ["Address", "address_of", "has_time"]
+__all__ = ["Address", "parse_address", "has_time_suffix"]
 
 _PLAIN_TIME = re.compile(r"(?P<name>.+)--(?P<time>\d{8}[tT]\d{6}[zZ]|\d{13})", re.ASCII)
 
@@ -34,12 +34,12 @@ class Address:
     name: str = ""
 
 
-def has_time(name: str) -> bool:
+def has_time_suffix(name: str) -> bool:
     """Whether a bucket's name would be taken for another's with a time."""
     return "@" in name or _PLAIN_TIME.fullmatch(name) is not None
 
 
-def address_of(request: HttpRequest, domains: Sequence[str]) -> Address:
+def parse_address(request: S3Request, domains: Sequence[str]) -> Address:
     """Raises S3Error: InvalidURI for what is no path, InvalidArgument for a time that is none, NoSuchBucket."""
     if not request.path.startswith("/"):
         raise S3Error("InvalidURI")

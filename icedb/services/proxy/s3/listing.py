@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Page", "page_of"]
+__all__ = ["Page", "list_page"]
 
 _LAST_CHARACTER = "\U0010ffff"
 
@@ -26,7 +26,9 @@ class Page:
     truncated: bool
 
 
-def page_of(keys: Sequence[str], *, prefix: str = "", delimiter: str = "", after: str = "", size: int = 1_000) -> Page:
+def list_page(
+    keys: Sequence[str], *, prefix: str = "", delimiter: str = "", after: str = "", size: int = 1_000
+) -> Page:
     """The page of at most `size` entries that comes after a key or common prefix.
 
     Keys that start with `prefix` and have the delimiter after it become one entry: what is up to the delimiter.

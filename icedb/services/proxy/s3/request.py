@@ -9,7 +9,7 @@ from urllib.parse import unquote_to_bytes
 from icedb.services.http.server_settings import HEAD_BYTES_MAX
 from icedb.services.proxy.s3.s3_errors import S3Error
 
-__all__ = ["HttpRequest"]
+__all__ = ["S3Request"]
 
 #: Clients send some twenty headers and a dozen parameters. Each that is more costs work before it is known who asks.
 _HEADERS_MAX = 100
@@ -17,7 +17,7 @@ _PARAMETERS_MAX = 100
 
 
 @dataclass(frozen=True)
-class HttpRequest:
+class S3Request:
     """Method, address and headers, still encoded as they were sent."""
 
     method: str

@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 
 from icedb.storage.obstore_store import ObjectStore
 
-__all__ = ["Answer", "Content", "http_date", "xml_answer", "xml_text"]
+__all__ = ["S3Response", "ObjectRange", "http_date", "xml_response", "xml_text"]
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 #: Control characters, most of which XML 1.0 has not; its parsers change the others, and end at the noncharacters.
@@ -17,7 +17,7 @@ _UNSAYABLE = re.compile("[\x00-\x1f\x7f-\x9f\ufffe\uffff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ObjectRange:
     """Bytes `start` to before `stop` of an object in a store; at least one."""
 
     store: ObjectStore
@@ -27,21 +27,21 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class S3Response:
     """One answer. With `content`, the body is streamed from the store."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = field(default=b"", repr=False)
-    content: Content | None = None
+    content: ObjectRange | None = None
     #: Of S3's error, for logs and numbers.
     code: str = ""
 
 
-def xml_answer(root: str, body: str) -> Answer:
+def xml_response(root: str, body: str) -> S3Response:
     """A document of S3's namespace; `body` is XML."""
     document = f'<?xml version="1.0" encoding="UTF-8"?>\n<{root} xmlns="{NAMESPACE}">{body}</{root}>'
-    return Answer(headers=(("content-type", "application/xml"),), body=document.encode())
+    return S3Response(headers=(("content-type", "application/xml"),), body=document.encode())
 
 
 def xml_text(text: str) -> str:

@@ -15,7 +15,7 @@ import icedb.services.proxy.app
 from icedb import Table
 from icedb.errors import StoreUnavailable
 from icedb.format.timing import HOUR_MS, MINUTE_MS
-from icedb.services.proxy.catalog.table_catalog import KNOWN_SECONDS, Tables
+from icedb.services.proxy.catalog.table_catalog import KNOWN_SECONDS, TableCatalog
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.storage.obstore_store import ObjectStore
 from icedb.testing import Fault, create_table
@@ -121,7 +121,7 @@ def test_a_table_that_is_not_there_is_an_error_until_it_is(local: Place) -> None
     bucket = VirtualBucket("events", local.uri)
 
     async def work() -> None:
-        tables = Tables(refresh_ms=0)
+        tables = TableCatalog(refresh_ms=0)
         app = make_app(tables, [bucket])
         for path in ("/events", "/events/u=1/x.parquet", "/events--1700000000000"):
             answer = await asked(app, path)

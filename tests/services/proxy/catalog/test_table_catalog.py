@@ -14,7 +14,7 @@ import pytest
 
 from icedb.format.records import Marker
 from icedb.format.timing import HOUR_MS, MINUTE_MS
-from icedb.services.proxy.catalog.bucket_view import View
+from icedb.services.proxy.catalog.bucket_view import BucketView
 from icedb.services.proxy.catalog.table_catalog import AHEAD_MS_MAX, KNOWN_SECONDS
 from icedb.services.proxy.catalog.view_cache import ViewCache
 from icedb.services.proxy.config.tenants import VirtualBucket
@@ -522,8 +522,8 @@ def test_no_more_tables_are_held_than_allowed() -> None:
 
 
 def test_no_more_views_are_remembered_than_allowed() -> None:
-    def view(snapshot: int, keys: int) -> View:
-        return View(snapshot, str(snapshot), "", [str(n) for n in range(keys)], [])
+    def view(snapshot: int, keys: int) -> BucketView:
+        return BucketView(snapshot, str(snapshot), "", [str(n) for n in range(keys)], [])
 
     remembered = ViewCache[int](keys_max=100, entries_max=5)
     for n in range(10):
@@ -605,8 +605,8 @@ def test_many_scopes_of_one_table_are_each_made_once(monkeypatch: pytest.MonkeyP
     world = World()
     world.add(*(f"u={n}" for n in range(60)))
     made = []
-    within = View.within
-    monkeypatch.setattr(View, "within", lambda view, scope: made.append(scope) or within(view, scope))
+    within = BucketView.within
+    monkeypatch.setattr(BucketView, "within", lambda view, scope: made.append(scope) or within(view, scope))
 
     async def work() -> None:
         tables = world.tables()

@@ -14,7 +14,7 @@ from icedb.errors import InvalidOption
 from icedb.services.http.server_settings import FileStamp
 from icedb.services.proxy.config.config_file import load_config
 from icedb.services.proxy.config.settings import ServerSettings
-from icedb.services.proxy.config.tenant_documents import Source, tenant_of
+from icedb.services.proxy.config.tenant_documents import DocumentSource, parse_tenant
 from icedb.services.proxy.config.tenants import AccessKey, Scope, TenantLimits
 
 SECRET = "sEcReT/that-must+not-be-shown"
@@ -377,19 +377,19 @@ def document(**changes: Any) -> dict[str, Any]:
     }
 
 
-SERVICE = Source("control plane", tables=("s3://lake", "/srv/lake"))
+SERVICE = DocumentSource("control plane", tables=("s3://lake", "/srv/lake"))
 
 
 def test_a_service_says_the_same_in_json() -> None:
     buckets = [{"name": "events", "table": "s3://lake/a/b", "partitions": ["u=1"], "earliest": 1795219200000}]
-    tenant = tenant_of(document(requests=3, buckets=buckets), SERVICE)
+    tenant = parse_tenant(document(requests=3, buckets=buckets), SERVICE)
     assert (tenant.name, tenant.keys, tenant.limits) == (
         "acme",
         (AccessKey("ACMEKEY1", SECRET),),
         TenantLimits(requests=3),
     )
     assert tenant.bucket("events").scope == Scope(("u=1",), earliest_ms=1795219200000)
-    assert tenant_of(document(buckets=[]), SERVICE).buckets == {}
+    assert parse_tenant(document(buckets=[]), SERVICE).buckets == {}
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_a_service_says_the_same_in_json() -> None:
 )
 def test_a_service_cannot_have_this_machines_secrets_read(key: dict[str, str], field: str) -> None:
     with pytest.raises(InvalidOption, match=f"key 1: .*(unknown field `{field}`|missing required field `secret`)"):
-        tenant_of(document(keys=[key]), SERVICE)
+        parse_tenant(document(keys=[key]), SERVICE)
 
 
 @pytest.mark.parametrize(
@@ -420,18 +420,18 @@ def test_a_service_cannot_have_this_machines_secrets_read(key: dict[str, str], f
 )
 def test_a_service_cannot_open_tables_elsewhere(table: str) -> None:
     with pytest.raises(InvalidOption, match="not below one of tables"):
-        tenant_of(document(buckets=[{"name": "events", "table": table}]), SERVICE)
+        parse_tenant(document(buckets=[{"name": "events", "table": table}]), SERVICE)
 
 
 def test_a_link_does_not_lead_out_of_the_tables(tmp_path: Path) -> None:
     (tmp_path / "lake").mkdir()
     (tmp_path / "lake" / "inside").mkdir()
     (tmp_path / "lake" / "outside").symlink_to(tmp_path)
-    source = Source("control plane", tables=(str((tmp_path / "lake").resolve()),))
+    source = DocumentSource("control plane", tables=(str((tmp_path / "lake").resolve()),))
 
     def opened(name: str) -> str:
         buckets = [{"name": "events", "table": f"{tmp_path}/lake/{name}"}]
-        return tenant_of(document(buckets=buckets), source).bucket("events").table
+        return parse_tenant(document(buckets=buckets), source).bucket("events").table
 
     assert opened("inside").endswith("/lake/inside")
     with pytest.raises(InvalidOption, match="not below"):
@@ -441,4 +441,4 @@ def test_a_link_does_not_lead_out_of_the_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [None, [], "acme", 1, {}, {"name": 1}, document(bucket=[]), document(keys={})])
 def test_what_is_no_tenants_document_is_refused(wrong: object) -> None:
     with pytest.raises(InvalidOption, match=r"^control plane: tenant"):
-        tenant_of(wrong, SERVICE)
+        parse_tenant(wrong, SERVICE)

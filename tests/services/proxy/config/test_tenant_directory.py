@@ -29,8 +29,8 @@ from icedb.services.proxy.config.control_plane import (
     ControlPlane,
 )
 from icedb.services.proxy.config.settings import ControlPlaneSettings
-from icedb.services.proxy.config.tenant_directory import FileDirectory, FirstOf
-from icedb.services.proxy.config.tenants import AccessKey, Directory, Found, Tenant
+from icedb.services.proxy.config.tenant_directory import DirectoryChain, FileDirectory
+from icedb.services.proxy.config.tenants import AccessKey, KeyOwner, Tenant, TenantDirectory
 from icedb.services.proxy.s3.s3_errors import S3Error
 
 SECRET = "sEcReT/that-must+not-be-shown"
@@ -79,7 +79,7 @@ def inline(key_id: str, secret: str = SECRET) -> str:
     return f'{{ id = "{key_id}", secret = "{secret}" }}'
 
 
-def secret_of(directory: Directory, key_id: str) -> str | None:
+def secret_of(directory: TenantDirectory, key_id: str) -> str | None:
     found = asyncio.run(directory.find(key_id))
     return None if found is None else found.key.secret
 
@@ -192,16 +192,16 @@ class Fixed:
         self.key_id = key_id
         self.tenant = tenant
 
-    async def find(self, access_key_id: str) -> Found | None:
+    async def find(self, access_key_id: str) -> KeyOwner | None:
         if self.key_id is None:
             raise S3Error("ServiceUnavailable")
         key = AccessKey(self.key_id, SECRET)
-        return Found(Tenant(self.tenant, (key,), {}), key) if access_key_id == self.key_id else None
+        return KeyOwner(Tenant(self.tenant, (key,), {}), key) if access_key_id == self.key_id else None
 
 
 def test_the_first_directory_that_knows_a_key_decides() -> None:
-    async def owner(key_id: str, *directories: Directory) -> str | None:
-        found = await FirstOf(directories).find(key_id)
+    async def owner(key_id: str, *directories: TenantDirectory) -> str | None:
+        found = await DirectoryChain(directories).find(key_id)
         return found and found.tenant.name
 
     assert asyncio.run(owner("KEY", Fixed("KEY", "first"), Fixed("KEY", "second"))) == "first"
@@ -366,7 +366,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_tenant_is_asked_for_by_its_key(service: Service) -> None:
-    async def work(control_plane: ControlPlane, _: Clock) -> Found | None:
+    async def work(control_plane: ControlPlane, _: Clock) -> KeyOwner | None:
         return await control_plane.find("KEY_1-a")
 
     found = run(service, work)
@@ -503,7 +503,7 @@ def test_an_answer_is_not_unpacked(service: Service) -> None:
     """A document of a few bytes could else become one of gigabytes."""
     service.answers(Content_Encoding="gzip")
 
-    async def work(control_plane: ControlPlane, _: Clock) -> Found | None:
+    async def work(control_plane: ControlPlane, _: Clock) -> KeyOwner | None:
         return await control_plane.find("KEY1")
 
     assert run(service, work) is not None  # it is what it is, whatever it says of itself

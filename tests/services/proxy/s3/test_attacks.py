@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import pytest
 
-from icedb.services.proxy.s3.request import HttpRequest
+from icedb.services.proxy.s3.request import S3Request
 from icedb.util.clock import SystemClock
 from tests.support.object_stores.stores import BUCKET, S3Server
 from tests.support.proxy.proxy_attacks import (
@@ -74,7 +74,7 @@ def holding(attacked_lake: Lake) -> Iterator[World]:
 
 # ------------------------------------------------------------------------------------------------ what comes back
 
-Sent = HttpRequest | bytes
+Sent = S3Request | bytes
 Check = Callable[[World, Reply], None]
 
 
@@ -373,7 +373,7 @@ KEYS = {
 # ------------------------------------------------------------------------------------------------ parameters
 
 
-def listed(query: str, bucket: str = "events", who: Key = ACME) -> Callable[[World], HttpRequest]:
+def listed(query: str, bucket: str = "events", who: Key = ACME) -> Callable[[World], S3Request]:
     return lambda w: w.ask(f"/{bucket}", f"list-type=2&{query}", who)
 
 
@@ -390,12 +390,12 @@ def token_of(w: World, bucket: str, who: Key = ACME) -> list[object]:
 
 def with_token(
     bucket: str, *, of: str, who: Key = ACME, change: Callable[[list[object]], list[object]] = list
-) -> Callable[[World], HttpRequest]:
+) -> Callable[[World], S3Request]:
     """A page of a bucket, by the token of another listing, perhaps changed."""
     return lambda w: listed(f"continuation-token={token(*change(token_of(w, of, who)))}", bucket)(w)
 
 
-def subresource(name: str) -> Callable[[World], HttpRequest]:
+def subresource(name: str) -> Callable[[World], S3Request]:
     return lambda w: w.ask("/events", f"{name}=")
 
 
@@ -507,12 +507,12 @@ PARAMETERS = {
 # ------------------------------------------------------------------------------------------------ who asks
 
 
-def authorization(text: str) -> Callable[[World], HttpRequest]:
+def authorization(text: str) -> Callable[[World], S3Request]:
     """Any text in the place of a right header."""
     return lambda w: with_header(w.ask("/events"), "authorization", lambda _: text)
 
 
-def in_authorization(old: str, new: str) -> Callable[[World], HttpRequest]:
+def in_authorization(old: str, new: str) -> Callable[[World], S3Request]:
     """A part of the right header, by its pattern, replaced."""
     return lambda w: with_header(w.ask("/events"), "authorization", lambda v: re.sub(old, new, v, count=1))
 
@@ -639,13 +639,13 @@ TOKENS = {
 # ------------------------------------------------------------------------------------------------ presigned addresses
 
 
-def tampered(name: str, change: Callable[[str], str | None]) -> Callable[[World], HttpRequest]:
+def tampered(name: str, change: Callable[[str], str | None]) -> Callable[[World], S3Request]:
     """A right address to a part, with another value of a parameter, or without it."""
     return lambda w: with_parameter(w.link(live(w)), name, change)
 
 
-def doubled(name: str) -> Callable[[World], HttpRequest]:
-    def send(w: World) -> HttpRequest:
+def doubled(name: str) -> Callable[[World], S3Request]:
+    def send(w: World) -> S3Request:
         link = w.link(live(w))
         value = link.parameter(name) or ""
         return replace(link, query=f"{link.query}&{name}={quote(value, safe='')}")
@@ -698,7 +698,7 @@ ADDRESSES = {
     "another-tenants-key": cell(lambda w: w.link("/old", who=RIVAL), "404 NoSuchBucket"),
     "unknown-key": cell(lambda w: w.link("/events", who=NOBODY), "403 InvalidAccessKeyId"),
     "version-2": cell(
-        lambda w: HttpRequest(
+        lambda w: S3Request(
             "GET", live(w), f"AWSAccessKeyId={ACME.id}&Signature=x&Expires=9999999999", (("host", w.host),)
         ),
         "400 InvalidRequest",
@@ -708,7 +708,7 @@ ADDRESSES = {
 # ------------------------------------------------------------------------------------------------ other headers
 
 
-def plus(*more: tuple[str, str], path: Callable[[World], str] = live) -> Callable[[World], HttpRequest]:
+def plus(*more: tuple[str, str], path: Callable[[World], str] = live) -> Callable[[World], S3Request]:
     """Headers that nobody signed, beside a right request."""
     return lambda w: (r := w.ask(path(w))) and replace(r, headers=(*r.headers, *more))
 
@@ -809,7 +809,7 @@ HIDDEN = b"GET /private HTTP/1.1\r\nhost: x\r\n\r\n"
 
 def framed(*more: tuple[str, str], body: bytes = b"") -> Callable[[World], bytes]:
     """Framing of one's own: what the proxy reads of the body it reads by these headers."""
-    return lambda w: wire(HttpRequest("GET", "/events", "", (("host", w.host), *more))) + body
+    return lambda w: wire(S3Request("GET", "/events", "", (("host", w.host), *more))) + body
 
 
 def line(first: str) -> Callable[[World], bytes]:
@@ -988,7 +988,7 @@ CELLS = {f"{part}-{attack}": c for part, attacks in MATRIX.items() for attack, c
 def test_an_attack_gets_its_answer_and_nothing_else(world: World, name: str) -> None:
     attack = CELLS[name]
     sent = attack.send(world)
-    head = isinstance(sent, HttpRequest) and sent.method == "HEAD"
+    head = isinstance(sent, S3Request) and sent.method == "HEAD"
     as_sent = sent if isinstance(sent, bytes) else wire(sent)
     answers = replies(exchange(world.proxy.port, as_sent), head=head)
     assert tuple(a.outcome for a in answers) == attack.outcomes or (attack.cut and not answers)

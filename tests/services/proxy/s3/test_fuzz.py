@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from icedb import Table
 from icedb.format.records import Marker
-from icedb.services.proxy.catalog.bucket_view import View
-from icedb.services.proxy.s3.listing import page_of
-from icedb.services.proxy.s3.request import HttpRequest
+from icedb.services.proxy.catalog.bucket_view import BucketView
+from icedb.services.proxy.s3.listing import list_page
+from icedb.services.proxy.s3.request import S3Request
 from tests.support.proxy.proxy_attacks import ACME, SOCKET_SECONDS, Asker, replies, wire
 from tests.support.proxy.proxy_process import ProxyProcess
 from tests.support.proxy.proxy_worlds import World as InProcess
@@ -99,14 +99,14 @@ def encoded(chance: random.Random) -> str:
     return quote(text(chance), safe=chance.choice(("", "/", "/~'()!$*,:@")))
 
 
-def any_query(chance: random.Random, asker: Asker, _: list[str]) -> HttpRequest:
+def any_query(chance: random.Random, asker: Asker, _: list[str]) -> S3Request:
     """A listing, mostly."""
     names = chance.sample(PARAMETERS, k=chance.randrange(4)) + [encoded(chance) for _ in range(chance.randrange(2))]
     query = "&".join(f"{name}={encoded(chance)}" for name in names)
     return asker.ask("/events", f"list-type=2&{query}" if chance.randrange(2) and "list-type" not in names else query)
 
 
-def any_path(chance: random.Random, asker: Asker, keys: list[str]) -> HttpRequest:
+def any_path(chance: random.Random, asker: Asker, keys: list[str]) -> S3Request:
     """Steps that are known, or are none."""
     steps = ["events", "events@1", "events--1795219200000", "..", ".", "", "_log", "%2e%2e", *map(quote, keys[:3])]
     path = "/".join(
@@ -117,7 +117,7 @@ def any_path(chance: random.Random, asker: Asker, keys: list[str]) -> HttpReques
     return asker.ask(f"/{path}", method=chance.choice(("GET", "HEAD")))
 
 
-def any_headers(chance: random.Random, asker: Asker, keys: list[str]) -> HttpRequest:
+def any_headers(chance: random.Random, asker: Asker, keys: list[str]) -> S3Request:
     """A part, with conditions on it, ranges of it, and signed headers that come once more."""
     names = chance.sample(HEADERS, k=chance.randrange(1, 5))
     more = tuple((name, re.sub("[\0-\x1f\x7f]", "", text(chance)).encode().decode("latin-1").strip()) for name in names)
@@ -137,7 +137,7 @@ def any_headers(chance: random.Random, asker: Asker, keys: list[str]) -> HttpReq
 def test_whatever_is_asked_is_answered_as_s3_does(
     asker: Asker,
     keys: list[str],
-    make: Callable[[random.Random, Asker, list[str]], HttpRequest],
+    make: Callable[[random.Random, Asker, list[str]], S3Request],
     statuses: set[int],
 ) -> None:
     chance = random.Random(SEED)
@@ -256,7 +256,7 @@ def cycled(sizes: list[int]) -> Iterator[int]:
 )
 def test_pages_are_those_of_s3(keys: list[str], prefix: str, delimiter: str, after: str, sizes: list[int]) -> None:
     def turn(after: str, size: int) -> tuple[list[str], str, bool]:
-        page = page_of(keys, prefix=prefix, delimiter=delimiter, after=after, size=size)
+        page = list_page(keys, prefix=prefix, delimiter=delimiter, after=after, size=size)
         entries = sorted([keys[n] for n in page.numbers] + list(page.prefixes))
         assert page.last == (entries[-1] if entries else "")
         return entries, page.last, page.truncated
@@ -278,7 +278,7 @@ def test_pages_are_those_of_s3(keys: list[str], prefix: str, delimiter: str, aft
 def test_pages_of_a_view_are_of_virtual_keys(
     keys: list[str], data_prefix: str, prefix: str, delimiter: str, after: str, sizes: list[int]
 ) -> None:
-    view = View.of([Marker(data_prefix + k, 1, 1, 0) for k in keys], data_prefix=data_prefix, as_of_ms=0)
+    view = BucketView.of([Marker(data_prefix + k, 1, 1, 0) for k in keys], data_prefix=data_prefix, as_of_ms=0)
 
     def turn(after: str, size: int) -> tuple[list[str], str, bool]:
         objects, page = view.page(prefix=prefix, delimiter=delimiter, after=after, size=size)
@@ -344,7 +344,7 @@ def test_a_listing_goes_on_though_others_ask_for_the_same_parts_as_of_an_earlier
         for _ in range(3):
             earlier = await tables.view(bucket, page.as_of_ms - 900)
             assert earlier.snapshot_id == page.snapshot_id
-            again = await tables.view_again(bucket, None, began_ms=page.as_of_ms, snapshot_id=page.snapshot_id)
+            again = await tables.resume_view(bucket, None, began_ms=page.as_of_ms, snapshot_id=page.snapshot_id)
             assert again is not None
             page = again
             world.advance(200)

@@ -13,7 +13,7 @@ import pytest
 
 from icedb.format.records import Marker
 from icedb.format.timing import HOUR_MS, MINUTE_MS
-from icedb.services.proxy.catalog.table_catalog import AHEAD_MS_MAX, Tables
+from icedb.services.proxy.catalog.table_catalog import AHEAD_MS_MAX, TableCatalog
 from tests.support.proxy.proxy_views import (
     HOLD_MS,
     REFRESH_MS,
@@ -132,7 +132,7 @@ def test_a_continuation_works_behind_another_proxy_whose_clock_is_not_ours() -> 
 
     async def work() -> None:
         for ahead_ms in (30_000, -30_000):
-            theirs = Tables(clock=world.clock.skewed(ahead_ms), open_table=world.open)
+            theirs = TableCatalog(clock=world.clock.skewed(ahead_ms), open_table=world.open)
             world.advance(MINUTE_MS)
             first, token = await page(make_app(theirs, [bucket]), list_type="2", max_keys="1")
             assert first + await rest_of(make_app(world.tables(), [bucket]), token) == keys
