@@ -50,6 +50,7 @@ from icedb.testing import (
 )
 from icedb.transaction.open_table import create_handle
 from tests.support.object_stores.stores import Place
+from tests.support.tables.fault_walk import attempts, only_live_parts_stay
 from tests.support.tables.parquet_sources import beside, encode, put_files, stored
 from tests.support.tables.plain_table import live_numbers
 
@@ -598,21 +599,10 @@ def test_an_import_that_stops_at_any_request_is_whole_or_not_there(fault: Fault,
         put_files(str(tmp_path), {"k=1/a.parquet": [{"n": 1}, {"n": 2}], "k=2/a.parquet": [{"n": 3, "s": "x"}]})
         source = str(tmp_path)
     whole = WHOLE.get(source, WHOLE[SOURCE])
-    saved, start_ms = dict(base.objects), clock.now_ms()
-    counting = FaultyStore(base)
-    open_table(counting, clock).import_files(source)
-    requests = len(counting.requests)
-    assert requests > 10
-    for number in range(2, requests + 1):
-        clock.set(start_ms)
-        base.objects = dict(saved)
-        store = FaultyStore(base)
-        store.inject(fault, number=number)
-        done = False
-        with contextlib.suppress(Crash, IceDBError):
-            open_table(store, clock).import_files(source)
-            done = True
-        assert live_numbers(base) in ([whole] if done else [whole, [100]]), number
+    files = {k: v for k, v in base.objects.items() if k.startswith("source/")}
+    for attempt in attempts(base, clock, fault, lambda table: table.import_files(source), errors=(IceDBError,)):
+        number = attempt.number
+        assert live_numbers(base) in ([whole] if attempt.done else [whole, [100]]), number
         clock.advance(MINUTE_MS)
         copies = len([k for k in base.objects if k.startswith("table/_data/")])
         again = open_table(base, clock).import_files(source)
@@ -620,18 +610,11 @@ def test_an_import_that_stops_at_any_request_is_whole_or_not_there(fault: Fault,
         now = len([k for k in base.objects if k.startswith("table/_data/")])
         assert now - copies <= len(again.copied)
         assert not open_table(base, clock).import_files(source).commit.committed
-        # What is left over is an orphan, and nothing else is.
         open_table(base, clock).merge()
-        clock.advance(48 * HOUR_MS)
-        open_table(base, clock).delete_orphans()
-        open_table(base, clock).cleanup()
-        state = check_sound(base)
-        named = {m.key for m in state.live}
-        assert {k for k in base.objects if k.startswith("table/_data/")} == named, number
+        assert only_live_parts_stay(base, clock), number
         assert live_numbers(base) == whole, number
-        assert {k: v for k, v in base.objects.items() if k.startswith("source/")} == {
-            k: v for k, v in saved.items() if k.startswith("source/")
-        }
+        assert {k: v for k, v in base.objects.items() if k.startswith("source/")} == files
+    assert number > 10
     assert numbers(open_table(base, clock)) == whole
 
 

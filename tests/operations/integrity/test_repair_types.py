@@ -31,7 +31,7 @@ from icedb.format.table_spec import TableSpec, encode_spec
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
 from icedb.operations.integrity.common_types import common_type
 from icedb.sql.types import _canonical_type
-from icedb.storage.obstore_store import ObjectExists, ObjectStore
+from icedb.storage.obstore_store import ObjectStore
 from icedb.testing import (
     ClockedStore,
     Crash,
@@ -45,6 +45,7 @@ from icedb.testing import (
 )
 from icedb.util.times import UNIX_MS_MIN
 from tests.cli.test_commands import run, run_json
+from tests.support.tables.fault_walk import attempts, only_live_parts_stay
 
 INT, DOUBLE, TEXT = ("BIGINT", pa.int64()), ("DOUBLE", pa.float64()), ("VARCHAR", pa.string())
 STRUCT_A = pa.struct([("a", pa.int64())])
@@ -665,37 +666,17 @@ def test_a_repair_that_stops_at_any_request_is_whole_or_not_there(fault: Fault) 
     base = ClockedStore(clock)
     brick(create_table(base, clock, partition_by=["k"], sort_by=["n"]))
     clock.advance(MINUTE_MS)
-    saved, start_ms = dict(base.objects), clock.now_ms()
-    counting = FaultyStore(base)
-    open_table(counting, clock).repair_types()
-    requests = len(counting.requests)
-    for number in range(2, requests + 1):
-        clock.set(start_ms)
-        base.objects = dict(saved)
-        store = FaultyStore(base)
-        store.inject(fault, number=number)
-        done = False
-        with contextlib.suppress(Crash, IceDBError):
-            open_table(store, clock).repair_types()
-            done = True
+    for attempt in attempts(base, clock, fault, Table.repair_types, errors=(IceDBError,)):
+        number = attempt.number
         table = open_table(base, clock)
-        if done:
+        with contextlib.nullcontext() if attempt.done else contextlib.suppress(SchemaConflict):
             assert rows(table) == ALL, number
-        else:
-            with contextlib.suppress(SchemaConflict):
-                assert rows(table) == ALL, number
-        with contextlib.suppress(ObjectExists):
-            store.deliver()
+        attempt.deliver()
         clock.advance(MINUTE_MS)
         open_table(base, clock).repair_types()
         assert rows(open_table(base, clock)) == ALL, number
         check_sound(base)
-        # What a crash left is an orphan, and nothing else is.
-        clock.advance(48 * HOUR_MS)
-        open_table(base, clock).delete_orphans()
-        open_table(base, clock).cleanup()
-        state = check_sound(base)
-        assert {i.key for i in base.list(base.location.keys.data_prefix)} == {m.key for m in state.live}, number
+        assert only_live_parts_stay(base, clock), number
         assert rows(open_table(base, clock)) == ALL, number
 
 

@@ -11,7 +11,6 @@ import pytest
 from icedb import Table
 from icedb.errors import (
     ClockSkew,
-    CommitStateUnknown,
     GraceTooShort,
     InvalidOption,
     SnapshotExpired,
@@ -31,6 +30,7 @@ from icedb.testing import (
     create_table,
     open_table,
 )
+from tests.support.tables.fault_walk import SavedState, attempts
 from tests.support.tables.plain_table import PlainTable, live_numbers
 
 
@@ -338,21 +338,12 @@ def test_a_cleanup_that_stops_at_any_request_is_finished_by_the_next(fault: Faul
     table.merge()
     table.drop_partitions(["k=1"])
     clock.advance(HOUR_MS + 1_000)
-    saved, start_ms = dict(base.objects), clock.now_ms()
-
-    counting = FaultyStore(base)
-    open_table(counting, clock).cleanup()
+    before = SavedState(base, clock)
+    open_table(base, clock).cleanup()
     finished = set(data(base))
-    requests = len(counting.requests)
-    assert requests > 12
-
-    for number in range(2, requests + 1):  # 1 reads the spec
-        clock.set(start_ms)
-        base.objects = dict(saved)
-        store = FaultyStore(base)
-        store.inject(fault, number=number)
-        with contextlib.suppress(Crash, StoreUnavailable, CommitStateUnknown):
-            open_table(store, clock).cleanup()
+    before.restore()
+    for attempt in attempts(base, clock, fault, Table.cleanup):
+        number = attempt.number
         assert live_numbers(base) == [0, 10, 20], number
         for _ in range(2):
             clock.advance(2 * HOUR_MS)
@@ -362,6 +353,7 @@ def test_a_cleanup_that_stops_at_any_request_is_finished_by_the_next(fault: Faul
         state = check_sound(base)
         assert [m for m in state.parts.values() if m.tombstoned_ms] == [], number
         assert live_numbers(base) == [0, 10, 20], number
+    assert number > 12
 
 
 # ------------------------------------------------------------------------------------ claims of transactions

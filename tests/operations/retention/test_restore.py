@@ -18,7 +18,6 @@ from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.operations.retention.restore import plan_restore
 from icedb.testing import (
     ClockedStore,
-    Crash,
     Fault,
     FaultyStore,
     ManualClock,
@@ -27,6 +26,7 @@ from icedb.testing import (
     create_table,
     open_table,
 )
+from tests.support.tables.fault_walk import attempts, only_live_parts_stay
 from tests.support.tables.plain_table import live_numbers
 
 FULL = [0, 1, 10, 11, 20, 21]
@@ -356,31 +356,15 @@ def test_a_restore_that_stops_at_any_request_is_whole_or_not_there(fault: Fault,
     table.drop_partitions(["k=1"])
     table.insert([{"k": 1, "n": 50}])
     clock.advance(MINUTE_MS)
-    saved, start_ms = dict(base.objects), clock.now_ms()
-    counting = FaultyStore(base)
-    open_table(counting, clock).restore(as_of, allow_empty=True)
-    requests = len(counting.requests)
-    assert requests > 7
-    for number in range(2, requests + 1):
-        clock.set(start_ms)
-        base.objects = dict(saved)
-        store = FaultyStore(base)
-        store.inject(fault, number=number)
-        done = False
-        with contextlib.suppress(Crash, IceDBError):
-            open_table(store, clock).restore(as_of, allow_empty=True)
-            done = True
-        assert live_numbers(base) in ([expected] if done else [expected, [0, 10, 20, 50]]), number
+    for attempt in attempts(base, clock, fault, lambda t: t.restore(as_of, allow_empty=True), errors=(IceDBError,)):
+        number = attempt.number
+        assert live_numbers(base) in ([expected] if attempt.done else [expected, [0, 10, 20, 50]]), number
         clock.advance(MINUTE_MS)
         open_table(base, clock).restore(as_of, allow_empty=True)
         assert live_numbers(base) == expected, number
-        # What a crash left is an orphan, and nothing else is.
-        clock.advance(48 * HOUR_MS)
-        open_table(base, clock).delete_orphans()
-        open_table(base, clock).cleanup()
-        state = check_sound(base)
-        assert data(base) == live(state), number
+        assert only_live_parts_stay(base, clock), number
         assert live_numbers(base) == expected, number
+    assert number > 7
 
 
 @pytest.mark.long

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,11 +14,9 @@ from hypothesis import strategies as st
 
 from icedb import Part, Table
 from icedb.errors import (
-    CommitStateUnknown,
     InvalidOption,
     InvariantViolated,
     MissingPart,
-    StoreUnavailable,
     UnknownColumn,
 )
 from icedb.format.codec import encode
@@ -27,10 +24,8 @@ from icedb.format.records import LogFile, Marker
 from icedb.format.timing import HOUR_MS
 from icedb.operations.rewrite.delete import Found, delete, find_rows
 from icedb.operations.rewrite.rewriter import Rewrite
-from icedb.storage.obstore_store import ObjectExists
 from icedb.testing import (
     ClockedStore,
-    Crash,
     Fault,
     FaultyStore,
     ManualClock,
@@ -40,6 +35,7 @@ from icedb.testing import (
     open_table,
 )
 from icedb.transaction.table_handle import Handle
+from tests.support.tables.fault_walk import attempts
 
 
 def make(place: Any, **options: Any) -> Table:
@@ -328,29 +324,14 @@ def test_a_crash_at_any_request_leaves_the_table_whole(fault: Fault) -> None:
     clock = ManualClock()
     clocked = ClockedStore(clock)
     other = world(clocked, clock)
-    saved, start_ms = dict(clocked.objects), clock.now_ms()
     before = rows(other)
     after = [r for r in before if r[1] != 10 or r[0] == 2]
-    for number in range(1, 1_000):
-        clocked.objects = dict(saved)
-        clock.set(start_ms)
-        other = open_table(clocked, clock)
-        store = FaultyStore(clocked)
-        store.inject(fault, number=number)
-        try:
-            open_table(store, clock).delete("n = 10 AND k < 2")
-        except (Crash, CommitStateUnknown, StoreUnavailable):
-            pass
-        else:
-            assert rows(other) == after
-        if len(store.requests) < number:
-            return
-        store.dead = False
+    for attempt in attempts(clocked, clock, fault, lambda table: table.delete("n = 10 AND k < 2")):
         check_sound(clocked)
-        assert rows(other) in (before, after), "all of it or nothing"
+        other = open_table(clocked, clock)
+        assert rows(other) in ([after] if attempt.done else [before, after]), "all of it or nothing"
         clock.advance(HOUR_MS)
-        with contextlib.suppress(ObjectExists):
-            store.deliver()
+        attempt.deliver()
         check_sound(clocked)
         other.delete("n = 10 AND k < 2")
         assert rows(other) == after
