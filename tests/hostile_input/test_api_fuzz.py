@@ -254,8 +254,8 @@ def play_command(world: World, seeds: range) -> collections.Counter[int]:
         statuses[int(done.exit_code)] += 1
         raised = done.exception if not isinstance(done.exception, SystemExit | None) else ""
         if done.exit_code not in range(6) or raised or "Traceback" in done.output or SECRET in done.output:
-            shown = [word[:60] for word in words]
-            escapes.append(f"seed {seed}: {shown}: {done.exit_code} {raised} {done.output[-500:]}")
+            examples = [word[:60] for word in words]
+            escapes.append(f"seed {seed}: {examples}: {done.exit_code} {raised} {done.output[-500:]}")
         if world.contents() != world.before:
             world.renew()
     assert not escapes, f"{len(escapes)} of {len(seeds)}:\n" + "\n".join(escapes)

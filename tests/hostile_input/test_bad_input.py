@@ -46,10 +46,10 @@ def everything(place: Any) -> dict[str, int]:
     """All objects of a table by key."""
     store = open_store(parse_location(place.uri, place.storage_options))
     keys = store.location.keys
-    found = {i.key: i.bytes for p in (keys.log_prefix, keys.data_prefix, keys.claims_prefix) for i in store.list(p)}
+    sizes = {i.key: i.bytes for p in (keys.log_prefix, keys.data_prefix, keys.claims_prefix) for i in store.list(p)}
     with contextlib.suppress(ObjectNotFound):
-        found[keys.spec] = store.head(keys.spec).bytes
-    return found
+        sizes[keys.spec] = store.head(keys.spec).bytes
+    return sizes
 
 
 def lossless(sql: str) -> duckdb.DuckDBPyRelation:

@@ -351,11 +351,11 @@ def plant_log_file(world: World, *, types: Mapping[str, str] | None = None, key:
     """The table, with one more log file, that a program without manners wrote."""
     store = open_store(parse_location(world.beside("table").uri, world.options))
     keys = store.location.keys
-    known = {"a": "BIGINT", "p": "VARCHAR", "s": "VARCHAR"}
+    log_schema = {"a": "BIGINT", "p": "VARCHAR", "s": "VARCHAR"}
     [real, *_] = list(store.list(keys.data_prefix))
     marker = {"p": real.key if key is None else f"{keys.data_prefix}{key}.parquet", "b": real.bytes, "t": 1}
     t_ms = int(datetime.now(UTC).timestamp() * 1000)
-    lines = [{"v": "1", "t": t_ms, "sch": 1, "f": 2}, {**known, **(types or {})}, marker]
+    lines = [{"v": "1", "t": t_ms, "sch": 1, "f": 2}, {**log_schema, **(types or {})}, marker]
     store.create(keys.log_file(t_ms, merged=False, writer="foreign"), "\n".join(map(json.dumps, lines)).encode())
     world.mark()
     return world.open()
@@ -410,10 +410,10 @@ def merging_key(world: World, text: str) -> None:
 
 
 def program(world: World, *, prefix: str = "new", **options: Any) -> IceDBv3:
-    given = dict(world.options or {})
+    s3_options = dict(world.options or {})
     client = S3Client(
-        f"{world.prefix}/{prefix}", BUCKET, given["AWS_REGION"], given["AWS_ENDPOINT_URL"],
-        given["AWS_ACCESS_KEY_ID"], given["AWS_SECRET_ACCESS_KEY"],
+        f"{world.prefix}/{prefix}", BUCKET, s3_options["AWS_REGION"], s3_options["AWS_ENDPOINT_URL"],
+        s3_options["AWS_ACCESS_KEY_ID"], s3_options["AWS_SECRET_ACCESS_KEY"],
     )  # fmt: skip
     settings: dict[str, Any] = {
         "partition_function": lambda row: f"p={row['p']}", "sort_order": ["a"], "path_safe_hostname": "host",

@@ -97,9 +97,9 @@ def created(**settings: str) -> Run:
     """What may name any column before there are rows is refused by then, or when rows come."""
 
     def run(table: Table, text: str) -> None:
-        given = {name: sql.format(text) for name, sql in settings.items()}
+        options = {name: sql.format(text) for name, sql in settings.items()}
         new = Table.create(
-            f"{table.uri}_{uuid4().hex}", **{n: [v] if n == "partition_by" else v for n, v in given.items()}
+            f"{table.uri}_{uuid4().hex}", **{n: [v] if n == "partition_by" else v for n, v in options.items()}
         )
         for number in range(2):
             new.insert([{"a": number, "p": "x"}])

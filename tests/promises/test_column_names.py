@@ -190,8 +190,8 @@ def read_elsewhere(tmp: Path, names: Sequence[str]) -> None:
         every = " AND ".join(f"t.{quote_name(n)} = {rows[3][n]}" for n in names)
         assert con.sql(f"SELECT k FROM events AS t WHERE {every}").fetchall() == [(3,)]
         assert con.execute("SELECT k FROM events(filter := ?)", [every]).fetchall() == [(3,)]
-        found = con.sql("SELECT * EXCLUDE (odd) FROM events ORDER BY k").to_arrow_table().to_pylist()
-        assert found == rows
+        read_rows = con.sql("SELECT * EXCLUDE (odd) FROM events ORDER BY k").to_arrow_table().to_pylist()
+        assert read_rows == rows
     batches = pa.Table.from_batches(arrow.record_batches(table.snapshot(), where="odd = 1"))
     assert batches.sort_by("k").drop_columns(["odd"]).to_pylist() == rows[1::2]
     for form in ("json", "jsonl", "csv"):
@@ -298,8 +298,8 @@ def test_all_names_go_through_spark(tmp_path: Path, spark: Any) -> None:
     icedb_spark.write(spark.createDataFrame([tuple(row.values()) for row in rows[6:]], schema), table.uri)
     check(table, rows)
     for read in (spark.read.format("icedb").load(table.uri), icedb_spark.read(spark, table.uri)):
-        found = read.select("k", *(f"`{name}`" for name in names)).orderBy("k").collect()
-        assert [row.asDict() for row in found] == rows
+        read_rows = read.select("k", *(f"`{name}`" for name in names)).orderBy("k").collect()
+        assert [row.asDict() for row in read_rows] == rows
         some = read.where(f"`{names[-1]}` = {rows[3][names[-1]]} AND odd = 1").select("k").collect()
         assert [row.k for row in some] == [3]
     table.merge(engine=icedb_spark.SparkEngine(spark))

@@ -342,13 +342,13 @@ class PagedStore(FaultyStore):
         self.after_first_page: Act | None = None
 
     def list(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
-        found: list[ObjectInfo] = []
-        while page := super().list(prefix, after=found[-1].key if found else after)[:1_000]:
-            found += page
+        listed: list[ObjectInfo] = []
+        while page := super().list(prefix, after=listed[-1].key if listed else after)[:1_000]:
+            listed += page
             act, self.after_first_page = self.after_first_page, None
             if act is not None:
                 act()
-        return found
+        return listed
 
 
 def test_a_torn_listing_of_more_than_a_thousand_log_files_does_not_bring_dropped_parts_back(
@@ -504,13 +504,13 @@ def v3_merges_and_cleans_up(store: ClockedStore, clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("known", [True, False], ids=["by who was there before", "by who comes new"])
 def test_a_v3_program_that_merges_between_two_of_our_commits_is_found_out(
-    table: Table, clocked: ClockedStore, clock: ManualClock, known: bool
+    table: Table, clocked: ClockedStore, clock: ManualClock, was_read: bool
 ) -> None:
     table.insert([{"k": 0, "n": 30, "column": 1}])
     clock.advance(MINUTE_MS)
     v3_merges_and_cleans_up(clocked, clock)
     clock.advance(MINUTE_MS)
-    comer = table if known else open_table(clocked, clock)
+    comer = table if was_read else open_table(clocked, clock)
     objects = dict(clocked.objects)
     for act in (comer.merge, lambda: comer.drop_partitions(["k=0"]), comer.merge_log):
         with pytest.raises(

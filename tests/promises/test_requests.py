@@ -120,21 +120,21 @@ def test_a_bulk_delete_stops_at_the_first_request_that_fails(store: ObjectStore,
     keys = [f"{prefix}/_data/{n:04}" for n in range(2_500)]
     for key in (keys[0], keys[1_000], keys[-1]):
         store.create(key, b"")
-    asked: list[int] = []
+    key_counts: list[int] = []
 
     def fail_the_second(kind: str, _: str, body: bytes) -> tuple[int, bytes] | None:
         if kind != "DELETE MANY":
             return None
-        asked.append(len(re.findall(b"<Key>", body)))
-        return (403, b"<Error><Code>AccessDenied</Code></Error>") if len(asked) == 2 else None
+        key_counts.append(len(re.findall(b"<Key>", body)))
+        return (403, b"<Error><Code>AccessDenied</Code></Error>") if len(key_counts) == 2 else None
 
     proxy.answer = fail_the_second
     with pytest.raises(AccessDenied, match="_data/1000' and 999 others"):
         store.delete(keys)
-    assert asked == [1_000, 1_000]
+    assert key_counts == [1_000, 1_000]
     assert [info.key for info in store.list(f"{prefix}/_data/")] == [keys[1_000], keys[-1]]
     store.delete(keys)
-    assert asked == [1_000, 1_000, 1_000, 1_000, 500]
+    assert key_counts == [1_000, 1_000, 1_000, 1_000, 500]
     assert store.list(f"{prefix}/_data/") == []
 
 

@@ -181,9 +181,9 @@ class TableMachine(RuleBasedStateMachine):
     def read(self, at_ms: int | None = None) -> Rows:
         if not self.table.snapshot(at_ms).parts:
             return {}
-        found = self.table.query("SELECT n, k FROM t", as_of=at_ms).fetchall()
-        assert len({n for n, _ in found}) == len(found), "rows twice"
-        return dict(found)
+        all_rows = self.table.query("SELECT n, k FROM t", as_of=at_ms).fetchall()
+        assert len({n for n, _ in all_rows}) == len(all_rows), "rows twice"
+        return dict(all_rows)
 
 
 class _LongMachine(TableMachine):

@@ -302,9 +302,9 @@ def test_the_services_work_together_as_processes(project: Path, tmp_path: Path) 
     (home / "workspace.yaml").write_text(workspace.replace("4000", str(ports["code"])))
     filled = {**FILLED, "PROJECT_PACKAGE": "shop"}
     with postgres(project) as url:
-        given = load(filled)["services"]
+        running_services = load(filled)["services"]
         places = {
-            given["code"]["environment"]["ICEDB_DAGSTER_POSTGRES_URL"]: url,
+            running_services["code"]["environment"]["ICEDB_DAGSTER_POSTGRES_URL"]: url,
             "http://s3:8333": f"http://127.0.0.1:{ports['s3']}",
             "0.0.0.0": "127.0.0.1",
             "8333": str(ports["s3"]),
@@ -314,7 +314,7 @@ def test_the_services_work_together_as_processes(project: Path, tmp_path: Path) 
             "/opt/dagster": str(home),
             "/opt/platform": str(DEPLOY),
         }
-        here = Here(given, filled, places)
+        here = Here(running_services, filled, places)
         run_platform(here, project, home, ports, tmp_path)
 
 

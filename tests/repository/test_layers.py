@@ -123,12 +123,12 @@ PACKAGES = ("icedb", "icedb_dagster", "pyspark_icedb", "spark_jobs")
 
 @cache
 def modules() -> dict[str, Path]:
-    found = {}
+    paths = {}
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            found[name] = path
-    return found
+            paths[name] = path
+    return paths
 
 
 def imports(module: str, path: Path) -> Iterator[str]:

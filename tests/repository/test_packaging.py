@@ -86,8 +86,8 @@ def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("alone")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / "venv"], check=True)
     python = root / "venv" / "bin" / "python"
-    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = Path(subprocess.run([python, "-c", asked], capture_output=True, check=True, text=True).stdout.strip())
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(subprocess.run([python, "-c", code], capture_output=True, check=True, text=True).stdout.strip())
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     pending, linked = [Requirement(text) for text in PROJECT["dependencies"]], set[str]()
@@ -96,10 +96,10 @@ def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name in linked:
             continue
         linked.add(name)
-        found = distribution(name)
-        for top in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
+        installed = distribution(name)
+        for top in {file.parts[0] for file in installed.files or () if file.parts[0] not in ("..", "__pycache__")}:
             if not (site / top).exists():
-                (site / top).symlink_to(Path(str(found.locate_file(top))))
+                (site / top).symlink_to(Path(str(installed.locate_file(top))))
         pending += requirements(name)
     return python
 
@@ -172,11 +172,11 @@ def test_programs_that_use_the_wheel_are_typed(alone: Path, tmp_path: Path) -> N
     (tmp_path / "consumer.py").write_text(SNIPPET)
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", alone, "consumer.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    told = [line.partition(": ")[2] for line in done.stdout.splitlines() if line.startswith("consumer.py")]
-    assert told[0] == 'note: Revealed type is "icedb.transaction.append.Commit"', done.stdout + done.stderr
-    assert told[1] == 'note: Revealed type is "list[tuple[Any, ...]]"'
-    assert 'Unexpected keyword argument "partition"' in told[2]
-    assert "icedb.errors.IceDBError" in told[-1]
+    notes = [line.partition(": ")[2] for line in done.stdout.splitlines() if line.startswith("consumer.py")]
+    assert notes[0] == 'note: Revealed type is "icedb.transaction.append.Commit"', done.stdout + done.stderr
+    assert notes[1] == 'note: Revealed type is "list[tuple[Any, ...]]"'
+    assert 'Unexpected keyword argument "partition"' in notes[2]
+    assert "icedb.errors.IceDBError" in notes[-1]
 
 
 def test_every_extra_has_a_smoke_of_its_own() -> None:
@@ -242,8 +242,8 @@ def test_what_a_page_of_the_repository_names_is_there(page: str) -> None:
 
 def test_an_interpreter_is_found_or_not_and_nothing_is_fetched() -> None:
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
-    found = find_python(own)
-    assert found is not None
+    installed = find_python(own)
+    assert installed is not None
     assert find_python("3.1") is None
 
 

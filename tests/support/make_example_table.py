@@ -192,8 +192,8 @@ def snapshot(table: Table, at: int) -> dict[str, Any]:
 
 def answer(table: Table, at: int | None) -> list[list[Any]]:
     """All rows, with their partition, in the order of `ts`."""
-    found = table.query("SELECT d, ts::VARCHAR, user_id, event, price FROM t ORDER BY ts, user_id", as_of=at)
-    return [list(row) for row in found.fetchall()]
+    result = table.query("SELECT d, ts::VARCHAR, user_id, event, price FROM t ORDER BY ts, user_id", as_of=at)
+    return [list(row) for row in result.fetchall()]
 
 
 # ------------------------------------------------------------------------------------------------ the page about it

@@ -226,7 +226,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Follow the tutorial word by word in a fresh clone.")
     parser.add_argument("--uncommitted", action="store_true", help="the files as they are, not what is committed")
     parser.add_argument("--keep", action="store_true", help="do not delete the folder at the end")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="icedb-newcomer-"))
     try:
         env = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
@@ -235,7 +235,7 @@ def main() -> int:
         clone, own = folder / "clone", folder / "newcomer"
         own.mkdir()
         _say(f"a clone, and a wheel of it, in {folder}")
-        (_copy if given.uncommitted else _clone)(clone)
+        (_copy if arguments.uncommitted else _clone)(clone)
         follow(steps_of((clone / TUTORIAL).read_text()), own, env | _wheel(clone, folder, env), tell=_say)
         _say("The tutorial does what it says.")
     except Misled as error:
@@ -243,7 +243,7 @@ def main() -> int:
         return 1
     finally:
         _end(folder)
-        if not given.keep:
+        if not arguments.keep:
             shutil.rmtree(folder, ignore_errors=True)
     return 0
 

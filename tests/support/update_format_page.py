@@ -28,9 +28,9 @@ def updated(text: str, written: Mapping[str, bytes]) -> str:
     log_files = sorted(k for k in written if k.startswith(KEYS.log_prefix))
     by_time = {log_time(k): k for k in log_files}
 
-    def block(found: re.Match[str]) -> str:
-        key = by_time[log_time(found[1])] if found[1].startswith(KEYS.log_prefix) else found[1]
-        return f"`{key}`\n\n```{found[2]}\n{written[key].decode()}\n```"
+    def block(match: re.Match[str]) -> str:
+        key = by_time[log_time(match[1])] if match[1].startswith(KEYS.log_prefix) else match[1]
+        return f"`{key}`\n\n```{match[2]}\n{written[key].decode()}\n```"
 
     text = re.sub(rf"^`({PREFIX}/\S+)`\n\n```(jsonl?)\n.*?\n```$", block, text, flags=re.DOTALL | re.MULTILINE)
     void = encode(LogFile(int(log_time(log_files[-1])), {}, epoch=4, live_epochs=(3, 4), void=True)).decode()

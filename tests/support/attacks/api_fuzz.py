@@ -328,14 +328,14 @@ def _shown(value: object) -> str:
 def try_case(world: World, case: Case) -> Escape | str | None:
     """The escape; else the name of the error's class, or None when the call succeeded."""
     wrong = {name: world.values[n]() for name, n in case.wrong.items()}
-    given = dict(wrong)
+    arguments = dict(wrong)
     for name, parameter in case.entry.parameters.items():
-        if name not in given and (parameter.default is parameter.empty or name in ("grace_ms",)):
+        if name not in arguments and (parameter.default is parameter.empty or name in ("grace_ms",)):
             with suppress(KeyError):
-                given[name] = _right(name, world)
-    shown = ", ".join(f"{n}={_shown(v)}" for n, v in wrong.items())
+                arguments[name] = _right(name, world)
+    wrong_arguments = ", ".join(f"{n}={_shown(v)}" for n, v in wrong.items())
     try:
-        answer = case.entry.bound(world)(**given)
+        answer = case.entry.bound(world)(**arguments)
         if isinstance(answer, QueryResult):
             answer.fetchall()
         elif isinstance(answer, icedb.BufferedWriter):
@@ -348,11 +348,11 @@ def try_case(world: World, case: Case) -> Escape | str | None:
         why = _fault_of(error, case)
         if why is None and world.contents() != world.before:
             why = f"{type(error).__name__}, and the table changed: {error}"
-        return Escape(case, shown, why) if why else type(error).__name__
+        return Escape(case, wrong_arguments, why) if why else type(error).__name__
     except BaseException as error:
         if isinstance(error, ZeroDivisionError) and "of the caller" in str(error):
             return "the caller's own"
-        return Escape(case, shown, f"{type(error).__module__}.{type(error).__name__}: {str(error)[:300]}")
+        return Escape(case, wrong_arguments, f"{type(error).__module__}.{type(error).__name__}: {str(error)[:300]}")
     finally:
         if world.contents() != world.before:
             world.renew()

@@ -145,12 +145,12 @@ class World:
         """Every object of the store, with its content, and every file of the test's folder on this machine."""
         # Not the owner file of the library's temporary folder, which stays as long as something needs the folder.
         files = contents(self.canary.folder.parent)
-        found = {k: body for k, body in files.items() if not fnmatch(k, "*/icedb-temporary-*/owner")}
+        host_files = {k: body for k, body in files.items() if not fnmatch(k, "*/icedb-temporary-*/owner")}
         if self.place.kind == "s3":
             store = open_store(parse_location(self.place.uri, self.options))
             keys = [info.key for info in store.list(f"{self.prefix}/")]
-            found |= {key: store.get(key).body for key in keys}
-        return found
+            host_files |= {key: store.get(key).body for key in keys}
+        return host_files
 
     def new_keys(self) -> list[str]:
         """What is there since: names below the folder of all tables. Fails if something changed or is gone."""

@@ -40,9 +40,9 @@ class GatedTable(icedb.Table):
     def merge(self, **options: Any) -> icedb.MergeReport:
         began = time.monotonic()
         report = super().merge(**options)
-        told = {"began": began, "ended": time.monotonic(), "dropped_groups": report.dropped_groups, "run": self.run}
+        span = {"began": began, "ended": time.monotonic(), "dropped_groups": report.dropped_groups, "run": self.run}
         hidden = self.spans / f".{uuid.uuid4().hex}"
-        hidden.write_text(json.dumps(told))
+        hidden.write_text(json.dumps(span))
         hidden.rename(self.spans / f"{hidden.name[1:]}.json")  # whole, or not there
         return report
 
@@ -129,13 +129,13 @@ def daily(lake: GatedLake, days: list[str], fails_first: list[str]) -> dg.Defini
 
 def definitions() -> dg.Definitions:
     """Everything of a platform."""
-    given = json.loads(os.environ[SETTINGS])
-    options = {name: dg.EnvVar(name) for name in given["storage_options"]}
-    lake = GatedLake(root=given["root"], storage_options=options, folder=given["folder"])
+    settings = json.loads(os.environ[SETTINGS])
+    options = {name: dg.EnvVar(name) for name in settings["storage_options"]}
+    lake = GatedLake(root=settings["root"], storage_options=options, folder=settings["folder"])
     return dg.Definitions.merge(
-        dg.Definitions(assets=[merging_asset(table) for table in given["by_hand"]], resources={"icedb": lake}),
-        *(build_table_definitions(table) for table in given["tables"]),
-        *([daily(lake, given["days"], given["fails_first"])] if given["days"] else []),
+        dg.Definitions(assets=[merging_asset(table) for table in settings["by_hand"]], resources={"icedb": lake}),
+        *(build_table_definitions(table) for table in settings["tables"]),
+        *([daily(lake, settings["days"], settings["fails_first"])] if settings["days"] else []),
     )
 
 

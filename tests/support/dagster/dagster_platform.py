@@ -111,9 +111,9 @@ class Platform:
 
     def spans(self, table: str) -> list[Span]:
         """When the runs worked that merged a table to the end, in order."""
-        told = [json.loads(file.read_text()) for file in (self.gates / "spans" / table).glob("*.json")]
-        told.sort(key=lambda merge: (merge["run"], merge["began"]))
-        runs = [list(of_run) for _, of_run in groupby(told, key=lambda merge: merge["run"])]
+        recorded = [json.loads(file.read_text()) for file in (self.gates / "spans" / table).glob("*.json")]
+        recorded.sort(key=lambda merge: (merge["run"], merge["began"]))
+        runs = [list(of_run) for _, of_run in groupby(recorded, key=lambda merge: merge["run"])]
         spans = [Span(r[0]["began"], r[-1]["ended"], sum(merge["dropped_groups"] for merge in r)) for r in runs]
         return sorted(spans, key=lambda span: span.began)
 
@@ -130,8 +130,8 @@ class Platform:
     def reached(self, table: str, moment: str) -> int:
         """Wait until a program is stopped there; returns its pid."""
         name = f"{table}.{moment}.*"
-        found = wait_until(lambda: list(self.gates.glob(name)), f"run of {table} at {moment}")
-        return int(found[0].name.rpartition(".")[2])
+        matches = wait_until(lambda: list(self.gates.glob(name)), f"run of {table} at {moment}")
+        return int(matches[0].name.rpartition(".")[2])
 
     def open(self, table: str, moment: str) -> None:
         """Let it go on; or take the gate away that nobody came to."""
@@ -141,9 +141,9 @@ class Platform:
     # ------------------------------------------------------------------------------------ processes
 
     def pid(self, service: stack.ServiceName) -> int:
-        [found] = [row.pid for row in stack.status(self.project) if row.name == service]
-        assert found is not None
-        return found
+        [matches] = [row.pid for row in stack.status(self.project) if row.name == service]
+        assert matches is not None
+        return matches
 
     def up(self) -> None:
         """Start what does not run any more."""
@@ -178,8 +178,8 @@ class Platform:
 
     def statuses(self, runs: Sequence[str]) -> list[str]:
         """How runs are, in their order."""
-        found = {run.run_id: run for run in self.instance.get_runs(dg.RunsFilter(run_ids=list(runs)))}
-        return [found[run].status.value for run in runs]
+        matches = {run.run_id: run for run in self.instance.get_runs(dg.RunsFilter(run_ids=list(runs)))}
+        return [matches[run].status.value for run in runs]
 
     def started(self, *runs: str) -> None:
         """Wait until each has a worker that works or waits for its pool."""

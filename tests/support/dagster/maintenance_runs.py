@@ -37,8 +37,8 @@ def run(job: dg.JobDefinition, table: str, hold_s: float, barrier: Barrier, out:
         barrier.wait()
         result = job.execute_in_process(instance=instance, raise_on_error=False)
     errors = [str(event.step_failure_data.error) for event in result.get_step_failure_events()]
-    told = {"table": table, "success": result.success, "errors": errors, "began": moments[0], "ended": moments[-1]}
-    out.write_text(json.dumps(told))
+    outcome = {"table": table, "success": result.success, "errors": errors, "began": moments[0], "ended": moments[-1]}
+    out.write_text(json.dumps(outcome))
 
 
 def main(task: dict[str, Any]) -> None:

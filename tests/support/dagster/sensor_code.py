@@ -19,10 +19,10 @@ TABLE = "events"
 PAUSE_S = 0.5
 
 
-def fill(uri: str, stop: Path, told: Path) -> None:
+def fill(uri: str, stop: Path, written: Path) -> None:
     """Insert rows, a commit each."""
     table = icedb.Table.open(uri)
-    with told.open("a") as out:
+    with written.open("a") as out:
         n = 0
         while not stop.exists():
             commit = table.insert([{"n": n, "d": "2026-11-22"}])

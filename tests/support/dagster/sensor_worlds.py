@@ -142,8 +142,8 @@ class Daemon:
 
     def _request(self, request: dg.RunRequest) -> None:
         assert request.run_key
-        found = self.instance.get_runs(dg.RunsFilter(tags={RUN_KEY_TAG: request.run_key}))
-        if any(run.tags.get(SENSOR_NAME_TAG) == self.sensor.name for run in found):
+        matching_runs = self.instance.get_runs(dg.RunsFilter(tags={RUN_KEY_TAG: request.run_key}))
+        if any(run.tags.get(SENSOR_NAME_TAG) == self.sensor.name for run in matching_runs):
             self.dropped.append(request.run_key)
             return
         tags = {**request.tags, RUN_KEY_TAG: request.run_key, SENSOR_NAME_TAG: self.sensor.name}
@@ -162,8 +162,8 @@ def report_event(
     made = isinstance(event, dg.AssetMaterialization)
     kind = dg.DagsterEventType.ASSET_MATERIALIZATION if made else dg.DagsterEventType.ASSET_OBSERVATION
     data = StepMaterializationData(event) if made else AssetObservationData(event)
-    told = dg.DagsterEvent(event_type_value=kind.value, job_name=RUNLESS_JOB_NAME, event_specific_data=data)
-    instance.report_dagster_event(told, run_id=RUNLESS_RUN_ID, timestamp=at_ms / 1000)
+    dagster_event = dg.DagsterEvent(event_type_value=kind.value, job_name=RUNLESS_JOB_NAME, event_specific_data=data)
+    instance.report_dagster_event(dagster_event, run_id=RUNLESS_RUN_ID, timestamp=at_ms / 1000)
 
 
 def add_run(

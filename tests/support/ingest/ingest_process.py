@@ -59,8 +59,8 @@ class Client:
         try:
             self._connection.request(method, path, body, dict(headers or {}))
             with self._connection.getresponse() as response:
-                found = {name.lower(): value for name, value in response.getheaders()}
-                return Reply(response.status, found, response.read())
+                response_headers = {name.lower(): value for name, value in response.getheaders()}
+                return Reply(response.status, response_headers, response.read())
         except (OSError, http.client.HTTPException):
             self._connection.close()
             raise

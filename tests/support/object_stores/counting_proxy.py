@@ -117,8 +117,10 @@ def _handler(proxy: CountingProxy) -> type[BaseHTTPRequestHandler]:
             try:
                 if proxy.before is not None:
                     proxy.before(request)
-                given = proxy.answer(request.kind, self.path, body) if proxy.answer is not None else None
-                status, headers, answer = self._forward(body) if given is None else (given[0], [], given[1])
+                substitute = proxy.answer(request.kind, self.path, body) if proxy.answer is not None else None
+                status, headers, answer = (
+                    self._forward(body) if substitute is None else (substitute[0], [], substitute[1])
+                )
                 request = replace(request, status=status, up=len(body), down=len(answer))
                 proxy.requests.append(request)
                 if proxy.after is not None:

@@ -26,7 +26,7 @@ class Keys:
         self.iam.create_user(UserName=self.user)
         self.iam.put_user_policy(UserName=self.user, PolicyName="all", PolicyDocument=ALLOW_ALL)
         self.expires_in = timedelta(minutes=1)  # less than is left before something is renewed
-        self.given: list[str] = []
+        self.issued: list[str] = []
         self.now: dict[str, Any] = {}
         self.rotate()
 
@@ -39,7 +39,7 @@ class Keys:
 
     def __call__(self) -> dict[str, Any]:
         """As obstore's providers."""
-        self.given.append(self.now["access_key_id"])
+        self.issued.append(self.now["access_key_id"])
         return {**self.now, "expires_at": datetime.now(UTC) + self.expires_in}
 
 
@@ -52,15 +52,15 @@ def keys(s3_server: S3Server) -> Keys:
 @pytest.fixture
 def profile(keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A profile whose credentials a program tells, and which boto3 asks again before they expire."""
-    told = tmp_path / "told.json"
+    credentials_file = tmp_path / "told.json"
     program = tmp_path / "program.py"
-    program.write_text(f"print(open({str(told)!r}).read())")
+    program.write_text(f"print(open({str(credentials_file)!r}).read())")
     command = shlex.join([sys.executable, "-S", str(program)])
     (tmp_path / "config").write_text(f"[profile rotating]\ncredential_process = {command}\nregion = us-east-1\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
 
     def tell() -> None:
-        told.write_text(
+        credentials_file.write_text(
             json.dumps(
                 {
                     "Version": 1,

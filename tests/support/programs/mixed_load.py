@@ -113,21 +113,21 @@ class Load:
         lines = [line for role in ACTS for line in read_journal(self.folder / f"{role}.jsonl")]
         did = Counter(line["done"] for line in lines if line.get("committed"))
         again = Counter(line["again"] for line in lines if "again" in line)
-        told = ", ".join(f"{name} {count}" for name, count in sorted(again.items())) or "no errors"
+        summary = ", ".join(f"{name} {count}" for name, count in sorted(again.items())) or "no errors"
         return (
             f"{self.killed} processes killed, {sum('ack' in line for line in lines) + did.total()} commits, "
             f"{did['MergeReport'] + did['MergeLogReport']} merges, epoch {table.snapshot().epoch}, "
             f"{sum('read' in line for line in lines)} snapshots and {sum('travelled' in line for line in lines)} past "
-            f"ones read, {table.snapshot().rows} rows, {seconds:.0f} s, seed {self.seed} ({told})"
+            f"ones read, {table.snapshot().rows} rows, {seconds:.0f} s, seed {self.seed} ({summary})"
         )
 
 
 def audit(table: Table, folder: Path) -> None:
     """Every acknowledged batch is there, nothing else than was meant, each whole and once; and the table is sound."""
     snapshot = table.snapshot()
-    found, intended, acknowledged = check_batches(snapshot), batches(folder, "intent"), batches(folder, "ack")
-    if acknowledged - found or found - intended:
-        raise AssertionError(f"lost: {sorted(acknowledged - found)}; from nowhere: {sorted(found - intended)}")
+    visible, intended, acknowledged = check_batches(snapshot), batches(folder, "intent"), batches(folder, "ack")
+    if acknowledged - visible or visible - intended:
+        raise AssertionError(f"lost: {sorted(acknowledged - visible)}; from nowhere: {sorted(visible - intended)}")
     report = table.verify(deep=True)
     if not report.ok:
         raise AssertionError(str(report))

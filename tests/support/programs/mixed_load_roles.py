@@ -96,17 +96,17 @@ def batch_rows(writer: int, batch: int, *, attempt: str, brings: bool) -> list[d
 
 def check_batches(snapshot: Snapshot) -> set[Batch]:
     """The batches of a snapshot; each must be there whole, from one attempt, and once."""
-    found = snapshot.query(
+    counts = snapshot.query(
         "SELECT writer, batch, count(*), count(DISTINCT i), count(DISTINCT attempt), max(total) FROM t "
         f"WHERE writer != {CHANGING} GROUP BY ALL"
     ).fetchall()
-    wrong = [row for row in found if not row[2] == row[3] == row[5] or row[4] != 1]
+    wrong = [row for row in counts if not row[2] == row[3] == row[5] or row[4] != 1]
     if wrong:
         raise AssertionError(
             f"at {snapshot.as_of_ms}, epoch {snapshot.epoch}: batches that are not there whole and once (writer, "
             f"batch, rows, distinct rows, attempts, rows there should be): {wrong}"
         )
-    return {(writer, batch) for writer, batch, *_ in found}
+    return {(writer, batch) for writer, batch, *_ in counts}
 
 
 @dataclass

@@ -72,7 +72,7 @@ class BucketObjects:
 
     def list(self, prefix: str) -> list[str]:
         pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
-        return sorted(found["Key"] for page in pages for found in page.get("Contents", ()))
+        return sorted(listed["Key"] for page in pages for listed in page.get("Contents", ()))
 
 
 @dataclass
@@ -167,5 +167,5 @@ class V3Program:
         return [row for path in self.read().live for row in self._rows(path)]
 
     def _rows(self, path: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = pq.read_table(io.BytesIO(self.objects.get(path))).to_pylist()
-        return found
+        listed: list[dict[str, Any]] = pq.read_table(io.BytesIO(self.objects.get(path))).to_pylist()
+        return listed

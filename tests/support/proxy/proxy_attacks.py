@@ -77,7 +77,7 @@ class Reply:
     def keys(self) -> list[str]:
         return self.texts("Key")
 
-    def told(self) -> str:
+    def disclosed(self) -> str:
         """All that it says, except for what it repeats of the request's path, and for what parts contain."""
         body = b"" if self.header("content-type") == "application/vnd.apache.parquet" else self.body
         body = re.sub(rb"<Resource>[^<]*</Resource>", b"", body)
@@ -115,7 +115,7 @@ def exchange(port: int, sent: bytes) -> bytes:
 
 def replies(received: bytes, *, head: bool = False) -> list[Reply]:
     """The answers in what was received, interim ones left out. Raises ValueError for what is no answer of HTTP."""
-    found = []
+    all_replies = []
     while received:
         head_bytes, separator, received = received.partition(b"\r\n\r\n")
         first, *lines = head_bytes.decode("latin-1").split("\r\n")
@@ -126,8 +126,8 @@ def replies(received: bytes, *, head: bool = False) -> list[Reply]:
         if status.startswith("1"):
             continue
         body, received = (b"", received) if head or status == "304" else _body(dict(headers), received)
-        found.append(Reply(int(status), headers, body))
-    return found
+        all_replies.append(Reply(int(status), headers, body))
+    return all_replies
 
 
 def _body(headers: dict[str, str], received: bytes) -> tuple[bytes, bytes]:
@@ -365,12 +365,14 @@ class World(Asker):
 
     def leaks(self, sent: bytes, reply: Reply) -> list[str]:
         """What an answer tells that the request did not know."""
-        known, told = unquote(sent.decode("latin-1")).lower(), reply.told().lower()
+        request_text, disclosed = unquote(sent.decode("latin-1")).lower(), reply.disclosed().lower()
         hidden = self.secrets()
-        if RIVAL.id.lower() not in known:
+        if RIVAL.id.lower() not in request_text:
             hidden[self.lake.rivals.rpartition("/")[2]] = "a part of another tenant"
         return [
-            f"{what}: {text}" for text, what in hidden.items() if text.lower() in told and text.lower() not in known
+            f"{what}: {text}"
+            for text, what in hidden.items()
+            if text.lower() in disclosed and text.lower() not in request_text
         ]
 
 

@@ -168,8 +168,8 @@ def chdb_table(access: Access, address: str) -> str:
 
 def ask_duckdb(access: Access, bucket: str, by: str, of: str) -> list[Group]:
     with duckdb_connection(access) as con:
-        found = f"read_parquet('s3://{bucket}/**/*.parquet', hive_partitioning = true)"
-        return _in_order(con.sql(f"SELECT {by}, count(*), sum({of}) FROM {found} GROUP BY ALL").fetchall())
+        relation = f"read_parquet('s3://{bucket}/**/*.parquet', hive_partitioning = true)"
+        return _in_order(con.sql(f"SELECT {by}, count(*), sum({of}) FROM {relation} GROUP BY ALL").fetchall())
 
 
 def ask_chdb(access: Access, bucket: str, by: str, of: str) -> list[Group]:
@@ -181,21 +181,21 @@ def ask_chdb(access: Access, bucket: str, by: str, of: str) -> list[Group]:
 def ask_polars(access: Access, bucket: str, by: str, of: str) -> list[Group]:
     import polars as pl
 
-    found = pl.scan_parquet(f"s3://{bucket}/**/*.parquet", storage_options=access.object_store)
-    return _in_order(found.group_by(by).agg(pl.len(), pl.col(of).sum()).collect().rows())
+    relation = pl.scan_parquet(f"s3://{bucket}/**/*.parquet", storage_options=access.object_store)
+    return _in_order(relation.group_by(by).agg(pl.len(), pl.col(of).sum()).collect().rows())
 
 
 def ask_pyarrow(access: Access, bucket: str, by: str, of: str) -> list[Group]:
     """Without `partitioning`: the columns are in the parts too, and Arrow would guess narrower types from the paths."""
-    found = ds.dataset(bucket, filesystem=arrow_files(access), format="parquet", partitioning=None)
-    return _grouped([found.to_table(columns=[by, of])], by, of)
+    relation = ds.dataset(bucket, filesystem=arrow_files(access), format="parquet", partitioning=None)
+    return _grouped([relation.to_table(columns=[by, of])], by, of)
 
 
 def ask_pandas(access: Access, bucket: str, by: str, of: str) -> list[Group]:
     import pandas as pd
 
-    found = pd.read_parquet(bucket, filesystem=arrow_files(access), partitioning=None, dtype_backend="pyarrow")
-    grouped = found.groupby(by, dropna=False)[of].agg(["size", "sum"])
+    relation = pd.read_parquet(bucket, filesystem=arrow_files(access), partitioning=None, dtype_backend="pyarrow")
+    grouped = relation.groupby(by, dropna=False)[of].agg(["size", "sum"])
     rows = ((None if pd.isna(value) else value, int(size), int(total)) for value, size, total in grouped.itertuples())
     return _in_order(rows)
 
@@ -218,7 +218,7 @@ def ask_obstore(access: Access, bucket: str, by: str, of: str) -> list[Group]:
 def ask_boto3(access: Access, bucket: str, by: str, of: str) -> list[Group]:
     client = boto3_client(access)
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
-    keys = [found["Key"] for page in pages for found in page.get("Contents", ())]
+    keys = [relation["Key"] for page in pages for relation in page.get("Contents", ())]
     return _grouped([parquet_of(client.get_object(Bucket=bucket, Key=k)["Body"].read()) for k in keys], by, of)
 
 
@@ -266,8 +266,8 @@ def _one_chdb(access: Access, bucket: str, keys: list[str]) -> list[int]:
 def _one_polars(access: Access, bucket: str, keys: list[str]) -> list[int]:
     import polars as pl
 
-    found = (pl.scan_parquet(f"s3://{bucket}/{k}", storage_options=access.object_store) for k in keys)
-    return [n for frame in found for n in frame.collect()["n"].to_list()]
+    relation = (pl.scan_parquet(f"s3://{bucket}/{k}", storage_options=access.object_store) for k in keys)
+    return [n for frame in relation for n in frame.collect()["n"].to_list()]
 
 
 def _one_pyarrow(access: Access, bucket: str, keys: list[str]) -> list[int]:

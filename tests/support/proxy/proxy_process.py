@@ -65,11 +65,11 @@ class ProxyProcess:
                 cwd=ROOT,
             )
         try:
-            found = self._wait_until_it_listens()
+            addresses = self._wait_until_it_listens()
         except BaseException:
             self._end()
             raise
-        self.endpoint, self.admin = found[1], found[2] or ""
+        self.endpoint, self.admin = addresses[1], addresses[2] or ""
         return self
 
     def __exit__(
@@ -116,9 +116,9 @@ class ProxyProcess:
     def _wait_until_it_listens(self) -> re.Match[str]:
         deadline = time.monotonic() + START_SECONDS_MAX
         while time.monotonic() < deadline:
-            found = _LISTENING.search(self.errors())
-            if found:
-                return found
+            addresses = _LISTENING.search(self.errors())
+            if addresses:
+                return addresses
             if not self.alive():
                 break
             time.sleep(0.05)

@@ -32,14 +32,14 @@ _NOTHING = b"<Error><Code>NoSuchKey</Code><Message>There is nothing here.</Messa
 
 
 class OneTenant:
-    """A directory with one tenant; `asked` is what it was asked for."""
+    """A directory with one tenant; `looked_up` is what it was asked for."""
 
     def __init__(self, tenant: Tenant = ACME) -> None:
         self.tenant = tenant
-        self.asked: list[str] = []
+        self.looked_up: list[str] = []
 
     async def find(self, access_key_id: str) -> KeyOwner | None:
-        self.asked.append(access_key_id)
+        self.looked_up.append(access_key_id)
         return next((KeyOwner(self.tenant, key) for key in self.tenant.keys if key.id == access_key_id), None)
 
 

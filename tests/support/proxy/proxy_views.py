@@ -38,18 +38,18 @@ async def refusal(
 
 async def is_there(tables: TableCatalog, bucket: VirtualBucket, key: str, as_of_ms: int | None = None) -> bool:
     try:
-        found, _ = await tables.find(bucket, as_of_ms, key)
+        all_keys, _ = await tables.find(bucket, as_of_ms, key)
     except S3Error as error:
         if error.code != "NoSuchKey":
             raise
         return False
-    assert found.key == key
+    assert all_keys.key == key
     return True
 
 
-async def page(app: ProxyApp, name: str = "events", **asked: str) -> tuple[list[str], str]:
+async def page(app: ProxyApp, name: str = "events", **parameters: str) -> tuple[list[str], str]:
     """The keys of a page, and how to go on; or, when it is refused, nothing and the code."""
-    answer = await ask_app(app, question("GET", f"/{name}", {n.replace("_", "-"): v for n, v in asked.items()}))
+    answer = await ask_app(app, question("GET", f"/{name}", {n.replace("_", "-"): v for n, v in parameters.items()}))
     if answer.status != 200:
         return [], answer.code
     root = ET.fromstring(answer.body)
@@ -59,12 +59,12 @@ async def page(app: ProxyApp, name: str = "events", **asked: str) -> tuple[list[
 
 async def rest_of(app: ProxyApp, token: str, name: str = "events") -> list[str]:
     """What the pages after a token hold."""
-    found: list[str] = []
+    all_keys: list[str] = []
     while token:
         keys, token = await page(app, name, list_type="2", max_keys="2", continuation_token=token)
         assert keys, token
-        found += keys
-    return found
+        all_keys += keys
+    return all_keys
 
 
 def says_nothing(answer: Heard) -> bool:
@@ -73,5 +73,5 @@ def says_nothing(answer: Heard) -> bool:
     return not any(word in said for word in (b"memory", b"clocked", b"_log", b"_data", b"_table", b"injected", b"/tmp"))
 
 
-async def asked(app: ProxyApp, path: str, method: str = "GET") -> Heard:
+async def parameters(app: ProxyApp, path: str, method: str = "GET") -> Heard:
     return await ask_app(app, question(method, path))

@@ -147,8 +147,8 @@ class Heard:
     @property
     def code(self) -> str:
         """Of S3's error, or nothing."""
-        found = re.search(rb"<Code>(\w+)</Code>", self.body)
-        return found[1].decode() if found and self.status >= 400 else ""
+        error_code = re.search(rb"<Code>(\w+)</Code>", self.body)
+        return error_code[1].decode() if error_code and self.status >= 400 else ""
 
 
 class Side(Protocol):

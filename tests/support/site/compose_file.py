@@ -28,7 +28,7 @@ def variables(text: str) -> set[str]:
         for name, value in (service.get("environment") or {}).items()
         if value is None
     }
-    return passed | {found.group(1) for found in VARIABLE.finditer(text)}
+    return passed | {match.group(1) for match in VARIABLE.finditer(text)}
 
 
 def read_env(path: Path) -> dict[str, str]:
@@ -40,8 +40,8 @@ def read_env(path: Path) -> dict[str, str]:
 def load(environ: Mapping[str, str]) -> dict[str, Any]:
     """The compose file with its variables filled in. Raises KeyError, with its text, for one that has to be set."""
 
-    def value(found: re.Match[str]) -> str:
-        name, kind, text = found.groups()
+    def value(match: re.Match[str]) -> str:
+        name, kind, text = match.groups()
         if environ.get(name) or (kind in {None, "-"} and name in environ):
             return environ[name]
         if kind and kind.endswith("?"):
@@ -62,8 +62,8 @@ class Here:
 
     def environment(self, service: str) -> dict[str, str]:
         """The environment of a service's container."""
-        given = self.services[service].get("environment") or {}
-        filled = {name: self.environ.get(name) if value is None else value for name, value in given.items()}
+        declared = self.services[service].get("environment") or {}
+        filled = {name: self.environ.get(name) if value is None else value for name, value in declared.items()}
         return {name: self.placed(value) for name, value in filled.items() if value is not None}
 
     def command(self, service: str) -> list[str]:

@@ -153,8 +153,8 @@ DEFAULT_MS = {
 def counting_times(spec: Mapping[str, Any], now_ms: int) -> dict[str, int]:
     """Each time of a table as it counts at a moment."""
     times = DEFAULT_MS | spec.get("timing", {})
-    for known, then in _earlier_times(spec):
-        times |= {name: max(value, times[name]) for name, value in then.items() if known + value > now_ms}
+    for known_ms, then in _earlier_times(spec):
+        times |= {name: max(value, times[name]) for name, value in then.items() if known_ms + value > now_ms}
     return times
 
 
@@ -162,14 +162,14 @@ def publishable_age(spec: Mapping[str, Any], oldest_part_ms: int) -> int:
     """The age up to which a part may be published."""
     own = DEFAULT_MS | spec.get("timing", {})
     return min(
-        [own["part_timeout_ms"], *(t["part_timeout_ms"] for known, t in _earlier_times(spec) if known > oldest_part_ms)]
+        [own["part_timeout_ms"], *(t["part_timeout_ms"] for known_ms, t in _earlier_times(spec) if known_ms > oldest_part_ms)]
     )
 
 
 def deleted_until(spec: Mapping[str, Any], pin_ms: int) -> int:
     """The tombstones whose parts a pin takes for deleted, without skew and precision."""
     own = DEFAULT_MS | spec.get("timing", {})
-    limits = [min(pin_ms, known) - then["grace_ms"] for known, then in _earlier_times(spec)]
+    limits = [min(pin_ms, known_ms) - then["grace_ms"] for known_ms, then in _earlier_times(spec)]
     return max([pin_ms - own["grace_ms"], *limits])
 
 
@@ -199,8 +199,8 @@ class Refresher:
             after, self.listed_whole_at = "", now_ms
             self.whole += 1
         self.listed_at = now_ms
-        known = {key: body for key, body in self.log_files.items() if key <= after}
-        self.log_files = known | {key: body for key, body in store.items() if key.startswith(log) and key > after}
+        known_ms = {key: body for key, body in self.log_files.items() if key <= after}
+        self.log_files = known_ms | {key: body for key, body in store.items() if key.startswith(log) and key > after}
         return self.log_files
 
     def forget(self, ignored: set[str]) -> None:

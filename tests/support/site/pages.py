@@ -109,7 +109,7 @@ def execute(code: str, name: str) -> int:
     program = compile(tree, name, "exec", dont_inherit=True)  # the page has none of our `from __future__`
     exec(program, {"__name__": "__main__", "_value": checks.value, "_said": checks.said})
     assert not checks.left, f"{name}: lines {sorted(checks.left)} say something, and were not reached"
-    return checks.found
+    return checks.comparisons
 
 
 class _Checks(ast.NodeTransformer):
@@ -119,7 +119,7 @@ class _Checks(ast.NodeTransformer):
         tokens = tokenize.generate_tokens(io.StringIO(code).readline)
         self._comments = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
         self.left: set[int] = set()
-        self.found = 0
+        self.comparisons = 0
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr:
         comment = self._comments.get(node.end_lineno or 0)
@@ -134,7 +134,7 @@ class _Checks(ast.NodeTransformer):
         else:
             return node
         self.left.add(node.end_lineno or 0)
-        self.found += 1
+        self.comparisons += 1
         return ast.copy_location(ast.Expr(checked), node)
 
     def value(self, line: int, text: str, value: Any) -> None:

@@ -44,16 +44,16 @@ class Reader(Protocol):
 
 def sql_block(name: str) -> str:
     """The block of SQL with that name on the format page."""
-    [found] = re.findall(rf"^```sql {name}\n(.*?)^```$", FORMAT_PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
-    return str(found)
+    [result] = re.findall(rf"^```sql {name}\n(.*?)^```$", FORMAT_PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return str(result)
 
 
 def node() -> str:
     """The Node.js here; the test is skipped where there is none."""
-    found = shutil.which("node")
-    if found is None:
+    result = shutil.which("node")
+    if result is None:
         pytest.skip("there is no Node.js here: `node` is not on the PATH")
-    return found
+    return result
 
 
 class SqlReader:
@@ -71,11 +71,11 @@ class SqlReader:
 
     def live(self, root: str, as_of: int | None = None, *, log: str | None = None) -> Live:
         try:
-            found = self.con.execute(f"SELECT path, partition, bytes, rows FROM {call(root, as_of, log)}").fetchall()
+            result = self.con.execute(f"SELECT path, partition, bytes, rows FROM {call(root, as_of, log)}").fetchall()
         except duckdb.Error as error:
             raise Refused(str(error)) from None
-        assert [path for path, *_ in found] == sorted(path for path, *_ in found)
-        return {path: (partition, size, rows) for path, partition, size, rows in found}
+        assert [path for path, *_ in result] == sorted(path for path, *_ in result)
+        return {path: (partition, size, rows) for path, partition, size, rows in result}
 
     def rows(self, root: str, columns: str, *, log: str | None = None) -> list[tuple[Any, ...]]:
         """The rows of the live parts, as the page tells to read them."""
@@ -85,10 +85,10 @@ class SqlReader:
 
 
 def call(root: str, as_of: int | None, log: str | None) -> str:
-    given = [quote_text(root)]
-    given += [] if as_of is None else [f"as_of := {as_of}"]
-    given += [] if log is None else [f"log := {quote_text(log)}"]
-    return f"icedb_live({', '.join(given)})"
+    arguments = [quote_text(root)]
+    arguments += [] if as_of is None else [f"as_of := {as_of}"]
+    arguments += [] if log is None else [f"log := {quote_text(log)}"]
+    return f"icedb_live({', '.join(arguments)})"
 
 
 _SERVE = """

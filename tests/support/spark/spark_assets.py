@@ -95,7 +95,7 @@ def main(root: str, result: str) -> None:
         ]
         empty = materialize(spark_nothing)
     [failure] = empty.get_step_failure_events()
-    told = {
+    results = {
         "success": {
             "first": first.success,
             "again": again.success,
@@ -110,7 +110,7 @@ def main(root: str, result: str) -> None:
             if event.asset_key.path == ["spark_growing"] and event.metadata["icedb/repeated"].value
         ],
     }
-    Path(result).write_text(json.dumps(told))
+    Path(result).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

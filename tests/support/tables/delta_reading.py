@@ -42,12 +42,12 @@ def check_same(table: Table, *, without: tuple[str, ...] = ()) -> None:
 
 def actions(store: ObjectStore, version: int | None = None) -> list[dict[str, Any]]:
     """The lines of all versions that are there as JSON, or of one."""
-    found = []
+    entries = []
     for info in store.list(store.location.keys.delta_prefix):
         name = info.key.rpartition("/")[2]
         if name.endswith(".json") and version in (None, int(name.removesuffix(".json"))):
-            found += [json.loads(line) for line in store.get(info.key).body.splitlines()]
-    return found
+            entries += [json.loads(line) for line in store.get(info.key).body.splitlines()]
+    return entries
 
 
 def files(store: ObjectStore) -> set[str]:

@@ -75,7 +75,7 @@ def objects(s3c: S3Client) -> set[str]:
     """All keys of the bucket in the folder of the test, as boto3 lists them."""
     folder = s3c.s3prefix.partition("/")[0]
     pages = _boto3(s3c.storage_options).get_paginator("list_objects_v2").paginate(Bucket=s3c.s3bucket, Prefix=folder)
-    return {found["Key"] for page in pages for found in page.get("Contents", ())}
+    return {listed["Key"] for page in pages for listed in page.get("Contents", ())}
 
 
 def _boto3(options: Mapping[str, str]) -> Any:
@@ -94,5 +94,7 @@ def rows_of(ice: IceDBv3, sql: str = "SELECT * FROM rows") -> list[tuple[Any, ..
     """The answer of a query over the live parts, read as a v3 program does: through the markers and its own DuckDB."""
     paths = [f"s3://{ice.data_s3c.s3bucket}/{m.path}" for m in alive(ice.log_s3c)]
     with ice.get_duckdb() as con:
-        found = con.execute(f"WITH rows AS (FROM read_parquet(?, union_by_name=1, hive_partitioning=1)) {sql}", [paths])
-        return found.fetchall()
+        listed = con.execute(
+            f"WITH rows AS (FROM read_parquet(?, union_by_name=1, hive_partitioning=1)) {sql}", [paths]
+        )
+        return listed.fetchall()
