@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from tests.support.attacks.attacks.api_fuzz import SECRET, Escape, World, cases, entries, try_case
+from tests.support.attacks.api_fuzz import SECRET, Escape, World, cases, entries, try_case
 from typer.main import get_command
 from typer.testing import CliRunner
 

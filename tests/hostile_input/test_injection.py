@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from tests.support.attacks.attacks.attacks import CLASSES, EXPRESSIONS, QUERIES, TEXTS, TYPES, World, make_tables
-from tests.support.attacks.attacks.canary import watching
+from tests.support.attacks.canary import watching
 
 from icedb import Table
 from icedb.errors import (

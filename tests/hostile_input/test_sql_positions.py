@@ -18,7 +18,7 @@ from uuid import uuid4
 import duckdb
 import pyarrow as pa
 import pytest
-from tests.support.attacks.attacks.canary import Canary, watching
+from tests.support.attacks.canary import Canary, watching
 
 import icedb.engines.duckdb.attached_tables as duckdb_reader
 from icedb import Table

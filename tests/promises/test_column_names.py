@@ -19,7 +19,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from tests.support.attacks.attacks.sql_names import NAMES
+from tests.support.attacks.sql_names import NAMES
 from typer.testing import CliRunner
 
 from icedb import Dedup, Table

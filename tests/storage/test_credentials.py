@@ -49,7 +49,7 @@ def test_a_function_is_asked_for_the_credentials_that_are_valid_now(s3: Place, k
     table = Table.create(s3.uri, storage_options=without_keys(s3), credential_provider=keys)
     goes_on(table, keys)
     assert Table.exists(s3.uri, storage_options=without_keys(s3), credential_provider=keys)
-    assert len(set(keys.given)) == 5
+    assert len(set(keys.issued)) == 5
 
 
 @pytest.mark.s3
@@ -126,7 +126,7 @@ def test_credentials_are_kept_until_shortly_before_they_expire(s3: Place, keys: 
     table = Table.create(s3.uri, storage_options=without_keys(s3), credential_provider=keys)
     table.insert([{"n": 1}])
     assert table.query("FROM t").fetchall() == [(1,)]
-    assert len(keys.given) == 1
+    assert len(keys.issued) == 1
     keys.rotate()
     with pytest.raises(AccessDenied) as error:  # as nobody told that this key would end
         table.insert([{"n": 2}])

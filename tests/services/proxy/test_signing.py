@@ -534,7 +534,7 @@ def test_what_is_refused_without_its_owner_asks_no_directory() -> None:
         directory = OneTenant()
         refusal(request, directory=directory)
         if code not in owner_matters and rule != "a signed header that is no text":
-            assert directory.asked == [], rule
+            assert directory.looked_up == [], rule
 
 
 ACCEPTED = {
@@ -575,7 +575,7 @@ ACCEPTED = {
 def test_an_accepted_request_is_the_tenants(rule: str) -> None:
     directory = OneTenant()
     caller = verify(ACCEPTED[rule], directory=directory)
-    assert (caller.tenant, caller.access_key_id, directory.asked) == (ACME, KEY_ID, [KEY_ID])
+    assert (caller.tenant, caller.access_key_id, directory.looked_up) == (ACME, KEY_ID, [KEY_ID])
 
 
 @pytest.mark.parametrize(

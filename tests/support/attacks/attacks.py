@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any
 
-from tests.support.attacks.attacks.canary import Canary, contents
+from tests.support.attacks.canary import Canary, contents
 
 from icedb import Table
 from icedb.storage.location import parse_location
