@@ -42,7 +42,7 @@ from icedb.testing.simulation import (
     torn_stories,
 )
 from icedb.testing.simulation.__main__ import main
-from icedb.testing.simulation.report import Report
+from icedb.testing.simulation.report import SimulationReport
 from icedb.transaction.log_reader import LogReader
 from icedb.transaction.table_handle import Handle
 
@@ -56,7 +56,7 @@ DAYS_OF_PAIRS, PAIR_STEP = 151, 23
 
 pytestmark = pytest.mark.simulation
 
-_all = Report(CHUNK)
+_all = SimulationReport(CHUNK)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def day(request: pytest.FixtureRequest) -> date:
 )
 def test_random_histories_keep_every_promise(first: int) -> None:
     seeds = range(first, CHUNK, SEED_STEP)
-    report = Report(len(seeds))
+    report = SimulationReport(len(seeds))
     _run(seeds, report, _all)
     assert report.least["requests"] >= 200
     assert report.least["faults"] >= 3
@@ -94,7 +94,7 @@ def test_each_operation_was_struck_by_each_fault_while_each_other_was_in_flight(
     assert len(_all.schedules) == CHUNK
 
 
-def _run(seeds: range, *reports: Report) -> None:
+def _run(seeds: range, *reports: SimulationReport) -> None:
     for seed in seeds:
         outcome = run_seed(seed)
         for report in reports:
@@ -167,7 +167,7 @@ def _claims_are_not_taken(patch: pytest.MonkeyPatch) -> None:
 
 
 def _the_log_is_not_listed_again_after_a_claim(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(icedb.transaction.exclusive, "_is_history", lambda *_: False)
+    patch.setattr(icedb.transaction.exclusive, "_epoch_decided", lambda *_: False)
 
 
 def _old_claims_are_completed_instead_of_voided(patch: pytest.MonkeyPatch) -> None:
