@@ -52,11 +52,14 @@ _WHY_LOCAL = (
 
 def measure(plan: Plan, folder: Path, on_step: Step) -> list[Finding]:
     """The rows of the results about commits per second."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if plan.wants("commits"):
         with _started(plan, on_step) as both:
-            found += [_local(both, plan, folder / "local", on_step), _network(both, plan, folder / "network", on_step)]
-    return found
+            findings += [
+                _local(both, plan, folder / "local", on_step),
+                _network(both, plan, folder / "network", on_step),
+            ]
+    return findings
 
 
 # ------------------------------------------------------------------------------------------ writers

@@ -96,7 +96,7 @@ def read_figures(path: Path) -> tuple[dict[str, str], Figures]:
 
 def write_figures(path: Path, figures: Figures) -> None:
     """Commit to these."""
-    content = {"environment": environment()} | {kind.value: dict(found) for kind, found in figures.items()}
+    content = {"environment": environment()} | {kind.value: dict(changed) for kind, changed in figures.items()}
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
@@ -111,13 +111,13 @@ def changes(old: Figures, new: Figures, *, same_environment: bool = True) -> lis
     ]
 
 
-def as_grid(found: list[Change], title: str) -> Grid:
+def as_grid(changed: list[Change], title: str) -> Grid:
     """Figures for people, old -> new."""
     grid = Grid(title=title, title_justify="left", box=SIMPLE_HEAD)
     grid.add_column("figure")
     for name in ("old", "new", "ratio"):
         grid.add_column(name, justify="right")
-    for change in found:
+    for change in changed:
         ratio = f"{change.new / change.old:.2f}" if change.old and change.new is not None else ""
         grid.add_row(f"{change.name} ({change.kind.value})", *map(_text, (change.old, change.new)), ratio)
     return grid
@@ -131,11 +131,11 @@ def report(console: Console, file: Path, figures: Figures) -> bool:
     """Compare with a file, and say what differs; whether nothing has grown."""
     where, old = read_figures(file)
     same = where == environment()
-    found = changes(old, figures, same_environment=same)
+    changed = changes(old, figures, same_environment=same)
     if not same:
         console.print(f"Only requests are compared: the committed figures are from {where}, this is {environment()}.")
-    grown, gained = [c for c in found if c.is_growth], [c for c in found if c.is_gain]
-    gone = [c for c in found if c.new is None]
+    grown, gained = [c for c in changed if c.is_growth], [c for c in changed if c.is_gain]
+    gone = [c for c in changed if c.new is None]
     if gained:
         console.print(as_grid(gained, "Less than before; `--update` keeps it so"))
     if gone:

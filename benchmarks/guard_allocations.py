@@ -31,7 +31,7 @@ _STATS = b'{"event":["add_to_cart","view",0],"ts":["2026-10-01 00:00:00+00","202
 
 def allocations() -> dict[str, float]:
     """Bytes and blocks of each operation, divided by the number of things that it is about."""
-    found: dict[str, float] = {}
+    bytes_by_step: dict[str, float] = {}
     for lines in (SMALL, LARGE):
         store = _store(lines, log_files=1)
         (key,) = (k for k in store.objects if "/_log/" in k)
@@ -43,12 +43,12 @@ def allocations() -> dict[str, float]:
             f"a snapshot of {lines:,} parts": lambda: _snapshot(store),  # noqa: B023
         }
         for name, act in work.items():
-            found |= _measured(f"{name}, a line", act, lines)
+            bytes_by_step |= _measured(f"{name}, a line", act, lines)
     many = _store(COMMITS, log_files=COMMITS)
-    found |= _measured(f"a snapshot after {COMMITS:,} commits, a commit", lambda: _snapshot(many), COMMITS)
+    bytes_by_step |= _measured(f"a snapshot after {COMMITS:,} commits, a commit", lambda: _snapshot(many), COMMITS)
     rows = [{"n": n, "s": f"text {n}", "d": {"x": n / 2, "y": None}} for n in range(ROWS)]
-    found |= _measured("an insert of dicts, a row", lambda: _inserted(rows), ROWS)
-    return found
+    bytes_by_step |= _measured("an insert of dicts, a row", lambda: _inserted(rows), ROWS)
+    return bytes_by_step
 
 
 def _measured(name: str, act: Callable[[], object], count: int) -> dict[str, float]:

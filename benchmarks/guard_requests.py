@@ -41,12 +41,12 @@ class _Counts:
         self._on_step(name)
         self._store.reset()
         yield
-        asked = self._store.requests
-        self.requests |= {f"{name}: {kind}": n for kind, n in sorted(Counter(r.kind for r in asked).items())}
-        self.requests[f"{name}: all requests"] = len(asked)
+        new_requests = self._store.requests
+        self.requests |= {f"{name}: {kind}": n for kind, n in sorted(Counter(r.kind for r in new_requests).items())}
+        self.requests[f"{name}: all requests"] = len(new_requests)
         # Of listings and deletions, the server decides the bytes.
-        self.bytes[f"{name}: up"] = sum(r.up for r in asked if r.kind == "PUT")
-        self.bytes[f"{name}: down"] = sum(r.down for r in asked if r.kind == "GET")
+        self.bytes[f"{name}: up"] = sum(r.up for r in new_requests if r.kind == "PUT")
+        self.bytes[f"{name}: down"] = sum(r.down for r in new_requests if r.kind == "GET")
 
 
 def requests(
@@ -149,8 +149,8 @@ def _ask_proxy(counts: _Counts, uri: str, options: Mapping[str, str], folder: Pa
     with proxy_world.proxy(folder, server, [name], redirect=False) as (endpoint, _):
         client = proxy_world.boto_client(endpoint)
         with counts.of("proxy, first listing"):
-            found = client.list_objects_v2(Bucket=name)["Contents"]
-        largest = max(found, key=lambda part: part["Size"])
+            listed = client.list_objects_v2(Bucket=name)["Contents"]
+        largest = max(listed, key=lambda part: part["Size"])
         with counts.of("proxy, reading a part"):
             client.get_object(Bucket=name, Key=largest["Key"])["Body"].read()
 

@@ -86,14 +86,14 @@ _DICTS_WHY = (
 
 def measure(plan: Plan, folder: Path, on_step: Step) -> list[Finding]:
     """The rows of the results about writing."""
-    found: list[Finding] = []
+    all_findings: list[Finding] = []
     if plan.wants("insert"):
-        found += [_insert(plan, folder, on_step), _insert_s3(plan, folder, on_step)]
+        all_findings += [_insert(plan, folder, on_step), _insert_s3(plan, folder, on_step)]
     if plan.wants("dicts"):
-        found.append(_dicts(plan, folder, on_step))
+        all_findings.append(_dicts(plan, folder, on_step))
     if plan.wants("appends"):
-        found += [_appends(plan, folder, on_step), _appends_s3(plan, folder, on_step)]
-    return found
+        all_findings += [_appends(plan, folder, on_step), _appends_s3(plan, folder, on_step)]
+    return all_findings
 
 
 # ------------------------------------------------------------------------------------------ the rows
@@ -136,9 +136,9 @@ def check_stored(place: Place, rows: pa.Table, layout: Layout, columns: str, *, 
             f"CREATE TEMP TABLE stored AS SELECT *, {layout.partition} AS its_partition FROM read_parquet("
             f"{quote_text(place.parquet)}, filename = true, file_row_number = true, hive_partitioning = false)"
         )
-        found = con.sql(f"SELECT {total} FROM stored").fetchone()
-        if found != expected:
-            raise AssertionError(f"{place.uri} has other rows: {found} instead of {expected}")
+        all_findings = con.sql(f"SELECT {total} FROM stored").fetchone()
+        if all_findings != expected:
+            raise AssertionError(f"{place.uri} has other rows: {all_findings} instead of {expected}")
         ((partitions, breaks, broken),) = con.sql(
             "SELECT max(partitions), max(breaks), count(*) FILTER (breaks > 0) FROM (SELECT filename, "
             "count(DISTINCT its_partition) AS partitions, count(*) FILTER (earlier) AS breaks FROM (SELECT filename, "
@@ -213,7 +213,7 @@ class _Turns:
             ordered = name != DELTALAKE_UNSORTED
             self.broken[name] = check_stored(place, rows, self.layout, self.columns, ordered=ordered)
 
-    def told(self) -> str:
+    def label(self) -> str:
         """What was checked, and which ways leave files that are not wholly in order."""
         whole = [name for name, files in self.broken.items() if not files]
         runs = [f"{name} ({files})" for name, files in self.broken.items() if files and name != DELTALAKE_UNSORTED]
@@ -233,12 +233,12 @@ def goals(ways: Sequence[Way], limits: Sequence[tuple[str, float, Sequence[str]]
     checks: list[Check] = []
     for goal, limit, names in limits:
         best = min((of[name] for name in names if name in of), key=lambda way: way.median)
-        told = f"{goal} ({best.name})" if len(names) > 1 else goal
+        label = f"{goal} ({best.name})" if len(names) > 1 else goal
         ratio, spread = ratio_to(of[OURS], best)
-        checks.append(Check(told, ratio, limit, spread=spread, why=why))
+        checks.append(Check(label, ratio, limit, spread=spread, why=why))
         if not checks[-1].met and UNSYNCED in of:
             ratio, spread = ratio_to(of[UNSYNCED], best)
-            checks.append(Check(f"{told}, no fsync on either side", ratio, limit, spread=spread, why=why))
+            checks.append(Check(f"{label}, no fsync on either side", ratio, limit, spread=spread, why=why))
     return checks
 
 
@@ -264,7 +264,7 @@ def _insert(plan: Plan, folder: Path, on_step: Step) -> Finding:
         "s",
         ways,
         goals(ways, [*_INSERT_GOALS, _UNSORTED_GOAL], _INSERT_WHY),
-        notes=[_SAME, _SYNC, turns.told()],
+        notes=[_SAME, _SYNC, turns.label()],
         short=f"insert {count:,} rows, local",
     )
 
@@ -280,7 +280,7 @@ def _insert_s3(plan: Plan, folder: Path, on_step: Step) -> Finding:
         ways,
         goals(ways, _INSERT_GOALS, _INSERT_WHY),
         turns.requests,
-        notes=[_SAME, turns.told()],
+        notes=[_SAME, turns.label()],
         short=f"insert {count:,} rows, S3",
     )
 
@@ -296,7 +296,7 @@ def _appends(plan: Plan, folder: Path, on_step: Step) -> Finding:
         "s",
         ways,
         goals(ways, _APPENDS_GOAL, _APPENDS_WHY),
-        notes=[_SAME, _SYNC, turns.told()],
+        notes=[_SAME, _SYNC, turns.label()],
         short=f"{len(batches)} appends, local",
     )
 
@@ -312,7 +312,7 @@ def _appends_s3(plan: Plan, folder: Path, on_step: Step) -> Finding:
         ways,
         goals(ways, _APPENDS_GOAL, _APPENDS_WHY),
         turns.requests,
-        notes=[_SAME, turns.told()],
+        notes=[_SAME, turns.label()],
         short=f"{len(batches)} appends, S3",
     )
 
@@ -368,7 +368,7 @@ def _dicts(plan: Plan, folder: Path, on_step: Step) -> Finding:
             "DuckDB and deltalake are given what pyarrow makes of the rows (from_pylist), Polars makes a DataFrame of "
             "them; neither looks at each value's type, as icedb does. All partition by day, and sort by event and ts.",
             _SYNC,
-            turns.told(),
+            turns.label(),
         ],
         short=f"{count:,} dicts, local",
     )

@@ -84,8 +84,8 @@ class Lab:
     @cached_property
     def user(self) -> int:
         """Somebody who has about as many rows as most have."""
-        found = sorted(self.events["user_id"].slice(0, 10_001).to_pylist())
-        return int(found[len(found) // 2])
+        values_of_users = sorted(self.events["user_id"].slice(0, 10_001).to_pylist())
+        return int(values_of_users[len(values_of_users) // 2])
 
     @cached_property
     def store(self) -> Store:
@@ -158,7 +158,7 @@ def check_same(title: str, answers: Mapping[str, object]) -> None:
 
 def timed(key: str, title: str, unit: str, values: Mapping[str, Sequence[float]]) -> Finding:
     """A finding of some settings' values in each round."""
-    return Finding(key, title, unit, [Way(name, found) for name, found in values.items()])
+    return Finding(key, title, unit, [Way(name, values_of_users) for name, values_of_users in values.items()])
 
 
 def counted(key: str, title: str, unit: str, values: Mapping[str, float]) -> Finding:

@@ -134,9 +134,9 @@ def _ducklake(place: Place) -> Iterator[Callable[[], Files]]:
             con.execute(f"ATTACH {quote_text(f'ducklake:{place.beside}/catalog.ducklake')} AS lake")
             con.execute(f"CALL lake.set_option('parquet_compression_level', '{ZSTD_LEVEL}')")
             con.execute("CALL ducklake_merge_adjacent_files('lake')").fetchall()
-            found = con.execute("SELECT data_file FROM ducklake_list_files('lake', 't')").fetchall()
+            result = con.execute("SELECT data_file FROM ducklake_list_files('lake', 't')").fetchall()
             con.execute("DETACH lake")
-            return lambda: [path for (path,) in found]
+            return lambda: [path for (path,) in result]
 
         yield merge
 
@@ -233,9 +233,9 @@ class _Turns:
             con.register("expected", self.rows)
             paths = f"[{', '.join(map(quote_text, files()))}]"
             stored = f"read_parquet({paths}, filename = true, hive_partitioning = false)"
-            found = con.sql(f"SELECT {total} FROM {stored}").fetchone()
-            if found != con.sql(f"SELECT {total} FROM expected").fetchone():
-                raise AssertionError(f"{name} has other rows after the merge: {found}")
+            result = con.sql(f"SELECT {total} FROM {stored}").fetchone()
+            if result != con.sql(f"SELECT {total} FROM expected").fetchone():
+                raise AssertionError(f"{name} has other rows after the merge: {result}")
             [(self.files[name],)] = con.sql(f"SELECT count(DISTINCT filename) FROM {stored}").fetchall()
 
     def told_work(self) -> str:
@@ -243,7 +243,7 @@ class _Turns:
         files = self.appends * self.days
         return f"merge {files:,} parts of {self.rows.num_rows:,} rows (5 columns, sorted, zstd) into {self.days}"
 
-    def told(self) -> str:
+    def remark(self) -> str:
         """How many files each way left."""
         left = "; ".join(f"{name} {files}" for name, files in self.files.items())
         return f"Checked in the round that warms up: every row is there. Files after the merge: {left}."
@@ -254,10 +254,10 @@ def _checks(ways: Sequence[Way]) -> list[Check]:
     of = {way.name: way for way in ways}
     best = min((of[n] for n in (DUCKDB, DUCKDB_AT_ONCE) if n in of), key=lambda way: way.median)
     checks: list[Check] = []
-    for name, told in ((OURS, ""), (UNSYNCED, ", no fsync on either side")):
+    for name, remark in ((OURS, ""), (UNSYNCED, ", no fsync on either side")):
         if name in of and not any(check.met for check in checks):
             ratio, spread = ratio_to(of[name], best)
-            goal = f"at most {GOAL} of plain DuckDB, sorted ({best.name}){told}"
+            goal = f"at most {GOAL} of plain DuckDB, sorted ({best.name}){remark}"
             checks.append(Check(goal, ratio, GOAL, why=_WHY, spread=spread))
     return checks
 
@@ -277,7 +277,7 @@ def _local(plan: Plan, folder: Path, on_step: Step) -> Finding:
             "commits nothing, and whoever reads meanwhile sees some rows twice or not at all.",
             f"icedb syncs each part and its folder to the disk before it commits; the others do not. '{UNSYNCED}' "
             "leaves that out.",
-            turns.told(),
+            turns.remark(),
         ],
         short="merge, local",
     )
@@ -305,7 +305,7 @@ def _network(plan: Plan, folder: Path, on_step: Step) -> Finding:
         notes=[
             "icedb fetches each part whole, with one request, many at a time and before its turn; DuckDB asks several "
             "times for each file of a partition.",
-            turns.told(),
+            turns.remark(),
         ],
         short="merge, S3",
     )

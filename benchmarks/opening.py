@@ -79,9 +79,9 @@ def measure_open(plan: Plan, folder: Path, on_step: Step) -> Finding:
                 continue
             on_step(f"open, {program}: " + (f"round {number}" if number else "warm-up"))
             target = folder / ("delta" if program == "delta" else "table")
-            found = _child(["-m", "benchmarks.opening_child", program, str(target)])
+            measurement = _child(["-m", "benchmarks.opening_child", program, str(target)])
             if number:
-                rounds.append(found)
+                rounds.append(measurement)
     on_step("open, prune")
     pruned = _child(["-m", "benchmarks.opening_child", "prune", str(folder / "table")])
     ours = Way(OURS, [r["open"] + r["snapshot"] for r in of["open"]])
@@ -138,8 +138,8 @@ def _child(arguments: Sequence[str]) -> dict[str, float]:
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    measurement: dict[str, float] = json.loads(done.stdout)
+    return measurement
 
 
 # ------------------------------------------------------------------------------------------ the import
@@ -159,11 +159,11 @@ def measure_import(plan: Plan, _: Path, on_step: Step) -> Finding:
     for number in range(rounds + 1):
         on_step("import: " + (f"round {number}" if number else "warm-up"))
         for name, statement in imports.items():
-            found = _child(["-c", _IMPORT.format(statement=statement)])
+            measurement = _child(["-c", _IMPORT.format(statement=statement)])
             if number:
-                of[name].append(found["seconds"] * 1000)
+                of[name].append(measurement["seconds"] * 1000)
             if name == OURS:
-                loaded = [m for m in ("pyarrow", "duckdb", "obstore", "boto3", "msgspec") if found[m]]
+                loaded = [m for m in ("pyarrow", "duckdb", "obstore", "boto3", "msgspec") if measurement[m]]
     ways = [Way(name, values, ours="" if name == _TABLE else OURS) for name, values in of.items()]
     return Finding(
         "import",

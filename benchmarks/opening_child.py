@@ -41,12 +41,12 @@ class _Steps:
     """Seconds of each step, by name."""
 
     def __init__(self) -> None:
-        self.found: dict[str, float] = {}
+        self.measurements: dict[str, float] = {}
 
     def of(self, name: str, act: Callable[[], _Result]) -> _Result:
         started = time.perf_counter()
         result = act()
-        self.found[name] = time.perf_counter() - started
+        self.measurements[name] = time.perf_counter() - started
         return result
 
 
@@ -59,7 +59,7 @@ def _decode(folder: Path) -> dict[str, float]:
     steps.of("seconds", lambda: len(decoder.decode_lines(lines)))
     gc.disable()
     steps.of("seconds, no collector", lambda: len(decoder.decode_lines(lines)))
-    return steps.found
+    return steps.measurements
 
 
 def _open(folder: Path) -> dict[str, float]:
@@ -74,7 +74,7 @@ def _open(folder: Path) -> dict[str, float]:
         (folder / key).unlink()
     if len(newer.parts) != parts + 1:
         raise AssertionError(f"{len(newer.parts)} parts are there after a commit to {parts}")
-    return steps.found | {"held": held, "peak": _peak_bytes(), "parts": parts}
+    return steps.measurements | {"held": held, "peak": _peak_bytes(), "parts": parts}
 
 
 def _prune(folder: Path) -> dict[str, float]:
@@ -85,7 +85,7 @@ def _prune(folder: Path) -> dict[str, float]:
     few = steps.of("files by statistics", lambda: snapshot.files("event = 'e0007'"))
     if not 0 < len(some) < len(snapshot.parts) or not 0 < len(few) < len(snapshot.parts):
         raise AssertionError(f"{len(some)} and {len(few)} of {len(snapshot.parts)} parts were found")
-    return steps.found
+    return steps.measurements
 
 
 def _opened(folder: Path) -> tuple[Table, _Steps, int]:
@@ -112,7 +112,7 @@ def _open_delta(folder: Path) -> dict[str, float]:
     before, steps = _resident_bytes(), _Steps()
     table = steps.of("open", lambda: DeltaTable(folder))
     paths = steps.of("snapshot", table.file_uris)
-    return steps.found | {"held": _resident_bytes() - before, "parts": len(paths)}
+    return steps.measurements | {"held": _resident_bytes() - before, "parts": len(paths)}
 
 
 PROGRAMS: dict[str, Callable[[Path], dict[str, float]]] = {

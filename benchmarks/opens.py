@@ -30,7 +30,7 @@ def files_opened(folder: Path) -> Iterator[set[str]]:
     events = system.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if events < 0:
         raise OSError(ctypes.get_errno(), "inotify cannot be used: opened files cannot be counted here")
-    found: set[str] = set()
+    opened_files: set[str] = set()
     errors: list[OSError] = []
     over = threading.Event()
 
@@ -39,7 +39,7 @@ def files_opened(folder: Path) -> Iterator[set[str]]:
         poll.register(events, select.POLLIN)
         while poll.poll(_LOOK_MS) or not over.is_set():
             try:
-                found.update(_names(os.read(events, _BUFFER_BYTES), folders))
+                opened_files.update(_names(os.read(events, _BUFFER_BYTES), folders))
             except BlockingIOError:
                 continue
             except OSError as error:
@@ -57,7 +57,7 @@ def files_opened(folder: Path) -> Iterator[set[str]]:
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
         try:
-            yield found
+            yield opened_files
         finally:
             over.set()
             reader.join()

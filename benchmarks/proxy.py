@@ -85,8 +85,8 @@ class Figure:
         """Whether the median reaches the goal, if there is one."""
         if self.goal is None:
             return None
-        found = median(self.compared)
-        return found >= self.goal if self.rate else found <= self.goal
+        measured_value = median(self.compared)
+        return measured_value >= self.goal if self.rate else measured_value <= self.goal
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,9 +294,9 @@ def _round(number: int) -> str:
     return f"round {number}" if number else "warm-up"
 
 
-def _must(found: int, expected: int) -> None:
-    if found != expected:
-        raise AssertionError(f"there were {found:,} instead of {expected:,}")
+def _must(measured_value: int, expected: int) -> None:
+    if measured_value != expected:
+        raise AssertionError(f"there were {measured_value:,} instead of {expected:,}")
 
 
 # ------------------------------------------------------------------------------------------ what is told
@@ -311,13 +311,13 @@ def as_grid(measured: Measured) -> Grid:
         grid.add_column(name, justify="right", no_wrap=True)
     for figure in measured.figures:
         verdict = {True: "met", False: "missed", None: ""}[figure.met]
-        found = figure.compared
+        measured_value = figure.compared
         grid.add_row(
             figure.name,
             _shown(median(figure.direct), figure.unit) if figure.direct else "",
             _shown(median(figure.through), figure.unit),
-            f"{median(found):.3f}" if figure.direct else "",
-            f"{min(found):.3f}, {max(found):.3f}" if len(found) > 1 else "",
+            f"{median(measured_value):.3f}" if figure.direct else "",
+            f"{min(measured_value):.3f}, {max(measured_value):.3f}" if len(measured_value) > 1 else "",
             "" if figure.goal is None else f"{'≥' if figure.rate else '≤'} {figure.goal:.4g}",
             verdict,
         )

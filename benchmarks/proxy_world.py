@@ -125,8 +125,8 @@ keys = [{{ id = "{KEY_ID}", secret = "{SECRET}" }}]
     )
     command = [sys.executable, "-m", "icedb.cli", "proxy", "--config", str(config)]
     with _process(command, folder, server.storage_options) as log:
-        found = _until(lambda: _LISTENING.search(log.read_text()), "the proxy", log)
-        yield f"http://{found[1]}", int((folder / "pid").read_text())
+        match = _until(lambda: _LISTENING.search(log.read_text()), "the proxy", log)
+        yield f"http://{match[1]}", int((folder / "pid").read_text())
 
 
 @contextmanager
@@ -150,8 +150,8 @@ def _process(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> It
 def _until(look: Callable[[], Any], name: str, log: Path) -> Any:
     deadline = time.monotonic() + START_SECONDS_MAX
     while time.monotonic() < deadline:
-        if found := look():
-            return found
+        if match := look():
+            return match
         time.sleep(0.05)
     raise RuntimeError(f"{name} did not start:\n{log.read_text()[-2000:]}")
 

@@ -75,13 +75,13 @@ def measure(plan: Plan, folder: Path, *, on_step: Callable[[str], None] = lambda
 # ------------------------------------------------------------------------------------------ what is told
 
 
-def fewer(asked: Asked, all_asked: Sequence[Asked]) -> float:
+def fewer(measurement: Asked, all_asked: Sequence[Asked]) -> float:
     """So many times fewer parts were opened than without pruning."""
-    return _bare(asked, all_asked).files / max(asked.files, 1)
+    return _bare(measurement, all_asked).files / max(measurement.files, 1)
 
 
-def _bare(asked: Asked, all_asked: Sequence[Asked]) -> Asked:
-    return next(a for a in all_asked if a.question == asked.question and a.way == selective.BARE)
+def _bare(measurement: Asked, all_asked: Sequence[Asked]) -> Asked:
+    return next(a for a in all_asked if a.question == measurement.question and a.way == selective.BARE)
 
 
 def as_grids(measured: Measured, versions: str) -> list[Grid]:
@@ -130,10 +130,10 @@ def _meets(ratios: Ratios) -> bool:
     return max(ratios.total, ratios.median) <= tpch.GOAL
 
 
-def _selective_grid(asked: Sequence[Asked], title: str) -> Grid:
+def _selective_grid(measurement: Sequence[Asked], title: str) -> Grid:
     grid = _grid(title, ["question", "way"], ["parts", "opened", "times fewer", "requests", "seconds", "ratio"])
     question = ""
-    for one in asked:
+    for one in measurement:
         if one.question != question:
             grid.add_section()
         grid.add_row(
@@ -141,15 +141,15 @@ def _selective_grid(asked: Sequence[Asked], title: str) -> Grid:
             one.way,
             f"{one.parts:,}",
             f"{one.files:,}",
-            f"{fewer(one, asked):,.0f}",
+            f"{fewer(one, measurement):,.0f}",
             "" if one.requests is None else f"{one.requests:,}",
             f"{one.median_seconds:.3f}",
-            f"{one.median_seconds / _bare(one, asked).median_seconds:.3f}",
+            f"{one.median_seconds / _bare(one, measurement).median_seconds:.3f}",
         )
         question = one.question
     grid.add_section()
-    for way in dict.fromkeys(a.way for a in asked):
-        least = min(fewer(a, asked) for a in asked if a.way == way)
+    for way in dict.fromkeys(a.way for a in measurement):
+        least = min(fewer(a, measurement) for a in measurement if a.way == way)
         if way != selective.BARE:
             grid.add_row("goal", way, "", "", _verdict(selective.GOAL, least >= selective.GOAL))
     return grid
@@ -158,9 +158,9 @@ def _selective_grid(asked: Sequence[Asked], title: str) -> Grid:
 def _look_grid(looks: Sequence[Look], title: str) -> Grid:
     grid = _grid(title, ["place", "way"], ["ms, median", "ms, least", "requests"])
     for look in looks:
-        told = ", ".join(f"{number:g} {kind}" for kind, number in sorted((look.requests or {}).items()))
+        summary = ", ".join(f"{number:g} {kind}" for kind, number in sorted((look.requests or {}).items()))
         grid.add_row(
-            look.place, look.way, f"{median(look.seconds) * 1000:.1f}", f"{min(look.seconds) * 1000:.1f}", told
+            look.place, look.way, f"{median(look.seconds) * 1000:.1f}", f"{min(look.seconds) * 1000:.1f}", summary
         )
     return grid
 
@@ -176,8 +176,8 @@ def as_json(measured: Measured) -> dict[str, Any]:
             for r in measured.tpch
         ],
         **{
-            name: [asdict(a) | {"times_fewer": fewer(a, asked), "goal": selective.GOAL} for a in asked]
-            for name, asked in (("local", measured.local), ("store", measured.store))
+            name: [asdict(a) | {"times_fewer": fewer(a, measurement), "goal": selective.GOAL} for a in measurement]
+            for name, measurement in (("local", measured.local), ("store", measured.store))
         },
         "looks": [asdict(look) for look in measured.looks],
     }
@@ -204,7 +204,7 @@ def draw(measured: Measured, target: Path) -> None:
     queries.set_title(f"TPC-H {plan.scale:g}: time beside the bare files' (all 22 queries in the legend)", fontsize=10)
     queries.set_ylabel("ratio")
     left, right = below.subplots(1, 2)
-    for panel, asked, value, title, unit in (
+    for panel, measurement, value, title, unit in (
         (left, measured.local, _files, f"a folder, {measured.local[0].parts:,} parts", "parts opened"),
         (
             right,
@@ -214,11 +214,11 @@ def draw(measured: Measured, target: Path) -> None:
             "seconds, opening the table included",
         ),
     ):
-        names = list(dict.fromkeys(a.question for a in asked))
-        ways = list(dict.fromkeys(a.way for a in asked))
+        names = list(dict.fromkeys(a.question for a in measurement))
+        ways = list(dict.fromkeys(a.way for a in measurement))
         width = 0.8 / len(ways)
         for n, way in enumerate(ways):
-            values = [value(a) for a in asked if a.way == way]
+            values = [value(a) for a in measurement if a.way == way]
             at = [x + (n - (len(ways) - 1) / 2) * width for x in range(len(names))]
             bars = panel.bar(at, values, width, color=colours[n % len(colours)], label=way)
             panel.bar_label(bars, [f"{v:,.2g}" if v < 10 else f"{v:,.0f}" for v in values], fontsize=7)
@@ -236,12 +236,12 @@ def draw(measured: Measured, target: Path) -> None:
     figure.savefig(target, dpi=130)
 
 
-def _files(asked: Asked) -> float:
-    return asked.files
+def _files(measurement: Asked) -> float:
+    return measurement.files
 
 
-def _seconds(asked: Asked) -> float:
-    return asked.median_seconds
+def _seconds(measurement: Asked) -> float:
+    return measurement.median_seconds
 
 
 def main(

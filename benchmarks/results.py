@@ -211,18 +211,18 @@ def _ours(finding: Finding) -> list[str]:
     """Our figures: that of our way, or those of all ways, where none is meant above the others."""
     of = {way.name: way for way in finding.ways if way.ours}
     return [
-        f"{name} {told}" if (name := way.name.removeprefix(OURS).removeprefix(", ")) else told
+        f"{name} {value_text}" if (name := way.name.removeprefix(OURS).removeprefix(", ")) else value_text
         for way in ([of[OURS]] if OURS in of else of.values())
-        for told in [_median(way, finding.unit)]
+        for value_text in [_median(way, finding.unit)]
     ]
 
 
 def _median(way: Way, unit: str) -> str:
     """With its unit, and from the least to the greatest, where they differ."""
-    told = quantity(way.median, unit)
-    told = told if told.endswith(" ms") else f"{told} {unit}"
+    value_text = quantity(way.median, unit)
+    value_text = value_text if value_text.endswith(" ms") else f"{value_text} {unit}"
     least, greatest = min(way.values), max(way.values)
-    return told if least == greatest else f"{told} ({spread(least, greatest, unit)})"
+    return value_text if least == greatest else f"{value_text} ({spread(least, greatest, unit)})"
 
 
 def _of_peer(way: Way, ours: Way) -> str:

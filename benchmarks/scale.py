@@ -390,7 +390,7 @@ def _outcome(
 # ------------------------------------------------------------------------------------------------ by itself
 
 
-def draw(found: Mapping[str, Outcome], inputs: Inputs, prices: Prices, folder: Path) -> None:
+def draw(outcomes: Mapping[str, Outcome], inputs: Inputs, prices: Prices, folder: Path) -> None:
     """Two plots: `scale-money.png`, what a month costs by kind; `scale-interval.png`, over how often is committed."""
     import matplotlib as mpl
 
@@ -401,10 +401,10 @@ def draw(found: Mapping[str, Outcome], inputs: Inputs, prices: Prices, folder: P
     figure, axes = plt.subplots(figsize=(8, 4), constrained_layout=True)
     kinds = ("PUT", "LIST", "GET", "storage")
     for place, kind in enumerate(kinds):
-        x = [n + (place - 1.5) * 0.2 for n in range(len(found))]
-        axes.bar(x, [max(0.01, o.dollars.get(kind, 0.0)) for o in found.values()], width=0.19, label=kind)
+        x = [n + (place - 1.5) * 0.2 for n in range(len(outcomes))]
+        axes.bar(x, [max(0.01, o.dollars.get(kind, 0.0)) for o in outcomes.values()], width=0.19, label=kind)
     axes.set_yscale("log")
-    axes.set_xticks(range(len(found)), list(found))
+    axes.set_xticks(range(len(outcomes)), list(outcomes))
     axes.set_xlabel("events a second")
     axes.set_ylabel("dollars a month")
     axes.grid(axis="y", alpha=0.3)
@@ -456,28 +456,32 @@ def main(
     )
     prices = Prices(put_price / 1_000, get_price / 1_000, storage_price)
     loads = LOADS if rate is None else {f"{rate:,.0f}": Load(rate, every, partitions, part_bytes_max)}
-    found = {name: simulate(load, days=days, inputs=inputs, prices=prices) for name, load in loads.items()}
+    outcomes = {name: simulate(load, days=days, inputs=inputs, prices=prices) for name, load in loads.items()}
     paper = {name: on_paper(load, inputs=inputs, prices=prices) for name, load in loads.items()}
     if as_json:
-        both = {name: {"simulated": asdict(found[name]), "on paper": asdict(paper[name])} for name in loads}
+        both = {name: {"simulated": asdict(outcomes[name]), "on paper": asdict(paper[name])} for name in loads}
         typer.echo(json.dumps(both, indent=2))
     else:
-        Console().print(_grid(found, paper))
+        Console().print(_grid(outcomes, paper))
     if plots is not None:
-        draw(found, inputs, prices, plots)
+        draw(outcomes, inputs, prices, plots)
 
 
-def _grid(found: Mapping[str, Outcome], paper: Mapping[str, Outcome]) -> Grid:
+def _grid(outcomes: Mapping[str, Outcome], paper: Mapping[str, Outcome]) -> Grid:
     """A column for each load; requests and dollars in brackets are those on paper."""
     grid = Grid("30 days, simulated (on paper); events a second:", box=SIMPLE_HEAD)
-    for name in found:
+    for name in outcomes:
         grid.add_column(name, justify="right")
-    for title, told in _FIGURES.items():
-        grid.add_row(title, *(told(o) for o in found.values()))
-    for kind in next(iter(found.values())).requests:
-        grid.add_row(f"requests: {kind}", *(_both(found[n].requests, paper[n].requests, kind, ",.0f") for n in found))
-    for kind in next(iter(found.values())).dollars:
-        grid.add_row(f"dollars: {kind}", *(_both(found[n].dollars, paper[n].dollars, kind, ",.2f") for n in found))
+    for title, value_of in _FIGURES.items():
+        grid.add_row(title, *(value_of(o) for o in outcomes.values()))
+    for kind in next(iter(outcomes.values())).requests:
+        grid.add_row(
+            f"requests: {kind}", *(_both(outcomes[n].requests, paper[n].requests, kind, ",.0f") for n in outcomes)
+        )
+    for kind in next(iter(outcomes.values())).dollars:
+        grid.add_row(
+            f"dollars: {kind}", *(_both(outcomes[n].dollars, paper[n].dollars, kind, ",.2f") for n in outcomes)
+        )
     return grid
 
 

@@ -18,7 +18,7 @@ import typer
 
 from benchmarks.slow_store import BUCKET, s3_server, storage_options
 from icedb import Table
-from tests.support.counting_proxy import CountingProxy
+from tests.support.object_stores.counting_proxy import CountingProxy
 
 __all__ = ["TABLE", "Costs", "count_all", "read_costs", "requests_of"]
 
@@ -36,8 +36,8 @@ def read_costs() -> Costs:
 
 def requests_of(costs: Costs, operation: str, **units: float) -> dict[str, float]:
     """How many requests of each kind one operation makes, with so many of each unit."""
-    given = {"each": 1.0, **units}
-    return {kind: sum(n * given[unit] for unit, n in of.items()) for kind, of in costs[operation].items()}
+    unit_counts = {"each": 1.0, **units}
+    return {kind: sum(n * unit_counts[unit] for unit, n in of.items()) for kind, of in costs[operation].items()}
 
 
 def count_all(proxy: CountingProxy, root: str, options: Mapping[str, str]) -> Costs:
@@ -130,7 +130,7 @@ class _World:
 def _solve(*sizes: Mapping[str, int], count: Callable[..., dict[str, int]]) -> dict[str, dict[str, int]]:
     """Each size after the first has one unit more, or more of one: what is counted more is that unit's."""
     before, counted = sizes[0], count(**sizes[0])
-    found: dict[str, dict[str, int]] = {}
+    extra: dict[str, dict[str, int]] = {}
     for size in sizes[1:]:
         now = count(**size)
         [unit] = [u for u in size if size[u] != before.get(u, 0)]
@@ -138,13 +138,13 @@ def _solve(*sizes: Mapping[str, int], count: Callable[..., dict[str, int]]) -> d
             more, rest = divmod(now.get(kind, 0) - counted.get(kind, 0), size[unit] - before.get(unit, 0))
             _expect(not rest)
             if more:
-                found.setdefault(kind, {})[unit] = more
+                extra.setdefault(kind, {})[unit] = more
         before, counted = size, now
     for kind, total in counted.items():
-        each = total - sum(n * before[unit] for unit, n in found.get(kind, {}).items())
+        each = total - sum(n * before[unit] for unit, n in extra.get(kind, {}).items())
         if each:
-            found.setdefault(kind, {})["each"] = each
-    return {kind: dict(sorted(found[kind].items())) for kind in sorted(found)}
+            extra.setdefault(kind, {})["each"] = each
+    return {kind: dict(sorted(extra[kind].items())) for kind in sorted(extra)}
 
 
 def _expect(so: bool) -> None:

@@ -196,7 +196,7 @@ def measure_local(folder: Path, parts: int, *, rounds: int = ROUNDS, on_step: Ca
     """A table in a folder, which is empty: each question each way, in turns, all that can be known being known."""
     on_step(f"a table of {parts:,} parts")
     made = make(str(folder / "table"), _UNSYNCED, parts)
-    found = []
+    measured_looks = []
     for question in made.questions:
         answers, files = {}, {}
         seconds: dict[str, list[float]] = {way: [] for way in WAYS}
@@ -212,13 +212,13 @@ def measure_local(folder: Path, parts: int, *, rounds: int = ROUNDS, on_step: Ca
                 with ready(made, question) as ask:
                     ask()
                     seconds[way].append(_timed(ask))
-        found += [Asked(question.name, way, len(made.paths), files[way], seconds[way]) for way in WAYS]
-    return found
+        measured_looks += [Asked(question.name, way, len(made.paths), files[way], seconds[way]) for way in WAYS]
+    return measured_looks
 
 
 def measure_store(folder: Path, parts: int, latency_ms: float, *, on_step: Callable[[str], None]) -> list[Asked]:
     """A table on an S3 server that lets each request wait. Each way begins with nothing: with opening the table."""
-    found = []
+    measured_looks = []
     with s3_server(folder / "server") as endpoint:
         on_step(f"a table of {parts:,} parts in S3")
         uri = f"s3://{BUCKET}/table"
@@ -235,11 +235,11 @@ def measure_store(folder: Path, parts: int, latency_ms: float, *, on_step: Calla
                         answers[way] = ask()
                     seconds = time.perf_counter() - started
                     opened = {r.path for r in proxy.requests if "/_data/" in r.path}
-                    found.append(
+                    measured_looks.append(
                         Asked(question.name, way, len(made.paths), len(opened), [seconds], len(proxy.requests))
                     )
                 _check(question, answers)
-    return found
+    return measured_looks
 
 
 def _timed(ask: Ask) -> float:
@@ -253,7 +253,7 @@ def _check(question: Question, answers: Mapping[str, object]) -> None:
     expected = answers[BARE]
     if not isinstance(expected, tuple) or not expected[0]:
         raise AssertionError(f"no row is asked for by {question.name!r}: {expected}")
-    if wrong := {way: found for way, found in answers.items() if found != expected}:
+    if wrong := {way: measured_looks for way, measured_looks in answers.items() if measured_looks != expected}:
         raise AssertionError(f"the answer to {question.name!r} is {wrong} instead of {expected}")
 
 
@@ -264,19 +264,19 @@ def measure_looks(folder: Path, latency_ms: float, *, on_step: Callable[[str], N
     """A query of a table of nine parts, again and again: in a folder, in S3, and in S3 that takes its time."""
     on_step("looks at a quiet table")
     local = make(str(folder / "quiet"), _UNSYNCED, 9)
-    found = _looks("folder", local, None)
+    measured_looks = _looks("folder", local, None)
     with s3_server(folder / "quiet-server") as endpoint:
         uri = f"s3://{BUCKET}/quiet"
         made = make(uri, storage_options(endpoint), 9)
         for latency in (0.0, latency_ms):
             with slow(endpoint, latency) as proxy:
                 through = Made(uri, storage_options(proxy.endpoint), made.paths, made.questions)
-                found += _looks(f"S3, {latency:g} ms a request", through, proxy)
-    return found
+                measured_looks += _looks(f"S3, {latency:g} ms a request", through, proxy)
+    return measured_looks
 
 
 def _looks(place: str, made: Made, proxy: SlowStore | None) -> list[Look]:
-    found = []
+    measured_looks = []
     for way in (BARE, "attached view", "table.query"):
         with WAYS[way](made, made.questions[1]) as ask:
             ask()
@@ -284,5 +284,5 @@ def _looks(place: str, made: Made, proxy: SlowStore | None) -> list[Look]:
                 proxy.reset()
             seconds = [_timed(ask) for _ in range(LOOKS)]
             counts = None if proxy is None else {str(kind): n / LOOKS for kind, n in proxy.counts.items()}
-        found.append(Look(place, way, seconds, counts))
-    return found
+        measured_looks.append(Look(place, way, seconds, counts))
+    return measured_looks

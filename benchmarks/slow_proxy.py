@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tests.support.counting_proxy import HttpRequest, seen
+from tests.support.object_stores.counting_proxy import HttpRequest, seen
 
 __all__ = ["CONTROL", "RESET"]
 

@@ -21,7 +21,7 @@ import msgspec
 
 from benchmarks.processes import stop
 from benchmarks.slow_proxy import CONTROL, RESET
-from tests.support.counting_proxy import HttpRequest, Kind
+from tests.support.object_stores.counting_proxy import HttpRequest, Kind
 
 __all__ = ["BUCKET", "SlowStore", "s3_server", "slow", "storage_options"]
 

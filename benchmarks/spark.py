@@ -333,15 +333,15 @@ def as_grid(results: Sequence[Result], title: str) -> Grid:
         grid.add_column(name, justify="left" if name == "case" else "right", no_wrap=True)
     group = ""
     for result in results:
-        case, left, found = result.case, result.footprint, ratio(result, results)
+        case, left, ratio_to_best = result.case, result.footprint, ratio(result, results)
         if case.group != group:
             group = case.group
             grid.add_section()
             grid.add_row(f"[bold]{group}")
         grid.add_row(
             f"  {case.name}",
-            *(f"{result.median_seconds:.2f}", f"{found:.2f}"),
-            "" if case.goal is None else f"{case.goal:.2f} {'met' if found <= case.goal else 'missed'}",
+            *(f"{result.median_seconds:.2f}", f"{ratio_to_best:.2f}"),
+            "" if case.goal is None else f"{case.goal:.2f} {'met' if ratio_to_best <= case.goal else 'missed'}",
             *(("", "") if left is None else (f"{left.files:,}", f"{left.bytes / MIB:,.1f}")),
             f"{result.worker_bytes / MIB:,.0f}" if result.worker_bytes else "",
         )

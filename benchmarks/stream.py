@@ -271,7 +271,7 @@ def draw(measured: Measured, target: Path) -> None:
         fontsize=11,
     )
 
-    over_time, spread, counts, told = axes[0][0], axes[0][1], axes[1][0], axes[1][1]
+    over_time, spread, counts, text_axes = axes[0][0], axes[0][1], axes[1][0], axes[1][1]
     over_time.scatter(minutes, latencies, s=9, color=grey, alpha=0.6, linewidths=0, label="one file")
     whole = sorted({int(m) for m in minutes})
     grouped = {w: [v for m, v in zip(minutes, latencies, strict=True) if int(m) == w] for w in whole}
@@ -287,9 +287,11 @@ def draw(measured: Measured, target: Path) -> None:
     spread.set_title("the same files, sorted", fontsize=10)
     spread.tick_params(labelbottom=True)
     spread.set_xlabel("percent of the files")
-    told.set_axis_off()
+    text_axes.set_axis_off()
     lines = [f"{as_word(p):>6} {percentile(latencies, p):5.2f} s" for p in PERCENTILES]
-    told.text(0.5, 0.75, "\n".join(lines), family="monospace", ha="center", va="top", transform=told.transAxes)
+    text_axes.text(
+        0.5, 0.75, "\n".join(lines), family="monospace", ha="center", va="top", transform=text_axes.transAxes
+    )
 
     at = [s.second * plan.speedup / 60 for s in measured.samples]
     counts.plot(

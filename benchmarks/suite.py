@@ -71,7 +71,7 @@ def measure_all(modules: Mapping[str, Sequence[str]], plan: Plan, folder: Path, 
 
     `folder` is empty, and is empty again afterwards.
     """
-    found: dict[str, Measured] = {}
+    measured_by_key: dict[str, Measured] = {}
     chosen = {name: keys for name, keys in modules.items() if any(map(plan.wants, keys))}
     for n, (name, keys) in enumerate(chosen.items(), 1):
         started = time.monotonic()
@@ -82,8 +82,10 @@ def measure_all(modules: Mapping[str, Sequence[str]], plan: Plan, folder: Path, 
         step(name)
         answer = _in_a_process(name, plan, folder / str(n), step)
         seconds = time.monotonic() - started
-        found |= {key: Measured(name, seconds, about) for key, about in _by_key(name, keys, plan, answer).items()}
-    return found
+        measured_by_key |= {
+            key: Measured(name, seconds, about) for key, about in _by_key(name, keys, plan, answer).items()
+        }
+    return measured_by_key
 
 
 def _by_key(
@@ -111,10 +113,10 @@ def _in_a_process(name: str, plan: Plan, folder: Path, on_step: Step) -> Sequenc
     process.start()
     sender.close()  # so that the pipe ends with the child
     try:
-        while isinstance(told := receiver.recv(), str):
-            on_step(told)
+        while isinstance(message := receiver.recv(), str):
+            on_step(message)
         process.join()
-        findings, why = told
+        findings, why = message
         return findings if why is None else Failure(why, log.read_text(errors="replace"))
     except EOFError:
         process.join()
@@ -148,21 +150,21 @@ def _telling(console: Console) -> Iterator[Step]:
         with console.status("starting") as status:
             yield status.update
         return
-    module, told = "", float("-inf")
+    module, message = "", float("-inf")
 
     def step(text: str) -> None:
-        nonlocal module, told
+        nonlocal module, message
         number, now = text.partition(":")[0], time.monotonic()
-        if number != module or now - told >= _QUIET_SECONDS:
-            module, told = number, now
+        if number != module or now - message >= _QUIET_SECONDS:
+            module, message = number, now
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     yield step
 
 
-def _told(found: Mapping[str, Measured]) -> Grid:
+def _summary(measured_by_key: Mapping[str, Measured]) -> Grid:
     grid = Grid("work", "goal", "measured", title="What was measured now", title_justify="left")
-    for key, measured in found.items():
+    for key, measured in measured_by_key.items():
         if isinstance(measured.answer, Failure):
             grid.add_row(ROWS.get(key, key), "", f"failed: {measured.answer.why}", style="bold red")
             continue
@@ -200,16 +202,16 @@ def main(
     console = Console()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="icedb-bench-", dir=folder) as name, _telling(console) as step:
-        found = measure_all(MODULES, plan, Path(name), step)
-    for key, measured in found.items():
+        measured_by_key = measure_all(MODULES, plan, Path(name), step)
+    for key, measured in measured_by_key.items():
         entries[key] = _entry(run, measured)
     write_entries(source, entries)
     write_page(out, entries)
-    answers = [measured.answer for measured in found.values()]
+    answers = [measured.answer for measured in measured_by_key.values()]
     failures = dict.fromkeys(answer for answer in answers if isinstance(answer, Failure))
     for failure in failures:
         console.print(failure.printed, markup=False, highlight=False)
-    console.print(_told(found))
+    console.print(_summary(measured_by_key))
     console.print(f"{time.monotonic() - started:.0f} s; {out}")
     if failures:
         raise typer.Exit(1)

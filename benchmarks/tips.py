@@ -48,23 +48,23 @@ TIPS: Mapping[str, Experiment] = {
 
 def as_markdown(key: str, findings: Sequence[Finding]) -> str:
     """The tables of one tip: a setting in each column, medians."""
-    told = []
+    page_lines = []
     for n, names in enumerate(dict.fromkeys(tuple(way.name for way in f.ways) for f in findings)):
-        told.append(f"| {'' if n else TIPS[key].setting} | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n")
-        told += [
+        page_lines.append(f"| {'' if n else TIPS[key].setting} | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n")
+        page_lines += [
             f"| {f.title}: {f.unit} | {' | '.join(short(way.median) for way in f.ways)} |\n"
             for f in findings
             if tuple(way.name for way in f.ways) == names
         ]
-        told.append("\n")
-    return "".join(told)
+        page_lines.append("\n")
+    return "".join(page_lines)
 
 
-def with_tables(page: str, found: Mapping[str, Sequence[Finding]]) -> str:
+def with_tables(page: str, findings_by_key: Mapping[str, Sequence[Finding]]) -> str:
     """The page with the tables of the tips that it has a place for. Raises KeyError for one without figures."""
 
     def table(match: re.Match[str]) -> str:
-        return f"{match[1]}\n{as_markdown(match['key'], found[match['key']])}{match['end']}"
+        return f"{match[1]}\n{as_markdown(match['key'], findings_by_key[match['key']])}{match['end']}"
 
     return re.sub(r"(<!-- figures: (?P<key>\w+) -->\n).*?(?P<end><!-- end -->)", table, page, flags=re.DOTALL)
 
@@ -78,11 +78,11 @@ def read_figures(file: Path = FIGURES) -> dict[str, list[Finding]]:
     return {key: [f for f in findings if f.key == key] for key in TIPS if any(f.key == key for f in findings)}
 
 
-def _write_figures(found: Mapping[str, Sequence[Finding]], file: Path) -> None:
+def _write_figures(findings_by_key: Mapping[str, Sequence[Finding]], file: Path) -> None:
     written = [
         {"key": f.key, "title": f.title, "unit": f.unit, "ways": [{"name": w.name, "values": w.values} for w in f.ways]}
         for key in TIPS
-        for f in found.get(key, ())
+        for f in findings_by_key.get(key, ())
     ]
     lines = ",\n".join(json.dumps(f) for f in written)
     file.write_text(f"[\n{lines}\n]\n")
@@ -106,12 +106,12 @@ def main(
         ExitStack() as closing,
     ):
         lab = Lab(Path(name), rows, commits, rounds, 0, status.update, closing)
-        found = by_experiment(measure(lab, chosen, experiments=TIPS))
-    for key, of_key in found.items():
+        findings_by_key = by_experiment(measure(lab, chosen, experiments=TIPS))
+    for key, of_key in findings_by_key.items():
         console.print(as_grid(TIPS[key], of_key))
         if TIPS[key].drawn:
             draw(TIPS[key], of_key, PLOTS / f"tips-{key}.png")
-    everything = read_figures() | found
+    everything = read_figures() | findings_by_key
     _write_figures(everything, FIGURES)
     for page in PAGES:
         page.write_text(with_tables(page.read_text(), everything))

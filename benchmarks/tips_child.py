@@ -20,20 +20,20 @@ EXTRAS = ("numpy", "pandas", "polars")
 
 
 def _memory_bytes() -> int:
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(match[1]) * 1024 if match else 0
 
 
 def main(uri: str) -> None:
     """Tell, for each step, processor seconds and the greatest memory so far."""
     sys.modules.update(dict.fromkeys(EXTRAS))  # type: ignore[arg-type]
-    told: dict[str, tuple[float, int]] = {}
+    steps: dict[str, tuple[float, int]] = {}
     last = time.process_time()
 
     def step(name: str) -> None:
         nonlocal last
         now = time.process_time()
-        told[name] = now - last, _memory_bytes()
+        steps[name] = now - last, _memory_bytes()
         last = now
 
     step("nothing")
@@ -49,7 +49,7 @@ def main(uri: str) -> None:
     step("second insert")
     table.query("SELECT event, count(*) FROM t GROUP BY event").fetchall()
     step("first query")
-    sys.stdout.write(json.dumps(told))
+    sys.stdout.write(json.dumps(steps))
 
 
 if __name__ == "__main__":

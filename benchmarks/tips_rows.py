@@ -43,7 +43,7 @@ def floats(lab: Lab) -> list[Finding]:
         "float() of each": (float, {}),
         "column declared DOUBLE": (_as_json, {"price": "DOUBLE"}),
     }
-    found = []
+    findings = []
     for title, (send, schema) in senders.items():
         refused = {}
         for size in PRICES_BATCH_ROWS:
@@ -53,8 +53,8 @@ def floats(lab: Lab) -> list[Finding]:
                 for n in range(PRICES_TABLES)
             ]
             refused[str(size)] = 100 * sum(runs) / (PRICES_TABLES * PRICES_BATCHES)
-        found.append(counted("floats", title, "% of batches refused", refused))
-    return found
+        findings.append(counted("floats", title, "% of batches refused", refused))
+    return findings
 
 
 def _as_json(value: float) -> float:

@@ -62,8 +62,11 @@ def maintenance(lab: Lab) -> list[Finding]:
             kept.merge_log()
             kept.cleanup(grace_ms=0, allow_short_grace=True)  # nothing else uses the table
     return [
-        *(counted("maintenance", state, "requests of opening and one query", told) for state, told in requests.items()),
-        *(counted("maintenance", state, "objects stored", told) for state, told in stored.items()),
+        *(
+            counted("maintenance", state, "requests of opening and one query", counts_by_way)
+            for state, counts_by_way in requests.items()
+        ),
+        *(counted("maintenance", state, "objects stored", counts_by_way) for state, counts_by_way in stored.items()),
     ]
 
 
@@ -161,13 +164,15 @@ def tables(lab: Lab) -> list[Finding]:
         table.insert(lab.events)
     counts = "SELECT CAST(ts AS DATE) AS day, event, count(*)::BIGINT AS n FROM t GROUP BY ALL ORDER BY ALL"
     of_view = "SELECT day, event, sum(n)::BIGINT AS n FROM t GROUP BY ALL ORDER BY ALL"
-    asked = dict.fromkeys(ways, counts) | {"three": of_view}
+    queries_by_way = dict.fromkeys(ways, counts) | {"three": of_view}
     stored = {name: million_bytes(table) for name, table in ways.items()}
     stored["three"] += million_bytes(of_kinds) + million_bytes(daily)
     read = [
         counted("tables", "one user", "MB read", _read("one user", ways, lab.of_one_user)),
         counted("tables", "one kind", "MB read", _read("one kind", ways | {"three": of_kinds}, OF_A_KIND)),
-        counted("tables", "counts by day and kind", "MB read", _read("counts", ways | {"three": daily}, asked)),
+        counted(
+            "tables", "counts by day and kind", "MB read", _read("counts", ways | {"three": daily}, queries_by_way)
+        ),
     ]
     put: dict[str, float] = {}
     for name, table in ways.items():
@@ -193,7 +198,7 @@ def opening(lab: Lab) -> list[Finding]:
     table = lab.store.create("open", sort_by=["user_id", "ts"])
     kept = lab.store.open("open")
     rows = lab.events.slice(0, ROWS_PER_COMMIT)
-    found: dict[str, dict[str, float]] = {
+    requests_by_title: dict[str, dict[str, float]] = {
         "append, opened each time": {}, "append, kept open": {}, "schema(), kept open": {},
     }  # fmt: skip
     depths = [depth for depth in DEPTHS if depth <= lab.commits]
@@ -204,11 +209,19 @@ def opening(lab: Lab) -> list[Finding]:
             kept.insert(rows)  # knows the columns from here on
             kept.schema()
             name = str(number)
-            found["append, kept open"][name] = lab.store.requests(lambda: kept.insert(rows))
+            requests_by_title["append, kept open"][name] = lab.store.requests(lambda: kept.insert(rows))
             kept.schema()
-            found["schema(), kept open"][name] = lab.store.requests(kept.schema)
-            found["append, opened each time"][name] = lab.store.requests(lambda: lab.store.open("open").insert(rows))
-    return [*(counted("opening", title, "requests to S3", told) for title, told in found.items()), _typed(lab)]
+            requests_by_title["schema(), kept open"][name] = lab.store.requests(kept.schema)
+            requests_by_title["append, opened each time"][name] = lab.store.requests(
+                lambda: lab.store.open("open").insert(rows)
+            )
+    return [
+        *(
+            counted("opening", title, "requests to S3", counts_by_way)
+            for title, counts_by_way in requests_by_title.items()
+        ),
+        _typed(lab),
+    ]
 
 
 def _typed(lab: Lab) -> Finding:

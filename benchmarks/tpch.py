@@ -214,10 +214,10 @@ def check_answer(rows: Sequence[tuple[object, ...]], answer: str, number: int) -
     Numbers may differ by rounding, and rows that the query does not tell apart may be in any order.
     """
     expected = sorted((tuple(line.split("|")) for line in answer.splitlines()[1:]), key=_rough)
-    found = sorted((tuple("" if v is None else str(v) for v in row) for row in rows), key=_rough)
-    if len(found) != len(expected):
-        raise AssertionError(f"query {number} has {len(found)} rows instead of {len(expected)}")
-    for ours, theirs in zip(found, expected, strict=True):
+    actual = sorted((tuple("" if v is None else str(v) for v in row) for row in rows), key=_rough)
+    if len(actual) != len(expected):
+        raise AssertionError(f"query {number} has {len(actual)} rows instead of {len(expected)}")
+    for ours, theirs in zip(actual, expected, strict=True):
         if not _same(ours, theirs):
             raise AssertionError(f"query {number} has the row {ours} instead of {theirs}")
 

@@ -77,12 +77,12 @@ def measure(
     lab: Lab, only: Sequence[str] = (), *, experiments: Mapping[str, Experiment] = EXPERIMENTS
 ) -> list[Finding]:
     """Run the experiments, or some. Raises AssertionError for an answer that is wrong."""
-    found = []
+    all_findings = []
     for key, experiment in experiments.items():
         if not only or key in only:
-            found += experiment.run(lab)
+            all_findings += experiment.run(lab)
             shutil.rmtree(lab.folder / "tables", ignore_errors=True)
-    return found
+    return all_findings
 
 
 # ------------------------------------------------------------------------------------------ what is told

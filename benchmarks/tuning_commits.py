@@ -107,7 +107,7 @@ def statistics(lab: Lab) -> list[Finding]:
         tables[name].merge_log()
         log = max(file.stat().st_size for file in Path(tables[name].uri, "_log").iterdir())
         per_part[name] = log / len(tables[name].snapshot().parts)
-    found = [
+    findings = [
         counted("statistics", "the log", "bytes a part", per_part),
         *lab.turns("statistics", "opening", {name: partial(_open, table.uri) for name, table in tables.items()}),
     ]
@@ -120,8 +120,8 @@ def statistics(lab: Lab) -> list[Finding]:
     }
     for title, condition in conditions.items():
         opened = {name: len(table.snapshot().files(condition)) for name, table in tables.items()}
-        found.append(counted("statistics", f"{title}: opened", "parts", opened))
-    return found
+        findings.append(counted("statistics", f"{title}: opened", "parts", opened))
+    return findings
 
 
 def _open(uri: str) -> object:
@@ -138,7 +138,7 @@ def depths(lab: Lab) -> list[Finding]:
         if number in numbers:
             lab.on_step(f"merging {number:,} commits")
             tables[number] = {state: _copied(lab, growing, number, state) for state in STATES}
-    found = []
+    findings = []
     for what, work in (("opening", _open), ("all rows", _first_query)):
         values: dict[tuple[str, str], dict[str, Sequence[float]]] = {}
         for number, of_number in tables.items():
@@ -146,8 +146,8 @@ def depths(lab: Lab) -> list[Finding]:
             for finding in lab.turns("commits", f"{what} after {number:,} commits", works):
                 for way in finding.ways:
                     values.setdefault((way.name, finding.unit), {})[f"{number:,}"] = way.values
-        found += [timed("commits", f"{what}, {state}", unit, told) for (state, unit), told in values.items()]
-    return found + _depths_in_s3(lab, [n for n in numbers if n <= DEPTH_IN_S3_MAX])
+        findings += [timed("commits", f"{what}, {state}", unit, measured) for (state, unit), measured in values.items()]
+    return findings + _depths_in_s3(lab, [n for n in numbers if n <= DEPTH_IN_S3_MAX])
 
 
 def _copied(lab: Lab, table: Table, number: int, state: str) -> Table:
@@ -170,11 +170,11 @@ def _depths_in_s3(lab: Lab, numbers: Sequence[int]) -> list[Finding]:
     """As the table grows; then the deepest log is merged, and after that the parts."""
     table = lab.store.create("depths", sort_by=["user_id", "ts"])
     open_it = partial(lambda: lab.store.open("depths").snapshot().rows)
-    found: dict[str, dict[str, tuple[Sequence[float], int]]] = {}
+    findings: dict[str, dict[str, tuple[Sequence[float], int]]] = {}
 
     def look(state: str, name: str) -> None:
         [seconds] = [f for f in lab.turns("commits", f"{state}, S3", {name: open_it}) if f.unit == SECONDS]
-        found.setdefault(state, {})[name] = seconds.ways[0].values, lab.store.requests(open_it)
+        findings.setdefault(state, {})[name] = seconds.ways[0].values, lab.store.requests(open_it)
 
     for number in range(1, max(numbers) + 1):
         table.insert(lab.events.slice(number % (lab.rows - ROWS_PER_COMMIT), ROWS_PER_COMMIT))
@@ -186,11 +186,13 @@ def _depths_in_s3(lab: Lab, numbers: Sequence[int]) -> list[Finding]:
     table.merge_log()
     look(MERGED, f"{max(numbers):,}")
     seconds = [
-        timed("commits", f"opening, {state}, S3", SECONDS, {name: told[0] for name, told in of_state.items()})
-        for state, of_state in found.items()
+        timed("commits", f"opening, {state}, S3", SECONDS, {name: measured[0] for name, measured in of_state.items()})
+        for state, of_state in findings.items()
     ]
     requests = [
-        counted("commits", f"opening, {state}, S3", "requests", {name: told[1] for name, told in of_state.items()})
-        for state, of_state in found.items()
+        counted(
+            "commits", f"opening, {state}, S3", "requests", {name: measured[1] for name, measured in of_state.items()}
+        )
+        for state, of_state in findings.items()
     ]
     return seconds + requests

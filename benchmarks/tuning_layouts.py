@@ -59,10 +59,10 @@ def part_sizes(lab: Lab) -> list[Finding]:
         if 2 * part_bytes <= size
     }
     tables[_name(size)] = whole
-    found = [counted("part-size", "parts", "", {name: len(t.snapshot().parts) for name, t in tables.items()})]
-    found += lab.asked("part-size", "all rows", tables, FULL_SCAN)
-    found += lab.asked("part-size", "one user", tables, lab.of_one_user)
-    return found + _part_sizes_in_s3(lab, size / lab.rows)
+    findings = [counted("part-size", "parts", "", {name: len(t.snapshot().parts) for name, t in tables.items()})]
+    findings += lab.asked("part-size", "all rows", tables, FULL_SCAN)
+    findings += lab.asked("part-size", "one user", tables, lab.of_one_user)
+    return findings + _part_sizes_in_s3(lab, size / lab.rows)
 
 
 def _part_sizes_in_s3(lab: Lab, per_row: float) -> list[Finding]:
@@ -125,7 +125,7 @@ def row_groups(lab: Lab) -> list[Finding]:
         tables[name] = _one_part(lab, lab.events, f"groups-{name}", row_group_rows=rows)
         [part] = tables[name].snapshot().parts
         memory[name] = _in_a_child(_memory_of_writing, part.path, lab.folder / "copy.parquet", rows) / 1e6
-    found = [
+    findings = [
         counted("row-groups", "size", "MB", {name: million_bytes(t) for name, t in tables.items()}),
         counted("row-groups", "memory of writing", "MB", memory),
         *lab.asked("row-groups", "all rows", tables, FULL_SCAN),
@@ -135,8 +135,8 @@ def row_groups(lab: Lab) -> list[Finding]:
     for name, rows in ROW_GROUPS.items():
         lab.store.create(f"groups-{name}", sort_by=SORT_BY, row_group_rows=rows).insert(lab.some)
     in_s3 = {name: lab.store.open(f"groups-{name}") for name in ROW_GROUPS}
-    found += lab.asked_in_s3("row-groups", "all rows", in_s3, FULL_SCAN)
-    return found + lab.asked_in_s3("row-groups", "one user", in_s3, lab.of_one_user)
+    findings += lab.asked_in_s3("row-groups", "all rows", in_s3, FULL_SCAN)
+    return findings + lab.asked_in_s3("row-groups", "one user", in_s3, lab.of_one_user)
 
 
 def _in_a_child(work: Callable[[str, Path, int], int], path: str, target: Path, rows: int) -> int:
@@ -158,10 +158,10 @@ def _memory_of_writing(source: str, target: Path, row_group_rows: int) -> int:
 
 
 def _memory(name: str) -> int:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    if found is None:
+    findings = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    if findings is None:
         raise AssertionError(f"the system does not tell {name}")
-    return int(found[1]) * 1024
+    return int(findings[1]) * 1024
 
 
 # ------------------------------------------------------------------------------------------ bytes

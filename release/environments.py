@@ -29,12 +29,12 @@ _LINES_MAX = 15
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one step: `result` is ok, failed or skipped, `told` why, or what was found."""
+    """What became of one step: `result` is ok, failed or skipped, `detail` why, or what was found."""
 
     name: str
     result: str
     seconds: float
-    told: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,12 +120,12 @@ def report(title: str, outcomes: Sequence[Outcome]) -> int:
     drawn = Table("", "result", "seconds", "", title=title)
     colours = {"ok": "green", "failed": "red", "skipped": "yellow"}
     for outcome in outcomes:
-        first = outcome.told if outcome.result != "failed" else "see above"
+        first = outcome.detail if outcome.result != "failed" else "see above"
         drawn.add_row(outcome.name, f"[{colours[outcome.result]}]{outcome.result}[/]", f"{outcome.seconds:.0f}", first)
     for outcome in outcomes:
         if outcome.result == "failed":
             console.print(f"[red]{outcome.name}[/]")
-            console.print(outcome.told, markup=False, highlight=False)
+            console.print(outcome.detail, markup=False, highlight=False)
     console.print(drawn)
     return int(any(outcome.result == "failed" for outcome in outcomes))
 

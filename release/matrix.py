@@ -36,8 +36,8 @@ def _try(extra: str, wheel: Path, interpreter: Path | str) -> Outcome:
     with environment(interpreter) as fresh:
         wanted = str(wheel) if extra == BASE else f"{wheel}[{extra}]"
         # -I: neither the smokes' folder nor the repository can be what is imported.
-        told = fresh.install(wanted) or fresh.run("python", "-I", str(SMOKES / f"{extra}.py"))
-    return Outcome(extra, "failed" if told else "ok", time.monotonic() - started, told)
+        failure = fresh.install(wanted) or fresh.run("python", "-I", str(SMOKES / f"{extra}.py"))
+    return Outcome(extra, "failed" if failure else "ok", time.monotonic() - started, failure)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,17 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m release.matrix", description="The wheel with each extra alone.")
     parser.add_argument("extra", nargs="*", help="the extras to try; all when none is given")
     parser.add_argument("--python", help="a version such as 3.12; the one that runs this when not given")
-    given = parser.parse_args(arguments)
-    known = extras()
-    if unknown := sorted(set(given.extra) - set(known)):
-        parser.error(f"there is no extra {', '.join(unknown)}; there are {', '.join(known)}.")
-    interpreter = find_python(given.python) if given.python else sys.executable
+    options = parser.parse_args(arguments)
+    extra_names = extras()
+    if unknown := sorted(set(options.extra) - set(extra_names)):
+        parser.error(f"there is no extra {', '.join(unknown)}; there are {', '.join(extra_names)}.")
+    interpreter = find_python(options.python) if options.python else sys.executable
     if interpreter is None:
-        parser.error(f"there is no Python {given.python} on this machine.")
+        parser.error(f"there is no Python {options.python} on this machine.")
     outcomes = []
     with TemporaryDirectory(prefix="icedb-wheel-") as folder:
         wheel = build(Path(folder))
-        for extra in given.extra or known:
+        for extra in options.extra or extra_names:
             outcomes.append(_try(extra, wheel, interpreter))
             sys.stderr.write(f"{extra}: {outcomes[-1].result}, {outcomes[-1].seconds:.0f} s\n")
     return report("The wheel with each extra alone", outcomes)

@@ -30,8 +30,8 @@ def _try(version: str, jobs: int) -> Outcome:
     with environment(interpreter) as fresh:
         command = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(jobs)]
         command += ["--dist", "loadfile", "--no-loadscope-reorder", "-m", MARKS]
-        told = fresh.install("--editable", f"{ROOT}[dev]") or fresh.run(*command, cwd=ROOT)
-        return Outcome(version, "failed" if told else "ok", time.monotonic() - started, told)
+        failure = fresh.install("--editable", f"{ROOT}[dev]") or fresh.run(*command, cwd=ROOT)
+        return Outcome(version, "failed" if failure else "ok", time.monotonic() - started, failure)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,11 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m release.unit", description="The unit suite on other Pythons.")
     parser.add_argument("version", nargs="*", help=f"of Python; {' and '.join(PYTHONS)} when none is given")
     parser.add_argument("--jobs", type=int, default=2, help="test processes at a time; 2 when not given")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     outcomes = []
-    for version in given.version or PYTHONS:
+    for version in options.version or PYTHONS:
         sys.stderr.write(f"{version}: an environment, then the tests: ten minutes\n")
-        outcomes.append(_try(version, given.jobs))
+        outcomes.append(_try(version, options.jobs))
         sys.stderr.write(f"{version}: {outcomes[-1].result}, {outcomes[-1].seconds:.0f} s\n")
     return report("The unit suite", outcomes)
 

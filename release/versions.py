@@ -68,17 +68,17 @@ def _prepare(fresh: Environment, which: str, overrides: Sequence[str]) -> str:
 def _try(which: str, about: Sequence[str], overrides: Sequence[str]) -> list[Outcome]:
     started = time.monotonic()
     with environment() as fresh:
-        if told := _prepare(fresh, which, overrides):
-            return [Outcome(f"{which}: install", "failed", time.monotonic() - started, told)]
+        if failure := _prepare(fresh, which, overrides):
+            return [Outcome(f"{which}: install", "failed", time.monotonic() - started, failure)]
         found = fresh.versions(SHOWN)
         outcomes = [Outcome(f"{which}: install", "ok", time.monotonic() - started, found)]
         for name in about:
             started = time.monotonic()
             command = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *ABOUT[name]]
-            told = fresh.run(*command, cwd=ROOT)
+            failure = fresh.run(*command, cwd=ROOT)
             took = time.monotonic() - started
             version = fresh.versions([name])
-            outcomes.append(Outcome(f"{which}: {name}", "failed" if told else "ok", took, told or version))
+            outcomes.append(Outcome(f"{which}: {name}", "failed" if failure else "ok", took, failure or version))
             sys.stderr.write(f"{which}: {version}: {outcomes[-1].result}, {took:.0f} s\n")
     return outcomes
 
@@ -89,12 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("which", nargs="*", help=f"{' and '.join(RESOLUTIONS)} when none is given")
     parser.add_argument("--only", action="append", choices=list(ABOUT), help="the tests that are about this package")
     parser.add_argument("--override", action="append", default=[], help="a version outside of our ranges, to try it")
-    given = parser.parse_args(arguments)
-    if unknown := sorted(set(given.which) - set(RESOLUTIONS)):
+    parsed = parser.parse_args(arguments)
+    if unknown := sorted(set(parsed.which) - set(RESOLUTIONS)):
         parser.error(f"{', '.join(unknown)}: give {' or '.join(RESOLUTIONS)}.")
     outcomes = []
-    for which in given.which or RESOLUTIONS:
-        outcomes += _try(which, given.only or list(ABOUT), given.override)
+    for which in parsed.which or RESOLUTIONS:
+        outcomes += _try(which, parsed.only or list(ABOUT), parsed.override)
     return report("Lowest and newest versions", outcomes)
 
 

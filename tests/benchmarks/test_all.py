@@ -124,9 +124,9 @@ def test_files_that_are_opened_are_counted(tmp_path: Path) -> None:
 def test_pruning_opens_the_parts_that_hold_what_is_asked_for(tmp_path: Path) -> None:
     from benchmarks.selective import measure_local
 
-    asked = {(a.question, a.way): (a.parts, a.files) for a in measure_local(tmp_path, 17, rounds=1, on_step=ignored)}
-    ways = {way: [asked[question, way] for question in ("one day", "some users", "some users on one day")]
-            for _, way in asked}  # fmt: skip
+    counts = {(a.question, a.way): (a.parts, a.files) for a in measure_local(tmp_path, 17, rounds=1, on_step=ignored)}
+    ways = {way: [counts[question, way] for question in ("one day", "some users", "some users on one day")]
+            for _, way in counts}  # fmt: skip
     assert ways == {
         "bare files": [(16, 16)] * 3,
         "attached view": [(16, 4), (16, 16), (16, 4)],  # a view is not told what is asked of it

@@ -46,7 +46,7 @@ def test_nothing_costs_more_than_is_committed(s3_server: object, tmp_path: Path)
     assert fine, text
     # The very same run fails beside a file that says less, and names what it is.
     _, committed = read_figures(FILE)
-    less = {kind: dict(found) for kind, found in committed.items()}
+    less = {kind: dict(counts) for kind, counts in committed.items()}
     less[Kind.REQUESTS]["open and snapshot: GET"] -= 1
     doctored = tmp_path / "guard.json"
     write_figures(doctored, less)

@@ -45,12 +45,12 @@ def test_a_life_is_the_same_every_time() -> None:
 
 
 def test_the_finding_has_both_goals_of_each_mix(tmp_path: object, steady: Life) -> None:
-    found = finding([steady])
-    assert [(c.value, c.limit, c.met) for c in found.checks] == [
+    life_finding = finding([steady])
+    assert [(c.value, c.limit, c.met) for c in life_finding.checks] == [
         (steady.parts_ratio, PARTS_GOAL, True),
         (steady.log_ratio, LOG_GOAL, True),
     ]
-    assert {len(values) for curve in found.curves for values in [curve.x, *curve.lines.values()]} == {
+    assert {len(values) for curve in life_finding.curves for values in [curve.x, *curve.lines.values()]} == {
         len(steady.points)
     }
     steps: list[str] = []

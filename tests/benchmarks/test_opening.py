@@ -14,20 +14,20 @@ from icedb import Table
 
 
 def measured(folder: Path, key: str, *, shrink: int = 10_000) -> Finding:
-    (found,) = measure(Plan(rounds=1, latency_ms=1, shrink=shrink, only=frozenset({key})), folder, lambda _: None)
-    assert found.key == key
-    assert all(len(way.values) >= 1 and min(way.values) > 0 for way in found.ways)
-    return found
+    (result,) = measure(Plan(rounds=1, latency_ms=1, shrink=shrink, only=frozenset({key})), folder, lambda _: None)
+    assert result.key == key
+    assert all(len(way.values) >= 1 and min(way.values) > 0 for way in result.ways)
+    return result
 
 
 def test_a_table_of_one_log_file_is_what_its_commits_would_have_made(tmp_path: Path) -> None:
     make_table(tmp_path / "table", 2 * BATCHES)
     table = Table.open(tmp_path / "table")
-    found = table.snapshot()
-    assert (len(found.parts), found.log_files, found.rows) == (2 * BATCHES, 1, 2 * BATCHES)
-    assert len({p.partition for p in found.parts}) == DAYS
-    assert len(found.files("event = 'e0007'")) == 2
-    of_a_day = found.files(f"day = DATE '{FIRST_DAY}'")
+    result = table.snapshot()
+    assert (len(result.parts), result.log_files, result.rows) == (2 * BATCHES, 1, 2 * BATCHES)
+    assert len({p.partition for p in result.parts}) == DAYS
+    assert len(result.files("event = 'e0007'")) == 2
+    of_a_day = result.files(f"day = DATE '{FIRST_DAY}'")
     assert {p.partition for p in of_a_day} == {f"day={FIRST_DAY}"}
     append_commit(table, 2 * BATCHES)
     assert len(table.snapshot().parts) == 2 * BATCHES + 1
@@ -36,10 +36,10 @@ def test_a_table_of_one_log_file_is_what_its_commits_would_have_made(tmp_path: P
 def test_commits_can_be_merged_as_if_they_had_come_one_by_one(tmp_path: Path) -> None:
     make_commits(str(tmp_path / "table"), {"fsync": "false"}, 30)
     table = Table.open(tmp_path / "table")
-    found = table.snapshot()
-    assert (len(found.parts), found.log_files) == (30, 30)
+    result = table.snapshot()
+    assert (len(result.parts), result.log_files) == (30, 30)
     table.merge_log()
-    assert (table.snapshot().log_files, table.snapshot().id) == (1, found.id)
+    assert (table.snapshot().log_files, table.snapshot().id) == (1, result.id)
 
 
 def test_a_delta_table_has_as_many_files(tmp_path: Path) -> None:
@@ -55,9 +55,9 @@ def test_what_a_child_measures_is_checked_and_leaves_the_table_as_it_was(tmp_pat
     make_table(tmp_path / "table", BATCHES)
     make_table(tmp_path / "small", 10)
     before = sorted((tmp_path / "table" / "_log").iterdir())
-    found = opening_child.PROGRAMS["open"](tmp_path / "table")
-    assert found["parts"] == BATCHES
-    assert {"open", "snapshot", "snapshot again", "snapshot after a commit", "held", "peak"} <= found.keys()
+    result = opening_child.PROGRAMS["open"](tmp_path / "table")
+    assert result["parts"] == BATCHES
+    assert {"open", "snapshot", "snapshot again", "snapshot after a commit", "held", "peak"} <= result.keys()
     assert opening_child.PROGRAMS["prune"](tmp_path / "table").keys() == {
         "open",
         "snapshot",
@@ -71,38 +71,38 @@ def test_what_a_child_measures_is_checked_and_leaves_the_table_as_it_was(tmp_pat
 @pytest.mark.slow(seconds=20)
 def test_opening_a_large_table_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
-    found = measured(tmp_path, "open", shrink=1_000)
-    assert {OURS, "decoding the lines alone"} <= {way.name for way in found.ways}
-    assert [check.limit for check in found.checks] == [3, 200]
-    assert 200 < found.counts["bytes a line"] < 260
+    result = measured(tmp_path, "open", shrink=1_000)
+    assert {OURS, "decoding the lines alone"} <= {way.name for way in result.ways}
+    assert [check.limit for check in result.checks] == [3, 200]
+    assert 200 < result.counts["bytes a line"] < 260
 
 
 @pytest.mark.process
 def test_opening_over_a_network_is_measured_and_counted(tmp_path: Path) -> None:
-    found = measured(tmp_path, "store", shrink=500)
-    assert [check.limit for check in found.checks] == [15, 1]
-    assert found.counts["commits as they are: GET"] == 20 + 1  # the spec
-    assert found.counts["commits as they are: LIST"] == 1
-    assert found.counts["after merge_log: GET"] == 2
+    result = measured(tmp_path, "store", shrink=500)
+    assert [check.limit for check in result.checks] == [15, 1]
+    assert result.counts["commits as they are: GET"] == 20 + 1  # the spec
+    assert result.counts["commits as they are: LIST"] == 1
+    assert result.counts["after merge_log: GET"] == 2
 
 
 @pytest.mark.process
 def test_a_refresh_is_measured_and_one_listing(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
-    found = measured(tmp_path, "refresh", shrink=100)
-    assert found.counts == {"LIST": 1}
-    assert found.checks[0].met
+    result = measured(tmp_path, "refresh", shrink=100)
+    assert result.counts == {"LIST": 1}
+    assert result.checks[0].met
 
 
 @pytest.mark.slow(seconds=20)
 def test_what_queries_cost_beside_bare_files_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("duckdb_extension_tpch")
-    found = measured(tmp_path, "overhead")
-    assert [way.name for way in found.ways[:3]] == ["bare files", f"{OURS}, snapshot, 10 batches", OURS]
-    assert len(found.checks) == 4 + 2
+    result = measured(tmp_path, "overhead")
+    assert [way.name for way in result.ways[:3]] == ["bare files", f"{OURS}, snapshot, 10 batches", OURS]
+    assert len(result.checks) == 4 + 2
 
 
 @pytest.mark.process
 def test_the_import_is_measured(tmp_path: Path) -> None:
-    found = measured(tmp_path, "import")
-    assert [way.name for way in found.ways] == [OURS, f"{OURS}, and what a table needs", "pyarrow", "duckdb"]
+    result = measured(tmp_path, "import")
+    assert [way.name for way in result.ways] == [OURS, f"{OURS}, and what a table needs", "pyarrow", "duckdb"]

@@ -92,8 +92,10 @@ def test_ways_are_compared_with_what_does_the_same_and_steps_with_nothing() -> N
 
 
 def test_our_ways_are_told_where_none_is_above_the_others() -> None:
-    found = replace(COMMITS, ways=[Way("icedb, at first", [1.0, 3.0, 2.0]), Way("icedb, merged", [0.5])], unit="s")
-    text = page({"commits": Entry(RUN, [found])}, {})
+    measured_findings = replace(
+        COMMITS, ways=[Way("icedb, at first", [1.0, 3.0, 2.0]), Way("icedb, merged", [0.5])], unit="s"
+    )
+    text = page({"commits": Entry(RUN, [measured_findings])}, {})
     assert row(text, "[commits of 8 writers]")[1:3] == ["at first 2 s (1 to 3)<br>merged 0.500 s", ""]
     assert row(text, "| icedb, merged |") == ["icedb, merged", "0.500", "0.500 to 0.500"]
 
@@ -106,12 +108,12 @@ def test_counts_of_several_groups_stand_side_by_side() -> None:
 
 
 def test_the_page_says_how_long_each_module_took() -> None:
-    found = {
+    measured_findings = {
         "insert": Entry(RUN, [INSERT], module="benchmarks.inserting", seconds=90.4),
         "dicts": Entry(RUN, [replace(INSERT, key="dicts")], module="benchmarks.inserting", seconds=90.4),
         "merge": Entry(RUN, failed="why", module="benchmarks.merging", seconds=10),
     }
-    assert row(page(found, {}), "| time |")[1] == "inserting 90 s, merging 10 s; in all 100 s"
+    assert row(page(measured_findings, {}), "| time |")[1] == "inserting 90 s, merging 10 s; in all 100 s"
 
 
 def test_reasons_are_told_once_and_only_of_goals_that_are_missed() -> None:
@@ -225,8 +227,8 @@ def test_a_module_that_fails_is_told_and_the_others_go_on(tmp_path: Path, monkey
     steps: list[str] = []
     (tmp_path / "work").mkdir()
     plan = Plan(only=frozenset(("insert", "commits", "merge", "open", "life")))
-    found = suite.measure_all(modules, plan, tmp_path / "work", steps.append)
-    answers = {key: measured.answer for key, measured in found.items()}
+    measured_findings = suite.measure_all(modules, plan, tmp_path / "work", steps.append)
+    answers = {key: measured.answer for key, measured in measured_findings.items()}
     whys = {key: failure.why for key, failure in answers.items() if isinstance(failure, suite.Failure)}
     assert whys == {
         "insert": "ValueError: not today",
@@ -255,9 +257,9 @@ def test_a_run_of_some_rows_leaves_the_others(
     make_module(tmp_path, "bench_two", FOUND.format(key="merge", title="merged at first"))
     out = tmp_path / "RESULTS.md"
     suite.main(out=out, folder=tmp_path)
-    told = capsys.readouterr().out
-    assert "1 of 2: bench_one (0 s)" in told  # no terminal: lines
-    assert "2 of 2: bench_two (0 s)" in told
+    output = capsys.readouterr().out
+    assert "1 of 2: bench_one (0 s)" in output  # no terminal: lines
+    assert "2 of 2: bench_two (0 s)" in output
     assert {entry.module for entry in read_entries(out.with_suffix(".json")).values()} == {"bench_one", "bench_two"}
     assert row(out.read_text(), "[inserted]")[-1] == row(out.read_text(), "[merged at first]")[-1] == "1 **met**"
 
@@ -292,14 +294,16 @@ def test_the_best_of_the_others_is_the_measure_and_syncing_is_told_apart() -> No
         Way(POLARS, [1.5, 2.5]),
         Way(DELTALAKE, [4.0, 4.0]),
     ]
-    found = goals(ways, [("of the best", 1.05, (DUCKDB, POLARS)), ("of deltalake", 1.0, (DELTALAKE,))], "why")
-    assert [(c.goal, c.value, c.limit, c.met) for c in found] == [
+    measured_findings = goals(
+        ways, [("of the best", 1.05, (DUCKDB, POLARS)), ("of deltalake", 1.0, (DELTALAKE,))], "why"
+    )
+    assert [(c.goal, c.value, c.limit, c.met) for c in measured_findings] == [
         ("of the best (plain DuckDB)", 1.5, 1.05, False),
         ("of the best (plain DuckDB), no fsync on either side", 0.75, 1.05, True),
         ("of deltalake", 0.75, 1.0, True),
     ]
-    assert found[0].spread == (1.5, 1.5)
-    assert found[1].spread == (0.5, 1.0)
+    assert measured_findings[0].spread == (1.5, 1.5)
+    assert measured_findings[1].spread == (0.5, 1.0)
 
 
 @pytest.mark.long

@@ -18,8 +18,8 @@ FIGURES = tips.read_figures()
 
 def figures(key: str, title: str, unit: str) -> dict[str, float]:
     """What was written down, for each setting."""
-    [found] = [f for f in FIGURES[key] if (f.title, f.unit) == (title, unit)]
-    return {way.name: way.median for way in found.ways}
+    [by_key] = [f for f in FIGURES[key] if (f.title, f.unit) == (title, unit)]
+    return {way.name: way.median for way in by_key.ways}
 
 
 # ------------------------------------------------------------------------------------------ the pages
@@ -97,14 +97,14 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
 def check_runs(lab: Lab, keys: list[str]) -> None:
     """Each gives what the page has, in the same lines, and the first can be drawn."""
     pytest.importorskip("matplotlib")
-    found = by_experiment(measure(lab, keys, experiments=tips.TIPS))
-    assert list(found) == keys
-    for key, findings in found.items():
+    by_key = by_experiment(measure(lab, keys, experiments=tips.TIPS))
+    assert list(by_key) == keys
+    for key, findings in by_key.items():
         written = FIGURES[key]
         assert [f.unit for f in findings] == [f.unit for f in written]
         text = tips.as_markdown(key, findings)
         assert all(f.title in text for f in findings)
-    draw(tips.TIPS[keys[0]], found[keys[0]], lab.folder / "drawn.png")
+    draw(tips.TIPS[keys[0]], by_key[keys[0]], lab.folder / "drawn.png")
     assert (lab.folder / "drawn.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -30,17 +30,17 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 def counts(findings: list[Finding], key: str, title: str, unit: str) -> dict[str, float]:
     """The only value of each setting."""
-    [found] = [f for f in findings if (f.key, f.title, f.unit) == (key, title, unit)]
-    assert all(len(way.values) == 1 for way in found.ways)
-    return {way.name: way.median for way in found.ways}
+    [finding] = [f for f in findings if (f.key, f.title, f.unit) == (key, title, unit)]
+    assert all(len(way.values) == 1 for way in finding.ways)
+    return {way.name: way.median for way in finding.ways}
 
 
 def check_told(findings: list[Finding], keys: list[str], folder: Path) -> None:
     """Each experiment has its table, and its plot."""
     pytest.importorskip("matplotlib")
-    told = tuning.by_experiment(findings)
-    assert list(told) == keys
-    for key, of_key in told.items():
+    by_key = tuning.by_experiment(findings)
+    assert list(by_key) == keys
+    for key, of_key in by_key.items():
         console = Console(width=500, record=True, file=io.StringIO())
         console.print(tuning.as_grid(tuning.EXPERIMENTS[key], of_key))
         text = console.export_text()
