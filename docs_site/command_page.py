@@ -46,6 +46,7 @@ def _verb(verb: Any, context: typer.Context) -> Iterator[str]:
     usage = " ".join(verb.collect_usage_pieces(context))
     yield f"```text\n{context.command_path} {usage}\n```\n"
     yield f"{verb.help}\n"
+    yield f"Example: `{verb.epilog.removeprefix('Example: ')}`\n"
     yield from _parameters(verb, context)
 
 

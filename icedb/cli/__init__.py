@@ -1,12 +1,12 @@
-"""The command `icedb`: look at a table, write to it, maintain it.
+"""The command `icedb`: inspect, write, maintain and serve tables.
 
-A thin shell around `Table`: each verb is one method. Results go to standard output, as a table or with `--json` as one
-JSON document; an error is one line on standard error. What changes a table has `--dry-run`; what replaces or deletes
-shows that first on a terminal, and asks, unless `--yes`.
+Each verb calls one method of `Table`. Results go to standard output, as a table or with `--json` as one JSON document.
+An error is one line on standard error. Each verb that changes a table has `--dry-run`. A verb that replaces or deletes
+data shows a dry run on a terminal and asks for confirmation, unless `--yes` is passed.
 """
 
 try:
-    from icedb.cli.commands import (  # noqa: F401, I001  they bring the verbs, in the order of the help
+    from icedb.cli.commands import (  # noqa: F401, I001  each registers its verbs, in the order of the help
         inspect,
         query,
         listing,
@@ -22,11 +22,11 @@ try:
 except ImportError as error:
     if error.name is None or error.name.partition(".")[0] not in ("typer", "rich"):
         raise
-    raise SystemExit("icedb: the command needs typer and rich: pip install 'icedb-dagster[cli]'") from None
+    raise SystemExit("icedb: typer and rich are not installed. Run: pip install 'icedb-dagster[cli]'") from None
 
 __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command with the arguments of the process."""
     app(prog_name="icedb")

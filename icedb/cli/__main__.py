@@ -1,4 +1,4 @@
-"""`python -m icedb.cli` is the command `icedb`."""
+"""The command `icedb` as `python -m icedb.cli`."""
 
 from icedb.cli import main
 

@@ -1,4 +1,4 @@
-"""What all verbs of the command share: exit statuses, credentials, completion, bars, what is asked and what is not."""
+"""Exit statuses, reports, help, connection flags and progress bars that all verbs of the command share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from typer.testing import CliRunner, Result
 
 from icedb import Table, __version__
 from icedb.cli import app
-from icedb.cli.base.application import EXIT_STATUSES, Connection, Exit
+from icedb.cli.base.application import EXIT_STATUSES, OTHER_NAMES, Connection, Exit
 from icedb.cli.render.output import time_text
 from icedb.cli.render.progress_bars import Bars, bars
 from icedb.errors import (
@@ -33,7 +34,7 @@ from icedb.errors import (
     StaleView,
     StoreUnavailable,
 )
-from icedb.util.progress import Progress, is_watched, progress, watched
+from icedb.util.progress import Progress, has_watcher, progress, watch_progress
 
 PAGE = Path(__file__).parents[2] / "docs" / "command.md"
 
@@ -65,13 +66,13 @@ def table(tmp_path: Path) -> Table:
     [
         (AccessDenied("no"), Exit.FAILED),
         (PermissionError(13, "no"), Exit.FAILED),
-        (StoreUnavailable("later"), Exit.AGAIN),
-        (CommitConflict("later"), Exit.AGAIN),
-        (ConnectionResetError("later"), Exit.AGAIN),
-        (CommitStateUnknown("look"), Exit.LOOK_FIRST),
-        (StaleView("look"), Exit.LOOK_FIRST),
-        (MissingPart("gone"), Exit.DAMAGED),
-        (InvariantViolated("odd"), Exit.DAMAGED),
+        (StoreUnavailable("later"), Exit.RETRY),
+        (CommitConflict("later"), Exit.RETRY),
+        (ConnectionResetError("later"), Exit.RETRY),
+        (CommitStateUnknown("look"), Exit.OUTCOME_UNKNOWN),
+        (StaleView("look"), Exit.OUTCOME_UNKNOWN),
+        (MissingPart("gone"), Exit.CORRUPT),
+        (InvariantViolated("odd"), Exit.CORRUPT),
     ],
 )
 def test_the_exit_status_says_what_to_do_about_an_error(
@@ -85,23 +86,23 @@ def test_the_exit_status_says_what_to_do_about_an_error(
     assert result.stderr == f"error: {error}\n"
 
 
-def test_a_mistake_of_ours_is_no_finding_of_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_has_its_own_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("oh")
 
     monkeypatch.setattr("icedb.table.Table.open", fail)
-    told = run("verify", "anywhere", status=Exit.BUG).stderr
-    assert "ZeroDivisionError: oh" in told
-    assert told.endswith("error: this is a mistake in IceDB. Please report it.\n")
+    stderr = run("verify", "anywhere", status=Exit.BUG).stderr
+    assert "ZeroDivisionError: oh" in stderr
+    assert stderr.endswith("error: this is a bug in IceDB. Please report it.\n")
 
 
 def test_a_damaged_log_is_status_5(table: Table) -> None:
     [log, *_] = sorted((Path(table.uri) / "_log").glob("*.jsonl"))
     log.write_bytes(b"\0garbage")
-    assert log.name in run("parts", table.uri, status=Exit.DAMAGED).stderr
+    assert log.name in run("parts", table.uri, status=Exit.CORRUPT).stderr
 
 
-def test_the_exit_statuses_are_told_where_people_look() -> None:
+def test_the_help_and_the_page_list_the_exit_statuses() -> None:
     page = PAGE.read_text()
     for status in Exit:
         assert re.search(rf"^\| {status.value} \|", page, re.MULTILINE), status
@@ -110,7 +111,7 @@ def test_the_exit_statuses_are_told_where_people_look() -> None:
 
 
 @pytest.mark.process
-def test_who_stops_reading_gets_no_traceback(table: Table) -> None:
+def test_a_closed_pipe_gives_no_traceback(table: Table) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     for flags in (["--json"], []):
@@ -120,7 +121,7 @@ def test_who_stops_reading_gets_no_traceback(table: Table) -> None:
 
 
 @pytest.mark.process
-def test_the_end_of_the_input_is_no_consent(table: Table) -> None:
+def test_the_end_of_input_declines_the_prompt(table: Table) -> None:
     terminal, its_end = pty.openpty()
     try:
         os.write(terminal, b"\x04")
@@ -137,37 +138,37 @@ def test_the_end_of_the_input_is_no_consent(table: Table) -> None:
 # ------------------------------------------------------------------------------------------------ reports
 
 
-def told(*arguments: object) -> dict[str, str]:
-    """The lines of a report: label -> value."""
+def report_of(*arguments: object) -> dict[str, str]:
+    """Return the lines of a report as label -> value."""
     return dict(re.split(r" {2,}", line, maxsplit=1) for line in run(*arguments).stdout.splitlines())
 
 
 @pytest.mark.long
-def test_a_report_says_that_it_is_one_of_a_dry_run(table: Table, tmp_path: Path) -> None:
+def test_a_report_states_a_dry_run(table: Table, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"k": 1, "n": 1}\n')
     for words in (
         ["insert", table.uri, rows], ["pin", table.uri, "one"], ["drop", table.uri, "k=0"], ["merge", table.uri],
         ["alter", table.uri, "--sort-by", "n"], ["cleanup", table.uri], ["export", table.uri, "--delta"],
     ):  # fmt: skip
-        found = told(*words, "--dry-run")
-        assert found["dry run"] == "yes: nothing was changed"
-        assert not found.keys() & {"commit", "log file"}
+        report = report_of(*words, "--dry-run")
+        assert report["dry run"] == "yes: nothing was changed"
+        assert not report.keys() & {"commit", "log file"}
 
 
-def test_times_of_a_report_are_told_as_times(table: Table) -> None:
-    found = told("pin", table.uri, "one")
-    assert found["as of"] == time_text(table.pins()[0].as_of_ms)
-    assert found["expires"] == told("cleanup", table.uri, "--dry-run")["horizon"] == "none"
+def test_a_report_prints_times_as_iso(table: Table) -> None:
+    report = report_of("pin", table.uri, "one")
+    assert report["as of"] == time_text(table.pins()[0].as_of_ms)
+    assert report["expires"] == report_of("cleanup", table.uri, "--dry-run")["horizon"] == "none"
     heading, _, line = run("pins", table.uri).stdout.splitlines()
     assert heading.split("  ")[0] == "name"
-    assert line.split() == ["one", found["as of"], found["created"], "none"]
+    assert line.split() == ["one", report["as of"], report["created"], "none"]
 
 
 # ------------------------------------------------------------------------------------------------ help
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     assert run("--version").stdout == f"icedb {__version__}\n"
 
 
@@ -189,26 +190,31 @@ def test_the_script_for_a_shell_is_shown() -> None:
     assert "_ICEDB_COMPLETE=complete_bash" in done.stdout
 
 
+def test_each_verb_has_an_example_that_parses() -> None:
+    group: Any = typer.main.get_command(app)
+    for name, verb in group.commands.items():
+        program, example_name, *words = shlex.split(verb.epilog.removeprefix("Example: "))
+        assert (program, example_name) == ("icedb", name)
+        assert verb.epilog in " ".join(run(name, "--help", terminal_width=200).stdout.split()), name
+        verb.make_context(name, words)
+
+
+@pytest.mark.parametrize(("name", "verb"), OTHER_NAMES.items())
+def test_the_name_of_another_system_names_the_verb(name: str, verb: str) -> None:
+    for words in ([], ["s3://lake/events"], ["--help"]):
+        assert f"Run: icedb {verb}" in run(name, *words, status=2).stderr
+    run(verb, "--help")
+
+
 def test_every_verb_that_changes_a_table_has_a_dry_run_and_json() -> None:
-    looking = {
-        "info",
-        "plot",
-        "verify",
-        "query",
-        "log",
-        "parts",
-        "partitions",
-        "schema",
-        "history",
-        "diff",
-        "pins",
-        "views",
-    }
+    reading = {
+        "info", "plot", "verify", "query", "log", "parts", "partitions", "schema", "history", "diff", "pins", "views",
+    }  # fmt: skip
     serving = {"proxy", "ingest"}
     group: Any = typer.main.get_command(app)
     for name, verb in group.commands.items():
         flags = {flag for parameter in verb.params for flag in parameter.opts + parameter.secondary_opts}
-        assert ("--dry-run" in flags) == (name not in looking | serving), name
+        assert ("--dry-run" in flags) == (name not in reading | serving), name
         assert "--json" in flags or name in {"query", "plot"}, name
         assert {"--profile", "--endpoint-url", "--region"} <= flags or name in serving, name
 
@@ -216,7 +222,7 @@ def test_every_verb_that_changes_a_table_has_a_dry_run_and_json() -> None:
 # ------------------------------------------------------------------------------------------------ connection
 
 
-def test_flags_are_in_force_for_the_verb_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_flags_apply_only_during_the_verb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_REGION", "here")
     monkeypatch.delenv("AWS_PROFILE", raising=False)
@@ -245,7 +251,7 @@ def test_a_profile_gives_credentials_and_region(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     (tmp_path / "rows.csv").write_text("n\n1\n")
-    if by_flag:  # before the keys that happen to be in the environment
+    if by_flag:  # takes precedence over keys in the environment
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
         flags = ["--profile", "lake", "--endpoint-url", options["AWS_ENDPOINT_URL"]]
@@ -255,80 +261,79 @@ def test_a_profile_gives_credentials_and_region(
         flags = []
     run("create", s3.uri, *flags)
     assert json.loads(run("insert", s3.uri, tmp_path / "rows.csv", *flags, "--json").stdout)["rows"] == 1
-    told = run("pins", s3.uri, "--profile", "lagoon", status=Exit.FAILED).stderr
-    assert "lagoon" in told
-    assert told.count("\n") == 1
+    stderr = run("pins", s3.uri, "--profile", "lagoon", status=Exit.FAILED).stderr
+    assert "lagoon" in stderr
+    assert stderr.count("\n") == 1
 
 
 @pytest.mark.s3
-def test_who_has_no_credentials_is_told_so(s3: Any) -> None:
+def test_missing_credentials_are_reported(s3: Any) -> None:
     flags = ["--endpoint-url", s3.storage_options["AWS_ENDPOINT_URL"], "--region", "us-east-1"]
-    told = run("pins", s3.uri, *flags, status=Exit.FAILED).stderr
-    assert "No credentials were found" in told
+    assert "No credentials were found" in run("pins", s3.uri, *flags, status=Exit.FAILED).stderr
 
 
 # ------------------------------------------------------------------------------------------------ progress
 
 
-def last_of(told: list[Progress]) -> dict[str, tuple[int, int | None, str]]:
-    assert all(p.done <= (p.done if p.total is None else p.total) for p in told)
-    return {p.name: (p.done, p.total, p.unit) for p in told if p.over}
+def last_of(events: list[Progress]) -> dict[str, tuple[int, int | None, str]]:
+    assert all(p.done <= (p.done if p.total is None else p.total) for p in events)
+    return {p.name: (p.done, p.total, p.unit) for p in events if p.over}
 
 
 @pytest.mark.long
-def test_long_work_tells_how_far_it_is(table: Table, tmp_path: Path) -> None:
-    told: list[Progress] = []
+def test_long_work_reports_its_progress(table: Table, tmp_path: Path) -> None:
+    events: list[Progress] = []
     lines = tmp_path / "rows.jsonl"
     lines.write_text("".join(f'{{"k": {n % 2}, "n": {n}}}\n' for n in range(100)))
-    with watched(told.append):
+    with watch_progress(events.append):
         table.insert(str(lines))
-    found = last_of(told)
-    assert found["looking at lines"] == found["reading files"] == (100, None, "rows")
-    assert found["writing parts"] == (100, 100, "rows")
+    last = last_of(events)
+    assert last["looking at lines"] == last["reading files"] == (100, None, "rows")
+    assert last["writing parts"] == (100, 100, "rows")
     small = sum(p.bytes for p in table.snapshot().parts)
-    told.clear()
-    with watched(told.append):
+    events.clear()
+    with watch_progress(events.append):
         assert table.merge().merged_parts == 6
         assert table.verify().ok
         assert table.verify(deep=True).ok
         deleted = table.cleanup(grace_ms=0, allow_short_grace=True)
-    found = last_of(told)
+    last = last_of(events)
     merged = sum(p.bytes for p in table.snapshot().parts)
-    assert found["rewriting parts"] == (small, small, "bytes")
-    assert found["reading footers"] == (2, 2, "parts")
-    assert found["checking parts"] == (merged, merged, "bytes")
+    assert last["rewriting parts"] == (small, small, "bytes")
+    assert last["reading footers"] == (2, 2, "parts")
+    assert last["checking parts"] == (merged, merged, "bytes")
     assert len(deleted.deleted_parts) == 6
-    assert any(p.name == "deleting objects" and p.done == p.total == 6 for p in told)
-    told.clear()
+    assert any(p.name == "deleting objects" and p.done == p.total == 6 for p in events)
+    events.clear()
     table.delete("n < 0")
-    assert told == []
+    assert events == []
 
 
-def test_an_import_tells_how_far_it_is(table: Table, tmp_path: Path) -> None:
-    told: list[Progress] = []
+def test_an_import_reports_its_progress(table: Table, tmp_path: Path) -> None:
+    events: list[Progress] = []
     (tmp_path / "source" / "k=5").mkdir(parents=True)
     rows = table.query("SELECT n FROM t").to_arrow()
     pq.write_table(rows, tmp_path / "source" / "k=5" / "a.parquet")
-    with watched(told.append):
+    with watch_progress(events.append):
         Table.create_from_files(tmp_path / "new", tmp_path / "source")
-    assert last_of(told)["copying files"] == (1, 1, "files")
+    assert last_of(events)["copying files"] == (1, 1, "files")
 
 
-def test_work_that_fails_is_over() -> None:
-    told: list[Progress] = []
+def test_failed_work_ends_its_progress() -> None:
+    events: list[Progress] = []
 
     def fail() -> None:
         with progress("work", 3, "parts") as advance:
             advance(1)
             raise ZeroDivisionError
 
-    with watched(told.append), pytest.raises(ZeroDivisionError):
+    with watch_progress(events.append), pytest.raises(ZeroDivisionError):
         fail()
-    assert [(p.done, p.over) for p in told] == [(0, False), (1, False), (1, True)]
-    assert not is_watched()
+    assert [(p.done, p.over) for p in events] == [(0, False), (1, False), (1, True)]
+    assert not has_watcher()
 
 
-def test_a_bar_has_amount_rate_and_time_and_goes_away() -> None:
+def test_a_bar_has_amount_rate_and_time_and_is_removed() -> None:
     screen = io.StringIO()
     shown = Bars(Console(file=screen, force_terminal=True, width=120), after_s=0)
 
@@ -342,7 +347,7 @@ def test_a_bar_has_amount_rate_and_time_and_goes_away() -> None:
             time.sleep(0.01)
         raise AssertionError(text())
 
-    with watched(shown), progress("rewriting parts", 4_000_000, "bytes") as advance:
+    with watch_progress(shown), progress("rewriting parts", 4_000_000, "bytes") as advance:
         wait_for("rewriting parts")
         for _ in range(3):
             advance(500_000)
@@ -350,14 +355,14 @@ def test_a_bar_has_amount_rate_and_time_and_goes_away() -> None:
         wait_for(r" 38% 1\.5 MB of 4\.0 MB, [\d.]+ .?B/s \d:\d\d:\d\d")
     after = screen.getvalue()
     shown.close()
-    assert screen.getvalue() == after  # it is gone already
+    assert screen.getvalue() == after  # it was removed at the end of the work
     assert after.endswith("\r\x1b[2K\x1b[?25h\r")
 
 
-def test_what_is_short_has_no_bar() -> None:
+def test_short_work_has_no_bar() -> None:
     screen = io.StringIO()
     shown = Bars(Console(file=screen, force_terminal=True), after_s=3_600)
-    with watched(shown):
+    with watch_progress(shown):
         for _ in range(3):
             with progress("reading objects", 2, "objects") as advance:
                 advance(2)
@@ -365,6 +370,6 @@ def test_what_is_short_has_no_bar() -> None:
     assert screen.getvalue() == ""
 
 
-def test_programs_get_no_bars() -> None:
-    with bars(wanted=True):  # standard error is no terminal here
-        assert not is_watched()
+def test_bars_appear_on_a_terminal_only() -> None:
+    with bars(enabled=True):  # standard error is not a terminal here
+        assert not has_watcher()

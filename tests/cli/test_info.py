@@ -1,4 +1,4 @@
-"""`icedb info` tells people and programs what a table is like, what is due, and the command that does it."""
+"""`icedb info`: the health of a table as text and JSON, and the commands that it recommends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOW_MS = 1_800_000_000_000
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    """Two partitions of five small parts each; a third was dropped."""
+    """Return a table of two partitions with five small parts each, and a dropped third one."""
     table = Table.create(tmp_path / "a table", partition_by=["k"], storage_options={"fsync": "false"})
     for n in range(5):
         table.insert([{"k": k, "n": n} for k in range(3)])
@@ -51,18 +51,18 @@ def crowded(path: str, small: int, *, hot: bool = True) -> PartitionHealth:
     return PartitionHealth(path, small, 10 * small, small, 10 * small, NOW_MS, hot, path)
 
 
-def page(shown: TableHealth, *, width: int = 100) -> str:
+def page(table_health: TableHealth, *, width: int = 100) -> str:
     thresholds = Thresholds()
     console = Console(width=width, file=StringIO())
-    told = recommend(shown, thresholds)
-    print_info(console, replace(shown, recommendations=told), thresholds, uri="lake/events")
+    due = recommend(table_health, thresholds)
+    print_info(console, replace(table_health, recommendations=due), thresholds, uri="lake/events")
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
 # ------------------------------------------------------------------------------------------------ the command
 
 
-def test_a_table_that_needs_nothing_says_so(table: Table) -> None:
+def test_a_table_without_due_maintenance(table: Table) -> None:
     shown = run("info", table.uri).stdout
     assert "nothing is due" in shown
     assert "10 parts" in shown
@@ -73,7 +73,7 @@ def test_a_table_that_needs_nothing_says_so(table: Table) -> None:
 
 
 @pytest.mark.long
-def test_what_is_due_is_told_with_the_command_that_does_it(table: Table) -> None:
+def test_due_maintenance_is_printed_with_its_command(table: Table) -> None:
     for n in range(3):
         table.insert([{"k": 9, "n": n}])
     limits = ["--hot-parts", "8", "--log-files", "4"]
@@ -81,10 +81,10 @@ def test_what_is_due_is_told_with_the_command_that_does_it(table: Table) -> None
     assert "due: merge, newest first" in shown
     assert "has 5 small parts and should have fewer than 8; 1 more has 4 at least" in shown
     assert "due: merge of log files" in shown
-    # A path with a space in it is quoted: the lines can be given to a shell as they are.
-    told = [shlex.split(line) for line in shown.splitlines() if line.strip().startswith("icedb ")]
-    assert [words[:-1] for words in told] == [["icedb", "merge", "--order", "newest"], ["icedb", "merge-log"]]
-    for words in told:
+    # A path with a space is quoted, so that a shell accepts the lines as they are.
+    commands = [shlex.split(line) for line in shown.splitlines() if line.strip().startswith("icedb ")]
+    assert [words[:-1] for words in commands] == [["icedb", "merge", "--order", "newest"], ["icedb", "merge-log"]]
+    for words in commands:
         run(*words[1:])
     assert "nothing is due" in run("info", table.uri, *limits).stdout
     assert table.snapshot().rows == 13
@@ -107,39 +107,39 @@ def test_every_threshold_has_a_flag(table: Table) -> None:
     assert report["thresholds"].keys() == set(Thresholds.__slots__)
 
 
-def test_the_json_document_is_the_condition(table: Table) -> None:
+def test_the_json_document_is_the_health(table: Table) -> None:
     report = run_json("info", table.uri, "--hot-parts", 8)
-    found = table.health(Thresholds(hot_parts=8))
+    expected = table.health(Thresholds(hot_parts=8))
     assert [p["path"] for p in report["partitions"]] == ["k=0", "k=1"]
     assert [(r["due"], r["basis"]) for r in report["recommendations"]] == [
-        (r.due, r.basis) for r in found.recommendations
+        (r.due, r.basis) for r in expected.recommendations
     ]
     assert (report["live_rows"], report["small_parts"], report["small_part_ratio"]) == (10, 10, 1.0)
-    assert report["no_rows_after_ms"] == report["newest_rows_ms"] == found.newest_rows_ms
+    assert report["no_rows_after_ms"] == report["newest_rows_ms"] == expected.newest_rows_ms
     assert report.keys() > set(TableHealth.__slots__)
     assert run("info", table.uri, "--json").stdout.count("\n") == 1
 
 
 @pytest.mark.process
-def test_the_command_as_a_process_also_for_a_table_that_is_not_there(table: Table) -> None:
+def test_info_as_a_process_also_for_a_missing_table(table: Table) -> None:
     done = command("info", table.uri, "--hot-parts", "8", "--part-bytes-max", "1000")
     assert (done.returncode, done.stderr) == (0, "")
-    [told] = [line.strip() for line in done.stdout.splitlines() if line.strip().startswith("icedb ")]
-    assert told == f"icedb merge --order newest {shlex.quote(table.uri)} --part-bytes-max 1000"
+    [recommended] = [line.strip() for line in done.stdout.splitlines() if line.strip().startswith("icedb ")]
+    assert recommended == f"icedb merge --order newest {shlex.quote(table.uri)} --part-bytes-max 1000"
     done = command("info", f"{table.uri}-not-there")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
 
 
-def test_a_threshold_that_is_too_small_is_one_line_that_names_it(table: Table) -> None:
+def test_a_threshold_that_is_too_small_is_named_in_one_line(table: Table) -> None:
     shown = run("info", table.uri, "--hot-parts", "1", status=2).stderr
     assert "hot_parts" in shown
     assert shown.count("\n") == 1
 
 
 @pytest.mark.process
-def test_on_a_terminal_nothing_is_wider_than_it_but_a_command(table: Table) -> None:
+def test_only_a_command_is_wider_than_the_terminal(table: Table) -> None:
     terminal, its_end = pty.openpty()
     try:
         done = subprocess.Popen(
@@ -169,7 +169,7 @@ def _read(terminal: int) -> bytes:
 # ------------------------------------------------------------------------------------------------ the page
 
 
-def test_the_ten_partitions_nearest_to_their_limit_are_shown_and_the_rest_is_counted() -> None:
+def test_the_page_lists_ten_partitions_and_counts_the_rest() -> None:
     hot = [crowded(f"k={n:03}", n) for n in range(2, 30)]
     shown = page(health(*hot, crowded("old", 6, hot=False), crowded("old2", 1, hot=False)))
     rows = [line.split()[0] for line in shown.splitlines() if " hot " in line or " cold " in line]
@@ -179,7 +179,7 @@ def test_the_ten_partitions_nearest_to_their_limit_are_shown_and_the_rest_is_cou
     assert "29/64" in shown
 
 
-def test_a_command_is_whole_on_a_narrow_terminal() -> None:
+def test_a_narrow_terminal_does_not_wrap_a_command() -> None:
     partition = crowded("k=" + "x" * 100, 40)
     lines = [line.rstrip() for line in page(health(partition), width=40).splitlines()]
     assert "    icedb merge --order newest lake/events" in lines
@@ -187,7 +187,7 @@ def test_a_command_is_whole_on_a_narrow_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("figures", "told"),
+    ("figures", "text"),
     [
         ({}, "1,234,567"),
         ({}, "3.0 GB"),
@@ -195,8 +195,8 @@ def test_a_command_is_whole_on_a_narrow_terminal() -> None:
         ({"live_rows": None}, "unknown"),
         ({"newest_rows_ms": None}, "none yet"),
         ({"newest_rows_ms": NOW_MS + HOUR_MS}, "in 1 h ("),
-        ({"newest_rows_ms": NOW_MS - DAY_MS, "horizon_ms": NOW_MS - HOUR_MS}, "or earlier: cleanup has forgotten when"),
-        ({"newest_rows_ms": 10**15}, " (1000000000000000 unix ms)"),  # by a clock that was wrong
+        ({"newest_rows_ms": NOW_MS - DAY_MS, "horizon_ms": NOW_MS - HOUR_MS}, "or earlier: cleanup has removed"),
+        ({"newest_rows_ms": 10**15}, " (1000000000000000 unix ms)"),  # from a wrong clock
         ({"horizon_ms": 10**25}, " (10000000000000000000000000 unix ms): older snapshots"),
         ({"horizon_ms": NOW_MS - 3 * DAY_MS}, "older snapshots cannot be read"),
         ({"dead_parts": 1, "dead_bytes": 999, "oldest_dead_ms": NOW_MS - 5 * MINUTE_MS}, "999 B; the oldest 5 min ago"),
@@ -205,11 +205,11 @@ def test_a_command_is_whole_on_a_narrow_terminal() -> None:
         ({"log_files": 32}, "icedb merge-log lake/events"),
     ],
 )  # fmt: skip
-def test_figures_are_told_in_words(figures: dict[str, Any], told: str) -> None:
-    assert told in page(health(**figures))
+def test_figures_are_printed_in_words(figures: dict[str, Any], text: str) -> None:
+    assert text in page(health(**figures))
 
 
-def test_a_number_that_is_no_time_is_shown_as_it_is() -> None:
+def test_a_time_out_of_range_is_printed_as_a_number() -> None:
     assert time_text(NOW_MS) == "2027-01-15T08:00:00.000+00:00"
     for unix_ms in (10**15, 10**25, -(10**15)):
         assert time_text(unix_ms) == f"{unix_ms} (unix ms)"

@@ -1,4 +1,4 @@
-"""The verbs that look: lists, answers and pictures, for people and for programs, whole wherever they are written."""
+"""Verbs that inspect: query results, lists, history and charts, as text, JSON and files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.repository.test_layers import loaded
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    """Two partitions: of two parts, one of which is the result of a merge, and of one."""
+    """Return a table with two partitions: one of two parts, the first from a merge, and one of one part."""
     table = Table.create(tmp_path / "a table", partition_by=["k"], sort_by=["n"], storage_options={"fsync": "false"})
     table.insert([{"k": 0, "n": 1}, {"k": 1, "n": 2}])
     table.insert([{"k": 0, "n": 3}], txn=("app", 7))
@@ -45,7 +45,7 @@ def table(tmp_path: Path) -> Table:
 
 
 def on_a_terminal(*arguments: object, columns: int = 80, status: int = 0, **env: str) -> str:
-    """What the command shows on a terminal."""
+    """Return the output of the command on a terminal."""
     terminal, its_end = pty.openpty()
     try:
         process = subprocess.Popen(
@@ -89,7 +89,7 @@ def test_a_query_is_an_argument_a_file_or_standard_input(table: Table, tmp_path:
 
 
 @pytest.mark.long
-def test_a_query_of_the_past_and_of_some_rows(table: Table) -> None:
+def test_a_query_with_as_of_where_and_final(table: Table) -> None:
     then = table.history()[1].at_ms
     assert run_json("query", table.uri, "SELECT n FROM t ORDER BY n", "--as-of", then) == [{"n": n} for n in (1, 2, 3)]
     assert run_json("query", table.uri, "SELECT max(n) AS m FROM t", "--where", "k = 1") == [{"m": 2}]
@@ -98,7 +98,7 @@ def test_a_query_of_the_past_and_of_some_rows(table: Table) -> None:
 
 
 @pytest.mark.long
-def test_forms_of_an_answer(table: Table, tmp_path: Path) -> None:
+def test_formats_of_a_result(table: Table, tmp_path: Path) -> None:
     rows = [
         {"n": 1, "s": 'a,"b"', "x": 1.5, "l": [1.0, None], "d": "2026-11-21"},
         {"n": 2, "s": "", "x": None, "l": None, "d": None},
@@ -119,28 +119,28 @@ def test_forms_of_an_answer(table: Table, tmp_path: Path) -> None:
         assert repr(stream.read_all().to_pylist()) == repr(parquet.to_pylist())
     assert parquet.column("n").to_pylist() == [1, 2, 3]
     assert json.loads((tmp_path / "answer.json").read_text()) == rows
-    assert not list(tmp_path.glob(".*")), "nothing unfinished is left"
+    assert not list(tmp_path.glob(".*")), "no unfinished file remains"
 
 
-def test_columns_of_one_name_and_names_that_must_be_quoted(table: Table) -> None:
+def test_csv_with_duplicate_and_quoted_names(table: Table) -> None:
     text = run("query", table.uri, 'SELECT 1 AS a, 2 AS a, 3 AS "x,""y"', "--format", "csv").stdout
     assert list(csv.reader(io.StringIO(text))) == [["a", "a_1", 'x,"y'], ["1", "2", "3"]]
 
 
 @pytest.mark.long
-def test_a_large_answer_is_whole_in_every_form(table: Table, tmp_path: Path) -> None:
+def test_a_large_result_is_complete_in_every_format(table: Table, tmp_path: Path) -> None:
     sql = "SELECT range AS n, 'text ' || range AS s FROM range(250_000)"
     for form in ("csv", "jsonl", "json", "parquet"):
         file = tmp_path / f"answer.{form}"
         run("query", table.uri, sql, "--format", form, "-o", file)
-        found = duckdb.sql(f"SELECT count(*), sum(n), max(s) FROM '{file}'").fetchone()
-        assert found == (250_000, 250_000 * 249_999 // 2, "text 99999"), form
+        totals = duckdb.sql(f"SELECT count(*), sum(n), max(s) FROM '{file}'").fetchone()
+        assert totals == (250_000, 250_000 * 249_999 // 2, "text 99999"), form
 
 
 @pytest.mark.process
-def test_a_table_shows_some_rows_and_says_so(table: Table) -> None:
+def test_a_terminal_shows_the_first_rows_with_a_hint(table: Table) -> None:
     sql = "SELECT range AS n FROM range(300)"
-    assert run("query", table.uri, sql).stdout.splitlines()[-1].strip() == "299"  # a pipe gets all of them
+    assert run("query", table.uri, sql).stdout.splitlines()[-1].strip() == "299"  # a pipe gets all rows
     few = run("query", table.uri, sql, "--limit", 2)
     assert few.stdout.split() == ["n", "─", "0", "1"]
     assert "the first 2 rows" in few.stderr
@@ -152,37 +152,37 @@ def test_a_table_shows_some_rows_and_says_so(table: Table) -> None:
 
 
 @pytest.mark.long
-def test_what_a_terminal_obeys_is_told_by_its_number(table: Table) -> None:
+def test_control_characters_are_escaped(table: Table) -> None:
     shown = run("query", table.uri, "SELECT 'a' || chr(27) || '[31m' || chr(10) || 'b' AS s, NULL AS nothing").stdout
     assert shown.splitlines()[2].split() == [r"a\x1b[31m\nb", "null"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["SELECT nothing FROM t"], 'Referenced column "nothing" not found'),
         (["SELEKT 1"], "syntax error"),
         (["FROM events"], "The table is called t."),
         (["DROP VIEW t"], "Write one SELECT over t"),
         (["SELECT 1", "--where", "missing = 1"], "missing"),
-        (["SELECT 1", "--output", "x.csv"], "--output wants a --format"),
-        (["SELECT 1", "--json", "--format", "csv"], "two forms"),
+        (["SELECT 1", "--output", "x.csv"], "--output requires a --format"),
+        (["SELECT 1", "--json", "--format", "csv"], "exclude each other"),
         (["SELECT 1", "--format", "csv", "--limit", "3"], "write LIMIT in the query"),
-        (["SELECT 1", "--file", "x.sql"], "one of the two"),
+        (["SELECT 1", "--file", "x.sql"], "either a query as an argument, or --file"),
         (["--file", "not-there.sql"], "not-there.sql"),
-        (["SELECT 1", "--as-of", "yesterday"], "is no time with a zone"),
+        (["SELECT 1", "--as-of", "yesterday"], "is not a time with a time zone"),
         (["SELECT 1", "--format", "csv", "--output", "no/such/folder.csv"], "no/such"),
         (["SELECT 1/0::INT AS x, error('at the last row') FROM t", "--format", "csv"], "at the last row"),
     ],
 )
-def test_a_wrong_query_is_told_in_plain_words(table: Table, arguments: list[str], told: str) -> None:
+def test_an_invalid_query_is_a_plain_message(table: Table, arguments: list[str], message: str) -> None:
     result = run("query", table.uri, *arguments, status=2)
-    assert told in " ".join(result.stderr.replace("│", " ").split())
+    assert message in " ".join(result.stderr.replace("│", " ").split())
     assert "Traceback" not in result.stderr
     assert "LINE 1" not in result.stderr
 
 
-def test_a_file_is_not_touched_by_an_answer_that_fails(table: Table, tmp_path: Path) -> None:
+def test_a_failed_query_leaves_the_output_file(table: Table, tmp_path: Path) -> None:
     (tmp_path / "answer.csv").write_text("from before")
     run("query", table.uri, "SELECT error('no') FROM t", "--format", "csv", "-o", tmp_path / "answer.csv", status=2)
     assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["answer.csv"]
@@ -190,20 +190,20 @@ def test_a_file_is_not_touched_by_an_answer_that_fails(table: Table, tmp_path: P
 
 
 @pytest.mark.process
-def test_bytes_go_through_a_pipe_and_not_to_a_terminal(table: Table) -> None:
+def test_binary_formats_go_to_a_pipe_but_not_to_a_terminal(table: Table) -> None:
     for form in ("parquet", "arrow"):
         piped = run("query", table.uri, "FROM t", "--format", form).stdout_bytes
         read = pq.read_table(io.BytesIO(piped)) if form == "parquet" else pa.ipc.open_stream(piped).read_all()
         assert read.num_rows == 4
     shown = on_a_terminal("query", table.uri, "FROM t", "--format", "parquet", status=2, columns=120, NO_COLOR="1")
-    assert "parquet is not for a terminal" in shown
+    assert "parquet is binary and cannot be printed on a terminal" in shown
 
 
 # ------------------------------------------------------------------------------------------------ lists
 
 
 @pytest.mark.long
-def test_parts_are_listed_for_people_programs_and_other_engines(table: Table) -> None:
+def test_parts_are_listed_as_text_json_and_paths(table: Table) -> None:
     parts = table.snapshot().parts
     assert [p["path"] for p in run_json("parts", table.uri)] == [p.path for p in parts]
     first = run_json("parts", table.uri)[0]
@@ -219,7 +219,7 @@ def test_parts_are_listed_for_people_programs_and_other_engines(table: Table) ->
 
 
 @pytest.mark.long
-def test_parts_are_chosen_by_rows_partitions_and_time(table: Table) -> None:
+def test_parts_are_filtered_by_predicate_partition_and_time(table: Table) -> None:
     def partitions(*words: object) -> list[str]:
         return [p["partition"] for p in run_json("parts", table.uri, *words)]
 
@@ -233,7 +233,7 @@ def test_parts_are_chosen_by_rows_partitions_and_time(table: Table) -> None:
 
 
 @pytest.mark.s3
-def test_addresses_in_a_bucket_are_whole_on_a_narrow_terminal(s3: Any) -> None:
+def test_a_narrow_terminal_does_not_cut_addresses(s3: Any) -> None:
     table = Table.create(s3.uri, storage_options=s3.storage_options)
     table.insert([{"n": 1}])
     (part,) = table.snapshot().parts
@@ -276,54 +276,54 @@ def test_columns_are_listed(table: Table) -> None:
 
 
 def test_log_files_are_listed(table: Table) -> None:
-    found = log_files(table.handle)
-    current = [f for f in found if f.state == "current"]
-    assert len(current) < len(found)
+    files = log_files(table.handle)
+    current = [f for f in files if f.state == "current"]
+    assert len(current) < len(files)
     assert [f["key"] for f in run_json("log", table.uri)] == [f.key for f in current]
-    assert [f["key"] for f in run_json("log", table.uri, "--all")] == [f.key for f in found]
+    assert [f["key"] for f in run_json("log", table.uri, "--all")] == [f.key for f in files]
     shown = run("log", table.uri).stdout
     assert "merge; parts: 1 new, 2 removed, 1 carried; 2 replaced log files" in shown
-    assert "and 2 more log files that count no more" in shown
+    assert "and 2 more log files that are superseded" in shown
     assert run("log", table.uri, "--all").stdout.count("replaced\x20\x20") == 2
 
 
 # ------------------------------------------------------------------------------------------------ the past
 
 
-def test_the_history_is_told(table: Table) -> None:
-    found = run_json("history", table.uri)
-    assert [c["kind"] for c in found] == ["insert", "merge", "insert", "insert"]
-    assert found[2]["txn"] == {"app": 7}
-    assert found[1]["added_rows"] == found[1]["removed_rows"] == 2
+def test_the_history_is_listed(table: Table) -> None:
+    commits = run_json("history", table.uri)
+    assert [c["kind"] for c in commits] == ["insert", "merge", "insert", "insert"]
+    assert commits[2]["txn"] == {"app": 7}
+    assert commits[1]["added_rows"] == commits[1]["removed_rows"] == 2
     assert len(run_json("history", table.uri, "--limit", 1)) == 1
-    assert len(run_json("history", table.uri, "--since", found[1]["at_ms"])) == 2
+    assert len(run_json("history", table.uri, "--since", commits[1]["at_ms"])) == 2
     lines = run("history", table.uri).stdout.splitlines()
     assert lines[3].split()[1:6] == ["merge", "+1", "-2", "+2", "-2"]
     assert "app:7" in lines[4]
     assert "The newest 2 commits; --limit 0 lists all." in run("history", table.uri, "--limit", 2).stdout
 
 
-def test_what_was_forgotten_has_a_mark(table: Table) -> None:
+def test_an_incomplete_commit_has_a_mark(table: Table) -> None:
     for _ in range(2):
         table.cleanup(grace_ms=0, allow_short_grace=True)
     shown = run("history", table.uri).stdout
-    assert "*: cleanup has forgotten" in shown
+    assert "*: the commit may have changed more" in shown
     assert "merge*" in shown
 
 
 @pytest.mark.long
-def test_a_difference_is_told(table: Table) -> None:
-    found = table.history()
-    times = [time_text(found[n].at_ms) for n in (2, 1, 0)]
+def test_a_difference_is_printed(table: Table) -> None:
+    commits = table.history()
+    times = [time_text(commits[n].at_ms) for n in (2, 1, 0)]
     merged = run_json("diff", table.uri, "--since", times[0], "--until", times[1], "--rows")
     assert (merged["added_rows"], merged["removed_rows"]) == (2, 2)
     assert (merged["inserted_rows"], merged["deleted_rows"]) == (0, 0)
     assert [p["path"] for p in merged["partitions"]] == ["k=0"]
     shown = run("diff", table.uri, "--since", times[1], "--rows").stdout
-    assert "1 part with 1 rows came, between" in shown
-    assert "Of the rows themselves 1 are new and 0 are gone" in shown
+    assert "1 part with 1 rows added, between" in shown
+    assert "Of these rows, 1 are new and 0 are gone" in shown
     assert "New columns: text VARCHAR." in shown
-    assert "No part came or went" in run("diff", table.uri, "--since", times[2]).stdout
+    assert "No part added or removed" in run("diff", table.uri, "--since", times[2]).stdout
     assert "Exchange them" in run("diff", table.uri, "--since", times[2], "--until", times[1], status=2).stderr
 
 
@@ -331,18 +331,18 @@ def test_a_difference_is_told(table: Table) -> None:
 
 
 @pytest.mark.process
-def test_colours_are_for_terminals_that_want_them(table: Table) -> None:
+def test_colours_appear_on_a_terminal_without_no_color(table: Table) -> None:
     assert "\x1b[" in on_a_terminal("history", table.uri)
     plain = on_a_terminal("history", table.uri, NO_COLOR="1")
     assert not re.search(r"\x1b\[(3|9)\d", plain)
     assert "\x1b[" not in run("history", table.uri).stdout
 
 
-def test_a_narrow_terminal_shows_fewer_columns_and_says_so() -> None:
-    rows = [["aaaa", "bbbb", Text("cccc", style="red")]]
+def test_a_narrow_terminal_hides_columns_with_a_hint() -> None:
+    rows: list[list[str | Text]] = [["aaaa", "bbbb", Text("cccc", style="red")]]
     for width, expected in ((20, "1  2 3"), (12, "1  3"), (3, "1")):
         console = Console(width=width, file=io.StringIO(), force_terminal=True, no_color=True)
-        print_list(console, ["1", ">2", "3"], rows, going=[(1,), (2,)])
+        print_list(console, ["1", ">2", "3"], rows, optional=[(1,), (2,)])
         shown = re.sub("\x1b[^m]*m", "", console.file.getvalue())  # type: ignore[attr-defined]
         assert shown.split("\n")[0].split() == expected.split()
         assert ("A wider terminal" in shown.replace("\n", " ")) == (width < 16)
@@ -350,7 +350,7 @@ def test_a_narrow_terminal_shows_fewer_columns_and_says_so() -> None:
 
 
 @pytest.mark.process
-def test_the_end_of_a_pipe_is_no_error(table: Table) -> None:
+def test_a_closed_pipe_is_no_error(table: Table) -> None:
     words = [sys.executable, "-m", "icedb.cli", "query", table.uri, "FROM range(1_000_000)", "--format", "csv"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -361,7 +361,7 @@ def test_the_end_of_a_pipe_is_no_error(table: Table) -> None:
 
 
 @pytest.mark.process
-def test_help_loads_nothing_that_takes_long() -> None:
+def test_help_imports_no_slow_module() -> None:
     heavy = ["pyarrow", "duckdb", "obstore", "matplotlib", "boto3", "numpy", "asyncio", "icedb.table"]
     assert loaded("import icedb.cli", heavy) == set()
 
@@ -376,7 +376,7 @@ def drawn(health: TableHealth, width: int) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_partitions_and_parts_are_drawn_by_size(table: Table, width: int) -> None:
+def test_charts_of_partitions_and_parts_by_size(table: Table, width: int) -> None:
     health = table.health()
     lines = drawn(health, width)
     assert max(map(len, lines)) <= width
@@ -398,31 +398,31 @@ def test_sizes_are_counted_by_powers_of_two(table: Table) -> None:
         assert one.parts == sum(one.bytes_min <= p.bytes < 2 * one.bytes_min for p in parts)
 
 
-def test_gauges_stand_beside_their_thresholds(table: Table) -> None:
+def test_gauges_have_value_limit_and_level(table: Table) -> None:
     thresholds = Thresholds(hot_parts=4)
-    found = {g.name: g for g in gauges(table.health(thresholds), thresholds)}
-    hot = found["hot partition: small parts"]
+    by_name = {g.name: g for g in gauges(table.health(thresholds), thresholds)}
+    hot = by_name["hot partition: small parts"]
     assert (hot.value, hot.limit, hot.level) == (2, 4, 1)
-    assert found["expired bytes"].level == 0
-    assert found["log files to read"].value == 0, "a merge of log files would take none of them"
+    assert by_name["expired bytes"].level == 0
+    assert by_name["log files to read"].value == 0, "a merge of log files would take none of them"
     for n in range(3):
         table.insert([{"k": 0, "n": n}])
-    found = {g.name: g for g in gauges(table.health(), Thresholds())}
-    assert found["log files to read"].value == len(table.handle.read().effective) == 5
+    by_name = {g.name: g for g in gauges(table.health(), Thresholds())}
+    assert by_name["log files to read"].value == len(table.handle.read().effective) == 5
 
 
 @pytest.mark.process
-def test_a_picture_is_written(table: Table, tmp_path: Path) -> None:
+def test_plot_writes_a_png(table: Table, tmp_path: Path) -> None:
     run("plot", table.uri, "-o", tmp_path / "table.png")
     png = (tmp_path / "table.png").read_bytes()
     assert png.startswith(b"\x89PNG")
     assert len(png) < 40_000
     due = draw_health(table.health(Thresholds(hot_parts=4)), Thresholds(hot_parts=4))
-    assert due != png, "what is due stands in it"
+    assert due != png, "the picture contains what is due"
     assert "table.png" in run("plot", table.uri, "-o", tmp_path / "table.svg", status=2).stderr
 
 
-def test_a_picture_needs_an_extra_and_says_which(table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plot_without_its_extra_names_it(table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     shown = run("plot", table.uri, "-o", tmp_path / "table.png", status=2).stderr
     assert "pip install 'icedb-dagster[plot]'" in shown
@@ -430,7 +430,7 @@ def test_a_picture_needs_an_extra_and_says_which(table: Table, tmp_path: Path, m
 
 
 @pytest.mark.process
-def test_an_empty_table_can_be_drawn(tmp_path: Path) -> None:
+def test_info_and_plot_of_an_empty_table(tmp_path: Path) -> None:
     table = Table.create(tmp_path / "table", storage_options={"fsync": "false"})
     assert "figures beside their thresholds" in run("info", table.uri).stdout
     run("plot", table.uri, "-o", tmp_path / "table.png")

@@ -1,4 +1,4 @@
-"""The verbs that write: what they commit, what a dry run tells instead, and what they refuse in their own words."""
+"""Verbs that write: commits, dry runs, and messages in terms of the command."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def objects(folder: Path) -> list[str]:
 
 def newest_spec(table: Table) -> TableSpec:
     opened = Table.open(table.uri)
-    opened.snapshot()  # what was altered is in the log
+    opened.snapshot()  # the log has the altered spec
     return opened.spec
 
 
@@ -60,7 +60,7 @@ def lines(tmp_path: Path) -> Path:
 # ------------------------------------------------------------------------------------------------ create, alter
 
 
-def test_a_table_is_created_as_the_flags_say(tmp_path: Path) -> None:
+def test_create_applies_all_flags(tmp_path: Path) -> None:
     flags = ["--partition-by", "k", "--sort-by", "a", "--sort-by", "b", "--column", "k=BIGINT",
              "--column", "a=DECIMAL(9,2)", "--required", "k", "--compression", "snappy", "--row-group-rows", 4096,
              "--row-id", "--merge-by", "a", "--merge-version", "b", "--log-uri", tmp_path / "log"]  # fmt: skip
@@ -77,7 +77,7 @@ def test_a_table_is_created_as_the_flags_say(tmp_path: Path) -> None:
         assert "a table is there already. Choose another" in run("create", tmp_path / "table", *more, status=2).stderr
 
 
-def test_merges_aggregate_as_the_flags_say(tmp_path: Path) -> None:
+def test_create_applies_the_merging_flags(tmp_path: Path) -> None:
     flags = ["--partition-by", "d", "--merge-by", "k", "--merge-sum", "n", "--merge-max", "m", "--merge-count", "rows"]
     merging = run_json("create", tmp_path / "table", *flags)["spec"]["merging"]
     assert merging["kind"] == "aggregating"
@@ -85,27 +85,27 @@ def test_merges_aggregate_as_the_flags_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
-        (["--column", "price"], "write --column price=DOUBLE"),
+        (["--column", "price"], "Write --column price=DOUBLE"),
         (["--column", "a=INT", "--column", "a=TEXT"], "twice"),
-        (["--merge-sum", "n"], "needs the key"),
-        (["--merge-by", "k", "--merge-version", "v", "--merge-sum", "n"], "does not go with"),
+        (["--merge-sum", "n"], "needs a key"),
+        (["--merge-by", "k", "--merge-version", "v", "--merge-sum", "n"], "excludes --merge-sum"),
         (["--compression", "zip"], "compression must be one of"),
         (["--schema-policy", "closed"], "schema_policy must be one of 'open', 'declared'"),
         (["--partition-by", "strftime(ts"], "strftime(ts"),
-        (["--sort-by", "user_id,ts"], "write --sort-by user_id --sort-by ts"),
-        (["--merge-by", "a", "--merge-sum", "n, m"], "write --merge-sum n --merge-sum m"),
+        (["--sort-by", "user_id,ts"], "Write --sort-by user_id --sort-by ts"),
+        (["--merge-by", "a", "--merge-sum", "n, m"], "Write --merge-sum n --merge-sum m"),
     ],
 )
-def test_a_spec_that_is_wrong_creates_nothing(tmp_path: Path, flags: list[str], said: str) -> None:
+def test_an_invalid_spec_creates_nothing(tmp_path: Path, flags: list[str], message: str) -> None:
     result = run("create", tmp_path / "table", *flags, status=2)
-    assert said in " ".join(result.stderr.replace("│", " ").split())
+    assert message in " ".join(result.stderr.replace("│", " ").split())
     assert objects(tmp_path) == []
 
 
 @pytest.mark.long
-def test_alter_tells_what_changes_and_a_dry_run_changes_nothing(table: Table) -> None:
+def test_alter_prints_changes_and_a_dry_run_commits_nothing(table: Table) -> None:
     flags = ["--sort-by", "n", "--merge-by", "n", "--compression", "gzip"]
     planned = run_json("alter", table.uri, *flags, "--dry-run")
     assert planned["after"] == {"sort_by": ["n"], "compression": "gzip", "merging": {"kind": "dedup", "by": ["n"]}}
@@ -126,7 +126,7 @@ def test_alter_tells_what_changes_and_a_dry_run_changes_nothing(table: Table) ->
 # ------------------------------------------------------------------------------------------------ insert, overwrite
 
 
-def test_files_are_inserted_and_a_dry_run_says_what_would_be(table: Table, lines: Path) -> None:
+def test_insert_of_files_and_its_dry_run(table: Table, lines: Path) -> None:
     before = objects(Path(table.uri))
     planned = run_json("insert", table.uri, lines, "--dry-run")
     assert (planned["rows"], planned["partitions"], planned["new_columns"]) == (2, ["k=0", "k=7"], {})
@@ -144,12 +144,12 @@ def test_a_transaction_is_inserted_once(table: Table, lines: Path, dry_run: list
     again = run_json("insert", table.uri, lines, "--txn", "load:2", *dry_run)
     assert (again["repeated"], again["rows"]) == (True, 0)
     assert len(rows(table)) == 4
-    for wrong in ("load", ":3", "load:", "load:-1", "load:x"):
-        assert "load:42" in " ".join(run("insert", table.uri, lines, f"--txn={wrong}", status=2).stderr.split())
+    for invalid in ("load", ":3", "load:", "load:-1", "load:x"):
+        assert "load:42" in " ".join(run("insert", table.uri, lines, f"--txn={invalid}", status=2).stderr.split())
 
 
 @pytest.mark.parametrize(("kind", "text"), [(None, '{"k": 5, "n": 5}\n'), ("csv", "k,n\n5,5\n")])
-def test_rows_of_standard_input(table: Table, kind: str | None, text: str) -> None:
+def test_insert_from_standard_input(table: Table, kind: str | None, text: str) -> None:
     flags = ["--format", kind] if kind else []
     assert run_json("insert", table.uri, "-", *flags, input=text)["rows"] == 1
     assert rows(table)[-1] == (5, 5)
@@ -157,16 +157,15 @@ def test_rows_of_standard_input(table: Table, kind: str | None, text: str) -> No
 
 def test_an_error_in_standard_input_names_it_and_its_line(table: Table) -> None:
     for more in ([], ["--dry-run"]):
-        told = run("insert", table.uri, "-", *more, input='{"k": 1, "n": 1}\nnonsense\n', status=2).stderr
-        assert "line 2 of standard input" in told
+        stderr = run("insert", table.uri, "-", *more, input='{"k": 1, "n": 1}\nnonsense\n', status=2).stderr
+        assert "line 2 of standard input" in stderr
     assert len(rows(table)) == 2
 
 
 @pytest.mark.long
-def test_rows_that_do_not_fit_are_counted_before_they_are_set_aside(table: Table, tmp_path: Path) -> None:
+def test_a_dry_run_counts_the_rows_for_the_quarantine(table: Table, tmp_path: Path) -> None:
     text = '{"k": 1, "n": 1}\n{"k": 1, "n": "many"}\n'
-    told = run("insert", table.uri, "-", input=text, status=2).stderr
-    assert "--on-conflict" in told
+    assert "--on-conflict" in run("insert", table.uri, "-", input=text, status=2).stderr
     quarantine = ["--on-conflict", "quarantine"]
     assert run_json("insert", table.uri, "-", *quarantine, "--dry-run", input=text)["quarantined_rows"] == 1
     assert not (tmp_path / "table_quarantine").exists()
@@ -175,23 +174,23 @@ def test_rows_that_do_not_fit_are_counted_before_they_are_set_aside(table: Table
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         (["nothing.jsonl"], "there is no file 'nothing.jsonl'"),
         (["nothing-*.jsonl"], "no file matches"),
         ([ROOT], "is a folder"),
         (["rows.txt"], "Parquet (.parquet), JSON lines"),
-        (["-", "more.jsonl"], "name no files beside it"),
+        (["-", "more.jsonl"], "Pass either - or files"),
         (["more.jsonl", "--format", "csv"], "for standard input"),
     ],
 )
-def test_what_is_no_rows_is_said(table: Table, files: list[object], said: str) -> None:
-    assert said in " ".join(run("insert", table.uri, *files, status=2, input="").stderr.replace("│", " ").split())
+def test_an_invalid_input_is_reported(table: Table, files: list[object], message: str) -> None:
+    assert message in " ".join(run("insert", table.uri, *files, status=2, input="").stderr.replace("│", " ").split())
 
 
 @pytest.mark.long
-def test_partitions_or_all_of_a_table_are_overwritten(table: Table, lines: Path) -> None:
-    assert "one of them" in " ".join(run("overwrite", table.uri, lines, status=2).stderr.split())
+def test_overwrite_of_partitions_or_the_whole_table(table: Table, lines: Path) -> None:
+    assert "exactly one of" in " ".join(run("overwrite", table.uri, lines, status=2).stderr.split())
     assert "outside the partitions" in run("overwrite", table.uri, lines, "--where", "k = 0", status=2).stderr
     before = objects(Path(table.uri))
     chosen = ["--partition", "k=0", "--partition", "k=7"]
@@ -220,16 +219,16 @@ def test_a_partition_is_rewritten(table: Table, tmp_path: Path) -> None:
     run("rewrite", table.uri, "k=1", "--file", "-", input="SELECT k, n + 1 AS n FROM _rows")
     assert rows(table) == [(0, 0), (1, 102)]
     assert "as icedb partitions lists them" in run("rewrite", table.uri, "k=9", "SELECT 1", status=2).stderr
-    for wrong in ([], ["SELECT 1", "--file", file]):
-        assert "one of the two" in " ".join(run("rewrite", table.uri, "k=1", *wrong, status=2).stderr.split())
+    for words in ([], ["SELECT 1", "--file", file]):
+        assert "Pass either a query" in " ".join(run("rewrite", table.uri, "k=1", *words, status=2).stderr.split())
 
 
 @pytest.mark.long
 def test_views_are_listed_and_refreshed(table: Table) -> None:
     assert run("views", table.uri).stdout == "none\n"
     view = table.create_view("sums", "SELECT k, sum(n)::BIGINT AS n FROM _rows GROUP BY k")
-    [known] = run_json("views", table.uri)
-    assert (known["name"], known["query"]) == ("sums", "SELECT k, sum(n)::BIGINT AS n FROM _rows GROUP BY k")
+    [listed] = run_json("views", table.uri)
+    assert (listed["name"], listed["query"]) == ("sums", "SELECT k, sum(n)::BIGINT AS n FROM _rows GROUP BY k")
     table.delete("k = 1")
     assert run_json("refresh-view", table.uri, "sums", "--dry-run")["source_rows"] == 1
     assert rows(view) == [(0, 0), (1, 1)]
@@ -262,16 +261,16 @@ def test_a_table_is_exported_as_delta(table: Table) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
-        ([], "one of the two"),
-        (["--delta", "--parquet", "out"], "one of the two"),
-        (["--delta", "--where", "n > 0"], "go with --parquet"),
-        (["--parquet", "out", "--keep", "1d"], "go with --delta"),
+        ([], "either --delta or --parquet"),
+        (["--delta", "--parquet", "out"], "either --delta or --parquet"),
+        (["--delta", "--where", "n > 0"], "require --parquet"),
+        (["--parquet", "out", "--keep", "1d"], "require --delta"),
     ],
 )
-def test_an_export_is_one_thing(table: Table, flags: list[str], said: str) -> None:
-    assert said in " ".join(run("export", table.uri, *flags, status=2).stderr.replace("│", " ").split())
+def test_an_export_has_one_format(table: Table, flags: list[str], message: str) -> None:
+    assert message in " ".join(run("export", table.uri, *flags, status=2).stderr.replace("│", " ").split())
 
 
 # ------------------------------------------------------------------------------------------------ pins
@@ -292,18 +291,18 @@ def test_pins_have_a_dry_run(table: Table) -> None:
 # ------------------------------------------------------------------------------------------------ words
 
 
-def test_each_phrase_is_still_said_by_the_library() -> None:
-    """Else it is said otherwise by now, and the command would repeat it in the words of Python."""
+def test_each_phrase_occurs_in_the_library() -> None:
+    """A phrase that matches no message would let the command print names of Python."""
     sources = "\n".join(p.read_text() for p in (ROOT / "icedb").rglob("*.py") if "cli" not in p.parts)
-    # As the message is: pieces of text that stand below each other are one, and what is filled in is some text.
+    # Join adjacent string literals, and replace placeholders.
     text = re.sub(r"\{[a-z][^{}]*\}", "7", re.sub(r'"\s*\n\s*f?"', "", sources))
     assert [pattern for pattern, _ in PHRASES if not re.search(pattern, text)] == []
 
 
 @pytest.mark.long
-def test_paths_that_are_wrong_are_named(tmp_path: Path) -> None:
+def test_errors_name_invalid_paths(tmp_path: Path) -> None:
     uri = Table.create(tmp_path / "table", schema={"n": "BIGINT"}).uri
-    wrong: list[tuple[list[object], str]] = [
+    cases: list[tuple[list[object], str]] = [
         (
             ["query", uri, "FROM t", "--format", "csv", "--output", tmp_path / "no" / "x"],
             f"'{tmp_path / 'no'}': there is",
@@ -312,13 +311,13 @@ def test_paths_that_are_wrong_are_named(tmp_path: Path) -> None:
         (["export", uri, "--delta", "--exclude-column", "m"], "--exclude-column names"),
         (["insert", uri, __file__], "this is no name of a file of Parquet (.parquet)"),
     ]
-    for words, said in wrong:
-        assert said in run(*words, status=2).stderr
+    for words, message in cases:
+        assert message in run(*words, status=2).stderr
     far = ["insert", uri, "s3://bucket/*.csv", "--endpoint-url", "http://127.0.0.1:9"]
     assert "cannot be listed now" in run(*far, status=3).stderr
 
 
-def test_messages_are_in_the_words_of_the_command() -> None:
+def test_messages_name_flags_and_verbs_of_the_command() -> None:
     assert in_the_shell("If nothing uses it, pass allow_short_grace=True.") == (
         "If nothing uses it, pass --allow-short-grace."
     )

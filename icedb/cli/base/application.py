@@ -1,8 +1,8 @@
-"""What all verbs of the command `icedb` share: the application, the connection to a store, kinds of arguments.
+"""The application that all verbs of the command `icedb` share: connection flags, kinds of arguments, exit statuses.
 
-A verb is a function of its arguments. One that speaks to a store takes a `Connection` first; the flags that make it are
-added to the verb's own. Errors of IceDB and of the operating system become one line on standard error and an exit
-status, see `Exit`. While a verb works on something long, a terminal shows how far it is.
+A verb is a function of its arguments, registered with `verb` and one example. A verb that connects to a store takes a
+`Connection` as its first parameter, and `verb` adds the flags of the connection. Errors of IceDB and of the operating
+system become one line on standard error and an exit status, see `Exit`. Long work shows its progress on a terminal.
 """
 
 import inspect
@@ -24,7 +24,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from icedb import __version__
-from icedb.cli.render.output import errors, one_line, print_report, show, tell
+from icedb.cli.render.output import error_output, one_line, print_message, print_report, show
 from icedb.cli.render.progress_bars import bars
 from icedb.errors import CorruptionError, IceDBError, InvalidOption, OutcomeUnknownError, RetryableError
 from icedb.util.clock import SystemClock
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from icedb.table import Table
 
 __all__ = [
-    "LOOK",
+    "INSPECT",
     "MAINTAIN",
     "SERVE",
     "WRITE",
@@ -53,49 +53,60 @@ __all__ = [
     "verb",
 ]
 
-#: The panels of `icedb --help`, and the one of the flags that `Connection` is made of.
-LOOK, WRITE, MAINTAIN, SERVE = "Look", "Write", "Maintain", "Serve"
+#: The panels of `icedb --help`, in its order.
+INSPECT, WRITE, MAINTAIN, SERVE = "Inspect", "Write", "Maintain", "Serve"
+#: The panel of the flags that make a `Connection`.
 CONNECTION = "Connection"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Exit(IntEnum):
-    """Exit statuses. They are told in `icedb --help` and in docs/command.md, and do not change."""
+    """Exit statuses, as in `icedb --help` and docs/command.md. They do not change between versions."""
 
-    #: Done, or nothing was to be done.
+    #: The command succeeded, or there was nothing to do.
     DONE = 0
     #: `verify` found errors.
     PROBLEMS = 1
-    #: Nothing was done, and something must be changed first: the call, the rows, the credentials. Or a person said no.
+    #: Nothing was done. The call, the rows or the credentials must be changed first, or the user declined.
     FAILED = 2
-    #: Nothing was done, and nothing is wrong with the call: the same one may succeed later.
-    AGAIN = 3
-    #: It is not known whether it was done, or only some of it was: look before you repeat it.
-    LOOK_FIRST = 4
-    #: The store holds something that must not be there, or lacks something that must.
-    DAMAGED = 5
-    #: A mistake in IceDB.
+    #: Nothing was done, and the call is valid: the same call may succeed later.
+    RETRY = 3
+    #: The outcome is unknown, or only a part of the work was done. Check the table before retrying.
+    OUTCOME_UNKNOWN = 4
+    #: The store holds an object that must not be there, or lacks one that must be there.
+    CORRUPT = 5
+    #: A bug in IceDB.
     BUG = 70
     #: Stopped by SIGINT (Ctrl-C).
     INTERRUPTED = 130
-    #: Whoever reads standard output has gone away, as `head` does.
+    #: The reader of standard output has closed the pipe, as `head` does.
     PIPE_CLOSED = 141
 
 
 EXIT_STATUSES = (
-    "Exit status: 0 done; 1 verify found errors; 2 nothing was done, change something first (the call, the rows, the "
-    "credentials); 3 nothing was done, the same call may succeed later; 4 not known whether it was done, look first; "
-    "5 the table is damaged; 70 a mistake in IceDB; 130 interrupted."
+    "Exit status: 0 done; 1 verify found errors; 2 nothing was done, change the call, the rows or the credentials; "
+    "3 nothing was done, retry later; 4 the outcome is unknown, check the table before retrying; "
+    "5 the table is damaged; 70 a bug in IceDB; 130 interrupted."
 )
+
+#: What other systems call a verb of this command.
+OTHER_NAMES = {"compact": "merge", "optimize": "merge", "vacuum": "cleanup"}
 
 
 class _Verbs(TyperGroup):
-    """Errors of IceDB and of the operating system become one line and an exit status."""
+    """The group of all verbs. It turns errors of IceDB and of the operating system into one line and an exit status."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the verb, or name it if `args` begins with the name that it has in other systems."""
+        if args[0] in OTHER_NAMES and not ctx.resilient_parsing:
+            name = OTHER_NAMES[args[0]]
+            ctx.fail(f"The verb '{args[0]}' is called '{name}' in IceDB. Run: icedb {name}")
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The verbs, panel by panel."""
-        panels = (LOOK, WRITE, MAINTAIN, SERVE)
+        """Return the names of the verbs, panel by panel."""
+        panels = (INSPECT, WRITE, MAINTAIN, SERVE)
         return sorted(self.commands, key=lambda name: panels.index(_panel(self.commands[name])))
 
     def invoke(self, ctx: Any) -> Any:
@@ -104,18 +115,18 @@ class _Verbs(TyperGroup):
             return super().invoke(ctx)
         except (typer.Exit, TyperException):
             raise
-        except typer.Abort:  # the end of the input, or Ctrl-C, in the place of an answer: in the question's line
+        except typer.Abort:  # end of input or Ctrl-C at the prompt, whose line is still open
             typer.echo(err=True)
-            _refuse()
+            _decline()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not to fail at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the final flush does not fail
             raise typer.Exit(Exit.PIPE_CLOSED) from None
         except (IceDBError, OSError) as error:
-            tell(Text.assemble(("error: ", "bold red"), one_line(error)))
+            print_message(Text.assemble(("error: ", "bold red"), one_line(error)))
             raise typer.Exit(_status(error)) from None
-        except Exception as error:  # noqa: BLE001  to be told from what `verify` says, which is status 1
+        except Exception as error:  # noqa: BLE001  Python's own status 1 would mean that `verify` found errors
             print_exception(error)
-            tell(Text.assemble(("error: ", "bold red"), "this is a mistake in IceDB. Please report it."))
+            print_message(Text.assemble(("error: ", "bold red"), "this is a bug in IceDB. Please report it."))
             raise typer.Exit(Exit.BUG) from None
 
 
@@ -127,31 +138,31 @@ def _panel(command: Any) -> str:
 def _status(error: IceDBError | OSError) -> Exit:
     match error:
         case OutcomeUnknownError():
-            return Exit.LOOK_FIRST
+            return Exit.OUTCOME_UNKNOWN
         case CorruptionError():
-            return Exit.DAMAGED
+            return Exit.CORRUPT
         case RetryableError() | ConnectionError() | TimeoutError():
-            return Exit.AGAIN
+            return Exit.RETRY
     return Exit.FAILED
 
 
-def _refuse() -> NoReturn:
-    tell(Text("Nothing was changed."))
+def _decline() -> NoReturn:
+    print_message(Text("Nothing was changed."))
     raise typer.Exit(Exit.FAILED)
 
 
 app = typer.Typer(
     name="icedb",
     cls=_Verbs,
-    help="Look at an IceDB table, write to it and maintain it. URI: s3://bucket/prefix or a folder.",
+    help="Inspect, write, maintain and serve IceDB tables. A table's URI is s3://bucket/prefix or a folder.",
     epilog=EXIT_STATUSES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 
 
-def _say_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"icedb {__version__}")
         raise typer.Exit
 
@@ -159,7 +170,7 @@ def _say_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -182,31 +193,33 @@ def _time(text: str) -> AsOf:
         return parse_as_of(text, table="TIME")
     except InvalidOption:
         raise typer.BadParameter(
-            f"{text!r} is no time with a zone; write 2026-11-21T10:00:00Z, unix milliseconds, or 2h for two hours ago."
+            f"{text!r} is not a time with a time zone. Write 2026-11-21T10:00:00Z, unix milliseconds, or 2h for two "
+            "hours ago."
         ) from None
 
 
-Uri = Annotated[str, typer.Argument(help="The table: s3://bucket/prefix or a folder.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing, and tell what would be done.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; only on a terminal anybody is asked.")]
+Uri = Annotated[str, typer.Argument(help="Table: s3://bucket/prefix or a folder.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")]
+Yes = Annotated[
+    bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt, which appears on a terminal only.")
+]
 
 
-def duration(flag: str, text: str) -> Any:
-    """An option that is a duration; the verb gets milliseconds."""
-    return typer.Option(flag, parser=_duration_ms, metavar="DURATION", help=text)
+def duration(flag: str, text: str, *, default: str) -> Any:
+    """Return an option for a duration, which the verb gets in milliseconds. `default`: text for the help."""
+    return typer.Option(flag, parser=_duration_ms, metavar="DURATION", help=text, show_default=default)
 
 
-def limit(text: str) -> Any:
-    """An option that is a number."""
-    return typer.Option(metavar="NUMBER", help=text)
+def limit(text: str, *, default: str) -> Any:
+    """Return an option for a number. `default`: text for the help."""
+    return typer.Option(metavar="NUMBER", help=text, show_default=default)
 
 
-def time_option(flag: str, text: str) -> Any:
-    """An option that is a time; the verb gets an `AsOf`."""
-    return typer.Option(
-        flag, parser=_time, metavar="TIME", help=f"{text} ISO with zone, unix milliseconds, or 2h: ago."
-    )
+def time_option(flag: str, text: str, *, default: str | None = None) -> Any:
+    """Return an option for a time, which the verb gets as an `AsOf`. `default`: text for the help; None: no default."""
+    forms = "ISO 8601 with time zone, unix milliseconds, or a duration ago (2h)."
+    return typer.Option(flag, parser=_time, metavar="TIME", help=f"{text} {forms}", show_default=default or False)
 
 
 # ------------------------------------------------------------------------------------------------ connection
@@ -214,10 +227,10 @@ def time_option(flag: str, text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How to reach a store, as the flags say; what they do not say, the environment does.
+    """The connection flags of a verb. The environment provides what the flags leave out.
 
-    Inside `in_force` the environment says it all, so that it holds for every address that a verb opens: the table, its
-    log, files to insert, the target of an export.
+    Inside `in_force` the flags are set in the environment. So they apply to every address that a verb opens: the table,
+    its log, files to insert, the target of an export.
     """
 
     endpoint_url: str | None = None
@@ -226,17 +239,17 @@ class Connection:
 
     @property
     def flags(self) -> list[str]:
-        """The flags that make it, for a command that is to be typed."""
-        given = {"--endpoint-url": self.endpoint_url, "--region": self.region, "--profile": self.profile}
-        return [word for flag, value in given.items() if value is not None for word in (flag, value)]
+        """The flags as words of a shell command that the user can copy."""
+        values = {"--endpoint-url": self.endpoint_url, "--region": self.region, "--profile": self.profile}
+        return [word for flag, value in values.items() if value is not None for word in (flag, value)]
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """The process's environment is as the flags say, until the block ends."""
+        """Set the flags in the environment of the process until the block ends."""
         changes = {
             **dict.fromkeys(_ENDPOINTS if self.endpoint_url else (), self.endpoint_url),
             **dict.fromkeys(_REGIONS if self.region else (), self.region),
-            # A profile that is named holds before keys that happen to be in the environment.
+            # A profile that the user names takes precedence over keys in the environment.
             **dict.fromkeys(_KEYS if self.profile else ()),
             **({"AWS_PROFILE": self.profile} if self.profile else {}),
         }
@@ -248,7 +261,7 @@ class Connection:
             _set_environment(before)
 
     def open(self, uri: str) -> "Table":
-        """A table. Raises as `Table.open` does."""
+        """Open a table. Raises as `Table.open` does."""
         from icedb.table import Table
 
         return Table.open(uri)
@@ -267,33 +280,41 @@ def _set_environment(values: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _connection_option(flag: str, text: str) -> Any:
-    return Annotated[str | None, typer.Option(flag, help=text, rich_help_panel=CONNECTION, show_default=False)]
+def _connection_option(flag: str, text: str, default: str) -> Any:
+    return Annotated[str | None, typer.Option(flag, help=text, rich_help_panel=CONNECTION, show_default=default)]
 
 
 _CONNECTION = {
-    "endpoint_url": _connection_option("--endpoint-url", "The S3 server, when it is not AWS; else AWS_ENDPOINT_URL."),
-    "region": _connection_option("--region", "The bucket's region; else AWS_REGION, or what the profile says."),
+    "endpoint_url": _connection_option("--endpoint-url", "Connect to this S3 server.", "AWS_ENDPOINT_URL, or AWS"),
+    "region": _connection_option("--region", "Set the bucket's region.", "AWS_REGION, or the profile's"),
     "profile": _connection_option(
-        "--profile", "Whose credentials: a profile of ~/.aws; else AWS_PROFILE, AWS_ACCESS_KEY_ID, or a role."
+        "--profile", "Use the credentials of this profile in ~/.aws.", "AWS_PROFILE, AWS_ACCESS_KEY_ID, or a role"
     ),
 }
 
 
-def verb(panel: str, name: str | None = None) -> Callable[[F], F]:
-    """Make a verb of a function. Its parameter `connection`, if there is one, becomes the flags of `Connection`."""
+def verb(panel: str, example: str) -> Callable[[F], F]:
+    """Make a verb of a function.
+
+    The parameter `connection` of the function, if it has one, becomes the flags of `Connection`.
+
+    Args:
+        panel: the panel of `icedb --help` that lists the verb.
+        example: a whole command. Its second word is the name of the verb, and the help of the verb ends with it.
+    """
 
     def decorate(function: F) -> F:
+        register = app.command(example.split()[1], rich_help_panel=panel, epilog=f"Example: {example}")
         hints = get_type_hints(function, include_extras=True)
         if "connection" not in hints:
-            app.command(name, rich_help_panel=panel)(function)
+            register(function)
             return function
 
         @wraps(function)
-        def connected(**given: Any) -> Any:
-            connection = Connection(**{flag: given.pop(flag) for flag in _CONNECTION})
-            with connection.in_force(), bars(wanted=not given.get("json")):
-                return function(connection=connection, **given)
+        def connected(**arguments: Any) -> Any:
+            connection = Connection(**{flag: arguments.pop(flag) for flag in _CONNECTION})
+            with connection.in_force(), bars(enabled=not arguments.get("json")):
+                return function(connection=connection, **arguments)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         own = [p.replace(kind=keyword, annotation=hints[n])
@@ -301,22 +322,22 @@ def verb(panel: str, name: str | None = None) -> Callable[[F], F]:
         more = [inspect.Parameter(n, keyword, default=None, annotation=a) for n, a in _CONNECTION.items()]
         connected.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
         connected.__annotations__ = {p.name: p.annotation for p in (*own, *more)}
-        app.command(name, rich_help_panel=panel)(connected)
+        register(connected)
         return function
 
     return decorate
 
 
-# ------------------------------------------------------------------------------------------------ asking
+# ------------------------------------------------------------------------------------------------ confirmation
 
 
 def run(operation: Callable[[bool], object], *, dry_run: bool, yes: bool, json: bool) -> None:
-    """Do it; on a terminal only after a dry run was shown and a person agreed.
+    """Run an operation and print its result. On a terminal, show a dry run and ask for confirmation first.
 
-    Without a terminal there is nobody to ask: a script that calls a verb means it, and must not wait for ever.
+    Without a terminal there is no prompt: a scheduled job must not wait for input.
     """
     if not dry_run and not yes and sys.stdin.isatty():
-        print_report(errors(), operation(True), dry_run=True)
+        print_report(error_output(), operation(True), dry_run=True)
         if not typer.confirm("Do this?", err=True):
-            _refuse()
+            _decline()
     show(operation(dry_run), json=json, dry_run=dry_run)

@@ -1,4 +1,4 @@
-"""What a verb reads: rows of files or of standard input, and SQL."""
+"""Inputs of the verbs: rows from files or standard input, and SQL."""
 
 import shutil
 import sys
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 from rich.text import Text
 
-from icedb.cli.render.output import tell
+from icedb.cli.render.output import print_message
 from icedb.errors import IceDBError
 from icedb.util.temporary_files import temporary_folder
 
@@ -23,39 +23,43 @@ Files = Annotated[
     list[str],
     typer.Argument(
         metavar="FILE",
-        help="Parquet, JSON lines or CSV: files or globs, here or at s3://; - is standard input.",
+        help="Files or globs of Parquet, JSON lines or CSV, local or at s3://; - is standard input.",
         show_default=False,
     ),
 ]
 Format = Annotated[
     Literal["json", "csv", "parquet"] | None,
-    typer.Option("--format", help="What standard input is: JSON lines, if you do not say. Files tell by their names."),
+    typer.Option(
+        "--format",
+        help="Set the format of standard input; the format of a file follows from its name.",
+        show_default="JSON lines",
+    ),
 ]
 OnConflict = Annotated[
     Literal["raise", "cast", "quarantine"],
     typer.Option(
         "--on-conflict",
-        help="Values that are not of their column's type: refuse the rows, cast what does not change by it, or put "
-        "such rows into the table <name>_quarantine.",
+        help="If a value is not of its column's type: reject all rows, cast values that keep their meaning, or move "
+        "such rows to the table <name>_quarantine.",
     ),
 ]
 
 
 @contextmanager
 def rows_of(files: Sequence[str], format: Literal["json", "csv", "parquet"] | None) -> Iterator[list[str]]:  # noqa: A002
-    """The paths of the files, as long as the block lasts: of standard input, those of a copy.
+    """Yield the paths of the files. Standard input is copied to a temporary file, which is deleted after the block.
 
-    It is read more than once: to find the columns, to show what would be done, and to do it.
+    The rows are read more than once: to infer the columns, for the dry run, and for the write.
     """
     if "-" not in files:
         if format is not None:
-            raise typer.BadParameter("--format is for standard input (-); files tell by their names.")
+            raise typer.BadParameter("--format is for standard input (-); the format of a file follows from its name.")
         yield list(files)
         return
     if list(files) != ["-"]:
-        raise typer.BadParameter("- stands for all that is to be read; name no files beside it.")
+        raise typer.BadParameter("- is the whole input. Pass either - or files.")
     if sys.stdin.isatty():
-        tell(Text("Reading rows from the terminal, until Ctrl-D."))
+        print_message(Text("Reading rows from the terminal until Ctrl-D."))
     with temporary_folder("input") as folder:
         path = folder / f"input{_SUFFIXES[format or 'json']}"
         with path.open("wb") as file:
@@ -72,13 +76,13 @@ def _without(path: Path, arg: object) -> object:
 
 
 def read_sql(text: str | None, file: Path | None) -> str:
-    """A query: an argument, a file's content, or standard input for the file `-`."""
+    """Return a query: `text`, or the content of `file`, which is standard input if it is `-`."""
     if (text is None) == (file is None):
-        raise typer.BadParameter("give the query as an argument, or --file; one of the two.")
+        raise typer.BadParameter("Pass either a query as an argument, or --file.")
     if text is not None:
         return text
     assert file is not None  # noqa: S101  for the type checker
     try:
         return sys.stdin.read() if str(file) == "-" else file.read_text()
     except UnicodeDecodeError:
-        raise typer.BadParameter(f"{file} is not text in UTF-8.") from None
+        raise typer.BadParameter(f"{file} is not UTF-8 text.") from None

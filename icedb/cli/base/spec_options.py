@@ -1,4 +1,4 @@
-"""The flags that say how a table is laid out: those of `create`, and of `alter`, where what is not given stays."""
+"""The flags for the layout of a table, which `create` and `alter` share. `alter` keeps what no flag names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -38,127 +38,138 @@ __all__ = [
     "types_of",
 ]
 
-#: A panel of the help.
-MERGING = "What merges make of rows with one key"
+#: The panel of the flags for merging tables.
+MERGING = "Merging rows with the same key"
 
 
 def several(flag: str, metavar: str, text: str, panel: str | None = None) -> Any:
-    """An option that may be repeated."""
+    """Return an option that may be repeated."""
     one_each = _one_column_each if metavar == "COLUMN" else None
     return typer.Option(
         flag, metavar=metavar, help=f"{text} May be repeated.", rich_help_panel=panel, callback=one_each
     )
 
 
-def _one_column_each(param: typer.CallbackParam, given: list[str] | None) -> list[str] | None:
-    """Other programs take a list with commas. Here it would be one strange column, which the first rows do not have."""
-    for text in given or ():
+def _one_column_each(param: typer.CallbackParam, values: list[str] | None) -> list[str] | None:
+    """Reject a list with commas, which other programs accept. Here it would name one column that no row has."""
+    for text in values or ():
         if "," in text:
             flags = " ".join(f"{param.opts[0]} {name.strip()}" for name in text.split(",") if name.strip())
-            raise typer.BadParameter(f"{text!r} is more than one column; write {flags}.")
-    return given
+            raise typer.BadParameter(f"{text!r} is more than one column. Write {flags}.")
+    return values
 
 
 PartitionBy = Annotated[
     list[str] | None,
-    several("--partition-by", "EXPRESSION", "DuckDB, with a name: \"strftime(ts, '%Y-%m-%d') AS d\"."),
+    several(
+        "--partition-by", "EXPRESSION", "Partition by this named DuckDB expression: \"strftime(ts, '%Y-%m-%d') AS d\"."
+    ),
 ]
-SortBy = Annotated[list[str] | None, several("--sort-by", "COLUMN", "What the rows of a part are sorted by.")]
+SortBy = Annotated[list[str] | None, several("--sort-by", "COLUMN", "Sort the rows of each part by this column.")]
 CompressionOption = Annotated[
-    str | None, typer.Option("--compression", metavar="CODEC", help="zstd (the default), snappy, gzip, lz4_raw, ...")
+    str | None, typer.Option("--compression", metavar="CODEC", help="Compress with zstd, snappy, gzip, lz4_raw, ...")
 ]
 RowGroupRows = Annotated[
-    int | None, typer.Option("--row-group-rows", metavar="NUMBER", help="Rows per Parquet row group.")
+    int | None, typer.Option("--row-group-rows", metavar="NUMBER", help="Set the rows per Parquet row group.")
 ]
-Columns = Annotated[
-    list[str] | None, several("--column", "NAME=TYPE", "A column and its DuckDB type, before any row brings it.")
-]
-Required = Annotated[list[str] | None, several("--required", "COLUMN", "A column that must not be null.")]
+Columns = Annotated[list[str] | None, several("--column", "NAME=TYPE", "Declare a column with its DuckDB type.")]
+Required = Annotated[list[str] | None, several("--required", "COLUMN", "Reject rows in which this column is null.")]
 SchemaPolicyOption = Annotated[
     str | None,
-    typer.Option("--schema-policy", metavar="POLICY", help="open: rows may bring columns; declared: only --column."),
+    typer.Option(
+        "--schema-policy", metavar="POLICY", help="Choose open (rows may add columns) or declared (only --column)."
+    ),
 ]
 PathColumns = Annotated[
-    list[str] | None, several("--path-column", "NAME=TYPE", "A partition column that only the paths tell.")
+    list[str] | None, several("--path-column", "NAME=TYPE", "Declare a partition column that is only in the paths.")
 ]
 InsertQuery = Annotated[
-    str | None, typer.Option("--insert-query", metavar="SQL", help="Over _rows: its answer is stored in their place.")
+    str | None,
+    typer.Option("--insert-query", metavar="SQL", help="Store the result of this query over _rows instead of them."),
 ]
 MergeQuery = Annotated[
     str | None,
     typer.Option(
-        "--merge-query", metavar="SQL", help="Over source_files: its answer is the new part.", rich_help_panel=MERGING
+        "--merge-query",
+        metavar="SQL",
+        help="Make the new part of a merge with this query over source_files.",
+        rich_help_panel=MERGING,
     ),
 ]
 MergeBy = Annotated[
-    list[str] | None, several("--merge-by", "COLUMN", "The key. Alone: one of the equal rows stays.", MERGING)
+    list[str] | None,
+    several(
+        "--merge-by", "COLUMN", "Name a column of the key. Without other flags, a merge keeps one of the rows.", MERGING
+    ),
 ]
 MergeVersion = Annotated[
     str | None,
     typer.Option(
         "--merge-version",
         metavar="COLUMN",
-        help="Of the rows with one key, that with the greatest value here stays.",
+        help="Keep the row with the greatest value in this column.",
         rich_help_panel=MERGING,
     ),
 ]
-MergeSum = Annotated[list[str] | None, several("--merge-sum", "COLUMN", "Summed.", MERGING)]
-MergeMin = Annotated[list[str] | None, several("--merge-min", "COLUMN", "The smallest stays.", MERGING)]
-MergeMax = Annotated[list[str] | None, several("--merge-max", "COLUMN", "The greatest stays.", MERGING)]
-MergeAny = Annotated[list[str] | None, several("--merge-any", "COLUMN", "Any of the values stays.", MERGING)]
+MergeSum = Annotated[list[str] | None, several("--merge-sum", "COLUMN", "Sum this column.", MERGING)]
+MergeMin = Annotated[list[str] | None, several("--merge-min", "COLUMN", "Keep the smallest value.", MERGING)]
+MergeMax = Annotated[list[str] | None, several("--merge-max", "COLUMN", "Keep the greatest value.", MERGING)]
+MergeAny = Annotated[list[str] | None, several("--merge-any", "COLUMN", "Keep any of the values.", MERGING)]
 MergeCount = Annotated[
     str | None,
-    typer.Option("--merge-count", metavar="COLUMN", help="A column that counts rows.", rich_help_panel=MERGING),
+    typer.Option("--merge-count", metavar="COLUMN", help="Count the rows in this column.", rich_help_panel=MERGING),
 ]
 RowId = Annotated[
-    bool | None, typer.Option("--row-id/--no-row-id", help="Give each row a unique _row_id, unless it brings one.")
+    bool | None, typer.Option("--row-id/--no-row-id", help="Give each row that has no _row_id a unique one.")
 ]
 
 
 Times = Annotated[
     list[str] | None,
-    several("--time", "NAME=DURATION", "One of the table's times: grace_ms=2h, min_age_ms=3d."),
+    several("--time", "NAME=DURATION", "Set one of the table's times: grace_ms=2h, min_age_ms=3d."),
 ]
 
 
-def timing_of(given: Sequence[str] | None, now: Timing) -> Timing | None:
-    """The table's times with those of `--time`; None: none is given."""
+def timing_of(assignments: Sequence[str] | None, now: Timing) -> Timing | None:
+    """Return the times `now` with the values of `--time`, or None if there are none."""
     changes: dict[str, Any] = {}
-    for text in given or ():
+    for text in assignments or ():
         name, _, length = text.partition("=")
         if name not in {f.name for f in fields(Timing)}:
             names = ", ".join(f.name for f in fields(Timing))
-            raise typer.BadParameter(f"{name!r} is none of the table's times ({names}); write --time grace_ms=2h.")
+            raise typer.BadParameter(f"{name!r} is not one of the table's times ({names}). Write --time grace_ms=2h.")
         changes[name] = parse_duration(length) // timedelta(milliseconds=1)
     return replace(now, **changes) if changes else None
 
 
-def types_of(flag: str, given: Sequence[str] | None) -> dict[str, str]:
-    """Column -> type, from `NAME=TYPE`."""
-    found: dict[str, str] = {}
-    for text in given or ():
+def types_of(flag: str, assignments: Sequence[str] | None) -> dict[str, str]:
+    """Return the type of each column from texts `NAME=TYPE`."""
+    types: dict[str, str] = {}
+    for text in assignments or ():
         name, equals, type_ = text.partition("=")
         if not (name and equals and type_):
-            raise typer.BadParameter(f"{text!r} is no column and type; write {flag} price=DOUBLE.")
-        if name in found:
+            raise typer.BadParameter(f"{text!r} is not a column and a type. Write {flag} price=DOUBLE.")
+        if name in types:
             raise typer.BadParameter(f"{flag} names '{name}' twice.")
-        found[name] = type_
-    return found
+        types[name] = type_
+    return types
 
 
 def merging_of(
     by: Sequence[str] | None, version: str | None, count: str | None, **aggregated: Sequence[str] | None
 ) -> Merging | None:
-    """What the flags ask for, if they ask for anything. `aggregated`: columns by what becomes of them."""
-    given: Mapping[str, tuple[str, ...]] = {name: tuple(columns) for name, columns in aggregated.items() if columns}
+    """Return the merging that the flags define, or None. `aggregated`: the columns of each aggregate function."""
+    aggregates: Mapping[str, tuple[str, ...]] = {
+        name: tuple(columns) for name, columns in aggregated.items() if columns
+    }
     if by is None or not by:
-        if version or count or given:
-            raise typer.BadParameter("what merges make of rows with one key needs the key: --merge-by.")
+        if version or count or aggregates:
+            raise typer.BadParameter("A merging table needs a key. Pass --merge-by.")
         return None
-    if version and (count or given):
-        raise typer.BadParameter("--merge-version keeps one row whole; it does not go with --merge-sum and its like.")
+    if version and (count or aggregates):
+        raise typer.BadParameter("--merge-version keeps one whole row. It excludes --merge-sum and other aggregates.")
     if version:
         return Replacing(tuple(by), version)
-    if count or given:
-        return Aggregating(by=tuple(by), count=count or "", **given)
+    if count or aggregates:
+        return Aggregating(by=tuple(by), count=count or "", **aggregates)
     return Dedup(tuple(by))

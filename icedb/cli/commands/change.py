@@ -1,4 +1,4 @@
-"""The verbs that change a table's layout, or rows that are there."""
+"""Verbs that change the layout of a table, its existing rows, or its views."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from icedb.cli.base import spec_options as flags
-from icedb.cli.base.application import LOOK, MAINTAIN, Connection, DryRun, Json, Uri, Yes, run, verb
+from icedb.cli.base.application import INSPECT, MAINTAIN, Connection, DryRun, Json, Uri, Yes, run, verb
 from icedb.cli.base.inputs import read_sql
 from icedb.cli.commands.write import spec_document
 from icedb.cli.render.output import show
@@ -17,8 +17,8 @@ __all__: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
-class Altered:
-    """What of a table's layout has changed, or would: name -> what was and what is."""
+class AlterReport:
+    """The changed fields of a table's spec, with their values before and after."""
 
     table: str
     before: dict[str, Any]
@@ -27,17 +27,19 @@ class Altered:
     dry_run: bool
 
 
-@verb(MAINTAIN)
+@verb(MAINTAIN, "icedb alter s3://lake/events --sort-by user_id --sort-by ts")
 def alter(
     connection: Connection,
     uri: Uri,
     partition_by: flags.PartitionBy = None,
-    no_partition_by: Annotated[bool, typer.Option("--no-partition-by", help="No partitions for new parts.")] = False,
+    no_partition_by: Annotated[
+        bool, typer.Option("--no-partition-by", help="Write new parts without partitions.")
+    ] = False,
     sort_by: flags.SortBy = None,
-    no_sort_by: Annotated[bool, typer.Option("--no-sort-by", help="No order for new parts.")] = False,
+    no_sort_by: Annotated[bool, typer.Option("--no-sort-by", help="Write new parts unsorted.")] = False,
     column: flags.Columns = None,
     required: flags.Required = None,
-    no_required: Annotated[bool, typer.Option("--no-required", help="Any column may be null.")] = False,
+    no_required: Annotated[bool, typer.Option("--no-required", help="Accept null in all columns.")] = False,
     schema_policy: flags.SchemaPolicyOption = None,
     path_column: flags.PathColumns = None,
     insert_query: flags.InsertQuery = None,
@@ -54,30 +56,30 @@ def alter(
     merge_count: flags.MergeCount = None,
     merge_query: flags.MergeQuery = None,
     no_merging: Annotated[
-        bool, typer.Option("--no-merging", help="Merges keep all rows.", rich_help_panel=flags.MERGING)
+        bool, typer.Option("--no-merging", help="Keep all rows in merges.", rich_help_panel=flags.MERGING)
     ] = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Change how new parts are laid out; what is not given stays. Parts stay as they are. An empty query is none."""
+    """Change the layout of new parts. Other settings and existing parts stay. An empty query removes the query."""
     from icedb.operations.commits.alter import alter as alter_table
     from icedb.operations.commits.alter import plan_alter, spec_change
 
     merging = flags.merging_of(
         merge_by, merge_version, merge_count, sum=merge_sum, min=merge_min, max=merge_max, any=merge_any
     )
-    for flag, given, no_flag in (
+    for flag, value, no_flag in (
         ("--partition-by", partition_by, no_partition_by),
         ("--sort-by", sort_by, no_sort_by),
         ("--required", required, no_required),
         ("--merge-by", merging, no_merging),
     ):
-        if given and no_flag:
-            raise typer.BadParameter(f"{flag} and its opposite do not go together.")
+        if value and no_flag:
+            raise typer.BadParameter(f"{flag} and its --no- flag exclude each other.")
     table = connection.open(uri)
     if time:
-        table.handle.read()  # the times that are not given stay as they are now
-    layout: dict[str, Any] = {  # texts, which are checked where the spec is
+        table.handle.read()  # so that the times without a flag keep their current values
+    layout: dict[str, Any] = {  # values are validated with the spec
         "partition_by": () if no_partition_by else partition_by or None,
         "sort_by": () if no_sort_by else sort_by or None,
         "compression": compression,
@@ -95,14 +97,14 @@ def alter(
     change = spec_change(table=table.uri, **layout)
     planned = plan_alter(table.handle, change)
     before, after = spec_document(table.spec), spec_document(planned)
-    # The spec also records what it was before, which is no change that the caller asked for.
-    different = [n for n in after if before[n] != after[n] and n not in ("earlier", "declared_ms", "earlier_timing")]
-    commit = None if dry_run or not different else alter_table(table.handle, change)
+    # The spec also records its earlier layout, which the caller did not change.
+    changed = [n for n in after if before[n] != after[n] and n not in ("earlier", "declared_ms", "earlier_timing")]
+    commit = None if dry_run or not changed else alter_table(table.handle, change)
     show(
-        Altered(
+        AlterReport(
             table=table.uri,
-            before={name: before[name] for name in different},
-            after={name: after[name] for name in different},
+            before={name: before[name] for name in changed},
+            after={name: after[name] for name in changed},
             log_file=None if commit is None else commit.key,
             dry_run=dry_run,
         ),
@@ -110,21 +112,23 @@ def alter(
     )
 
 
-@verb(MAINTAIN)
+@verb(MAINTAIN, "icedb rewrite s3://lake/events d=2026-11-21 'SELECT DISTINCT * FROM _rows'")
 def rewrite(
     connection: Connection,
     uri: Uri,
-    partition: Annotated[str, typer.Argument(help="Its path, such as d=2026-11-21.", show_default=False)],
-    query: Annotated[str | None, typer.Argument(help="One SELECT over _rows, the partition's rows.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="The query, in a file; - is standard input.")] = None,
+    partition: Annotated[str, typer.Argument(help="Path of the partition, such as d=2026-11-21.", show_default=False)],
+    query: Annotated[str | None, typer.Argument(help="One SELECT over _rows, the rows of the partition.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Read the query from a file; - is standard input.")
+    ] = None,
     new_columns: Annotated[
-        bool, typer.Option("--new-columns", help="The answer may bring columns that the table does not have.")
+        bool, typer.Option("--new-columns", help="Accept columns that the table does not have.")
     ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Put the answer of a query in the place of a partition's rows, atomically: corrections, deduplication."""
+    """Replace the rows of a partition with the result of a query, in one commit."""
     sql = read_sql(query, file)
     table = connection.open(uri)
     run(
@@ -136,24 +140,24 @@ def rewrite(
 
 
 @dataclass(frozen=True, slots=True)
-class KnownView:
-    """A view that inserts feed."""
+class ViewRecord:
+    """A materialized view and its query."""
 
     name: str
     query: str
 
 
-@verb(LOOK)
+@verb(INSPECT, "icedb views s3://lake/events")
 def views(connection: Connection, uri: Uri, json: Json = False) -> None:
     """List the materialized views that inserts into the table feed."""
     table = connection.open(uri)
     names = table.views()
-    show([KnownView(v.name, v.query) for v in table.spec.views if v.name in names], json=json)
+    show([ViewRecord(v.name, v.query) for v in table.spec.views if v.name in names], json=json)
 
 
 @dataclass(frozen=True, slots=True)
-class Refreshed:
-    """A view that was made anew from its source's rows. Rows are None when a part does not say how many it has."""
+class RefreshReport:
+    """A view that was recomputed from its source. A row count is None if a part does not record it."""
 
     table: str
     view: str
@@ -165,27 +169,27 @@ class Refreshed:
     dry_run: bool
 
 
-@verb(MAINTAIN, "refresh-view")
+@verb(MAINTAIN, "icedb refresh-view s3://lake/events hourly")
 def refresh_view(
     connection: Connection,
     uri: Uri,
-    name: Annotated[str, typer.Argument(help="The view's name.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of the view.", show_default=False)],
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Make a view anew from all rows of its table, atomically; nobody should insert meanwhile."""
+    """Recompute a view from all rows of its table, in one commit. Pause inserts meanwhile."""
     table = connection.open(uri)
 
-    def operation(dry: bool) -> Refreshed:
-        known = table.views()
-        if name not in known:
-            raise InvalidOption(f"{table.uri}: there is no view '{name}' (there are {known or 'none'}).")
+    def operation(dry: bool) -> RefreshReport:
+        names = table.views()
+        if name not in names:
+            raise InvalidOption(f"{table.uri}: there is no view '{name}'. Existing views: {names or 'none'}.")
         source_rows = table.snapshot().rows
         if dry:
-            return Refreshed(table.uri, name, source_rows, None, None, None, None, dry_run=True)
+            return RefreshReport(table.uri, name, source_rows, None, None, None, None, dry_run=True)
         commit = table.refresh_view(name)
-        return Refreshed(
+        return RefreshReport(
             table.uri, name, source_rows, commit.rows, len(commit.parts), len(commit.tombstoned), commit.key,
             dry_run=False,
         )  # fmt: skip

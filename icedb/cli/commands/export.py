@@ -1,4 +1,4 @@
-"""The verb `export`: the table for programs that do not know it."""
+"""The verb `export`: a Delta table or plain Parquet, for programs that do not read IceDB."""
 
 from datetime import timedelta
 from typing import Annotated, Any
@@ -11,28 +11,30 @@ from icedb.cli.render.output import show
 __all__: list[str] = []
 
 
-@verb(WRITE)
+@verb(WRITE, "icedb export s3://lake/events --parquet s3://lake/plain")
 def export(
     connection: Connection,
     uri: Uri,
     delta: Annotated[
-        bool, typer.Option("--delta", help="As a Delta table at the same address; no data is copied.")
+        bool, typer.Option("--delta", help="Write a Delta log at the same address, without copying data.")
     ] = False,
     parquet: Annotated[
         str | None,
-        typer.Option("--parquet", metavar="TARGET", help="As plain Parquet, into a folder or s3://bucket/prefix."),
+        typer.Option("--parquet", metavar="TARGET", help="Write plain Parquet to a folder or s3://bucket/prefix."),
     ] = None,
-    as_of: Annotated[Any, time_option("--as-of", "The table as it was then.")] = None,
+    as_of: Annotated[Any, time_option("--as-of", "Export the table as of this time.", default="now")] = None,
     exclude_columns: Annotated[
         list[str] | None,
-        typer.Option("--exclude-column", metavar="COLUMN", help="With --delta: a column left out. May be repeated."),
+        typer.Option(
+            "--exclude-column", metavar="COLUMN", help="With --delta: leave out this column. May be repeated."
+        ),
     ] = None,
     keep: Annotated[
-        int | None, duration("--keep", "With --delta: how long cleanup spares what its readers see; default: 7d.")
+        int | None, duration("--keep", "With --delta: keep exported parts from cleanup for this time.", default="7d")
     ] = None,
     where: Annotated[
         str | None,
-        typer.Option("--where", help="With --parquet: only rows for which this DuckDB condition is true."),
+        typer.Option("--where", help="With --parquet: export the rows that match this DuckDB predicate."),
     ] = None,
     overwrite: Annotated[
         bool,
@@ -42,13 +44,13 @@ def export(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Make the table readable for programs that do not know it: as a Delta table, or as plain Parquet."""
+    """Export the table as Delta Lake or as plain Parquet, for programs that do not read IceDB."""
     if delta == (parquet is not None):
-        raise typer.BadParameter("as what? Give --delta or --parquet TARGET; one of the two.")
+        raise typer.BadParameter("Pass either --delta or --parquet TARGET.")
     if delta and (where is not None or overwrite):
-        raise typer.BadParameter("--where and --overwrite go with --parquet.")
+        raise typer.BadParameter("--where and --overwrite require --parquet.")
     if parquet is not None and (exclude_columns or keep is not None):
-        raise typer.BadParameter("--exclude-column and --keep go with --delta.")
+        raise typer.BadParameter("--exclude-column and --keep require --delta.")
     table = connection.open(uri)
     if parquet is None:
         kept = {} if keep is None else {"keep": timedelta(milliseconds=keep)}
@@ -59,7 +61,7 @@ def export(
     def operation(dry: bool) -> object:
         return table.export_parquet(target, as_of=as_of, where=where, overwrite=overwrite, dry_run=dry)
 
-    if overwrite:  # what is there goes
+    if overwrite:  # the existing files are deleted
         run(operation, dry_run=dry_run, yes=yes, json=json)
     else:
         show(operation(dry_run), json=json)

@@ -1,4 +1,4 @@
-"""The verbs that tell a table's past: its commits, and what is different between two times."""
+"""Verbs for the history of a table: its commits, and the difference between two times."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -6,7 +6,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from icedb.cli.base.application import LOOK, Connection, Json, Uri, time_option, verb
+from icedb.cli.base.application import INSPECT, Connection, Json, Uri, time_option, verb
 from icedb.cli.render.output import output, time_text, write_json
 from icedb.cli.render.text_tables import Cell, count_text, number_text, print_list, signed_text, size_text
 
@@ -23,35 +23,37 @@ _STYLES = {
     "insert": "green",
 }
 
-# Places of columns.
+# Indexes of the columns that a narrow terminal hides.
 _BYTES, _PARTITIONS, _WRITER = (6, 7), 8, 10
 
 
-@verb(LOOK)
+@verb(INSPECT, "icedb history s3://lake/events --since 24h")
 def history(
     connection: Connection,
     uri: Uri,
-    commits_max: Annotated[int, typer.Option("--limit", min=0, metavar="NUMBER", help="So many; 0: all.")] = 20,
-    since: Annotated[Any, time_option("--since", "Those of this time and later.")] = None,
+    commits_max: Annotated[
+        int, typer.Option("--limit", min=0, metavar="NUMBER", help="List at most this number; 0: all.")
+    ] = 20,
+    since: Annotated[Any, time_option("--since", "List commits of this time and later.")] = None,
     json: Json = False,
 ) -> None:
-    """List the commits, newest first: what each did, and what came and went."""
+    """List the commits, newest first, with the parts, rows and bytes that each added and removed."""
     table = connection.open(uri)
-    found = table.history(limit=commits_max or None, since=since)
+    commits = table.history(limit=commits_max or None, since=since)
     if json:
-        write_json(found)
+        write_json(commits)
         return
     console = output()
     print_list(
         console,
         ["time", "did", ">parts", "", ">rows", "", ">bytes", "", ">partitions", "transaction", "writer"],
-        (_line(commit) for commit in found),
-        going=[(_WRITER,), (_PARTITIONS,), _BYTES],
+        (_line(commit) for commit in commits),
+        optional=[(_WRITER,), (_PARTITIONS,), _BYTES],
     )
-    if not all(commit.exact for commit in found):
-        text = "*: cleanup has forgotten some of what was superseded by then; it did at least this."
+    if not all(commit.exact for commit in commits):
+        text = "*: the commit may have changed more than this: cleanup has removed some of its records."
         console.print(Text(text, style="dim"), soft_wrap=True)
-    if commits_max and len(found) == commits_max:
+    if commits_max and len(commits) == commits_max:
         console.print(Text(f"The newest {count_text(commits_max, 'commit')}; --limit 0 lists all.", style="dim"))
 
 
@@ -59,15 +61,15 @@ def _line(commit: "CommitInfo") -> list[Cell]:
     return [
         time_text(commit.at_ms),
         Text(commit.kind + ("" if commit.exact else "*"), style=_STYLES.get(commit.kind, "")),
-        *_came_and_went(commit),
+        *_added_and_removed(commit),
         f"{commit.partitions:,}" if commit.partitions else "",
         ", ".join(f"{name}:{sequence}" for name, sequence in sorted(commit.txn.items())),
         commit.writer or "",
     ]
 
 
-def _came_and_went(of: "CommitInfo | PartitionDiff") -> list[Cell]:
-    """Parts, rows and bytes."""
+def _added_and_removed(of: "CommitInfo | PartitionDiff") -> list[Cell]:
+    """Return the cells of the parts, rows and bytes that were added and removed."""
     return [
         signed_text(of.added_parts, "+"),
         signed_text(of.removed_parts, "-"),
@@ -78,51 +80,51 @@ def _came_and_went(of: "CommitInfo | PartitionDiff") -> list[Cell]:
     ]
 
 
-@verb(LOOK)
+@verb(INSPECT, "icedb diff s3://lake/events --since 2026-11-21T10:00:00Z")
 def diff(
     connection: Connection,
     uri: Uri,
-    since: Annotated[Any, time_option("--since", "The first time.")],
-    until: Annotated[Any, time_option("--until", "The second time; default: now.")] = None,
+    since: Annotated[Any, time_option("--since", "Compare from this time.")],
+    until: Annotated[Any, time_option("--until", "Compare up to this time.", default="now")] = None,
     rows: Annotated[
-        bool, typer.Option("--rows", help="Compare the rows of changed parts too: what was only merged is no change.")
+        bool, typer.Option("--rows", help="Also compare the rows of changed parts, so that merges do not count.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Tell what is different between two times: parts and rows by partition, and new columns."""
-    found = connection.open(uri).diff(since, until, rows=rows)
+    """Compare two times: parts and rows by partition, and new columns."""
+    difference = connection.open(uri).diff(since, until, rows=rows)
     if json:
         totals = ("added_parts", "added_rows", "removed_parts", "removed_rows")
-        write_json({**msgspec.to_builtins(found), **{name: getattr(found, name) for name in totals}})
+        write_json({**msgspec.to_builtins(difference), **{name: getattr(difference, name) for name in totals}})
         return
     console = output()
-    if found.partitions:
+    if difference.partitions:
         print_list(
             console,
             [">parts", "", ">rows", "", ">bytes", "", "partition"],
-            ([*_came_and_went(p), p.path or "(all)"] for p in found.partitions),
+            ([*_added_and_removed(p), p.path or "(all)"] for p in difference.partitions),
         )
-    for line in _told(found):
+    for line in _summary(difference):
         console.print(line, soft_wrap=True, highlight=False)
 
 
-def _told(found: "Diff") -> list[str]:
-    between = f"between {time_text(found.since_ms)} and {time_text(found.until_ms)}"
+def _summary(diff: "Diff") -> list[str]:
+    between = f"between {time_text(diff.since_ms)} and {time_text(diff.until_ms)}"
     changes = [
-        f"{count_text(parts, 'part')} with {number_text(rows)} rows {what}"
-        for parts, rows, what in (
-            (found.added_parts, found.added_rows, "came"), (found.removed_parts, found.removed_rows, "went"),
+        f"{count_text(parts, 'part')} with {number_text(rows)} rows {verb_}"
+        for parts, rows, verb_ in (
+            (diff.added_parts, diff.added_rows, "added"), (diff.removed_parts, diff.removed_rows, "removed"),
         )
         if parts
     ]  # fmt: skip
-    told = [f"{', '.join(changes) or 'No part came or went'}, {between}."]
-    if found.inserted_rows is not None and found.deleted_rows is not None:
-        told.append(
-            f"Of the rows themselves {found.inserted_rows:,} are new and {found.deleted_rows:,} are gone; the others "
-            "are in other parts."
+    lines = [f"{', '.join(changes) or 'No part added or removed'}, {between}."]
+    if diff.inserted_rows is not None and diff.deleted_rows is not None:
+        lines.append(
+            f"Of these rows, {diff.inserted_rows:,} are new and {diff.deleted_rows:,} are gone. The others only moved "
+            "between parts."
         )
-    if found.new_columns:
-        told.append("New columns: " + ", ".join(f"{name} {type_}" for name, type_ in found.new_columns.items()) + ".")
-    if not found.new_columns_exact:
-        told.append("Whether other columns came, the log no longer tells: its files of then were merged away.")
-    return told
+    if diff.new_columns:
+        lines.append("New columns: " + ", ".join(f"{name} {type_}" for name, type_ in diff.new_columns.items()) + ".")
+    if not diff.new_columns_exact:
+        lines.append("There may be more new columns: the log files of that time were merged.")
+    return lines

@@ -1,6 +1,6 @@
-"""The verbs that judge a table, and change nothing: what it is like, drawn and told, and whether it is sound.
+"""Verbs that check a table and change nothing: its health as text and as a picture, and its integrity.
 
-A threshold that is not given is that of `icedb.Thresholds`.
+The default of each threshold is that of `icedb.Thresholds`.
 """
 
 from pathlib import Path
@@ -9,30 +9,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from icedb.cli.base.application import LOOK, Connection, Exit, Json, Uri, duration, limit, verb
-from icedb.cli.render.output import output, show, tell, write_json
+from icedb.cli.base.application import INSPECT, Connection, Exit, Json, Uri, duration, limit, verb
+from icedb.cli.render.output import output, print_message, show, write_json
 
 if TYPE_CHECKING:
     from icedb.operations.health.table_health import TableHealth, Thresholds
 
-HotParts = Annotated[int | None, limit("Small parts of a partition that rows arrive in; default: 64.")]
-ColdParts = Annotated[int | None, limit("Small parts of a partition that none arrive in; default: 8.")]
-Hot = Annotated[Any, duration("--hot", "How long after its last rows a partition is hot; default: 1h.")]
-PartBytesMax = Annotated[int | None, limit("A part below this size is small; default: 128 MiB.")]
-LogFiles = Annotated[int | None, limit("Log files that whoever opens the table reads; default: 64.")]
-ExpiredBytes = Annotated[int | None, limit("Bytes that a cleanup would delete; default: 4,000,000,000.")]
-ExpiredObjects = Annotated[int | None, limit("Objects that a cleanup would delete; default: 2,000.")]
+HotParts = Annotated[int | None, limit("Set the threshold for small parts of a hot partition.", default="64")]
+ColdParts = Annotated[int | None, limit("Set the threshold for small parts of a cold partition.", default="8")]
+Hot = Annotated[Any, duration("--hot", "Treat a partition as hot for this time after its last rows.", default="1h")]
+PartBytesMax = Annotated[int | None, limit("Count a part below this number of bytes as small.", default="128 MiB")]
+LogFiles = Annotated[int | None, limit("Set the threshold for log files that each open reads.", default="64")]
+ExpiredBytes = Annotated[
+    int | None, limit("Set the threshold for bytes that cleanup would delete.", default="4,000,000,000")
+]
+ExpiredObjects = Annotated[
+    int | None, limit("Set the threshold for objects that cleanup would delete.", default="2,000")
+]
 
 
-def _judged(connection: Connection, uri: str, **given: Any) -> "tuple[TableHealth, Thresholds]":
-    """A table's condition by the thresholds that are given."""
+def _health(connection: Connection, uri: str, **limits: Any) -> "tuple[TableHealth, Thresholds]":
+    """Return the health of a table, and the thresholds with the values of the flags."""
     from icedb.operations.health.table_health import Thresholds
 
-    thresholds = Thresholds(**{name: value for name, value in given.items() if value is not None})
+    thresholds = Thresholds(**{name: value for name, value in limits.items() if value is not None})
     return connection.open(uri).health(thresholds), thresholds
 
 
-@verb(LOOK)
+@verb(INSPECT, "icedb info s3://lake/events")
 def info(
     connection: Connection,
     uri: Uri,
@@ -45,10 +49,10 @@ def info(
     expired_objects: ExpiredObjects = None,
     json: Json = False,
 ) -> None:
-    """Draw what the table is like, and tell which maintenance is due: from half of each threshold on."""
+    """Show the health of the table, and the maintenance that is due (from half of each threshold on)."""
     from icedb.cli.render.health_page import info_document, print_info
 
-    health, thresholds = _judged(
+    health, thresholds = _health(
         connection, uri, hot_parts=hot_parts, cold_parts=cold_parts, hot_ms=hot, part_bytes_max=part_bytes_max,
         log_files=log_files, expired_bytes=expired_bytes, expired_objects=expired_objects,
     )  # fmt: skip
@@ -58,11 +62,14 @@ def info(
     print_info(output(), health, thresholds, uri=uri, connection=connection.flags)
 
 
-@verb(LOOK)
+@verb(INSPECT, "icedb plot s3://lake/events --output events.png")
 def plot(
     connection: Connection,
     uri: Uri,
-    to: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The picture, a PNG.", show_default=False)],
+    to: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the picture to this PNG file.", show_default=False),
+    ],
     hot_parts: HotParts = None,
     cold_parts: ColdParts = None,
     hot: Hot = None,
@@ -71,30 +78,30 @@ def plot(
     expired_bytes: ExpiredBytes = None,
     expired_objects: ExpiredObjects = None,
 ) -> None:
-    """Write what `info` draws as a picture."""
+    """Write the charts of `info` as a picture."""
     from icedb.cli.render.health_plot import draw_health
 
     if to.suffix.lower() != ".png":
-        raise typer.BadParameter(f"--output: the picture is a PNG; call it {to.stem or 'table'}.png.")
-    health, thresholds = _judged(
+        raise typer.BadParameter(f"--output must name a PNG file. Write --output {to.stem or 'table'}.png.")
+    health, thresholds = _health(
         connection, uri, hot_parts=hot_parts, cold_parts=cold_parts, hot_ms=hot, part_bytes_max=part_bytes_max,
         log_files=log_files, expired_bytes=expired_bytes, expired_objects=expired_objects,
     )  # fmt: skip
     to.write_bytes(draw_health(health, thresholds))
-    tell(Text(f"{to} is written."))
+    print_message(Text(f"Wrote {to}."))
 
 
-@verb(LOOK)
+@verb(INSPECT, "icedb verify s3://lake/events --deep")
 def verify(
     connection: Connection,
     uri: Uri,
-    deep: Annotated[bool, typer.Option("--deep", help="Fetch every part and compare digests and all rows.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Fetch every part, and check its digest and all rows.")] = False,
     footers: Annotated[
-        bool, typer.Option("--footers/--no-footers", help="Compare the parts' row counts, or open no part at all.")
+        bool, typer.Option("--footers/--no-footers", help="Check the row count of each part, or open no part.")
     ] = True,
     json: Json = False,
 ) -> None:
-    """Look at every object of a table, change nothing, list every problem. Exit status 1 if there is an error."""
+    """Check every object of the table and list all problems. Exit with status 1 if there is an error."""
     report = connection.open(uri).verify(deep=deep, footers=footers)
     show(report, json=json)
     if not report.ok:

@@ -1,4 +1,4 @@
-"""The verbs that list what a table consists of: parts, partitions, columns, log files."""
+"""Verbs that list the parts (data files), partitions, columns and log files of a table."""
 
 import sys
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from icedb.cli.base.application import LOOK, Connection, Json, Uri, time_option, verb
+from icedb.cli.base.application import INSPECT, Connection, Json, Uri, time_option, verb
 from icedb.cli.render.output import output, time_text, write_json
 from icedb.cli.render.text_tables import Cell, count_text, number_text, print_list, size_text
 
@@ -16,61 +16,65 @@ if TYPE_CHECKING:
     from icedb.reader.history import LogFileInfo
     from icedb.transaction.table_handle import Part
 
-# Lines that are written at once.
-_AT_ONCE = 10_000
+# Paths in one write to standard output.
+_PATHS_PER_WRITE = 10_000
 
 
-@verb(LOOK)
+@verb(INSPECT, "icedb parts s3://lake/events --partition d=2026-11-21")
 def parts(
     connection: Connection,
     uri: Uri,
     where: Annotated[
         str | None,
-        typer.Option(metavar="PREDICATE", help="Those that may hold a row for which it is true; none is opened."),
+        typer.Option(metavar="PREDICATE", help="List parts that may have a matching row, without opening any."),
     ] = None,
     partitions: Annotated[
-        list[str] | None, typer.Option("--partition", metavar="PATH", help="Those of a partition: d=2026-11-21.")
+        list[str] | None,
+        typer.Option(
+            "--partition", metavar="PATH", help="List parts of this partition: d=2026-11-21. May be repeated."
+        ),
     ] = None,
-    as_of: Annotated[Any, time_option("--as-of", "Those that were live at a time.")] = None,
+    as_of: Annotated[Any, time_option("--as-of", "List parts that were live at this time.", default="now")] = None,
     form: Annotated[
-        Literal["table", "paths"], typer.Option("--format", help="paths: an address to a line, for any other engine.")
+        Literal["table", "paths"],
+        typer.Option("--format", help="Print a table, or one path a line for another engine."),
     ] = "table",
     null: Annotated[
-        bool, typer.Option("--null", "-0", help="With --format paths: a zero byte after each, as `xargs -0` takes it.")
+        bool, typer.Option("--null", "-0", help="With --format paths: end each path with a zero byte, for xargs -0.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the live parts: the Parquet files that are the table."""
+    """List the live parts: the Parquet files that make up the table."""
     if null and form != "paths":
-        raise typer.BadParameter("--null goes with --format paths.")
+        raise typer.BadParameter("--null requires --format paths.")
     if json and form == "paths":
-        raise typer.BadParameter("--json and --format paths are two forms; give one.")
+        raise typer.BadParameter("--json and --format paths exclude each other.")
     snapshot = connection.open(uri).snapshot(as_of)
-    found = snapshot.files(where)
+    listed = snapshot.files(where)
     if partitions:
         _check_partitions(partitions, set(snapshot.partitions()))
-        found = [part for part in found if part.partition in partitions]
+        listed = [part for part in listed if part.partition in partitions]
     if form == "paths":
-        _write_paths(found, "\0" if null else "\n")
+        _write_paths(listed, "\0" if null else "\n")
     elif json:
-        write_json([_part(part) for part in found])
+        write_json([_part(part) for part in listed])
     else:
         print_list(
             output(),
             [">rows", ">size", "created", "path"],
-            ([number_text(p.rows), size_text(p.bytes), time_text(p.created_ms), p.path] for p in found),
+            ([number_text(p.rows), size_text(p.bytes), time_text(p.created_ms), p.path] for p in listed),
         )
 
 
-def _check_partitions(wanted: Iterable[str], there: set[str]) -> None:
-    for path in wanted:
-        if path not in there:
-            raise typer.BadParameter(f"there is no partition '{path}'; `icedb partitions` lists them.")
+def _check_partitions(paths: Iterable[str], existing: set[str]) -> None:
+    for path in paths:
+        if path not in existing:
+            raise typer.BadParameter(f"there is no partition '{path}'. List the partitions with icedb partitions.")
 
 
-def _write_paths(found: list["Part"], end: str) -> None:
-    for start in range(0, len(found), _AT_ONCE):
-        sys.stdout.write("".join(part.path + end for part in found[start : start + _AT_ONCE]))
+def _write_paths(parts: list["Part"], end: str) -> None:
+    for start in range(0, len(parts), _PATHS_PER_WRITE):
+        sys.stdout.write("".join(part.path + end for part in parts[start : start + _PATHS_PER_WRITE]))
     sys.stdout.flush()
 
 
@@ -85,31 +89,32 @@ def _part(part: "Part") -> dict[str, object]:
     }
 
 
-@verb(LOOK)
+@verb(INSPECT, "icedb partitions s3://lake/events --where \"d >= '2026-11-01'\"")
 def partitions(
     connection: Connection,
     uri: Uri,
     where: Annotated[
-        str | None, typer.Option(metavar="PREDICATE", help="A predicate over the partition columns: \"d > '2026-11'\".")
+        str | None,
+        typer.Option(metavar="PREDICATE", help="List partitions that match this predicate: \"d > '2026-11'\"."),
     ] = None,
-    as_of: Annotated[Any, time_option("--as-of", "As they were at a time.")] = None,
+    as_of: Annotated[Any, time_option("--as-of", "List partitions as of this time.", default="now")] = None,
     json: Json = False,
 ) -> None:
     """List the partitions that have live parts, with their parts, rows and bytes."""
     snapshot = connection.open(uri).snapshot(as_of)
     chosen = None if where is None else set(snapshot.partitions(where))
-    found: dict[str, dict[str, Any]] = {}
+    by_path: dict[str, dict[str, Any]] = {}
     for part in snapshot.parts:
         if chosen is not None and part.partition not in chosen:
             continue
-        one = found.setdefault(
+        one = by_path.setdefault(
             part.partition, {"path": part.partition, "parts": 0, "rows": 0, "bytes": 0, "newest_part_ms": 0}
         )
         one["parts"] += 1
         one["rows"] = None if one["rows"] is None or part.rows is None else one["rows"] + part.rows
         one["bytes"] += part.bytes
         one["newest_part_ms"] = max(one["newest_part_ms"], part.created_ms)
-    listed = [one for _, one in sorted(found.items())]
+    listed = [one for _, one in sorted(by_path.items())]
     if json:
         write_json(listed)
         return
@@ -124,9 +129,9 @@ def partitions(
     )  # fmt: skip
 
 
-@verb(LOOK)
+@verb(INSPECT, "icedb schema s3://lake/events")
 def schema(connection: Connection, uri: Uri, json: Json = False) -> None:
-    """List the columns with their types, which of them are required, and since when they are there."""
+    """List the columns with their types, whether they may be null, and when they were added."""
     from icedb.reader.diff import columns_of
 
     columns = columns_of(connection.open(uri).handle)
@@ -150,22 +155,22 @@ def _partition(column: "ColumnInfo") -> str:
     return "the path alone" if column.expression == "" else column.expression or ""
 
 
-@verb(LOOK)
+@verb(INSPECT, "icedb log s3://lake/events --all")
 def log(
     connection: Connection,
     uri: Uri,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also those that count no more, and wait for cleanup.")
+        bool, typer.Option("--all", help="Also list superseded log files that cleanup has not deleted yet.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the log files, newest first: when, by whom, and what they hold."""
+    """List the log files, newest first, with the time and the content of each."""
     from icedb.reader.history import log_files
 
-    found = log_files(connection.open(uri).handle)
-    shown = [f for f in found if everything or f.state == "current"]
+    files = log_files(connection.open(uri).handle)
+    listed = [f for f in files if everything or f.state == "current"]
     if json:
-        write_json(shown)
+        write_json(listed)
         return
     console = output()
     print_list(
@@ -174,13 +179,13 @@ def log(
         (
             [time_text(f.at_ms), "" if f.epoch is None else str(f.epoch), "" if f.lines is None else f"{f.lines:,}",
              size_text(f.bytes), _holds(f), f.key.rpartition("/")[2]]
-            for f in shown
+            for f in listed
         ),
-        going=[(5,), (3,), (1,)],
+        optional=[(5,), (3,), (1,)],
     )  # fmt: skip
-    if len(found) > len(shown):
-        more = count_text(len(found) - len(shown), "more log file")
-        console.print(Text(f"and {more} that count no more: --all lists them, cleanup deletes them", style="dim"))
+    if len(files) > len(listed):
+        more = count_text(len(files) - len(listed), "more log file")
+        console.print(Text(f"and {more} that are superseded: --all lists them, cleanup deletes them", style="dim"))
 
 
 def _holds(file: "LogFileInfo") -> Cell:
@@ -188,14 +193,14 @@ def _holds(file: "LogFileInfo") -> Cell:
         return Text(file.state, style="dim")
     if file.void:
         return Text("nothing: a void", style="dim")
-    told = [
-        f"{count:,} {what}"
-        for count, what in (
+    counts = [
+        f"{count:,} {state}"
+        for count, state in (
             (file.added_parts, "new"), (file.removed_parts, "removed"), (file.carried_parts, "carried"),
         )
         if count
     ]  # fmt: skip
-    parts = f"parts: {', '.join(told)}" if told else "no part"
+    parts = f"parts: {', '.join(counts)}" if counts else "no part"
     parts = f"{file.kind}; {parts}" if file.kind else parts
     replaced = f"; {count_text(file.replaced_log_files, 'replaced log file')}" if file.replaced_log_files else ""
     return parts + replaced

@@ -1,4 +1,4 @@
-"""The verbs that maintain a table: merges, cleanup, drops, deletions, and how to undo them."""
+"""Verbs that maintain a table: merge (compaction), cleanup (VACUUM), drop, delete, repair, restore and pins (tags)."""
 
 import signal
 from dataclasses import dataclass
@@ -13,60 +13,63 @@ import typer
 from rich.text import Text
 
 from icedb.cli.base.application import MAINTAIN, Connection, DryRun, Json, Uri, Yes, duration, run, time_option, verb
-from icedb.cli.render.output import one_line, show, tell, time_text
+from icedb.cli.render.output import one_line, print_message, show, time_text
 from icedb.errors import InvalidOption, InvalidPartitionExpression
 from icedb.util.clock import SystemClock
 
 if TYPE_CHECKING:
     from icedb.operations.rewrite.merge import MergeReport, Order
 
-PinName = Annotated[str, typer.Argument(help="The pin's name.", show_default=False)]
+PinName = Annotated[str, typer.Argument(help="Name of the pin.", show_default=False)]
 
 
-@verb(MAINTAIN)
+@verb(MAINTAIN, "icedb orphans s3://lake/events --delete")
 def orphans(
     connection: Connection,
     uri: Uri,
-    delete: Annotated[bool, typer.Option("--delete/--dry-run", help="Delete them, or only tell.")] = False,
-    min_age: Annotated[int | None, duration("--min-age", "Only older ones; default: a day.")] = None,
+    delete: Annotated[bool, typer.Option("--delete/--dry-run", help="Delete the orphans, or only list them.")] = False,
+    min_age: Annotated[
+        int | None, duration("--min-age", "Skip parts that are younger than this.", default="24h")
+    ] = None,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Find parts that no log file and no undecided claim names, left by crashed writes; --delete deletes them."""
+    """List or delete orphans: parts of failed writes that no log file and no undecided claim names."""
     table = connection.open(uri)
     run(lambda dry: table.delete_orphans(min_age_ms=min_age, dry_run=dry), dry_run=not delete, yes=yes, json=json)
 
 
-@verb(MAINTAIN)
+@verb(MAINTAIN, "icedb merge s3://lake/events --order newest")
 def merge(
     connection: Connection,
     uri: Uri,
     order: Annotated[
-        Literal["oldest", "newest", "both"], typer.Option(help="Whose parts come first; both: by turns, with --watch.")
+        Literal["oldest", "newest", "both"],
+        typer.Option(help="Merge the oldest or the newest partitions first; both: alternate, with --watch."),
     ] = "oldest",
     part_bytes_max: Annotated[
         int | None,
-        typer.Option(min=1, metavar="BYTES", help="Merge parts below this size; default: 128 MiB.", show_default=False),
+        typer.Option(min=1, metavar="BYTES", help="Merge parts below this size.", show_default="128 MiB"),
     ] = None,
     watching: Annotated[
-        bool, typer.Option("--watch", help="Again and again, until SIGINT or SIGTERM; the merge under way is finished.")
+        bool, typer.Option("--watch", help="Repeat until SIGINT or SIGTERM, which let a running merge finish.")
     ] = False,
-    every: Annotated[int | None, duration("--every", "With --watch: how often; default: 5s.")] = None,
+    every: Annotated[int | None, duration("--every", "With --watch: merge at this interval.", default="5s")] = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Merge small parts, partition by partition, in one commit; with --watch whenever there are any."""
+    """Merge small parts into larger ones (compaction, OPTIMIZE), in one commit."""
     if dry_run and watching:
-        raise typer.BadParameter("--watch changes the table; leave --dry-run out, or look once.")
+        raise typer.BadParameter("--watch excludes --dry-run. Run the dry run once, without --watch.")
     if every is not None and not watching:
-        raise typer.BadParameter("--every goes with --watch.")
+        raise typer.BadParameter("--every requires --watch.")
     sizes: dict[str, Any] = {} if part_bytes_max is None else {"part_bytes_max": part_bytes_max}
     if watching:
         from icedb.operations.rewrite.watch import watch
 
-        stop, every_ms = _stopped_by_signals(), 5_000 if every is None else every
+        stop, every_ms = _stop_on_signals(), 5_000 if every is None else every
         table = connection.open(uri)
-        tell(Text(f"{table.uri}: merging every {every_ms / 1_000:g} s, until SIGINT or SIGTERM"))
+        print_message(Text(f"{table.uri}: merging every {every_ms / 1_000:g} s until SIGINT or SIGTERM"))
         watch(
             table,
             stop=stop,
@@ -74,30 +77,30 @@ def merge(
             every_ms=every_ms,
             **sizes,
             on_merge=lambda order, report: typer.echo(_merge_line(order, report, json=json)),
-            on_wait=lambda error, wait_ms: tell(Text(f"{one_line(error)} Trying again in {wait_ms / 1_000:g} s.")),
+            on_wait=lambda error, wait_ms: print_message(Text(f"{one_line(error)} Retrying in {wait_ms / 1_000:g} s.")),
         )
         return
     if order == "both":
-        raise typer.BadParameter("--order both goes with --watch; one merge has one order.")
+        raise typer.BadParameter("--order both requires --watch. Without it, pass oldest or newest.")
     table = connection.open(uri)
     show(table.merge(order=order, dry_run=dry_run, **sizes), json=json)
 
 
-def _stopped_by_signals() -> Event:
-    """An event that SIGINT or SIGTERM sets; a second one does what it always does."""
+def _stop_on_signals() -> Event:
+    """Return an event that SIGINT or SIGTERM sets. A second signal has its usual effect."""
     stop = Event()
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def request_stop(number: int, frame: FrameType | None) -> None:
         stop.set()
         signal.signal(number, usual[number])
 
-    usual = {int(number): signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    usual = {int(number): signal.signal(number, request_stop) for number in (signal.SIGINT, signal.SIGTERM)}
     return stop
 
 
 def _merge_line(order: "Order", report: "MergeReport", *, json: bool) -> str:
-    """One merge of a watch, in one line."""
-    told = {
+    """Return the line that a watch prints for one merge."""
+    fields = {
         "at": time_text(SystemClock().now_ms(), timespec="seconds"),
         "order": order,
         "merged_parts": report.merged_parts,
@@ -109,33 +112,38 @@ def _merge_line(order: "Order", report: "MergeReport", *, json: bool) -> str:
         "log_file": report.commit.key,
     }
     if json:
-        return msgspec.json.encode(told).decode()
-    lost = f"; {report.dropped_groups:,} groups went to another commit" if report.dropped_groups else ""
+        return msgspec.json.encode(fields).decode()
+    lost = f"; {report.dropped_groups:,} groups lost to another commit" if report.dropped_groups else ""
     return (
-        f"{told['at']} {order}: {report.merged_parts:,} parts ({report.merged_bytes:,} bytes) became "
+        f"{fields['at']} {order}: {report.merged_parts:,} parts ({report.merged_bytes:,} bytes) became "
         f"{report.new_parts:,}, {report.remaining:,} groups remain{lost}"
     )
 
 
-@verb(MAINTAIN, "merge-log")
+@verb(MAINTAIN, "icedb merge-log s3://lake/events")
 def merge_log(connection: Connection, uri: Uri, dry_run: DryRun = False, json: Json = False) -> None:
-    """Merge small log files, so that opening the table stays cheap."""
+    """Merge small log files, so that opening the table stays fast."""
     show(connection.open(uri).merge_log(dry_run=dry_run), json=json)
 
 
-@verb(MAINTAIN)
+@verb(MAINTAIN, "icedb cleanup s3://lake/events --dry-run")
 def cleanup(
     connection: Connection,
     uri: Uri,
-    grace: Annotated[int | None, duration("--grace", "Only what was superseded earlier; default: an hour.")] = None,
+    grace: Annotated[
+        int | None, duration("--grace", "Keep objects that were superseded within this time.", default="1h")
+    ] = None,
     allow_short_grace: Annotated[
-        bool, typer.Option("--allow-short-grace", help="Nothing else uses the table now: any grace period will do.")
+        bool,
+        typer.Option(
+            "--allow-short-grace", help="Accept a short grace period, because nothing else uses the table now."
+        ),
     ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Delete what merges, drops and deletions superseded longer than the grace period ago."""
+    """Delete objects that were superseded before the grace period (VACUUM)."""
     table = connection.open(uri)
     run(
         lambda dry: table.cleanup(grace_ms=grace, allow_short_grace=allow_short_grace, dry_run=dry),
@@ -145,60 +153,63 @@ def cleanup(
     )
 
 
-@verb(MAINTAIN)
+@verb(MAINTAIN, "icedb drop s3://lake/events d=2026-11-21")
 def drop(
     connection: Connection,
     uri: Uri,
-    partitions: Annotated[list[str] | None, typer.Argument(help="Paths such as d=2026-11-21.")] = None,
-    where: Annotated[str | None, typer.Option(help="A DuckDB predicate over the partition columns.")] = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
-) -> None:
-    """Drop whole partitions: by their paths, or by a predicate over the partition columns."""
-    if bool(partitions) == bool(where):
-        raise typer.BadParameter("name partitions, or give --where; one of the two.")
-    table = connection.open(uri)
-    chosen = where or partitions or []
-    try:
-        run(lambda dry: table.drop_partitions(chosen, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
-    except InvalidPartitionExpression as error:
-        error.args = (f"{error} A condition over other columns is for icedb delete.",)
-        raise
-
-
-@verb(MAINTAIN)
-def delete(
-    connection: Connection,
-    uri: Uri,
-    where: Annotated[str, typer.Option(help="A DuckDB condition over the table's columns.", show_default=False)],
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
-) -> None:
-    """Delete the rows for which a condition is true. Cleanup deletes the objects that held them, in time."""
-    table = connection.open(uri)
-    run(lambda dry: table.delete(where, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
-
-
-@verb(MAINTAIN)
-def repair(
-    connection: Connection,
-    uri: Uri,
-    types: Annotated[
-        list[str] | None, typer.Option("--type", metavar="COLUMN=TYPE", help="The type that a column is to have.")
+    partitions: Annotated[list[str] | None, typer.Argument(help="Paths of partitions, such as d=2026-11-21.")] = None,
+    where: Annotated[
+        str | None, typer.Option(help="Drop the partitions that match this DuckDB predicate over partition columns.")
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Give one type to each column of which log files say several: such a table cannot be read."""
+    """Drop whole partitions, chosen by path or by a predicate over the partition columns."""
+    if bool(partitions) == bool(where):
+        raise typer.BadParameter("Pass either paths of partitions, or --where.")
+    table = connection.open(uri)
+    chosen = where or partitions or []
+    try:
+        run(lambda dry: table.drop_partitions(chosen, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
+    except InvalidPartitionExpression as error:
+        error.args = (f"{error} For a condition over other columns, run icedb delete.",)
+        raise
+
+
+@verb(MAINTAIN, "icedb delete s3://lake/events --where 'user_id = 7'")
+def delete(
+    connection: Connection,
+    uri: Uri,
+    where: Annotated[str, typer.Option(help="Delete the rows that match this DuckDB predicate.", show_default=False)],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Delete rows that match a predicate. A later cleanup deletes the objects that contained them."""
+    table = connection.open(uri)
+    run(lambda dry: table.delete(where, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
+
+
+@verb(MAINTAIN, "icedb repair s3://lake/events --type price=DOUBLE")
+def repair(
+    connection: Connection,
+    uri: Uri,
+    types: Annotated[
+        list[str] | None,
+        typer.Option("--type", metavar="COLUMN=TYPE", help="Give a column this type. May be repeated."),
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Give one type to each column that has different types in the log. Such a table cannot be read."""
     table = connection.open(uri)
     chosen = dict(map(_column_type, types or ()))
     run(lambda dry: table.repair_types(chosen, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
 
 
-@verb(MAINTAIN, "repair-spec")
+@verb(MAINTAIN, "icedb repair-spec s3://lake/events")
 def repair_spec(
     connection: Connection,
     uri: Uri,
@@ -206,21 +217,22 @@ def repair_spec(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="For a log that records no spec: JSON with the keys of _table.json.",
+            help="If the log records no spec, use this JSON file with the keys of _table.json.",
             show_default=False,
         ),
     ] = None,
     log_uri: Annotated[
-        str | None, typer.Option("--log-uri", metavar="URI", help="Where the log is, if not beside the parts.")
+        str | None,
+        typer.Option("--log-uri", metavar="URI", help="Read the log at this address instead of with the parts."),
     ] = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Create a lost _table.json anew, from the spec that the log records. Nothing is replaced."""
+    """Create a lost _table.json again from the spec in the log. No object is replaced."""
     from icedb.table import Table
 
-    said = None if spec is None else _spec_of(spec)
-    show(Table.repair_spec(uri, spec=said, log_uri=log_uri, dry_run=dry_run), json=json)
+    document = None if spec is None else _spec_of(spec)
+    show(Table.repair_spec(uri, spec=document, log_uri=log_uri, dry_run=dry_run), json=json)
 
 
 def _spec_of(path: Path) -> dict[str, Any]:
@@ -233,68 +245,68 @@ def _spec_of(path: Path) -> dict[str, Any]:
 def _column_type(text: str) -> tuple[str, str]:
     column, equals, type_ = text.rpartition("=")
     if not (column and equals and type_):
-        raise typer.BadParameter(f"{text!r} is no column and type; write price=DOUBLE.")
+        raise typer.BadParameter(f"{text!r} is not a column and a type. Write price=DOUBLE.")
     return column, type_
 
 
-@verb(MAINTAIN)
+@verb(MAINTAIN, "icedb restore s3://lake/events --as-of 2026-11-21T10:00:00Z")
 def restore(
     connection: Connection,
     uri: Uri,
-    as_of: Annotated[Any, time_option("--as-of", "The time to go back to.")],
+    as_of: Annotated[Any, time_option("--as-of", "Restore the table as of this time.")],
     allow_empty: Annotated[
-        bool, typer.Option("--allow-empty", help="Restore also to a time at which the table had no rows.")
+        bool, typer.Option("--allow-empty", help="Accept a time at which the table had no rows.")
     ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Make the table what it was at a time. Can be undone by another restore, to the time before it."""
+    """Restore the table as of a time, in one commit. To undo it, restore the time before this commit."""
     table = connection.open(uri)
     run(lambda dry: table.restore(as_of, allow_empty=allow_empty, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
 
 
-@verb(MAINTAIN)
+@verb(MAINTAIN, "icedb pin s3://lake/events before-the-move --expires 30d")
 def pin(
     connection: Connection,
     uri: Uri,
     name: PinName,
-    as_of: Annotated[Any, time_option("--as-of", "The time to keep; default: the newest commit's.")] = None,
-    expires: Annotated[int | None, duration("--expires", "How long from now; default: until unpin.")] = None,
+    as_of: Annotated[Any, time_option("--as-of", "Pin this time.", default="time of the newest commit")] = None,
+    expires: Annotated[int | None, duration("--expires", "Remove the pin after this time.", default="never")] = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Keep the snapshot at a time readable, whatever cleanup does."""
+    """Create a pin (a tag): keep the snapshot of a time readable, also after cleanups."""
     until = None if expires is None else timedelta(milliseconds=expires)
     show(connection.open(uri).pin(name, as_of, expires=until, dry_run=dry_run), json=json, dry_run=dry_run)
 
 
 @dataclass(frozen=True, slots=True)
-class Unpinned:
-    """A pin that was removed."""
+class UnpinReport:
+    """A removed pin."""
 
     table: str
     name: str
     dry_run: bool
 
 
-@verb(MAINTAIN)
+@verb(MAINTAIN, "icedb unpin s3://lake/events before-the-move")
 def unpin(
     connection: Connection, uri: Uri, name: PinName, dry_run: DryRun = False, yes: Yes = False, json: Json = False
 ) -> None:
-    """Remove a pin. The next cleanup deletes what only this pin needed."""
+    """Remove a pin. The next cleanup deletes the objects that only this pin kept."""
     table = connection.open(uri)
 
-    def operation(dry: bool) -> Unpinned:
+    def operation(dry: bool) -> UnpinReport:
         if not table.unpin(name, dry_run=dry):
-            known = [p.name for p in table.pins()]
-            raise InvalidOption(f"{table.uri}: there is no pin '{name}' (there are {known or 'none'}).")
-        return Unpinned(table.uri, name, dry)
+            names = [p.name for p in table.pins()]
+            raise InvalidOption(f"{table.uri}: there is no pin '{name}'. Existing pins: {names or 'none'}.")
+        return UnpinReport(table.uri, name, dry)
 
     run(operation, dry_run=dry_run, yes=yes, json=json)
 
 
-@verb(MAINTAIN)
+@verb(MAINTAIN, "icedb pins s3://lake/events")
 def pins(connection: Connection, uri: Uri, json: Json = False) -> None:
-    """List the pins."""
+    """List the pins with their times."""
     show(connection.open(uri).pins(), json=json)

@@ -1,4 +1,4 @@
-"""The verbs that serve: until SIGINT or SIGTERM."""
+"""The verb `proxy`: serve tables as read-only S3 buckets."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,23 +10,23 @@ from rich.table import Table as Rows
 from rich.text import Text
 
 from icedb.cli.base.application import SERVE, Exit, verb
-from icedb.cli.render.output import output, tell, write_json
-from icedb.util.optional_deps import imported
+from icedb.cli.render.output import output, print_message, write_json
+from icedb.util.optional_deps import import_optional
 
 if TYPE_CHECKING:
     from icedb.services.proxy.config.config_check import CheckedBucket
 
 
-@verb(SERVE)
+@verb(SERVE, "icedb proxy --config proxy.toml")
 def proxy(
-    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The TOML file.", show_default=False)],
+    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="Read this TOML file.", show_default=False)],
     check: Annotated[
         bool,
-        typer.Option("--check", help="Do not serve: open every table that the file names, and tell what is shown."),
+        typer.Option("--check", help="Check the file and open each of its tables, without serving."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="With --check: print one JSON document.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --check: print the result as one JSON document.")] = False,
 ) -> None:
-    """Serve tables as buckets of S3, read-only: each tenant's own live parts. Until SIGINT or SIGTERM."""
+    """Serve the live parts of tables as read-only S3 buckets, one set a tenant, until SIGINT or SIGTERM."""
     if check:
         from icedb.services.proxy.config.config_check import check_config
 
@@ -37,24 +37,26 @@ def proxy(
             output().print(_checked_rows(checked))
         for bucket in checked:
             if bucket.warning is not None:
-                tell(
+                print_message(
                     Text.assemble(
                         ("warning: ", "yellow"), f"{bucket.tenant}, bucket '{bucket.bucket}': {bucket.warning}"
                     )
                 )
-        wrong = [bucket for bucket in checked if bucket.error is not None]
-        for bucket in wrong:
-            tell(Text.assemble(("error: ", "bold red"), f"{bucket.tenant}, bucket '{bucket.bucket}': {bucket.error}"))
-        if wrong:
+        failed = [bucket for bucket in checked if bucket.error is not None]
+        for bucket in failed:
+            print_message(
+                Text.assemble(("error: ", "bold red"), f"{bucket.tenant}, bucket '{bucket.bucket}': {bucket.error}")
+            )
+        if failed:
             raise typer.Exit(Exit.FAILED)
         return
     if json:
-        raise typer.BadParameter("--json goes with --check.")
+        raise typer.BadParameter("--json requires --check.")
     for module in ("starlette", "uvicorn", "uvloop", "h11", "prometheus_client", "httpx"):
-        imported(module, extra="proxy")
+        import_optional(module, extra="proxy")
     from icedb.services.proxy.server import serve
 
-    serve(config, tell=lambda line: tell(Text(line)))
+    serve(config, on_ready=lambda line: print_message(Text(line)))
 
 
 def _checked_rows(checked: Sequence["CheckedBucket"]) -> Rows:

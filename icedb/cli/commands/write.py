@@ -1,4 +1,4 @@
-"""The verbs that bring rows into a table: create it, insert, overwrite, import."""
+"""Verbs that create a table and add rows: create, insert, overwrite, import."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ __all__ = ["spec_document"]
 
 
 @dataclass(frozen=True, slots=True)
-class Created:
-    """A new table, and how it is laid out."""
+class CreateReport:
+    """A new table and its spec."""
 
     table: str
     spec: dict[str, Any]
@@ -33,12 +33,12 @@ class Created:
 
 
 def spec_document(spec: "TableSpec") -> dict[str, Any]:
-    """What a spec says of a table's layout, without what is ours to know."""
-    known = msgspec.to_builtins(spec)
-    return {name: value for name, value in known.items() if name not in ("version", "id", "revision", "views")}
+    """Return the layout fields of a spec, without internal ones."""
+    document = msgspec.to_builtins(spec)
+    return {name: value for name, value in document.items() if name not in ("version", "id", "revision", "views")}
 
 
-@verb(WRITE)
+@verb(WRITE, 'icedb create s3://lake/events --partition-by "ts::DATE AS d" --column ts=TIMESTAMP')
 def create(
     connection: Connection,
     uri: Uri,
@@ -62,19 +62,20 @@ def create(
     merge_count: flags.MergeCount = None,
     merge_query: flags.MergeQuery = None,
     log_uri: Annotated[
-        str | None, typer.Option("--log-uri", metavar="URI", help="Where the log is, if not beside the parts.")
+        str | None,
+        typer.Option("--log-uri", metavar="URI", help="Store the log at this address instead of with the parts."),
     ] = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Create an empty table. Its columns come with the first rows, unless they are declared."""
+    """Create an empty table. The first rows define its columns, unless they are declared."""
     from icedb.format.timing import Timing
     from icedb.table import Table
 
     merging = flags.merging_of(
         merge_by, merge_version, merge_count, sum=merge_sum, min=merge_min, max=merge_max, any=merge_any
     )
-    given: dict[str, Any] = {
+    optional: dict[str, Any] = {
         "compression": compression,
         "row_group_rows": row_group_rows,
         "schema_policy": schema_policy,
@@ -93,17 +94,20 @@ def create(
         merging=merging,
         row_id=bool(row_id),
         dry_run=dry_run,
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in optional.items() if value is not None},
     )
-    show(Created(table.uri, spec_document(table.spec), dry_run), json=json)
+    show(CreateReport(table.uri, spec_document(table.spec), dry_run), json=json)
 
 
 # ------------------------------------------------------------------------------------------------ insert, overwrite
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What a write committed. `replaced_parts` were live before. `quarantine` is where rows went that do not fit."""
+class WriteReport:
+    """The commit of a write.
+
+    `replaced_parts` were live before it. `quarantine` is the table that received the rows that do not fit.
+    """
 
     table: str
     rows: int
@@ -113,13 +117,13 @@ class Written:
     replaced_parts: int
     quarantined_rows: int
     quarantine: str | None
-    #: The transaction was committed before, so nothing was added.
+    #: The transaction was committed earlier, so this write added nothing.
     repeated: bool
     log_file: str | None
 
 
-def _written(commit: "Commit") -> Written:
-    return Written(
+def _written(commit: "Commit") -> WriteReport:
+    return WriteReport(
         table=commit.table,
         rows=commit.rows,
         bytes=commit.bytes,
@@ -136,11 +140,11 @@ def _written(commit: "Commit") -> Written:
 def _txn(text: str) -> tuple[str, int]:
     application, colon, sequence = text.rpartition(":")
     if not (application and colon and sequence.isdecimal() and sequence.isascii()):
-        raise typer.BadParameter(f"{text!r} is no transaction; write a name and a number: --txn nightly-load:42.")
+        raise typer.BadParameter(f"{text!r} is not a name and a number. Write --txn nightly-load:42.")
     return application, int(sequence)
 
 
-@verb(WRITE)
+@verb(WRITE, "icedb insert s3://lake/events rows.jsonl --txn nightly-load:42")
 def insert(
     connection: Connection,
     uri: Uri,
@@ -151,7 +155,7 @@ def insert(
             "--txn",
             parser=_txn,
             metavar="NAME:NUMBER",
-            help="Exactly once: a number of this name that was committed, or a later one, adds nothing.",
+            help="Commit exactly once: skip if this name has committed this number or a later one.",
         ),
     ] = None,
     on_conflict: OnConflict = "raise",
@@ -159,7 +163,7 @@ def insert(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Append the rows of files, or of standard input. A dry run reads and checks all of them."""
+    """Append the rows of files or of standard input, in one commit. A dry run reads and checks all rows."""
     table = connection.open(uri)
     with rows_of(files, format) as paths:
         if dry_run:
@@ -168,17 +172,17 @@ def insert(
             show(_written(table.insert(paths, txn=txn, on_conflict=on_conflict)), json=json)
 
 
-@verb(WRITE)
+@verb(WRITE, "icedb overwrite s3://lake/events day.parquet --partition d=2026-11-21")
 def overwrite(
     connection: Connection,
     uri: Uri,
     files: Files,
     partition: Annotated[
         list[str] | None,
-        typer.Option("--partition", metavar="PATH", help="Replace this one, d=2026-11-21. May be repeated."),
+        typer.Option("--partition", metavar="PATH", help="Replace this partition: d=2026-11-21. May be repeated."),
     ] = None,
     where: Annotated[
-        str | None, typer.Option("--where", help="Replace those: a DuckDB predicate over the partition columns.")
+        str | None, typer.Option("--where", help="Replace the partitions that match this DuckDB predicate.")
     ] = None,
     everything: Annotated[bool, typer.Option("--everything", help="Replace the whole table.")] = False,
     on_conflict: OnConflict = "raise",
@@ -187,9 +191,9 @@ def overwrite(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Replace partitions, or the whole table, by the rows of files or of standard input, atomically."""
+    """Replace partitions or the whole table with the rows of files or of standard input, in one commit."""
     if (bool(partition) + bool(where) + everything) != 1:
-        raise typer.BadParameter("what is to be replaced? Give --partition, --where or --everything; one of them.")
+        raise typer.BadParameter("Pass exactly one of --partition, --where and --everything.")
     chosen: Sequence[str] | str | None = where or partition or None
     table = connection.open(uri)
     with rows_of(files, format) as paths:
@@ -205,31 +209,32 @@ def overwrite(
 # ------------------------------------------------------------------------------------------------ import
 
 
-@verb(WRITE, "import")
+@verb(WRITE, "icedb import s3://raw/events s3://lake/events --create")
 def import_files(
     connection: Connection,
-    source: Annotated[str, typer.Argument(help="A folder, bucket prefix, file or glob of Parquet.")],
+    source: Annotated[str, typer.Argument(help="Folder, bucket prefix, file or glob of Parquet.")],
     uri: Uri,
-    create: Annotated[bool, typer.Option("--create", help="Create the table, laid out as the files are.")] = False,
+    create: Annotated[bool, typer.Option("--create", help="Create the table with the layout of the files.")] = False,
     sort_by: Annotated[
-        list[str] | None, flags.several("--sort-by", "COLUMN", "With --create: new parts are sorted by it.")
+        list[str] | None,
+        flags.several("--sort-by", "COLUMN", "With --create: sort the rows of each new part by this column."),
     ] = None,
     trust_paths: Annotated[
-        bool, typer.Option("--trust-paths", help="Do not compare the rows with the folders that they lie in.")
+        bool, typer.Option("--trust-paths", help="Skip the comparison of rows with the folders of their files.")
     ] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Decode every row, and note digests.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Decode every row, and record digests.")] = False,
     first_time: Annotated[
-        bool, typer.Option("--first-time", help="None of the files was ever imported, also not long ago.")
+        bool, typer.Option("--first-time", help="Confirm that none of the files was ever imported.")
     ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Make existing Parquet part of the table as it is: files below its _data by their names, others as copies."""
+    """Add existing Parquet files to the table as they are: in place if they are below its _data, else as copies."""
     from icedb.table import Table
 
     if sort_by and not create:
-        raise typer.BadParameter("--sort-by goes with --create; a table that is there has its own.")
+        raise typer.BadParameter("--sort-by requires --create. An existing table has its own sort columns.")
 
     def operation(dry: bool) -> object:
         if create and not Table.exists(uri):
@@ -238,9 +243,7 @@ def import_files(
             )
         table = connection.open(uri)
         if sort_by and list(table.spec.sort_by) != sort_by:
-            raise InvalidOption(
-                f"{table.uri}: --sort-by: the table is there already, and sorted otherwise. Leave it out."
-            )
+            raise InvalidOption(f"{table.uri}: --sort-by differs from the sort columns of the existing table. Omit it.")
         return table.import_files(source, trust_paths=trust_paths, verify=verify, first_time=first_time, dry_run=dry)
 
     run(operation, dry_run=dry_run, yes=yes, json=json)

@@ -1,4 +1,4 @@
-"""The page that `icedb info` draws: a table's figures, the partitions that need a merge most, and what is due."""
+"""Text page of `icedb info`: the figures of a table, the partitions that most need a merge, and what is due."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from icedb.util.durations import duration_text
 
 __all__ = ["due_text", "figures", "info_document", "print_info"]
 
-# What fits on a screen with the rest; `--json` has all.
-PARTITIONS_SHOWN = 10
+# Limit that keeps the page on one screen; `--json` has everything.
+PARTITIONS_MAX = 10
 
 _INDENT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Verb:
-    """What is due, in words, and the command that does it."""
+class _MaintenanceVerb:
+    """A kind of maintenance, and the words of the command that does it."""
 
     name: str
     words: tuple[str, ...]
 
 
-_VERBS: Mapping[Due, _Verb] = {
-    "merge_newest": _Verb("merge, newest first", ("merge", "--order", "newest")),
-    "merge_oldest": _Verb("merge, oldest first", ("merge", "--order", "oldest")),
-    "merge_log": _Verb("merge of log files", ("merge-log",)),
-    "cleanup": _Verb("cleanup", ("cleanup",)),
+_VERBS: Mapping[Due, _MaintenanceVerb] = {
+    "merge_newest": _MaintenanceVerb("merge, newest first", ("merge", "--order", "newest")),
+    "merge_oldest": _MaintenanceVerb("merge, oldest first", ("merge", "--order", "oldest")),
+    "merge_log": _MaintenanceVerb("merge of log files", ("merge-log",)),
+    "cleanup": _MaintenanceVerb("cleanup", ("cleanup",)),
 }
 
 
 def info_document(health: TableHealth, thresholds: Thresholds) -> dict[str, object]:
-    """The condition for programs: all fields, what follows from them, and the thresholds."""
+    """Return the JSON document of `icedb info`: all fields of the health, derived figures, and the thresholds."""
     return {
         **msgspec.to_builtins(health),
         "small_parts": health.small_parts,
@@ -61,7 +61,7 @@ def info_document(health: TableHealth, thresholds: Thresholds) -> dict[str, obje
 def print_info(
     console: Console, health: TableHealth, thresholds: Thresholds, *, uri: str, connection: Sequence[str] = ()
 ) -> None:
-    """The condition for people. `uri` and `connection` (flags) are those of the commands that it recommends."""
+    """Print the page. The recommended commands contain `uri` and the flags in `connection`."""
     console.print(Text(health.table, style="bold"), soft_wrap=True)
     console.print()
     console.print(_figures(health, thresholds))
@@ -79,19 +79,19 @@ def print_info(
         console.print(Text(f"due: {verb.name}", style="bold yellow"))
         console.print(Padding(Text(recommendation.reason), (0, 0, 0, _INDENT), expand=False))
         command = shlex.join(["icedb", *verb.words, uri, *connection, *_flags(recommendation.due, thresholds)])
-        # Whole, however narrow the terminal is: it is to be copied.
+        # Never wrapped, so that the user can copy it.
         console.print(Text(" " * _INDENT + command, style="bold"), soft_wrap=True)
     if not health.recommendations:
         console.print(Text("nothing is due", style="bold green"))
 
 
 def due_text(health: TableHealth) -> list[tuple[str, str]]:
-    """What is due, in words, and why."""
+    """Return the kind and the reason of each recommendation."""
     return [(_VERBS[recommended.due].name, recommended.reason) for recommended in health.recommendations]
 
 
 def _flags(due: Due, thresholds: Thresholds) -> list[str]:
-    """What the verb must be told to take the parts that were counted."""
+    """Return the flags with which a merge takes the parts that the thresholds count as small."""
     if due not in ("merge_newest", "merge_oldest") or thresholds.part_bytes_max == PART_BYTES_MAX:
         return []
     return ["--part-bytes-max", str(thresholds.part_bytes_max)]
@@ -108,11 +108,11 @@ def _figures(health: TableHealth, thresholds: Thresholds) -> Rows:
 
 
 def figures(health: TableHealth, thresholds: Thresholds) -> Iterable[tuple[str, str, str]]:
-    """The name of each figure, what it is, and its style."""
+    """Return the name, the text and the style of each figure."""
     c, t = health, thresholds
     expired_objects = c.expired_parts + c.expired_log_files
     return (
-        ("rows", "unknown: some parts do not say" if c.live_rows is None else f"{c.live_rows:,}", ""),
+        ("rows", "unknown: some parts do not record it" if c.live_rows is None else f"{c.live_rows:,}", ""),
         ("parts", f"{count_text(c.live_parts, 'part')}, {size_text(c.live_bytes)}, {_in_partitions(c)}", ""),
         ("small parts", f"{c.small_parts:,} ({c.small_part_ratio:.0%}) that a merge would take", ""),
         ("log files", f"{c.log_files:,} to read; {c.small_log_files:,} of them can become one",
@@ -147,13 +147,13 @@ def _newest(health: TableHealth) -> str:
     if last_ms is None:
         return "none yet"
     exact = last_ms == health.newest_rows_ms
-    return _ago(health, last_ms) if exact else f"{_ago(health, last_ms)}, or earlier: cleanup has forgotten when"
+    return _ago(health, last_ms) if exact else f"{_ago(health, last_ms)}, or earlier: cleanup has removed the record"
 
 
 def _last_commit(health: TableHealth) -> str:
     if health.last_commit_ms is None:
         return "none yet"
-    return f"{health.last_operation or 'not recorded what it did'}, {_ago(health, health.last_commit_ms)}"
+    return f"{health.last_operation or 'operation not recorded'}, {_ago(health, health.last_commit_ms)}"
 
 
 def _times(health: TableHealth) -> str:
@@ -172,7 +172,7 @@ def _ago(health: TableHealth, unix_ms: int) -> str:
 
 
 def _partitions(crowded: Sequence[PartitionHealth], thresholds: Thresholds) -> RenderableType:
-    """Those that are nearest to their threshold, or beyond it; and how many more have small parts."""
+    """Return a table of the partitions nearest to their threshold, and the number of the others with small parts."""
     rows = Rows(box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     rows.add_column("partition", overflow="fold")
     rows.add_column("heat")
@@ -180,7 +180,7 @@ def _partitions(crowded: Sequence[PartitionHealth], thresholds: Thresholds) -> R
     rows.add_column("small/limit", justify="right", no_wrap=True)
     rows.add_column("", no_wrap=True)
     rows.add_column("to merge", justify="right", no_wrap=True)
-    for partition in crowded[:PARTITIONS_SHOWN]:
+    for partition in crowded[:PARTITIONS_MAX]:
         threshold = _threshold(partition, thresholds)
         style = _style(partition.small_parts, threshold)
         rows.add_row(
@@ -191,7 +191,7 @@ def _partitions(crowded: Sequence[PartitionHealth], thresholds: Thresholds) -> R
             Bar(threshold, 0, min(partition.small_parts, threshold), width=8, color=style or "default"),
             size_text(partition.small_bytes),
         )
-    more = len(crowded) - PARTITIONS_SHOWN
+    more = len(crowded) - PARTITIONS_MAX
     if more <= 0:
         return rows
     return Group(rows, Text(f"and {count_text(more, 'more partition')} with small parts", style="dim"))
@@ -202,5 +202,5 @@ def _threshold(partition: PartitionHealth, thresholds: Thresholds) -> int:
 
 
 def _style(figure: int, threshold: int) -> str:
-    """Yellow from where maintenance is recommended on, red from the threshold on."""
+    """Return yellow if maintenance is recommended, red from the threshold on, else no style."""
     return STYLES[level(figure, threshold)]

@@ -1,4 +1,4 @@
-"""The picture that `icedb plot` writes: what `icedb info` tells of a table, drawn."""
+"""Picture of `icedb plot`: the figures, charts and recommendations of `icedb info` as a PNG."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from icedb.operations.health.size_chart import (
     title,
 )
 from icedb.operations.health.table_health import TableHealth, Thresholds
-from icedb.util.optional_deps import imported
+from icedb.util.optional_deps import import_optional
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 __all__ = ["draw_health"]
 
 WIDTH_PX, HEIGHT_PX = 1_080, 640
-PARTITIONS_SHOWN = 10
-# What fits into its half of the picture.
+PARTITIONS_MAX = 10
+# Limits of the text in the right half of the picture.
 LINE_CHARACTERS_MAX = 78
 LINES_MAX = 9
 ADDRESS_CHARACTERS_MAX = 100
 
 
 def draw_health(health: TableHealth, thresholds: Thresholds) -> bytes:
-    """A PNG. Raises MissingExtra."""
-    imported("matplotlib", extra="plot")
+    """Draw the PNG. Raises MissingExtra."""
+    import_optional("matplotlib", extra="plot")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH_PX / DPI, HEIGHT_PX / DPI), dpi=DPI, facecolor=PAPER)
@@ -69,37 +69,37 @@ def draw_health(health: TableHealth, thresholds: Thresholds) -> bytes:
 
 
 def _write_figures(figure: Figure, health: TableHealth, thresholds: Thresholds) -> None:
-    """In two columns below the address."""
-    told = [(name, text) for name, text, _ in figures(health, thresholds)]
-    half = -(-len(told) // 2)
-    for place, (name, text) in enumerate(told):
+    """Write the figures in two columns below the address."""
+    entries = [(name, text) for name, text, _ in figures(health, thresholds)]
+    half = -(-len(entries) // 2)
+    for place, (name, text) in enumerate(entries):
         left, top = (0.02, 0.42)[place // half], 0.915 - 0.033 * (place % half)
         figure.text(left, top, name, fontsize=8, color=INK, weight="bold")
         figure.text(left + 0.09, top, text, fontsize=8, color=INK, parse_math=False)
 
 
 def _draw_partitions(axes: Axes, health: TableHealth) -> None:
-    """A bar for each of the largest, with what a merge would take of it."""
+    """Draw a bar for each of the largest partitions, with the bytes that a merge would take."""
     largest = sorted(health.partitions, key=lambda p: (-p.bytes, p.path))
-    shown = largest[:PARTITIONS_SHOWN]
-    at = range(len(shown))
-    fine = [p.bytes - p.small_bytes for p in shown]
+    charted = largest[:PARTITIONS_MAX]
+    at = range(len(charted))
+    fine = [p.bytes - p.small_bytes for p in charted]
     axes.barh(at, fine, height=0.72, color=FINE)
-    axes.barh(at, [p.small_bytes for p in shown], left=fine, height=0.72, color=TO_MERGE)
-    for row, one in enumerate(shown):
+    axes.barh(at, [p.small_bytes for p in charted], left=fine, height=0.72, color=TO_MERGE)
+    for row, one in enumerate(charted):
         annotate(
             axes, f"{size_text(one.bytes)}, {count_text(one.parts, 'part')}", (one.bytes, row), (3, 0), va="center"
         )
-    axes.set_yticks(at, [shortened(p.path) for p in shown], parse_math=False)
+    axes.set_yticks(at, [shortened(p.path) for p in charted], parse_math=False)
     axes.set_xticks([])
-    axes.set_ylim(PARTITIONS_SHOWN - 0.5, -0.5)  # bars of one height, however few
-    axes.set_xlim(0, 1.05 * max(1, shown[0].bytes))
-    more = f"the {len(shown)} largest of {len(largest):,} partitions" if len(largest) > len(shown) else "partitions"
+    axes.set_ylim(PARTITIONS_MAX - 0.5, -0.5)  # the same bar height for any number of bars
+    axes.set_xlim(0, 1.05 * max(1, charted[0].bytes))
+    more = f"the {len(charted)} largest of {len(largest):,} partitions" if len(largest) > len(charted) else "partitions"
     title(axes, f"{more} by size")
 
 
 def _draw_gauges(axes: Axes, figures_: tuple[Gauge, ...]) -> None:
-    """How far each figure is to its threshold: that is where its bar ends."""
+    """Draw a bar for each figure, which is full at its threshold."""
     at = range(len(figures_))
     filled = [min(one.value / one.limit, 1) for one in figures_]
     axes.barh(at, [1] * len(figures_), height=0.5, color=GRID)

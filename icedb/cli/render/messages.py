@@ -1,10 +1,10 @@
-"""The library's messages in the words of the command: what to do next is a verb or a flag here, not a method."""
+"""Messages of the library in terms of the command: a verb or a flag instead of a method or an argument."""
 
 import re
 
 __all__ = ["PHRASES", "in_the_shell"]
 
-#: What the library says (a pattern, which occurs in its source), and what the command says in its place.
+#: A pattern that occurs in the source of the library, and the text that the command prints instead.
 PHRASES = (
     (r"Open it with Table\.open\.", "Choose another address, or use that table."),
     (r"Open it with Table\.open, and import with import_files\.", "Leave --create out."),
@@ -36,7 +36,7 @@ PHRASES = (
 
 
 def in_the_shell(message: str) -> str:
-    """The message as somebody reads it who typed a command."""
+    """Return a message of the library in terms of the command."""
     for pattern, words in PHRASES:
         message = re.sub(pattern, words, message)
     return message

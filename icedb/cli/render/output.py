@@ -1,6 +1,6 @@
-"""How the command `icedb` speaks: results as tables or as one JSON document, the rest in lines on standard error.
+"""Output of the command `icedb`: results as tables or as one JSON document, messages as lines on standard error.
 
-Where standard output is no terminal, a table is as wide as its longest row: a script finds each row whole, in one line.
+If standard output is not a terminal, a table is as wide as its longest row, so that each row is one line for a script.
 """
 
 from __future__ import annotations
@@ -21,52 +21,62 @@ from icedb.cli.render.text_tables import print_list
 if TYPE_CHECKING:
     from icedb.operations.integrity.verify import VerifyReport
 
-__all__ = ["errors", "moment", "one_line", "output", "print_report", "show", "tell", "time_text", "write_json"]
+__all__ = [
+    "error_output",
+    "moment",
+    "one_line",
+    "output",
+    "print_report",
+    "show",
+    "print_message",
+    "time_text",
+    "write_json",
+]
 
-# Later than any duration that somebody would write as a number.
-_A_TIME_MS = 10**12
+# Numbers from here on are times, not durations.
+_TIME_MS_MIN = 10**12
 _WIDTH_WITHOUT_TERMINAL = 1_000
-# Inside of a value these are left out.
-_NOTHING: tuple[object, ...] = (None, "", (), [], {}, False)
+# Values that are left out inside another value.
+_EMPTY: tuple[object, ...] = (None, "", (), [], {}, False)
 
 
 class _Console(Console):
-    """Where nobody reads any more, a BrokenPipeError tells the verb; rich would end the process by itself."""
+    """A console that raises BrokenPipeError if the pipe is closed. Rich would exit the process instead."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def output() -> Console:
-    """Standard output."""
+    """Return a console for standard output."""
     return _Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
 
 
-def errors() -> Console:
-    """Standard error."""
+def error_output() -> Console:
+    """Return a console for standard error."""
     return _Console(stderr=True)
 
 
-def tell(text: Text) -> None:
-    """A line on standard error."""
-    errors().print(text, soft_wrap=True)
+def print_message(text: Text) -> None:
+    """Print a line on standard error."""
+    error_output().print(text, soft_wrap=True)
 
 
 def one_line(error: Exception) -> str:
-    """An error's message without line breaks, in the words of the command."""
+    """Return the message of an error without line breaks, in terms of the command."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"'{error.filename}': {error.strerror}."
     return in_the_shell(" ".join(str(error).split()))
 
 
 def write_json(document: object) -> None:
-    """One document in one line."""
+    """Write one JSON document as one line."""
     sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
     sys.stdout.flush()
 
 
 def show(result: object, *, json: bool, dry_run: bool = False) -> None:
-    """Print a report, or a list of records. A verification's problems stand below its figures."""
+    """Print a report or a list of records. The problems of a verification follow its figures."""
     if json:
         write_json({"ok": result.ok, **msgspec.to_builtins(result)} if _is_verification(result) else result)
         return
@@ -81,19 +91,19 @@ def show(result: object, *, json: bool, dry_run: bool = False) -> None:
 
 
 def print_report(console: Console, result: object, *, dry_run: bool = False) -> None:
-    """A line for each field of a report: no value is cut or broken, however narrow a terminal is.
+    """Print a line for each field of a report. No value is cut or wrapped, even on a narrow terminal.
 
-    That nothing was committed is no news of a dry run; that it was one is always said, and that it was none never.
+    A dry run has a line that states it, and no lines about a commit.
     """
     is_dry = dry_run or getattr(result, "dry_run", False)
-    unsaid = ("dry_run", "commit", "log_file") if is_dry else ("dry_run",)
-    told = {_label(n): _text(n, getattr(result, n)) for n in _names(result) if n not in unsaid}
+    omitted = ("dry_run", "commit", "log_file") if is_dry else ("dry_run",)
+    lines = {_label(n): _text(n, getattr(result, n)) for n in _names(result) if n not in omitted}
     if is_dry:
-        told["dry run"] = "yes: nothing was changed"
+        lines["dry run"] = "yes: nothing was changed"
     if _is_verification(result):
-        told["result"] = "sound" if result.ok else "DAMAGED"
-    width = max(map(len, told))
-    for label, text in told.items():
+        lines["result"] = "sound" if result.ok else "DAMAGED"
+    width = max(map(len, lines))
+    for label, text in lines.items():
         line = Text.assemble((label, "bold"), " " * (width - len(label) + 2), text)
         console.print(line, soft_wrap=True, highlight=False)
 
@@ -107,31 +117,31 @@ def _print_records(console: Console, records: Sequence[object]) -> None:
 
 
 def _label(name: str) -> str:
-    """What a field is called before a person: times are told as such, and have no unit."""
+    """Return the label of a field. Times are printed with a unit, so the label has none."""
     return name.removesuffix("_ms").replace("_", " ")
 
 
 def _names(record: object) -> list[str]:
     if not is_dataclass(record):
-        raise TypeError(f"{record!r} is no report")
+        raise TypeError(f"{record!r} is not a report")
     return [f.name for f in fields(record)]
 
 
 def _is_verification(result: object) -> TypeGuard[VerifyReport]:
-    """By its name: that a verb can be typed should not load the library."""
+    """Compare the name of the type, because importing it would load the library at startup."""
     return type(result).__name__ == "VerifyReport"
 
 
 def moment(unix_ms: int) -> datetime | None:
-    """A time in UTC; None for a number that is none, as a log may have by a clock that was wrong."""
+    """Return a time in UTC, or None if it is out of range, as after a commit with a wrong clock."""
     try:
         return datetime.fromtimestamp(unix_ms / 1_000, UTC)
-    except (ValueError, OverflowError, OSError):  # beyond the year 9999, or what the system can tell
+    except (ValueError, OverflowError, OSError):  # beyond the year 9999, or beyond the range of the platform
         return None
 
 
 def time_text(unix_ms: int, *, timespec: str = "milliseconds") -> str:
-    """A time as ISO 8601, in UTC; the number, if it is no time."""
+    """Return a time as ISO 8601 in UTC, or the number if it is out of range."""
     at = moment(unix_ms)
     return f"{unix_ms} (unix ms)" if at is None else at.isoformat(timespec=timespec)
 
@@ -144,7 +154,7 @@ def _text(name: str, value: object) -> str:
             return "yes" if value else "no"
         case 0 if name.endswith("_ms"):
             return "none"
-        case int() if name.endswith("_ms") and value >= _A_TIME_MS:
+        case int() if name.endswith("_ms") and value >= _TIME_MS_MIN:
             return time_text(value)
         case int():
             return f"{value:,}"
@@ -152,17 +162,17 @@ def _text(name: str, value: object) -> str:
             some = ", ".join(filter(None, (str(getattr(v, "key", v)) for v in value[:3])))
             return f"{len(value):,}" + (f" ({some}{', ...' if len(value) > 3 else ''})" if some else "")
         case Mapping():
-            return "; ".join(f"{k}: {_said(v)}" for k, v in value.items() if v not in _NOTHING) or "none"
+            return "; ".join(f"{k}: {_nested(v)}" for k, v in value.items() if v not in _EMPTY) or "none"
         case object(committed=bool(), key=key):  # a commit
             return key or "nothing to commit"
     return str(value)
 
 
-def _said(value: object) -> str:
-    """A value inside of a value."""
+def _nested(value: object) -> str:
+    """Format a value inside another value."""
     match value:
         case tuple() | list():
-            return ", ".join(map(_said, value))
+            return ", ".join(map(_nested, value))
         case Mapping():
-            return ", ".join(f"{k} {_said(v)}" for k, v in value.items() if v not in _NOTHING)
+            return ", ".join(f"{k} {_nested(v)}" for k, v in value.items() if v not in _EMPTY)
     return str(value)

@@ -1,4 +1,4 @@
-"""How far long work is, as bars on standard error: on a terminal only, with the rate and the time that remains."""
+"""Progress bars on standard error, on a terminal only, with the rate and the remaining time."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TaskProgressC
 from rich.progress import Progress as Live
 from rich.text import Text
 
-from icedb.util.progress import Progress, watched
+from icedb.util.progress import Progress, watch_progress
 
 __all__ = ["Bars", "bars"]
 
-# What is over sooner needs no bar.
-SHOWN_AFTER_S = 0.5
+# Shorter work has no bar.
+SHOW_AFTER_S = 0.5
 
 
 @contextmanager
-def bars(*, wanted: bool) -> Iterator[None]:
-    """Show the progress of what is done in the block. Nothing is left of it on the screen."""
-    if not (wanted and sys.stderr.isatty()):
+def bars(*, enabled: bool) -> Iterator[None]:
+    """Show the progress of the work in the block. The bars are removed at its end."""
+    if not (enabled and sys.stderr.isatty()):
         yield
         return
-    shown = Bars(Console(stderr=True))
+    bars_ = Bars(Console(stderr=True))
     try:
-        with watched(shown):
+        with watch_progress(bars_):
             yield
     finally:
-        shown.close()
+        bars_.close()
 
 
 class Bars:
-    """A bar for each piece of work that takes longer than `after_s` seconds, while it lasts."""
+    """A bar for each piece of work, from `after_s` seconds after its start to its end."""
 
-    def __init__(self, console: Console, *, after_s: float = SHOWN_AFTER_S) -> None:
+    def __init__(self, console: Console, *, after_s: float = SHOW_AFTER_S) -> None:
         self._console, self._after_s = console, after_s
         self._lock = Lock()
         self._newest: dict[object, Progress] = {}
@@ -46,31 +46,31 @@ class Bars:
         self._tasks: dict[object, TaskID] = {}
         self._live: Live | None = None
 
-    def __call__(self, told: Progress) -> None:
-        """Work begins, goes on or is over."""
+    def __call__(self, event: Progress) -> None:
+        """Update the bar of a piece of work that starts, advances or ends."""
         with self._lock:
-            if told.over:
-                self._end(told.work)
+            if event.over:
+                self._end(event.work)
                 return
-            is_new = told.work not in self._newest
-            self._newest[told.work] = told
-            if self._live is not None and told.work in self._tasks:
-                self._live.update(self._tasks[told.work], completed=told.done)
+            is_new = event.work not in self._newest
+            self._newest[event.work] = event
+            if self._live is not None and event.work in self._tasks:
+                self._live.update(self._tasks[event.work], completed=event.done)
             elif is_new:
-                timer = self._timers[told.work] = Timer(self._after_s, self._show, [told.work])
+                timer = self._timers[event.work] = Timer(self._after_s, self._show, [event.work])
                 timer.daemon = True
                 timer.start()
 
     def close(self) -> None:
-        """Take all of it off the screen."""
+        """Remove all bars from the screen."""
         with self._lock:
             for work in list(self._newest):
                 self._end(work)
 
     def _show(self, work: object) -> None:
         with self._lock:
-            told = self._newest.get(work)
-            if told is None:  # over meanwhile
+            event = self._newest.get(work)
+            if event is None:  # ended before its bar was due
                 return
             if self._live is None:
                 self._live = Live(
@@ -83,7 +83,9 @@ class Bars:
                     transient=True,
                 )
                 self._live.start()
-            self._tasks[work] = self._live.add_task(told.name, total=told.total, completed=told.done, unit=told.unit)
+            self._tasks[work] = self._live.add_task(
+                event.name, total=event.total, completed=event.done, unit=event.unit
+            )
 
     def _end(self, work: object) -> None:
         self._newest.pop(work, None)
@@ -93,16 +95,16 @@ class Bars:
         if self._live is None or task is None:
             return
         self._live.remove_task(task)
-        if not self._tasks:  # a question, or the result, is to find the screen as it was
+        if not self._tasks:  # leave the screen clean for a prompt or the result
             self._live.stop()
             self._live = None
 
 
 class _Amount(ProgressColumn):
-    """What is done, of how much, and how much in a second."""
+    """The amount done, the total, and the rate."""
 
     def render(self, task: Task) -> Text:
-        """See ProgressColumn."""
+        """Return the text of the column."""
         unit: str = task.fields["unit"]
 
         def amount(number: float) -> str:

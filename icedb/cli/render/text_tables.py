@@ -1,7 +1,6 @@
-"""Lists as tables whose lines are whole: a path or an address is never broken or cut, however narrow a terminal is.
+"""Text tables that never wrap or cut a line, so that the user can copy paths and addresses.
 
-A terminal breaks a line that is too long by itself, and what is copied from it is one line again. Lines are written as
-they are made, so a list may be long.
+A terminal wraps a long line by itself, and a copy of it is one line again.
 """
 
 from __future__ import annotations
@@ -15,46 +14,46 @@ from rich.text import Text
 
 __all__ = ["Cell", "count_text", "number_text", "print_list", "signed_text", "size_text", "visible"]
 
-#: What stands in a table, and how it looks on a terminal.
+#: Text of a table, with an optional style.
 Cell = str | Text
 
 _UNITS = ("kB", "MB", "GB", "TB")
-# What would move a terminal's cursor, or change its colours.
+# Characters that would move the cursor of a terminal or change its colours.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def print_list(
-    console: Console, names: Sequence[str], rows: Iterable[Sequence[Cell]], *, going: Sequence[Sequence[int]] = ()
+    console: Console, names: Sequence[str], rows: Iterable[Sequence[Cell]], *, optional: Sequence[Sequence[int]] = ()
 ) -> None:
-    """Lines with a heading. A name that begins with `>` is that of a column whose cells stand at its right.
+    """Print rows with a heading. A name that begins with `>` marks a column that is aligned to the right.
 
-    `going`: numbers of columns that a terminal which is too narrow does not show, the first ones first.
+    `optional`: groups of column indexes that a narrow terminal hides, the first group first.
     """
     lines: list[Sequence[Cell]] = [[Text(name.removeprefix(">"), style="bold") for name in names], *rows]
     widths = [max(cell_len(_plain(line[at])) for line in lines) for at in range(len(names))]
-    shown = _fitting(widths, going, console.width if console.is_terminal else None)
+    visible_columns = _fit_columns(widths, optional, console.width if console.is_terminal else None)
     for number, line in enumerate(lines):
-        told = Text()
-        for at in shown:
+        text = Text()
+        for at in visible_columns:
             cell, space = line[at], " " * (widths[at] - cell_len(_plain(line[at])))
-            told.append(space if names[at].startswith(">") else "")
-            told.append(_plain(cell), "" if isinstance(cell, str) else cell.style)
-            told.append("  " if names[at].startswith(">") else f"{space}  ")
-        told.rstrip()
-        console.print(told, soft_wrap=True, highlight=False)
+            text.append(space if names[at].startswith(">") else "")
+            text.append(_plain(cell), "" if isinstance(cell, str) else cell.style)
+            text.append("  " if names[at].startswith(">") else f"{space}  ")
+        text.rstrip()
+        console.print(text, soft_wrap=True, highlight=False)
         if number == 0:
-            console.print(Text("  ".join("─" * widths[at] for at in shown), style="dim"), soft_wrap=True)
-    if len(shown) < len(names):
+            console.print(Text("  ".join("─" * widths[at] for at in visible_columns), style="dim"), soft_wrap=True)
+    if len(visible_columns) < len(names):
         console.print(Text("A wider terminal shows more columns.", style="dim"), soft_wrap=True)
 
 
-def _fitting(widths: Sequence[int], going: Sequence[Sequence[int]], width: int | None) -> list[int]:
-    """The columns that are shown: all, or as many as fit."""
-    shown, rest = list(range(len(widths))), list(going)
-    while width is not None and rest and sum(widths[at] + 2 for at in shown) - 2 > width:
-        gone = rest.pop(0)
-        shown = [at for at in shown if at not in gone]
-    return shown
+def _fit_columns(widths: Sequence[int], optional: Sequence[Sequence[int]], width: int | None) -> list[int]:
+    """Return the indexes of the columns that fit into `width`; None: all columns."""
+    kept, rest = list(range(len(widths))), list(optional)
+    while width is not None and rest and sum(widths[at] + 2 for at in kept) - 2 > width:
+        hidden = rest.pop(0)
+        kept = [at for at in kept if at not in hidden]
+    return kept
 
 
 def _plain(cell: Cell) -> str:
@@ -62,29 +61,29 @@ def _plain(cell: Cell) -> str:
 
 
 def visible(text: str) -> str:
-    """A text in one line, whatever is in it: characters that a terminal obeys are told by their numbers."""
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    """Return a text as one line, with control characters escaped."""
+    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def count_text(number: int, noun: str) -> str:
-    """A number of things: `1 part`, `2,000 parts`."""
+    """Format a count with its noun: `1 part`, `2,000 parts`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def number_text(number: int | None) -> str:
-    """A number, or that nobody knows it."""
+    """Format a number; None is `unknown`."""
     return "unknown" if number is None else f"{number:,}"
 
 
 def signed_text(number: int | None, sign: str) -> Text:
-    """What came (`+`) or went (`-`); nothing for none."""
+    """Format an added (`+`) or removed (`-`) number; 0 is empty."""
     if number == 0:
         return Text("")
     return Text(f"{sign}{number_text(number)}", style="green" if sign == "+" else "red")
 
 
 def size_text(number: float) -> str:
-    """Bytes, in a unit that leaves few digits: 512 B, 12.3 MB."""
+    """Format a number of bytes: 512 B, 12.3 MB."""
     if number < 1_000:
         return f"{number:.0f} B"
     exponent = 0

@@ -802,7 +802,7 @@ def test_the_command_creates_the_table_and_imports(local: Place) -> None:
     assert rows(Table.open(local.uri)) == ROWS
     again = command(beside(local), local.uri, "--create")
     assert [s["reason"] for s in again["skipped"]] == ["the table has it already"] * 3
-    assert "goes with --create" in command(beside(local), local.uri, "--sort-by", "n", status=2)
+    assert "requires --create" in command(beside(local), local.uri, "--sort-by", "n", status=2)
     shown = CliRunner().invoke(app, ["import", beside(local), local.uri, "--trust-paths", "--first-time"]).stdout
     assert "the table has it already" in shown
 

@@ -189,8 +189,8 @@ def test_the_command_says_what_it_would_merge(local: Any) -> None:
 def test_a_watch_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     for options, message in (
         (["--watch", "--dry-run"], "--watch changes the table"),
-        (["--every", "5s"], "--every goes with --watch"),
-        (["--order", "both"], "--order both goes with --watch"),
+        (["--every", "5s"], "--every requires --watch"),
+        (["--order", "both"], "--order both requires --watch"),
     ):
         result = CliRunner().invoke(app, ["merge", str(tmp_path / "none"), *options])
         assert result.exit_code == 2
