@@ -1,7 +1,7 @@
-"""IceDB in Dagster: tables as assets, maintenance as jobs, sensors and checks, a lock, places for Spark programs.
+"""IceDB in Dagster: tables as assets, maintenance jobs, sensors, checks, a table lock, and places for Spark programs.
 
-Each name is loaded when somebody first asks for it. Dagster's web server and daemon, which know no table, load the run
-launcher alone, and neither Arrow nor DuckDB.
+Each public name is imported on first access. Dagster's web server and daemon load only the run launcher, and neither
+Arrow nor DuckDB.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ try:
     import dagster as _dagster  # noqa: F401
 except ImportError as _error:
     if _error.name != "dagster":
-        raise  # it is there, and something else is wrong with it
+        raise  # Dagster is installed, but one of its imports failed
     raise ImportError(
-        "icedb_dagster needs Dagster, which the plain installation leaves out. "
+        "icedb_dagster needs the optional dependency Dagster, which is not installed. "
         "Install it with: pip install 'icedb-dagster[dagster]' (and [spark] for Spark assets)."
     ) from None
 
@@ -73,7 +73,7 @@ __all__ = [
     "table_spec",
 ]
 
-# Where a name is.
+# The modules that define the public names.
 _HOMES = {
     "icedb_dagster.checks": (
         "FreshnessCheck",
@@ -100,15 +100,15 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 
-if not TYPE_CHECKING:  # which knows all names, and shall tell those that are none
+if not TYPE_CHECKING:  # a type checker has all names, and must report unknown ones
 
     def __getattr__(name: str) -> object:
-        """A public name that nobody has asked for before."""
+        """Import a public name on first access."""
         if name not in _HOME:
             raise AttributeError(f"module 'icedb_dagster' has no attribute {name!r}")
-        found: object = getattr(import_module(_HOME[name]), name)
-        globals()[name] = found  # the next one who asks does not come here
-        return found
+        value: object = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value  # later accesses do not call this function
+        return value
 
 
 def __dir__() -> list[str]:

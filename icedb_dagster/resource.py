@@ -1,8 +1,8 @@
-"""Where the tables of a deployment are: a root, and what it takes to get in.
+"""The resource that locates and opens the tables of a deployment.
 
-Dagster keeps a resource's values: the code location's snapshot has them, and the UI shows them. Of an `EnvVar` it has
-the name only. So a secret that stands in the code is refused when the resource is given to Dagster; a script that
-uses the resource by itself may do as it likes.
+Dagster stores and shows a resource's values: they are in the code location's snapshot and in the UI. Of an `EnvVar` it
+stores the name only. So a secret written in the code is rejected when the resource is given to Dagster. A script that
+uses the resource without Dagster may contain one.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of fields as objects.
@@ -23,33 +23,43 @@ _SECRETS = frozenset({"aws_secret_access_key", "secret_access_key", "aws_session
 _OF_SESSION = ("profile_name", "region_name", "aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 
 
-# Parts of a key that name no folder of their own, or one inside of another asset's table.
+# Key segments that are not folder names, or that name a folder inside another asset's table.
 _NO_FOLDERS = frozenset({"", ".", "..", "_data", "_log", "_claims"})
 
 
 def folders_of(key: dg.AssetKey) -> Sequence[str]:
-    """The folders, below a root, of an asset's table. Raises InvalidOption for a key that would lead elsewhere."""
+    """Return the folders of an asset's table, below the root.
+
+    Raises:
+        InvalidOption: The key would lead outside the root or into another asset's table.
+    """
     wrong = [part for part in key.path if part in _NO_FOLDERS or "/" in part] if key.path else [""]
     if wrong:
         raise InvalidOption(
-            f"the asset key {[*key.path]} has no table: {wrong[0]!r} is no name of a folder, or one that tables use "
-            "themselves. Rename the asset."
+            f"the asset key {[*key.path]} cannot have a table: {wrong[0]!r} is not a folder name, or is a folder that "
+            "tables use themselves. Rename the asset."
         )
     return key.path
 
 
 class IceDBResource(CheckedFields, dg.ConfigurableResource):  # type: ignore[type-arg]
-    """The tables below one root; an asset's table is `<root>/<asset key, joined by />`.
+    """Opens the tables below one root: an asset's table is `<root>/<asset key, joined by />`.
 
-    `root`: a bucket with a prefix (`s3://lake/events`) or a local folder. `storage_options`: as for
-    `icedb.Table.open`; secrets among them as `dg.EnvVar("...")`. `s3`: an `S3Resource` of dagster-aws, whose session
-    is asked for credentials again and again, so that a role's may expire while a run works. With neither, the usual
-    AWS chain decides.
+    Without `s3` and without credentials in `storage_options`, the usual AWS chain decides.
+
+    Args:
+        root: A bucket with a prefix (`s3://lake/events`) or a local folder.
+        storage_options: As for `icedb.Table.open`. Give secrets as `dg.EnvVar("...")`.
+        s3: An `S3Resource` of dagster-aws. Its session provides credentials for each request, so temporary credentials
+            of a role may expire during a run.
+
+    Example:
+        resources = {"icedb": IceDBResource(root="s3://lake/events")}
     """
 
     root: str
     storage_options: dict[str, str] = Field(default={}, repr=False)
-    # Any resource, so that dagster-aws need not be there; `_provider` looks whether it is the right one.
+    # Any resource, because dagster-aws is optional; `_provider` checks its type.
     s3: dg.ConfigurableResource | None = None  # type: ignore[type-arg]
 
     _in_run: bool = PrivateAttr(default=False)
@@ -62,18 +72,32 @@ class IceDBResource(CheckedFields, dg.ConfigurableResource):  # type: ignore[typ
     __str__ = __repr__
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Dagster's copy for a run has the values of the variables, and is not kept."""
+        """Mark Dagster's copy for a run: it holds the values of the variables, and is not stored."""
         self._in_run = True
 
     def get_resource_definition(self) -> Any:
-        """What Dagster keeps and shows. Raises InvalidOption for a secret in it."""
+        """Return the definition that Dagster stores and shows.
+
+        Raises:
+            InvalidOption: A field holds a secret in plain text.
+        """
         if not self._in_run:
             self._refuse_secrets("storage_options", self.storage_options.items())
             self._refuse_secrets("s3", self.s3 or ())
         return super().get_resource_definition()
 
     def uri(self, key: dg.AssetKey | Sequence[str] | str) -> str:
-        """The address of an asset's table. Raises InvalidOption for a key that would lead elsewhere."""
+        """Return the address of an asset's table.
+
+        Args:
+            key: The asset key, in any form that Dagster accepts.
+
+        Raises:
+            InvalidOption: The key would lead outside the root or into another asset's table.
+
+        Example:
+            resource.uri(["sales", "orders"])  # s3://lake/events/sales/orders
+        """
         if not isinstance(key, dg.AssetKey | str) and not (  # an AssetKey is a tuple that cannot be iterated
             isinstance(key, list | tuple) and all(isinstance(part, str) for part in key)
         ):
@@ -83,7 +107,18 @@ class IceDBResource(CheckedFields, dg.ConfigurableResource):  # type: ignore[typ
         return "/".join([_value(self.root).rstrip("/"), *folders_of(dg.AssetKey.from_coercible(key))])
 
     def table(self, key: dg.AssetKey | Sequence[str] | str) -> icedb.Table:
-        """The table of an asset. Raises TableNotFound, InvalidOption and the store's errors."""
+        """Open the table of an asset.
+
+        Args:
+            key: The asset key, in any form that Dagster accepts.
+
+        Raises:
+            TableNotFound: The table does not exist.
+            InvalidOption: The key or the credentials are invalid. Errors of the store are raised, too.
+
+        Example:
+            resource.table("events").query("SELECT count(*) FROM t")
+        """
         return icedb.Table.open(self.uri(key), **self.access())
 
     def table_or_create(
@@ -94,9 +129,16 @@ class IceDBResource(CheckedFields, dg.ConfigurableResource):  # type: ignore[typ
         sort_by: Sequence[str] = (),
         **options: Any,
     ) -> icedb.Table:
-        """The table of an asset, created when it is missing; partitioning and order are for the new table only.
+        """Open the table of an asset, or create it if it does not exist.
 
-        So are `options`, which are those of `icedb.Table.create`.
+        Args:
+            key: The asset key, in any form that Dagster accepts.
+            partition_by: Partition expressions of a new table. An existing table keeps its own.
+            sort_by: Sort columns of a new table. An existing table keeps its own.
+            **options: Further arguments of `icedb.Table.create`, for a new table.
+
+        Example:
+            table = resource.table_or_create("events", partition_by=["day"])
         """
         try:
             return self.table(key)
@@ -108,16 +150,20 @@ class IceDBResource(CheckedFields, dg.ConfigurableResource):  # type: ignore[typ
             )
         except TableExists as error:
             try:
-                return self.table(key)  # another run was first; its table is as good
+                return self.table(key)  # another run created it first
             except TableNotFound:
-                raise error from None  # it is no table of ours
+                raise error from None  # the existing objects are not an IceDB table
 
     def access(self) -> dict[str, Any]:
-        """`storage_options` and `credential_provider` for `icedb.Table`. Raises InvalidOption."""
+        """Return `storage_options` and `credential_provider` for `icedb.Table`.
+
+        Raises:
+            InvalidOption: A variable is not set, or `s3` is not a usable `S3Resource`.
+        """
         options = {name: _value(value) for name, value in self.storage_options.items()}
         if self.s3 is None:
             return {"storage_options": options}
-        fields = _given(self.s3)
+        fields = _set_fields(self.s3)
         if self._provider is None:
             self._provider = _provider(_value(self.root), fields)
         return {"storage_options": {**_addresses(fields), **options}, "credential_provider": self._provider}
@@ -126,53 +172,60 @@ class IceDBResource(CheckedFields, dg.ConfigurableResource):  # type: ignore[typ
         for name, value in values:
             if name.lower() in _SECRETS and value and not isinstance(value, dg.EnvVar):
                 raise InvalidOption(
-                    f"{self.root!r}: {name} in {field} is written out, and Dagster would keep and show it. Put it into "
-                    f'the environment and give dg.EnvVar("{name.upper()}").'
+                    f"{self.root!r}: {name} in {field} is plain text, which Dagster would store and show. Set an "
+                    f'environment variable and give dg.EnvVar("{name.upper()}").'
                 )
 
 
-def _value(given: str) -> str:
-    """Dagster has the values of variables ready when a run begins; a script that uses the resource has not."""
-    if not isinstance(given, dg.EnvVar):
-        return given
-    value = given.get_value()
+def _value(field: str) -> str:
+    """Return a value, or that of the environment variable it names.
+
+    Dagster resolves variables when a run begins. A script that uses the resource without Dagster has them unresolved.
+    """
+    if not isinstance(field, dg.EnvVar):
+        return field
+    value = field.get_value()
     if value is None:
-        raise InvalidOption(f"the environment variable {given.env_var_name} is not set, and a resource needs it.")
+        raise InvalidOption(f"the environment variable {field.env_var_name} is not set. A resource needs it.")
     return value
 
 
-def _given(s3: Any) -> dict[str, Any]:
-    """The fields of an S3Resource that were given, with the values of their variables."""
+def _set_fields(s3: Any) -> dict[str, Any]:
+    """Return the fields of an S3Resource that are set, with the values of their variables."""
     return {name: _value(value) for name, value in s3 if value is not None}
 
 
 def _addresses(fields: Mapping[str, Any]) -> dict[str, str]:
-    """The storage options that say where the S3 of an S3Resource is."""
+    """Return the storage options for the endpoint and region of an S3Resource."""
     names = {"endpoint_url": "AWS_ENDPOINT_URL", "region_name": "AWS_REGION"}
     return {option: fields[name] for name, option in names.items() if name in fields}
 
 
 def _provider(root: str, fields: Mapping[str, Any]) -> CredentialProvider:
-    """The session of an S3Resource. Raises InvalidOption for what cannot be done as it says."""
+    """Return the credential provider for an S3Resource: its boto3 session, or one for unsigned requests.
+
+    Raises:
+        InvalidOption: The resource is not an S3Resource, or has fields that IceDB cannot honor.
+    """
     if "use_unsigned_session" not in fields:
-        raise InvalidOption(f"{root}: s3 is no S3Resource of dagster-aws (from dagster_aws.s3 import S3Resource).")
+        raise InvalidOption(f"{root}: s3 is not an S3Resource (from dagster_aws.s3 import S3Resource).")
     if fields.get("verify") is False:
-        raise InvalidOption(f"{root}: s3 has verify=False, and certificates are always verified here. Leave it out.")
+        raise InvalidOption(f"{root}: s3 has verify=False, but IceDB always verifies certificates. Remove verify.")
     if not fields["use_ssl"] and "endpoint_url" not in fields:
         raise InvalidOption(f"{root}: s3 has use_ssl=False; give an endpoint_url that begins with http:// instead.")
     if fields["use_unsigned_session"]:
         return _anonymous
-    # Half a second that tables in folders, or with options, need not spend.
+    # boto3 takes half a second to import, and only tables with an S3Resource need it.
     import boto3
     from botocore.exceptions import BotoCoreError
 
-    if ("aws_access_key_id" in fields) != ("aws_secret_access_key" in fields):  # boto3 would look elsewhere
-        raise InvalidOption(f"{root}: aws_access_key_id and aws_secret_access_key of s3 come together or not at all.")
+    if ("aws_access_key_id" in fields) != ("aws_secret_access_key" in fields):  # boto3 would search other sources
+        raise InvalidOption(f"{root}: aws_access_key_id and aws_secret_access_key of s3 must be set together. Set both or neither.")
     try:
         return boto3.Session(**{name: fields[name] for name in _OF_SESSION if name in fields})
     except BotoCoreError as error:
-        raise InvalidOption(f"{root}: there can be no session as s3 says: {error}") from None
+        raise InvalidOption(f"{root}: boto3 cannot create a session from s3: {error}") from None
 
 
 def _anonymous() -> None:
-    """Requests without a signature."""
+    """Provide no credentials, so that requests are unsigned."""

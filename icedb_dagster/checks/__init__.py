@@ -1,7 +1,6 @@
 """What can be checked of a table, and the asset checks that do it: docs/checks.md has what each expects."""
 
-from icedb_dagster.checks.definitions import build_table_checks
-from icedb_dagster.checks.settings import (
+from icedb_dagster.checks.check_settings import (
     FreshnessCheck,
     HorizonCheck,
     LogDepthCheck,
@@ -11,6 +10,7 @@ from icedb_dagster.checks.settings import (
     SmallPartsCheck,
     TableChecks,
 )
+from icedb_dagster.checks.definitions import build_table_checks
 
 __all__ = [
     "FreshnessCheck",

@@ -12,16 +12,16 @@ from typing import Any
 import dagster as dg
 
 from icedb.errors import CorruptionError, SchemaConflict, TableNotFound
-from icedb_dagster.checks.contents import check_freshness, check_quarantine, check_schema
-from icedb_dagster.checks.layout import check_horizon, check_log_depth, check_objects, check_small_parts
-from icedb_dagster.checks.look import Look, Verdict
-from icedb_dagster.checks.settings import Check, TableChecks
+from icedb_dagster.checks.check_context import CheckContext, Verdict
+from icedb_dagster.checks.check_settings import Check, TableChecks
+from icedb_dagster.checks.content_checks import check_freshness, check_quarantine, check_schema
+from icedb_dagster.checks.layout_checks import check_horizon, check_log_depth, check_objects, check_small_parts
 from icedb_dagster.resource import IceDBResource
 
 __all__ = ["build_table_checks", "judge"]
 
 # What each does, and what the UI shows of it beside its name.
-_CHECKS: Mapping[str, tuple[Callable[[Look, Any], Verdict], str]] = {
+_CHECKS: Mapping[str, tuple[Callable[[CheckContext, Any], Verdict], str]] = {
     "objects": (check_objects, "No object of the table is missing, damaged or foreign."),
     "small_parts": (check_small_parts, "Few parts are so small that a merge would take them."),
     "log_depth": (check_log_depth, "Whoever opens the table reads few log files."),
@@ -86,13 +86,13 @@ def _verdicts(
 ) -> dict[str, Verdict]:
     """What each check says. Raises what is no statement about the table."""
     try:
-        look = Look(resource.table(key), checks.thresholds, name=key.to_python_identifier())
+        look = CheckContext(resource.table(key), checks.thresholds, name=key.to_python_identifier())
     except (TableNotFound, CorruptionError) as error:
         return dict.fromkeys(chosen, Verdict(False, str(error)))
     return {name: judge(look, name, settings) for name, settings in chosen.items()}
 
 
-def judge(look: Look, name: str, settings: Check) -> Verdict:
+def judge(look: CheckContext, name: str, settings: Check) -> Verdict:
     """What one check says. Raises what is no statement about the table: StoreUnavailable, AccessDenied and the like."""
     try:
         return _CHECKS[name][0](look, settings)

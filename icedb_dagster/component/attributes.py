@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Field, create_model, model_validator
 
 from icedb.operations.health.table_health import Thresholds
-from icedb_dagster.checks.settings import CHECKS, TableChecks
-from icedb_dagster.component.derived import Cron, model, model_of
+from icedb_dagster.checks.check_settings import CHECKS, TableChecks
+from icedb_dagster.component.settings_models import Cron, model, model_of
 from icedb_dagster.component.templates import Attributes, Choice, Template, Templated, is_template
 from icedb_dagster.maintenance.definitions import CRONS, EngineName, Lock
 from icedb_dagster.maintenance.time_to_live import TimeToLive

@@ -16,8 +16,8 @@ from icedb.errors import InvalidOption
 from icedb.operations.health.table_health import Thresholds
 from icedb_dagster.checks import TableChecks
 from icedb_dagster.component.attributes import TableAttributes
-from icedb_dagster.component.resolving import resolved
-from icedb_dagster.component.scaffolding import TableScaffolder
+from icedb_dagster.component.resolution import resolved
+from icedb_dagster.component.scaffolder import TableScaffolder
 from icedb_dagster.maintenance.definitions import CRONS, EngineName, Lock, build_table_definitions
 from icedb_dagster.maintenance.time_to_live import Expiry, TimeToLive
 from icedb_dagster.resource import folders_of

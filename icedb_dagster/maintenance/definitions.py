@@ -19,7 +19,7 @@ from icedb_dagster.checks import TableChecks, build_table_checks
 from icedb_dagster.locking.table_lock import POOL_TAG, await_pool, check_pool_held, icedb_pool
 from icedb_dagster.maintenance.reports import log_report
 from icedb_dagster.maintenance.time_to_live import Expiry, TimeToLive
-from icedb_dagster.maintenance.verbs import VERBS, Task, Verb, ttl_verb
+from icedb_dagster.maintenance.verbs import VERBS, MaintenanceTask, MaintenanceVerb, ttl_verb
 from icedb_dagster.resource import IceDBResource, folders_of
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
 from icedb_dagster.sensors import commits_sensor as build_commits_sensor
@@ -177,7 +177,7 @@ def _checks_job(plan: _Plan, checks: dg.AssetChecksDefinition) -> Any:
     )
 
 
-def _job(plan: _Plan, verb: Verb[Any], lock: dg.OpDefinition | None) -> dg.JobDefinition:
+def _job(plan: _Plan, verb: MaintenanceVerb[Any], lock: dg.OpDefinition | None) -> dg.JobDefinition:
     """Without Dagster's decorators: they look at each function's signature, which takes seconds for a thousand jobs."""
     work = _work_op(plan, verb, None if lock is None else plan.pool)
     after = {} if lock is None else {"locked": dg.DependencyDefinition(lock.name)}
@@ -209,7 +209,7 @@ def _lock_op(name: str, pool: str) -> dg.OpDefinition:
     )
 
 
-def _work_op(plan: _Plan, verb: Verb[Any], pool: str | None) -> dg.OpDefinition:
+def _work_op(plan: _Plan, verb: MaintenanceVerb[Any], pool: str | None) -> dg.OpDefinition:
     spark_key = plan.spark_key if verb.rewrites else None
 
     def work(context: dg.OpExecutionContext, inputs: Mapping[str, object]) -> Iterator[dg.Output[None]]:
@@ -218,7 +218,7 @@ def _work_op(plan: _Plan, verb: Verb[Any], pool: str | None) -> dg.OpDefinition:
         resource: IceDBResource = getattr(context.resources, plan.resource_key)
         table = resource.table(plan.key)
         config = verb.config(**context.op_config)
-        report = verb.work(Task(table, config, _engine(context, spark_key)))
+        report = verb.work(MaintenanceTask(table, config, _engine(context, spark_key)))
         log_report(context, plan.key, verb.name, table, report)
         yield dg.Output(None)
 

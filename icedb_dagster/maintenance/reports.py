@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 
 import icedb
-from icedb_dagster.maintenance.verbs import Report
+from icedb_dagster.maintenance.verbs import MaintenanceReport
 from icedb_dagster.metadata import markdown
 from icedb_dagster.metadata.problem_list import problems_table
 from icedb_dagster.metadata.table_metadata import markdown_table, table_metadata
@@ -13,7 +13,9 @@ from icedb_dagster.metadata.table_metadata import markdown_table, table_metadata
 __all__ = ["log_report"]
 
 
-def log_report(context: dg.OpExecutionContext, key: dg.AssetKey, verb: str, table: icedb.Table, report: Report) -> None:
+def log_report(
+    context: dg.OpExecutionContext, key: dg.AssetKey, verb: str, table: icedb.Table, report: MaintenanceReport
+) -> None:
     """Tell what was done, and what the table is like now. Raises dagster.Failure for a report of a failure."""
     context.log.info("%s of %s: %s", verb, table.uri, ", ".join(f"{n}: {v}" for n, v in report.figures.items()))
     figures = {n: markdown.escaped(v) if isinstance(v, str) else v for n, v in report.figures.items()}

@@ -33,13 +33,13 @@ from icedb_dagster.maintenance.configs import (
 )
 from icedb_dagster.maintenance.time_to_live import Expiry, TimeToLive, expired, reference_time
 
-__all__ = ["VERBS", "Report", "Task", "Verb", "ttl_verb"]
+__all__ = ["VERBS", "MaintenanceReport", "MaintenanceTask", "MaintenanceVerb", "ttl_verb"]
 
 Config = TypeVar("Config", bound=dg.Config)
 
 
 @dataclass(frozen=True, slots=True)
-class Task(Generic[Config]):
+class MaintenanceTask(Generic[Config]):
     """What one run is to do. `engine`: who rewrites parts, if not this process."""
 
     table: icedb.Table
@@ -48,7 +48,7 @@ class Task(Generic[Config]):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class MaintenanceReport:
     """What a run did, for people. With a `failure` the run fails, and what it says is the reason."""
 
     figures: Mapping[str, object]
@@ -57,7 +57,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Verb(Generic[Config]):
+class MaintenanceVerb(Generic[Config]):
     """A kind of maintenance. `exclusive`: it changes the table, so one run at a time does it.
 
     `priority`: of two runs that wait for a table, the one with the higher goes first. `rewrites`: an engine can do it.
@@ -65,7 +65,7 @@ class Verb(Generic[Config]):
 
     name: str
     config: type[Config]
-    work: Callable[[Task[Config]], Report]
+    work: Callable[[MaintenanceTask[Config]], MaintenanceReport]
     description: str
     exclusive: bool = True
     priority: int = 0
@@ -83,12 +83,12 @@ def _config_schema(config: Any) -> Any:
     return config.to_config_schema()
 
 
-def _merge(task: Task[MergeConfig], *, order: Order) -> Report:
+def _merge(task: MaintenanceTask[MergeConfig], *, order: Order) -> MaintenanceReport:
     table, config = task.table, task.config
     tiers = None if config.hot_ms < 0 else TieredMerge(config.hot_ms, config.hot_parts)
     if config.dry_run:
         plan = table.merge(order=order, part_bytes_max=config.part_bytes_max, tiers=tiers, dry_run=True)
-        return Report(
+        return MaintenanceReport(
             {
                 "parts to merge": plan.merged_parts,
                 "bytes to merge": plan.merged_bytes,
@@ -106,7 +106,7 @@ def _merge(task: Task[MergeConfig], *, order: Order) -> Report:
         tiers=tiers,
         engine=task.engine,
     )
-    return Report(
+    return MaintenanceReport(
         {
             "parts merged": report.merged_parts,
             "bytes merged": report.merged_bytes,
@@ -120,11 +120,11 @@ def _merge(task: Task[MergeConfig], *, order: Order) -> Report:
     )
 
 
-def _merge_log(task: Task[MergeLogConfig]) -> Report:
+def _merge_log(task: MaintenanceTask[MergeLogConfig]) -> MaintenanceReport:
     report = task.table.merge_log(
         lines_max=task.config.lines_max, files_min=task.config.files_min, dry_run=task.config.dry_run
     )
-    return Report(
+    return MaintenanceReport(
         {
             "log files merged": len(report.merged_log_files),
             "log files that readers open": report.log_files,
@@ -134,16 +134,16 @@ def _merge_log(task: Task[MergeLogConfig]) -> Report:
     )
 
 
-def _ttl(task: Task[TtlConfig], *, ttl: TimeToLive | Expiry) -> Report:
+def _ttl(task: MaintenanceTask[TtlConfig], *, ttl: TimeToLive | Expiry) -> MaintenanceReport:
     table, config = task.table, task.config
     reference = reference_time(table, config.reference_date)
     chosen, how = expired(ttl, table, reference, keep_days=config.keep_days)
     figures = {"reference": reference.isoformat(timespec="minutes"), **how}
     if not chosen and not isinstance(chosen, str):
-        return Report({**figures, "partitions dropped": 0, **_dry(dry_run=config.dry_run)})
+        return MaintenanceReport({**figures, "partitions dropped": 0, **_dry(dry_run=config.dry_run)})
     # A run that is executed again finds what the first one dropped gone.
     report = table.drop_partitions(chosen, missing_ok=True, dry_run=config.dry_run)
-    return Report(
+    return MaintenanceReport(
         {
             **figures,
             "partitions dropped": len(report.partitions),
@@ -156,7 +156,7 @@ def _ttl(task: Task[TtlConfig], *, ttl: TimeToLive | Expiry) -> Report:
     )
 
 
-def _cleanup(task: Task[CleanupConfig]) -> Report:
+def _cleanup(task: MaintenanceTask[CleanupConfig]) -> MaintenanceReport:
     config = task.config
     report = task.table.cleanup(
         grace_ms=_or_the_table_s(config.grace_ms),
@@ -164,7 +164,7 @@ def _cleanup(task: Task[CleanupConfig]) -> Report:
         deletes_max=config.deletes_max,
         dry_run=config.dry_run,
     )
-    return Report(
+    return MaintenanceReport(
         {
             "parts deleted": len(report.deleted_parts),
             "bytes freed": report.deleted_bytes,
@@ -180,12 +180,12 @@ def _cleanup(task: Task[CleanupConfig]) -> Report:
     )
 
 
-def _orphans(task: Task[OrphansConfig]) -> Report:
+def _orphans(task: MaintenanceTask[OrphansConfig]) -> MaintenanceReport:
     config = task.config
     report = task.table.delete_orphans(
         min_age_ms=_or_the_table_s(config.min_age_ms), limit=config.limit, dry_run=config.dry_run
     )
-    return Report(
+    return MaintenanceReport(
         {
             "orphans deleted": len(report.deleted_parts),
             "bytes freed": report.deleted_bytes,
@@ -198,12 +198,12 @@ def _orphans(task: Task[OrphansConfig]) -> Report:
     )
 
 
-def _rewrite(task: Task[RewriteConfig]) -> Report:
+def _rewrite(task: MaintenanceTask[RewriteConfig]) -> MaintenanceReport:
     config = task.config
     report = task.table.rewrite_partition(
         config.partition, config.query, new_columns=config.new_columns, dry_run=config.dry_run, engine=task.engine
     )
-    return Report(
+    return MaintenanceReport(
         {
             "partition": report.partition,
             "rows before": _known(report.rows_before),
@@ -217,7 +217,7 @@ def _rewrite(task: Task[RewriteConfig]) -> Report:
     )
 
 
-def _delete(task: Task[DeleteConfig]) -> Report:
+def _delete(task: MaintenanceTask[DeleteConfig]) -> MaintenanceReport:
     config = task.config
     if config.passes_max < 1:
         raise InvalidOption(f"{task.table.uri}: passes_max is {config.passes_max}; give 1 at least.")
@@ -225,7 +225,7 @@ def _delete(task: Task[DeleteConfig]) -> Report:
     while not passes or (passes[-1].second_pass_needed and not config.dry_run and len(passes) < config.passes_max):
         passes.append(task.table.delete(config.where, dry_run=config.dry_run, engine=task.engine))
     complete = not passes[-1].second_pass_needed
-    return Report(
+    return MaintenanceReport(
         {
             "condition": config.where,
             "matching rows": passes[0].matching_rows,
@@ -241,7 +241,7 @@ def _delete(task: Task[DeleteConfig]) -> Report:
     )
 
 
-def _verify(task: Task[VerifyConfig]) -> Report:
+def _verify(task: MaintenanceTask[VerifyConfig]) -> MaintenanceReport:
     report = task.table.verify(deep=task.config.deep)
     figures: dict[str, object] = {
         "result": "sound" if report.ok else "DAMAGED",
@@ -255,13 +255,13 @@ def _verify(task: Task[VerifyConfig]) -> Report:
         "pins": report.pins,
     }
     failure = "" if report.ok else f"{report.table} is damaged: {report.problems[0].message}"
-    return Report(figures, report.problems, failure)
+    return MaintenanceReport(figures, report.problems, failure)
 
 
-def _restore(task: Task[RestoreConfig]) -> Report:
+def _restore(task: MaintenanceTask[RestoreConfig]) -> MaintenanceReport:
     moment_ms = parse_as_of(task.config.as_of, table=task.table.uri)
     report = task.table.restore(moment_ms, allow_empty=task.config.allow_empty, dry_run=task.config.dry_run)
-    return Report(
+    return MaintenanceReport(
         {
             "as of": _utc(report.as_of_ms),
             "parts restored": len(report.restored),
@@ -295,14 +295,16 @@ def _utc(unix_ms: int) -> str:
     return datetime.fromtimestamp(unix_ms / 1000, tz=UTC).isoformat(sep=" ", timespec="milliseconds")
 
 
-def ttl_verb(ttl: TimeToLive | Expiry) -> Verb[TtlConfig]:
+def ttl_verb(ttl: TimeToLive | Expiry) -> MaintenanceVerb[TtlConfig]:
     """Time to live is each table's own."""
-    return Verb("ttl", TtlConfig, partial(_ttl, ttl=ttl), "Drops partitions that are older than their time to live.")
+    return MaintenanceVerb(
+        "ttl", TtlConfig, partial(_ttl, ttl=ttl), "Drops partitions that are older than their time to live."
+    )
 
 
 #: Those of every table. A hot partition must stay small whatever else waits, so its merge goes first.
-VERBS: tuple[Verb[Any], ...] = (
-    Verb(
+VERBS: tuple[MaintenanceVerb[Any], ...] = (
+    MaintenanceVerb(
         "merge_newest",
         MergeConfig,
         partial(_merge, order="newest"),
@@ -310,7 +312,7 @@ VERBS: tuple[Verb[Any], ...] = (
         priority=1,
         rewrites=True,
     ),
-    Verb(
+    MaintenanceVerb(
         "merge_oldest",
         MergeConfig,
         partial(_merge, order="oldest"),
@@ -318,11 +320,19 @@ VERBS: tuple[Verb[Any], ...] = (
         priority=-1,
         rewrites=True,
     ),
-    Verb("merge_log", MergeLogConfig, _merge_log, "Merges small log files, so that opening the table stays cheap."),
-    Verb("cleanup", CleanupConfig, _cleanup, "Deletes what was superseded longer than the grace period ago."),
-    Verb("orphans", OrphansConfig, _orphans, "Deletes parts of crashed writes: nothing names them."),
-    Verb("rewrite", RewriteConfig, _rewrite, "Puts the answer of a query in the place of a partition.", rewrites=True),
-    Verb("delete", DeleteConfig, _delete, "Deletes the rows for which a condition is true.", rewrites=True),
-    Verb("verify", VerifyConfig, _verify, "Looks at every object of the table. Changes nothing.", exclusive=False),
-    Verb("restore", RestoreConfig, _restore, "Makes the table what it was at a time."),
+    MaintenanceVerb(
+        "merge_log", MergeLogConfig, _merge_log, "Merges small log files, so that opening the table stays cheap."
+    ),
+    MaintenanceVerb(
+        "cleanup", CleanupConfig, _cleanup, "Deletes what was superseded longer than the grace period ago."
+    ),
+    MaintenanceVerb("orphans", OrphansConfig, _orphans, "Deletes parts of crashed writes: nothing names them."),
+    MaintenanceVerb(
+        "rewrite", RewriteConfig, _rewrite, "Puts the answer of a query in the place of a partition.", rewrites=True
+    ),
+    MaintenanceVerb("delete", DeleteConfig, _delete, "Deletes the rows for which a condition is true.", rewrites=True),
+    MaintenanceVerb(
+        "verify", VerifyConfig, _verify, "Looks at every object of the table. Changes nothing.", exclusive=False
+    ),
+    MaintenanceVerb("restore", RestoreConfig, _restore, "Makes the table what it was at a time."),
 )

@@ -30,7 +30,7 @@ __all__ = ["Selection", "dimensions", "select_partitions"]
 ONLY = ""
 
 
-class _Values(Protocol):
+class _ColumnValues(Protocol):
     """Values of one partition column."""
 
     def predicate(self, column: str, type_: str, *, table: str) -> str:
@@ -46,7 +46,7 @@ class Selection:
 
     table: str
     keys: tuple[str, ...]
-    boxes: tuple[tuple[tuple[str, _Values], ...], ...]
+    boxes: tuple[tuple[tuple[str, _ColumnValues], ...], ...]
 
     @property
     def columns(self) -> list[str]:
@@ -127,15 +127,15 @@ def _boxes(keys: Sequence[tuple[str, ...]]) -> list[tuple[tuple[str, ...], ...]]
     return [(tuple(same), *box) for same in firsts.values() for box in _boxes(rests[same[0]])]
 
 
-def _values(definition: dg.PartitionsDefinition, keys: Sequence[str]) -> _Values:
+def _values(definition: dg.PartitionsDefinition, keys: Sequence[str]) -> _ColumnValues:
     if not isinstance(definition, dg.TimeWindowPartitionsDefinition):
-        return _Keys(tuple(keys))
+        return _KeyValues(tuple(keys))
     windows = [Window(key, *definition.time_window_for_partition_key(key)) for key in keys]
     return TimeWindows.of(windows, fmt=definition.fmt, timezone=definition.timezone)
 
 
 @dataclass(frozen=True, slots=True)
-class _Keys:
+class _KeyValues:
     """Values that are partition keys, as text."""
 
     keys: tuple[str, ...]

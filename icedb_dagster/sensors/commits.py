@@ -20,13 +20,13 @@ from icedb.format.change_feed import at_time
 from icedb.format.timing import Timing
 from icedb.transaction.table_handle import Handle
 from icedb.util.clock import SystemClock
-from icedb_dagster.sensors.events import Event, commit_events, gap_event
-from icedb_dagster.sensors.new_commits import Batch, take
+from icedb_dagster.sensors.commit_events import Event, commit_events, gap_event
+from icedb_dagster.sensors.feed_position import FeedPosition, decode, encode
+from icedb_dagster.sensors.new_commits import CommitBatch, read_new_commits
 from icedb_dagster.sensors.open_tables import open_tables
 from icedb_dagster.sensors.partition_keys import PartitionKeys
-from icedb_dagster.sensors.position import Position, decode, encode
-from icedb_dagster.sensors.settings import CommitsSensor
-from icedb_dagster.sensors.told import Told, gap_is_told, read_told
+from icedb_dagster.sensors.recorded_commits import RecordedCommits, is_gap_recorded, read_recorded_commits
+from icedb_dagster.sensors.sensor_settings import CommitsSensor
 
 __all__ = ["commits_sensor"]
 
@@ -44,13 +44,13 @@ def commits_sensor(key: dg.AssetKey, settings: CommitsSensor, *, resource_key: s
         position = _stored(context)
         try:
             with open_tables.use(lake, key) as table:
-                look = _Tick(context, key, settings, table.handle)
+                look = _CommitsTick(context, key, settings, table.handle)
                 answer = look.answer(position)
         except TableNotFound as error:
             # Whatever it will have is new. Its first commit may be by a clock that is behind this one.
             since = at_time(SystemClock().now_ms() - Timing().max_skew_ms)
             return dg.SensorResult(
-                skip_reason=f"there are no commits yet. {error}", cursor=encode(position or Position(since))
+                skip_reason=f"there are no commits yet. {error}", cursor=encode(position or FeedPosition(since))
             )
         if look.log_is_empty:
             open_tables.forget(lake, key)
@@ -66,7 +66,7 @@ def commits_sensor(key: dg.AssetKey, settings: CommitsSensor, *, resource_key: s
     )
 
 
-def _stored(context: dg.SensorEvaluationContext) -> Position | None:
+def _stored(context: dg.SensorEvaluationContext) -> FeedPosition | None:
     """Where the last tick ended; None when there was none, or when the cursor is of no use."""
     if not context.cursor:
         return None
@@ -87,7 +87,7 @@ def _check_settle_s(settings: CommitsSensor, handle: Handle) -> None:
         )
 
 
-class _Tick:
+class _CommitsTick:
     """One look at a table, and what it tells."""
 
     def __init__(
@@ -99,17 +99,17 @@ class _Tick:
         self._handle = handle
         self.log_is_empty = False
 
-    def answer(self, position: Position | None) -> dg.SensorResult:
+    def answer(self, position: FeedPosition | None) -> dg.SensorResult:
         """Events of what is new, and where the next tick goes on. Raises InvalidOption and the errors of the log."""
         _check_settle_s(self._settings, self._handle)
         if position is None:
             if not self._settings.from_beginning:
                 now_ms = self._handle.clock.now_ms()
                 told = f"{self._handle.table}: the sensor begins now; earlier commits are not told"
-                return dg.SensorResult(skip_reason=told, cursor=encode(Position(at_time(now_ms))))
-            position = Position(at_time(self._handle.read(fresh=True).horizon_ms))
+                return dg.SensorResult(skip_reason=told, cursor=encode(FeedPosition(at_time(now_ms))))
+            position = FeedPosition(at_time(self._handle.read(fresh=True).horizon_ms))
         try:
-            batch = take(
+            batch = read_new_commits(
                 self._handle,
                 position,
                 settle_ms=self._settings.settle_s * 1000,
@@ -117,37 +117,37 @@ class _Tick:
             )
         except SnapshotExpired as error:
             # What came since the horizon is known commit by commit.
-            return self._gap(position, Position(at_time(error.horizon_ms or self._handle.clock.now_ms())), error)
+            return self._gap(position, FeedPosition(at_time(error.horizon_ms or self._handle.clock.now_ms())), error)
         except UncoordinatedMaintenance as error:
             if error.foreign_ms is None:  # not what is new is unknown, but the log is damaged
                 raise
             # Later than now only by a clock that is ahead: then it is not known yet what comes after.
             known_ms = min(error.foreign_ms, self._handle.clock.now_ms())
-            return self._gap(position, Position(at_time(known_ms), foreign=True), error)
+            return self._gap(position, FeedPosition(at_time(known_ms), foreign=True), error)
         self.log_is_empty = not batch.table.log_files
         events = self._events(batch)
         return dg.SensorResult(
             asset_events=events, skip_reason=self._message(batch, len(events)), cursor=encode(batch.end)
         )
 
-    def _events(self, batch: Batch) -> list[Event]:
+    def _events(self, batch: CommitBatch) -> list[Event]:
         if not batch.commits:
             return []
         told = self._told(batch)
         keys = PartitionKeys.of(self._context, self._key, table=self._handle.table)
         return commit_events(self._key, batch, told, keys, self._handle, kind=self._settings.events)
 
-    def _told(self, batch: Batch) -> Told:
+    def _told(self, batch: CommitBatch) -> RecordedCommits:
         """By events from a while before the first commit on: the clocks may differ."""
         since_ms = batch.commits[0].created_ms - 2 * self._handle.timing.max_skew_ms
-        return read_told(
+        return read_recorded_commits(
             self._context.instance,
             self._key,
             since_ms=since_ms,
             observations=self._settings.events == "observation",
         )
 
-    def _message(self, batch: Batch, events: int) -> str:
+    def _message(self, batch: CommitBatch, events: int) -> str:
         known = "" if events or not batch.commits else "; Dagster knew them"
         more = "; the next look goes on" if batch.more else ""
         new = f"{len(batch.commits):,} new commits{known}{more}" if batch.commits else "no new commits"
@@ -155,11 +155,11 @@ class _Tick:
         return f"{new}. {self._handle.table}: {rows} rows in {len(batch.table.parts):,} parts"
 
     def _gap(
-        self, before: Position, after: Position, error: SnapshotExpired | UncoordinatedMaintenance
+        self, before: FeedPosition, after: FeedPosition, error: SnapshotExpired | UncoordinatedMaintenance
     ) -> dg.SensorResult:
         """Some commits are not known one by one: that is told once, and the telling goes on."""
         since_ms = before.changes.t_ms
-        repeated = (before.foreign and after.foreign) or gap_is_told(
+        repeated = (before.foreign and after.foreign) or is_gap_recorded(
             self._context.instance, self._key, after_ms=since_ms
         )
         events = [] if repeated else [gap_event(self._key, since_ms, str(error))]

@@ -3,7 +3,7 @@
 A tick looks at the table once (`Table.health`, one LIST for each thousand log files that are stored, when nothing
 is new) and asks for the jobs of what is recommended: at half of each threshold, so that the threshold itself is not
 reached. While a run of a job is queued or under way, whoever started it in this code location, no other is asked for.
-What was asked for is in the cursor, see `icedb_dagster.sensors.asking`.
+What was asked for is in the cursor, see `icedb_dagster.sensors.run_requests`.
 
 What is relied on in Dagster's sensor daemon:
 
@@ -26,9 +26,9 @@ import msgspec
 from icedb import Recommendation, TableHealth, Thresholds
 from icedb.errors import TableNotFound
 from icedb.operations.health.table_health import Due
-from icedb_dagster.sensors.asking import Memory, begin, decode, encode, run_key, wait_or_ask, waits
 from icedb_dagster.sensors.open_tables import open_tables
-from icedb_dagster.sensors.settings import MaintenanceSensor
+from icedb_dagster.sensors.run_requests import RequestCursor, begin, decode, encode, next_request, run_key, waits
+from icedb_dagster.sensors.sensor_settings import MaintenanceSensor
 
 __all__ = ["maintenance_sensor"]
 
@@ -67,7 +67,7 @@ def maintenance_sensor(
             return dg.SkipReason(f"there is nothing to maintain yet. {error}")
         if not health.log_files:
             open_tables.forget(lake, key)
-        return _Tick(context, name, names, health, settings.thresholds).answer()
+        return _MaintenanceTick(context, name, names, health, settings.thresholds).answer()
 
     return dg.SensorDefinition(
         name=name,
@@ -80,7 +80,7 @@ def maintenance_sensor(
     )
 
 
-class _Tick:
+class _MaintenanceTick:
     """One look at a table, and what follows from it."""
 
     def __init__(
@@ -125,7 +125,7 @@ class _Tick:
         told = f"the sensor begins now; the next look asks for what is due. {_figures(self._health)}"
         return dg.SensorResult(skip_reason=told, cursor=encode(begin(self._health.at_ms)))
 
-    def _request(self, memory: Memory, recommended: Recommendation) -> dg.RunRequest:
+    def _request(self, memory: RequestCursor, recommended: Recommendation) -> dg.RunRequest:
         job = self._jobs[recommended.due]
         return dg.RunRequest(
             run_key=run_key(self._name, memory, recommended.due),
@@ -134,7 +134,7 @@ class _Tick:
             tags={REASON_TAG: recommended.reason},
         )
 
-    def _consider(self, memory: Memory, recommended: Recommendation) -> tuple[Memory, bool]:
+    def _consider(self, memory: RequestCursor, recommended: Recommendation) -> tuple[RequestCursor, bool]:
         """What to remember of one recommendation, and whether to ask for a run."""
         due = recommended.due
         job, before = self._jobs.get(due), memory.asked.get(due)
@@ -147,7 +147,7 @@ class _Tick:
                 return memory, False
             asked, wanted = msgspec.structs.replace(before, ended_ms=None), False
         else:
-            asked, wanted = wait_or_ask(
+            asked, wanted = next_request(
                 before, recommended, now_ms=self._health.at_ms, failed=partial(self._failed, job)
             )
             if not wanted:

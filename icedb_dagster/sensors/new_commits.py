@@ -16,9 +16,9 @@ from icedb.format.records import Marker
 from icedb.format.replay import TableState
 from icedb.reader.changes import Changes, changes_of, settled_ms
 from icedb.transaction.table_handle import Handle
-from icedb_dagster.sensors.position import Position
+from icedb_dagster.sensors.feed_position import FeedPosition
 
-__all__ = ["Batch", "NewCommit", "take"]
+__all__ = ["CommitBatch", "NewCommit", "read_new_commits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,17 @@ class NewCommit:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class CommitBatch:
     """The commits of one tick, in order; where the next tick begins; and the table as it was at this one."""
 
     commits: tuple[NewCommit, ...]
-    end: Position
+    end: FeedPosition
     #: Whether more of them are old enough to be told.
     more: bool
     table: Changes
 
 
-def take(handle: Handle, begin: Position, *, settle_ms: int, commits_max: int) -> Batch:
+def read_new_commits(handle: Handle, begin: FeedPosition, *, settle_ms: int, commits_max: int) -> CommitBatch:
     """The commits after `begin` that are at least `settle_ms` old, the oldest first.
 
     The log is read afresh, one LIST for each thousand log files that are stored: that a table was deleted and made
@@ -74,7 +74,7 @@ def take(handle: Handle, begin: Position, *, settle_ms: int, commits_max: int) -
         until_ms = commits[commits_max - 1].created_ms
         end, commits = up_to(until_ms)
     table = changes_of(handle, state, start, end, state.live, as_of_ms=max(now_ms - 1, state.newest_ms))
-    return Batch(tuple(commits), Position(end, known_ms=_known_ms(handle, now_ms, until_ms)), more, table)
+    return CommitBatch(tuple(commits), FeedPosition(end, known_ms=_known_ms(handle, now_ms, until_ms)), more, table)
 
 
 def _known_ms(handle: Handle, now_ms: int, until_ms: int) -> int:

@@ -32,8 +32,8 @@ from icedb_dagster import (
     observable_table,
     table_spec,
 )
+from icedb_dagster.checks.check_context import CheckContext, Verdict
 from icedb_dagster.checks.definitions import judge
-from icedb_dagster.checks.look import Look, Verdict
 from tests.support.object_stores.counting_proxy import CountingProxy
 
 pytestmark = pytest.mark.dagster
@@ -59,7 +59,7 @@ def table(clocked: ClockedStore, clock: ManualClock) -> icedb.Table:
 
 def verdict(table: icedb.Table, name: str, *, thresholds: icedb.Thresholds | None = None, **settings: Any) -> Verdict:
     """What a check says of a table that was just opened."""
-    look = Look(table, thresholds or icedb.Thresholds(), name="events")
+    look = CheckContext(table, thresholds or icedb.Thresholds(), name="events")
     return judge(look, name, KINDS[name](**settings))
 
 
@@ -616,7 +616,7 @@ def test_a_look_costs_a_handful_of_requests_however_many_parts_there_are(s3: Any
             table.insert([{"n": 0, **row}, {"n": "x", **row}], on_conflict="quarantine")
             table.insert([{"n": n, **row} for n in range(1, parts)])
             proxy.reset()
-            look = Look(icedb.Table.open(uri, storage_options=options), icedb.Thresholds(), name="events")
+            look = CheckContext(icedb.Table.open(uri, storage_options=options), icedb.Thresholds(), name="events")
             for name, settings in checks.chosen.items():
                 assert judge(look, name, settings).passed == (name != "quarantine")
             assert look.health.live_parts == parts

@@ -44,7 +44,7 @@ from icedb_dagster import (
     table_spec,
 )
 from icedb_dagster.component.attributes import OF_ASSETS, TableAttributes
-from icedb_dagster.component.scaffolding import TEMPLATE, yaml_values
+from icedb_dagster.component.scaffolder import TEMPLATE, yaml_values
 from icedb_dagster.maintenance.definitions import CRONS
 from tests.support.site.pages import blocks
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from tests.support.attacks.attacks.api_fuzz import SECRET, hostile_values
 
 import icedb_dagster
 from icedb.errors import IceDBError, InvalidArgument
 from icedb_dagster import IceDBIOManager, IceDBResource
+from tests.support.attacks.api_fuzz import SECRET, hostile_values
 
 #: Fields whose values are addresses, options or credentials.
 SECRETIVE = {"storage_options", "s3", "environment", "arguments"}

@@ -21,7 +21,14 @@ from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
 from icedb.testing import ClockedStore, Fault, ManualClock
 from icedb_dagster import IceDBResource, build_table_definitions
-from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor, asking, commits_sensor, maintenance_sensor, position
+from icedb_dagster.sensors import (
+    CommitsSensor,
+    MaintenanceSensor,
+    commits_sensor,
+    feed_position,
+    maintenance_sensor,
+    run_requests,
+)
 from icedb_dagster.sensors.open_tables import OpenTables
 from tests.reader.test_changes import v3_merge
 from tests.support.dagster.dagster_instance import Materialize, returning
@@ -1005,33 +1012,38 @@ def test_from_the_beginning_means_every_commit_that_the_log_tells_apart(
 
 
 def test_cursors_keep_what_they_were_given(clock: ManualClock) -> None:
-    asked = asking.Asked(7, "basis", 1, 2, 3)
-    memory = asking.Memory(5, {"cleanup": asked})
-    assert asking.decode(asking.encode(memory)) == memory
-    assert asking.run_key("s", memory, "cleanup") == "s/cleanup/5/7"
+    asked = run_requests.RequestedRun(7, "basis", 1, 2, 3)
+    memory = run_requests.RequestCursor(5, {"cleanup": asked})
+    assert run_requests.decode(run_requests.encode(memory)) == memory
+    assert run_requests.run_key("s", memory, "cleanup") == "s/cleanup/5/7"
     names = tuple(f"d=2026-11-21/{clock.new_id()}.parquet" for _ in range(1_000))
     for seen in ((), names):
-        kept = position.Position(Cursor(5, seen=seen))
-        assert position.decode(position.encode(kept)) == kept
-    assert position.decode('{"changes":{"t":5},"foreign":true,"version":1}') == position.Position(
+        kept = feed_position.FeedPosition(Cursor(5, seen=seen))
+        assert feed_position.decode(feed_position.encode(kept)) == kept
+    assert feed_position.decode('{"changes":{"t":5},"foreign":true,"version":1}') == feed_position.FeedPosition(
         Cursor(5), foreign=True
     )
-    assert len(position.encode(position.Position(Cursor(5, seen=names)))) < 0.5 * len(msgspec.json.encode(names))
+    assert len(feed_position.encode(feed_position.FeedPosition(Cursor(5, seen=names)))) < 0.5 * len(
+        msgspec.json.encode(names)
+    )
 
 
 def test_a_clock_that_was_set_does_not_make_work_wait_for_ever() -> None:
     due = icedb.Recommendation("cleanup", "why", "basis")
-    before = asking.Asked(1, "basis", 0, ended_ms=10 * HOUR_MS)
-    held, wanted = asking.wait_or_ask(before, due, now_ms=HOUR_MS, failed=lambda: False)
+    before = run_requests.RequestedRun(1, "basis", 0, ended_ms=10 * HOUR_MS)
+    held, wanted = run_requests.next_request(before, due, now_ms=HOUR_MS, failed=lambda: False)
     assert not wanted
     assert held.ended_ms == HOUR_MS
-    _, wanted = asking.wait_or_ask(held, due, now_ms=HOUR_MS + asking.WAIT_MS, failed=lambda: False)
+    _, wanted = run_requests.next_request(held, due, now_ms=HOUR_MS + run_requests.WAIT_MS, failed=lambda: False)
     assert wanted
 
 
 def test_dagster_takes_the_answers(quick: Any, world: World, simulated: Any, name: str) -> None:
     fill(world.create(name, partition_by=["p"]), 5)
-    for made, cursor in ((sensor(name), asking.encode(asking.begin(1))), (teller(name, from_beginning=True), None)):
+    for made, cursor in (
+        (sensor(name), run_requests.encode(run_requests.begin(1))),
+        (teller(name, from_beginning=True), None),
+    ):
         world.clock.advance(MINUTE_MS)
         resources = {"icedb": simulated}
         with dg.build_sensor_context(instance=quick, cursor=cursor, resources=resources) as context:

@@ -27,7 +27,7 @@ from icedb import Thresholds
 from icedb.testing import check_sound
 from icedb_dagster import build_table_definitions
 from icedb_dagster.metadata.table_metadata import commit_metadata
-from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor, asking, commits_sensor, maintenance_sensor
+from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor, commits_sensor, maintenance_sensor, run_requests
 from icedb_dagster.sensors.open_tables import open_tables
 from tests.support.dagster.sensor_worlds import (
     WORLDS,
@@ -240,7 +240,7 @@ class Day:
 
     def check_work(self, created: list[str], answer: dg.SensorResult) -> None:
         """Nobody has done what a new run is asked for."""
-        memory = asking.decode(str(answer.cursor))
+        memory = run_requests.decode(str(answer.cursor))
         assert memory is not None
         for request in answer.run_requests or ():
             if request.run_key in created:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 
 from icedb_dagster.dev.doctor.finding import Finding, ok, problem, warning
-from icedb_dagster.dev.stack.database import Answer, ask_server, redacted
+from icedb_dagster.dev.stack.database import ServerInfo, query_server_info, redacted
 
 __all__ = ["examine_database", "judge_answer", "judge_schema"]
 
@@ -20,10 +20,10 @@ def examine_database(instance: dg.DagsterInstance) -> list[Finding]:
     url = str(getattr(instance.event_log_storage, "postgres_url", ""))
     storages = (instance.run_storage, instance.event_log_storage, instance.schedule_storage)
     revisions = {version for storage in storages if storage and (version := storage.alembic_version()) is not None}
-    return [judge_answer(ask_server(url), shown=redacted(url)), judge_schema(revisions)]
+    return [judge_answer(query_server_info(url), shown=redacted(url)), judge_schema(revisions)]
 
 
-def judge_answer(answer: Answer | str, *, shown: str) -> Finding:
+def judge_answer(answer: ServerInfo | str, *, shown: str) -> Finding:
     """`shown`: the address without its password."""
     check = "postgres"
     if isinstance(answer, str):

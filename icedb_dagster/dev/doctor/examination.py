@@ -16,11 +16,11 @@ from icedb.util.clock import Clock, SystemClock
 from icedb_dagster.dev.doctor.daemon import judge_daemon, read_heartbeats, watch_heartbeats
 from icedb_dagster.dev.doctor.database import examine_database
 from icedb_dagster.dev.doctor.finding import Finding, ok, problem, warning
+from icedb_dagster.dev.doctor.instance_settings import InstanceSettings, judge_settings, read_settings
 from icedb_dagster.dev.doctor.locks import judge_holders, judge_limits, read_holders, table_pools_of
-from icedb_dagster.dev.doctor.settings import Settings, judge_settings, read_settings
 from icedb_dagster.dev.doctor.store import examine_store
 from icedb_dagster.dev.doctor.versions import judge_versions, read_versions
-from icedb_dagster.dev.project.workspace import Code, load_code, project_environment, reason_of, use_instance
+from icedb_dagster.dev.project.workspace import LoadedCode, load_code, project_environment, reason_of, use_instance
 from icedb_dagster.dev.stack.layout import open_layout
 from icedb_dagster.locking.lock_pools import read_limits
 from icedb_dagster.resource import IceDBResource
@@ -61,10 +61,10 @@ def examine(
     return findings
 
 
-def _examine_code(project: Path) -> tuple[Code, list[Finding]]:
+def _examine_code(project: Path) -> tuple[LoadedCode, list[Finding]]:
     if not open_layout(project).workspace.is_file():
         remedy = "run this in the project's folder, or name it: --project-dir"
-        return Code(), [problem("definitions", f"{open_layout(project).workspace} is missing", remedy)]
+        return LoadedCode(), [problem("definitions", f"{open_layout(project).workspace} is missing", remedy)]
     code = load_code(project)
     if code.problems:
         remedy = "correct it; dagster definitions validate shows the whole error"
@@ -72,7 +72,7 @@ def _examine_code(project: Path) -> tuple[Code, list[Finding]]:
     return code, [ok("definitions", f"loaded; tables that have a pool: {len(code.pools)}")]
 
 
-def _examine_instance(instance: dg.DagsterInstance, code: Code, *, watch_s: float, clock: Clock) -> list[Finding]:
+def _examine_instance(instance: dg.DagsterInstance, code: LoadedCode, *, watch_s: float, clock: Clock) -> list[Finding]:
     settings = read_settings(instance)
     parts: dict[str, Callable[[], list[Finding]]] = {"settings": lambda: judge_settings(settings)}
     if settings.on_postgres:
@@ -86,7 +86,9 @@ def _examine_instance(instance: dg.DagsterInstance, code: Code, *, watch_s: floa
     return [finding for check, part in parts.items() for finding in _caught(check, part)]
 
 
-def _examine_pools(instance: dg.DagsterInstance, code: Code, settings: Settings, clock: Clock) -> list[Finding]:
+def _examine_pools(
+    instance: dg.DagsterInstance, code: LoadedCode, settings: InstanceSettings, clock: Clock
+) -> list[Finding]:
     holders = read_holders(instance, sorted({*code.pools, *table_pools_of(instance)}), clock)
     frees = settings.monitoring and settings.free_slots_s is not None
     stale = judge_holders(holders, slot_free_s=settings.slot_free_s if frees else None)

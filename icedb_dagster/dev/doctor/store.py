@@ -31,13 +31,13 @@ def examine_store(store: ObjectStore, *, clock: Clock, timing: Timing, table: bo
     """Try everything that a writer does. `table`: a table is expected at that address, not only below it."""
     about = store.location.uri
     with _tidy(store):
-        findings = _Probe(store, clock, timing).run()
+        findings = _StoreProbe(store, clock, timing).run()
         if table and not any(f.status == "problem" and f.check in ("reach", "list", "read") for f in findings):
             findings.append(_table(store))
     return [Finding(f.check, f.status, f.found, f.remedy, about) for f in findings]
 
 
-class _Probe:
+class _StoreProbe:
     """One object's life."""
 
     def __init__(self, store: ObjectStore, clock: Clock, timing: Timing) -> None:

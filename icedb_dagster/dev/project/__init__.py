@@ -16,8 +16,8 @@ from string import Template
 
 from icedb.errors import InvalidOption
 from icedb.storage.location import parse_location
-from icedb_dagster.component.scaffolding import TEMPLATE as TABLE
-from icedb_dagster.component.scaffolding import yaml_values
+from icedb_dagster.component.scaffolder import TEMPLATE as TABLE
+from icedb_dagster.component.scaffolder import yaml_values
 
 __all__ = ["create_project"]
 

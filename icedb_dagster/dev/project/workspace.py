@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from dagster._core.workspace.load_target import WorkspaceLoadTarget
     from dagster._core.workspace.workspace import CodeLocationEntry
 
-__all__ = ["Code", "Used", "load_code", "project_environment", "reason_of", "use_instance"]
+__all__ = ["LoadedCode", "OpenedInstance", "load_code", "project_environment", "reason_of", "use_instance"]
 
 # libpq waits for a host that does not answer as long as the system does, which is minutes.
 CONNECT_TIMEOUT_S = "5"
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class OpenedInstance:
     """An instance, and how it was found."""
 
     instance: dg.DagsterInstance
@@ -48,7 +48,7 @@ class Used:
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class LoadedCode:
     """What was found in a workspace: the pools of tables, the places where tables are, and what could not be loaded."""
 
     pools: tuple[str, ...] = ()
@@ -67,16 +67,16 @@ def project_environment(project_dir: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def use_instance(project_dir: str | Path) -> Iterator[Used]:
+def use_instance(project_dir: str | Path) -> Iterator[OpenedInstance]:
     """The instance, opened. Raises StackError, without secrets, when there is none or it cannot be opened."""
     home = os.environ.get("DAGSTER_HOME")
     if not home:
         stack = local_stack.find(project_dir)
         with open_instance(stack.dagster_home, stack.postgres_url) as instance:
-            yield Used(_whole(instance), f"the local stack of {stack.project_dir}")
+            yield OpenedInstance(_whole(instance), f"the local stack of {stack.project_dir}")
         return
     with _instance_of_home(home) as instance:
-        yield Used(instance, f"DAGSTER_HOME={home}")
+        yield OpenedInstance(instance, f"DAGSTER_HOME={home}")
 
 
 def _whole(instance: dg.DagsterInstance) -> dg.DagsterInstance:
@@ -102,7 +102,7 @@ def _instance_of_home(home: str) -> dg.DagsterInstance:
         logging.disable(logging.NOTSET)
 
 
-def load_code(project_dir: str | Path) -> Code:
+def load_code(project_dir: str | Path) -> LoadedCode:
     """Load the code of a project. Touches neither instance nor tables. Raises StackError without a workspace.yaml."""
     from dagster._cli.workspace.cli_target import workspace_opts_to_load_target
     from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
@@ -117,14 +117,14 @@ def load_code(project_dir: str | Path) -> Code:
         try:
             target = workspace_opts_to_load_target(WorkspaceOpts(workspace=[str(workspace)]), allow_in_process=True)
         except Exception as error:  # noqa: BLE001 - of its YAML, or of what is in it
-            return Code(problems=(f"{workspace} cannot be read: {reason_of(error)}",))
+            return LoadedCode(problems=(f"{workspace} cannot be read: {reason_of(error)}",))
         if isinstance(target, InProcessWorkspaceLoadTarget):
             (origin,) = target.create_origins()
             return _load_here(origin)
         return _load_by_servers(target)
 
 
-def _load_here(origin: InProcessCodeLocationOrigin) -> Code:
+def _load_here(origin: InProcessCodeLocationOrigin) -> LoadedCode:
     """Without the snapshots that Dagster makes of a location: those of two hundred tables take it twenty seconds."""
     from dagster._grpc.server import LoadedRepositories
 
@@ -139,12 +139,12 @@ def _load_here(origin: InProcessCodeLocationOrigin) -> Code:
         repositories = list(loaded.definitions_by_name.values())
         jobs = [job for repository in repositories for job in repository.get_all_jobs()]
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-        return Code(problems=(_unloaded(origin.location_name, reason_of(error)),))
+        return LoadedCode(problems=(_unloaded(origin.location_name, reason_of(error)),))
     lakes, problems = _lakes(repositories)
-    return Code(table_pools(pool for job in jobs for pool in job.graph.pools), lakes, problems)
+    return LoadedCode(table_pools(pool for job in jobs for pool in job.graph.pools), lakes, problems)
 
 
-def _load_by_servers(target: WorkspaceLoadTarget) -> Code:
+def _load_by_servers(target: WorkspaceLoadTarget) -> LoadedCode:
     """By a code server for each location: they may want different Pythons. Where their tables are is not asked."""
     from dagster._core.workspace.context import WorkspaceProcessContext
 
@@ -163,7 +163,7 @@ def _load_by_servers(target: WorkspaceLoadTarget) -> Code:
             for repository in entry.code_location.get_repositories().values():
                 snaps = [job.job_snapshot.node_defs_snapshot for job in repository.get_all_jobs()]
                 pools += [op.pool for snap in snaps for op in snap.op_def_snaps if op.pool]
-    return Code(table_pools(pools), problems=tuple(problems))
+    return LoadedCode(table_pools(pools), problems=tuple(problems))
 
 
 def _unloaded(location: str, reason: str) -> str:

@@ -8,10 +8,10 @@
 `.icedb-dagster` inside the project, see `icedb_dagster.dev.stack.layout`.
 """
 
-from icedb_dagster.dev.stack.control import SERVICES, down, find, release, status, up
 from icedb_dagster.dev.stack.layout import Progress
+from icedb_dagster.dev.stack.lifecycle import SERVICES, down, find, release, status, up
 from icedb_dagster.dev.stack.logs import LogLine, log_lines
-from icedb_dagster.dev.stack.report import ServiceStatus, Stack, environment
+from icedb_dagster.dev.stack.stack_status import ServiceStatus, Stack, environment
 from icedb_dagster.dev.stack.state import ServiceName
 
 __all__ = [

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
 __all__ = [
-    "Answer",
-    "ask_server",
+    "ServerInfo",
+    "query_server_info",
     "check_connection",
     "dagster_url",
     "ensure_database",
@@ -33,7 +33,7 @@ CONNECT_TIMEOUT_S = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerInfo:
     """What a server says of itself, and how long one question and its answer take."""
 
     version: str
@@ -77,11 +77,11 @@ def without_password(text: str, *, url: str) -> str:
 
 def try_connection(url: str) -> str | None:
     """Connect once. None when that worked, otherwise what the server or the network said."""
-    answer = ask_server(url)
+    answer = query_server_info(url)
     return answer if isinstance(answer, str) else None
 
 
-def ask_server(url: str) -> Answer | str:
+def query_server_info(url: str) -> ServerInfo | str:
     """Connect once and ask. What the server or the network said, when that did not work."""
     from sqlalchemy import create_engine, text
     from sqlalchemy.exc import SQLAlchemyError
@@ -93,7 +93,7 @@ def ask_server(url: str) -> Answer | str:
             version = str(connection.execute(text("SHOW server_version")).scalar_one())
             began = time.monotonic()
             connection.execute(text("SELECT 1"))
-            return Answer(version=version, latency_ms=(time.monotonic() - began) * 1000)
+            return ServerInfo(version=version, latency_ms=(time.monotonic() - began) * 1000)
     except (SQLAlchemyError, UnicodeError) as error:
         reason = str(getattr(error, "orig", None) or error)
         return " ".join(without_password(reason, url=url).split())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from icedb.errors import StackError
 from icedb_dagster.dev.stack.database import without_password
-from icedb_dagster.dev.stack.layout import Layout, write_private
+from icedb_dagster.dev.stack.layout import StackLayout, write_private
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -22,7 +22,7 @@ __all__ = ["PACKAGED_CONFIG", "install_config", "open_instance", "variables"]
 PACKAGED_CONFIG = Path(__file__).with_name("dagster.yaml")
 
 
-def install_config(layout: Layout) -> str:
+def install_config(layout: StackLayout) -> str:
     """Put `dagster.yaml` in its place and return its text."""
     own = layout.project / "dagster.yaml"
     content = (own if own.is_file() else PACKAGED_CONFIG).read_bytes()

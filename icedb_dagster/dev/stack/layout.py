@@ -22,7 +22,7 @@ from pathlib import Path
 
 from icedb.errors import StackError
 
-__all__ = ["Layout", "Progress", "open_layout", "write_private"]
+__all__ = ["StackLayout", "Progress", "open_layout", "write_private"]
 
 Progress = Callable[[str], None]
 
@@ -31,7 +31,7 @@ LOCK_TIMEOUT_S = 180
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StackLayout:
     """The paths of one project's stack."""
 
     project: Path
@@ -84,12 +84,12 @@ class Layout:
             yield
 
 
-def open_layout(project_dir: str | Path) -> Layout:
+def open_layout(project_dir: str | Path) -> StackLayout:
     """The layout of a project folder, which has to exist; creates nothing."""
     project = Path(project_dir).expanduser().resolve()
     if not project.is_dir():
         raise StackError(f"{project} is not a folder: pass the project's folder with --project-dir")
-    return Layout(project=project, root=project / ".icedb-dagster")
+    return StackLayout(project=project, root=project / ".icedb-dagster")
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from icedb_dagster.dev.stack.database import local_url, without_password
-from icedb_dagster.dev.stack.layout import Layout, open_layout
+from icedb_dagster.dev.stack.layout import StackLayout, open_layout
 from icedb_dagster.dev.stack.postgres import read_password
-from icedb_dagster.dev.stack.report import DATABASE, external_url
+from icedb_dagster.dev.stack.stack_status import DATABASE, external_url
 from icedb_dagster.dev.stack.state import SERVICES, ServiceName, checked_services
 
 __all__ = ["LogLine", "log_lines"]
@@ -97,7 +97,7 @@ class _Log:
             return file.read(end - start)
 
 
-def _hider(layout: Layout, environ: Mapping[str, str]) -> Callable[[str], str]:
+def _hider(layout: StackLayout, environ: Mapping[str, str]) -> Callable[[str], str]:
     """What takes the passwords out of a line: that of the embedded server, and that of the user's own."""
     urls = [external_url(environ)]
     if layout.password.is_file():

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from icedb.errors import StackError
-from icedb_dagster.dev.stack.layout import Layout
+from icedb_dagster.dev.stack.layout import StackLayout
 from icedb_dagster.dev.stack.processes import CURRENT_USER, User, run
 
 __all__ = ["Placement", "place", "programs_folder"]
@@ -56,7 +56,7 @@ class Placement:
         return self.folder / "data"
 
 
-def place(layout: Layout, *, recorded: str | None) -> Placement:
+def place(layout: StackLayout, *, recorded: str | None) -> Placement:
     """Find the server's home; `recorded` is the folder outside of the project that an earlier call had to take."""
     programs = programs_folder()
     if os.geteuid() != 0:

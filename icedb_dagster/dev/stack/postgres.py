@@ -19,7 +19,7 @@ from pathlib import Path
 
 from icedb.errors import StackError
 from icedb_dagster.dev.stack.database import local_url, try_connection
-from icedb_dagster.dev.stack.layout import Layout, Progress, write_private
+from icedb_dagster.dev.stack.layout import Progress, StackLayout, write_private
 from icedb_dagster.dev.stack.placement import Placement
 from icedb_dagster.dev.stack.ports import free_port, port_is_free
 from icedb_dagster.dev.stack.processes import (
@@ -34,7 +34,7 @@ from icedb_dagster.dev.stack.processes import (
     stop,
 )
 
-__all__ = ["Server", "find_server", "read_password", "start_server", "stop_server", "use_server"]
+__all__ = ["PostgresServer", "find_server", "read_password", "start_server", "stop_server", "use_server"]
 
 # Recovery after a crash reads back at most max_wal_size, which takes seconds.
 START_TIMEOUT_S = 60
@@ -68,14 +68,14 @@ _ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class PostgresServer:
     """A running embedded server."""
 
     process: ProcessId
     port: int
 
 
-def find_server(folder: Path) -> Server | None:
+def find_server(folder: Path) -> PostgresServer | None:
     """The server that runs on the data folder in `folder`, if one does."""
     data = folder / "data"
     try:
@@ -84,10 +84,10 @@ def find_server(folder: Path) -> Server | None:
     except (OSError, ValueError, IndexError):
         return None
     process = identify(pid)
-    return Server(process=process, port=port) if process and _serves(pid, data) else None
+    return PostgresServer(process=process, port=port) if process and _serves(pid, data) else None
 
 
-def use_server(layout: Layout, folder: Path) -> Server | None:
+def use_server(layout: StackLayout, folder: Path) -> PostgresServer | None:
     """The server that runs in `folder`, once it answers; None when there is none, or it was about to end."""
     server = find_server(folder)
     if server is None:
@@ -101,7 +101,7 @@ def use_server(layout: Layout, folder: Path) -> Server | None:
     )
 
 
-def start_server(layout: Layout, placement: Placement, *, port: int | None, progress: Progress) -> Server:
+def start_server(layout: StackLayout, placement: Placement, *, port: int | None, progress: Progress) -> PostgresServer:
     """Start the server on that port, or on a free one, and wait until it answers. It must not be running."""
     password = _password(layout, placement.folder)
     if not placement.data.exists():
@@ -121,7 +121,7 @@ def start_server(layout: Layout, placement: Placement, *, port: int | None, prog
             stop_server(process)
             raise
         if problem is None:
-            return Server(process=process, port=chosen)
+            return PostgresServer(process=process, port=chosen)
         printed = log_tail(log, offset=offset)
         if "still in use" not in printed and "Address already in use" not in printed:
             break
@@ -138,7 +138,7 @@ def stop_server(process: ProcessId) -> None:
     stop(process, signals=((signal.SIGINT, 30), (signal.SIGQUIT, 5), (signal.SIGKILL, 5)))
 
 
-def read_password(layout: Layout) -> str:
+def read_password(layout: StackLayout) -> str:
     """The password of the embedded server."""
     return layout.password.read_text(encoding="utf-8").strip()
 
@@ -159,7 +159,7 @@ def _forget_dead_server(data: Path) -> None:
         (data / "postmaster.pid").unlink(missing_ok=True)
 
 
-def _password(layout: Layout, folder: Path) -> str:
+def _password(layout: StackLayout, folder: Path) -> str:
     try:
         return read_password(layout)
     except FileNotFoundError:

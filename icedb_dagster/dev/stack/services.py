@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from icedb.errors import StackError
 from icedb_dagster.dev.stack.graphql import request
 from icedb_dagster.dev.stack.home import variables
-from icedb_dagster.dev.stack.layout import Layout
+from icedb_dagster.dev.stack.layout import StackLayout
 from icedb_dagster.dev.stack.ports import free_port, port_is_free
 from icedb_dagster.dev.stack.processes import ProcessId, is_running, path_with_programs, spawn, stop
 
@@ -76,7 +76,7 @@ def choose_port(*, wanted: int | None, last: int | None) -> int:
     return next((port for port in (last, PORT_DEFAULT) if port is not None and port_is_free(port)), None) or free_port()
 
 
-def start_service(plan: ServicePlan, *, layout: Layout, url: str, environ: Mapping[str, str]) -> ProcessId:
+def start_service(plan: ServicePlan, *, layout: StackLayout, url: str, environ: Mapping[str, str]) -> ProcessId:
     """Start the web server or the daemon, and do not wait."""
     merged = {
         **environ,
@@ -87,7 +87,7 @@ def start_service(plan: ServicePlan, *, layout: Layout, url: str, environ: Mappi
     return spawn(plan.command, log=layout.log(plan.name), environ=merged, cwd=layout.project)
 
 
-def stop_service(process: ProcessId, *, layout: Layout) -> None:
+def stop_service(process: ProcessId, *, layout: StackLayout) -> None:
     """Stop a service, its code servers and the runs in them."""
     signals = ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, 5))
     stop(process, signals=signals, marker=f"DAGSTER_HOME={layout.dagster_home}")

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from icedb.errors import StackError
-from icedb_dagster.dev.stack.layout import Layout, write_private
+from icedb_dagster.dev.stack.layout import StackLayout, write_private
 from icedb_dagster.dev.stack.processes import ProcessId
 
 __all__ = ["SERVICES", "Record", "ServiceName", "State", "checked_services", "read_state", "write_state"]
@@ -57,7 +57,7 @@ class State:
         return replace(self, records={key: value for key, value in self.records.items() if key != name})
 
 
-def read_state(layout: Layout) -> State:
+def read_state(layout: StackLayout) -> State:
     """The state of a project folder; empty when nothing was ever started there."""
     try:
         content = layout.state.read_bytes()
@@ -71,6 +71,6 @@ def read_state(layout: Layout) -> State:
         ) from None
 
 
-def write_state(layout: Layout, state: State) -> None:
+def write_state(layout: StackLayout, state: State) -> None:
     """Remember."""
     write_private(layout.state, msgspec.json.format(msgspec.json.encode(state), indent=2))

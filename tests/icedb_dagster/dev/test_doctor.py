@@ -29,8 +29,8 @@ from icedb_dagster.dev.command import main
 from icedb_dagster.dev.doctor import Finding, examine
 from icedb_dagster.dev.doctor.daemon import Heartbeat, judge_daemon, watch_heartbeats
 from icedb_dagster.dev.doctor.database import judge_answer, judge_schema
+from icedb_dagster.dev.doctor.instance_settings import InstanceSettings, judge_settings, read_settings
 from icedb_dagster.dev.doctor.locks import Holder, judge_holders, judge_limits
-from icedb_dagster.dev.doctor.settings import Settings, judge_settings, read_settings
 from icedb_dagster.dev.doctor.store import examine_store, judge_clock
 from icedb_dagster.dev.doctor.versions import judge_versions, read_versions
 from icedb_dagster.dev.project.workspace import load_code
@@ -41,7 +41,7 @@ from tests.support.object_stores.stores import BUCKET, Place, S3Server
 # Judgements
 
 
-HEALTHY = Settings(
+HEALTHY = InstanceSettings(
     storage="PostgresEventLogStorage",
     has_pools=True,
     granularity="op",
@@ -153,9 +153,9 @@ def test_packages_of_two_releases_are_named() -> None:
 
 def test_a_postgres_is_judged_by_version_latency_and_schema() -> None:
     shown = "postgresql://me:***@host/db"
-    assert judge_answer(database.Answer("18.6", 0.4), shown=shown).status == "ok"
-    assert judge_answer(database.Answer("12.4 (Debian)", 0.4), shown=shown).status == "warning"
-    assert judge_answer(database.Answer("18.6", 90), shown=shown).status == "warning"
+    assert judge_answer(database.ServerInfo("18.6", 0.4), shown=shown).status == "ok"
+    assert judge_answer(database.ServerInfo("12.4 (Debian)", 0.4), shown=shown).status == "warning"
+    assert judge_answer(database.ServerInfo("18.6", 90), shown=shown).status == "warning"
     assert judge_answer("connection refused", shown=shown).found == f"{shown}: connection refused"
     assert judge_schema({("abc", "abc")}).status == "ok"
     assert judge_schema({("abc", "abc"), ("abc", "def")}).remedy.endswith("dagster instance migrate")

@@ -18,9 +18,9 @@ from icedb.transaction.open_table import open_beside, quarantine_name
 from icedb.transaction.table_handle import Handle
 from icedb.util.durations import duration_text
 from icedb.writer.staging import QUARANTINE_COLUMNS
-from icedb_dagster.checks.look import Look, Verdict, counted
-from icedb_dagster.checks.newest import newest_value_ms
-from icedb_dagster.checks.settings import FreshnessCheck, QuarantineCheck, SchemaCheck
+from icedb_dagster.checks.check_context import CheckContext, Verdict, counted
+from icedb_dagster.checks.check_settings import FreshnessCheck, QuarantineCheck, SchemaCheck
+from icedb_dagster.checks.newest_value import newest_value_ms
 from icedb_dagster.metadata import markdown
 
 __all__ = ["check_freshness", "check_quarantine", "check_schema"]
@@ -31,7 +31,7 @@ _REMEDY = "Look whether what fills the table still runs."
 _TIME = "quarantined_at"
 
 
-def check_schema(look: Look, settings: SchemaCheck) -> Verdict:
+def check_schema(look: CheckContext, settings: SchemaCheck) -> Verdict:
     """The columns that were declared are there, with their types."""
     snapshot = look.table.snapshot()  # before the spec: what was declared later than at creation, the log tells
     declared: Mapping[str, str] = settings.columns or look.table.spec.columns
@@ -75,7 +75,7 @@ def _differences(
 # ------------------------------------------------------------------------------------------------ quarantine
 
 
-def check_quarantine(look: Look, settings: QuarantineCheck) -> Verdict:
+def check_quarantine(look: CheckContext, settings: QuarantineCheck) -> Verdict:
     """Few rows did not fit lately."""
     _ = look.state  # whose log cannot be read, nothing is told of
     try:
@@ -145,7 +145,7 @@ def _reasons(snapshot: icedb.Snapshot, recent: list[Marker]) -> dg.MetadataValue
 # ------------------------------------------------------------------------------------------------ freshness
 
 
-def check_freshness(look: Look, settings: FreshnessCheck) -> Verdict:
+def check_freshness(look: CheckContext, settings: FreshnessCheck) -> Verdict:
     """The newest rows are not too old. Fails only when that is certain."""
     came_ms, max_ms = look.health.no_rows_after_ms, settings.max_age // timedelta(milliseconds=1)
     if came_ms is None:
@@ -165,7 +165,7 @@ def check_freshness(look: Look, settings: FreshnessCheck) -> Verdict:
     return Verdict(False, f"The table is over {look.age(newest_ms)} old, and {limit}: {told}. {_REMEDY}", metadata)
 
 
-def _newest(look: Look, settings: FreshnessCheck, came_ms: int, max_ms: int) -> tuple[int, str]:
+def _newest(look: CheckContext, settings: FreshnessCheck, came_ms: int, max_ms: int) -> tuple[int, str]:
     """When the newest rows are of, and what tells it. Raises InvalidOption."""
     if settings.column is None:
         return came_ms, f"no rows came after {_utc(came_ms)}"

@@ -15,7 +15,7 @@ import dagster as dg
 
 from icedb_dagster.metadata.table_metadata import COMMIT_TIME, FIRST_PART
 
-__all__ = ["EVENTS_OF_COMMIT", "Told", "gap_is_told", "read_told"]
+__all__ = ["EVENTS_OF_COMMIT", "RecordedCommits", "is_gap_recorded", "read_recorded_commits"]
 
 #: How many events of the asset tell of the commit, if they are several.
 EVENTS_OF_COMMIT = "icedb/events_of_commit"
@@ -33,7 +33,7 @@ class _Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RecordedCommits:
     """Commits that events tell of, by their time (unix milliseconds)."""
 
     _events: dict[int, list[_Event]] = field(default_factory=dict)
@@ -54,12 +54,14 @@ class Told:
         )
 
 
-def read_told(instance: dg.DagsterInstance, key: dg.AssetKey, *, since_ms: int, observations: bool) -> Told:
+def read_recorded_commits(
+    instance: dg.DagsterInstance, key: dg.AssetKey, *, since_ms: int, observations: bool
+) -> RecordedCommits:
     """The commits that events of an asset since a time (unix milliseconds) tell of.
 
     `observations`: also those that observations tell of, not only materializations.
     """
-    told = Told()
+    told = RecordedCommits()
     wanted = dg.AssetRecordsFilter(asset_key=key, after_timestamp=since_ms / 1000)
     for record in _all(instance.fetch_materializations, wanted):
         if made := record.asset_materialization:
@@ -70,7 +72,7 @@ def read_told(instance: dg.DagsterInstance, key: dg.AssetKey, *, since_ms: int, 
     return told
 
 
-def gap_is_told(instance: dg.DagsterInstance, key: dg.AssetKey, *, after_ms: int) -> bool:
+def is_gap_recorded(instance: dg.DagsterInstance, key: dg.AssetKey, *, after_ms: int) -> bool:
     """Whether one of the last observations says that the commits after a time are unknown."""
     records = instance.fetch_observations(key, limit=_PAGE).records
     seen = [record.event_log_entry.asset_observation for record in records]

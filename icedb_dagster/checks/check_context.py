@@ -18,7 +18,7 @@ from icedb.operations.health.table_health import TableHealth, Thresholds, examin
 from icedb.operations.integrity.verify import VerifyReport, verify
 from icedb.util.durations import duration_text
 
-__all__ = ["Look", "Verdict", "counted"]
+__all__ = ["CheckContext", "Verdict", "counted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-class Look:
+class CheckContext:
     """A table that was opened once. `name` is the prefix of its jobs' names; times are unix milliseconds."""
 
     def __init__(self, table: icedb.Table, thresholds: Thresholds, *, name: str) -> None:

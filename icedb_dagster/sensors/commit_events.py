@@ -10,10 +10,10 @@ import dagster as dg
 from icedb.format.records import Marker, total_rows
 from icedb.transaction.table_handle import Handle
 from icedb_dagster.metadata.table_metadata import commit_metadata, table_metadata
-from icedb_dagster.sensors.new_commits import Batch, NewCommit
+from icedb_dagster.sensors.new_commits import CommitBatch, NewCommit
 from icedb_dagster.sensors.partition_keys import PartitionKeys
-from icedb_dagster.sensors.settings import Events
-from icedb_dagster.sensors.told import EVENTS_OF_COMMIT, GAP_AFTER, Told
+from icedb_dagster.sensors.recorded_commits import EVENTS_OF_COMMIT, GAP_AFTER, RecordedCommits
+from icedb_dagster.sensors.sensor_settings import Events
 
 __all__ = ["Event", "commit_events", "gap_event"]
 
@@ -39,7 +39,13 @@ class _Share:
 
 
 def commit_events(
-    key: dg.AssetKey, batch: Batch, told: Told, keys: PartitionKeys | None, handle: Handle, *, kind: Events
+    key: dg.AssetKey,
+    batch: CommitBatch,
+    told: RecordedCommits,
+    keys: PartitionKeys | None,
+    handle: Handle,
+    *,
+    kind: Events,
 ) -> list[Event]:
     """The events of a batch, but for those that Dagster knows. The last has the figures of the table, too."""
     new = [
@@ -61,7 +67,7 @@ def commit_events(
     return events
 
 
-def _shares(batch: Batch, keys: PartitionKeys | None, handle: Handle) -> Iterator[_Share]:
+def _shares(batch: CommitBatch, keys: PartitionKeys | None, handle: Handle) -> Iterator[_Share]:
     for commit in batch.commits:
         if keys is None:
             yield _Share(commit, commit.markers, None, 1)

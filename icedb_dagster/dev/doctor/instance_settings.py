@@ -9,14 +9,14 @@ import dagster as dg
 from icedb_dagster.dev.doctor.finding import Finding, ok, problem, warning
 from icedb_dagster.locking.table_lock import POOL_TAG
 
-__all__ = ["Settings", "judge_settings", "read_settings"]
+__all__ = ["InstanceSettings", "judge_settings", "read_settings"]
 
 # A table's next run waits this long at most when a worker has died.
 SLOT_FREE_S_MAX = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class InstanceSettings:
     """What `dagster.yaml` says, as Dagster has understood it; None is what it does not say."""
 
     storage: str
@@ -42,12 +42,12 @@ class Settings:
         return 2 * self.poll_s + (self.free_slots_s or 0)
 
 
-def read_settings(instance: dg.DagsterInstance) -> Settings:
+def read_settings(instance: dg.DagsterInstance) -> InstanceSettings:
     """The settings of an instance."""
     concurrency = instance.get_concurrency_config()
     granularity = concurrency.pool_config.pool_granularity
     queue = concurrency.run_queue_config
-    return Settings(
+    return InstanceSettings(
         storage=type(instance.event_log_storage).__name__,
         has_pools=instance.event_log_storage.supports_global_concurrency_limits,
         granularity=granularity.value if granularity else None,
@@ -62,12 +62,12 @@ def read_settings(instance: dg.DagsterInstance) -> Settings:
     )
 
 
-def judge_settings(settings: Settings) -> list[Finding]:
+def judge_settings(settings: InstanceSettings) -> list[Finding]:
     """One finding for each of storage, pool granularity, run queue and run monitoring."""
     return [_storage(settings), _granularity(settings), _queue(settings), _monitoring(settings)]
 
 
-def _storage(settings: Settings) -> Finding:
+def _storage(settings: InstanceSettings) -> Finding:
     check = "storage"
     if settings.on_postgres and settings.has_pools:
         return ok(check, "runs, events and pools are in Postgres")
@@ -80,7 +80,7 @@ def _storage(settings: Settings) -> Finding:
     )
 
 
-def _granularity(settings: Settings) -> Finding:
+def _granularity(settings: InstanceSettings) -> Finding:
     check = "pool granularity"
     if settings.granularity == "op":
         return ok(check, "op: each step that works on a table holds its pool")
@@ -94,7 +94,7 @@ def _granularity(settings: Settings) -> Finding:
     )
 
 
-def _queue(settings: Settings) -> Finding:
+def _queue(settings: InstanceSettings) -> Finding:
     check = "run queue"
     remedy = "in dagster.yaml: concurrency: {runs: {max_concurrent_runs: 4}}"
     if settings.runs_max is None:
@@ -115,7 +115,7 @@ def _queue(settings: Settings) -> Finding:
     return ok(check, f"at most {settings.runs_max} runs at once, and one that wants a table's lock")
 
 
-def _monitoring(settings: Settings) -> Finding:
+def _monitoring(settings: InstanceSettings) -> Finding:
     check = "run monitoring"
     remedy = (
         "in dagster.yaml: run_monitoring: {enabled: true, poll_interval_seconds: 10, "

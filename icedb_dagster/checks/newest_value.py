@@ -20,7 +20,7 @@ from icedb.reader.scan_sql import FILE_COLUMN, relation, translate_read_error, v
 from icedb.sql.column_stats import bounds
 from icedb.sql.connections import connect_reader, connect_sandbox, quote_name
 from icedb.storage.obstore_store import ObjectNotFound
-from icedb_dagster.checks.look import Look
+from icedb_dagster.checks.check_context import CheckContext
 
 __all__ = ["newest_value_ms"]
 
@@ -32,7 +32,7 @@ _LOCAL = frozenset({"DATE", "TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTA
 _FAR_MS = 253_370_764_800_000
 
 
-def newest_value_ms(look: Look, column: str, timezone: str, *, cutoff_ms: int) -> int | None:
+def newest_value_ms(look: CheckContext, column: str, timezone: str, *, cutoff_ms: int) -> int | None:
     """The greatest value of a column as unix milliseconds, if one is as new as `cutoff_ms`; else one that is older.
 
     No value is newer than the part that has it. None when no value is known, or was written since. Raises InvalidOption

@@ -10,14 +10,14 @@ import msgspec
 
 from icedb.format.change_feed import Cursor
 
-__all__ = ["Position", "decode", "encode"]
+__all__ = ["FeedPosition", "decode", "encode"]
 
 # The change feed's cursor names each part of the last minutes. Dagster stores it with each tick, so it is made small.
 _PLAIN_LENGTH_MAX = 1_000
 _PACKED = "zlib:"
 
 
-class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FeedPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`changes`: where the change feed goes on. `foreign`: it was told that a program of v3 maintains the table.
 
     `known_ms` (unix milliseconds): of what was superseded by then, nothing is left to be told. It is later than the
@@ -30,7 +30,7 @@ class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[1] = 1
 
 
-def encode(position: Position) -> str:
+def encode(position: FeedPosition) -> str:
     """As JSON, packed when it is long."""
     plain = msgspec.json.encode(position)
     if len(plain) <= _PLAIN_LENGTH_MAX:
@@ -38,11 +38,11 @@ def encode(position: Position) -> str:
     return _PACKED + base64.b64encode(zlib.compress(plain, 9)).decode()
 
 
-def decode(text: str) -> Position | None:
+def decode(text: str) -> FeedPosition | None:
     """A cursor that was stored; None for what is none of this version."""
     try:
         packed = text.startswith(_PACKED)
         plain = zlib.decompress(base64.b64decode(text.removeprefix(_PACKED))) if packed else text.encode()
-        return msgspec.json.decode(plain, type=Position)
+        return msgspec.json.decode(plain, type=FeedPosition)
     except (msgspec.MsgspecError, zlib.error, ValueError):
         return None

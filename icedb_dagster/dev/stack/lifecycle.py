@@ -14,7 +14,8 @@ from icedb.errors import StackError
 from icedb_dagster.dev.stack.database import local_url
 from icedb_dagster.dev.stack.layout import Progress, open_layout
 from icedb_dagster.dev.stack.postgres import find_server, read_password
-from icedb_dagster.dev.stack.report import (
+from icedb_dagster.dev.stack.stack_operation import StackOperation
+from icedb_dagster.dev.stack.stack_status import (
     DATABASE,
     ServiceStatus,
     Stack,
@@ -24,7 +25,6 @@ from icedb_dagster.dev.stack.report import (
     server_folder,
 )
 from icedb_dagster.dev.stack.state import SERVICES, ServiceName, checked_services, read_state
-from icedb_dagster.dev.stack.work import Work
 
 __all__ = ["SERVICES", "down", "find", "release", "status", "up"]
 
@@ -52,7 +52,7 @@ def up(
         raise StackError(f"{layout.workspace} is missing: it names the code that Dagster's web server and daemon load")
     layout.create()
     with layout.locked(progress=progress):
-        work = Work(layout, progress=progress, environ=environ)
+        work = StackOperation(layout, progress=progress, environ=environ)
         try:
             return work.bring_up(chosen, port=port)
         except BaseException:  # also when the user interrupts
@@ -69,7 +69,7 @@ def down(
     if not layout.root.is_dir():
         return ()
     with layout.locked(progress=progress):
-        return Work(layout, progress=progress).take_down(chosen)
+        return StackOperation(layout, progress=progress).take_down(chosen)
 
 
 def release(stack: Stack, *, progress: Progress = _silent) -> tuple[ServiceName, ...]:
@@ -79,7 +79,7 @@ def release(stack: Stack, *, progress: Progress = _silent) -> tuple[ServiceName,
     """
     layout = open_layout(stack.project_dir)
     with layout.locked(progress=progress):
-        work = Work(layout, progress=progress)
+        work = StackOperation(layout, progress=progress)
         now = {service.name: service.pid for service in work.running()}
         ours = {it.name for it in stack.processes if it.started_here and it.pid == now.get(it.name)}
         if now.keys() - ours - {"postgres"}:

@@ -21,7 +21,7 @@ from icedb.util.durations import DURATION, parse_duration
 from icedb_dagster.component.templates import Attributes, Choice, Templated, is_template
 from icedb_dagster.maintenance.time_to_live import TimeToLive
 
-__all__ = ["Cron", "Settings", "model", "model_of"]
+__all__ = ["Cron", "SettingsAttributes", "model", "model_of"]
 
 # `@daily`, or five fields.
 _CRON = r"^\s*(@[a-z]+|\S+(\s+\S+){4})\s*$"
@@ -47,7 +47,7 @@ Duration = Annotated[timedelta, BeforeValidator(_duration), WithJsonSchema({"typ
 Cron = Annotated[str, BeforeValidator(_cron), WithJsonSchema({"type": "string", "pattern": _CRON})]
 
 
-class Settings(Attributes):
+class SettingsAttributes(Attributes):
     """The fields of a settings class. Left out: as the class has it."""
 
     made: ClassVar[Any]
@@ -55,7 +55,7 @@ class Settings(Attributes):
     def settings(self) -> Any:
         """The Python object that says the same. Raises InvalidRequestError errors."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
-        return self.made(**{n: v.settings() if isinstance(v, Settings) else v for n, v in given.items()})
+        return self.made(**{n: v.settings() if isinstance(v, SettingsAttributes) else v for n, v in given.items()})
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -68,7 +68,7 @@ class Settings(Attributes):
 
     def _has_templates(self) -> bool:
         values = (getattr(self, name) for name in self.model_fields_set)
-        return any(v._has_templates() if isinstance(v, Settings) else _any_template(v) for v in values)
+        return any(v._has_templates() if isinstance(v, SettingsAttributes) else _any_template(v) for v in values)
 
 
 def _any_template(value: object) -> bool:
@@ -110,7 +110,7 @@ def model(settings: Any, made: dict[str, Any]) -> Any:
     """The attributes of a settings class, with these fields: name -> type and default, as pydantic has them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # pydantic had a method `schema` once, and a check is called so
-        created: Any = create_model(f"{settings.__name__}Attributes", __base__=Settings, **made)
+        created: Any = create_model(f"{settings.__name__}Attributes", __base__=SettingsAttributes, **made)
     created.made = settings
     created.__doc__ = inspect.getdoc(settings)
     return created

@@ -12,7 +12,7 @@ from typing import Literal
 
 from icedb_dagster.dev.stack.database import dagster_url, redacted
 from icedb_dagster.dev.stack.home import variables
-from icedb_dagster.dev.stack.layout import Layout
+from icedb_dagster.dev.stack.layout import StackLayout
 from icedb_dagster.dev.stack.postgres import find_server
 from icedb_dagster.dev.stack.processes import is_running
 from icedb_dagster.dev.stack.state import ServiceName, State
@@ -68,18 +68,20 @@ def external_url(environ: Mapping[str, str]) -> str | None:
     return dagster_url(url) if url else None
 
 
-def server_folder(layout: Layout, state: State) -> Path:
+def server_folder(layout: StackLayout, state: State) -> Path:
     """Where the embedded server has its data folder."""
     return Path(state.postgres_dir) if state.postgres_dir else layout.postgres
 
 
-def describe(layout: Layout, state: State, *, environ: Mapping[str, str] = os.environ) -> tuple[ServiceStatus, ...]:
+def describe(
+    layout: StackLayout, state: State, *, environ: Mapping[str, str] = os.environ
+) -> tuple[ServiceStatus, ...]:
     """A row for each service, and a second one for Postgres if an external one is used while our own still runs."""
     return (*_postgres_rows(layout, state, environ), _row(layout, state, "webserver"), _row(layout, state, "daemon"))
 
 
 def describe_stack(
-    layout: Layout,
+    layout: StackLayout,
     state: State,
     url: str,
     *,
@@ -98,7 +100,7 @@ def describe_stack(
     )
 
 
-def _postgres_rows(layout: Layout, state: State, environ: Mapping[str, str]) -> list[ServiceStatus]:
+def _postgres_rows(layout: StackLayout, state: State, environ: Mapping[str, str]) -> list[ServiceStatus]:
     rows = []
     external = external_url(environ)
     if external:
@@ -111,7 +113,7 @@ def _postgres_rows(layout: Layout, state: State, environ: Mapping[str, str]) -> 
     return rows or [ServiceStatus(name="postgres", state="stopped")]
 
 
-def _row(layout: Layout, state: State, name: ServiceName) -> ServiceStatus:
+def _row(layout: StackLayout, state: State, name: ServiceName) -> ServiceStatus:
     record = state.records.get(name)
     if record is None or not is_running(record.process):
         return ServiceStatus(name=name, state="stopped")

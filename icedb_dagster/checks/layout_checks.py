@@ -12,8 +12,8 @@ from icedb.operations.health.size_chart import PartSizes
 from icedb.operations.health.table_health import PartitionHealth
 from icedb.operations.integrity.verify import VerifyReport
 from icedb.util.durations import duration_text
-from icedb_dagster.checks.look import Look, Verdict, counted
-from icedb_dagster.checks.settings import HorizonCheck, LogDepthCheck, ObjectsCheck, SmallPartsCheck
+from icedb_dagster.checks.check_context import CheckContext, Verdict, counted
+from icedb_dagster.checks.check_settings import HorizonCheck, LogDepthCheck, ObjectsCheck, SmallPartsCheck
 from icedb_dagster.metadata import markdown
 from icedb_dagster.metadata.problem_list import problems_table
 from icedb_dagster.metadata.size_chart import markdown_picture
@@ -24,7 +24,7 @@ __all__ = ["check_horizon", "check_log_depth", "check_objects", "check_small_par
 PARTITIONS_MAX = 20
 
 
-def check_objects(look: Look, settings: ObjectsCheck) -> Verdict:
+def check_objects(look: CheckContext, settings: ObjectsCheck) -> Verdict:
     """Nothing is missing, damaged or, unless that is allowed, foreign."""
     report = look.objects
     errors = [p for p in report.problems if p.severity == "error"]
@@ -54,7 +54,7 @@ def _objects_metadata(report: VerifyReport, errors: Sequence[icedb.Problem]) -> 
     return metadata
 
 
-def check_small_parts(look: Look, settings: SmallPartsCheck) -> Verdict:
+def check_small_parts(look: CheckContext, settings: SmallPartsCheck) -> Verdict:
     """The small parts are few, of the table's and of each partition's."""
     health, ratio = look.health, look.health.small_part_ratio
     crowded = [p for p in health.partitions if p.small_parts >= _threshold(look, p)]
@@ -78,7 +78,7 @@ def check_small_parts(look: Look, settings: SmallPartsCheck) -> Verdict:
     return Verdict(True, f"{told}, and no partition has too many of them.", metadata)
 
 
-def _threshold(look: Look, partition: PartitionHealth) -> int:
+def _threshold(look: CheckContext, partition: PartitionHealth) -> int:
     return look.thresholds.hot_parts if partition.hot else look.thresholds.cold_parts
 
 
@@ -86,7 +86,7 @@ def _partition(partition: PartitionHealth) -> str:
     return f"the partition '{partition.path}'" if partition.path else "the table"
 
 
-def _small_parts_metadata(look: Look) -> dict[str, dg.MetadataValue]:
+def _small_parts_metadata(look: CheckContext) -> dict[str, dg.MetadataValue]:
     health = look.health
     metadata: dict[str, dg.MetadataValue] = {
         "small-part ratio": dg.MetadataValue.float(round(health.small_part_ratio, 4)),
@@ -109,7 +109,7 @@ def _small_parts_metadata(look: Look) -> dict[str, dg.MetadataValue]:
     return metadata
 
 
-def check_log_depth(look: Look, settings: LogDepthCheck) -> Verdict:
+def check_log_depth(look: CheckContext, settings: LogDepthCheck) -> Verdict:
     """Opening the table is cheap."""
     health, threshold = look.health, look.thresholds.log_files
     metadata = {
@@ -125,7 +125,7 @@ def check_log_depth(look: Look, settings: LogDepthCheck) -> Verdict:
     return Verdict(False, f"{told}; it should be less than {threshold:,}. {remedy}", metadata)
 
 
-def check_horizon(look: Look, settings: HorizonCheck) -> Verdict:
+def check_horizon(look: CheckContext, settings: HorizonCheck) -> Verdict:
     """Snapshots can be read as far back as was promised, and what was superseded is not stored for ever."""
     health = look.health
     metadata: dict[str, dg.MetadataValue] = {"superseded parts": dg.MetadataValue.int(health.dead_parts)}
@@ -140,7 +140,7 @@ def check_horizon(look: Look, settings: HorizonCheck) -> Verdict:
     return Verdict(True, f"{told if health.horizon_ms else 'Every snapshot can be read'}.", metadata)
 
 
-def _too_short(look: Look, min_age: timedelta | None) -> list[str]:
+def _too_short(look: CheckContext, min_age: timedelta | None) -> list[str]:
     horizon_ms = look.health.horizon_ms
     if min_age is None or not horizon_ms or look.now_ms - horizon_ms >= _ms(min_age):
         return []
@@ -150,7 +150,7 @@ def _too_short(look: Look, min_age: timedelta | None) -> list[str]:
     ]
 
 
-def _too_long(look: Look, max_age: timedelta | None) -> list[str]:
+def _too_long(look: CheckContext, max_age: timedelta | None) -> list[str]:
     oldest_ms = look.health.oldest_dead_ms
     if max_age is None or oldest_ms is None or look.now_ms - oldest_ms <= _ms(max_age):
         return []

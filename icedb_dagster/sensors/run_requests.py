@@ -15,14 +15,25 @@ import msgspec
 
 from icedb.operations.health.table_health import Due, Recommendation
 
-__all__ = ["WAIT_MAX_MS", "WAIT_MS", "Asked", "Memory", "begin", "decode", "encode", "run_key", "wait_or_ask", "waits"]
+__all__ = [
+    "WAIT_MAX_MS",
+    "WAIT_MS",
+    "RequestedRun",
+    "RequestCursor",
+    "begin",
+    "decode",
+    "encode",
+    "run_key",
+    "next_request",
+    "waits",
+]
 
 #: How long after a run that did not help the next one is asked for, and after many of them.
 WAIT_MS = 60_000
 WAIT_MAX_MS = 3_600_000
 
 
-class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RequestedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The last run of one kind that was asked for: its number, for what, when (unix milliseconds).
 
     `ended_ms`: since when it is known that no run is under way although the work is still to be done; the next one
@@ -36,57 +47,57 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ended_ms: int | None = None
 
 
-class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RequestCursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The cursor. `begun_ms` (unix milliseconds) is in all keys of runs: a cursor that is begun anew asks anew."""
 
     begun_ms: int
-    asked: dict[Due, Asked] = {}
+    asked: dict[Due, RequestedRun] = {}
     version: Literal[1] = 1
 
 
-def begin(now_ms: int) -> Memory:
+def begin(now_ms: int) -> RequestCursor:
     """A cursor that has asked for nothing."""
-    return Memory(now_ms)
+    return RequestCursor(now_ms)
 
 
-def encode(memory: Memory) -> str:
+def encode(memory: RequestCursor) -> str:
     """As JSON."""
     return msgspec.json.encode(memory).decode()
 
 
-def decode(text: str) -> Memory | None:
+def decode(text: str) -> RequestCursor | None:
     """A cursor that was stored; None for what is none of this version."""
     try:
-        return msgspec.json.decode(text, type=Memory)
+        return msgspec.json.decode(text, type=RequestCursor)
     except msgspec.MsgspecError:
         return None
 
 
-def run_key(name: str, memory: Memory, due: Due) -> str:
+def run_key(name: str, memory: RequestCursor, due: Due) -> str:
     """The key of the last run of a kind that was asked for; no other run has it."""
     return f"{name}/{due}/{memory.begun_ms}/{memory.asked[due].number}"
 
 
-def wait_or_ask(
-    before: Asked | None, recommended: Recommendation, *, now_ms: int, failed: Callable[[], bool]
-) -> tuple[Asked, bool]:
+def next_request(
+    before: RequestedRun | None, recommended: Recommendation, *, now_ms: int, failed: Callable[[], bool]
+) -> tuple[RequestedRun, bool]:
     """What to remember, and whether to ask for a run now. No run of that kind is under way.
 
     `failed`: whether the last run of that kind ended badly; only looked at when the table has changed since.
     """
     if before is None:
-        return Asked(1, recommended.basis, now_ms), True
+        return RequestedRun(1, recommended.basis, now_ms), True
     if before.basis != recommended.basis and not failed():
-        return Asked(before.number + 1, recommended.basis, now_ms), True
+        return RequestedRun(before.number + 1, recommended.basis, now_ms), True
     if before.ended_ms is None or not 0 <= now_ms - before.ended_ms <= 2 * WAIT_MAX_MS:
         before = msgspec.structs.replace(before, ended_ms=now_ms)  # just now, or the clock was set
     if waits(before, now_ms):
         return before, False
     wait_ms = min(2 * before.wait_ms, WAIT_MAX_MS)
-    return Asked(before.number + 1, recommended.basis, now_ms, wait_ms), True
+    return RequestedRun(before.number + 1, recommended.basis, now_ms, wait_ms), True
 
 
-def waits(asked: Asked, now_ms: int) -> str:
+def waits(asked: RequestedRun, now_ms: int) -> str:
     """Until when the next run waits, as a text; empty: it does not."""
     if asked.ended_ms is None or now_ms >= asked.ended_ms + asked.wait_ms:
         return ""

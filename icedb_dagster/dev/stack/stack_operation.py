@@ -14,20 +14,10 @@ from icedb.errors import StackError
 from icedb_dagster.dev.stack.database import check_connection, ensure_database, local_url, redacted, without_password
 from icedb_dagster.dev.stack.graphql import location_errors, pools
 from icedb_dagster.dev.stack.home import install_config, open_instance
-from icedb_dagster.dev.stack.layout import Layout, Progress
+from icedb_dagster.dev.stack.layout import Progress, StackLayout
 from icedb_dagster.dev.stack.placement import place
 from icedb_dagster.dev.stack.postgres import find_server, read_password, start_server, stop_server, use_server
 from icedb_dagster.dev.stack.processes import is_running, log_bytes, log_tail
-from icedb_dagster.dev.stack.report import (
-    DATABASE,
-    POSTGRES_URL_VARIABLE,
-    ServiceStatus,
-    Stack,
-    describe,
-    describe_stack,
-    external_url,
-    server_folder,
-)
 from icedb_dagster.dev.stack.services import (
     DagsterService,
     ServicePlan,
@@ -39,22 +29,32 @@ from icedb_dagster.dev.stack.services import (
     start_service,
     stop_service,
 )
+from icedb_dagster.dev.stack.stack_status import (
+    DATABASE,
+    POSTGRES_URL_VARIABLE,
+    ServiceStatus,
+    Stack,
+    describe,
+    describe_stack,
+    external_url,
+    server_folder,
+)
 from icedb_dagster.dev.stack.state import Record, ServiceName, State, read_state, write_state
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
-__all__ = ["Work"]
+__all__ = ["StackOperation"]
 
 # Nobody loses the database while it still works.
 _STOP_ORDER: tuple[ServiceName, ...] = ("daemon", "webserver", "postgres")
 _TITLES: dict[ServiceName, str] = {"postgres": "Postgres", "webserver": "the web server", "daemon": "the daemon"}
 
 
-class Work:
+class StackOperation:
     """The steps of `up`, `down` and `release`."""
 
-    def __init__(self, layout: Layout, *, progress: Progress, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, layout: StackLayout, *, progress: Progress, environ: Mapping[str, str] = os.environ) -> None:
         self.layout = layout
         self.progress = progress
         self.environ = environ
