@@ -88,7 +88,7 @@ class Example:
             raise NumbersDisagree(f"checks fail before the merge, and not for small parts: {others}")
         for name in ("events", "page_views"):
             with self._step(f"merge {name}", name):
-                self._maintain(f"{name}_merge_oldest")
+                self._maintain(f"{name}_merge_oldest", {"seconds_max": 600})  # a slow machine needs more than a minute
             checks.merged(lake.table(name))
         checks.ingested(lake.table("events"), lake.table("events_quarantine"), expected)
         checks.viewed(lake.table("page_views"), expected)
