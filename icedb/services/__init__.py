@@ -1,1 +1,1 @@
-"""Servers: the S3 proxy and the ingest service, over the HTTP server that both share."""
+"""Servers: the S3 proxy and the ingest service, over one shared HTTP server."""

@@ -18,7 +18,7 @@ from icedb.format.codec import decode, encode
 from icedb.format.keys import Keys
 from icedb.format.records import COLUMNS_MIN, LogFile, Marker, total_bytes, total_rows
 from icedb.util.times import COUNT_MAX, TIME_MS_MAX
-from tests.support.proxy.proxy_views import asked
+from tests.support.proxy.proxy_views import fetch
 from tests.support.proxy.proxy_worlds import World, make_app, run
 
 KEYS = Keys("t")
@@ -210,11 +210,11 @@ def test_a_hostile_log_file_costs_the_proxy_its_own_table_alone(text: str, caplo
 
     async def work() -> None:
         for path in ("/events", f"/events/{key}"):
-            answer = await asked(make_app(hostile.tables(), [hostile.bucket()]), path)
+            answer = await fetch(make_app(hostile.tables(), [hostile.bucket()]), path)
             assert (answer.status, answer.code) == (500, "InternalError")
             assert b"cannot be shown" in answer.body
             assert name in caplog.text
-            assert (await asked(make_app(other.tables(), [other.bucket()]), path)).status == 200
+            assert (await fetch(make_app(other.tables(), [other.bucket()]), path)).status == 200
 
     run(work())
     assert "Traceback" not in caplog.text

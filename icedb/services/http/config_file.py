@@ -1,4 +1,4 @@
-"""What files of all servers say alike: where they listen, how the store is reached; checked before it is used."""
+"""The settings that the configuration files of all servers share: listen addresses and storage options."""
 
 from __future__ import annotations
 
@@ -30,44 +30,50 @@ __all__ = [
 ]
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
-# As long as S3 lets a presigned address live; none of the other times is sensibly longer.
+# The maximum lifetime of a presigned URL in S3. No other duration needs to be longer.
 _DURATION_MS_MAX = 7 * DAY_MS
 
-#: The least that each may be, in milliseconds.
+#: Durations that all servers have, with the minimum of each in milliseconds.
 LISTEN_DURATIONS = {"header_timeout": 1, "send_timeout": 1, "stop_timeout": 0}
 
 
 def read_toml(path: Path, context: ConfigContext) -> dict[str, Any]:
-    """The document in a file. Raises InvalidOption."""
+    """Read and parse a TOML file.
+
+    Raises:
+        InvalidOption: The file cannot be read, or is not TOML.
+    """
     place = str(path)
     text = context.read(path.absolute(), "the file", place=place)
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # tomllib's own, and what huge numbers and depths raise
-        raise InvalidOption(f"{place}: this is no TOML: {error}. Correct it there.") from None
+    except (ValueError, RecursionError) as error:  # huge numbers raise ValueError, deep nesting raises RecursionError
+        raise InvalidOption(f"{place}: the file is not valid TOML: {error}. Correct the file.") from None
 
 
-def resolve_listen_settings(given: Mapping[str, Any], context: ConfigContext, place: str) -> dict[str, Any]:
-    """What was said, with what says where to listen as `ListenSettings` has it. Raises InvalidOption."""
-    found = dict(given)
-    check_positive({"connections": found.get("connections")}, place)
+def resolve_listen_settings(settings: Mapping[str, Any], context: ConfigContext, place: str) -> dict[str, Any]:
+    """Return the settings with addresses and TLS files as the fields of `ListenSettings`. Raises InvalidOption."""
+    resolved = dict(settings)
+    check_positive({"connections": resolved.get("connections")}, place)
     for name, prefix in (("listen", ""), ("admin_listen", "admin_")):
-        if name in found:
-            address = _host_and_port(found.pop(name), f"{place}: {name}")
-            found[f"{prefix}host"], found[f"{prefix}port"] = address
+        if name in resolved:
+            address = _host_and_port(resolved.pop(name), f"{place}: {name}")
+            resolved[f"{prefix}host"], resolved[f"{prefix}port"] = address
     for name in ("tls_certificate", "tls_key"):
-        if name in found:
-            found[name] = context.existing(found[name], name, place=place)
-    return found
+        if name in resolved:
+            resolved[name] = context.require_file(resolved[name], name, place=place)
+    return resolved
 
 
 def check_listening(settings: ListenSettings, place: str) -> None:
-    """Raise InvalidOption for what contradicts itself, and for a certificate that cannot be used."""
+    """Raise InvalidOption if settings contradict each other, or if the certificate is unusable."""
     if (settings.tls_certificate is None) != (settings.tls_key is None):
-        raise InvalidOption(f"{place}: tls_certificate and tls_key come together. Give both, or none for plain HTTP.")
+        raise InvalidOption(
+            f"{place}: only one of tls_certificate and tls_key is set. Set both for HTTPS, or neither for HTTP."
+        )
     _check_certificate(settings, place)
     if settings.port and (settings.host, settings.port) == (settings.admin_host, settings.admin_port):
-        raise InvalidOption(f"{place}: listen and admin_listen are the same. Give admin_listen another port.")
+        raise InvalidOption(f"{place}: listen and admin_listen are the same. Set another port for admin_listen.")
 
 
 def _check_certificate(settings: ListenSettings, place: str) -> None:
@@ -77,42 +83,44 @@ def _check_certificate(settings: ListenSettings, place: str) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
             settings.tls_certificate,
             settings.tls_key,
-            password=lambda: b"",  # never asked for at a terminal
+            password=lambda: b"",  # do not prompt at a terminal
         )
-    except OSError as error:  # ssl's own errors, too
+    except OSError as error:  # ssl.SSLError is an OSError
         raise InvalidOption(
-            f"{place}: {settings.tls_certificate}: the certificate and its key cannot be used: "
-            f"{error.strerror or error}. tls_certificate and tls_key name PEM files that belong together, without a "
+            f"{place}: {settings.tls_certificate}: the certificate and its key cannot be loaded: "
+            f"{error.strerror or error}. Set tls_certificate and tls_key to a matching pair of PEM files without a "
             "passphrase."
         ) from None
 
 
 def _host_and_port(text: str, place: str) -> tuple[str, int]:
-    found = _ADDRESS.fullmatch(text)
+    match = _ADDRESS.fullmatch(text)
     try:
-        if found is not None and int(found[2]) <= 65_535:
-            return (str(IPv6Address(found[1][1:-1])) if found[1].startswith("[") else found[1]), int(found[2])
+        if match is not None and int(match[2]) <= 65_535:
+            return (str(IPv6Address(match[1][1:-1])) if match[1].startswith("[") else match[1]), int(match[2])
     except ValueError:
-        pass  # brackets around what is no IPv6
-    raise InvalidOption(f"{place}: this is no address. Write 127.0.0.1:8080, [::1]:8080, or 0.0.0.0:8080 for all.")
+        pass  # the brackets do not hold an IPv6 address
+    raise InvalidOption(
+        f"{place}: the value is not an address. Write 127.0.0.1:8080, [::1]:8080, or 0.0.0.0:8080 for all interfaces."
+    )
 
 
 def resolve_storage_options(
-    said: Mapping[str, str], said_env: Mapping[str, str], context: ConfigContext, place: str
+    inline: Mapping[str, str], variables: Mapping[str, str], context: ConfigContext, place: str
 ) -> Mapping[str, str]:
-    """How the store is reached: what the file says, and the variables that it names. Raises InvalidOption."""
-    both = sorted({n.lower() for n in said} & {n.lower() for n in said_env})
+    """Merge the storage options of the file with those from environment variables. Raises InvalidOption."""
+    both = sorted({n.lower() for n in inline} & {n.lower() for n in variables})
     if both:
         raise InvalidOption(
-            f"{place}: {', '.join(both)} stand in [storage_options] and in [storage_options_env]. Give each once."
+            f"{place}: {', '.join(both)} in both [storage_options] and [storage_options_env]. Set each option once."
         )
     place = f"{place}: [storage_options]"
-    of_environment = {
+    from_environment = {
         name: context.variable(variable, f"[storage_options_env] {name}", place=place)
-        for name, variable in said_env.items()
+        for name, variable in variables.items()
     }
-    options = {**said, **of_environment}
-    for address in ("s3://any/table", "/any") if options else ():  # an option may be wrong for one kind of store alone
+    options = {**inline, **from_environment}
+    for address in ("s3://any/table", "/any") if options else ():  # an option may be invalid for one store only
         try:
             parse_location(address, {"AWS_REGION": "any", **options})
         except InvalidOption as error:
@@ -120,20 +128,20 @@ def resolve_storage_options(
     return MappingProxyType(options)
 
 
-def explicit_settings(read: msgspec.Struct, durations: Mapping[str, int], place: str) -> dict[str, Any]:
-    """What was said, by the names of the settings; durations in milliseconds. Raises InvalidOption."""
-    given = {name: value for name, value in msgspec.structs.asdict(read).items() if value is not None}
-    for name, least_ms in durations.items():
-        if name in given:
-            given[f"{name}_ms"] = _duration_ms(given.pop(name), least_ms, f"{place}: {name}")
-    return given
+def explicit_settings(document: msgspec.Struct, durations: Mapping[str, int], place: str) -> dict[str, Any]:
+    """Return the settings that the document sets, with durations in milliseconds. Raises InvalidOption."""
+    settings = {name: value for name, value in msgspec.structs.asdict(document).items() if value is not None}
+    for name, min_ms in durations.items():
+        if name in settings:
+            settings[f"{name}_ms"] = _duration_ms(settings.pop(name), min_ms, f"{place}: {name}")
+    return settings
 
 
-def _duration_ms(value: object, least_ms: int, place: str) -> int:
+def _duration_ms(value: object, min_ms: int, place: str) -> int:
     try:
-        found = round(parse_duration(str(value)).total_seconds() * 1000)
+        milliseconds = round(parse_duration(str(value)).total_seconds() * 1000)
     except InvalidOption as error:
         raise InvalidOption(f"{place}: {error}") from None
-    if not least_ms <= found <= _DURATION_MS_MAX:
-        raise InvalidOption(f"{place}: it is to be {least_ms}ms to 7d.")
-    return found
+    if not min_ms <= milliseconds <= _DURATION_MS_MAX:
+        raise InvalidOption(f"{place}: {value} is out of range. Set {min_ms}ms to 7d.")
+    return milliseconds

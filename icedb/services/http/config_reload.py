@@ -1,7 +1,7 @@
-"""A configuration file that may change while its server runs: its tenants are read anew without a restart.
+"""Reload of tenants from a configuration file while the server runs.
 
-Keys are rotated by editing the file, or the files of the secrets. What cannot be read takes nothing away: the tenants
-stay as they were, and the log says why.
+Operators rotate keys by editing the configuration file, or the files that hold the secrets. If the new configuration is
+invalid, the server keeps the tenants that it has and logs the reason.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from icedb.services.http.server_settings import FileStamp
 
 __all__ = ["WatchedFile", "reload_on_change"]
 
-#: How often the file is looked at.
-_LOOK_SECONDS = 2.0
+#: Interval between checks of the file.
+_CHECK_SECONDS = 2.0
 
 _Config = TypeVar("_Config")
 
 
 class WatchedFile(ABC, Generic[_Config]):
-    """What a configuration file says of tenants: `changed` tells when it is another, `reload` takes over.
+    """The tenants of a configuration file, which can be reloaded.
 
-    `files` are those that were read when the server started; `log` is the server's own.
+    Args:
+        files: The files that were read at startup, with their stamps.
+        log: The logger of the server.
     """
 
     def __init__(self, files: Mapping[Path, FileStamp | None], log: logging.Logger) -> None:
@@ -36,37 +38,39 @@ class WatchedFile(ABC, Generic[_Config]):
         self._log = log
 
     def changed(self) -> bool:
-        """Whether the file, or one that it names, is another than at the last load, be it that this one failed."""
+        """Return whether the file, or a file that it names, changed since the last load, failed loads included."""
         return any(FileStamp.of(path) != stamp for path, stamp in self._seen.items())
 
     def reload(self) -> bool:
-        """Read the file anew, and take over its tenants. False: it is wrong, and nothing has changed."""
+        """Read the file and apply its tenants. Return False, and change nothing, if the file is invalid."""
         seen: dict[Path, FileStamp | None] = {}
         try:
             config = self._read(seen)
         except InvalidOption as error:
-            self._log.error("the configuration was not taken over, the tenants stay as they were: %s", error)
+            self._log.error("the configuration is invalid and was not applied; the tenants are unchanged: %s", error)
             return False
         finally:
             self._seen = seen
-        self._take(config)
+        self._apply(config)
         return True
 
     @abstractmethod
     def _read(self, seen: dict[Path, FileStamp | None]) -> _Config:
-        """What the file says now. Raises InvalidOption; `seen` gets the stamps of what was looked at, then too."""
+        """Read the file. Raises InvalidOption. Add the stamp of each file that was read to `seen`, on errors too."""
 
     @abstractmethod
-    def _take(self, config: _Config) -> None:
-        """From now on its tenants are the tenants. Called by a thread of its own."""
+    def _apply(self, config: _Config) -> None:
+        """Replace the tenants of the server. Runs in a worker thread."""
 
 
-async def reload_on_change(file: WatchedFile[_Config], asked: asyncio.Event, tell: Callable[[bool], None]) -> None:
-    """Load the tenants again when somebody asks for it, and when their file has changed. `tell` hears if it holds."""
+async def reload_on_change(
+    file: WatchedFile[_Config], requested: asyncio.Event, on_reload: Callable[[bool], None]
+) -> None:
+    """Reload the tenants when the file changes and when `requested` is set; pass each outcome to `on_reload`."""
     while True:
         with suppress(TimeoutError):
-            await asyncio.wait_for(asked.wait(), _LOOK_SECONDS)
-        must = asked.is_set()
-        asked.clear()
-        if must or await asyncio.to_thread(file.changed):
-            tell(await asyncio.to_thread(file.reload))
+            await asyncio.wait_for(requested.wait(), _CHECK_SECONDS)
+        forced = requested.is_set()
+        requested.clear()
+        if forced or await asyncio.to_thread(file.changed):
+            on_reload(await asyncio.to_thread(file.reload))

@@ -1,11 +1,12 @@
-"""Connections of clients: uvicorn's, and how long each may last.
+"""uvicorn with limits on the number and the lifetime of client connections.
 
-A connection that is not used is not kept. Its client has to shake hands (with TLS) and to say what it wants within
-`header_timeout_ms`, and what is left of an answer has to be taken within `send_timeout_ms` when the connection is to be
-closed. An answer that the application breaks off is broken off at once, whether its client reads or not. When there are
-too many connections, the one that has been without a request for longest makes room for the new one. They count from
-when the system hands them over, before TLS: so whoever opens many, and says nothing, keeps nobody out, and how
-many files may be open at a time is known.
+A client has `header_timeout_ms` for the TLS handshake and for sending its request. When a connection closes, the client
+has `send_timeout_ms` to read the rest of its response. If the application aborts a response, the server closes the
+connection at once, even if the client does not read.
+
+When there are too many connections, the one that has been idle longest is closed. A connection counts from the moment
+at which it is accepted, before TLS. So a client that opens many silent connections cannot lock out others, and the
+number of open files is bounded.
 """
 
 from __future__ import annotations
@@ -28,44 +29,47 @@ __all__ = ["ADMIN_CONNECTIONS", "HttpServer"]
 
 logger = logging.getLogger(__name__)
 
-#: Of a server for health and metrics: a few programs ask it.
+#: Maximum number of connections to the server of health checks and metrics.
 ADMIN_CONNECTIONS = 64
 
-#: How long a client may keep a connection without a request: longer than the minute after which load balancers let go
-#: of it, so that it is never closed under a request that is on its way. When room is needed, it goes earlier.
+#: Lifetime of a connection without a request, unless it is evicted earlier. Load balancers close idle connections after
+#: a minute. A longer time here ensures that the server never closes a connection on which a request is arriving.
 _IDLE_SECONDS = 75
 
-#: Taken at a time, before those that had to make room for them are closed.
+#: Connections accepted in a row, before the evicted ones are closed.
 _ACCEPT_MAX = 16
-#: After the system refused to hand one over, because too many files are open. As long as asyncio waits.
-_ACCEPT_AGAIN_SECONDS = 1
+#: Pause after the system refused a connection because too many files are open. asyncio waits as long.
+_ACCEPT_RETRY_SECONDS = 1
 
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's, with connections of ours, and without its signals: of those, it would end with the status."""
+    """uvicorn's server with limited connections.
+
+    It does not handle signals: uvicorn would raise them again, and the process would end with their exit status.
+    """
 
     def __init__(
         self, app: ASGIApp, settings: ListenSettings, *, connections: int | None = None, tls: bool = False
     ) -> None:
         super().__init__(_uvicorn_config(app, settings, tls=tls))
         self.connections_max = settings.connections if connections is None else connections
-        self.head_seconds = settings.header_timeout_ms / 1000
+        self.header_seconds = settings.header_timeout_ms / 1000
         self.send_seconds = settings.send_timeout_ms / 1000
-        #: Accepted, and not yet connections; with TLS their clients are shaking hands.
-        self.arrivals: set[_AcceptedSocket] = set()
-        #: All on which no request is being answered, in the order in which they became so.
-        self.unused: dict[_AcceptedSocket | _ClientConnection, None] = {}
+        #: Accepted sockets that are not connections yet; with TLS, the handshake is in progress.
+        self.accepted: set[_AcceptedSocket] = set()
+        #: All connections and sockets without a request in progress; the one that has been idle longest comes first.
+        self.idle: dict[_AcceptedSocket | _ClientConnection, None] = {}
         self._listeners: list[socket.socket] = []
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """None."""
+        """Leave signal handlers as they are."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections."""
+        """Start to accept connections."""
         self.servers = []
         self._listeners = list(sockets or ())
         for listener in self._listeners:
@@ -74,26 +78,26 @@ class HttpServer(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more, and wait for answers that are under way."""
+        """Stop accepting connections, and wait for responses in progress."""
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             asyncio.get_running_loop().remove_reader(listener)
-        for arrival in list(self.arrivals):
-            arrival.leave()
+        for accepted in list(self.accepted):
+            accepted.disconnect()
         await super().shutdown(sockets)
 
     def make_room(self, newcomer: _AcceptedSocket | _ClientConnection) -> bool:
-        """Close the connection that nobody has used for longest, if there are too many; False: it is the newcomer."""
-        if len(self.server_state.connections) + len(self.arrivals) <= self.connections_max:
+        """Close the connection that has been idle longest if there are too many. Return False if it is the newcomer."""
+        if len(self.server_state.connections) + len(self.accepted) <= self.connections_max:
             return True
-        longest = next(iter(self.unused))
-        if longest is newcomer:  # all others are being answered
+        oldest = next(iter(self.idle))
+        if oldest is newcomer:  # all others have a request in progress
             return False
-        longest.leave()
+        oldest.disconnect()
         return True
 
     def _listen(self, listener: socket.socket) -> None:
-        if listener in self._listeners:  # it may have been closed meanwhile
+        if listener in self._listeners:  # shutdown may have removed it
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def _accept(self, listener: socket.socket) -> None:
@@ -104,9 +108,9 @@ class HttpServer(uvicorn.Server):
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                logger.error("no connection can be accepted now: %s", error.strerror)
+                logger.error("cannot accept connections: %s", error.strerror)
                 loop.remove_reader(listener)
-                loop.call_later(_ACCEPT_AGAIN_SECONDS, self._listen, listener)
+                loop.call_later(_ACCEPT_RETRY_SECONDS, self._listen, listener)
                 return
             self.make_room(_AcceptedSocket(self, sock))
 
@@ -121,10 +125,10 @@ def _uvicorn_config(app: ASGIApp, settings: ListenSettings, *, tls: bool) -> uvi
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # X-Forwarded-For may be anybody's word
+        proxy_headers=False,  # any client can send X-Forwarded-For
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=-(-settings.stop_timeout_ms // 1000),
-        h11_max_incomplete_event_size=HEAD_BYTES_MAX,  # of what came in pieces; the application looks at all
+        h11_max_incomplete_event_size=HEAD_BYTES_MAX,  # heads in pieces; the application checks all
         ssl_certfile=settings.tls_certificate if tls else None,
         ssl_keyfile=settings.tls_key if tls else None,
     )
@@ -133,28 +137,28 @@ def _uvicorn_config(app: ASGIApp, settings: ListenSettings, *, tls: bool) -> uvi
 
 
 class _AcceptedSocket:
-    """A socket that was accepted, until it is a connection. Its client gets as much time for TLS as for a request."""
+    """An accepted socket before it becomes a connection. Its client has `header_timeout_ms` for the TLS handshake."""
 
     def __init__(self, server: HttpServer, sock: socket.socket) -> None:
         self._server = server
         self._sock = sock
-        server.arrivals.add(self)
-        server.unused[self] = None
+        server.accepted.add(self)
+        server.idle[self] = None
         self._work = asyncio.create_task(self._connect())
 
-    def leave(self) -> None:
-        """Close it now. It counts no more, though the loop has still to take it away."""
+    def disconnect(self) -> None:
+        """Close the socket, and stop counting it at once. The event loop removes it later."""
         self.done()
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # its transport, if there is one already, comes to its end by that
+            self._sock.shutdown(socket.SHUT_RDWR)  # ends its transport too, if there is one
 
     def done(self) -> None:
-        """It is a connection now, or never will be."""
-        self._server.arrivals.discard(self)
-        self._server.unused.pop(self, None)
+        """Stop counting the socket: it became a connection, or failed."""
+        self._server.accepted.discard(self)
+        self._server.idle.pop(self, None)
 
     async def _connect(self) -> None:
-        if self not in self._server.arrivals:
+        if self not in self._server.accepted:
             self._sock.close()
             return
         self._sock.setblocking(False)
@@ -164,109 +168,109 @@ class _AcceptedSocket:
                 partial(_ClientConnection, self._server, self),
                 self._sock,
                 ssl=tls,
-                ssl_handshake_timeout=None if tls is None else self._server.head_seconds,
+                ssl_handshake_timeout=None if tls is None else self._server.header_seconds,
             )
-        except OSError:  # of ssl, too: it did not shake hands, or is gone
+        except OSError:  # ssl.SSLError included: the handshake failed, or the client disconnected
             self._sock.close()
         finally:
             self.done()
 
 
 class _ClientConnection(H11Protocol):
-    """A connection of a client, which is left when it is not used; see the module's docstring."""
+    """A connection of a client, with the timeouts of the module's docstring."""
 
-    def __init__(self, server: HttpServer, arrival: _AcceptedSocket) -> None:
+    def __init__(self, server: HttpServer, accepted: _AcceptedSocket) -> None:
         super().__init__(server.config, server.server_state, {})
         self._server = server
-        self._arrival = arrival
+        self._accepted = accepted
         self._application = self.app
-        self.app = self._answer
-        #: The request whose body is not HTTP.
+        self.app = self._run_application
+        #: The request whose body is malformed.
         self._malformed: RequestResponseCycle | None = None
-        #: Runs from the beginning of the connection, and then from the first byte of a request, until that is whole.
-        self._arriving = _Timer(server.head_seconds, self.leave)
-        #: Runs when it is over, until the client has taken what there is for it.
-        self._closing = _Timer(server.send_seconds, self.leave)
+        #: Runs from the start of the connection or the first byte of a request, until the request is whole.
+        self._receive_timer = _Timer(server.header_seconds, self.disconnect)
+        #: Runs while the connection closes, until the client has read the rest of its response.
+        self._close_timer = _Timer(server.send_seconds, self.disconnect)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there: it has to say what it wants. If there are too many, one that wants nothing has to go."""
+        """Start the timer of the first request, and close an idle connection if there are too many."""
         super().connection_made(transport)
-        self._arrival.done()
-        self._server.unused[self] = None
-        self._arriving.start()
+        self._accepted.done()
+        self._server.idle[self] = None
+        self._receive_timer.start()
         if not self._server.make_room(self):
             transport.write(_BUSY)
             self._close()
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes of a request."""
+        """Process bytes from the client, and update the timers."""
         super().data_received(data)
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
-            self._arriving.start()
+            self._receive_timer.start()
         else:
-            self._arriving.stop()
-        self._note_use()
+            self._receive_timer.stop()
+        self._mark_used()
         if self.transport.is_closing():
-            self._closing.start()
+            self._close_timer.start()
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP. When it is the body of a request, whoever answers that one is told and says so."""
+        """Reject malformed HTTP. If it is the body of a request, let the application reject that request."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._malformed = self.cycle
             self.cycle.message_event.set()
             self.flow.pause_reading()
         elif self.conn.our_state is h11.IDLE:
             super().send_400_response(msg)
-        else:  # an answer was given already
-            self.leave()
+        else:  # a response was sent already
+            self.disconnect()
 
     def shutdown(self) -> None:
-        """The server ends: close when the answer that is under way is given, if there is one."""
+        """Close the connection after the response in progress, if there is one."""
         super().shutdown()
         if self.transport.is_closing():
-            self._closing.start()
+            self._close_timer.start()
 
     def on_response_complete(self) -> None:
-        """An answer was made, and given to the system as far as it took it. There may be a next request already."""
-        self._server.unused[self] = None
+        """Mark the connection as idle, unless the next request has already arrived."""
+        self._server.idle[self] = None
         super().on_response_complete()
-        self._note_use()
-        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:  # the beginning of one
-            self._arriving.start()
+        self._mark_used()
+        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:  # a part of the next request
+            self._receive_timer.start()
         if self.transport.is_closing():
             self._close()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing came since the last answer."""
+        """Close a connection that has been idle too long."""
         super().timeout_keep_alive_handler()
         self._close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over, whoever ended it."""
-        self._server.unused.pop(self, None)
-        self._arriving.stop()
-        self._closing.stop()
+        """Stop the timers, and stop counting the connection."""
+        self._server.idle.pop(self, None)
+        self._receive_timer.stop()
+        self._close_timer.stop()
         super().connection_lost(exc)
 
-    def _note_use(self) -> None:
+    def _mark_used(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            self._server.unused.pop(self, None)
+            self._server.idle.pop(self, None)
 
     def _close(self) -> None:
-        """Close when the client has taken what there is for it, which it may never do."""
+        """Close once the client has read its response, or when `send_timeout_ms` is over."""
         self.transport.close()
-        self._closing.start()
+        self._close_timer.start()
 
-    def leave(self) -> None:
-        """Close now. It counts no more, though the loop has still to take it away."""
+    def disconnect(self) -> None:
+        """Close the connection, and stop counting it at once. The event loop removes it later."""
         self.connections.discard(self)
-        self._server.unused.pop(self, None)
+        self._server.idle.pop(self, None)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
         self.transport.abort()
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the application answer. If it does not to the end, the client must not take it for the whole."""
+    async def _run_application(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application. Disconnect after an incomplete response: the client must not take it for the whole."""
         cycle = self.cycle
 
         async def receive_well_formed() -> Message:
@@ -275,22 +279,22 @@ class _ClientConnection(H11Protocol):
         try:
             await self._application(scope, receive_well_formed, send)
         finally:
-            # uvicorn would wait for the client to take what there is of it.
+            # uvicorn would wait for the client to read the incomplete response.
             if not cycle.response_complete and (cycle.response_started or self.flow.write_paused):
-                self.leave()
+                self.disconnect()
 
 
 class _Timer:
-    """Acts once, some time after it was started, unless it was stopped; to start it again while it runs is nothing."""
+    """Calls a function once, a fixed time after the start, unless stopped. `start` has no effect while it runs."""
 
-    def __init__(self, seconds: float, act: Callable[[], None]) -> None:
+    def __init__(self, seconds: float, callback: Callable[[], None]) -> None:
         self._seconds = seconds
-        self._act = act
+        self._callback = callback
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         if self._handle is None:
-            self._handle = asyncio.get_running_loop().call_later(self._seconds, self._act)
+            self._handle = asyncio.get_running_loop().call_later(self._seconds, self._callback)
 
     def stop(self) -> None:
         if self._handle is not None:

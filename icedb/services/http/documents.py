@@ -1,8 +1,8 @@
-"""How documents are read, whoever wrote them: strictly, with words for what is wrong and where.
+"""Strict decoding of configuration documents.
 
-Names that are not known are refused, as is what contradicts itself, by InvalidOption, which names the file, the place
-in it and the remedy. It never quotes a secret, nor what stands where one might have been written by mistake: an id that
-is none, the name of an environment variable, the path of a secret's file, an address with a user in it.
+Unknown names and contradictions raise InvalidOption, which names the file, the place in it and the remedy. A message
+never quotes a secret. It also never quotes a value in whose place an operator may have written a secret by mistake: an
+invalid id, the name of an environment variable, the path of a secret's file, an address with a user in it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _SECRET_FILE_BYTES_MAX = 4_096
-# With these neither the environment nor a client library's files decide whether an address is one.
+# With these options, neither the environment nor the files of a client library influence the check of an address.
 _ANY_OPTIONS = {
     "AWS_ENDPOINT_URL": "http://any",
     "AWS_REGION": "any",
@@ -41,110 +41,113 @@ _ANY_OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigContext:
-    """What a file of this machine may refer to. Each file that is looked at leaves its stamp in `seen`."""
+    """The environment variables and files that a configuration file may refer to.
+
+    Each method adds the stamp of the file that it reads to `seen`.
+    """
 
     environ: Mapping[str, str]
     folder: Path
     seen: dict[Path, FileStamp | None]
 
     def variable(self, name: str, what: str, *, place: str) -> str:
-        """The value of an environment variable. Raises InvalidOption when it is not set."""
+        """Return the value of an environment variable. Raises InvalidOption if it is not set."""
         value = self.environ.get(name)
         if value is None:
             raise InvalidOption(
-                f"{place}: the environment variable that {what} names is not set. Set it and start "
-                "the process anew: one that runs sees no new variables, but new files (secret_file)."
+                f"{place}: the environment variable that {what} names is not set. Set it and restart the process. "
+                "A running process does not see new variables; use secret_file to change a secret without a restart."
             )
         return value
 
     def read(self, path: Path, what: str, *, place: str, bytes_max: int = -1) -> str:
-        """The text of a file, or its beginning. Raises InvalidOption when it cannot be read."""
-        self.seen[path] = FileStamp.of(path)  # before it is read: a change in between is then one since
+        """Return the text of a file, `bytes_max` at most. Raises InvalidOption if it cannot be read."""
+        self.seen[path] = FileStamp.of(path)  # before the read, so that a change during the read is detected
         try:
             with path.open("rb") as file:
                 return file.read(bytes_max).decode()
         except UnicodeDecodeError:
-            raise InvalidOption(f"{place}: {what} is no UTF-8 text. Write it anew.") from None
+            raise InvalidOption(f"{place}: {what} is not UTF-8 text. Replace it.") from None
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or "this is no path"
-            raise InvalidOption(f"{place}: {what} cannot be read ({why}). Put it there, readable.") from None
+            why = getattr(error, "strerror", None) or "invalid path"
+            raise InvalidOption(f"{place}: {what} cannot be read ({why}). Make it readable.") from None
 
-    def existing(self, name: str, what: str, *, place: str) -> Path:
-        """The path of a file that somebody else will read. Raises InvalidOption when it is not there."""
+    def require_file(self, name: str, what: str, *, place: str) -> Path:
+        """Return the path of a file that another library will read. Raises InvalidOption if it does not exist."""
         path = self.folder / name
         self.seen[path] = FileStamp.of(path)
         if not path.is_file():
-            raise InvalidOption(f"{place}: the file that {what} names is not there. Put it there.")
+            raise InvalidOption(f"{place}: the file that {what} names does not exist. Create it.")
         return path
 
 
 class StrictDocument(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A shape that has no other names than its own."""
+    """A document that rejects unknown names."""
 
 
 class SecretDocument(StrictDocument):
-    """A secret: here, in a variable of the environment, or in a file."""
+    """A secret: inline, in an environment variable, or in a file."""
 
     secret: str | None = None
     secret_env: str | None = None
     secret_file: str | None = None
 
 
-_Shape = TypeVar("_Shape", bound=msgspec.Struct)
+_Document = TypeVar("_Document", bound=msgspec.Struct)
 
 
 def canonical_uri(text: str, name: str, place: str, context: ConfigContext | None) -> str:
-    """An address in the one way in which it is compared."""
+    """Return the canonical form of a table's address, for comparisons. Raises InvalidOption."""
     if context is not None and text and "://" not in text and not text.startswith("~"):
         text = str(context.folder / text)
     try:
         return parse_location(text, _ANY_OPTIONS).uri
-    except (ValueError, OSError, RuntimeError) as error:  # ours; of a path: no home of such a user, a loop of links
-        raise InvalidOption(f"{place}: {name} is no table's address: {error}") from None
+    except (ValueError, OSError, RuntimeError) as error:  # of paths: an unknown home directory, a loop of links
+        raise InvalidOption(f"{place}: {name} is not a table's address: {error}") from None
 
 
-def read_secret(said: SecretDocument, context: ConfigContext, place: str) -> str:
-    """The secret itself. Raises InvalidOption when it is said not at all, or twice, or cannot be read."""
-    given = [n for n in ("secret", "secret_env", "secret_file") if getattr(said, n) is not None]
-    if len(given) != 1:
+def read_secret(document: SecretDocument, context: ConfigContext, place: str) -> str:
+    """Return the value of a secret. Raises InvalidOption if none or several are set, or if it cannot be read."""
+    sources = [n for n in ("secret", "secret_env", "secret_file") if getattr(document, n) is not None]
+    if len(sources) != 1:
         raise InvalidOption(
-            f"{place}: it has {' and '.join(given) or 'no secret'}. Give one of secret, secret_env, secret_file."
+            f"{place}: it has {' and '.join(sources) or 'no secret'}. Set one of secret, secret_env, secret_file."
         )
-    if said.secret_env is not None:
-        return context.variable(said.secret_env, "secret_env", place=place)
-    if said.secret_file is not None:
+    if document.secret_env is not None:
+        return context.variable(document.secret_env, "secret_env", place=place)
+    if document.secret_file is not None:
         what = "the file that secret_file names"
-        path = context.folder / said.secret_file
+        path = context.folder / document.secret_file
         # Editors end a file with a newline.
         return context.read(path, what, place=place, bytes_max=_SECRET_FILE_BYTES_MAX).strip()
-    return said.secret or ""
+    return document.secret or ""
 
 
-def decode_document(document: object, shape: type[_Shape], place: str) -> _Shape:
-    """The document as that shape. Raises InvalidOption, which says what is known there."""
+def decode_document(document: object, shape: type[_Document], place: str) -> _Document:
+    """Convert a parsed document to a struct. Raises InvalidOption, which lists the names that are allowed there."""
     try:
         return msgspec.convert(document, shape)
     except UnicodeEncodeError:
-        raise InvalidOption(f"{place}: a text in it is no Unicode. Write it anew.") from None
-    except msgspec.ValidationError as error:  # it shows names and types, no values
+        raise InvalidOption(f"{place}: a string in it is not valid Unicode. Replace it.") from None
+    except msgspec.ValidationError as error:  # its message has names and types, but no values
         what, _, at = str(error).partition(" - at `$")
         what, at = what.replace(" | null", ""), at.strip(".`")  # TOML has no null
-        known = ", ".join(f.encode_name for f in msgspec.structs.fields(shape))
-        hint = " In TOML each of an array's tables begins with [[name]]." if what.startswith("Expected `array`") else ""
-        raise InvalidOption(f"{place}: {f'{at}: ' if at else ''}{what}.{hint} Known names: {known}.") from None
+        allowed = ", ".join(f.encode_name for f in msgspec.structs.fields(shape))
+        hint = " In TOML, each table of an array starts with [[name]]." if what.startswith("Expected `array`") else ""
+        raise InvalidOption(f"{place}: {f'{at}: ' if at else ''}{what}.{hint} Known names: {allowed}.") from None
 
 
 def check_positive(values: Mapping[str, int | None], place: str) -> None:
-    """Raise InvalidOption for a number that is given and below 1."""
+    """Raise InvalidOption if a number that is set is below 1."""
     for name, value in values.items():
         if value is not None and value < 1:
-            raise InvalidOption(f"{place}: {name} is {value}; give 1 at least.")
+            raise InvalidOption(f"{place}: {name} is {value}. Set at least 1.")
 
 
 def check_unique(names: Iterable[str], what: str, place: str) -> None:
-    """Raise InvalidOption for a name that comes twice."""
-    known: set[str] = set()
+    """Raise InvalidOption if a name occurs twice."""
+    previous: set[str] = set()
     for name in names:
-        if name in known:
-            raise InvalidOption(f"{place}: two {what} '{name}'. Give each its own.")
-        known.add(name)
+        if name in previous:
+            raise InvalidOption(f"{place}: two {what} '{name}'. Make each unique.")
+        previous.add(name)

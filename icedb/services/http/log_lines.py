@@ -1,7 +1,7 @@
-"""Lines for a pipe or a file, written by a thread of their own: whoever has a line to write never waits.
+"""Log lines, written to a pipe or a file by a thread, so that the callers never block.
 
-A pipe that nobody reads takes some dozen lines and then blocks its writer, for ever. Here only the thread waits. A
-limited number of bytes waits with it, and what comes beyond that is dropped and counted.
+A pipe without a reader takes some dozen lines, and then blocks its writer for ever. Here only the thread blocks. It
+buffers a limited number of bytes. Lines beyond that are dropped and counted.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import msgspec
 
 __all__ = ["LineWriter", "LineSink", "TextLines", "record_line"]
 
-#: Twenty thousand usual lines of the access log; a client can make one of 50 kilobytes.
-WAITING_BYTES_MAX = 8 * 1024 * 1024
-#: How long an end waits for lines to be taken.
+#: Some twenty thousand typical lines of the access log. A client can cause a line of 50 kilobytes.
+BUFFERED_BYTES_MAX = 8 * 1024 * 1024
+#: How long `LineWriter.close` waits for the buffered lines.
 CLOSE_SECONDS = 1.0
-#: Written at once, if that is more than a line: as much as other processes' lines cannot come between, in a pipe.
-_PIECE_BYTES = select.PIPE_BUF
-#: Characters of any one text; a request's head may have 32 thousand bytes.
+#: Maximum size of one write of several lines: a pipe does not interleave such a write with those of other processes.
+_WRITE_BYTES = select.PIPE_BUF
+#: Maximum number of characters of one text value. A request's head may have 32 thousand bytes.
 _TEXT_MAX = 2_000
 
 _log = logging.getLogger(__name__)
@@ -32,38 +32,43 @@ _encode = msgspec.json.Encoder().encode
 
 
 class LineSink(Protocol):
-    """What takes lines: a `LineWriter`, or a stream in memory."""
+    """A destination of log lines: a `LineWriter`, or a stream in memory."""
 
     def write(self, line: bytes, /) -> object:
-        """Write a line, newline included, now or soon."""
+        """Write or enqueue a line, newline included."""
         ...
 
 
 class LineWriter:
-    """Writes lines to a binary stream without a buffer, in their order. For any thread.
+    """A thread-safe writer of lines to an unbuffered binary stream, in order.
 
-    `name` is what messages call it; they go to the process's log, and one each is enough: that lines cannot be written,
-    and that nobody takes them.
+    It reports two problems in the log of the process, each once: the stream cannot be written, or has no reader.
+
+    Args:
+        stream: The unbuffered stream.
+        name: The name of the stream in messages.
+        buffered_bytes_max: Limit of the buffer.
     """
 
-    def __init__(self, stream: BinaryIO, name: str, *, waiting_bytes_max: int = WAITING_BYTES_MAX) -> None:
+    def __init__(self, stream: BinaryIO, name: str, *, buffered_bytes_max: int = BUFFERED_BYTES_MAX) -> None:
         self._stream = stream
         self._name = name
-        self._bytes_max = waiting_bytes_max
+        self._bytes_max = buffered_bytes_max
         self._lines: deque[bytes] = deque()
-        #: Of these, and of the piece that is being written.
+        #: Bytes of the buffered lines, and of the lines that are being written.
         self._bytes = 0
         self._changed = threading.Condition()
         self._closed = False
-        self._torn = False
-        self._told: set[str] = set()
-        #: Lines that were not written, or not to their end.
+        #: Whether the last write ended within a line.
+        self._partial = False
+        self._reported: set[str] = set()
+        #: Lines that were dropped or written in part.
         self.lost = 0
         self._thread = threading.Thread(target=self._run, name=f"icedb {name}", daemon=True)
         self._thread.start()
 
     def write(self, line: bytes) -> None:
-        """Have a line, or several, written soon; they end with a newline. Never waits for the stream, never raises."""
+        """Enqueue a line, or several, each with its newline. Never blocks, never raises."""
         with self._changed:
             if not self._closed and self._bytes + len(line) <= self._bytes_max:
                 self._lines.append(line)
@@ -71,12 +76,12 @@ class LineWriter:
                 self._changed.notify()
                 return
             self.lost += line.count(b"\n")
-            unread = not self._closed
-        if unread:
-            self._tell_once("is not read, and lines are dropped")
+            overflow = not self._closed
+        if overflow:
+            self._report_once("has no reader; lines are dropped")
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Wait until all is written, so many seconds at most; what is then left is lost."""
+        """Write the buffered lines, for at most `seconds`; the lines that remain are lost."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -87,72 +92,72 @@ class LineWriter:
 
     def _run(self) -> None:
         while piece := self._next():
-            unwritten, why = self._put(piece)
+            unwritten, why = self._write_stream(piece)
             with self._changed:
                 self._bytes -= len(piece)
                 self.lost += unwritten.count(b"\n")
             if why:
-                self._tell_once("cannot be written", f": {why}")
+                self._report_once("cannot be written", f": {why}")
 
     def _next(self) -> bytes:
-        """What to write next, whole lines; nothing: it is over."""
+        """Wait for lines and return whole lines for one write. Return nothing after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._closed)
             piece: list[bytes] = []
             size = 0
-            while self._lines and (not piece or size + len(self._lines[0]) <= _PIECE_BYTES):
+            while self._lines and (not piece or size + len(self._lines[0]) <= _WRITE_BYTES):
                 piece.append(self._lines.popleft())
                 size += len(piece[-1])
         return b"".join(piece)
 
-    def _put(self, piece: bytes) -> tuple[bytes, str]:
-        """What of it could not be written, and why."""
-        rest = b"\n" + piece if self._torn else piece  # else the rest of half a line, and no line itself
+    def _write_stream(self, piece: bytes) -> tuple[bytes, str]:
+        """Write lines, and return those that could not be written, with the reason."""
+        rest = b"\n" + piece if self._partial else piece  # end a partial line, so that it does not merge with the next
         try:
             while rest:
-                taken = self._stream.write(rest)
-                if taken:
-                    self._torn = rest[taken - 1 : taken] != b"\n"
-                    rest = rest[taken:]
-                else:  # None: somebody made it non-blocking, and it is full
-                    self._wait_for_room()
+                written = self._stream.write(rest)
+                if written:
+                    self._partial = rest[written - 1 : written] != b"\n"
+                    rest = rest[written:]
+                else:  # None: another process made it non-blocking, and it is full
+                    self._wait_until_writable()
             self._stream.flush()
         except OSError as error:
             return rest[-len(piece) :], error.strerror or str(error)
         return b"", ""
 
-    def _wait_for_room(self) -> None:
+    def _wait_until_writable(self) -> None:
         poll = select.poll()
         poll.register(self._stream, select.POLLOUT)
         poll.poll()
 
-    def _tell_once(self, what: str, why: str = "") -> None:
+    def _report_once(self, problem: str, why: str = "") -> None:
         with self._changed:
-            if what in self._told:
+            if problem in self._reported:
                 return
-            self._told.add(what)
-        _log.error("The %s %s%s. Requests are served all the same.", self._name, what, why)
+            self._reported.add(problem)
+        _log.error("The %s %s%s. Requests are still served.", self._name, problem, why)
 
 
 class TextLines:
-    """The text stream that handlers of Python's logging want, over a LineWriter."""
+    """A text stream over a LineWriter, for the handlers of Python's logging."""
 
     def __init__(self, lines: LineWriter) -> None:
         self._lines = lines
 
     def write(self, text: str) -> None:
-        """Have a text written soon."""
+        """Enqueue a text."""
         self._lines.write(text.encode(errors="backslashreplace"))
 
 
-def record_line(time_ms: int, said: Mapping[str, object]) -> bytes:
-    """One line of JSON: the time (of unix milliseconds), and what is said, in its order; texts may be a client's."""
+def record_line(time_ms: int, fields: Mapping[str, object]) -> bytes:
+    """Encode a line of JSON: the time, given in unix milliseconds, and the fields, which may hold text of clients."""
     time = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
-    texts = {name: _line_text(value) if isinstance(value, str) else value for name, value in said.items()}
+    texts = {name: _line_text(value) if isinstance(value, str) else value for name, value in fields.items()}
     return _encode({"time": time, **texts}) + b"\n"
 
 
 def _line_text(text: str) -> str:
-    """A client's text, cut, and without what a terminal or a reader of the log could take for more than text."""
+    """Truncate a text of a client, and escape characters that a terminal or a log reader could interpret."""
     text = text[:_TEXT_MAX]
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

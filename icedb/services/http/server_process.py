@@ -1,4 +1,4 @@
-"""A process that serves: its streams, its sockets, its signals, and its end."""
+"""The streams, sockets, signals and end of a server process."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ __all__ = [
     "configure_logging",
 ]
 
-#: The end of the process waits so long for threads that are asking a store which does not answer.
+#: How long the end of the process waits for threads that block on a store.
 _THREADS_SECONDS = 3.0
-#: Beside a connection's own: those to the store, files and what Python has open.
+#: Open files besides the connections of clients: connections to the store, files, and those of Python.
 _OTHER_FILES = 256
 
 
 @contextlib.contextmanager
 def open_line_writer(descriptor: int, name: str) -> Iterator[LineWriter]:
-    """A writer to one of the process's streams, which in the end has written what it could."""
-    # Without a buffer: of a pipe that broke, nothing is left that the interpreter would fail to flush at its end.
+    """Open a writer to a stream of the process, and close it when the block ends."""
+    # Unbuffered: after a broken pipe, the interpreter has nothing that it would fail to flush at its exit.
     lines = LineWriter(FileIO(descriptor, "wb", closefd=False), name)
     try:
         yield lines
@@ -47,24 +47,24 @@ def open_line_writer(descriptor: int, name: str) -> Iterator[LineWriter]:
 
 
 def configure_logging(lines: LineWriter, logger: str) -> None:
-    """Write the process's log there: of the program whose logger that is what informs, of all else warnings."""
+    """Write the log of the process to `lines`: level INFO for the given logger, WARNING for all others."""
     layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(format=layout, level=logging.WARNING, stream=TextLines(lines))
     logging.getLogger(logger).setLevel(logging.INFO)
     uvicorn_log = logging.getLogger("uvicorn.error")
-    uvicorn_log.setLevel(logging.ERROR)  # its warnings are of requests that are none: anybody could fill a disk
-    # An answer that is cut off when the process has to end is no error of the application.
+    uvicorn_log.setLevel(logging.ERROR)  # it warns of malformed requests, with which any client could fill a disk
+    # A response that is cancelled at the end of the process is not an error of the application.
     uvicorn_log.addFilter(lambda record: not (record.exc_info and record.exc_info[0] is asyncio.CancelledError))
 
 
 def install_signal_handlers(server: HttpServer, reload: asyncio.Event) -> None:
-    """SIGTERM and SIGINT stop the server, the second ends the process at once; SIGHUP sets `reload`."""
+    """Handle signals: SIGTERM and SIGINT stop the server, a second one kills the process, SIGHUP sets `reload`."""
     loop = asyncio.get_running_loop()
     ending = (signal.SIGTERM, signal.SIGINT)
 
     def stop() -> None:
         server.should_exit = True
-        for number in ending:  # the system's own way: it works whatever this process is doing
+        for number in ending:  # the default action of the system works even if the process hangs
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
 
@@ -75,7 +75,7 @@ def install_signal_handlers(server: HttpServer, reload: asyncio.Event) -> None:
 
 @contextlib.asynccontextmanager
 async def background_task(work: Coroutine[object, object, None]) -> AsyncIterator[None]:
-    """Something that goes on until the block ends."""
+    """Run a coroutine until the block ends."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -86,10 +86,10 @@ async def background_task(work: Coroutine[object, object, None]) -> AsyncIterato
 
 
 def schedule_forced_exit() -> None:
-    """Threads are joined when the interpreter ends; one that asks a store which does not answer must not hold it."""
-    impatient = threading.Timer(_THREADS_SECONDS, os._exit, (0,))
-    impatient.daemon = True
-    impatient.start()
+    """Exit after a few seconds even if the interpreter still waits for a thread that blocks on a store."""
+    timer = threading.Timer(_THREADS_SECONDS, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
 
 
 # ------------------------------------------------------------------------------------------------ sockets
@@ -97,19 +97,20 @@ def schedule_forced_exit() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """The sockets of a server: for its clients, and for who asks for health and metrics, if anybody may."""
+    """The listening sockets of a server: for clients, and optionally for health checks and metrics."""
 
     clients: socket.socket
     admin: socket.socket | None
-    #: Where they listen, for people.
+    #: Both addresses, for a message.
     text: str
 
 
 @contextlib.contextmanager
 def open_listeners(settings: ListenSettings) -> Iterator[Listeners]:
-    """Sockets that clients can already connect to, so that it is known before anything else that they can.
+    """Open the listening sockets first, so that an address in use is reported before any other work.
 
-    Raises OSError, which names the address, when nothing can listen there.
+    Raises:
+        OSError: An address, named in the message, cannot be used.
     """
     with contextlib.ExitStack() as closing:
         clients = closing.enter_context(_listening_socket(settings.host, settings.port))
@@ -128,20 +129,20 @@ def _listening_socket(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         number = error.errno or 0
-        why = os.strerror(number) if number > 0 else error.strerror  # below 0: no host has that name
-        raise OSError(f"{host}:{port}: cannot listen there: {why}") from None
+        why = os.strerror(number) if number > 0 else error.strerror  # negative: the host name does not resolve
+        raise OSError(f"{host}:{port}: cannot listen on this address: {why}") from None
 
 
 def _address_text(listener: socket.socket) -> str:
-    """Where a socket listens, as addresses of the web say it."""
+    """Return the address of a socket as URLs write it."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def allow_connections(connections: int) -> None:
-    """As many open files as they need, if the system lets us: its usual 1,024 are of the days of select()."""
-    wanted = 2 * connections + _OTHER_FILES
+    """Raise the limit of open files to what the connections need, as far as the system allows."""
+    required = 2 * connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < required:
+        allowed = required if hard == resource.RLIM_INFINITY else min(required, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

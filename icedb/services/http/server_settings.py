@@ -1,4 +1,4 @@
-"""What a server is told about its sockets: settings with their defaults; and stamps of the files that said so."""
+"""Listen settings of a server with their defaults, and stamps of the configuration files."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from pathlib import Path
 
 __all__ = ["HEAD_BYTES_MAX", "FileStamp", "ListenSettings"]
 
-#: Of a request before its body. S3's own limit is 8 KiB of headers; a presigned address may be as long again.
+#: Maximum size of a request's head. S3 allows 8 KiB of headers; a presigned URL may be as long again.
 HEAD_BYTES_MAX = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ListenSettings:
-    """How a server listens, and how long it waits for clients."""
+    """Addresses, TLS files, and timeouts of clients."""
 
     host: str = "127.0.0.1"
-    #: 0: any free one.
+    #: 0 selects a free port.
     port: int = 8080
-    #: Where metrics are shown; None: nowhere.
+    #: Address of health checks and metrics. None disables them.
     admin_host: str | None = None
     admin_port: int | None = None
-    #: At a time.
+    #: Maximum number of open connections.
     connections: int = 2_000
-    #: How long a client may take to say what it wants, its body included.
+    #: Time for a client to send a request, the body included.
     header_timeout_ms: int = 10_000
-    #: A client that takes nothing of its answer for so long is cut off.
+    #: The server disconnects a client that reads nothing of its response for this time.
     send_timeout_ms: int = 60_000
-    #: How long answers that are under way may take when the server is told to stop.
+    #: Time for responses in progress to finish when the server stops.
     stop_timeout_ms: int = 30_000
     tls_certificate: Path | None = None
     tls_key: Path | None = None
@@ -35,7 +35,7 @@ class ListenSettings:
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """By what it is told that a file is no longer what was read."""
+    """The identity of a file version: a changed stamp means a changed file."""
 
     mtime_ns: int
     bytes: int
@@ -43,9 +43,9 @@ class FileStamp:
 
     @classmethod
     def of(cls, path: Path) -> FileStamp | None:
-        """The stamp of a file now; None: it cannot be looked at."""
+        """Return the current stamp of a file, or None if the file cannot be read."""
         try:
-            found = path.stat()
+            status = path.stat()
         except (OSError, ValueError):  # ValueError: a zero byte in the path
             return None
-        return cls(found.st_mtime_ns, found.st_size, found.st_ino)
+        return cls(status.st_mtime_ns, status.st_size, status.st_ino)

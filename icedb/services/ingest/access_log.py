@@ -1,18 +1,18 @@
-"""One line of JSON for each request: who sent how much, and what became of it. Keys and events are in none."""
+"""The access log of the ingest service: one line of JSON for each request, without keys and events."""
 
 from __future__ import annotations
 
 import msgspec
 
-from icedb.services.http.log_lines import LineSink, record_line
+from icedb.services.http.log_lines import record_line
 
-__all__ = ["IngestAccessLog", "IngestAccessRecord"]
+__all__ = ["IngestAccessRecord", "access_line"]
 
 
 class IngestAccessRecord(msgspec.Struct, kw_only=True):
-    """What is known of a request when its answer is over; texts as the client sent them."""
+    """A request and its response. Texts are as the client sent them."""
 
-    #: Unix milliseconds, when the request came.
+    #: When the request arrived, in unix milliseconds.
     time_ms: int
     request_id: str
     #: The client's address.
@@ -20,29 +20,23 @@ class IngestAccessRecord(msgspec.Struct, kw_only=True):
     method: str
     path: str
     user_agent: str
-    #: Of whoever proved it, else None.
+    #: The authenticated tenant, or None.
     tenant: str | None = None
     table: str | None = None
     status: int = 0
-    #: Of a refusal: its name for programs.
+    #: The error code of a rejected request.
     error: str | None = None
-    #: Of the body, as it was sent.
+    #: Size of the body as it was sent.
     bytes: int = 0
     events: int = 0
     repeated: int = 0
-    #: The commit that has the events, as the client was answered, and its log file.
+    #: The id of the commit that has the events, as the response has it, and the key of its log file.
     commit: str | None = None
     log_file: str | None = None
     milliseconds: float = 0.0
 
 
-class IngestAccessLog:
-    """Gives each record to `lines`, as one line."""
-
-    def __init__(self, lines: LineSink) -> None:
-        self._lines = lines
-
-    def write(self, record: IngestAccessRecord) -> None:
-        """Give the line of a record away."""
-        said = msgspec.structs.asdict(record)
-        self._lines.write(record_line(said.pop("time_ms"), said))
+def access_line(record: IngestAccessRecord) -> bytes:
+    """Return a record as a line of the access log."""
+    fields = msgspec.structs.asdict(record)
+    return record_line(fields.pop("time_ms"), fields)

@@ -1,7 +1,7 @@
-"""The ingest service as one ASGI application: from a request's head to the answer that its events are committed.
+"""The ASGI application of the ingest service.
 
-A request is committed whole or not at all. An answer of 2xx is given after the commit; whatever else happens, the
-client is told, or its connection breaks.
+A request is committed whole or not at all. The service sends a response of 2xx after the commit. In all other cases the
+client gets an error response, or its connection breaks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from icedb.services.ingest.access_log import IngestAccessLog, IngestAccessRecord
+from icedb.services.http.log_lines import LineSink
+from icedb.services.ingest.access_log import IngestAccessRecord, access_line
 from icedb.services.ingest.config.settings import IngestSettings
 from icedb.services.ingest.config.tenants import Tenants
 from icedb.services.ingest.events.rejections import RequestRejected
@@ -30,14 +31,14 @@ __all__ = ["HEALTH_PATH", "READY_PATH", "IngestApp"]
 logger = logging.getLogger("icedb.ingest")
 
 HEALTH_PATH, READY_PATH = "/healthz", "/readyz"
-#: Of the body of somebody who is not known, read so that the answer arrives.
-_STRANGER_BYTES_MAX = 64 * 1024
-_STRANGER_SECONDS = 1.0
-_LAST = ("connection", "close")
+#: How much of the body of an unauthenticated client is read and discarded, so that the client receives the response.
+_UNAUTHENTICATED_BYTES_MAX = 64 * 1024
+_UNAUTHENTICATED_SECONDS = 1.0
+_CLOSE_HEADER = ("connection", "close")
 
 
 class IngestApp:
-    """Answers requests. Belongs to one event loop."""
+    """The ASGI application. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -45,13 +46,13 @@ class IngestApp:
         tenants: Tenants,
         writers: TableWriters,
         metrics: IngestMetrics,
-        access_log: IngestAccessLog,
+        access_log: LineSink,
         *,
         stopping: Callable[[], bool],
     ) -> None:
         self._intake = Intake(settings, tenants, writers, stopping)
-        #: Of bodies in memory.
-        self.held = BodyMemoryBudget(settings.held_bytes_max)
+        #: The memory of request bodies.
+        self.body_memory = BodyMemoryBudget(settings.held_bytes_max)
         self._settings = settings
         self._writers = writers
         self._metrics = metrics
@@ -60,31 +61,31 @@ class IngestApp:
         self._stopping = stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Respond to one request."""
         if scope["type"] != "http":
             raise NotImplementedError(scope["type"])
         if scope["path"] in (HEALTH_PATH, READY_PATH) and scope["method"] in ("GET", "HEAD"):
-            await self._tell_state(scope, send)
+            await self._send_health(scope, send)
             return
         exchange = self._exchange(scope, receive)
         self._metrics.in_progress.inc()
         try:
-            await self._answer(exchange, scope, send)
+            await self._respond(exchange, scope, send)
         finally:
             record = exchange.record
             seconds = time.perf_counter() - exchange.began
             record.milliseconds = round(seconds * 1000, 1)
             self._metrics.in_progress.dec()
-            self._metrics.answered(record.tenant, exchange.endpoint, record.status, seconds, record.bytes)
-            self._metrics.refused(record.tenant, record.error)
-            self._access_log.write(record)
+            self._metrics.record_response(record.tenant, exchange.endpoint, record.status, seconds, record.bytes)
+            self._metrics.record_rejection(record.tenant, record.error)
+            self._access_log.write(access_line(record))
 
-    def know(self, tenants: Tenants) -> None:
-        """From now on these are the tenants. For any thread."""
+    def set_tenants(self, tenants: Tenants) -> None:
+        """Replace the tenants. Thread-safe."""
         self._intake.tenants = tenants
 
-    def ready(self) -> list[str]:
-        """Why requests should go elsewhere; nothing: they should come."""
+    def not_ready_reasons(self) -> list[str]:
+        """Return why the service should get no requests; empty if it is ready."""
         return ["it is stopping"] if self._stopping() else self._writers.problems()
 
     def _exchange(self, scope: Scope, receive: Receive) -> Exchange:
@@ -99,48 +100,47 @@ class IngestApp:
         )
         return Exchange(headers, record, time.perf_counter(), RequestBody(receive))
 
-    async def _answer(self, exchange: Exchange, scope: Scope, send: Send) -> None:
+    async def _respond(self, exchange: Exchange, scope: Scope, send: Send) -> None:
         record = exchange.record
         try:
-            with self.held.body() as take, exchange.ends:
+            with self.body_memory.body() as reserve, exchange.on_end:
                 check_head(scope)
-                table, done = await self._intake.accept(exchange, scope, take)
+                table, done = await self._intake.accept(exchange, scope, reserve)
             record.status, record.events, record.repeated = 200, done.rows, done.repeated_rows
             record.commit, record.log_file = commit_id(done.key, done.created_ms), done.key
-            self._metrics.accepted(record.tenant or "", table.settings.name, done.rows + done.repeated_rows)
-            said: dict[str, Any] = {"accepted": done.rows, "repeated": done.repeated_rows, "commit": record.commit}
+            self._metrics.record_events(record.tenant or "", table.settings.name, done.rows + done.repeated_rows)
+            document: dict[str, Any] = {"accepted": done.rows, "repeated": done.repeated_rows, "commit": record.commit}
             if exchange.endpoint != "events":
-                said["success"] = True  # Segment's own word
-            await self._send(exchange, send, 200, said)
-        except RequestRejected as refusal:
-            await self._refuse(exchange, send, refusal)
+                document["success"] = True  # the field that Segment's API returns
+            await self._send(exchange, send, 200, document)
+        except RequestRejected as rejection:
+            await self._reject(exchange, send, rejection)
         except ClientDisconnected:
-            await self._refuse(exchange, send, RequestRejected(400, "The request's body did not come whole."))
+            await self._reject(exchange, send, RequestRejected(400, "The request's body did not come whole."))
         except Exception:
             logger.exception("request %s failed", record.request_id)
             if record.status == 200:
-                raise  # the answer was begun
+                raise  # the response has started
             message = f"That should not happen. The operator finds the reason in the log, by {record.request_id}."
-            await self._refuse(exchange, send, RequestRejected(500, message))
+            await self._reject(exchange, send, RequestRejected(500, message))
 
-    # ------------------------------------------------------------------------------------ answers
+    # ------------------------------------------------------------------------------------ responses
 
-    async def _refuse(self, exchange: Exchange, send: Send, refusal: RequestRejected) -> None:
+    async def _reject(self, exchange: Exchange, send: Send, rejection: RequestRejected) -> None:
         record = exchange.record
-        record.status, record.error = refusal.status, refusal.error
-        headers = list(refusal.headers)
-        if not exchange.header("expect"):  # who asks before sending a body is not told to send it
-            known = record.tenant is not None
-            bytes_max = self._settings.body_bytes_max if known else _STRANGER_BYTES_MAX
-            await exchange.body.drain(
-                bytes_max, self._settings.header_timeout_ms / 1000 if known else _STRANGER_SECONDS
-            )
+        record.status, record.error = rejection.status, rejection.error
+        headers = list(rejection.headers)
+        if not exchange.header("expect"):  # a client that sent Expect waits, and must not be asked for its body
+            bytes_max, seconds = _UNAUTHENTICATED_BYTES_MAX, _UNAUTHENTICATED_SECONDS
+            if record.tenant is not None:
+                bytes_max, seconds = self._settings.body_bytes_max, self._settings.header_timeout_ms / 1000
+            await exchange.body.drain(bytes_max, seconds)
         if not exchange.body.whole:
-            headers.append(_LAST)  # what is left is never read
-        said: dict[str, Any] = {"error": refusal.error, "message": refusal.message}
+            headers.append(_CLOSE_HEADER)  # the rest of the body stays unread
+        document: dict[str, Any] = {"error": rejection.error, "message": rejection.message}
         if exchange.endpoint != "events":
-            said["code"] = refusal.error  # as Segment's libraries look for it
-        await self._send(exchange, send, refusal.status, said, headers)
+            document["code"] = rejection.error  # the field that Segment's libraries read
+        await self._send(exchange, send, rejection.status, document, headers)
 
     async def _send(
         self,
@@ -150,13 +150,13 @@ class IngestApp:
         document: dict[str, Any],
         headers: list[tuple[str, str]] | None = None,
     ) -> None:
-        every = [("x-request-id", exchange.record.request_id), *(headers or ())]
+        all_headers = [("x-request-id", exchange.record.request_id), *(headers or ())]
         head, timeout_ms = exchange.record.method == "HEAD", self._settings.send_timeout_ms
-        await send_json(send, status, document, every, head=head, timeout_ms=timeout_ms)
+        await send_json(send, status, document, all_headers, head=head, timeout_ms=timeout_ms)
 
-    async def _tell_state(self, scope: Scope, send: Send) -> None:
-        """Whether the process lives, and whether it should get requests: without reasons, for strangers ask, too."""
-        well = scope["path"] == HEALTH_PATH or not self.ready()
-        document = {"status": "ok" if well else "not ready"}
+    async def _send_health(self, scope: Scope, send: Send) -> None:
+        """Respond to a health check. The response has no reasons, because any client can send the request."""
+        ok = scope["path"] == HEALTH_PATH or not self.not_ready_reasons()
+        document = {"status": "ok" if ok else "not ready"}
         head, timeout_ms = scope["method"] == "HEAD", self._settings.send_timeout_ms
-        await send_json(send, 200 if well else 503, document, [_LAST], head=head, timeout_ms=timeout_ms)
+        await send_json(send, 200 if ok else 503, document, [_CLOSE_HEADER], head=head, timeout_ms=timeout_ms)

@@ -1,7 +1,7 @@
-"""What a table wants of events: times as times, nested values as text, and the columns that the service sets itself.
+"""Conversion of events to the columns of a table, with the columns that the service sets.
 
-JSON has no times and no exact fractions. A text for a column that the table has as a time is read as one, in ISO 8601;
-for all other columns values stay what they are, and the table says whether they fit.
+JSON has no times and no exact fractions. If the column is a time, a text is parsed as ISO 8601. Nested values become
+text. All other values are unchanged, and the insert checks them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from icedb.writer.batch_loader import PARTITION_COLUMN
 
 __all__ = ["TOO_MANY_COLUMNS", "EventColumns"]
 
-#: The name of the error for programs.
+#: Error code for programs.
 TOO_MANY_COLUMNS = "too_many_columns"
 
-#: More would only make schemas and messages long.
+#: Limit on the length of a column name, which keeps schemas and messages short.
 _NAME_CHARS_MAX = 200
 
 _encode = msgspec.json.Encoder().encode
@@ -33,7 +33,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class _ColumnConversion:
-    """What becomes of values of one column; None: they stay."""
+    """Conversions of the values of one column. None leaves values unchanged."""
 
     text: Callable[[str], Any] | None = None
     number: Callable[[float], Any] | None = None
@@ -44,88 +44,91 @@ class _ColumnConversion:
 
 
 class EventColumns:
-    """The columns of one table, as they were when this was made."""
+    """The columns of one table as of the creation of this object."""
 
     def __init__(self, settings: TableSettings, schema: Mapping[str, str], *, queried: bool = False) -> None:
-        """`queried`: the table makes other columns of events, by an insert query."""
+        """Read the columns of `schema`. `queried` means that an insert query maps events to other columns."""
         self._settings = settings
         self._queried = queried
-        self._known = {name.casefold(): type_.upper() for name, type_ in schema.items()}
+        self._types = {name.casefold(): type_.upper() for name, type_ in schema.items()}
         own = (settings.tenant_column, settings.received_column)
-        # With the last a row would choose its partition, and be found where it does not belong.
+        # With PARTITION_COLUMN, a client could put a row into a partition to which it does not belong.
         self._own = {*(name.casefold() for name in own if name is not None), PARTITION_COLUMN}
-        self._names_max = max(settings.columns_max, len(self._known))
-        self._plans: dict[str, _ColumnConversion] = {}
+        self._names_max = max(settings.columns_max, len(self._types))
+        self._conversions: dict[str, _ColumnConversion] = {}
 
     def fit(
         self, rows: list[dict[str, Any]] | pa.Table, tenant: str, received: datetime, *, new_columns: bool = True
     ) -> list[Any] | pa.Table:
-        """The rows as they are stored; dicts are changed. Raises Refusal (400), which names the event at fault.
+        """Return rows as the table stores them. Dicts are changed in place.
 
-        `new_columns`: whether the tenant may bring columns.
+        Args:
+            rows: The events of one request.
+            tenant: The name of the tenant that sent them.
+            received: When the request arrived.
+            new_columns: Whether the tenant may add columns.
+
+        Raises:
+            RequestRejected: An event, named in the message, does not fit (400).
         """
         if isinstance(rows, pa.Table):
             self._check_new([f.name for f in rows.schema if not pa.types.is_null(f.type)], new_columns)
             return self._fit_arrow(rows, tenant, received)
-        plans: dict[str, _ColumnConversion] = {}
-        brought: set[str] = set()
+        conversions: dict[str, _ColumnConversion] = {}
+        added: set[str] = set()
         for number, row in enumerate(rows):
             for name, value in row.items():
-                plan = plans.get(name)
-                if plan is None:
-                    plan = plans[name] = self._plan(name, number)
-                    if len(plans) > self._names_max:
-                        self._refuse_names("events")
-                if plan.is_new and value is not None:
-                    brought.add(name)
+                conversion = conversions.get(name)
+                if conversion is None:
+                    conversion = conversions[name] = self._conversion(name, number)
+                    if len(conversions) > self._names_max:
+                        self._reject_names("events")
+                if conversion.is_new and value is not None:
+                    added.add(name)
                 kind = type(value)
                 if kind is str:
-                    if plan.text is not None:
-                        row[name] = self._read(plan.text, value, f"event {number}: '{name}'", plan.type)
+                    if conversion.text is not None:
+                        row[name] = self._parse(conversion.text, value, f"event {number}: '{name}'", conversion.type)
                 elif kind is dict or kind is list:
-                    if plan.nested is not None:
-                        row[name] = plan.nested(value)
-                elif kind is float and plan.number is not None:
-                    row[name] = plan.number(value)
+                    if conversion.nested is not None:
+                        row[name] = conversion.nested(value)
+                elif kind is float and conversion.number is not None:
+                    row[name] = conversion.number(value)
             if self._settings.tenant_column is not None:
                 row[self._settings.tenant_column] = tenant
-                self._own_id(row, tenant)
+                self._prefix_id(row, tenant)
             if self._settings.received_column is not None:
                 row[self._settings.received_column] = received
-        self._check_new(brought, new_columns)
+        self._check_new(added, new_columns)
         return rows
 
-    def _refuse_names(self, rows: str) -> NoReturn:
+    def _reject_names(self, rows: str) -> NoReturn:
         message = f"The {rows} have more than {self._names_max} different names."
         raise RequestRejected(400, message, error=TOO_MANY_COLUMNS)
 
     def _check_new(self, names: Collection[str], new_columns: bool) -> None:
-        """Refuse columns that the table does not have, unless they may come and there is room for them."""
-        brought = sorted({name for name in names if name.casefold() not in self._known})
-        if (
-            not brought
-            or self._queried
-            or (new_columns and len(self._known) + len(brought) <= self._settings.columns_max)
-        ):
+        """Reject new columns unless the tenant may add columns and the table stays within `columns_max`."""
+        added = sorted({name for name in names if name.casefold() not in self._types})
+        if not added or self._queried or (new_columns and len(self._types) + len(added) <= self._settings.columns_max):
             return
-        shown = ", ".join(repr(name[:50]) for name in brought[:3]) + (", ..." if len(brought) > 3 else "")
+        examples = ", ".join(repr(name[:50]) for name in added[:3]) + (", ..." if len(added) > 3 else "")
         why = (
-            f"The table has {len(self._known)} of the {self._settings.columns_max} columns that it may have"
+            f"The table has {len(self._types)} of the {self._settings.columns_max} columns that it may have"
             if new_columns
             else "Events of this tenant bring no columns"
         )
-        message = f"{why}, and does not have {shown}. Leave them out, or send them as text in one column."
+        message = f"{why}, and does not have {examples}. Leave them out, or send them as text in one column."
         raise RequestRejected(400, message, error=TOO_MANY_COLUMNS)
 
-    def _own_id(self, row: dict[str, Any], tenant: str) -> None:
-        """Of a table that tenants share, an id says whose it is: nobody can take another's."""
+    def _prefix_id(self, row: dict[str, Any], tenant: str) -> None:
+        """Prefix an id with the tenant, so that tenants of a shared table cannot use up the ids of each other."""
         column = self._settings.id_column
-        if column is not None and isinstance(given := row.get(column), str | int) and given != "":
-            row[column] = f"{tenant}/{given}"
+        if column is not None and isinstance(id_ := row.get(column), str | int) and id_ != "":
+            row[column] = f"{tenant}/{id_}"
 
     def _fit_arrow(self, table: pa.Table, tenant: str, received: datetime) -> pa.Table:
         if table.num_columns > self._names_max:
-            self._refuse_names("columns")
+            self._reject_names("columns")
         names = table.column_names
         for name in names:
             self._check_name(name, "the stream")
@@ -133,25 +136,23 @@ class EventColumns:
             raise RequestRejected(400, "The stream has two columns of one name.")
         if self._settings.tenant_column is not None:
             table = table.append_column(self._settings.tenant_column, pa.repeat(tenant, table.num_rows))
-            table = self._own_ids(table, tenant)
+            table = self._prefix_ids(table, tenant)
         if self._settings.received_column is not None:
             at = pa.scalar(received, pa.timestamp("us", "UTC"))
             table = table.append_column(self._settings.received_column, pa.repeat(at, table.num_rows))
         return table
 
-    def _own_ids(self, table: pa.Table, tenant: str) -> pa.Table:
+    def _prefix_ids(self, table: pa.Table, tenant: str) -> pa.Table:
         column = self._settings.id_column
         if column is None or column not in table.column_names:
             return table
-        given = table.column(column)
-        if not (
-            pa.types.is_string(given.type) or pa.types.is_large_string(given.type) or pa.types.is_integer(given.type)
-        ):
-            raise RequestRejected(400, f"column '{column}' is {given.type}, and ids are text or whole numbers.")
-        texts = given.cast(pa.string())
-        whole = pc.binary_join_element_wise(pa.scalar(tenant), texts, "/")
+        ids = table.column(column)
+        if not (pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type) or pa.types.is_integer(ids.type)):
+            raise RequestRejected(400, f"column '{column}' is {ids.type}, and ids are text or whole numbers.")
+        texts = ids.cast(pa.string())
+        prefixed = pc.binary_join_element_wise(pa.scalar(tenant), texts, "/")
         number = table.column_names.index(column)
-        return table.set_column(number, column, pc.if_else(pc.equal(texts, ""), texts, whole))
+        return table.set_column(number, column, pc.if_else(pc.equal(texts, ""), texts, prefixed))
 
     def _check_name(self, name: str, place: str) -> None:
         if len(name) > _NAME_CHARS_MAX:
@@ -166,28 +167,28 @@ class EventColumns:
                 400, f"{place}: '{name}' is to be written '{id_column}': it is what tells events apart."
             )
 
-    def _plan(self, name: str, number: int) -> _ColumnConversion:
+    def _conversion(self, name: str, number: int) -> _ColumnConversion:
         self._check_name(name, f"event {number}")
-        found = self._plans.get(name)
-        if found is None:
+        conversion = self._conversions.get(name)
+        if conversion is None:
             is_id = name.casefold() == (self._settings.id_column or "").casefold()
-            type_ = self._known.get(name.casefold(), "")
-            found = _ColumnConversion() if is_id else _column(type_, text=self._settings.nested == "text")
-            if name.casefold() not in self._known:
-                return replace(found, is_new=True)
-            self._plans[name] = found  # as many as the table has; others are not kept
-        return found
+            type_ = self._types.get(name.casefold(), "")
+            conversion = _ColumnConversion() if is_id else _conversion_to(type_, text=self._settings.nested == "text")
+            if name.casefold() not in self._types:
+                return replace(conversion, is_new=True)
+            self._conversions[name] = conversion  # only columns of the table are cached, so the cache is bounded
+        return conversion
 
-    def _read(self, read: Callable[[str], Any], value: str, place: str, type_: str) -> Any:
+    def _parse(self, parse: Callable[[str], Any], value: str, place: str, type_: str) -> Any:
         try:
-            return read(value)
+            return parse(value)
         except (ValueError, OverflowError):
             if self._settings.on_conflict == "quarantine":
-                return value  # the table sets the row aside
+                return value  # the insert quarantines the row
         raise RequestRejected(400, f"{place} is {type_}, and the value is none: {value[:50]!r}.") from None
 
 
-def _column(type_: str, *, text: bool) -> _ColumnConversion:
+def _conversion_to(type_: str, *, text: bool) -> _ColumnConversion:
     if type_ == "JSON":
         return _ColumnConversion(text=_json_text, nested=_json_text)
     if type_.endswith("]") or type_.startswith(("STRUCT", "MAP")):
@@ -211,13 +212,13 @@ def _json_text(value: Any) -> str:
 
 
 def _exact(value: float) -> Decimal:
-    """As it was written, of all numbers with up to 15 digits."""
+    """Return a decimal that is exact for all numbers of up to 15 digits."""
     return Decimal(repr(value))
 
 
 def _instant(text: str) -> datetime:
-    found = datetime.fromisoformat(text)
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    moment = datetime.fromisoformat(text)
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def _local(text: str) -> datetime:

@@ -1,7 +1,10 @@
-"""What is done with a request: who sends it, whether they may, its body as rows, and their commit.
+"""The steps of a request, from its key to the commit of its rows.
 
-who sends (`tenants`) -> may they, now (`limits`) -> the body (`bodies`) -> rows (`events`, `segment`, `columns`)
--> a commit (`writers`)
+1. `config.tenants` authenticates the tenant.
+2. `limits` checks the rate of the tenant and reserves memory.
+3. `events.request_body` reads and decompresses the body.
+4. `events.event_decoder` or `events.segment` decodes rows, and `event_columns` converts them for the table.
+5. `table_writers` commits them.
 """
 
 from __future__ import annotations
@@ -31,34 +34,34 @@ __all__ = ["Exchange", "Intake"]
 _EVENTS = re.compile(r"/v1/tables/([^/]+)/events")
 _WEBHOOK = re.compile(r"/v1/webhooks/([^/]+)")
 _CALLS = {f"/v1/{call}": call for call in (*SEGMENT_CALLS, "batch")}
-#: A larger body is looked at in a thread, so that other requests do not wait for it.
-_AT_ONCE_BYTES = 32 * 1024
-#: The share of `held_bytes_max` that bodies may have whose key is in them, or a signature of them: one of four.
-_STRANGERS_SHARE = 4
+#: Larger bodies are processed in a thread, so that they do not block other requests.
+_INLINE_BYTES = 32 * 1024
+#: Unauthenticated bodies, which hold the key or are signed, may use 1/4 of `held_bytes_max`.
+_UNAUTHENTICATED_SHARE = 4
 
 Result = TypeVar("Result")
 
 
 @dataclass
 class Exchange:
-    """A request and what became of it."""
+    """A request and its response."""
 
     headers: dict[str, str]
     record: IngestAccessRecord
     began: float
     body: RequestBody
-    #: By a name of ours.
+    #: The endpoint's name in metrics.
     endpoint: str = "none"
-    #: What ends with the request.
-    ends: ExitStack = field(default_factory=ExitStack)
+    #: Resources to release at the end of the request.
+    on_end: ExitStack = field(default_factory=ExitStack)
 
     def header(self, name: str) -> str:
-        """What the client said there; nothing: not a word."""
+        """Return the value of a header, empty if it is absent."""
         return self.headers.get(name, "")
 
 
 class Intake:
-    """Takes what requests have. Belongs to one event loop. `tenants` may be replaced while it runs."""
+    """Commits the events of requests. Belongs to one event loop. `tenants` may be replaced at any time."""
 
     def __init__(
         self, settings: IngestSettings, tenants: Tenants, writers: TableWriters, stopping: Callable[[], bool]
@@ -68,23 +71,30 @@ class Intake:
         self._writers = writers
         self._stopping = stopping
         self._rates = RateLimiter()
-        #: A tenant that is not alone has at most half of what bodies may take, so that the others are still read.
-        self._held_of_tenants: dict[str, BodyMemoryBudget] = {}
-        self._held_of_strangers = BodyMemoryBudget(
-            max(settings.body_bytes_max, settings.held_bytes_max // _STRANGERS_SHARE)
+        #: If there are several tenants, each may use half of the memory for bodies, so that it cannot block the others.
+        self._memory_of_tenants: dict[str, BodyMemoryBudget] = {}
+        self._unauthenticated_memory = BodyMemoryBudget(
+            max(settings.body_bytes_max, settings.held_bytes_max // _UNAUTHENTICATED_SHARE)
         )
 
-    # ------------------------------------------------------------------------------------ what is asked for
+    # ------------------------------------------------------------------------------------ endpoints
 
     async def accept(
-        self, exchange: Exchange, scope: Scope, take: Callable[[int], None]
+        self, exchange: Exchange, scope: Scope, reserve: Callable[[int], None]
     ) -> tuple[TableWriter, Acknowledged]:
-        """Commit what a request has. Raises Refusal, and ClientDisconnected.
+        """Commit the events of a request.
 
-        `take` is told of all bytes that are held for it, and may refuse them.
+        Args:
+            exchange: The request.
+            scope: Its ASGI scope.
+            reserve: Reserves memory for bytes of the body, or raises RequestRejected.
+
+        Raises:
+            RequestRejected: The request gets an error response.
+            ClientDisconnected: The body did not arrive whole.
         """
         path = scope["path"]
-        if found := _EVENTS.fullmatch(path):
+        if events := _EVENTS.fullmatch(path):
             exchange.endpoint = "events"
         elif path in _CALLS:
             exchange.endpoint = _CALLS[path]
@@ -94,66 +104,68 @@ class Intake:
             raise RequestRejected(404, "There is nothing at this address. Events go to /v1/tables/<table>/events.")
         if scope["method"] != "POST":
             raise RequestRejected(405, "Events are sent with POST.", headers=(("allow", "POST"),))
-        if found:
-            return await self._events(exchange, found[1], take)
+        if events:
+            return await self._events(exchange, events[1], reserve)
         if exchange.endpoint == "webhook" and webhook:
-            return await self._webhook(exchange, webhook[1], take)
-        return await self._call(exchange, exchange.endpoint, take)
+            return await self._webhook(exchange, webhook[1], reserve)
+        return await self._call(exchange, exchange.endpoint, reserve)
 
     async def _events(
-        self, exchange: Exchange, name: str, take: Callable[[int], None]
+        self, exchange: Exchange, name: str, reserve: Callable[[int], None]
     ) -> tuple[TableWriter, Acknowledged]:
-        tenant = self._known(exchange, self._of_header(exchange))
+        tenant = self._authenticated(exchange, self._of_header(exchange))
         kind = media_type(exchange.header("content-type"))
         if name not in tenant.tables:
             raise RequestRejected(403, "This key cannot write to a table of that name.")
-        content = await self._content(exchange, tenant, take)
+        content = await self._content(exchange, tenant, reserve)
         events_max = self._settings.events_max
         rows = await _offload_if_large(len(content), lambda: decode_events(content, kind, events_max=events_max))
         return await self._commit(exchange, tenant, name, rows, len(content))
 
     async def _call(
-        self, exchange: Exchange, call: str, take: Callable[[int], None]
+        self, exchange: Exchange, call: str, reserve: Callable[[int], None]
     ) -> tuple[TableWriter, Acknowledged]:
-        """A call of Segment's libraries; their key may be in the body."""
+        """Commit a call of Segment's libraries, which may send their key in the body."""
         media_type(exchange.header("content-type"))
         if exchange.header("authorization"):
-            tenant = self._segment_tenant(self._known(exchange, self._of_header(exchange)))
-            content = await self._content(exchange, tenant, take)
+            tenant = self._segment_tenant(self._authenticated(exchange, self._of_header(exchange)))
+            content = await self._content(exchange, tenant, reserve)
         else:
-            content = await self._decompressed(exchange, await self._body_of_stranger(exchange, take), take)
+            content = await self._decompressed(exchange, await self._unauthenticated_body(exchange, reserve), reserve)
             key = await _offload_if_large(len(content), lambda: write_key(content))
-            tenant = self._segment_tenant(self._known(exchange, None if key is None else self.tenants.find_by_key(key)))
-            self._rates.spend_bytes(tenant.name, tenant.limits, exchange.record.bytes)
+            tenant = self._segment_tenant(
+                self._authenticated(exchange, None if key is None else self.tenants.find_by_key(key))
+            )
+            self._rates.spend(tenant.name, tenant.limits, bytes_=exchange.record.bytes)
         document = await _offload_if_large(len(content), lambda: decode_json(content))
         return await self._commit_calls(exchange, tenant, document, call, len(content))
 
     async def _webhook(
-        self, exchange: Exchange, name: str, take: Callable[[int], None]
+        self, exchange: Exchange, name: str, reserve: Callable[[int], None]
     ) -> tuple[TableWriter, Acknowledged]:
-        """A call that Segment forwards: it is signed, or has a key as its libraries' have."""
+        """Commit a call that Segment forwards, authenticated by its signature or by a key."""
         media_type(exchange.header("content-type"))
         if exchange.header("authorization"):
-            tenant = self._segment_tenant(self._known(exchange, self._of_header(exchange)))
+            tenant = self._segment_tenant(self._authenticated(exchange, self._of_header(exchange)))
             if tenant.name != name:
                 raise RequestRejected(403, "This key is not of the tenant that the address names.")
-            content = await self._content(exchange, tenant, take)
+            content = await self._content(exchange, tenant, reserve)
         else:
-            body = await self._body_of_stranger(exchange, take)
+            body = await self._unauthenticated_body(exchange, reserve)
             signature = exchange.header("x-signature")
-            tenant = self._known(exchange, self.tenants.find_by_signature(name, signature, body))
-            self._rates.spend_bytes(tenant.name, tenant.limits, len(body))
-            content = await self._decompressed(exchange, body, take)
+            tenant = self._authenticated(exchange, self.tenants.find_by_signature(name, signature, body))
+            self._rates.spend(tenant.name, tenant.limits, bytes_=len(body))
+            content = await self._decompressed(exchange, body, reserve)
         document = await _offload_if_large(len(content), lambda: decode_json(content))
         return await self._commit_calls(exchange, tenant, document, None, len(content))
 
-    # ------------------------------------------------------------------------------------ who
+    # ------------------------------------------------------------------------------------ authentication
 
     def _of_header(self, exchange: Exchange) -> TenantSettings | None:
         key = key_from_header(exchange.header("authorization"))
         return None if key is None else self.tenants.find_by_key(key)
 
-    def _known(self, exchange: Exchange, tenant: TenantSettings | None) -> TenantSettings:
+    def _authenticated(self, exchange: Exchange, tenant: TenantSettings | None) -> TenantSettings:
         if tenant is None:
             raise RequestRejected(
                 401, "There is no such key, or none was sent.", headers=(("www-authenticate", 'Bearer realm="icedb"'),)
@@ -162,57 +174,57 @@ class Intake:
         return tenant
 
     def _counted(
-        self, exchange: Exchange, tenant: TenantSettings, take: Callable[[int], None]
+        self, exchange: Exchange, tenant: TenantSettings, reserve: Callable[[int], None]
     ) -> Callable[[int], None]:
-        """The same function for a tenant's request: until the request ends, its bytes are the tenant's as well."""
+        """Return a function that also counts the bytes of the request for the tenant, until the request ends."""
         if self.tenants.count < 2:
-            return take
+            return reserve
         bytes_max = max(self._settings.body_bytes_max, self._settings.held_bytes_max // 2)
-        held = self._held_of_tenants.setdefault(tenant.name, BodyMemoryBudget(bytes_max))
-        take_of_tenant = exchange.ends.enter_context(held.body())
+        memory = self._memory_of_tenants.setdefault(tenant.name, BodyMemoryBudget(bytes_max))
+        reserve_of_tenant = exchange.on_end.enter_context(memory.body())
 
-        def take_both(bytes_: int) -> None:
-            take_of_tenant(bytes_)
-            take(bytes_)
+        def reserve_both(bytes_: int) -> None:
+            reserve_of_tenant(bytes_)
+            reserve(bytes_)
 
-        return take_both
+        return reserve_both
 
     def _segment_tenant(self, tenant: TenantSettings) -> TenantSettings:
         if tenant.segment is None:
             raise RequestRejected(403, "This key has no table for Segment's calls.")
         return tenant
 
-    # ------------------------------------------------------------------------------------ what
+    # ------------------------------------------------------------------------------------ bodies
 
-    async def _content(self, exchange: Exchange, tenant: TenantSettings, take: Callable[[int], None]) -> bytes:
+    async def _content(self, exchange: Exchange, tenant: TenantSettings, reserve: Callable[[int], None]) -> bytes:
         self._rates.check(tenant.name, tenant.limits)
-        take = self._counted(exchange, tenant, take)
-        body = await self._body(exchange, take)
-        self._rates.spend_bytes(tenant.name, tenant.limits, len(body))
-        return await self._decompressed(exchange, body, take)
+        reserve = self._counted(exchange, tenant, reserve)
+        body = await self._body(exchange, reserve)
+        self._rates.spend(tenant.name, tenant.limits, bytes_=len(body))
+        return await self._decompressed(exchange, body, reserve)
 
-    async def _body(self, exchange: Exchange, take: Callable[[int], None]) -> bytes:
-        announced = exchange.header("content-length")
-        size = int(announced) if announced.isascii() and announced.isdigit() else None
-        body = await exchange.body.read(size, self._settings.body_bytes_max, take)
+    async def _body(self, exchange: Exchange, reserve: Callable[[int], None]) -> bytes:
+        content_length = exchange.header("content-length")
+        size = int(content_length) if content_length.isascii() and content_length.isdigit() else None
+        body = await exchange.body.read(size, self._settings.body_bytes_max, reserve)
         exchange.record.bytes = len(body)
         return body
 
-    async def _body_of_stranger(self, exchange: Exchange, take: Callable[[int], None]) -> bytes:
-        with self._held_of_strangers.body() as take_of_strangers:
+    async def _unauthenticated_body(self, exchange: Exchange, reserve: Callable[[int], None]) -> bytes:
+        with self._unauthenticated_memory.body() as reserve_unauthenticated:
 
-            def take_both(bytes_: int) -> None:
-                take_of_strangers(bytes_)
-                take(bytes_)
+            def reserve_both(bytes_: int) -> None:
+                reserve_unauthenticated(bytes_)
+                reserve(bytes_)
 
-            return await self._body(exchange, take_both)
+            return await self._body(exchange, reserve_both)
 
-    async def _decompressed(self, exchange: Exchange, body: bytes, take: Callable[[int], None]) -> bytes:
+    async def _decompressed(self, exchange: Exchange, body: bytes, reserve: Callable[[int], None]) -> bytes:
         encoding, bytes_max = exchange.header("content-encoding"), self._settings.body_bytes_max
-        # Of few bytes many may come.
+        # A small body may decompress to a large one, so use a thread.
         content = await _offload_if_large(bytes_max if encoding else 0, lambda: decompress(body, encoding, bytes_max))
         if content is not body:
-            take(len(content))
+            reserve(len(content))
         return content
 
     async def _commit_calls(
@@ -232,17 +244,17 @@ class Intake:
     ) -> tuple[TableWriter, Acknowledged]:
         exchange.record.table = name
         table = self._writers[name]
-        fitting = await _offload_if_large(
+        converted = await _offload_if_large(
             bytes_, lambda: table.fit(rows, tenant.name, new_columns=tenant.limits.new_columns)
         )
-        self._rates.spend_events(tenant.name, tenant.limits, len(fitting))
+        self._rates.spend(tenant.name, tenant.limits, events=len(converted))
         if self._stopping():
             raise RequestRejected(503, "The service is stopping. Send it again.", retry_after_seconds=1)
-        if not len(fitting):
+        if not len(converted):
             return table, Acknowledged(rows=0)
-        return table, await table.commit(fitting, tenant.name, bytes_=bytes_, shared=self.tenants.is_shared(name))
+        return table, await table.commit(converted, tenant.name, bytes_=bytes_, shared=self.tenants.is_shared(name))
 
 
 async def _offload_if_large(bytes_: int, work: Callable[[], Result]) -> Result:
-    """Do some work, in a thread when it is much."""
-    return work() if bytes_ <= _AT_ONCE_BYTES else await asyncio.to_thread(work)
+    """Run work on that many bytes, in a thread if they are many."""
+    return work() if bytes_ <= _INLINE_BYTES else await asyncio.to_thread(work)

@@ -1,8 +1,8 @@
-"""What one tenant may send in a time, and what all bodies may take of the memory.
+"""Rate limits of tenants, and limits on the memory of request bodies and of pending rows.
 
-A tenant spends events and bytes, from a bucket each that holds one second's worth. A request may take more than is
-left: what is missing is a debt, and nothing more is taken until it is paid. So a request of any size comes through, and
-in any time a tenant sends no more than its limit, a second's worth and what it sends at once.
+A tenant has a token bucket for events and one for bytes, each with the tokens of one second. A request may take more
+tokens than are left. The bucket is then in debt, and the service rejects requests until the debt is paid. So a request
+of any size succeeds. In any period a tenant sends at most its limit, one second's worth more, and one request more.
 """
 
 from __future__ import annotations
@@ -21,66 +21,63 @@ __all__ = ["BodyMemoryBudget", "RateLimiter", "PendingBytes"]
 
 @dataclass(slots=True)
 class _TokenBucket:
-    """How much may be spent, as of `filled`; below 0, what is owed."""
+    """A token bucket. A level below 0 is a debt."""
 
     level: float
+    #: Time of the last refill.
     filled: float
 
 
 class RateLimiter:
-    """What tenants have spent. Belongs to one event loop."""
+    """The token buckets of all tenants. Belongs to one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        #: By tenant and what is spent.
+        #: By tenant and unit (events or bytes).
         self._buckets: dict[tuple[str, str], _TokenBucket] = {}
 
     def check(self, tenant: str, limits: IngestLimits) -> None:
-        """Raise Refusal (429) when the tenant owes something."""
-        for what, rate in (("events", limits.events_per_second), ("bytes", limits.bytes_per_second)):
+        """Raise RequestRejected (429) if the tenant is in debt."""
+        for unit, rate in (("events", limits.events_per_second), ("bytes", limits.bytes_per_second)):
             if rate is not None:
-                bucket = self._filled(tenant, what, rate)
+                bucket = self._refilled(tenant, unit, rate)
                 if bucket.level <= 0:
                     raise RequestRejected(
                         429,
-                        f"{rate} {what} per second are allowed, and more were sent. Send it again later.",
+                        f"{rate} {unit} per second are allowed, and more were sent. Send it again later.",
                         retry_after_seconds=max(1, math.ceil(-bucket.level / rate)),
                     )
 
-    def spend_events(self, tenant: str, limits: IngestLimits, events: int) -> None:
-        """Take so many. Raises Refusal (429) when others of the tenant's requests came first, and takes nothing."""
+    def spend(self, tenant: str, limits: IngestLimits, *, events: int = 0, bytes_: int = 0) -> None:
+        """Take tokens. Raises RequestRejected (429), and takes none, if other requests put the tenant in debt."""
         self.check(tenant, limits)
-        if limits.events_per_second is not None:
-            self._filled(tenant, "events", limits.events_per_second).level -= events
+        amounts = (("events", limits.events_per_second, events), ("bytes", limits.bytes_per_second, bytes_))
+        for unit, rate, amount in amounts:
+            if rate is not None:
+                self._refilled(tenant, unit, rate).level -= amount
 
-    def spend_bytes(self, tenant: str, limits: IngestLimits, bytes_: int) -> None:
-        """Take so many. Raises Refusal (429) when others of the tenant's requests came first, and takes nothing."""
-        self.check(tenant, limits)
-        if limits.bytes_per_second is not None:
-            self._filled(tenant, "bytes", limits.bytes_per_second).level -= bytes_
-
-    def _filled(self, tenant: str, what: str, rate: int) -> _TokenBucket:
+    def _refilled(self, tenant: str, unit: str, rate: int) -> _TokenBucket:
         now = self._clock()
-        bucket = self._buckets.setdefault((tenant, what), _TokenBucket(float(rate), now))
+        bucket = self._buckets.setdefault((tenant, unit), _TokenBucket(float(rate), now))
         bucket.level = min(float(rate), bucket.level + (now - bucket.filled) * rate)
         bucket.filled = now
         return bucket
 
 
 class BodyMemoryBudget:
-    """Bytes of bodies that are in memory: those that are being read, looked at or committed. Of one event loop."""
+    """A limit on the bytes of request bodies in memory, from receipt to commit. Belongs to one event loop."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        #: How many there are now.
+        #: Bytes in memory now.
         self.bytes = 0
 
     @contextmanager
     def body(self) -> Iterator[Callable[[int], None]]:
-        """Room for one body until the block ends: a function that takes some. It raises Refusal (503)."""
+        """Yield a function that reserves bytes for one body, or raises RequestRejected (503). Free them at the end."""
         own = 0
 
-        def take(bytes_: int) -> None:
+        def reserve(bytes_: int) -> None:
             nonlocal own
             if self.bytes + bytes_ > self._bytes_max:
                 raise RequestRejected(
@@ -90,15 +87,15 @@ class BodyMemoryBudget:
             own += bytes_
 
         try:
-            yield take
+            yield reserve
         finally:
             self.bytes -= own
 
 
 class PendingBytes:
-    """Bytes of each tenant that wait for a commit to one table. Belongs to one event loop.
+    """The bytes of each tenant that are pending for one table. Belongs to one event loop.
 
-    Of a table that several tenants write, a tenant has at most half of the room, so that the others are still taken.
+    If several tenants write the table, each may have at most half of the limit, so that it cannot block the others.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -107,7 +104,7 @@ class PendingBytes:
 
     @contextmanager
     def room(self, tenant: str, bytes_: int, *, shared: bool) -> Iterator[None]:
-        """Count the bytes until the block ends. Raises Refusal (429) for more than the tenant's share."""
+        """Count the bytes until the block ends. Raises RequestRejected (429) if the tenant exceeds its share."""
         own = self._of_tenants.get(tenant, 0)
         if shared and own and own + bytes_ > self._bytes_max // 2:
             message = "Too many of this tenant's events wait to be committed. Send it again later."

@@ -1,5 +1,7 @@
-"""What the service did, as numbers that Prometheus collects. Labels are names of the configuration and ours, never a
-stranger's words."""
+"""Prometheus metrics of the ingest service.
+
+Labels are names from the configuration and names that the service defines, never texts of unauthenticated clients.
+"""
 
 from __future__ import annotations
 
@@ -13,103 +15,105 @@ from icedb.buffering.submissions import BufferStats
 
 __all__ = ["CONTENT_TYPE", "IngestMetrics"]
 
-#: Of `IngestMetrics.text`.
+#: The media type of `IngestMetrics.text`.
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_NOBODY = ""
-#: Of each table: a name, what it is, a number of `BufferStats`, and by what it is divided.
+#: Counters of each table: name, help text, field of `BufferStats`, and the divisor of its value.
 _TOTALS = (
     ("icedb_ingest_commits", "Commits.", "commits", 1),
     ("icedb_ingest_committed_rows", "Rows that were committed.", "committed_rows", 1),
-    ("icedb_ingest_repeated_rows", "Rows that were there before, by their id.", "repeated_rows", 1),
-    ("icedb_ingest_quarantined_rows", "Rows that were set aside.", "quarantined_rows", 1),
-    ("icedb_ingest_failed_rows", "Rows that were refused, or could not be committed.", "failed_rows", 1),
-    ("icedb_ingest_retries", "Times that a commit was tried again.", "retries", 1),
-    ("icedb_ingest_commit_seconds", "Time that commits took.", "total_commit_ms", 1000),
+    ("icedb_ingest_repeated_rows", "Rows that were skipped because their id was committed before.", "repeated_rows", 1),
+    ("icedb_ingest_quarantined_rows", "Rows that were committed to the quarantine.", "quarantined_rows", 1),
+    ("icedb_ingest_failed_rows", "Rows that were rejected or could not be committed.", "failed_rows", 1),
+    ("icedb_ingest_retries", "Retries of commits.", "retries", 1),
+    ("icedb_ingest_commit_seconds", "Total time of commits.", "total_commit_ms", 1000),
 )
+#: Gauges of each table, likewise.
 _NOW = (
-    ("icedb_ingest_pending_rows", "Rows that wait to be committed.", "pending_rows", 1),
-    ("icedb_ingest_pending_bytes", "Bytes of rows that wait to be committed.", "pending_bytes", 1),
-    ("icedb_ingest_oldest_pending_seconds", "How long the oldest of them waits.", "oldest_pending_ms", 1000),
-    ("icedb_ingest_last_commit_seconds", "Time that the last commit took.", "last_commit_ms", 1000),
-    ("icedb_ingest_known_ids", "Ids that are remembered.", "known_ids", 1),
+    ("icedb_ingest_pending_rows", "Rows that are not committed yet.", "pending_rows", 1),
+    ("icedb_ingest_pending_bytes", "Bytes of rows that are not committed yet.", "pending_bytes", 1),
+    (
+        "icedb_ingest_oldest_pending_seconds",
+        "Age of the oldest uncommitted row.",
+        "oldest_pending_ms",
+        1000,
+    ),
+    ("icedb_ingest_last_commit_seconds", "Time of the last commit.", "last_commit_ms", 1000),
+    ("icedb_ingest_known_ids", "Ids in memory.", "known_ids", 1),
 )
 
 
 class IngestMetrics:
-    """The numbers of one service, since it started."""
+    """The metrics of one process."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._requests = Counter(
             "icedb_ingest_requests",
-            "Requests that were answered; tenant is empty when it was not known whose they were.",
+            "Responses; tenant is empty for unauthenticated requests.",
             ("tenant", "endpoint", "status"),
             registry=registry,
         )
         self._refused = Counter(
             "icedb_ingest_refused_requests",
-            "Requests of tenants that were refused, by the name of the error.",
+            "Rejected requests of tenants, by error code.",
             ("tenant", "error"),
             registry=registry,
         )
         self._seconds = Histogram(
             "icedb_ingest_request_seconds",
-            "From a request's head to its answer, the commit included.",
+            "Time from a request's head to the end of its response, the commit included.",
             ("endpoint",),
             buckets=_SECONDS,
             registry=registry,
         )
         self._events = Counter(
-            "icedb_ingest_events", "Events that were answered with 2xx.", ("tenant", "table"), registry=registry
+            "icedb_ingest_events", "Events that were acknowledged with 2xx.", ("tenant", "table"), registry=registry
         )
         self._bytes = Counter(
-            "icedb_ingest_received_bytes", "Bodies of requests, as they were sent.", ("tenant",), registry=registry
+            "icedb_ingest_received_bytes", "Bytes of request bodies as they were sent.", ("tenant",), registry=registry
         )
-        #: Requests that are being answered.
-        self.in_progress = Gauge("icedb_ingest_requests_in_progress", "Requests being answered.", registry=registry)
-        #: Of bodies that are in memory.
-        self.held_bytes = Gauge("icedb_ingest_held_bytes", "Bytes of bodies in memory.", registry=registry)
-        #: Lines that the access log could not write.
-        self.lost_lines = Gauge("icedb_ingest_access_log_lost_lines", "Lines that were not written.", registry=registry)
-        self._reloads = Counter(
-            "icedb_ingest_reloads", "Times that the tenants' file was loaded again.", ("result",), registry=registry
+        self.in_progress = Gauge("icedb_ingest_requests_in_progress", "Requests in progress.", registry=registry)
+        self.held_bytes = Gauge("icedb_ingest_held_bytes", "Bytes of request bodies in memory.", registry=registry)
+        self.lost_lines = Gauge(
+            "icedb_ingest_access_log_lost_lines", "Lines of the access log that were lost.", registry=registry
         )
+        self._reloads = Counter("icedb_ingest_reloads", "Reloads of the tenants.", ("result",), registry=registry)
         for result in ("ok", "error"):
-            self._reloads.labels(result)  # shown as 0 from the start: an alert needs the number before the first error
+            self._reloads.labels(result)  # start at 0: alerts need a sample before the first error
         self._tables = _TableCollector()
         registry.register(self._tables)
 
-    def answered(self, tenant: str | None, endpoint: str, status: int, seconds: float, bytes_: int) -> None:
-        """An answer is over. `tenant`: once it is proven whose request it was. `endpoint`: by a name of ours."""
-        self._requests.labels(tenant or _NOBODY, endpoint, str(status)).inc()
+    def record_response(self, tenant: str | None, endpoint: str, status: int, seconds: float, bytes_: int) -> None:
+        """Record a response. `tenant` is None for an unauthenticated request; `endpoint` is a name of the service."""
+        self._requests.labels(tenant or "", endpoint, str(status)).inc()
         self._seconds.labels(endpoint).observe(seconds)
         if tenant is not None:
             self._bytes.labels(tenant).inc(bytes_)
 
-    def refused(self, tenant: str | None, error: str | None) -> None:
-        """Count a refusal of a tenant's request; nothing without a tenant or an error."""
+    def record_rejection(self, tenant: str | None, error: str | None) -> None:
+        """Count a rejected request of a tenant. Do nothing without a tenant or an error code."""
         if tenant is not None and error is not None:
             self._refused.labels(tenant, error).inc()
 
-    def accepted(self, tenant: str, table: str, events: int) -> None:
-        """Events are committed."""
+    def record_events(self, tenant: str, table: str, events: int) -> None:
+        """Count committed events."""
         self._events.labels(tenant, table).inc(events)
 
-    def reloaded(self, ok: bool) -> None:
-        """The tenants' file was loaded again; `ok`: and holds."""
+    def record_reload(self, ok: bool) -> None:
+        """Count a reload of the tenants; `ok` means that the file was valid."""
         self._reloads.labels("ok" if ok else "error").inc()
 
     def text(self, tables: Mapping[str, BufferStats], columns: Mapping[str, int]) -> bytes:
-        """All numbers, in Prometheus' text format; see CONTENT_TYPE. `columns`: of each table."""
+        """Return all metrics in the text format of Prometheus. `columns` has the number of columns of each table."""
         self._tables.stats, self._tables.columns = tables, columns
         return generate_latest(self._registry)
 
 
 class _TableCollector:
-    """What the writers of tables count themselves."""
+    """A collector of the statistics of the table writers."""
 
     def __init__(self) -> None:
         self.stats: Mapping[str, BufferStats] = {}

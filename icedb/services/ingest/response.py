@@ -1,4 +1,4 @@
-"""Heads of requests, and answers: small documents of JSON."""
+"""Checks of request heads, and JSON responses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def check_head(scope: Scope) -> None:
-    """Raise Refusal for a head that says too much, or two things at once."""
+    """Raise RequestRejected if a request's head is too large or ambiguous."""
     if len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(n) + len(v) for n, v in scope["headers"]) > (
         HEAD_BYTES_MAX
     ):
@@ -33,9 +33,9 @@ def check_head(scope: Scope) -> None:
 
 
 def commit_id(key: str | None, created_ms: int | None) -> str | None:
-    """Return the name of a commit for clients: its time in unix milliseconds, and a digest of its log file's key.
+    """Return the id of a commit for clients: its time in unix milliseconds and a digest of its log file's key.
 
-    The key itself has the host name and process id of the service, which are not for tenants. None: no commit.
+    The key itself is not sent, because it has the host name and process id of the service. None means no commit.
     """
     return None if key is None else f"{created_ms or 0}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
@@ -43,13 +43,13 @@ def commit_id(key: str | None, created_ms: int | None) -> str | None:
 async def send_json(
     send: Send, status: int, document: dict[str, Any], headers: list[tuple[str, str]], *, head: bool, timeout_ms: int
 ) -> None:
-    """Send an answer. What a client does not take in time ends there: the server then breaks off the connection."""
+    """Send a response. If the client does not read it in time, stop; the server then closes the connection."""
     body = _encode(document) + b"\n"
-    every = [("content-type", "application/json"), ("content-length", str(len(body))), *headers]
+    all_headers = [("content-type", "application/json"), ("content-length", str(len(body))), *headers]
     start: Message = {
         "type": "http.response.start",
         "status": status,
-        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in every],
+        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in all_headers],
     }
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_ms / 1000):

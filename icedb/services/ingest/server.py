@@ -1,8 +1,8 @@
-"""The process around the application: its sockets and signals, and the tenants' file, which may change meanwhile.
+"""The process of the ingest service: sockets, signals, reload of tenants, shutdown.
 
-SIGTERM or SIGINT: nothing new is accepted, what is pending is committed at once and answered, for up to
-`stop_timeout_ms`, and the process ends with 0; a second signal ends it at once. SIGHUP: the tenants are loaded again,
-as they are when their file changes.
+On SIGTERM or SIGINT the process stops accepting connections. It commits pending rows at once, and sends their
+responses for up to `stop_timeout_ms`. Then it exits with 0. A second signal kills it. On SIGHUP, and when the
+configuration file changes, it reloads the tenants.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from icedb.services.http.server_process import (
     open_listeners,
     schedule_forced_exit,
 )
-from icedb.services.ingest.access_log import IngestAccessLog
 from icedb.services.ingest.app import HEALTH_PATH, READY_PATH, IngestApp
 from icedb.services.ingest.config.config_file import load_config
 from icedb.services.ingest.config.settings import IngestConfig, IngestSettings
@@ -48,15 +47,21 @@ from icedb.util.clock import SystemClock
 
 __all__ = ["serve"]
 
-#: For what is still pending when answers have had their time: nobody waits for it any more.
+#: Time to commit rows that are still pending after `stop_timeout_ms`, when no client waits for them.
 _CLOSE_MS = 1_000
 
 
-def serve(path: Path, *, tell: Callable[[str], None]) -> None:
-    """Serve what a configuration file says until a signal ends it. For the main thread of a process.
+def serve(path: Path, *, on_ready: Callable[[str], None]) -> None:
+    """Serve until a signal stops the process. Call it in the main thread.
 
-    `tell` gets one line when clients can connect. Raises InvalidOption for a wrong configuration, IceDBError for a
-    table that cannot be opened, and OSError, which names the address, when nothing can listen there.
+    Args:
+        path: The configuration file.
+        on_ready: Called with one line of text when clients can connect.
+
+    Raises:
+        InvalidOption: The configuration is invalid.
+        IceDBError: A table cannot be opened.
+        OSError: An address, named in the message, cannot be used.
     """
     config = load_config(path)
     allow_connections(config.server.connections)
@@ -65,8 +70,8 @@ def serve(path: Path, *, tell: Callable[[str], None]) -> None:
         writers = TableWriters(config, SystemClock())
         configure_logging(closing.enter_context(open_line_writer(sys.stderr.fileno(), "log")), "icedb.ingest")
         access_lines = closing.enter_context(open_line_writer(sys.stdout.fileno(), "access log"))
-        closing.callback(writers.close, timeout_ms=_CLOSE_MS)  # before the log, in which it says what was lost
-        uvloop.run(_serve(path, config, writers, sockets, access_lines, tell))
+        closing.callback(writers.close, timeout_ms=_CLOSE_MS)  # before the log closes: it reports lost rows there
+        uvloop.run(_serve(path, config, writers, sockets, access_lines, on_ready))
 
 
 async def _serve(
@@ -75,7 +80,7 @@ async def _serve(
     writers: TableWriters,
     sockets: Listeners,
     access_lines: LineWriter,
-    tell: Callable[[str], None],
+    on_ready: Callable[[str], None],
 ) -> None:
     settings, metrics = config.server, IngestMetrics()
     app = IngestApp(
@@ -83,58 +88,58 @@ async def _serve(
         Tenants(config.tenants),
         writers,
         metrics,
-        IngestAccessLog(access_lines),
+        access_lines,
         stopping=lambda: server.should_exit,
     )
     server = _IngestServer(app, settings, writers)
     reload = asyncio.Event()
     install_signal_handlers(server, reload)
 
-    def numbers() -> bytes:
-        metrics.held_bytes.set(app.held.bytes)
+    def metrics_text() -> bytes:
+        metrics.held_bytes.set(app.body_memory.bytes)
         metrics.lost_lines.set(access_lines.lost)
         return metrics.text(writers.stats(), writers.columns())
 
     async with contextlib.AsyncExitStack() as closing:
-        file = TenantsFile(path, config, app.know)
-        await closing.enter_async_context(background_task(reload_on_change(file, reload, metrics.reloaded)))
+        file = TenantsFile(path, config, app.set_tenants)
+        await closing.enter_async_context(background_task(reload_on_change(file, reload, metrics.record_reload)))
         await closing.enter_async_context(background_task(writers.refresh_periodically()))
         if sockets.admin is not None:
-            admin = HttpServer(_admin_app(app, numbers), settings, connections=ADMIN_CONNECTIONS)
+            admin = HttpServer(_admin_app(app, metrics_text), settings, connections=ADMIN_CONNECTIONS)
             await closing.enter_async_context(background_task(admin.serve([sockets.admin])))
-        tell(f"icedb ingest: {sockets.text}; tables: {len(config.tables)}, tenants: {len(config.tenants)}")
+        on_ready(f"icedb ingest: {sockets.text}; tables: {len(config.tables)}, tenants: {len(config.tenants)}")
         await server.serve([sockets.clients])
         schedule_forced_exit()
 
 
 class _IngestServer(HttpServer):
-    """Nobody waits for more rows to come when it stops."""
+    """An HTTP server that commits pending rows without delay when it stops."""
 
     def __init__(self, app: ASGIApp, settings: IngestSettings, writers: TableWriters) -> None:
         super().__init__(app, settings, tls=True)
         self._writers = writers
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more, commit what is pending, and wait for answers that are under way."""
+        """Stop accepting connections, commit pending rows, and wait for responses in progress."""
         async with background_task(self._writers.flush_until_cancelled()):
             await super().shutdown(sockets)
 
 
-def _admin_app(app: IngestApp, numbers: Callable[[], bytes]) -> ASGIApp:
-    """What operators ask: whether the process lives, whether it should get requests and why not, and its numbers."""
-    # Of its own: the threads that all share may be asking a store which does not answer.
-    aside = ThreadPoolExecutor(1, "icedb metrics")
+def _admin_app(app: IngestApp, metrics_text: Callable[[], bytes]) -> ASGIApp:
+    """Return the application for operators: liveness, readiness with reasons, and metrics."""
+    # A separate thread: all threads of the shared pool may block on a store.
+    executor = ThreadPoolExecutor(1, "icedb metrics")
 
     async def health(_: Request) -> Response:
         return _document({"status": "ok"})
 
     async def ready(_: Request) -> Response:
-        reasons = app.ready()
+        reasons = app.not_ready_reasons()
         document = {"status": "not ready", "reasons": reasons} if reasons else {"status": "ok"}
         return _document(document, 503 if reasons else 200)
 
     async def metrics(_: Request) -> Response:
-        text = await asyncio.get_running_loop().run_in_executor(aside, numbers)
+        text = await asyncio.get_running_loop().run_in_executor(executor, metrics_text)
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     return Starlette(routes=[Route(HEALTH_PATH, health), Route(READY_PATH, ready), Route("/metrics", metrics)])

@@ -1,7 +1,7 @@
-"""The tables that are written into: each open, with a writer that commits many requests at a time.
+"""The tables of the service, each with a writer that commits many requests at a time.
 
-What goes wrong is told to a client as far as it is the client's: which row, which column. All else is told to the
-operator, and the client sends the same again.
+A client gets the details of an error that it can correct: which row, which column. All other errors are logged for the
+operator, and the client retries.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ __all__ = ["TableWriter", "TableWriters", "open_table"]
 
 logger = logging.getLogger("icedb.ingest")
 
-#: What the sender of the rows can put right.
-_OF_THE_ROWS = (
+#: Errors that the client can correct.
+_CLIENT_ERRORS = (
     SchemaConflict,
     UnknownColumn,
     UnsupportedType,
     InvalidBatch,
-    InvalidPartitionExpression,  # it does not fit these rows; that it fits none, whoever made the table knows
+    InvalidPartitionExpression,  # the expression does not fit these rows
     InvalidPartitionValue,
 )
-#: The name of the error for programs.
+#: Error code for programs.
 _TOO_MANY_PARTITIONS = "too_many_partitions"
-#: How often it is looked whether a table can be reached, and which columns it has.
-_LOOK_SECONDS = 10.0
-#: When the store is away: whoever asks again at once finds it away.
-_AWAY_SECONDS = 5
+#: Interval of refreshes, which find out whether a table can be reached, and which columns it has.
+_REFRESH_SECONDS = 10.0
+#: Retry-After of a client if the store is unavailable.
+_RETRY_SECONDS = 5
 
 
 def open_table(settings: TableSettings, storage_options: Mapping[str, str]) -> Table:
-    """The table; made, if the file says so and it is not there. Raises as `Table.open` and `Table.create` do."""
+    """Open the table. Create it if it does not exist and the configuration has `create = true`."""
     options = storage_options or None
     try:
         return Table.open(settings.uri, storage_options=options)
@@ -81,21 +81,21 @@ def open_table(settings: TableSettings, storage_options: Mapping[str, str]) -> T
             schema_policy=settings.schema_policy,
             storage_options=options,
         )
-    except TableExists:  # another process was quicker
+    except TableExists:  # another process created it
         return Table.open(settings.uri, storage_options=options)
 
 
 class TableWriter:
-    """One table, and how requests are committed to it."""
+    """One table, with the writer that commits requests to it."""
 
     def __init__(self, settings: TableSettings, table: Table, server: IngestSettings, clock: Clock) -> None:
         self.settings = settings
         self._table = table
         self._server = server
         self._clock = clock
-        self._columns = self._columns_now()
-        self._waiting = PendingBytes(settings.pending_bytes_max)
-        #: Whether the last commit, or look at the table, found the store there.
+        self._columns = self._read_columns()
+        self._pending = PendingBytes(settings.pending_bytes_max)
+        #: Whether the last commit or refresh reached the store.
         self.reachable = True
         self._writer = BufferedWriter(
             table,
@@ -113,18 +113,18 @@ class TableWriter:
 
     @property
     def full(self) -> bool:
-        """Whether nearly all that may wait is waiting."""
+        """Whether pending rows take 90 % of `pending_bytes_max` or more."""
         return self.stats().pending_bytes * 10 >= self.settings.pending_bytes_max * 9
 
     def stats(self) -> BufferStats:
-        """What the writer did, and what waits."""
+        """Return the statistics of the writer."""
         return self._writer.stats()
 
-    def look(self) -> None:
-        """See whether the table can be reached, and which columns it has."""
+    def refresh(self) -> None:
+        """Read the columns of the table, and note whether it can be reached."""
         try:
-            self._columns = self._columns_now()
-        except Exception as error:  # noqa: BLE001  whatever it is, it is looked again
+            self._columns = self._read_columns()
+        except Exception as error:  # noqa: BLE001  the next refresh retries after any error
             if self.reachable:
                 logger.error("table '%s' cannot be reached: %s", self.settings.name, error)
             self.reachable = False
@@ -132,23 +132,30 @@ class TableWriter:
             self.reachable = True
 
     def now(self) -> datetime:
-        """The time that rows get as the time of their arrival."""
+        """Return the current time, for `received_column`."""
         return datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
 
     def fit(
         self, rows: list[dict[str, Any]] | pa.Table, tenant: str, *, new_columns: bool = True
     ) -> list[Any] | pa.Table:
-        """The rows as the table wants them. Raises Refusal (400)."""
+        """Return rows as the table stores them. Raises RequestRejected (400)."""
         return self._columns.fit(rows, tenant, self.now(), new_columns=new_columns)
 
     async def commit(
         self, rows: list[Any] | pa.Table, tenant: str, *, bytes_: int = 0, shared: bool = False
     ) -> Acknowledged:
-        """Commit rows of one request, all or none of them. Raises Refusal.
+        """Commit the rows of one request, all or none.
 
-        `bytes_`: of the request's content. `shared`: whether other tenants write the table, too.
+        Args:
+            rows: Rows from `fit`.
+            tenant: The tenant that sent them.
+            bytes_: Size of the decompressed body.
+            shared: Whether other tenants also write the table.
+
+        Raises:
+            RequestRejected: The rows were not committed, or the outcome is unknown.
         """
-        with self._waiting.room(tenant, bytes_, shared=shared):
+        with self._pending.room(tenant, bytes_, shared=shared):
             return await self._commit(rows, tenant)
 
     async def _commit(self, rows: list[Any] | pa.Table, tenant: str) -> Acknowledged:
@@ -157,64 +164,64 @@ class TableWriter:
             async with asyncio.timeout(self._server.commit_timeout_ms / 1000):
                 done = await asyncio.wrap_future(future)
             self.reachable = True
-            self._know_columns()
+            self._update_columns()
             return done
         except StaleView as error:
             logger.error("table '%s': %s", self.settings.name, error)
             return Acknowledged(rows=len(rows))
-        except IceDBError as error:  # before TimeoutError, which some of them are, too
-            raise self._refusal(error) from None
+        except IceDBError as error:  # before TimeoutError, of which some IceDBErrors are subclasses
+            raise self._rejection(error) from None
         except TimeoutError:
             raise RequestRejected(
                 503,
                 "The commit takes too long: whether it happens is not known. Send the same again, with the same ids.",
-                retry_after_seconds=_AWAY_SECONDS,
+                retry_after_seconds=_RETRY_SECONDS,
             ) from None
 
     def flush(self) -> None:
-        """Commit what is pending, without waiting for more."""
+        """Commit pending rows without waiting for more."""
         try:
             self._writer.flush()
-        except Exception as error:  # noqa: BLE001  told to those who sent it, too
+        except Exception as error:  # noqa: BLE001  the senders of the rows get it, too
             logger.error("table '%s': %s", self.settings.name, error)
 
     def close(self, timeout_ms: int) -> None:
-        """Commit what is pending, and end."""
+        """Commit pending rows and close the writer."""
         try:
             self._writer.close(timeout_ms=timeout_ms)
-        except Exception as error:  # noqa: BLE001  the other tables' writers are to be closed, too
+        except Exception as error:  # noqa: BLE001  continue with the writers of other tables
             logger.error("table '%s': %s", self.settings.name, error)
 
     @property
     def columns(self) -> int:
-        """How many columns the table has, as far as this process knows."""
+        """The number of columns of the table as of the last read."""
         return len(self._table.handle.columns)
 
-    def _columns_now(self) -> EventColumns:
+    def _read_columns(self) -> EventColumns:
         self._table.handle.read()
-        self._known = self._table.handle.columns
-        return self._columns_of(self._known)
+        self._schema = self._table.handle.columns
+        return self._columns_of(self._schema)
 
-    def _columns_of(self, known: Mapping[str, str]) -> EventColumns:
-        return EventColumns(self.settings, known, queried=bool(self._table.spec.insert_query))
+    def _columns_of(self, schema: Mapping[str, str]) -> EventColumns:
+        return EventColumns(self.settings, schema, queried=bool(self._table.spec.insert_query))
 
-    def _know_columns(self) -> None:
-        """Learn the columns that commits brought: requests with more of them are refused before they are written."""
-        known = self._table.handle.columns
-        if known != self._known:
-            self._known, self._columns = known, self._columns_of(known)
+    def _update_columns(self) -> None:
+        """Take over the columns that commits added, so that requests beyond `columns_max` are rejected early."""
+        schema = self._table.handle.columns
+        if schema != self._schema:
+            self._schema, self._columns = schema, self._columns_of(schema)
 
-    def _refusal(self, error: IceDBError) -> RequestRejected:
-        # Log files that disagree are not the client's fault, and their names have hosts and process ids in them.
-        if isinstance(error, _OF_THE_ROWS) and getattr(error, "log_files", None) is None:
-            # Where the table lies is the operator's business.
-            said = str(error).removeprefix(f"{self._table.uri}: ").replace(self._table.uri, self.settings.name)
+    def _rejection(self, error: IceDBError) -> RequestRejected:
+        # Conflicting log files are not the client's fault, and their names have host names and process ids.
+        if isinstance(error, _CLIENT_ERRORS) and getattr(error, "log_files", None) is None:
+            # Do not show the table's address to clients.
+            message = str(error).removeprefix(f"{self._table.uri}: ").replace(self._table.uri, self.settings.name)
             if isinstance(error, TooManyPartitions):
-                return RequestRejected(413, said, error=_TOO_MANY_PARTITIONS)
+                return RequestRejected(413, message, error=_TOO_MANY_PARTITIONS)
             if isinstance(error, TooManyColumns):
-                self._know_columns()
-                return RequestRejected(400, said, error=TOO_MANY_COLUMNS)
-            return RequestRejected(400, said)
+                self._update_columns()
+                return RequestRejected(400, message, error=TOO_MANY_COLUMNS)
+            return RequestRejected(400, message)
         if isinstance(error, BufferFull):
             seconds = max(1, math.ceil(self.settings.delay_max_ms / 1000))
             return RequestRejected(503, "Too much waits to be committed. Send it again.", retry_after_seconds=seconds)
@@ -228,14 +235,14 @@ class TableWriter:
             message = "The store does not answer. Send it again."
         else:
             message = "The table cannot be written at the moment; its operator has to look at it. Send it again later."
-        return RequestRejected(503, message, retry_after_seconds=_AWAY_SECONDS)
+        return RequestRejected(503, message, retry_after_seconds=_RETRY_SECONDS)
 
 
 class TableWriters:
-    """All tables of a configuration."""
+    """The writers of all tables of a configuration."""
 
     def __init__(self, config: IngestConfig, clock: Clock) -> None:
-        """Open them. Raises IceDBError and OSError, which name the table."""
+        """Open the tables. Raises IceDBError or OSError, which name the table."""
         self._by_name: dict[str, TableWriter] = {}
         try:
             for name, settings in config.tables.items():
@@ -246,35 +253,35 @@ class TableWriters:
             raise
 
     def stats(self) -> dict[str, BufferStats]:
-        """What each table's writer did, by the table's name."""
+        """Return the statistics of each writer, by table name."""
         return {name: writer.stats() for name, writer in self._by_name.items()}
 
     def columns(self) -> dict[str, int]:
-        """How many columns each table has, by the table's name."""
+        """Return the number of columns of each table, by table name."""
         return {name: writer.columns for name, writer in self._by_name.items()}
 
     def __getitem__(self, name: str) -> TableWriter:
         return self._by_name[name]
 
     def problems(self) -> list[str]:
-        """Why requests should go elsewhere now, if they should."""
-        found = []
+        """Return why the service should get no requests; empty if it is ready."""
+        problems = []
         for name, writer in self._by_name.items():
             if not writer.reachable:
-                found.append(f"table '{name}' cannot be reached")
+                problems.append(f"table '{name}' cannot be reached")
             elif writer.full:
-                found.append(f"table '{name}' has too much waiting to be committed")
-        return found
+                problems.append(f"table '{name}' has too much waiting to be committed")
+        return problems
 
     async def refresh_periodically(self) -> None:
-        """Look at the tables again and again."""
+        """Refresh all tables at an interval, until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_REFRESH_SECONDS)
             for writer in self._by_name.values():
-                await asyncio.to_thread(writer.look)
+                await asyncio.to_thread(writer.refresh)
 
     async def flush_until_cancelled(self) -> None:
-        """Commit what is pending without delay, until this is cancelled."""
+        """Commit pending rows without delay, until cancelled."""
         while True:
             for writer in self._by_name.values():
                 if writer.stats().pending_rows:
@@ -282,6 +289,6 @@ class TableWriters:
             await asyncio.sleep(0.05)
 
     def close(self, timeout_ms: int) -> None:
-        """Commit what is pending, and end."""
+        """Commit pending rows and close all writers."""
         for writer in self._by_name.values():
             writer.close(timeout_ms)

@@ -1,7 +1,7 @@
-"""One line of JSON for each request: who asked for what, and what became of it.
+"""The access log of the proxy: one line of JSON for each request.
 
-What would let a reader of the log ask in a tenant's place is not in it: signatures and credentials of presigned
-addresses are taken out, and the header Authorization is no field.
+A reader of the log must not be able to send requests as a tenant. So signatures and credentials of presigned URLs are
+redacted, and the header Authorization is not a field.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from urllib.parse import unquote
 
 import msgspec
 
-from icedb.services.http.log_lines import LineSink, record_line
+from icedb.services.http.log_lines import record_line
 
-__all__ = ["ProxyAccessLog", "ProxyAccessRecord", "redact_query"]
+__all__ = ["ProxyAccessRecord", "access_line", "redact_query"]
 
-#: Lower case. Parameters of presigned addresses, of signature version 4 and of the one before.
+#: Parameters of presigned URLs, in lower case, of signature versions 4 and 2.
 _SECRET_PARAMETERS = frozenset(
     {"x-amz-signature", "x-amz-credential", "x-amz-security-token", "awsaccesskeyid", "signature"}
 )
 
 
 class ProxyAccessRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a request when its answer is over; texts as the client sent them."""
+    """A request and its response. Texts are as the client sent them."""
 
-    #: Unix milliseconds, when the request came.
+    #: When the request arrived, in unix milliseconds.
     time_ms: int
     request_id: str
     #: The client's address.
     client: str
-    #: Of whoever proved it, else None.
+    #: The authenticated tenant, or None.
     tenant: str | None
     access_key_id: str | None
     method: str
@@ -39,40 +39,34 @@ class ProxyAccessRecord(msgspec.Struct, frozen=True, kw_only=True):
     #: The header Range.
     range: str | None
     status: int
-    #: Of S3's error, or nothing.
+    #: The S3 error code, or an empty string.
     code: str
-    #: Of the answer's body, as far as it was sent.
+    #: Bytes of the response's body that were sent.
     bytes: int
     milliseconds: float
     user_agent: str
 
 
-class ProxyAccessLog:
-    """Gives each record to `lines`, as one line."""
-
-    def __init__(self, lines: LineSink) -> None:
-        self._lines = lines
-
-    def write(self, record: ProxyAccessRecord) -> None:
-        """Give the line of a record away."""
-        said = msgspec.structs.asdict(record)
-        said["query"] = redact_query(record.query)
-        said["path"] = _without_question(record.path)
-        said["milliseconds"] = round(record.milliseconds, 1)
-        self._lines.write(record_line(said.pop("time_ms"), said))
+def access_line(record: ProxyAccessRecord) -> bytes:
+    """Return a record as a line of the access log."""
+    fields = msgspec.structs.asdict(record)
+    fields["query"] = redact_query(record.query)
+    fields["path"] = _redact_path(record.path)
+    fields["milliseconds"] = round(record.milliseconds, 1)
+    return record_line(fields.pop("time_ms"), fields)
 
 
 def redact_query(query: str) -> str:
-    """A percent-encoded query with `...` for what would let somebody else ask in the client's place."""
-    return "&".join(map(_without_secret, query.split("&")))
+    """Replace the values of secret parameters in a percent-encoded query with `...`."""
+    return "&".join(map(_redact_parameter, query.split("&")))
 
 
-def _without_question(path: str) -> str:
-    """A path without what follows an encoded question mark: somebody may have encoded a whole presigned address."""
-    found = re.search("%3f", path, re.IGNORECASE)
-    return path if found is None else f"{path[: found.start()]}%3F..."
+def _redact_path(path: str) -> str:
+    """Redact a path after an encoded question mark: a client may have encoded a whole presigned URL."""
+    match = re.search("%3f", path, re.IGNORECASE)
+    return path if match is None else f"{path[: match.start()]}%3F..."
 
 
-def _without_secret(piece: str) -> str:
+def _redact_parameter(piece: str) -> str:
     name = unquote(piece).partition("=")[0]
     return f"{name}=..." if name.strip().lower() in _SECRET_PARAMETERS else piece

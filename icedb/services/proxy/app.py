@@ -1,9 +1,9 @@
-"""The proxy as one ASGI application: from a request's head to the last byte of its answer.
+"""The ASGI application of the proxy.
 
-    who asks (`signing`) -> may they, now (`limits`) -> what (`operations`) -> bytes, counted, and a line in the log
+    authenticate (`signing`) -> check limits (`limits`) -> respond (`routing`) -> metrics and a line of the access log
 
-Nothing is believed before the signature is checked, and nothing is answered after it that the tenant's buckets do not
-show. A failure that nobody foresaw is InternalError for the client and a traceback for the operator.
+The proxy trusts no part of a request before it has checked the signature. After that, it shows only what the tenant's
+buckets contain. An unexpected error is InternalError for the client and a traceback in the log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from datetime import timedelta
 from starlette.types import Message, Receive, Scope, Send
 
 from icedb.errors import IceDBError
-from icedb.services.proxy.access_log import ProxyAccessLog, ProxyAccessRecord
+from icedb.services.http.log_lines import LineSink
+from icedb.services.proxy.access_log import ProxyAccessRecord, access_line
 from icedb.services.proxy.bucket_operations import Listings
 from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.settings import ServerSettings
@@ -40,21 +41,21 @@ __all__ = ["HEALTH_PATH", "ProxyApp"]
 
 logger = logging.getLogger("icedb.proxy")
 
-#: No bucket can have this name.
+#: Not a valid name of a bucket.
 HEALTH_PATH = "/-/health"
-# What is asked for here has no body; clients that send one all the same send little.
+# Read operations have no body. Clients that send one nevertheless send little.
 BODY_BYTES_MAX = 64 * 1024
-# What the operator should know of: why is in the log before it.
-_OUR_FAULT = frozenset({"InternalError", "ServiceUnavailable"})
-# Who is not known gets one answer on a connection: nobody can keep one by questions whose answers are not read.
-_LAST = ("connection", "close")
+# Codes that are logged for the operator. The reason was logged before.
+_SERVER_ERRORS = frozenset({"InternalError", "ServiceUnavailable"})
+# An unauthenticated client gets one response on a connection, so that it cannot occupy the connection.
+_CLOSE_HEADER = ("connection", "close")
 STEPS_PER_SECOND = 4
 STEP_BYTES_MIN = 4 * 1024
 
 
 @dataclass
 class _Exchange:
-    """A request and what became of it."""
+    """A request and its response."""
 
     request: S3Request
     id: str
@@ -69,22 +70,22 @@ class _Exchange:
 
 
 class ProxyApp:
-    """Answers requests for S3. Belongs to one event loop."""
+    """The ASGI application. Belongs to one event loop."""
 
     def __init__(
         self,
         settings: ServerSettings,
         directory: TenantDirectory,
         tables: TableCatalog,
-        gate: TenantLimiter,
+        limiter: TenantLimiter,
         metrics: ProxyMetrics,
-        access_log: ProxyAccessLog,
+        access_log: LineSink,
         *,
         clock: Clock | None = None,
     ) -> None:
         self._settings = settings
         self._directory = directory
-        self._gate = gate
+        self._limiter = limiter
         self._metrics = metrics
         self._access_log = access_log
         self._clock = clock or SystemClock()
@@ -92,11 +93,11 @@ class ProxyApp:
         self._operations = Operations(tables, Listings(tables), settings.region, redirect_for)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Respond to one request."""
         if scope["type"] != "http":
             raise NotImplementedError(scope["type"])
         if scope["path"] == HEALTH_PATH and scope["method"] in ("GET", "HEAD"):
-            headers = (("content-type", "text/plain"), _LAST)
+            headers = (("content-type", "text/plain"), _CLOSE_HEADER)
             with suppress(TimeoutError):
                 await self._send(send, S3Response(headers=headers, body=b"ok\n"))
             return
@@ -106,34 +107,34 @@ class ProxyApp:
         )
         self._metrics.in_progress.inc()
         try:
-            await self._exchange(exchange, receive, send)
+            await self._handle(exchange, receive, send)
         finally:
             self._metrics.in_progress.dec()
-            self._tell(exchange)
+            self._record(exchange)
 
-    async def _exchange(self, exchange: _Exchange, receive: Receive, send: Send) -> None:
+    async def _handle(self, exchange: _Exchange, receive: Receive, send: Send) -> None:
         try:
             caller = await self._authenticated(exchange)
             address = parse_address(exchange.request, self._settings.domains)
             exchange.operation = operation_name(exchange.request, address)
-            with self._gate.enter(caller.tenant):
-                answer = await self._answer(exchange, caller, address, receive)
-                if answer.content is not None:
-                    await self._stream(exchange, caller, answer, answer.content, receive, send)
+            with self._limiter.enter(caller.tenant):
+                response = await self._respond(exchange, caller, address, receive)
+                if response.content is not None:
+                    await self._stream(exchange, caller, response, response.content, receive, send)
                 else:
-                    await self._finish(exchange, answer, send)
+                    await self._finish(exchange, response, send)
         except S3Error as error:
-            if error.code in _OUR_FAULT and exchange.caller is not None:
-                logger.error("request %s (%s) was answered with %s", exchange.id, exchange.operation, error.code)
-            await self._finish(exchange, _refusal(error, exchange), send)
+            if error.code in _SERVER_ERRORS and exchange.caller is not None:
+                logger.error("request %s (%s) failed with %s", exchange.id, exchange.operation, error.code)
+            await self._finish(exchange, _error_response(error, exchange), send)
         except IceDBError as error:
             logger.error("request %s (%s) failed: %s", exchange.id, exchange.operation, error)
-            await self._finish(exchange, _refusal(S3Error("ServiceUnavailable"), exchange), send)
+            await self._finish(exchange, _error_response(S3Error("ServiceUnavailable"), exchange), send)
         except Exception:
             logger.exception("request %s (%s) failed", exchange.id, exchange.operation)
             if exchange.status:
-                raise  # the server breaks the connection off: half an answer must not look whole
-            await self._finish(exchange, _refusal(S3Error("InternalError"), exchange), send)
+                raise  # the server closes the connection, so that the client detects the incomplete response
+            await self._finish(exchange, _error_response(S3Error("InternalError"), exchange), send)
 
     async def _authenticated(self, exchange: _Exchange) -> AuthenticatedCaller:
         request = exchange.request
@@ -143,42 +144,42 @@ class ProxyApp:
         caller = exchange.caller = await authenticate(request, self._directory, now_ms=self._clock.now_ms())
         return caller
 
-    async def _answer(
+    async def _respond(
         self, exchange: _Exchange, caller: AuthenticatedCaller, address: Address, receive: Receive
     ) -> S3Response:
         request = exchange.request
         if caller.payload_sha256 is not None or _has_body(request):
             await _check_body(caller, request, receive)
-        return await self._operations.answer(exchange.operation, caller.tenant, address, request)
+        return await self._operations.respond(exchange.operation, caller.tenant, address, request)
 
     # ------------------------------------------------------------------------------------ sending
 
-    async def _finish(self, exchange: _Exchange, answer: S3Response, send: Send) -> None:
-        exchange.status, exchange.code = answer.status, answer.code
+    async def _finish(self, exchange: _Exchange, response: S3Response, send: Send) -> None:
+        exchange.status, exchange.code = response.status, response.code
         headers = [("x-amz-request-id", exchange.id)]
         if exchange.caller is None or _has_body(exchange.request):
-            headers.append(_LAST)  # what is left of a body is never read
+            headers.append(_CLOSE_HEADER)  # the rest of the body stays unread
         head = exchange.request.method == "HEAD"
         try:
-            await self._send(send, answer, headers, head=head)
+            await self._send(send, response, headers, head=head)
         except TimeoutError:
             exchange.code = ABORTED
         else:
-            exchange.sent = 0 if head else len(answer.body)
+            exchange.sent = 0 if head else len(response.body)
 
     async def _send(
-        self, send: Send, answer: S3Response, headers: Iterable[tuple[str, str]] = (), *, head: bool = False
+        self, send: Send, response: S3Response, headers: Iterable[tuple[str, str]] = (), *, head: bool = False
     ) -> None:
-        every = [*answer.headers, *headers]
-        if answer.status != 304 and not any(name == "content-length" for name, _ in every):
-            every.append(("content-length", str(len(answer.body))))
-        await self._say(send, _start(answer.status, every))
-        await self._say(send, _body(b"" if head else answer.body, more=False))
+        all_headers = [*response.headers, *headers]
+        if response.status != 304 and not any(name == "content-length" for name, _ in all_headers):
+            all_headers.append(("content-length", str(len(response.body))))
+        await self._send_message(send, _start(response.status, all_headers))
+        await self._send_message(send, _body(b"" if head else response.body, more=False))
 
-    async def _say(self, send: Send, message: Message) -> None:
-        """Send some of an answer. Raises TimeoutError when the client takes nothing for too long.
+    async def _send_message(self, send: Send, message: Message) -> None:
+        """Send a message of a response. Raises TimeoutError if the client reads nothing for too long.
 
-        The answer has to end there: the server breaks off connections whose answer has no end.
+        After a TimeoutError no more may be sent: the server closes a connection whose response is incomplete.
         """
         async with asyncio.timeout(self._settings.send_timeout_ms / 1000):
             await send(message)
@@ -187,62 +188,68 @@ class ProxyApp:
         self,
         exchange: _Exchange,
         caller: AuthenticatedCaller,
-        answer: S3Response,
+        response: S3Response,
         content: ObjectRange,
         receive: Receive,
         send: Send,
     ) -> None:
-        """Send a piece of an object while it is read. When that fails half way, the connection is broken off."""
+        """Stream a range of an object. If the read fails after the start, the server closes the connection."""
         try:
             pieces = await open_stream(content.store, content.stored_key, content.start, content.stop)
         except ObjectNotFound:
-            logger.error("%s: the part %s is gone", content.store.location.uri, content.stored_key)
+            logger.error("%s: the part %s does not exist", content.store.location.uri, content.stored_key)
             raise S3Error("NoSuchKey") from None
-        exchange.status = answer.status
-        gone = asyncio.ensure_future(_until_gone(receive))
+        exchange.status = response.status
+        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
-            async with aclosing(pieces):  # ends at once, and not when nobody holds it: the store's connection is free
-                await self._say(send, _start(answer.status, [*answer.headers, ("x-amz-request-id", exchange.id)]))
+            async with aclosing(pieces):  # closes the stream now, and frees the connection to the store
+                await self._send_message(
+                    send, _start(response.status, [*response.headers, ("x-amz-request-id", exchange.id)])
+                )
                 async for piece in pieces:
                     for step in _steps(piece, caller.tenant.limits.bytes_per_second):
-                        await self._gate.spend(caller.tenant, len(step))
-                        if gone.done():
+                        await self._limiter.spend(caller.tenant, len(step))
+                        if disconnected.done():
                             return
-                        await self._say(send, _body(step, more=True))
+                        await self._send_message(send, _body(step, more=True))
                         exchange.sent += len(step)
-                await self._say(send, _body(b"", more=False))
-        except (IceDBError, TimeoutError) as error:  # without the last message the server breaks the connection off
+                await self._send_message(send, _body(b"", more=False))
+        except (IceDBError, TimeoutError) as error:  # without the last message, the server closes the connection
             exchange.code = ABORTED
-            why = str(error) or "the client did not take it"
-            logger.error("the answer to %s ended after %d bytes: %s", exchange.id, exchange.sent, why)
+            why = str(error) or "the client did not read it"
+            logger.error("the response to %s ended after %d bytes: %s", exchange.id, exchange.sent, why)
         finally:
-            gone.cancel()
+            disconnected.cancel()
             with suppress(asyncio.CancelledError):
-                await gone
+                await disconnected
 
-    def _tell(self, exchange: _Exchange) -> None:
+    def _record(self, exchange: _Exchange) -> None:
         request, caller = exchange.request, exchange.caller
         seconds = time.perf_counter() - exchange.began
         tenant = caller.tenant.name if caller else None
-        self._metrics.answered(tenant, exchange.operation, exchange.status, exchange.code, seconds, exchange.sent)
-        said = dict(reversed(request.headers))
+        self._metrics.record_response(
+            tenant, exchange.operation, exchange.status, exchange.code, seconds, exchange.sent
+        )
+        headers = dict(reversed(request.headers))
         self._access_log.write(
-            ProxyAccessRecord(
-                time_ms=exchange.time_ms,
-                request_id=exchange.id,
-                client=exchange.client,
-                tenant=tenant,
-                access_key_id=caller.access_key_id if caller else None,
-                method=request.method,
-                host=said.get("host", ""),
-                path=request.path,
-                query=request.query,
-                range=said.get("range"),
-                status=exchange.status,
-                code=exchange.code,
-                bytes=exchange.sent,
-                milliseconds=seconds * 1000,
-                user_agent=said.get("user-agent", ""),
+            access_line(
+                ProxyAccessRecord(
+                    time_ms=exchange.time_ms,
+                    request_id=exchange.id,
+                    client=exchange.client,
+                    tenant=tenant,
+                    access_key_id=caller.access_key_id if caller else None,
+                    method=request.method,
+                    host=headers.get("host", ""),
+                    path=request.path,
+                    query=request.query,
+                    range=headers.get("range"),
+                    status=exchange.status,
+                    code=exchange.code,
+                    bytes=exchange.sent,
+                    milliseconds=seconds * 1000,
+                    user_agent=headers.get("user-agent", ""),
+                )
             )
         )
 
@@ -257,12 +264,12 @@ def _request_of(scope: Scope) -> S3Request:
 
 
 def _has_body(request: S3Request) -> bool:
-    said = dict(request.headers)
-    return "transfer-encoding" in said or said.get("content-length", "0") != "0"
+    headers = dict(request.headers)
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 async def _check_body(caller: AuthenticatedCaller, request: S3Request, receive: Receive) -> None:
-    """Read what little there may be, and compare it with what was signed. Raises S3Error."""
+    """Read the body, and compare it with the signed hash. Raises S3Error."""
     digest, size = hashlib.sha256(), 0
     more = _has_body(request)
     while more:
@@ -279,7 +286,7 @@ async def _check_body(caller: AuthenticatedCaller, request: S3Request, receive: 
         raise S3Error("XAmzContentSHA256Mismatch")
 
 
-def _refusal(error: S3Error, exchange: _Exchange) -> S3Response:
+def _error_response(error: S3Error, exchange: _Exchange) -> S3Response:
     document = error_document(error, resource=exchange.request.path, request_id=exchange.id)
     headers = (("content-type", "application/xml"), *error.headers)
     return S3Response(error.status, headers, document, code=error.code)
@@ -295,7 +302,7 @@ def _body(piece: bytes, *, more: bool) -> Message:
 
 
 def _steps(piece: bytes, bytes_per_second: int | None) -> Iterator[bytes]:
-    """What is sent at a time: of a tenant with a limit little, so that its clients never wait for long."""
+    """Split a piece for sending. With a rate limit the steps are small, so that clients never wait for long."""
     if bytes_per_second is None:
         yield piece
         return
@@ -304,6 +311,6 @@ def _steps(piece: bytes, bytes_per_second: int | None) -> Iterator[bytes]:
         yield piece[start : start + size]
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

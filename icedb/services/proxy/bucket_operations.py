@@ -1,8 +1,8 @@
-"""What is asked of buckets: which there are, where one is, and what it holds, page by page.
+"""Operations on buckets: ListBuckets, GetBucketLocation, HeadBucket, and the listings of objects.
 
-A listing of many pages stays on the snapshot that it began with. The continuation token says which: it is a note of the
-proxy to itself, checked like any input, and opens nothing that the tenant could not list anyway. Version 1 of the
-listing continues after a key; for it, the proxy remembers which snapshot ended a page with that key.
+All pages of a listing are of the snapshot of the first page, which the continuation token names. The proxy validates a
+token like any input, and a token gives no access beyond what the tenant can list. Version 1 of the listing has no
+token: it continues after a key. So the proxy remembers the snapshot of each page by the page's last key.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from icedb.util.lru_cache import LruCache
 __all__ = ["Listings", "get_bucket_location", "head_bucket", "list_buckets"]
 
 KEYS_MAX = 1_000
-# A client may ask for as many, and gets KEYS_MAX; what is more is no number for S3.
-ASKED_MAX = 2_147_483_647
-# Version 1: so many listings can be in progress.
-ENDED_MAX = 10_000
-# Virtual buckets are lines of a configuration, and nobody made them at a time.
+# Clients may request up to this number and get KEYS_MAX. S3 rejects larger numbers.
+REQUESTED_KEYS_MAX = 2_147_483_647
+# How many pages of version 1 are remembered.
+PAGES_MAX = 10_000
+# Virtual buckets are configuration, and have no time of creation.
 CREATED = "1970-01-01T00:00:00.000Z"
 
 
 def list_buckets(tenant: Tenant) -> S3Response:
-    """ListBuckets: those of the tenant, by name."""
+    """Respond to ListBuckets with the tenant's buckets, sorted by name."""
     buckets = "".join(
         f"<Bucket><Name>{xml_text(name)}</Name><CreationDate>{CREATED}</CreationDate></Bucket>"
         for name in sorted(tenant.buckets)
@@ -47,16 +47,16 @@ def list_buckets(tenant: Tenant) -> S3Response:
 
 
 def get_bucket_location(region: str) -> S3Response:
-    """GetBucketLocation. S3 says nothing for its first region."""
+    """Respond to GetBucketLocation. The location of us-east-1 is empty, as in S3."""
     return xml_response("LocationConstraint", "" if region == "us-east-1" else xml_text(region))
 
 
 def head_bucket(region: str) -> S3Response:
-    """HeadBucket."""
+    """Respond to HeadBucket."""
     return S3Response(headers=(("x-amz-bucket-region", region),))
 
 
-#: Tenant, bucket, its time, prefix, delimiter, size of the pages, and the last key of one.
+#: The key of a remembered page: tenant, bucket, as-of time, prefix, delimiter, page size, last key.
 _PageKey = tuple[str, str, int | None, str, str, int, str]
 
 
@@ -67,71 +67,72 @@ class _ContinuationToken(msgspec.Struct, frozen=True, array_like=True, forbid_un
 
 
 class Listings:
-    """ListObjectsV2 and ListObjects."""
+    """The operations ListObjectsV2 and ListObjects."""
 
     def __init__(self, tables: TableCatalog) -> None:
         self._tables = tables
-        #: What was listed, and the last key of a page -> what `TableCatalog.view_again` needs.
-        self._ended: LruCache[_PageKey, tuple[int, str]] = LruCache(ENDED_MAX)
+        #: The start time and snapshot id of the listing, for `TableCatalog.resume_view`.
+        self._pages: LruCache[_PageKey, tuple[int, str]] = LruCache(PAGES_MAX)
 
     async def version_2(
         self, tenant: Tenant, bucket: VirtualBucket, address: Address, request: S3Request
     ) -> S3Response:
-        """ListObjectsV2. Raises S3Error: InvalidArgument, and those of `TableCatalog.view`."""
-        asked = _ListingRequest(request)
+        """Respond to ListObjectsV2. Raises S3Error: InvalidArgument, and those of `TableCatalog.view`."""
+        listing = _ListingRequest(request)
         token, start_after = request.parameter("continuation-token"), request.parameter("start-after") or ""
         if token is None:
             after, view = start_after, await self._tables.view(bucket, address.as_of_ms)
         else:
-            read = _read_token(token)
-            after, found = read.after, await self._again(bucket, address, read.began_ms, read.snapshot_id)
-            if found is None:
-                raise _wrong_token()
-            view = found
-        objects, page = view.page(prefix=asked.prefix, delimiter=asked.delimiter, after=after, size=asked.size)
+            position = _decode_token(token)
+            after = position.after
+            resumed = await self._resume(bucket, address, position.began_ms, position.snapshot_id)
+            if resumed is None:
+                raise _invalid_token()
+            view = resumed
+        objects, page = view.page(prefix=listing.prefix, delimiter=listing.delimiter, after=after, size=listing.size)
         owner = _owner(tenant) if request.parameter("fetch-owner") == "true" else ""
         fields = [
             f"<KeyCount>{len(objects) + len(page.prefixes)}</KeyCount>",
             "" if token is None else f"<ContinuationToken>{xml_text(token)}</ContinuationToken>",
-            f"<StartAfter>{asked.encoded(start_after)}</StartAfter>" if start_after else "",
+            f"<StartAfter>{listing.encoded(start_after)}</StartAfter>" if start_after else "",
         ]
         if page.truncated:
-            further = _ContinuationToken(view.as_of_ms, view.snapshot_id, view.virtual(page.last))
-            fields.append(f"<NextContinuationToken>{_written(further)}</NextContinuationToken>")
-        return asked.answer(address.name, view, objects, page, fields, owner)
+            next_token = _ContinuationToken(view.as_of_ms, view.snapshot_id, view.virtual(page.last))
+            fields.append(f"<NextContinuationToken>{_encode_token(next_token)}</NextContinuationToken>")
+        return listing.respond(address.name, view, objects, page, fields, owner)
 
     async def version_1(
         self, tenant: Tenant, bucket: VirtualBucket, address: Address, request: S3Request
     ) -> S3Response:
-        """ListObjects. Raises S3Error, as version 2."""
-        asked = _ListingRequest(request)
+        """Respond to ListObjects. Raises S3Error, as version 2."""
+        listing = _ListingRequest(request)
         marker = request.parameter("marker") or ""
-        listed = tenant.name, bucket.name, address.as_of_ms, asked.prefix, asked.delimiter, asked.size
-        ended = self._ended.get((*listed, marker))
-        if ended is None:
+        parameters = tenant.name, bucket.name, address.as_of_ms, listing.prefix, listing.delimiter, listing.size
+        previous = self._pages.get((*parameters, marker))
+        if previous is None:
             view = await self._tables.view(bucket, address.as_of_ms)
         else:
-            found = await self._again(bucket, address, *ended)
-            if found is None:
+            resumed = await self._resume(bucket, address, *previous)
+            if resumed is None:
                 raise S3Error("InvalidArgument", "The listing that ended here is no more. Begin the listing again.")
-            view = found
-        objects, page = view.page(prefix=asked.prefix, delimiter=asked.delimiter, after=marker, size=asked.size)
-        fields = [f"<Marker>{asked.encoded(marker)}</Marker>"]
+            view = resumed
+        objects, page = view.page(prefix=listing.prefix, delimiter=listing.delimiter, after=marker, size=listing.size)
+        fields = [f"<Marker>{listing.encoded(marker)}</Marker>"]
         if page.truncated:
             last = view.virtual(page.last)
-            self._ended.put((*listed, last), (view.as_of_ms, view.snapshot_id))
-            if asked.delimiter:
-                fields.append(f"<NextMarker>{asked.encoded(last)}</NextMarker>")
-        return asked.answer(address.name, view, objects, page, fields, _owner(tenant))
+            self._pages.put((*parameters, last), (view.as_of_ms, view.snapshot_id))
+            if listing.delimiter:
+                fields.append(f"<NextMarker>{listing.encoded(last)}</NextMarker>")
+        return listing.respond(address.name, view, objects, page, fields, _owner(tenant))
 
-    async def _again(
+    async def _resume(
         self, bucket: VirtualBucket, address: Address, began_ms: int, snapshot_id: str
     ) -> BucketView | None:
         return await self._tables.resume_view(bucket, address.as_of_ms, began_ms=began_ms, snapshot_id=snapshot_id)
 
 
 class _ListingRequest:
-    """What both versions of the listing take, and how they answer."""
+    """The parameters that both versions of the listing have, and their response."""
 
     def __init__(self, request: S3Request) -> None:
         self.prefix = request.parameter("prefix") or ""
@@ -143,10 +144,10 @@ class _ListingRequest:
             raise S3Error("InvalidArgument", "Invalid Encoding Method specified in Request.")
         self.encoded: Callable[[str], str] = quote if self.encoding else xml_text
 
-    def answer(
+    def respond(
         self, name: str, view: BucketView, objects: list[VirtualObject], page: Page, fields: list[str], owner: str
     ) -> S3Response:
-        """One page. `fields` are those of the version; `owner` is repeated for each object."""
+        """Return a page. `fields` are specific to the version, `owner` is repeated for each object."""
         delimiter = f"<Delimiter>{self.encoded(self.delimiter)}</Delimiter>" if self.delimiter else ""
         encoding = f"<EncodingType>{self.encoding}</EncodingType>" if self.encoding else ""
         contents = "".join([self._content(o, owner) for o in objects])
@@ -160,10 +161,10 @@ class _ListingRequest:
             f"<IsTruncated>{'true' if page.truncated else 'false'}</IsTruncated>{contents}{prefixes}",
         )
 
-    def _content(self, found: VirtualObject, owner: str) -> str:
+    def _content(self, object_: VirtualObject, owner: str) -> str:
         return (
-            f"<Contents><Key>{self.encoded(found.key)}</Key><LastModified>{_iso(found.modified_ms)}</LastModified>"
-            f"<ETag>&quot;{found.etag[1:-1]}&quot;</ETag><Size>{found.bytes}</Size>{owner}"
+            f"<Contents><Key>{self.encoded(object_.key)}</Key><LastModified>{_iso(object_.modified_ms)}</LastModified>"
+            f"<ETag>&quot;{object_.etag[1:-1]}&quot;</ETag><Size>{object_.bytes}</Size>{owner}"
             "<StorageClass>STANDARD</StorageClass></Contents>"
         )
 
@@ -173,7 +174,7 @@ def _owner(tenant: Tenant) -> str:
     return f"<Owner><ID>{name}</ID><DisplayName>{name}</DisplayName></Owner>"
 
 
-@lru_cache(maxsize=4096)  # the parts of a commit have one time
+@lru_cache(maxsize=4096)  # all parts of a commit have the same time
 def _iso(unix_ms: int) -> str:
     return f"{datetime.fromtimestamp(unix_ms // 1000, UTC).replace(tzinfo=None).isoformat()}.000Z"
 
@@ -181,23 +182,23 @@ def _iso(unix_ms: int) -> str:
 def _number(text: str | None) -> int:
     if text is None or text == "":
         return KEYS_MAX
-    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= ASKED_MAX):
-        raise S3Error("InvalidArgument", f"Argument maxKeys must be an integer between 0 and {ASKED_MAX}.")
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= REQUESTED_KEYS_MAX):
+        raise S3Error("InvalidArgument", f"Argument maxKeys must be an integer between 0 and {REQUESTED_KEYS_MAX}.")
     return int(text)
 
 
-def _written(token: _ContinuationToken) -> str:
+def _encode_token(token: _ContinuationToken) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode()
 
 
-def _read_token(text: str) -> _ContinuationToken:
+def _decode_token(text: str) -> _ContinuationToken:
     try:
         return msgspec.json.decode(
             base64.b64decode(text.encode(), altchars=b"-_", validate=True), type=_ContinuationToken
         )
     except (binascii.Error, msgspec.DecodeError, UnicodeError, ValueError):
-        raise _wrong_token() from None
+        raise _invalid_token() from None
 
 
-def _wrong_token() -> S3Error:
+def _invalid_token() -> S3Error:
     return S3Error("InvalidArgument", "The continuation token provided is incorrect. Begin the listing again.")

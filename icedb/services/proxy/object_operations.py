@@ -1,7 +1,4 @@
-"""What is asked of objects: whether one is there, and its bytes, whole or in part.
-
-Conditions and ranges are those of RFC 9110, as far as S3 has them.
-"""
+"""Operations on objects: GetObject and HeadObject, with the conditions and ranges of RFC 9110 that S3 supports."""
 
 from __future__ import annotations
 
@@ -17,64 +14,71 @@ from icedb.storage.obstore_store import ObjectStore, presign
 
 __all__ = ["get_object"]
 
-# Numbers of 64 bits among them: some clients write the largest for "to the end".
+# Some clients write the largest 64-bit number for "to the end".
 _RANGE = re.compile(r"bytes=(?P<first>\d{0,30})-(?P<last>\d{0,30})", re.ASCII)
 PART_NUMBER_MAX = 10_000
 
 
 def get_object(
-    found: VirtualObject, store: ObjectStore, request: S3Request, *, redirect_for: timedelta | None = None
+    object_: VirtualObject, store: ObjectStore, request: S3Request, *, redirect_for: timedelta | None = None
 ) -> S3Response:
-    """GetObject and HeadObject. Raises S3Error: PreconditionFailed, InvalidRange, InvalidPartNumber, InvalidRequest.
+    """Respond to GetObject and HeadObject.
 
-    With `redirect_for`, the answer to a GET is where the store itself gives the object, valid for so long; a store that
-    has no such addresses is read for the client.
+    Args:
+        object_: The object.
+        store: The store that has it.
+        request: The request.
+        redirect_for: Redirect GET requests to a presigned URL of the store that is valid for this time. The proxy still
+            reads the object if the store has no presigned URLs. None: never redirect.
+
+    Raises:
+        S3Error: PreconditionFailed, InvalidRange, InvalidPartNumber, InvalidRequest.
     """
-    about = (
-        ("etag", found.etag),
-        ("last-modified", http_date(found.modified_ms)),
+    validators = (
+        ("etag", object_.etag),
+        ("last-modified", http_date(object_.modified_ms)),
         ("accept-ranges", "bytes"),
     )
-    if _not_modified(found, request):
-        return S3Response(304, about)
-    bounds = _bounds(found, request)
-    start, stop = bounds or (0, found.bytes)
+    if _not_modified(object_, request):
+        return S3Response(304, validators)
+    bounds = _bounds(object_, request)
+    start, stop = bounds or (0, object_.bytes)
     if redirect_for is not None and request.method == "GET" and request.parameter("partNumber") is None:
-        address = presign(store, found.stored_key, expires=redirect_for)
+        address = presign(store, object_.stored_key, expires=redirect_for)
         if address is not None:
             return S3Response(307, (("location", address), ("cache-control", "no-store")))
     headers = (
-        *about,
+        *validators,
         ("content-type", "application/vnd.apache.parquet"),
         ("content-length", str(stop - start)),
-        *((("content-range", f"bytes {start}-{stop - 1}/{found.bytes}"),) if bounds else ()),
+        *((("content-range", f"bytes {start}-{stop - 1}/{object_.bytes}"),) if bounds else ()),
     )
-    content = ObjectRange(store, found.stored_key, start, stop) if request.method == "GET" and start < stop else None
+    content = ObjectRange(store, object_.stored_key, start, stop) if request.method == "GET" and start < stop else None
     return S3Response(206 if bounds else 200, headers, content=content)
 
 
-def _not_modified(found: VirtualObject, request: S3Request) -> bool:
-    """Whether the client has it. Raises S3Error (PreconditionFailed) when it is not what the client wants."""
+def _not_modified(object_: VirtualObject, request: S3Request) -> bool:
+    """Return whether the client has the object. Raises S3Error (PreconditionFailed) if a precondition fails."""
     match, none_match = request.header("if-match"), request.header("if-none-match")
     if match is not None:
-        if not _names(match, found.etag):
+        if not _names(match, object_.etag):
             raise S3Error("PreconditionFailed")
-    elif (since := _seconds(request.header("if-unmodified-since"))) is not None and found.modified_ms // 1000 > since:
+    elif (since := _seconds(request.header("if-unmodified-since"))) is not None and object_.modified_ms // 1000 > since:
         raise S3Error("PreconditionFailed")
     if none_match is not None:
-        return _names(none_match, found.etag)
+        return _names(none_match, object_.etag)
     modified = _seconds(request.header("if-modified-since"))
-    return modified is not None and found.modified_ms // 1000 <= modified
+    return modified is not None and object_.modified_ms // 1000 <= modified
 
 
 def _names(condition: str, etag: str) -> bool:
-    """Whether a list of ETags has one. Quotes may be missing, as S3 allows."""
-    given = {c.strip().removeprefix("W/").strip('"') for c in condition.split(",")}
-    return "*" in given or etag.strip('"') in given
+    """Return whether a list of ETags has one. As in S3, quotes may be missing."""
+    etags = {c.strip().removeprefix("W/").strip('"') for c in condition.split(",")}
+    return "*" in etags or etag.strip('"') in etags
 
 
 def _seconds(date: str | None) -> float | None:
-    """Unix seconds. A date that is none counts as not given (RFC 9110, 13.1.3)."""
+    """Return unix seconds. An invalid date counts as absent (RFC 9110, 13.1.3)."""
     if date is None:
         return None
     try:
@@ -84,43 +88,43 @@ def _seconds(date: str | None) -> float | None:
         return None
 
 
-def _bounds(found: VirtualObject, request: S3Request) -> tuple[int, int] | None:
-    """First byte and the one after the last; None: the whole object, as no part was asked for."""
-    part, asked = request.parameter("partNumber"), request.header("range")
+def _bounds(object_: VirtualObject, request: S3Request) -> tuple[int, int] | None:
+    """Return the first byte and the byte after the last, or None for the whole object."""
+    part, range_ = request.parameter("partNumber"), request.header("range")
     if part is not None:
-        return _part_bounds(found, part, asked)
-    if asked is None or not _still_current(found, request):
+        return _part_bounds(object_, part, range_)
+    if range_ is None or not _range_applies(object_, request):
         return None
-    ranged = _RANGE.fullmatch(asked.strip())
+    ranged = _RANGE.fullmatch(range_.strip())
     if ranged is None or ranged["first"] == ranged["last"] == "":
-        return None  # several ranges, or none that can be read: the whole object is a right answer
+        return None  # several ranges, or invalid: the whole object is a valid response
     if ranged["first"] == "":
-        start, stop = max(0, found.bytes - int(ranged["last"])), found.bytes
+        start, stop = max(0, object_.bytes - int(ranged["last"])), object_.bytes
     else:
         start = int(ranged["first"])
-        stop = found.bytes if ranged["last"] == "" else min(int(ranged["last"]) + 1, found.bytes)
+        stop = object_.bytes if ranged["last"] == "" else min(int(ranged["last"]) + 1, object_.bytes)
         if ranged["last"] != "" and int(ranged["last"]) < start:
             return None
     if start >= stop:
-        raise S3Error("InvalidRange", headers=(("content-range", f"bytes */{found.bytes}"),))
+        raise S3Error("InvalidRange", headers=(("content-range", f"bytes */{object_.bytes}"),))
     return start, stop
 
 
-def _part_bounds(found: VirtualObject, part: str, asked: str | None) -> tuple[int, int] | None:
-    """An object is one part, the first."""
-    if asked is not None:
+def _part_bounds(object_: VirtualObject, part: str, range_: str | None) -> tuple[int, int] | None:
+    """Return the bounds of a part by number. Each object has one part."""
+    if range_ is not None:
         raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter.")
     if not (part.isascii() and part.isdigit() and len(part) <= 5 and 1 <= int(part) <= PART_NUMBER_MAX):
         raise S3Error("InvalidArgument", "Part number must be an integer between 1 and 10000, inclusive.")
     if int(part) > 1:
         raise S3Error("InvalidPartNumber")
-    return (0, found.bytes) if found.bytes else None
+    return (0, object_.bytes) if object_.bytes else None
 
 
-def _still_current(found: VirtualObject, request: S3Request) -> bool:
-    """Whether a range is wanted: of another version than the client has parts of, the whole is."""
+def _range_applies(object_: VirtualObject, request: S3Request) -> bool:
+    """Return whether If-Range holds. Otherwise the client needs the whole object."""
     condition = request.header("if-range")
     if condition is None:
         return True
     date = _seconds(condition)
-    return _names(condition, found.etag) if date is None else found.modified_ms // 1000 <= date
+    return _names(condition, object_.etag) if date is None else object_.modified_ms // 1000 <= date

@@ -1,7 +1,7 @@
-"""Which of S3's operations a request is, and what answers it.
+"""The S3 operation of a request, and the call of its handler.
 
-What is not here is refused by name: a write with 405, another subresource of S3 (`?acl`, `?versions`, `?tagging`) with
-501. Parameters that S3 does not know are ignored, as S3 does.
+Writes are rejected with 405, and other subresources of S3 (`?acl`, `?versions`, `?tagging`) with 501. Like S3, the
+proxy ignores unknown parameters.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from icedb.services.proxy.s3.s3_errors import S3Error
 
 __all__ = ["NO_OPERATION", "Operations", "operation_name"]
 
-#: The name of whatever is refused, in logs and numbers.
+#: The name of rejected operations in logs and metrics.
 NO_OPERATION = "Other"
 
-#: Parameters that make another operation of a request. Source: the operations of S3's API reference.
+#: Parameters that select another operation. Source: the operations of S3's API reference.
 _SUBRESOURCES = frozenset(
     (
         *("accelerate", "acl", "analytics", "attributes", "cors", "delete", "encryption", "intelligent-tiering"),
@@ -34,8 +34,8 @@ _SUBRESOURCES = frozenset(
         *("uploadId", "uploads", "versioning", "versions", "website"),
     )
 )
-#: These would change what an answer means: to ignore them would be to answer something else.
-_ANSWER_CHANGES = (
+#: Headers that change the meaning of a response, so they cannot be ignored.
+_UNSUPPORTED_HEADERS = (
     "x-amz-server-side-encryption-customer-algorithm",
     "x-amz-server-side-encryption-customer-key",
     "x-amz-server-side-encryption-customer-key-md5",
@@ -43,13 +43,13 @@ _ANSWER_CHANGES = (
 
 
 def operation_name(request: S3Request, address: Address) -> str:
-    """The operation's name in S3's API. Raises S3Error: MethodNotAllowed, NotImplemented, InvalidArgument."""
+    """Return the operation's name in S3's API. Raises S3Error: MethodNotAllowed, NotImplemented, InvalidArgument."""
     if request.method not in ("GET", "HEAD"):
         raise S3Error("MethodNotAllowed", headers=(("allow", "GET, HEAD"),))
     names = {name for name, _ in request.parameters}
     if names & _SUBRESOURCES or any(n.startswith("response-") for n in names):
         raise S3Error("NotImplemented")
-    if any(request.header(name) is not None for name in _ANSWER_CHANGES):
+    if any(request.header(name) is not None for name in _UNSUPPORTED_HEADERS):
         raise S3Error("NotImplemented")
     if not address.bucket:
         if request.method == "HEAD":
@@ -69,16 +69,16 @@ def operation_name(request: S3Request, address: Address) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """Answers for tenants that proved who they are."""
+    """The operations for authenticated tenants."""
 
     tables: TableCatalog
     listings: Listings
     region: str
-    #: How long an address of the store is valid that a GET is sent to; None: the proxy reads for the client.
+    #: Lifetime of the presigned URL to which a GET is redirected. None: the proxy reads for the client.
     redirect_for: timedelta | None = None
 
-    async def answer(self, name: str, tenant: Tenant, address: Address, request: S3Request) -> S3Response:
-        """What the operation of that name answers. Raises S3Error."""
+    async def respond(self, name: str, tenant: Tenant, address: Address, request: S3Request) -> S3Response:
+        """Run the operation of that name. Raises S3Error."""
         if name == "ListBuckets":
             return list_buckets(tenant)
         bucket = tenant.bucket(address.bucket)
@@ -88,12 +88,12 @@ class Operations:
             case "ListObjects":
                 return await self.listings.version_1(tenant, bucket, address, request)
             case "GetBucketLocation" | "HeadBucket":
-                await self.tables.view(bucket, address.as_of_ms)  # clients ask whether it can be read
+                await self.tables.view(bucket, address.as_of_ms)  # clients check whether the bucket can be read
                 return get_bucket_location(self.region) if name == "GetBucketLocation" else head_bucket(self.region)
         if request.parameter("versionId") not in (None, "null"):
             raise S3Error("NoSuchVersion")
-        found, store = await self.tables.find(bucket, address.as_of_ms, address.key)
+        object_, store = await self.tables.find(bucket, address.as_of_ms, address.key)
         if self.redirect_for is None:
-            return get_object(found, store, request)
-        # Whoever gives credentials may ask somebody for them first.
-        return await asyncio.to_thread(get_object, found, store, request, redirect_for=self.redirect_for)
+            return get_object(object_, store, request)
+        # A provider of credentials may send requests.
+        return await asyncio.to_thread(get_object, object_, store, request, redirect_for=self.redirect_for)

@@ -1,7 +1,7 @@
-"""The process around the application: its sockets and signals, and the tenants' file, which may change meanwhile.
+"""The process of the proxy: sockets, signals, reload of tenants, shutdown.
 
-SIGTERM or SIGINT: nothing new is accepted, answers under way are finished for up to `stop_timeout_ms`, and the process
-ends; a second signal ends it at once. SIGHUP: the tenants are loaded again, as they are when their file changes.
+On SIGTERM or SIGINT the process stops accepting connections, finishes responses for up to `stop_timeout_ms`, and exits.
+A second signal kills it. On SIGHUP, and when the configuration file changes, it reloads the tenants.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from icedb.services.http.server_process import (
     open_listeners,
     schedule_forced_exit,
 )
-from icedb.services.proxy.access_log import ProxyAccessLog
 from icedb.services.proxy.app import ProxyApp
 from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.config_file import load_config
@@ -48,11 +47,16 @@ from icedb.services.proxy.s3.s3_errors import S3Error
 __all__ = ["serve"]
 
 
-def serve(path: Path, *, tell: Callable[[str], None]) -> None:
-    """Serve what a configuration file says until a signal ends it. For the main thread of a process.
+def serve(path: Path, *, on_ready: Callable[[str], None]) -> None:
+    """Serve until a signal stops the process. Call it in the main thread.
 
-    `tell` gets one line when clients can connect. Raises InvalidOption for a wrong configuration, and OSError, which
-    names the address, when nothing can listen there.
+    Args:
+        path: The configuration file.
+        on_ready: Called with one line of text when clients can connect.
+
+    Raises:
+        InvalidOption: The configuration is invalid.
+        OSError: An address, named in the message, cannot be used.
     """
     config = load_config(path)
     allow_connections(config.server.connections)
@@ -61,8 +65,8 @@ def serve(path: Path, *, tell: Callable[[str], None]) -> None:
         configure_logging(errors, "icedb.proxy")
         access_lines = closing.enter_context(open_line_writer(sys.stdout.fileno(), "access log"))
         sockets = closing.enter_context(open_listeners(config.server))
-        # A third less work per byte than asyncio's own loop. When it returns, no request is left that writes a line.
-        uvloop.run(_serve(path, config, sockets, access_lines, tell))
+        # uvloop needs a third less CPU per byte than asyncio's loop. When it returns, no request writes to the log.
+        uvloop.run(_serve(path, config, sockets, access_lines, on_ready))
 
 
 async def _serve(
@@ -70,16 +74,16 @@ async def _serve(
     config: ProxyConfig,
     sockets: Listeners,
     access_lines: LineWriter,
-    tell: Callable[[str], None],
+    on_ready: Callable[[str], None],
 ) -> None:
     settings, metrics = config.server, ProxyMetrics()
     async with contextlib.AsyncExitStack() as closing:
         directory = FileDirectory(path, config)
-        everywhere: TenantDirectory = directory
+        chain: TenantDirectory = directory
         if config.control_plane is not None:
             control_plane = ControlPlane(config.control_plane)
             closing.push_async_callback(control_plane.close)
-            everywhere = DirectoryChain((directory, _CountedControlPlane(control_plane, metrics)))
+            chain = DirectoryChain((directory, _CountedControlPlane(control_plane, metrics)))
         tables = TableCatalog(
             config.storage_options,
             refresh_ms=settings.refresh_ms,
@@ -89,29 +93,29 @@ async def _serve(
         )
         closing.callback(tables.close)
 
-        def look() -> None:
+        def update_gauges() -> None:
             metrics.tables_open.set(tables.open_count)
             metrics.live_parts.set(tables.live_parts)
             metrics.lost_lines.set(access_lines.lost)
 
-        app = ProxyApp(settings, everywhere, tables, TenantLimiter(), metrics, ProxyAccessLog(access_lines))
+        app = ProxyApp(settings, chain, tables, TenantLimiter(), metrics, access_lines)
         server = HttpServer(app, settings, tls=True)
         reload = asyncio.Event()
         install_signal_handlers(server, reload)
-        await closing.enter_async_context(background_task(reload_on_change(directory, reload, metrics.reloaded)))
+        await closing.enter_async_context(background_task(reload_on_change(directory, reload, metrics.record_reload)))
         if sockets.admin is not None:
-            admin = HttpServer(_admin_app(metrics, look, server), settings, connections=ADMIN_CONNECTIONS)
+            admin = HttpServer(_admin_app(metrics, update_gauges, server), settings, connections=ADMIN_CONNECTIONS)
             await closing.enter_async_context(background_task(admin.serve([sockets.admin])))
-        tell(f"icedb proxy: {sockets.text}; tenants in the file: {len(config.tenants)}")
+        on_ready(f"icedb proxy: {sockets.text}; tenants in the file: {len(config.tenants)}")
         await server.serve([sockets.clients])
         schedule_forced_exit()
 
 
-# ------------------------------------------------------------------------------------------------ while it runs
+# ------------------------------------------------------------------------------------------------ metrics
 
 
 class _CountedControlPlane:
-    """A control plane whose failures are counted."""
+    """A control plane with a metric of its failures."""
 
     def __init__(self, control_plane: ControlPlane, metrics: ProxyMetrics) -> None:
         self._control_plane = control_plane
@@ -121,17 +125,17 @@ class _CountedControlPlane:
         try:
             return await self._control_plane.find(access_key_id)
         except S3Error:
-            self._metrics.control_plane_failed()
+            self._metrics.record_control_plane_error()
             raise
 
 
-def _admin_app(metrics: ProxyMetrics, look: Callable[[], None], server: HttpServer) -> ASGIApp:
-    """What operators ask: whether the process lives, whether it should get requests, and its numbers.
+def _admin_app(metrics: ProxyMetrics, update_gauges: Callable[[], None], server: HttpServer) -> ASGIApp:
+    """Return the application for operators: liveness, readiness, and metrics.
 
-    `look` sets those that are not counted as they happen; it looks at what only the loop's own thread may look at.
+    `update_gauges` runs in the thread of the event loop, because it reads state of the loop.
     """
-    # Of its own: the threads that all share may be asking a store which does not answer.
-    aside = ThreadPoolExecutor(1, "icedb metrics")
+    # A separate thread: all threads of the shared pool may block on a store.
+    executor = ThreadPoolExecutor(1, "icedb metrics")
 
     async def health(_: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -141,9 +145,9 @@ def _admin_app(metrics: ProxyMetrics, look: Callable[[], None], server: HttpServ
             return PlainTextResponse("ok\n")
         return PlainTextResponse("stopping\n", status_code=503)
 
-    async def numbers(_: Request) -> Response:
-        look()
-        text = await asyncio.get_running_loop().run_in_executor(aside, metrics.text)
+    async def metrics_text(_: Request) -> Response:
+        update_gauges()
+        text = await asyncio.get_running_loop().run_in_executor(executor, metrics.text)
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
-    return Starlette(routes=[Route("/health", health), Route("/ready", ready), Route("/metrics", numbers)])
+    return Starlette(routes=[Route("/health", health), Route("/ready", ready), Route("/metrics", metrics_text)])

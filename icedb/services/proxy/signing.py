@@ -1,11 +1,11 @@
-"""Who asks: AWS Signature Version 4, in the Authorization header or in the query of a presigned address.
+"""Authentication with AWS Signature Version 4, in the Authorization header or in the query of a presigned URL.
 
-A request is signed once more, by botocore and with the secret of the key that it names, and the two signatures are
-compared: the signer is one that many clients use, only *what* it signs is said here. Path and query are signed as they
-are understood, `S3Request.decoded_path` and `.parameters`, so that nothing is verified as one thing and answered as
-another. Any region will do. A reverse proxy in front must keep the Host header, which is always signed.
+To verify a request, botocore signs it again with the secret of its key, and the signatures are compared. This module
+only decides *what* is signed. It signs the decoded path and query, `S3Request.decoded_path` and `.parameters`, with
+which the request is also processed. So no request is verified as one thing and processed as another. Any region is
+accepted. A reverse proxy in front must keep the Host header, which is always signed.
 
-No error and no log line holds a secret, a signature that would have been right, or the texts in between.
+No error and no log line contains a secret, an expected signature, or an intermediate text of the signing.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from icedb.services.proxy.s3.s3_errors import S3Error
 
 __all__ = ["SKEW_MS_MAX", "AuthenticatedCaller", "authenticate"]
 
-#: S3's own: how far a client's clock may be from ours.
+#: Maximum difference of the clocks of client and proxy, as in S3.
 SKEW_MS_MAX = 15 * 60_000
-#: S3's own: seven days.
+#: Seven days, as in S3.
 EXPIRES_SECONDS_MAX = 604_800
 
-#: Clients sign about ten. What is done with them grows by the square of their number.
+#: Clients sign about ten headers. The work grows with the square of their number.
 SIGNED_HEADERS_MAX = 64
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
@@ -47,8 +47,8 @@ _IN_QUERY = (
     "X-Amz-SignedHeaders",
     "X-Amz-Signature",
 )
-# No two neighbours of these patterns can match the same character: none goes back. The bounds only keep nonsense out.
-# DuckDB signs for an empty region unless it is told one.
+# No two adjacent elements of these patterns match the same character, so matching never backtracks. The bounds only
+# limit the sizes. DuckDB signs with an empty region unless one is configured.
 _AUTHORIZATION = re.compile(r"Credential=([^ ,]{1,512}), *SignedHeaders=([^ ,]{1,4096}), *Signature=([^ ,]{1,128})")
 _CREDENTIAL = re.compile(r"([A-Za-z0-9_.-]{1,128})/([0-9]{8})/([A-Za-z0-9_.-]{0,64})/s3/aws4_request")
 _HEADER_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,256}")
@@ -58,30 +58,30 @@ _HTTP_DATE = "%a, %d %b %Y %H:%M:%S GMT"
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 _STREAMING = re.compile(r"STREAMING-[A-Z0-9-]{1,64}")
 
-# What a key that nobody has is checked with: to find no owner takes as long as to find a wrong signature.
-_NOBODYS_SECRET = secrets.token_hex(20)
+# The secret for unknown keys, so that their rejection takes as long as that of a wrong signature.
+_UNKNOWN_KEY_SECRET = secrets.token_hex(20)
 
 
 @dataclass(frozen=True, slots=True)
 class AuthenticatedCaller:
-    """Who signed a request."""
+    """The tenant that signed a request."""
 
     tenant: Tenant
     access_key_id: str
-    #: Lower-case hex that the SHA-256 of the body must be. None: the body was not signed.
+    #: The signed SHA-256 of the body in lower-case hex. None: the body was not signed.
     payload_sha256: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class _SignatureClaim:
-    """What a request says of its signature. Well-formed; nothing of it is believed yet."""
+    """The fields of a request's signature. They are well-formed, but not verified."""
 
     access_key_id: str
     region: str
-    #: As it was signed, `20261121T100000Z`, whatever form it came in.
+    #: The time as it was signed, `20261121T100000Z`, independent of the form in the request.
     timestamp: str
     signed_headers: tuple[str, ...]
-    #: As it was signed: a hash or one of S3's words for none.
+    #: The payload as it was signed: a hash or a constant of S3 for an unsigned payload.
     payload: str
     signature: str
 
@@ -89,27 +89,34 @@ class _SignatureClaim:
 async def authenticate(
     request: S3Request, directory: TenantDirectory, *, now_ms: int, max_skew_ms: int = SKEW_MS_MAX
 ) -> AuthenticatedCaller:
-    """Find out who signed a request, at `now_ms` (unix milliseconds).
+    """Return the tenant that signed a request.
 
-    Raises S3Error: AccessDenied without a signature, with one that has expired, or when something of the request had to
-    be signed and is not; InvalidAccessKeyId and SignatureDoesNotMatch for what they say; RequestTimeTooSkewed when it
-    was signed more than `max_skew_ms` before or after; and what the directory raises. Others say what is malformed.
+    Args:
+        request: The request.
+        directory: The lookup of tenants by access key.
+        now_ms: The current time in unix milliseconds.
+        max_skew_ms: Maximum difference between the time of signing and `now_ms`.
+
+    Raises:
+        S3Error: AccessDenied without a signature, with an expired one, or if a required header is not signed.
+            InvalidAccessKeyId for an unknown key, SignatureDoesNotMatch for a wrong signature. RequestTimeTooSkewed if
+            the clocks differ too much. Other codes for malformed signatures, and errors of the directory.
     """
     claim = _claim(request, now_ms, max_skew_ms)
     _check_signed(request, claim.signed_headers)
-    found = await directory.find(claim.access_key_id)
-    right = _signature(request, claim, found.key.secret if found else _NOBODYS_SECRET)
-    matches = hmac.compare_digest(right.encode(), claim.signature.encode())
-    if found is None:
+    owner = await directory.find(claim.access_key_id)
+    expected = _signature(request, claim, owner.key.secret if owner else _UNKNOWN_KEY_SECRET)
+    matches = hmac.compare_digest(expected.encode(), claim.signature.encode())
+    if owner is None:
         raise S3Error("InvalidAccessKeyId")
     if not matches:
         raise S3Error("SignatureDoesNotMatch")
     hashed = claim.payload.lower() if _SHA256.fullmatch(claim.payload) else None
-    return AuthenticatedCaller(found.tenant, claim.access_key_id, hashed)
+    return AuthenticatedCaller(owner.tenant, claim.access_key_id, hashed)
 
 
 def _claim(request: S3Request, now_ms: int, max_skew_ms: int) -> _SignatureClaim:
-    """Raises S3Error when there is no claim, or one that is malformed, out of date, or of another kind."""
+    """Return the signature's fields. Raises S3Error if it is missing, malformed, expired, or of another version."""
     authorization = request.header("authorization")
     names = {n for n, _ in request.parameters}
     presigned = not names.isdisjoint(_IN_QUERY)
@@ -152,11 +159,11 @@ def _claim_in_header(request: S3Request, authorization: str, now_ms: int, max_sk
 
 def _claim_in_query(request: S3Request, now_ms: int, max_skew_ms: int) -> _SignatureClaim:
     malformed = "AuthorizationQueryParametersError"
-    given = {name: [v for n, v in request.parameters if n == name] for name in _IN_QUERY}
-    for name, values in given.items():
+    fields = {name: [v for n, v in request.parameters if n == name] for name in _IN_QUERY}
+    for name, values in fields.items():
         if len(values) != 1:
             raise S3Error(malformed, f"A presigned address has the parameter {name} exactly once.")
-    algorithm, credential, timestamp, expires, signed_headers, signature = (given[name][0] for name in _IN_QUERY)
+    algorithm, credential, timestamp, expires, signed_headers, signature = (fields[name][0] for name in _IN_QUERY)
     if algorithm != _ALGORITHM:
         raise _another_kind()
     access_key_id, day, region = _credential(credential, malformed)
@@ -178,11 +185,11 @@ def _claim_in_query(request: S3Request, now_ms: int, max_skew_ms: int) -> _Signa
 
 
 def _payload_of_presigned(request: S3Request) -> str:
-    """Who makes an address rarely knows the body; who does may say its hash, in the query or as a signed header."""
-    given = {request.parameter("X-Amz-Content-Sha256"), request.header("x-amz-content-sha256")} - {None}
-    if len(given) > 1:
+    """Return the payload of a presigned URL: its hash from the query or a signed header, if the client set one."""
+    hashes = {request.parameter("X-Amz-Content-Sha256"), request.header("x-amz-content-sha256")} - {None}
+    if len(hashes) > 1:
         raise S3Error("InvalidRequest", "x-amz-content-sha256 is one thing in the query and another as a header.")
-    payload = given.pop() if given else None
+    payload = hashes.pop() if hashes else None
     if payload is None:
         return UNSIGNED_PAYLOAD
     _check_payload(payload)
@@ -196,7 +203,7 @@ def _another_kind() -> S3Error:
 
 
 def _credential(text: str, malformed: str) -> tuple[str, str, str]:
-    """Access key id, day and region."""
+    """Return access key id, day and region."""
     fields = _CREDENTIAL.fullmatch(text)
     if not fields:
         raise S3Error(
@@ -235,10 +242,10 @@ def _check_payload(payload: str) -> None:
 def _time_in_headers(request: S3Request) -> datetime:
     text = request.header("x-amz-date")
     date = request.header("date")
-    found = _from_timestamp(text) if text is not None else _from_http_date(date or "")
-    if found is None:
+    time = _from_timestamp(text) if text is not None else _from_http_date(date or "")
+    if time is None:
         raise S3Error("AccessDenied", "AWS authentication requires a valid Date or x-amz-date header")
-    return found
+    return time
 
 
 def _from_timestamp(text: str) -> datetime | None:
@@ -256,12 +263,12 @@ def _from_http_date(text: str) -> datetime | None:
 
 
 def _as_timestamp(time: datetime) -> str:
-    # Not strftime, whose years before 1000 have fewer digits on some systems.
+    # On some systems, strftime writes years before 1000 with fewer digits.
     return time.isoformat().translate({ord("-"): None, ord(":"): None}).replace("+0000", "Z")
 
 
 def _unix_ms(time: datetime) -> int:
-    return int(time.timestamp()) * 1000  # there are whole seconds only
+    return int(time.timestamp()) * 1000  # signatures have whole seconds
 
 
 def _check_signed(request: S3Request, signed: Sequence[str]) -> None:
@@ -272,11 +279,11 @@ def _check_signed(request: S3Request, signed: Sequence[str]) -> None:
         raise S3Error("AccessDenied", f"There were headers present in the request which were not signed: {missing}")
     if not present.issuperset(signed):
         raise S3Error("SignatureDoesNotMatch")
-    request.header("host")  # once
+    request.header("host")  # raises S3Error if it repeats
 
 
 class _Signer(S3SigV4Auth):
-    """Signs what the client says that it signed, where botocore leaves out what proxies on the way may change."""
+    """A signer of the headers that the client signed; botocore would omit some that proxies may change."""
 
     def __init__(self, claim: _SignatureClaim, secret: str, headers: HTTPMessage) -> None:
         super().__init__(ReadOnlyCredentials(claim.access_key_id, secret, None), "s3", claim.region)
@@ -290,12 +297,12 @@ class _Signer(S3SigV4Auth):
 
 
 def _signature(request: S3Request, claim: _SignatureClaim, secret: str) -> str:
-    """In lower-case hex. Raises S3Error when the request cannot have been signed."""
+    """Return the signature in lower-case hex. Raises S3Error if no client can have signed the request."""
     signer = _Signer(claim, secret, _canonical_headers(request, claim.signed_headers))
-    again = AWSRequest(method=request.method, url=_canonical_url(request))
-    again.context["timestamp"] = claim.timestamp
-    # Step by step: `add_auth` would write the texts in between to the log.
-    return signer.signature(signer.string_to_sign(again, signer.canonical_request(again)), again)
+    signed = AWSRequest(method=request.method, url=_canonical_url(request))
+    signed.context["timestamp"] = claim.timestamp
+    # Not `add_auth`, which logs the intermediate texts.
+    return signer.signature(signer.string_to_sign(signed, signer.canonical_request(signed)), signed)
 
 
 def _canonical_headers(request: S3Request, names: Sequence[str]) -> HTTPMessage:
@@ -303,7 +310,7 @@ def _canonical_headers(request: S3Request, names: Sequence[str]) -> HTTPMessage:
     for name, value in request.headers:
         if name in names:
             try:
-                # On the wire a header is bytes, which servers hand on as Latin-1; clients sign text.
+                # Headers are bytes, which servers decode as Latin-1. Clients sign UTF-8 text.
                 headers[name] = value.encode("latin-1").decode()
             except UnicodeError:
                 raise S3Error("InvalidRequest", f"The header {name} is not UTF-8.") from None
@@ -311,7 +318,7 @@ def _canonical_headers(request: S3Request, names: Sequence[str]) -> HTTPMessage:
 
 
 def _canonical_url(request: S3Request) -> str:
-    """The path as it is, slashes and dots too; the query with everything that S3 encodes encoded, and sorted later."""
+    """Return the URL to sign: the path as it is, and the query in the encoding of S3, which botocore sorts."""
     if not request.path.startswith("/"):
         raise S3Error("InvalidURI")
     pairs = (f"{quote(n, safe='')}={quote(v, safe='')}" for n, v in request.parameters if n != "X-Amz-Signature")

@@ -13,7 +13,7 @@ import pytest
 from icedb import Dedup, Table
 from icedb.errors import CorruptionError, CorruptLog, IceDBError, InvalidOption
 from icedb.services.proxy.config.tenant_documents import DocumentSource, parse_tenant
-from tests.support.proxy.proxy_views import asked
+from tests.support.proxy.proxy_views import fetch
 from tests.support.proxy.proxy_worlds import World, make_app, run
 
 #: What stands in a place of a number or a text that no program of ours puts there.
@@ -268,9 +268,9 @@ def test_a_hostile_spec_costs_the_proxy_its_own_table_alone(caplog: pytest.LogCa
 
     async def work() -> None:
         for path in ("/events", f"/events/{key}"):
-            answer = await asked(make_app(hostile.tables(), [hostile.bucket()]), path)
+            answer = await fetch(make_app(hostile.tables(), [hostile.bucket()]), path)
             assert answer.status in (200, 500)
-            assert (await asked(make_app(other.tables(), [other.bucket()]), "/events")).status == 200
+            assert (await fetch(make_app(other.tables(), [other.bucket()]), "/events")).status == 200
 
     run(work())
     assert "Traceback" not in caplog.text

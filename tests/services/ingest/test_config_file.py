@@ -121,7 +121,7 @@ secret = "{SECRET}"
 
 
 MISTAKES = {
-    "no TOML": ("= 1", "this is no TOML"),
+    "no TOML": ("= 1", "not valid TOML"),
     "no table": (ACME, "Add a [[table]]"),
     "no tenant": (TABLE, "Add a [[tenant]]"),
     "unknown": ("[sever]\n" + TABLE + ACME, "sever"),
@@ -130,32 +130,32 @@ MISTAKES = {
     "no duration": ('[server]\ncommit_timeout = "soon"\n' + TABLE + ACME, "commit_timeout: 'soon' is no duration"),
     "below 1": ("[server]\nevents_max = 0\n" + TABLE + ACME, "events_max is 0"),
     "holds less than a body": ("[server]\nheld_bytes_max = 5\n" + TABLE + ACME, "several times as much"),
-    "half of TLS": ('[server]\ntls_key = "ingest.toml"\n' + TABLE + ACME, "come together"),
-    "table's name": ('[[table]]\nname = "../x"\nuri = "x"\n' + ACME, "part of an address"),
-    "no uri": ('[[table]]\nname = "events"\nuri = "ftp://x/y"\n' + ACME, "uri is no table's address"),
+    "half of TLS": ('[server]\ntls_key = "ingest.toml"\n' + TABLE + ACME, "only one of tls_certificate and tls_key"),
+    "table's name": ('[[table]]\nname = "../x"\nuri = "x"\n' + ACME, "part of a URL"),
+    "no uri": ('[[table]]\nname = "events"\nuri = "ftp://x/y"\n' + ACME, "uri is not a table's address"),
     "two of a name": (TABLE + TABLE.replace("lake/events", "other") + ACME, "two tables have the name 'events'"),
     "one table twice": (TABLE + TABLE.replace('"events"', '"more"') + ACME, "two tables have the uri"),
-    "made of what is there": (TABLE + 'sort_by = ["n"]\n' + ACME, "Add create = true"),
+    "made of what is there": (TABLE + 'sort_by = ["n"]\n' + ACME, "Set create = true"),
     "columns are one": (TABLE + 'id_column = "a"\ntenant_column = "A"\n' + ACME, "are one column"),
-    "no column": (TABLE + 'tenant_column = "_partition"\n' + ACME, "no column's name"),
+    "no column": (TABLE + 'tenant_column = "_partition"\n' + ACME, "not a valid column name"),
     "kind of nesting": (TABLE + 'nested = "deep"\n' + ACME, "nested"),
     "pending": (TABLE + "pending_bytes_max = 5\n" + ACME, "several times as much"),
     "no keys": (TABLE + TENANT, "Add keys = [{ secret_file"),
-    "short key": (TABLE + TENANT + '[[tenant.keys]]\nsecret = "short-key"\n', "16 to 256 characters"),
+    "short key": (TABLE + TENANT + '[[tenant.keys]]\nsecret = "short-key"\n', "16 to 256 ASCII characters"),
     "key with a colon": (TABLE + TENANT + '[[tenant.keys]]\nsecret = "short-key:01234567"\n', "colons"),
-    "two secrets": (TABLE + TENANT + '[[tenant.keys]]\nsecret = "short-key"\nsecret_env = "X"\n', "Give one of"),
+    "two secrets": (TABLE + TENANT + '[[tenant.keys]]\nsecret = "short-key"\nsecret_env = "X"\n', "Set one of"),
     "no variable": (TABLE + TENANT + '[[tenant.keys]]\nsecret_env = "short-key"\n', "is not set"),
     "no file": (TABLE + TENANT + '[[tenant.keys]]\nsecret_file = "short-key"\n', "cannot be read"),
     "webhook without a table": (TABLE + ACME + f'[[tenant.webhooks]]\nsecret = "{SECRET}"\n', "no table for them"),
     "short webhook": (
         TABLE + TENANT + 'segment = "events"\n[[tenant.webhooks]]\nsecret = "short-key"\n',
-        "found by trial",
+        "a short secret by trial",
     ),
-    "no such table": (TABLE + ACME.replace('["events"]', '["event"]'), "there is no table 'event'. Known are: events"),
-    "writes nowhere": (TABLE + ACME.replace('["events"]', "[]"), "it could write nowhere"),
+    "no such table": (TABLE + ACME.replace('["events"]', '["event"]'), "there is no table 'event'. Tables: events"),
+    "writes nowhere": (TABLE + ACME.replace('["events"]', "[]"), "tables is empty"),
     "segment elsewhere": (
         TABLE + ACME.replace("[[tenant.keys]]", 'segment = "calls"\n[[tenant.keys]]'),
-        "none of its tables",
+        "not in tables",
     ),
     "nobody writes": (TABLE + '[[table]]\nname = "more"\nuri = "more"\n' + ACME, "table 'more': no tenant may write"),
     "one key of two": (TABLE + ACME + GLOBEX.replace(OTHER_KEY, KEY), "'acme' and tenant 'globex' have the same key"),
@@ -228,7 +228,7 @@ def test_tenants_of_other_tables_than_those_that_run_are_not_taken_over(
     ):
         written(tmp_path, text)
         assert not running.reload()
-    assert caplog.text.count("take a restart") == 3
+    assert caplog.text.count("Restart to apply the file") == 3
     written(tmp_path, TABLE + 'delay_max = "2s"\n' + ACME + GLOBEX)
     assert running.reload()
     (tenants,) = taken

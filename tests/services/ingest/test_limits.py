@@ -28,16 +28,16 @@ def refused(rates: RateLimiter, tenant: str, limits: IngestLimits) -> int | None
 def test_a_request_of_any_size_comes_through_and_is_paid_for() -> None:
     clock = Clock()
     rates, limits = RateLimiter(clock), IngestLimits(events_per_second=10)
-    rates.spend_events("acme", limits, 100)
+    rates.spend("acme", limits, events=100)
     assert refused(rates, "acme", limits) == 9
     with pytest.raises(RequestRejected):
-        rates.spend_events("acme", limits, 1)
+        rates.spend("acme", limits, events=1)
     assert refused(rates, "globex", limits) is None
     clock.now = 8.9
     assert refused(rates, "acme", limits) == 1
     clock.now = 9.1
     assert refused(rates, "acme", limits) is None
-    rates.spend_events("acme", limits, 1)
+    rates.spend("acme", limits, events=1)
 
 
 def test_over_time_no_more_is_sent_than_the_limit_and_a_second() -> None:
@@ -47,7 +47,7 @@ def test_over_time_no_more_is_sent_than_the_limit_and_a_second() -> None:
     for _ in range(1000):
         clock.now += 0.01
         if refused(rates, "acme", limits) is None:
-            rates.spend_events("acme", limits, 3)
+            rates.spend("acme", limits, events=3)
             sent += 3
     assert 100 <= sent <= 100 + 10 + 3
 
@@ -55,19 +55,19 @@ def test_over_time_no_more_is_sent_than_the_limit_and_a_second() -> None:
 def test_bytes_are_spent_when_they_came_and_without_a_limit_nothing_is() -> None:
     clock = Clock()
     rates, limits = RateLimiter(clock), IngestLimits(bytes_per_second=1000)
-    rates.spend_bytes("acme", limits, 5000)
+    rates.spend("acme", limits, bytes_=5000)
     assert refused(rates, "acme", limits) == 4
-    rates.spend_bytes("globex", IngestLimits(), 10**12)
-    rates.spend_events("globex", IngestLimits(), 10**12)
+    rates.spend("globex", IngestLimits(), bytes_=10**12)
+    rates.spend("globex", IngestLimits(), events=10**12)
     assert refused(rates, "globex", IngestLimits()) is None
 
 
 def test_bytes_of_many_requests_at_once_are_spent_by_the_first() -> None:
     rates, limits = RateLimiter(Clock()), IngestLimits(bytes_per_second=1000)
     assert [refused(rates, "acme", limits) for _ in range(3)] == [None] * 3
-    rates.spend_bytes("acme", limits, 5000)
+    rates.spend("acme", limits, bytes_=5000)
     with pytest.raises(RequestRejected) as refusal:
-        rates.spend_bytes("acme", limits, 5000)
+        rates.spend("acme", limits, bytes_=5000)
     assert refusal.value.status == 429
     assert refused(rates, "acme", limits) == 4, "what was refused is not paid for"
 

@@ -53,7 +53,7 @@ def test_rows_that_do_not_fit_are_set_aside_where_the_file_says_so(tmp_path: Pat
 def test_columns_that_another_program_declares_are_known_at_the_next_look(tmp_path: Path) -> None:
     with writing(tmp_path, schema={"n": "BIGINT"}) as writer:
         Table.open(tmp_path / "table").alter(schema={"at": "DATE"})
-        writer.look()
+        writer.refresh()
         assert committed(writer, {"n": 1, "at": "2026-11-21"}) == 1
     assert Table.open(tmp_path / "table").schema()["at"] == "DATE"
 

@@ -245,9 +245,7 @@ def test_without_files_it_accepts_again_once_there_are_some(lake: Lake, sockets:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (files_of(proxy) + 10, hard))
         for _ in range(50):
             sockets.enter_context(connect(proxy.port))
-        wait_until(
-            lambda: "no connection can be accepted now: Too many open files" in proxy.errors(), "nothing is said"
-        )
+        wait_until(lambda: "cannot accept connections: Too many open files" in proxy.errors(), "nothing is said")
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
         assert listing_is_answered(proxy.port)
 

@@ -28,7 +28,7 @@ def samples(metrics: ProxyMetrics, name: str) -> dict[tuple[str, ...], float]:
 
 
 def answer(metrics: ProxyMetrics, tenant: str, operation: str = "GetObject", status: int = 200) -> None:
-    metrics.answered(tenant, operation, status, "", 0.1, 100)
+    metrics.record_response(tenant, operation, status, "", 0.1, 100)
 
 
 def test_of_too_many_tenants_those_go_that_asked_for_nothing_for_longest() -> None:

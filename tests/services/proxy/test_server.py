@@ -177,7 +177,7 @@ def test_a_port_that_is_taken_is_one_line_and_status_2(world: World, proxy: Prox
     address = f"127.0.0.1:{proxy.port}"
     done = run(written(tmp_path, world.config().replace("127.0.0.1:0", address)))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {address}: cannot listen there: Address already in use\n"
+    assert done.stderr == f"error: {address}: cannot listen on this address: Address already in use\n"
 
 
 def test_a_wrong_configuration_is_one_line_and_status_2(world: World, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_the_tenants_can_be_changed_without_a_restart(world: World, tmp_path: Pa
 
         # What is wrong changes nothing, and is said once.
         path.write_text("this is no configuration")
-        wait_until(lambda: "the tenants stay as they were" in proxy.errors(), "nothing was logged")
+        wait_until(lambda: "the tenants are unchanged" in proxy.errors(), "nothing was logged")
         proxy.signal(signal.SIGHUP)
         wait_until(lambda: value(proxy, "icedb_proxy_reloads_total", result="error") >= 2, "no second look")
         assert codes("ACMEKEY3", "secret-of-acme-3") == ""

@@ -73,5 +73,5 @@ def says_nothing(answer: Heard) -> bool:
     return not any(word in said for word in (b"memory", b"clocked", b"_log", b"_data", b"_table", b"injected", b"/tmp"))
 
 
-async def parameters(app: ProxyApp, path: str, method: str = "GET") -> Heard:
+async def fetch(app: ProxyApp, path: str, method: str = "GET") -> Heard:
     return await ask_app(app, question(method, path))

@@ -25,7 +25,6 @@ from icedb import Table
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
 from icedb.operations.commits.actions import Replace
-from icedb.services.proxy.access_log import ProxyAccessLog
 from icedb.services.proxy.app import ProxyApp
 from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.settings import ServerSettings
@@ -310,7 +309,7 @@ def make_app(
         tables,
         TenantLimiter(),
         ProxyMetrics(),
-        ProxyAccessLog(log or io.BytesIO()),
+        log or io.BytesIO(),
     )
 
 

@@ -1,4 +1,4 @@
-"""Whether a configuration holds: each table that it names is opened. Nothing is served, nothing is made."""
+"""The check of a configuration: open each table that it names. Nothing is served or created."""
 
 from __future__ import annotations
 
@@ -15,44 +15,46 @@ __all__ = ["CheckedTable", "check_config"]
 
 @dataclass(frozen=True, slots=True)
 class CheckedTable:
-    """A table as it is, or why it cannot be written."""
+    """The state of a table, or the reason why it cannot be written."""
 
     table: str
     uri: str
     tenants: tuple[str, ...]
-    #: "there", or "to be made" by the service when it starts; None with an error.
+    #: "there", or "to be made" if the service will create the table at its start. None if there is an error.
     state: str | None = None
     rows: int | None = None
     error: str | None = None
-    #: What the operator may want to change, though the table can be written.
+    #: Settings that the operator may want to change, although the table can be written.
     warnings: tuple[str, ...] = ()
 
 
 def check_config(path: Path) -> list[CheckedTable]:
-    """Open every table that the file names, in its order. Raises InvalidOption when the file itself is wrong."""
+    """Open every table that the file names, in the order of the file. Raises InvalidOption if the file is invalid."""
     config = load_config(path)
     checked = []
     for settings in config.tables.values():
         tenants = tuple(t.name for t in config.tenants if settings.name in t.tables)
-        state, rows, error, is_open = _look(settings, dict(config.storage_options) or None)
-        brings = any(t.limits.new_columns for t in config.tenants if settings.name in t.tables)
-        shared = is_open and brings and len(tenants) > 1 and error is None
-        warnings = (_open_and_shared(settings, len(tenants)),) if shared else ()
+        state, rows, error, is_open = _table_state(settings, dict(config.storage_options) or None)
+        extensible = is_open and any(t.limits.new_columns for t in config.tenants if settings.name in t.tables)
+        shared = extensible and len(tenants) > 1 and error is None
+        warnings = (_shared_schema_warning(settings, len(tenants)),) if shared else ()
         checked.append(CheckedTable(settings.name, settings.uri, tenants, state, rows, error, warnings))
     return checked
 
 
-def _open_and_shared(settings: TableSettings, tenants: int) -> str:
+def _shared_schema_warning(settings: TableSettings, tenants: int) -> str:
     return (
-        f"{tenants} tenants write it, and its schema is open. A column that one of them brings is there for all of "
-        f"them for good, with the type of its first value, and counts towards columns_max ({settings.columns_max}). "
-        'Declare the columns and make the table with schema_policy = "declared", or set new_columns = false for '
-        "tenants that need no others."
+        f"{tenants} tenants write it, and its schema is open. A column that one tenant adds is permanent for all "
+        f"tenants, with the type of its first value, and counts towards columns_max ({settings.columns_max}). Declare "
+        'the columns and create the table with schema_policy = "declared", or set new_columns = false for tenants that '
+        "need no other columns."
     )
 
 
-def _look(settings: TableSettings, options: dict[str, str] | None) -> tuple[str | None, int | None, str | None, bool]:
-    """The state, the rows, the error, and whether events may bring columns."""
+def _table_state(
+    settings: TableSettings, options: dict[str, str] | None
+) -> tuple[str | None, int | None, str | None, bool]:
+    """Return the state, the number of rows, the error, and whether events may add columns."""
     try:
         table = Table.open(settings.uri, storage_options=options)
         is_open = table.spec.schema_policy == "open"
@@ -60,14 +62,14 @@ def _look(settings: TableSettings, options: dict[str, str] | None) -> tuple[str 
     except TableNotFound as error:
         if settings.create:
             return "to be made", None, None, settings.schema_policy == "open"
-        return None, None, f"{error} Or add create = true.", False
+        return None, None, f"{error} Alternatively, set create = true.", False
     except (IceDBError, OSError) as error:
         return None, None, " ".join(str(error).split()), False
 
 
 def _missing_id(settings: TableSettings, table: Table) -> str | None:
-    """A declared table takes no ids that it has no column for."""
+    """Return an error if a table with declared columns lacks a column that the service sets or needs."""
     own = {settings.id_column, settings.tenant_column, settings.received_column} - {None}
     if table.spec.schema_policy == "declared" and (missing := sorted(own - set(table.schema()))):  # type: ignore[type-var]
-        return f"the table takes only columns that were declared, and has no {', '.join(map(str, missing))}."
+        return f"the table accepts only declared columns, and has no {', '.join(map(str, missing))}."
     return None

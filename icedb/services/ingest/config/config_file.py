@@ -1,6 +1,6 @@
-"""What `ingest.toml` says: checked whole before any of it is used.
+"""The configuration file `ingest.toml`, read and checked as a whole before any of it is used.
 
-No request is made: whether a table is there, and whether its columns can be as the file says, opening it tells.
+No request is sent to a store. Opening a table later shows whether it exists and has suitable columns.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from icedb.writer.batch_loader import PARTITION_COLUMN
 
 __all__ = ["load_config"]
 
-# Part of an address: nothing in it has to be encoded.
+# The name of a table is a part of a URL, so it has no characters that need encoding.
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
-# A key is sent with each request and never seen otherwise: nobody can try it but here. Yet nobody has to remember it.
+# A key is sent only over the wire, so an attacker cannot test guesses offline. Still, long keys cost clients nothing.
 _KEY = re.compile(r"[!-9;-~]{16,256}")
 _WEBHOOK_SECRET = re.compile(r"[!-~]{16,256}")
-_MADE_WITH = ("partition_by", "sort_by", "schema", "required", "schema_policy")
-#: Beside those of all servers; the least that each may be, in milliseconds.
+_CREATE_SETTINGS = ("partition_by", "sort_by", "schema", "required", "schema_policy")
+#: Durations with the minimum of each in milliseconds.
 _SERVER_DURATIONS = {**LISTEN_DURATIONS, "commit_timeout": 1}
 _TABLE_DURATIONS = {"id_window": 1, "delay_max": 0}
 
@@ -119,17 +119,23 @@ class _IngestTenantDocument(StrictDocument):
 def load_config(
     path: Path, environ: Mapping[str, str] = os.environ, *, seen: dict[Path, FileStamp | None] | None = None
 ) -> IngestConfig:
-    """Read a configuration and the secrets that it names. Raises InvalidOption.
+    """Read a configuration and the secrets that it names.
 
-    `seen` gets the stamp of each file that was looked at, also when that ends in an error.
+    Args:
+        path: The configuration file.
+        environ: The environment variables that the file may name.
+        seen: Receives the stamp of each file that is read, also if an error is raised.
+
+    Raises:
+        InvalidOption: The configuration is invalid.
     """
     context = ConfigContext(environ, path.absolute().parent, {} if seen is None else seen)
     place = str(path)
     file = decode_document(read_toml(path, context), _IngestDocument, place)
     if not file.table:
-        raise InvalidOption(f"{place}: there is no table to write into. Add a [[table]] with name and uri.")
+        raise InvalidOption(f"{place}: no table is configured. Add a [[table]] with name and uri.")
     if not file.tenant:
-        raise InvalidOption(f"{place}: nobody could send anything. Add a [[tenant]] with name, tables and a key.")
+        raise InvalidOption(f"{place}: no tenant is configured. Add a [[tenant]] with name, tables and a key.")
     tenants = tuple(_tenant(d, context, place, number=n) for n, d in enumerate(file.tenant, 1))
     check_unique((t.name for t in tenants), "tenants have the name", place)
     _check_secrets(tenants, place)
@@ -159,8 +165,8 @@ def _server(document: dict[str, Any], context: ConfigContext, place: str) -> Ing
     check_listening(settings, place)
     if settings.held_bytes_max < settings.body_bytes_max:
         raise InvalidOption(
-            f"{place}: held_bytes_max ({settings.held_bytes_max}) is less than one body may have (body_bytes_max, "
-            f"{settings.body_bytes_max}). Give it several times as much."
+            f"{place}: held_bytes_max ({settings.held_bytes_max}) is less than body_bytes_max "
+            f"({settings.body_bytes_max}). Set it to several times as much."
         )
     return settings
 
@@ -171,22 +177,21 @@ def _server(document: dict[str, Any], context: ConfigContext, place: str) -> Ing
 def _table(
     document: dict[str, Any], context: ConfigContext, file: str, of_segment: set[str | None], *, number: int
 ) -> TableSettings:
-    place = f"{file}: table {_shown(document, number)}"
+    place = f"{file}: table {_label(document, number)}"
     given = explicit_settings(decode_document(document, _IngestTableDocument, place), _TABLE_DURATIONS, place)
     if not _NAME.fullmatch(given["name"]):
         raise InvalidOption(
-            f"{place}: its name is to be 1 to 100 letters, digits, '.', '_' or '-', and not to begin with '.': it is "
-            "part of an address."
+            f"{place}: the name is invalid. Use 1 to 100 letters, digits, '.', '_' or '-', without '.' at the start: "
+            "it is part of a URL."
         )
     given["uri"] = canonical_uri(given["uri"], "uri", place, context)
     limits = ("rows_max", "bytes_max", "pending_bytes_max", "partitions_max", "columns_max")
     check_positive({n: given.get(n) for n in limits}, place)
     if not given.get("create"):
-        for name in _MADE_WITH:
+        for name in _CREATE_SETTINGS:
             if name in given:
                 raise InvalidOption(
-                    f"{place}: {name} says how the table is made, and it is not to be made. Add create = true, or take "
-                    f"{name} out."
+                    f"{place}: {name} applies only to the creation of a table. Set create = true, or remove {name}."
                 )
     for name in ("partition_by", "sort_by", "required"):
         given[name] = tuple(given.get(name, ()))
@@ -198,48 +203,48 @@ def _table(
     settings = TableSettings(**given)
     if settings.pending_bytes_max < settings.bytes_max:
         raise InvalidOption(
-            f"{place}: pending_bytes_max ({settings.pending_bytes_max}) is less than one commit may have (bytes_max, "
-            f"{settings.bytes_max}). Give it several times as much."
+            f"{place}: pending_bytes_max ({settings.pending_bytes_max}) is less than bytes_max ({settings.bytes_max}). "
+            "Set it to several times as much."
         )
     return settings
 
 
 def _check_own_columns(given: Mapping[str, Any], place: str) -> None:
-    known: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for name in ("id_column", "tenant_column", "received_column"):
         column = given.get(name)
         if column is None:
             continue
         if not column.strip() or column.casefold() == PARTITION_COLUMN:
-            raise InvalidOption(f"{place}: {name} is {column!r}, which is no column's name. Give another one.")
-        if column.casefold() in known:
-            raise InvalidOption(f"{place}: {name} and {known[column.casefold()]} are one column. Give each its own.")
-        known[column.casefold()] = name
+            raise InvalidOption(f"{place}: {name} is {column!r}, which is not a valid column name. Set another name.")
+        if column.casefold() in settings:
+            raise InvalidOption(f"{place}: {name} and {settings[column.casefold()]} are one column. Name two columns.")
+        settings[column.casefold()] = name
 
 
 # ------------------------------------------------------------------------------------------------ tenants
 
 
 def _tenant(document: dict[str, Any], context: ConfigContext, file: str, *, number: int) -> TenantSettings:
-    place = f"{file}: tenant {_shown(document, number)}"
+    place = f"{file}: tenant {_label(document, number)}"
     read = decode_document(document, _IngestTenantDocument, place)
     if not _NAME.fullmatch(read.name):
         raise InvalidOption(
-            f"{place}: its name is to be 1 to 100 letters, digits, '.', '_' or '-', and not to begin with '.'."
+            f"{place}: the name is invalid. Use 1 to 100 letters, digits, '.', '_' or '-', without '.' at the start."
         )
     keys = tuple(_key(d, context, f"{place}, key {n}") for n, d in enumerate(read.keys, 1))
     secrets = tuple(_webhook(d, context, f"{place}, webhook {n}") for n, d in enumerate(read.webhooks, 1))
     if not keys and not secrets:
         raise InvalidOption(
-            f'{place}: it has no keys. Add keys = [{{ secret_file = "a file" }}], or take the tenant out.'
+            f'{place}: it has no keys. Add keys = [{{ secret_file = "a file" }}], or remove the tenant.'
         )
     if not read.tables:
-        raise InvalidOption(f"{place}: tables is empty: it could write nowhere. Name one of the [[table]].")
+        raise InvalidOption(f"{place}: tables is empty. Add the name of a [[table]].")
     check_unique(read.tables, "of its tables are", place)
     if read.segment is not None and read.segment not in read.tables:
-        raise InvalidOption(f"{place}: segment is '{read.segment}', which is none of its tables. Add it to tables.")
+        raise InvalidOption(f"{place}: segment is '{read.segment}', which is not in tables. Add it to tables.")
     if secrets and read.segment is None:
-        raise InvalidOption(f'{place}: it has webhooks, and no table for them. Add segment = "the table\'s name".')
+        raise InvalidOption(f"{place}: it has webhooks, but no table for them. Set segment to the name of a table.")
     limits = IngestLimits(read.events_per_second, read.bytes_per_second, read.new_columns)
     check_positive({"events_per_second": limits.events_per_second, "bytes_per_second": limits.bytes_per_second}, place)
     return TenantSettings(read.name, keys, tuple(read.tables), read.segment, secrets, limits)
@@ -249,7 +254,8 @@ def _key(document: object, context: ConfigContext, place: str) -> str:
     key = read_secret(decode_document(document, SecretDocument, place), context, place)
     if not _KEY.fullmatch(key):
         raise InvalidOption(
-            f"{place}: a key is to be 16 to 256 characters of ASCII without spaces and colons; 40 at random are good."
+            f"{place}: the key is invalid. Use 16 to 256 ASCII characters without spaces and colons, for example 40 "
+            "random characters."
         )
     return key
 
@@ -258,53 +264,53 @@ def _webhook(document: object, context: ConfigContext, place: str) -> str:
     secret = read_secret(decode_document(document, SecretDocument, place), context, place)
     if not _WEBHOOK_SECRET.fullmatch(secret):
         raise InvalidOption(
-            f"{place}: a secret is to be 16 to 256 characters of ASCII without spaces; 40 at random are good. A short "
-            "one is found by trial, from one signed request."
+            f"{place}: the secret is invalid. Use 16 to 256 ASCII characters without spaces, for example 40 random "
+            "characters. An attacker who sees one signed request can find a short secret by trial."
         )
     return secret
 
 
-# ------------------------------------------------------------------------------------------------ what goes together
+# ------------------------------------------------------------------------------------------------ consistency
 
 
 def _check_secrets(tenants: tuple[TenantSettings, ...], place: str) -> None:
-    """Whose a key is must be known; the key itself is not shown."""
+    """Raise InvalidOption if a key occurs twice. The message does not show the key."""
     owners: dict[str, str] = {}
     for tenant in tenants:
         for key in tenant.keys:
             if key in owners:
                 raise InvalidOption(
-                    f"{place}: tenant '{owners[key]}' and tenant '{tenant.name}' have the same key. Give each its own."
+                    f"{place}: tenant '{owners[key]}' and tenant '{tenant.name}' have the same key. Change one."
                     if owners[key] != tenant.name
-                    else f"{place}: tenant '{tenant.name}' has the same key twice. Take one out."
+                    else f"{place}: tenant '{tenant.name}' has the same key twice. Remove one."
                 )
             owners[key] = tenant.name
 
 
 def _check_names(tenants: tuple[TenantSettings, ...], tables: list[TableSettings], place: str) -> None:
-    known, written = {t.name for t in tables}, Counter[str]()
+    names, writers = {t.name for t in tables}, Counter[str]()
     for tenant in tenants:
         for name in tenant.tables:
-            if name not in known:
+            if name not in names:
                 raise InvalidOption(
-                    f"{place}: tenant '{tenant.name}': there is no table '{name[:100]}'. Known are: "
-                    f"{', '.join(sorted(known))}. Add a [[table]] of that name, or correct the name."
+                    f"{place}: tenant '{tenant.name}': there is no table '{name[:100]}'. Tables: "
+                    f"{', '.join(sorted(names))}. Add a [[table]] of that name, or correct the name."
                 )
-            written[name] += 1
+            writers[name] += 1
     for table in tables:
-        if written[table.name] > 1 and table.id_column is not None and table.tenant_column is None:
+        if writers[table.name] > 1 and table.id_column is not None and table.tenant_column is None:
             raise InvalidOption(
                 f"{place}: table '{table.name}': several tenants write it, and one could use up the ids of another. "
-                'Add tenant_column = "tenant": ids are then stored as <tenant>/<id>. Or give each a table of its own.'
+                'Set tenant_column = "tenant", which stores ids as <tenant>/<id>, or use a table for each tenant.'
             )
-        if not written[table.name]:
+        if not writers[table.name]:
             raise InvalidOption(
-                f"{place}: table '{table.name}': no tenant may write it. Name it in tables of a [[tenant]], or take it "
-                "out."
+                f"{place}: table '{table.name}': no tenant may write it. Add it to tables of a [[tenant]], or "
+                "remove it."
             )
 
 
-def _shown(document: object, number: int) -> str:
-    """Which of several it is: its name, if it has one that can be shown."""
+def _label(document: object, number: int) -> str:
+    """Return the name of a document for messages, or its number if the name is invalid."""
     name = document.get("name") if isinstance(document, dict) else None
     return f"'{name}'" if isinstance(name, str) and _NAME.fullmatch(name) else str(number)

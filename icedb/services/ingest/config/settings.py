@@ -1,4 +1,4 @@
-"""What the ingest service is told: settings with their defaults, tables, tenants, and the files that said so."""
+"""The configuration of the ingest service: server settings with their defaults, tables, and tenants."""
 
 from __future__ import annotations
 
@@ -12,96 +12,95 @@ from icedb.services.http.server_settings import FileStamp, ListenSettings
 
 __all__ = ["IngestConfig", "IngestSettings", "Nested", "TableSettings", "IngestLimits", "TenantSettings"]
 
-#: What becomes of an object or array in an event: JSON text, or a struct or list of the table.
+#: The type of nested values in the table: JSON text, or structs and lists.
 Nested = Literal["text", "columns"]
 
 
 @dataclass(frozen=True, slots=True)
 class IngestSettings(ListenSettings):
-    """How the service listens, and what it takes. To change them takes a restart."""
+    """Settings of the server. Changes take effect after a restart."""
 
-    #: How long a client may take to send its request, the body included.
+    #: Time for a client to send a request, the body included.
     header_timeout_ms: int = 30_000
-    #: Of a body, as it was sent and after it was decompressed.
+    #: Maximum size of a body, both as it was sent and decompressed.
     body_bytes_max: int = 8 * 2**20
-    #: Of all bodies that are being read, looked at or committed.
+    #: Maximum size of all bodies in memory, from receipt to commit.
     held_bytes_max: int = 512 * 2**20
-    #: Of one request.
+    #: Maximum number of events in a request.
     events_max: int = 50_000
-    #: How long a commit may take before the client is told that it is not known.
+    #: Time limit of a commit. After it, the response says that the outcome is unknown.
     commit_timeout_ms: int = 30_000
 
 
 @dataclass(frozen=True, slots=True)
 class TableSettings:
-    """A table under a name, and how events become its rows."""
+    """A table, and the conversion of events to its rows."""
 
     name: str
     uri: str
-    #: Make the table when it is not there, with the five settings that follow.
+    #: Create the table if it does not exist, with the next five settings.
     create: bool = False
     partition_by: tuple[str, ...] = ()
     sort_by: tuple[str, ...] = ()
     schema: Mapping[str, str] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     schema_policy: Literal["open", "declared"] = "open"
-    #: A row whose id was committed in the last `id_window_ms` is not committed again. None: rows have no ids.
+    #: Skip a row whose id was committed within the last `id_window_ms`. None: rows have no ids.
     id_column: str | None = None
     id_window_ms: int = DAY_MS
     on_conflict: Literal["raise", "cast", "quarantine"] = "raise"
     nested: Nested = "text"
-    #: Columns that the service sets, and no client can.
+    #: Columns that only the service sets.
     tenant_column: str | None = None
     received_column: str | None = None
-    #: When a group of requests is committed: whichever is first.
+    #: A group of requests is committed when it reaches the first of these limits.
     delay_max_ms: int = 1_000
     rows_max: int = 50_000
     bytes_max: int = 32 * 2**20
-    #: What may wait to be committed; more is answered with 503.
+    #: Maximum size of pending rows. Requests beyond it are rejected with 503.
     pending_bytes_max: int = 256 * 2**20
-    #: Partitions that the rows of one request, and of one commit, may lie in.
+    #: Maximum number of partitions of a request and of a commit.
     partitions_max: int = 100
-    #: Columns that the table may have by what requests bring, and different names in one request.
+    #: Number of columns up to which requests may extend the table, and of different names in one request.
     columns_max: int = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class IngestLimits:
-    """What one tenant may send. None: no limit."""
+    """Limits of a tenant. None means no limit."""
 
     events_per_second: int | None = None
-    #: Of bodies as they are sent.
+    #: Bytes of bodies as they are sent.
     bytes_per_second: int | None = None
-    #: Whether its events may bring columns that a table does not have.
+    #: Whether its events may add columns to a table.
     new_columns: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class TenantSettings:
-    """Somebody who sends events."""
+    """A tenant, which sends events."""
 
     name: str
-    #: Any of them is good: a new one is added before the old one is taken out.
+    #: All keys are valid at the same time, so that an operator can add a new key before removing the old one.
     keys: tuple[str, ...] = field(repr=False)
-    #: Names of tables that they may write.
+    #: Names of the tables that it may write.
     tables: tuple[str, ...]
-    #: The table of these into which Segment's calls go.
+    #: The table, one of these, for calls of Segment.
     segment: str | None = None
-    #: Secrets with which Segment's webhooks may be signed.
+    #: Secrets that may sign webhooks of Segment.
     webhook_secrets: tuple[str, ...] = field(default=(), repr=False)
     limits: IngestLimits = IngestLimits()
 
 
 @dataclass(frozen=True, slots=True)
 class IngestConfig:
-    """All that the file says."""
+    """The contents of the configuration file."""
 
     server: IngestSettings
     #: By name.
     tables: Mapping[str, TableSettings]
     tenants: tuple[TenantSettings, ...]
-    #: How the store is reached, see `icedb.storage.location`; what is not there, the environment decides. Holds
-    #: secrets.
+    #: Options of the store, see `icedb.storage.location`, with secrets. The environment supplies the others.
     storage_options: Mapping[str, str] = field(repr=False)
-    #: The files that this was read of, as they were right before.
+    #: The files that were read, with their stamps before the read.
     files: Mapping[Path, FileStamp | None] = field(repr=False, compare=False)

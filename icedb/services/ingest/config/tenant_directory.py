@@ -1,4 +1,4 @@
-"""The tenants of `ingest.toml`, read anew without a restart; what else it says takes one."""
+"""Reload of the tenants of `ingest.toml`. Other changes of the file take effect after a restart."""
 
 from __future__ import annotations
 
@@ -19,35 +19,42 @@ logger = logging.getLogger("icedb.ingest")
 
 
 class TenantsFile(WatchedFile[IngestConfig]):
-    """The tenants that the file lists; `know` is told of them whenever they were read anew.
+    """The tenants of the configuration file.
 
-    `config` is what was read of it when the service started, by which its server and its tables still work.
+    Args:
+        path: The configuration file.
+        config: The configuration at startup, which the server and the tables still use.
+        on_change: Called with the tenants after each reload.
     """
 
-    def __init__(self, path: Path, config: IngestConfig, know: Callable[[Tenants], None]) -> None:
+    def __init__(self, path: Path, config: IngestConfig, on_change: Callable[[Tenants], None]) -> None:
         super().__init__(config.files, logger)
         self._path = path
         self._running = config
-        self._know = know
+        self._on_change = on_change
 
     def _read(self, seen: dict[Path, FileStamp | None]) -> IngestConfig:
         config = load_config(self._path, seen=seen)
-        # What was checked of tenants holds for the tables of the file; those that run have to be the same.
-        named = {t for tenant in config.tenants for t in tenant.tables}
-        new = sorted(t for t in named if _meant(config, t) != _meant(self._running, t))
-        if new:
-            raise InvalidOption(f"{self._path}: tables that are new, or another, take a restart: {', '.join(new)}.")
+        # The tenants were checked against the tables of the file, which must be the same as the running ones.
+        names = {t for tenant in config.tenants for t in tenant.tables}
+        changed = sorted(t for t in names if _identity(config, t) != _identity(self._running, t))
+        if changed:
+            raise InvalidOption(
+                f"{self._path}: these tables are new or changed: {', '.join(changed)}. Restart to apply the file."
+            )
         return config
 
-    def _take(self, config: IngestConfig) -> None:
-        self._know(Tenants(config.tenants))
+    def _apply(self, config: IngestConfig) -> None:
+        self._on_change(Tenants(config.tenants))
         others = ("server", "tables", "storage_options")
         if names := [n for n in others if getattr(self._running, n) != getattr(config, n)]:
-            logger.warning("%s: changes of %s take a restart", self._path, ", ".join(names))
-        logger.info("%s was read anew: %d tenants", self._path, len(config.tenants))
+            logger.warning("%s: changes of %s take effect after a restart", self._path, ", ".join(names))
+        logger.info("%s was reloaded: %d tenants", self._path, len(config.tenants))
 
 
-def _meant(config: IngestConfig, table: str) -> tuple[str | None, ...] | None:
-    """Where a table's rows go, and what keeps tenants apart in it; None: there is none of that name."""
-    said = config.tables.get(table)
-    return None if said is None else (said.uri, said.id_column, said.tenant_column, said.received_column)
+def _identity(config: IngestConfig, table: str) -> tuple[str | None, ...] | None:
+    """Return the address of a table and the columns that separate tenants, or None if there is no such table."""
+    settings = config.tables.get(table)
+    if settings is None:
+        return None
+    return settings.uri, settings.id_column, settings.tenant_column, settings.received_column

@@ -1,6 +1,6 @@
-"""Who sends: tenants by their keys, and by the secrets with which webhooks are signed.
+"""Authentication of tenants by keys, and by signatures of webhooks.
 
-Keys are looked for by a digest under a secret of this process: how long that takes says nothing about a key.
+Keys are looked up by a digest with a secret of this process, so that the time of a lookup reveals nothing of a key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Tenants:
 
     @property
     def count(self) -> int:
-        """How many tenants there are."""
+        """The number of tenants."""
         return len(self._by_name)
 
     def is_shared(self, table: str) -> bool:
@@ -39,28 +39,28 @@ class Tenants:
         return self._writers[table] > 1
 
     def find_by_key(self, key: str) -> TenantSettings | None:
-        """Whose key it is; None: nobody's."""
+        """Return the tenant that has the key, or None."""
         return self._by_key.get(self._digest(key))
 
     def find_by_signature(self, name: str, signature: str, body: bytes) -> TenantSettings | None:
-        """The tenant of that name, if one of its secrets signed the body; None: no, or there is none.
+        """Return the tenant of that name if one of its secrets signed the body, else None.
 
-        A signature is the HMAC-SHA1 of the body in hexadecimal digits, as Segment's header `X-Signature` has it.
+        A signature is the HMAC-SHA1 of the body in hexadecimal digits, as in Segment's header `X-Signature`.
         """
         tenant = self._by_name.get(name)
-        found = False
-        # Of nobody, one secret is tried as well: it takes as long.
+        matches = False
+        # An unknown tenant costs the same time: one secret is tried.
         for secret in tenant.webhook_secrets if tenant else (self._secret.hex(),):
-            own = hmac.new(secret.encode(), body, hashlib.sha1).hexdigest()
-            found |= hmac.compare_digest(own.encode(), signature.strip().lower().encode())
-        return tenant if found else None
+            expected = hmac.new(secret.encode(), body, hashlib.sha1).hexdigest()
+            matches |= hmac.compare_digest(expected.encode(), signature.strip().lower().encode())
+        return tenant if matches else None
 
     def _digest(self, key: str) -> bytes:
         return hmac.digest(self._secret, key.encode(errors="surrogateescape"), "sha256")
 
 
 def key_from_header(authorization: str) -> str | None:
-    """The key in a header `Authorization`: a bearer token, or the user of Basic, whose password is not looked at."""
+    """Return the key in an `Authorization` header: a bearer token, or the user of Basic, whose password is ignored."""
     scheme, _, rest = authorization[:_HEADER_CHARS_MAX].strip().partition(" ")
     rest = rest.strip()
     match scheme.lower():
@@ -68,8 +68,8 @@ def key_from_header(authorization: str) -> str | None:
             return rest or None
         case "basic":
             try:
-                said = base64.b64decode(rest, validate=True).decode("latin-1")
+                credentials = base64.b64decode(rest, validate=True).decode("latin-1")
             except (binascii.Error, ValueError):
                 return None
-            return said.partition(":")[0] or None
+            return credentials.partition(":")[0] or None
     return None

@@ -1,4 +1,4 @@
-"""Bodies of requests become rows: JSON, JSON lines, Arrow and Segment's calls, or a rejection with its reason.
+"""Decoding of request bodies to rows: JSON, JSON lines, Arrow, and calls of Segment.
 
 Begin with `event_decoder`.
 """

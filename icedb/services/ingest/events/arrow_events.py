@@ -1,7 +1,8 @@
-"""Arrow IPC streams from strangers: small in bytes must be small in memory, and what a buffer says must be true.
+"""Arrow IPC streams from untrusted clients, decoded within limits on rows and memory.
 
-Buffers that are compressed inside the stream, and types that name the same bytes many times, could be a thousand times
-larger than what was sent. They are refused; `Content-Encoding` compresses the whole within its limit.
+Compressed buffers inside a stream, and types that refer to the same bytes many times, can need a thousand times the
+memory of the stream. Such streams are rejected. Clients can compress the whole stream with `Content-Encoding`, for
+which a limit applies.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ __all__ = ["decode_arrow_stream"]
 # DictionaryBatch.data; and the header types of these two.
 _HEADER_TYPE, _HEADER, _COMPRESSION, _DATA = 1, 2, 3, 1
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
-#: Bytes of a decoded dictionary, for each byte that was sent.
+#: Maximum number of bytes of a decoded dictionary for each byte of the stream.
 _GROWTH_MAX = 16
 
 
 def decode_arrow_stream(body: bytes, *, events_max: int) -> pa.Table:
-    """The rows of a stream. Raises Refusal (400, 413)."""
+    """Decode an Arrow IPC stream and check its buffers. Raises RequestRejected (400, 413)."""
     try:
         _check_messages(body, events_max)
         table = pa.ipc.open_stream(body).read_all()
@@ -42,7 +43,7 @@ def decode_arrow_stream(body: bytes, *, events_max: int) -> pa.Table:
 
 
 def _check_messages(body: bytes, events_max: int) -> None:
-    """Look at the stream's messages before anything of them is unpacked."""
+    """Check the messages of a stream before their buffers are decoded."""
     rows = 0
     for message in pa.ipc.MessageReader.open_stream(body):
         metadata = message.metadata.to_pybytes()
@@ -57,7 +58,7 @@ def _check_messages(body: bytes, events_max: int) -> None:
             batch = _target(metadata, data_at) if data_at else batch
         elif length_at := _field(metadata, batch, 0):
             length = struct.unpack_from("<q", metadata, length_at)[0]
-            if length < 0:  # it would make up for others
+            if length < 0:  # it would hide the rows of other batches
                 raise RequestRejected(400, "The stream has a batch of fewer than no rows.")
             rows += length
         if _field(metadata, batch, _COMPRESSION):
@@ -69,7 +70,7 @@ def _check_messages(body: bytes, events_max: int) -> None:
 
 
 def _field(buffer: bytes, table: int, number: int) -> int:
-    """Where a field of a flatbuffers table is; 0: it is not there."""
+    """Return the offset of a field of a flatbuffers table, or 0 if the field is absent."""
     vtable = table - struct.unpack_from("<i", buffer, table)[0]
     slot = 4 + 2 * number
     if vtable < 0 or slot + 2 > struct.unpack_from("<H", buffer, vtable)[0]:
@@ -91,7 +92,7 @@ def _check_types(schema: Any) -> None:
 
 
 def _is_plain(type_: Any) -> bool:
-    """Whether values of that type are in memory once each."""
+    """Return whether a value of the type takes memory of its own, so that values cannot share bytes."""
     types = pa.types
     if types.is_dictionary(type_):
         return _is_flat(type_.value_type)

@@ -1,6 +1,6 @@
-"""Events as they are sent: JSON, JSON lines or Arrow become rows, or a refusal that says which is at fault.
+"""Decoding of events from JSON, JSON lines or Arrow to rows. A rejection names the invalid event.
 
-JSON is read strictly: UTF-8, no NaN, no Infinity. Of a name that comes twice in an object the last value holds.
+JSON is decoded strictly: UTF-8, no NaN, no Infinity. If a name occurs twice in an object, the last value wins.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ __all__ = ["MEDIA_TYPES", "decode_json", "media_type", "decode_events", "write_k
 _JSON = "application/json"
 _LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 _ARROW = "application/vnd.apache.arrow.stream"
-#: What events may be sent as.
+#: Media types of events.
 MEDIA_TYPES = (_JSON, *_LINES, _ARROW)
 
 _decoder = msgspec.json.Decoder()
 
 
 class _Keyed(msgspec.Struct):
-    writeKey: str | None = None  # noqa: N815  Segment's own word
+    writeKey: str | None = None  # noqa: N815  the name in Segment's API
 
 
 _key_decoder = msgspec.json.Decoder(_Keyed)
 
 
 def media_type(content_type: str) -> str:
-    """The media type of a header `Content-Type`, in lower case. Raises Refusal (415) for a text that is not UTF-8."""
+    """Return the media type of a `Content-Type` in lower case. Raises RequestRejected (415) unless it is UTF-8."""
     kind, *parameters = (piece.strip().lower() for piece in content_type.split(";"))
     for parameter in parameters:
         name, _, value = parameter.partition("=")
@@ -42,7 +42,7 @@ def media_type(content_type: str) -> str:
 
 
 def decode_events(body: bytes, kind: str, *, events_max: int) -> list[dict[str, Any]] | pa.Table:
-    """The events of a body: dicts, or an Arrow table. Raises Refusal (400, 413, 415)."""
+    """Decode the events of a body to dicts or an Arrow table. Raises RequestRejected (400, 413, 415)."""
     if kind == _ARROW:
         return decode_arrow_stream(body, events_max=events_max)
     if kind in _LINES:
@@ -66,7 +66,7 @@ def decode_events(body: bytes, kind: str, *, events_max: int) -> list[dict[str, 
 
 
 def decode_json(body: bytes) -> Any:
-    """What a body of JSON holds. Raises Refusal (400)."""
+    """Decode a JSON body. Raises RequestRejected (400)."""
     try:
         return _decoder.decode(body)
     except UnicodeDecodeError as error:
@@ -76,9 +76,9 @@ def decode_json(body: bytes) -> Any:
 
 
 def write_key(body: bytes) -> str | None:
-    """The key in a call of Segment's libraries. Nothing else is made of the body: nobody knows yet whose it is.
+    """Return the key in a call of Segment's libraries, or None. Raises RequestRejected (400) for invalid JSON.
 
-    Raises Refusal (400) for what is no JSON.
+    Nothing else of the body is decoded, because the client is not authenticated yet.
     """
     try:
         return _key_decoder.decode(body).writeKey

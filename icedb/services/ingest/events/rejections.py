@@ -1,10 +1,10 @@
-"""How a client is told that nothing of its request was taken, or that it is not known."""
+"""The exception that becomes an error response."""
 
 from __future__ import annotations
 
 __all__ = ["RequestRejected"]
 
-#: The name of the error for programs, by status.
+#: Default error code by status.
 _ERRORS = {
     400: "bad_request",
     401: "unauthorized",
@@ -21,10 +21,14 @@ _ERRORS = {
 
 
 class RequestRejected(Exception):
-    """An answer that is no 2xx: status, a name for programs, and a message for people.
+    """An error response instead of a commit.
 
-    `error`: the name, where the status alone does not say it. `retry_after_seconds`: when it makes sense to send the
-    same again. `headers`: what else the answer has.
+    Args:
+        status: The HTTP status.
+        message: The message for people.
+        error: The error code for programs, if the status alone does not determine it.
+        retry_after_seconds: When the client should retry.
+        headers: Further headers of the response.
     """
 
     def __init__(

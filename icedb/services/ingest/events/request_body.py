@@ -1,4 +1,4 @@
-"""Bodies of requests: read and decompressed within their limits, whatever a client says of their size."""
+"""Request bodies, read and decompressed within limits that do not depend on the client."""
 
 from __future__ import annotations
 
@@ -15,35 +15,39 @@ from icedb.services.ingest.events.rejections import RequestRejected
 
 __all__ = ["ClientDisconnected", "RequestBody", "decompress"]
 
-#: Decompressed at a time, so that a limit is passed by no more.
+#: Bytes to decompress at a time: a limit is exceeded by at most this.
 _STEP_BYTES = 256 * 1024
-#: Of one gzip body. What is left is copied for each of them.
+#: Maximum number of members of a gzip body. The remaining bytes are copied for each member.
 _MEMBERS_MAX = 1_000
 
 
 class ClientDisconnected(Exception):
-    """The client went away before its request was whole."""
+    """The client disconnected before its request was whole."""
 
 
 class RequestBody:
-    """The body of one request, as it comes."""
+    """The body of one request, read in pieces."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        #: Whether all of it has come.
+        #: Whether all of it was received.
         self.whole = False
 
     async def piece(self) -> bytes:
-        """The next piece; only while it is not whole. Raises ClientDisconnected."""
+        """Return the next piece. Call it only while the body is not whole. Raises ClientDisconnected."""
         message = await self._receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         self.whole = not message.get("more_body", False)
         return bytes(message.get("body", b""))
 
-    async def read(self, announced: int | None, bytes_max: int, take: Callable[[int], None]) -> bytes:
-        """All of it, as it was sent; `take` is told of each piece. Raises Refusal (413, or what `take` does)."""
-        if announced is not None and announced > bytes_max:
+    async def read(self, content_length: int | None, bytes_max: int, reserve: Callable[[int], None]) -> bytes:
+        """Return the whole body as it was sent. `reserve` is called with the size of each piece.
+
+        Raises:
+            RequestRejected: The body is too large (413), or `reserve` raised it.
+        """
+        if content_length is not None and content_length > bytes_max:
             raise too_large(bytes_max)
         pieces: list[bytes] = []
         size = 0
@@ -52,14 +56,14 @@ class RequestBody:
             size += len(piece)
             if size > bytes_max:
                 raise too_large(bytes_max)
-            take(len(piece))
+            reserve(len(piece))
             pieces.append(piece)
         return b"".join(pieces)
 
     async def drain(self, bytes_max: int, seconds: float) -> None:
-        """Read what is left and keep nothing, unless it is more than so much, takes longer, or the client is gone.
+        """Read and discard the rest of the body, within the limits on size and time.
 
-        A client that is answered while it still sends may see a broken connection in place of the answer.
+        A client that gets a response while it still sends may see a broken connection instead of the response.
         """
         size = 0
         with suppress(ClientDisconnected, TimeoutError):
@@ -69,14 +73,14 @@ class RequestBody:
 
 
 def decompress(body: bytes, encoding: str, bytes_max: int) -> bytes:
-    """The content of a body. Raises Refusal: 415 for another encoding, 400 for what is none, 413."""
+    """Decompress a body. Raises RequestRejected: unknown encoding (415), corrupt body (400), too large (413)."""
     match encoding.strip().lower():
         case "" | "identity":
             return body
         case "gzip" | "x-gzip":
-            return _gunzipped(body, bytes_max)
+            return _decompress_gzip(body, bytes_max)
         case "zstd":
-            return _of_zstd(body, bytes_max)
+            return _decompress_zstd(body, bytes_max)
     raise RequestRejected(
         415,
         "The Content-Encoding is none that is known here. Send gzip, zstd or none.",
@@ -84,11 +88,11 @@ def decompress(body: bytes, encoding: str, bytes_max: int) -> bytes:
     )
 
 
-def _gunzipped(body: bytes, bytes_max: int) -> bytes:
-    found: list[bytes] = []
+def _decompress_gzip(body: bytes, bytes_max: int) -> bytes:
+    pieces: list[bytes] = []
     size = members = 0
     try:
-        while body:  # a body may be of several members
+        while body:  # a body may have several members
             members += 1
             if members > _MEMBERS_MAX:
                 raise RequestRejected(400, f"The body is more than {_MEMBERS_MAX} gzip members. Compress it as one.")
@@ -99,17 +103,17 @@ def _gunzipped(body: bytes, bytes_max: int) -> bytes:
                 size += len(piece)
                 if size > bytes_max:
                     raise too_large(bytes_max)
-                found.append(piece)
+                pieces.append(piece)
                 if not piece and not body and not member.eof:
                     raise RequestRejected(400, "The body ends before its gzip does. Send it whole.")
             body = member.unused_data
     except zlib.error:
         raise RequestRejected(400, "The body is no gzip, as Content-Encoding says.") from None
-    return b"".join(found)
+    return b"".join(pieces)
 
 
-def _of_zstd(body: bytes, bytes_max: int) -> bytes:
-    found: list[Any] = []
+def _decompress_zstd(body: bytes, bytes_max: int) -> bytes:
+    pieces: list[Any] = []
     size = 0
     try:
         with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
@@ -117,12 +121,12 @@ def _of_zstd(body: bytes, bytes_max: int) -> bytes:
                 size += len(piece)
                 if size > bytes_max:
                     raise too_large(bytes_max)
-                found.append(piece)
+                pieces.append(piece)
     except (OSError, pa.ArrowException, MemoryError):
         raise RequestRejected(400, "The body is no zstd, or not whole, as Content-Encoding says.") from None
-    return b"".join(found)
+    return b"".join(pieces)
 
 
 def too_large(bytes_max: int) -> RequestRejected:
-    """What is told of a body that is larger."""
+    """Return the rejection of a body that exceeds the limit."""
     return RequestRejected(413, f"The body is larger than {bytes_max} bytes. Send fewer events at a time.")

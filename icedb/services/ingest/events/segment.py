@@ -1,7 +1,7 @@
-"""Segment's calls as rows: `track`, `identify`, `page`, `screen`, `group`, `alias`, each alone or many in a `batch`.
+"""Calls of Segment as rows: `track`, `identify`, `page`, `screen`, `group`, `alias`, alone or in a `batch`.
 
-The names of the columns are Segment's own, as its warehouses spell them: `userId` becomes `user_id`. Objects
-(`properties`, `traits`, `context`) become JSON text, so that a table's columns stay the same whatever the calls hold.
+Columns have the names of Segment's warehouses: `userId` becomes `user_id`. Objects (`properties`, `traits`, `context`)
+become JSON text, so that the columns of a table do not depend on the contents of calls.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from icedb.services.ingest.events.rejections import RequestRejected
 
 __all__ = ["SEGMENT_CALLS", "SEGMENT_ID", "SEGMENT_SCHEMA", "segment_rows"]
 
-#: Kinds of calls; also the last step of the address of each.
+#: Types of calls. Each is also the last segment of its URL path.
 SEGMENT_CALLS = ("track", "identify", "page", "screen", "group", "alias")
-#: The column of what makes a call that is sent again the same.
+#: The id column, by which a repeated call is recognized.
 SEGMENT_ID = "message_id"
 
 _TIME = "TIMESTAMP WITH TIME ZONE"
-#: The columns of a table of calls, with their types.
+#: Columns and types of a table of calls.
 SEGMENT_SCHEMA = {
     "type": "VARCHAR",
     "event": "VARCHAR",
@@ -56,9 +56,15 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 def segment_rows(document: object, kind: str | None, received: datetime) -> list[dict[str, Any]]:
-    """The rows of one request. Raises Refusal (400), which names the call at fault.
+    """Return the rows of one request.
 
-    `kind`: the call that the address names, `batch`, or None: the calls say what they are (a webhook's).
+    Args:
+        document: The decoded body.
+        kind: The type of the call in the URL, `batch`, or None if each call has its type (webhooks).
+        received: When the request arrived.
+
+    Raises:
+        RequestRejected: A call, named in the message, is invalid (400).
     """
     if kind == "batch":
         if not isinstance(document, dict) or not isinstance(document.get("batch"), list):
@@ -99,7 +105,7 @@ def _row(call: object, kind: str | None, batch: Mapping[str, Any], received: dat
 
 
 def _text(value: object, place: str) -> str | None:
-    """Ids come as numbers, too."""
+    """Return a text. Some clients send ids as numbers."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -111,10 +117,9 @@ def _time(value: object, place: str) -> datetime | None:
     if value is None:
         return None
     try:
-        found = datetime.fromisoformat(value) if isinstance(value, str) else None
-        found = found if found is None or found.tzinfo else found.replace(tzinfo=UTC)
-        if found is not None:
-            return found.astimezone(UTC)
+        if isinstance(value, str):
+            time = datetime.fromisoformat(value)
+            return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
         pass
     raise RequestRejected(400, f"{place} is no time. Write 2026-11-21T10:00:00.000Z.")

@@ -1,4 +1,4 @@
-"""The tables behind the proxy, and the view of each that a bucket shows at one moment.
+"""The tables behind the proxy, and the views of them that buckets show.
 
 May import `proxy.config` and `proxy.s3`. Begin with `bucket_view`.
 """

@@ -1,7 +1,7 @@
-"""What a virtual bucket holds as of one moment: keys in order, and what is known of each without asking the store.
+"""The contents of a virtual bucket as of one time, from the log alone, without requests for the parts.
 
-A virtual key is the part's path below the table's own data prefix, so it tells the partition and nothing of where the
-table lies. Parts never change, so a part's key stands for its content, and the ETag is made of it.
+A virtual key is the path of a part below the data prefix of the table. It shows the partition, but not the address of
+the table. Parts are immutable, so the ETag is derived from the key.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class VirtualObject:
     """A part as a tenant sees it."""
 
     key: str
-    #: Its key in the store.
+    #: The key in the store.
     stored_key: str
     bytes: int
     #: Unix milliseconds.
@@ -33,7 +33,7 @@ class VirtualObject:
 
     @property
     def etag(self) -> str:
-        """With its quotes: 32 hexadecimal digits, which are not the content's MD5."""
+        """The ETag with its quotes: 32 hexadecimal digits, not the MD5 of the content."""
         return f'"{hashlib.sha256(f"{self.key} {self.bytes}".encode()).hexdigest()[:32]}"'
 
 
@@ -42,39 +42,39 @@ class BucketView:
     """The parts that a bucket shows, as of a time (unix milliseconds)."""
 
     as_of_ms: int
-    #: The same for the same parts of the table, whatever of them a scope shows: 16 hexadecimal digits.
+    #: 16 hexadecimal digits that identify the live parts of the table, independent of the scope.
     snapshot_id: str
-    #: What the table's own keys begin with, and virtual keys lack.
+    #: The prefix of stored keys, which virtual keys do not have.
     data_prefix: str
-    #: Stored keys, sorted; it is cheaper to put the prefix before what is asked for than to cut it off of all.
+    #: Stored keys, sorted. Adding the prefix to one requested key is cheaper than removing it from all keys.
     keys: Sequence[str] = field(repr=False)
-    #: Those of the keys, in their order.
+    #: The markers of the keys, in the same order.
     markers: Sequence[Marker] = field(repr=False)
-    #: Partition -> numbers of its keys, once somebody has asked for a scope.
+    #: Partition -> indexes of its keys. Filled by the first request with a scope.
     numbers: dict[str, list[int]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, markers: Sequence[Marker], *, data_prefix: str, as_of_ms: int) -> BucketView:
-        """All parts of a table, given in key order."""
+        """Return a view of markers that are in key order."""
         keys = markers.keys if isinstance(markers, MarkerView) else [m.key for m in markers]
         digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
         return cls(as_of_ms, digest[:16], data_prefix, keys, markers)
 
     def within(self, scope: Scope) -> BucketView:
-        """What of this a scope shows; its time does not count here."""
+        """Return the view of a scope. The times of the scope are ignored."""
         if not scope.partitions:
             return self
         if not self.numbers:
-            found: dict[str, list[int]] = {}
+            by_partition: dict[str, list[int]] = {}
             for number, key in enumerate(self.keys):
-                found.setdefault(partition_of(self.data_prefix, key), []).append(number)
-            self.numbers.update(found)
-        shown = [numbers for partition, numbers in self.numbers.items() if scope.shows(partition)]
-        chosen = sorted(number for numbers in shown for number in numbers)
+                by_partition.setdefault(partition_of(self.data_prefix, key), []).append(number)
+            self.numbers.update(by_partition)
+        visible = [numbers for partition, numbers in self.numbers.items() if scope.shows(partition)]
+        chosen = sorted(number for numbers in visible for number in numbers)
         return replace(self, keys=[self.keys[n] for n in chosen], markers=[self.markers[n] for n in chosen], numbers={})
 
     def find(self, key: str) -> VirtualObject | None:
-        """The object of a virtual key."""
+        """Return the object of a virtual key, or None."""
         stored_key = self.data_prefix + key
         number = bisect_left(self.keys, stored_key)
         if number == len(self.keys) or self.keys[number] != stored_key:
@@ -82,11 +82,11 @@ class BucketView:
         return self.object(self.markers[number])
 
     def object(self, marker: Marker) -> VirtualObject:
-        """A part of this table as an object."""
+        """Return a part as an object."""
         return VirtualObject(marker.key[len(self.data_prefix) :], marker.key, marker.bytes, marker.created_ms)
 
     def page(self, *, prefix: str, delimiter: str, after: str, size: int) -> tuple[list[VirtualObject], Page]:
-        """A page of virtual keys, and its objects; `Page` speaks of stored keys."""
+        """Return the objects of a page of virtual keys, and the page, which has stored keys."""
         page = list_page(
             self.keys,
             prefix=self.data_prefix + prefix,
@@ -97,5 +97,5 @@ class BucketView:
         return [self.object(self.markers[n]) for n in page.numbers], page
 
     def virtual(self, stored: str) -> str:
-        """A stored key, or common prefix, without what virtual keys lack."""
+        """Return the virtual key of a stored key or common prefix."""
         return stored[len(self.data_prefix) :]

@@ -1,11 +1,11 @@
-"""The tables behind the proxy: open ones, what is known of their logs, and the views of them.
+"""The tables behind the proxy: their states, read from their logs, and views of them.
 
-Who lists a bucket, or fetches from it, gets what the log said at most `refresh_ms` ago: to look again is one LIST of
-the log as long as nothing changed, whoever waits shares it, and a state that is known is kept. Every answer is of one
-snapshot, and a listing of many pages finds its own again.
+A response shows the state of a table as of at most `refresh_ms` ago. A refresh is one LIST of the log if nothing
+changed. Concurrent requests share a refresh. Each response is of one snapshot, and all pages of a listing are of the
+snapshot of its first page.
 
-A part that was replaced can still be fetched for `hold_ms`: who has listed it, a moment before a merge, is still
-reading. That is asked of the log's own times, so that it is the same behind every proxy and after a restart.
+A replaced part can still be fetched for `hold_ms`, because a client may have listed it just before a merge
+(compaction). The times of the log decide this, so all proxies agree, also after a restart.
 """
 
 from __future__ import annotations
@@ -37,74 +37,74 @@ __all__ = ["RefreshObserver", "TableCatalog"]
 
 logger = logging.getLogger("icedb.proxy")
 
-# Clients whose clocks are ahead may ask for their own now.
+# Tolerance for clients whose clocks are ahead, and who request their current time.
 AHEAD_MS_MAX = 60_000
-# A known part is given out without another look at the log, if that is not older.
-KNOWN_SECONDS = 10
-# So often it is asked whether a table is still the one that was opened: another may have been made in its place.
-SAME_SECONDS = 60
-# Times of one table that are known to be gone.
+# A part of a state that is not older is served without a refresh.
+PART_STATE_SECONDS = 10
+# Interval of checks that an address still has the same table, and not one created in its place.
+REOPEN_SECONDS = 60
+# Number of expired times that are remembered for a table.
 EXPIRED_MAX = 1_000
-# Clocks are set: only what is more than that is a machine that slept.
-ASLEEP_MS = 5_000
-# For looks at logs; a store that does not answer holds one thread for each of its tables.
+# Clock adjustments are smaller. A larger difference of clocks means that the machine slept.
+SLEEP_MS = 5_000
+# Threads for reading logs. A store that does not respond blocks one thread for each of its tables.
 THREADS = 32
 
 
 class RefreshObserver(Protocol):
-    """Who is told of looks at logs."""
+    """Receives the outcomes of refreshes."""
 
-    def refreshed(self, ok: bool, seconds: float) -> None:
-        """The log of a table was looked at."""
+    def record_refresh(self, ok: bool, seconds: float) -> None:
+        """Record a refresh of a table."""
         ...
 
 
 @dataclass(frozen=True)
 class _CurrentState:
-    """What a look at a table's log told."""
+    """The state of a table as of a refresh."""
 
     handle: Handle
     state: TableState
     latest: BucketView
-    #: By the loop's clock, when the look began; and by the machine's, which goes on when the machine sleeps.
+    #: Start of the refresh on the loop's clock, and on the machine's clock, which continues while the machine sleeps.
     read_at: float
     read_ms: int
-    #: By the loop's clock, when the table was opened, or was seen to be still the same.
+    #: Time on the loop's clock at which the table was opened, or last confirmed to be the same.
     opened_at: float
 
     def find(self, key: str) -> Marker | None:
-        """A part that the log has, live or not, by its virtual key."""
+        """Return the marker of a part, live or not, by its virtual key."""
         return self.state.parts.get(self.latest.data_prefix + key)
 
 
 @dataclass
 class _OpenTable:
-    """A table, and what is known of it. Its event loop's alone: threads only read logs for it."""
+    """An open table with its cached state. Only the event loop changes it; threads read logs."""
 
     address: str
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    known: _CurrentState | None = None
-    #: Of the last look, if it failed: when it began, and the code of what was answered.
+    current: _CurrentState | None = None
+    #: Start time and error code of the last refresh if it failed.
     failed: tuple[float, str] | None = None
-    #: By snapshot and partitions of the scope: a listing of many pages comes back for it.
+    #: Views by snapshot and partitions of the scope, for the next pages of listings.
     views: ViewCache[tuple[str, tuple[str, ...]]] = field(default_factory=ViewCache)
-    #: Whole views by the times that somebody asked for, kept by the loop's clock.
+    #: Views of the whole table by as-of time, stored with the time of the loop's clock.
     at_time: ViewCache[int] = field(default_factory=ViewCache)
-    #: One look at a time asks the store for what the log alone does not tell.
+    #: Limits requests to the store for as-of times to one at a time.
     time_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    #: Times that cannot be read any more, and when that was found.
+    #: Expired as-of times, with the time on the loop's clock at which this was found.
     expired: LruCache[int, float] = field(default_factory=lambda: LruCache(EXPIRED_MAX))
 
-    def forget(self) -> None:
-        """What is at the address may be another table by now."""
-        self.known = None
+    def reset(self) -> None:
+        """Drop all cached state: another table may be at the address."""
+        self.current = None
         self.views.clear()
         self.at_time.clear()
         self.expired.clear()
 
 
 class TableCatalog:
-    """Opens tables when somebody asks for them. Belongs to one event loop."""
+    """Opens tables on demand and caches their states and views. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -117,12 +117,19 @@ class TableCatalog:
         observer: RefreshObserver | None = None,
         open_table: Callable[[str, Mapping[str, str] | None], Handle] | None = None,
     ) -> None:
-        """`storage_options`: those of all tables, as for `Table.open`. `open_table` is for tests.
+        """Create a catalog without open tables.
 
-        `tables_open`: so many are kept; the one that nobody asked for longest is let go.
+        Args:
+            storage_options: Options of all tables, as for `Table.open`.
+            refresh_ms: Maximum age of the state of a table.
+            hold_ms: How long a replaced part can still be fetched.
+            tables_open: Maximum number of open tables. The least recently used one is closed.
+            clock: The clock.
+            observer: Receives the outcomes of refreshes.
+            open_table: A replacement of `Table.open` for tests.
         """
         self._storage_options = storage_options or None
-        self._refresh = refresh_ms / 1000
+        self._max_age = refresh_ms / 1000
         self._hold_ms = hold_ms
         self._clock = clock or SystemClock()
         self._observer = observer
@@ -131,23 +138,23 @@ class TableCatalog:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="icedb-proxy")
 
     def close(self) -> None:
-        """Let go of the threads; looks that are under way end by themselves."""
+        """Release the threads without waiting for refreshes in progress."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
     def open_count(self) -> int:
-        """How many tables are held open."""
+        """The number of open tables."""
         return len(self._tables)
 
     @property
     def live_parts(self) -> int:
-        """How many live parts they have, as far as is known."""
-        return sum(len(t.known.latest.keys) for t in self._tables.values() if t.known is not None)
+        """The number of live parts of the open tables, as of their last refreshes."""
+        return sum(len(t.current.latest.keys) for t in self._tables.values() if t.current is not None)
 
     # ------------------------------------------------------------------------------------ views
 
     async def view(self, bucket: VirtualBucket, as_of_ms: int | None) -> BucketView:
-        """What a bucket shows, now or as of a time. Raises S3Error."""
+        """Return the view of a bucket, latest or as of a time. Raises S3Error."""
         at_ms = self._checked_time(bucket.scope, as_of_ms)
         table = self._table(bucket)
         whole = (await self._latest(table)).latest if at_ms is None else await self._at(table, at_ms)
@@ -156,9 +163,9 @@ class TableCatalog:
     async def resume_view(
         self, bucket: VirtualBucket, as_of_ms: int | None, *, began_ms: int, snapshot_id: str
     ) -> BucketView | None:
-        """The view that a listing began with, by its time and `snapshot_id`; None: it is no more.
+        """Return the view of the first page of a listing, or None if it no longer exists.
 
-        Of a bucket that shows the latest, what began longer ago than replaced parts are held is no more.
+        A listing of the latest state ends `hold_ms` after its start, because its parts may be gone by then.
         """
         at_ms = self._checked_time(bucket.scope, as_of_ms)
         table = self._table(bucket)
@@ -168,15 +175,15 @@ class TableCatalog:
         view = table.views.get((snapshot_id, bucket.scope.partitions))
         if view is not None and at_ms == view.as_of_ms:
             return view
-        # The time in a token is the client's word: that the view was the latest not long ago, we must know ourselves.
+        # A client can forge the time in a token. The cached view proves that it was the latest within `hold_ms`.
         if view is not None and at_ms is None and now_ms - view.as_of_ms <= self._hold_ms:
-            return replace(view, as_of_ms=max(view.as_of_ms, began_ms))  # the next page begins no earlier than this one
+            return replace(view, as_of_ms=max(view.as_of_ms, began_ms))  # the next page starts no earlier than this one
         if (
             at_ms is None
             and began_ms > now_ms + AHEAD_MS_MAX
             and began_ms > (await self._latest(table)).latest.as_of_ms
         ):
-            return None  # no listing began then, not even of a table with commits from a clock far ahead
+            return None  # no listing started then, not even if a clock far ahead wrote commits
         try:
             whole = await self._at(table, began_ms if at_ms is None else at_ms)
         except S3Error as error:
@@ -188,52 +195,52 @@ class TableCatalog:
     # ------------------------------------------------------------------------------------ objects
 
     async def find(self, bucket: VirtualBucket, as_of_ms: int | None, key: str) -> tuple[VirtualObject, ObjectStore]:
-        """An object of a bucket, and the store that has it. Raises S3Error: NoSuchKey."""
+        """Return an object of a bucket and its store. Raises S3Error (NoSuchKey)."""
         at_ms = self._checked_time(bucket.scope, as_of_ms)
         table = self._table(bucket)
-        known = table.known
+        current = table.current
         if at_ms is not None:
-            found = (await self._at(table, at_ms)).find(key)
-            known = table.known or await self._latest(table)
+            object_ = (await self._at(table, at_ms)).find(key)
+            current = table.current or await self._latest(table)
         else:
-            found = None
-            if known is not None and self._is_fresh(known, KNOWN_SECONDS):
-                found = self._find(known, key)
-            if found is None:
-                known = await self._latest(table)
-                found = self._find(known, key)
-        if found is None or known is None:
+            object_ = None
+            if current is not None and self._is_fresh(current, PART_STATE_SECONDS):
+                object_ = self._find(current, key)
+            if object_ is None:
+                current = await self._latest(table)
+                object_ = self._find(current, key)
+        if object_ is None or current is None:
             raise S3Error("NoSuchKey")
-        if not bucket.scope.shows(partition_of(known.latest.data_prefix, found.stored_key)):
+        if not bucket.scope.shows(partition_of(current.latest.data_prefix, object_.stored_key)):
             raise S3Error("NoSuchKey")
-        return found, known.handle.store
+        return object_, current.handle.store
 
-    def _find(self, known: _CurrentState, key: str) -> VirtualObject | None:
-        marker = known.find(key)
-        return known.latest.object(marker) if marker is not None and self._is_held(known, marker) else None
+    def _find(self, current: _CurrentState, key: str) -> VirtualObject | None:
+        marker = current.find(key)
+        return current.latest.object(marker) if marker is not None and self._is_held(current, marker) else None
 
-    def _is_fresh(self, known: _CurrentState, seconds: float) -> bool:
-        """Whether a look is not older; by both clocks, as one stands while the machine sleeps."""
-        age = asyncio.get_running_loop().time() - known.read_at
-        return age <= seconds and self._clock.now_ms() - known.read_ms <= seconds * 1000
+    def _is_fresh(self, current: _CurrentState, seconds: float) -> bool:
+        """Return whether a state is not older. Check both clocks: the loop's clock stops while the machine sleeps."""
+        age = asyncio.get_running_loop().time() - current.read_at
+        return age <= seconds and self._clock.now_ms() - current.read_ms <= seconds * 1000
 
-    def _is_held(self, known: _CurrentState, marker: Marker) -> bool:
-        """Whether a part is live, or was for somebody who may still be reading.
+    def _is_held(self, current: _CurrentState, marker: Marker) -> bool:
+        """Return whether a part is live, or was replaced within `hold_ms`, so that a client may still read it.
 
-        A replaced one was until the store got the log file that says so. That file may have been merged since; then its
-        time counts and how late it can have come.
+        A part is replaced when its tombstone's log file is published. If that file was merged since, the time is the
+        tombstone's time plus the longest delay of a publication.
         """
         if marker.tombstoned_ms is None:
             return True
-        gone_ms = marker.tombstoned_ms + known.handle.timing.late_publication_ms
-        named = known.state.parts_named.get(marker.key)
-        told_ms: int = min((gone_ms, *(named.tombstoned_by_ms if named else ())))
-        return self._clock.now_ms() - told_ms <= self._hold_ms
+        latest_ms = marker.tombstoned_ms + current.handle.timing.late_publication_ms
+        named = current.state.parts_named.get(marker.key)
+        replaced_ms: int = min((latest_ms, *(named.tombstoned_by_ms if named else ())))
+        return self._clock.now_ms() - replaced_ms <= self._hold_ms
 
     # ------------------------------------------------------------------------------------ times
 
     def _checked_time(self, scope: Scope, as_of_ms: int | None) -> int | None:
-        """The time that an answer is of; None: the latest. Raises S3Error."""
+        """Return the as-of time of a response, or None for the latest state. Raises S3Error."""
         if as_of_ms is None or as_of_ms == scope.as_of_ms:
             return scope.as_of_ms
         if scope.as_of_ms is not None or not scope.time_travel:
@@ -244,7 +251,7 @@ class TableCatalog:
             raise S3Error("InvalidArgument", "The time after the bucket's name is in the future.")
         return as_of_ms
 
-    # ------------------------------------------------------------------------------------ looking at logs
+    # ------------------------------------------------------------------------------------ refreshes
 
     def _table(self, bucket: VirtualBucket) -> _OpenTable:
         table = self._tables.get(bucket.table)
@@ -254,100 +261,100 @@ class TableCatalog:
         return table
 
     async def _latest(self, table: _OpenTable, *, fresh: bool = False) -> _CurrentState:
-        """What a look at the log told that began at most `refresh_ms` ago, or, `fresh`, now. Raises S3Error."""
-        oldest = asyncio.get_running_loop().time() - (0 if fresh else self._refresh)
-        async with table.lock:  # whoever waited meanwhile has the answer too, also when there is none
+        """Return a state that is at most `refresh_ms` old. With `fresh`, refresh it now. Raises S3Error."""
+        oldest = asyncio.get_running_loop().time() - (0 if fresh else self._max_age)
+        async with table.lock:  # requests that waited share the outcome, also a failure
             if table.failed is not None and table.failed[0] >= oldest:
-                raise _refusal(table.failed[1])
-            known = table.known
-            asleep_ms = 0 if known is None else self._clock.now_ms() - known.read_ms - 1000 * self._refresh
-            if known is None or known.read_at < oldest or asleep_ms > ASLEEP_MS:
-                known = table.known = await self._look(table, known)
-        return known
+                raise _unavailable(table.failed[1])
+            current = table.current
+            sleep_ms = 0 if current is None else self._clock.now_ms() - current.read_ms - 1000 * self._max_age
+            if current is None or current.read_at < oldest or sleep_ms > SLEEP_MS:
+                current = table.current = await self._refresh(table, current)
+        return current
 
-    async def _look(self, table: _OpenTable, known: _CurrentState | None) -> _CurrentState:
+    async def _refresh(self, table: _OpenTable, current: _CurrentState | None) -> _CurrentState:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            found = await loop.run_in_executor(self._threads, self._read, table.address, known, began)
+            refreshed = await loop.run_in_executor(self._threads, self._read, table.address, current, began)
         except (IceDBError, OSError) as error:
-            self._tell(ok=False, seconds=loop.time() - began)
-            if not _may_pass(error):
-                table.forget()
-            answer = _answer_for(error, table.address)
+            self._notify(ok=False, seconds=loop.time() - began)
+            if not _is_transient(error):
+                table.reset()
+            answer = _error_for(error, table.address)
             table.failed = began, answer.code
             raise answer from None
-        self._tell(ok=True, seconds=loop.time() - began)
+        self._notify(ok=True, seconds=loop.time() - began)
         table.failed = None
-        if known is not None and found.handle is not known.handle:
-            table.forget()
-        return found
+        if current is not None and refreshed.handle is not current.handle:
+            table.reset()
+        return refreshed
 
-    def _tell(self, *, ok: bool, seconds: float) -> None:
+    def _notify(self, *, ok: bool, seconds: float) -> None:
         if self._observer is not None:
-            self._observer.refreshed(ok, seconds)
+            self._observer.record_refresh(ok, seconds)
 
-    def _read(self, address: str, known: _CurrentState | None, began: float) -> _CurrentState:
-        """In a thread: the state now, and its view, which is the known one when nothing changed."""
-        if known is not None and (not known.handle.spec.id or began - known.opened_at <= SAME_SECONDS):
-            handle, opened_at = known.handle, known.opened_at  # what a program of v3 made has no id
+    def _read(self, address: str, current: _CurrentState | None, began: float) -> _CurrentState:
+        """Read the state in a thread. If nothing changed, the view shares the keys of the current one."""
+        if current is not None and (not current.handle.spec.id or began - current.opened_at <= REOPEN_SECONDS):
+            handle, opened_at = current.handle, current.opened_at  # tables of v3 have no id
         else:
             handle, opened_at = self._open_table(address, self._storage_options), began
-            if known is not None and handle.spec.id == known.handle.spec.id:
-                handle = known.handle
-        now_ms = self._clock.now_ms() - 1  # as for a snapshot: what this millisecond still brings is later
+            if current is not None and handle.spec.id == current.handle.spec.id:
+                handle = current.handle
+        now_ms = self._clock.now_ms() - 1  # as for a snapshot: later commits of this millisecond are not included
         state = handle.read()
         as_of_ms = max(now_ms, state.newest_ms)
-        if known is not None and state is known.state:
-            latest = replace(known.latest, as_of_ms=as_of_ms)
-            return replace(known, latest=latest, read_at=began, read_ms=now_ms + 1, opened_at=opened_at)
+        if current is not None and state is current.state:
+            latest = replace(current.latest, as_of_ms=as_of_ms)
+            return replace(current, latest=latest, read_at=began, read_ms=now_ms + 1, opened_at=opened_at)
         view = BucketView.of(state.live, data_prefix=handle.keys.data_prefix, as_of_ms=as_of_ms)
         return _CurrentState(handle, state, view, began, now_ms + 1, opened_at)
 
     async def _at(self, table: _OpenTable, at_ms: int) -> BucketView:
-        """The view as of a time. Once told it stays as it is, while it is remembered. Raises S3Error."""
+        """Return the view as of a time, from the cache if possible. Raises S3Error."""
         loop = asyncio.get_running_loop()
-        if (told := self._told(table, at_ms)) is not None:
-            return told
-        async with table.time_lock:  # whoever waited meanwhile has the answer too
-            if (told := self._told(table, at_ms)) is not None:
-                return told
-            gone_at = table.expired.get(at_ms)
-            if gone_at is not None and gone_at >= loop.time() - self._refresh:
-                raise _no_more()
-            known = await self._latest(table)
-            if known.latest.as_of_ms < at_ms:  # what was committed until then is asked for
-                known = await self._latest(table, fresh=True)
+        if (cached := self._cached_at(table, at_ms)) is not None:
+            return cached
+        async with table.time_lock:  # requests that waited share the view
+            if (cached := self._cached_at(table, at_ms)) is not None:
+                return cached
+            expired_at = table.expired.get(at_ms)
+            if expired_at is not None and expired_at >= loop.time() - self._max_age:
+                raise _expired()
+            current = await self._latest(table)
+            if current.latest.as_of_ms < at_ms:  # the view must include all commits until then
+                current = await self._latest(table, fresh=True)
             try:
-                view = await loop.run_in_executor(self._threads, _view_at, known, at_ms)
+                view = await loop.run_in_executor(self._threads, _view_at, current, at_ms)
             except SnapshotExpired:
                 table.expired.put(at_ms, loop.time())
-                raise _no_more() from None
+                raise _expired() from None
             except InvalidOption:
                 why = "The time after the bucket's name is before the table's creation, or in the future."
                 raise S3Error("InvalidArgument", why) from None
             except (IceDBError, OSError) as error:
-                raise _answer_for(error, table.address) from None
+                raise _error_for(error, table.address) from None
             same = table.views.get((view.snapshot_id, ()))
             view = view if same is None else replace(same, as_of_ms=at_ms)
             view = replace(view, numbers={})
-            table.at_time.keep(at_ms, view, at=loop.time())
+            table.at_time.put(at_ms, view, at=loop.time())
         return view
 
-    def _told(self, table: _OpenTable, at_ms: int) -> BucketView | None:
-        """What was last told of a time."""
+    def _cached_at(self, table: _OpenTable, at_ms: int) -> BucketView | None:
+        """Return the cached view as of a time, if it is at most `hold_ms` old."""
         return table.at_time.get(at_ms, since=asyncio.get_running_loop().time() - self._hold_ms / 1000)
 
     async def _within(self, table: _OpenTable, whole: BucketView, scope: Scope) -> BucketView:
         name = whole.snapshot_id, scope.partitions
         view = table.views.get(name)
         if view is None:
-            view = replace(whole, numbers={})  # the latest view alone keeps what scopes are made with
+            view = replace(whole, numbers={})  # only the latest view keeps the index of partitions
             if scope.partitions:
                 view = await asyncio.get_running_loop().run_in_executor(self._threads, whole.within, scope)
         elif view.as_of_ms != whole.as_of_ms:
             view = replace(view, as_of_ms=whole.as_of_ms)
-        table.views.keep(name, view)
+        table.views.put(name, view)
         return view
 
 
@@ -355,30 +362,30 @@ def _open(address: str, storage_options: Mapping[str, str] | None) -> Handle:
     return Table.open(address, storage_options=storage_options).handle
 
 
-def _view_at(known: _CurrentState, at_ms: int) -> BucketView:
-    handle, state = known.handle, known.state
+def _view_at(current: _CurrentState, at_ms: int) -> BucketView:
+    handle, state = current.handle, current.state
     check_readable_time(handle, state, at_ms, now_ms=handle.clock.now_ms())
     pinned = at_ms < state.horizon_ms and is_pinned(handle, at_ms)
     markers = live_markers(state, at_ms, pinned=pinned)
     view = BucketView.of(markers, data_prefix=handle.keys.data_prefix, as_of_ms=at_ms)
-    return replace(known.latest, as_of_ms=at_ms) if view.snapshot_id == known.latest.snapshot_id else view
+    return replace(current.latest, as_of_ms=at_ms) if view.snapshot_id == current.latest.snapshot_id else view
 
 
-def _no_more() -> S3Error:
+def _expired() -> S3Error:
     return S3Error("NoSuchBucket", "The table can no longer be read as of that time.")
 
 
-def _answer_for(error: Exception, address: str) -> S3Error:
-    """What a client is told of a table that cannot be read; the log says what it is."""
-    logger.error("the table %s cannot be shown: %s", address, error)
-    return _refusal("ServiceUnavailable" if _may_pass(error) else "InternalError")
+def _error_for(error: Exception, address: str) -> S3Error:
+    """Log why a table cannot be read, and return an error for the client without the reason."""
+    logger.error("the table %s cannot be read: %s", address, error)
+    return _unavailable("ServiceUnavailable" if _is_transient(error) else "InternalError")
 
 
-def _may_pass(error: Exception) -> bool:
-    """Whether the table is still what it was, and can be shown again when the store, or who may read it, is back."""
+def _is_transient(error: Exception) -> bool:
+    """Return whether the table is likely unchanged, and readable once the store or the permissions are back."""
     return isinstance(error, RetryableError | OSError) and not isinstance(error, TableNotFound | BucketNotFound)
 
 
-def _refusal(code: str) -> S3Error:
+def _unavailable(code: str) -> S3Error:
     message = "This bucket cannot be shown. Whoever runs the endpoint has to look." if code == "InternalError" else ""
     return S3Error(code, message)

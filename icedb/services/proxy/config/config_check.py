@@ -1,6 +1,6 @@
-"""Whether a configuration holds: each virtual bucket that it names is looked at, as a tenant would see it.
+"""The check of a configuration: read each virtual bucket as its tenant would see it. Nothing is served.
 
-Nothing is served. It needs no more than the library: to see a file through before it is rolled out takes no server.
+The check depends only on the library, so it also runs on machines that have no server installed.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ __all__ = ["CheckedBucket", "check_config"]
 
 @dataclass(frozen=True, slots=True)
 class CheckedBucket:
-    """What a tenant sees in a bucket, or why nothing."""
+    """The contents of a bucket for its tenant, or the reason why it cannot be read."""
 
     tenant: str
     bucket: str
     #: The table's address.
     table: str
     parts: int | None = None
-    #: None, too, when a program that does not count them wrote a part.
+    #: Also None if a program that does not count rows wrote a part.
     rows: int | None = None
     error: str | None = None
-    #: What is allowed, and is hardly what was meant.
+    #: A valid setting that is probably a mistake.
     warning: str | None = None
 
 
 def check_config(path: Path) -> list[CheckedBucket]:
-    """Open every table that the file names, in its order. Raises InvalidOption when the file itself is wrong.
+    """Open every table that the file names, in the order of the file. Raises InvalidOption if the file is invalid.
 
-    Tenants of a control plane are not asked for.
+    Tenants of a control plane are not checked.
     """
     config = load_config(path)
-    snapshots: dict[tuple[str, int | None], Snapshot | str] = {}  # or why there is none; asked once
+    snapshots: dict[tuple[str, int | None], Snapshot | str] = {}  # or an error; read once each
     checked = []
     for tenant in config.tenants:
         for bucket in tenant.buckets.values():
@@ -66,5 +66,7 @@ def _checked(tenant: str, bucket: VirtualBucket, snapshot: Snapshot | str) -> Ch
     warning = None
     if snapshot.parts and not parts:
         example = snapshot.parts[-1].partition
-        warning = f"partitions are of no live part of the table; its last lies in '{example}'. Spell them as paths do."
+        warning = (
+            f"partitions match no live part of the table. Write them as in paths; the last part is in '{example}'."
+        )
     return CheckedBucket(tenant, bucket.name, bucket.table, len(parts), total_rows(parts), warning=warning)

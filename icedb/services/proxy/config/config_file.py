@@ -1,4 +1,4 @@
-"""What `proxy.toml` says: checked whole before any of it is used."""
+"""The configuration file `proxy.toml`, read and checked as a whole before any of it is used."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ class _ControlPlaneDocument(StrictDocument):
     entries: int | None = None
 
 
-# The least that each may be, in milliseconds. A table may be looked at anew for each request, and nothing held.
+# Durations with the minimum of each in milliseconds. With 0, refresh is for each request, and no part is held.
 _SERVER_DURATIONS = {
-    "redirect_expires": 1_000,  # S3 counts it in seconds
+    "redirect_expires": 1_000,  # S3 has whole seconds
     "refresh": 0,
     "hold": 0,
     **LISTEN_DURATIONS,
@@ -87,9 +87,15 @@ _CONTROL_PLANE_DURATIONS = {"timeout": 1, "cache": 0, "unknown_cache": 0}
 def load_config(
     path: Path, environ: Mapping[str, str] = os.environ, *, seen: dict[Path, FileStamp | None] | None = None
 ) -> ProxyConfig:
-    """Read a configuration and the secrets that it names. Raises InvalidOption.
+    """Read a configuration and the secrets that it names.
 
-    `seen` gets the stamp of each file that was looked at, also when that ends in an error.
+    Args:
+        path: The configuration file.
+        environ: The environment variables that the file may name.
+        seen: Receives the stamp of each file that is read, also if an error is raised.
+
+    Raises:
+        InvalidOption: The configuration is invalid.
     """
     context = ConfigContext(environ, path.absolute().parent, {} if seen is None else seen)
     place = str(path)
@@ -99,7 +105,7 @@ def load_config(
     check_unique((t.name for t in tenants), "tenants have the name", place)
     check_unique((k.id for t in tenants for k in t.keys), "access keys have the id", place)
     if not tenants and file.control_plane is None:
-        raise InvalidOption(f"{place}: nobody could ask for anything. Add a [[tenant]], or a [control_plane].")
+        raise InvalidOption(f"{place}: no tenant is configured. Add a [[tenant]] or a [control_plane].")
     return ProxyConfig(
         server=_server(file.server, context, f"{place}: [server]"),
         tenants=tenants,
@@ -118,7 +124,7 @@ def _server(document: dict[str, Any], context: ConfigContext, place: str) -> Ser
     check_positive({"tables_open": given.get("tables_open")}, place)
     given["domains"] = tuple(_domain(d, place) for d in given.get("domains", ()))
     if not re.fullmatch(r"[a-z0-9-]+", given.get("region", "any")):
-        raise InvalidOption(f"{place}: region is to be a name such as us-east-1.")
+        raise InvalidOption(f"{place}: region is invalid. Use lower-case letters, digits and '-', as in us-east-1.")
     settings = ServerSettings(**given)
     check_listening(settings, place)
     return settings
@@ -127,7 +133,7 @@ def _server(document: dict[str, Any], context: ConfigContext, place: str) -> Ser
 def _domain(text: str, place: str) -> str:
     if not _DOMAIN.fullmatch(text.lower()):
         raise InvalidOption(
-            f"{place}: domains has what is no domain. Write s3.example.com, without scheme, port and dots at its ends."
+            f"{place}: domains has an invalid domain. Write s3.example.com, without scheme, port and dots at its ends."
         )
     return text.lower()
 
@@ -137,18 +143,20 @@ def _control_plane(document: dict[str, Any] | None, context: ConfigContext, plac
         return None
     given = explicit_settings(decode_document(document, _ControlPlaneDocument, place), _CONTROL_PLANE_DURATIONS, place)
     check_positive({"entries": given.get("entries")}, place)
-    if not _is_plain_url(given["url"]):  # not shown: it may hold a password
+    if not _is_plain_url(given["url"]):  # not in the message: it may hold a password
         raise InvalidOption(
-            f"{place}: url is to start with http:// or https://, and to have no user, query or fragment; a token comes "
-            "from token_env."
+            f"{place}: url is invalid. Start it with http:// or https://, without user, query or fragment. Set "
+            "token_env for a token."
         )
     given["tables"] = tuple(canonical_uri(t, "one of tables", place, context) for t in given["tables"])
     if not given["tables"] or "/" in given["tables"]:
-        raise InvalidOption(f'{place}: tables says where all tables are that it may show: tables = ["s3://lake/"].')
+        raise InvalidOption(
+            f'{place}: tables has no location. List the locations of all its tables: tables = ["s3://lake/"].'
+        )
     if "token_env" in given:
         given["token"] = context.variable(given.pop("token_env"), "token_env", place=place)
         if not re.fullmatch(r"[!-~]+", given["token"]):
-            raise InvalidOption(f"{place}: the token is to be ASCII without spaces. Set its variable anew.")
+            raise InvalidOption(f"{place}: the token is invalid. Set its variable to ASCII characters without spaces.")
     return ControlPlaneSettings(**given)
 
 
@@ -157,6 +165,6 @@ def _is_plain_url(text: str) -> bool:
         url = urlsplit(text)
         bare = url.port is None or url.port > 0
     except ValueError:
-        return False  # of a port or an IPv6 that is none
+        return False  # an invalid port or IPv6 address
     printable = re.fullmatch(r"[!-~]+", text) is not None
     return bare and printable and url.scheme in ("http", "https") and bool(url.hostname) and not set("@?#") & set(text)

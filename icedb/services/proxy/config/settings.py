@@ -1,4 +1,4 @@
-"""What the proxy is told about itself: settings with their defaults, and the files that said so."""
+"""The configuration of the proxy: server settings with their defaults, control plane, and tenants."""
 
 from __future__ import annotations
 
@@ -14,49 +14,48 @@ __all__ = ["ControlPlaneSettings", "ProxyConfig", "ServerSettings"]
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings(ListenSettings):
-    """How the proxy listens, and what it allows itself. To change them takes a restart."""
+    """Settings of the server. Changes take effect after a restart."""
 
-    #: In lower case. A request to `events.s3.example.com` is about the bucket `events` with `s3.example.com` here.
+    #: Domains in lower case. With `s3.example.com`, a request to `events.s3.example.com` is for the bucket `events`.
     domains: tuple[str, ...] = ()
-    #: What is told to who asks where a bucket is.
+    #: The location of all buckets in responses.
     region: str = "us-east-1"
-    #: Whether a part is fetched from the store itself, by a presigned address that the proxy redirects to.
+    #: Whether clients fetch parts from the store, by redirects to presigned URLs.
     redirect: bool = False
     redirect_expires_ms: int = 300_000
-    #: How old the newest known state of a table may be.
+    #: Maximum age of the state of a table.
     refresh_ms: int = 1_000
-    #: How long a part that was replaced can still be fetched by who has listed it.
+    #: How long a replaced part can still be fetched by clients that have listed it.
     hold_ms: int = 900_000
-    #: How many tables are held open at a time.
+    #: Maximum number of open tables.
     tables_open: int = 256
 
 
 @dataclass(frozen=True, slots=True)
 class ControlPlaneSettings:
-    """Whom to ask for tenants that the file does not have, and how long an answer is believed."""
+    """The service that knows tenants besides those of the file, and how long its responses are cached."""
 
-    #: Without user, query and fragment: messages may show it.
+    #: Without user, query and fragment, because messages show it.
     url: str
-    #: Its tables are these or lie below them; addresses as `Location.uri` has them.
+    #: Locations of all tables that it may name, as `Location.uri` writes them.
     tables: tuple[str, ...]
     token: str | None = field(default=None, repr=False)
     timeout_ms: int = 2_000
     cache_ms: int = 60_000
-    #: How long it is believed that nobody has a key.
+    #: How long it is cached that a key has no owner.
     unknown_cache_ms: int = 5_000
-    #: How many keys are remembered.
+    #: Maximum number of cached keys.
     entries: int = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyConfig:
-    """All that the file says."""
+    """The contents of the configuration file."""
 
     server: ServerSettings
     tenants: tuple[Tenant, ...]
     control_plane: ControlPlaneSettings | None
-    #: How the store is reached, see `icedb.storage.location`; what is not there, the environment decides. Holds
-    #: secrets.
+    #: Options of the store, see `icedb.storage.location`, with secrets. The environment supplies the others.
     storage_options: Mapping[str, str] = field(repr=False)
-    #: The files that this was read of, as they were right before.
+    #: The files that were read, with their stamps before the read.
     files: Mapping[Path, FileStamp | None] = field(repr=False, compare=False)

@@ -1,4 +1,4 @@
-"""The tenants of the configuration file, read anew without a restart; and several directories as one."""
+"""The tenants of the configuration file, which can be reloaded, and a chain of tenant directories."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ __all__ = ["FileDirectory", "DirectoryChain"]
 
 _log = logging.getLogger("icedb.proxy")
 
-# Settings that the file calls otherwise.
-_SAID_AS = {"host": "listen", "port": "listen", "admin_host": "admin_listen", "admin_port": "admin_listen"}
+# Names in the file of settings that have other names there.
+_CONFIG_NAMES = {"host": "listen", "port": "listen", "admin_host": "admin_listen", "admin_port": "admin_listen"}
 
 
 class FileDirectory(WatchedFile[ProxyConfig]):
-    """The tenants that `proxy.toml` lists.
+    """The tenants of `proxy.toml`.
 
-    `config` is what was read of it when the proxy started, by which its server still works; `environ` is where the
-    secrets are that the file does not hold.
+    Args:
+        path: The configuration file.
+        config: The configuration at startup, which the server still uses.
+        environ: The environment variables that the file may name.
     """
 
     def __init__(self, path: Path, config: ProxyConfig, environ: Mapping[str, str] = os.environ) -> None:
@@ -34,37 +36,37 @@ class FileDirectory(WatchedFile[ProxyConfig]):
         self._path = path
         self._environ = environ
         self._running = config
-        self._found = _by_key(config.tenants)
+        self._owners = _by_key(config.tenants)
 
     async def find(self, access_key_id: str) -> KeyOwner | None:
-        """The owner of a key, as of the last load; None: nobody."""
-        return self._found.get(access_key_id)
+        """Return the owner of a key as of the last load, or None."""
+        return self._owners.get(access_key_id)
 
     def _read(self, seen: dict[Path, FileStamp | None]) -> ProxyConfig:
         return load_config(self._path, self._environ, seen=seen)
 
-    def _take(self, config: ProxyConfig) -> None:
-        self._found = _by_key(config.tenants)  # at once: a request sees the old tenants or the new ones
-        _log.info("%s was read anew: %d tenants, %d keys", self._path, len(config.tenants), len(self._found))
-        if names := _differing(self._running, config):
-            _log.warning("%s: changes of %s take a restart", self._path, ", ".join(names))
+    def _apply(self, config: ProxyConfig) -> None:
+        self._owners = _by_key(config.tenants)  # atomic: a request sees either the old tenants or the new ones
+        _log.info("%s was reloaded: %d tenants, %d keys", self._path, len(config.tenants), len(self._owners))
+        if names := _restart_settings(self._running, config):
+            _log.warning("%s: changes of %s take effect after a restart", self._path, ", ".join(names))
 
 
 class DirectoryChain:
-    """Several directories, asked in their order until one knows the key.
+    """Directories that are searched in order until one has the key.
 
-    One that cannot tell ends the search: those behind it might know somebody else by that key.
+    An error of a directory ends the search, because a later directory may have another owner of the key.
     """
 
     def __init__(self, directories: Sequence[TenantDirectory]) -> None:
         self._directories = tuple(directories)
 
     async def find(self, access_key_id: str) -> KeyOwner | None:
-        """The owner of a key, now; None: nobody. Raises S3Error (ServiceUnavailable) when that cannot be told."""
+        """Return the owner of a key, or None. Raises S3Error (ServiceUnavailable) if a directory fails."""
         for directory in self._directories:
-            found = await directory.find(access_key_id)
-            if found is not None:
-                return found
+            owner = await directory.find(access_key_id)
+            if owner is not None:
+                return owner
         return None
 
 
@@ -72,10 +74,10 @@ def _by_key(tenants: Sequence[Tenant]) -> dict[str, KeyOwner]:
     return {key.id: KeyOwner(tenant, key) for tenant in tenants for key in tenant.keys}
 
 
-def _differing(running: ProxyConfig, config: ProxyConfig) -> list[str]:
-    """The names of what only a restart changes; the values may be secret."""
+def _restart_settings(running: ProxyConfig, config: ProxyConfig) -> list[str]:
+    """Return the names of changed settings that need a restart. Their values may be secret."""
     server = [
-        f"server.{_SAID_AS.get(f.name, f.name.removesuffix('_ms'))}"
+        f"server.{_CONFIG_NAMES.get(f.name, f.name.removesuffix('_ms'))}"
         for f in fields(running.server)
         if getattr(running.server, f.name) != getattr(config.server, f.name)
     ]

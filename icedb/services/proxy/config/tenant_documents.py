@@ -1,8 +1,8 @@
-"""What a file, or a control plane, says of a tenant: keys, buckets, limits.
+"""The document of a tenant, from a file or a control plane: keys, buckets, limits.
 
-A file may refer to this machine: to its environment and files, for secrets, and to any table. A control plane may not.
-Relative paths, of tables too, are relative to the file that says them. No request is made: whether a table is there,
-its first request tells.
+A file may refer to any table, and to environment variables and files of the machine for secrets. A control plane may
+not. Relative paths are relative to the configuration file. No request is sent to a store: the first request of a client
+shows whether a table exists.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from icedb.util.times import parse_as_of
 
 __all__ = ["KEY_ID", "DocumentSource", "parse_tenant"]
 
-#: What an access key's id looks like.
+#: The syntax of an access key's id.
 KEY_ID = re.compile(r"[A-Za-z0-9_-]{3,128}")
-# Whoever sees one signed request can try secrets at home, as fast as a machine can; what is shorter is found at once.
-# S3's own have 40. Neither spaces nor letters beyond ASCII: the files in which clients keep secrets would change them.
+# An attacker who sees one signed request can test guesses of the secret offline, so short secrets are weak. Those of S3
+# have 40 characters. Spaces and non-ASCII characters are not allowed: the files of clients could change them.
 _SECRET = re.compile(r"[!-~]{8,256}")
 _TENANT_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _BUCKET_NAME = re.compile(r"(?!.*\.\.)(?!\d+\.\d+\.\d+\.\d+$)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-# The clock of whoever wrote a time may be ahead.
+# Tolerance for a clock that is ahead.
 _AHEAD_MS_MAX = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentSource:
-    """Where tenants' documents come from, and what they may therefore say."""
+    """The origin of tenant documents, which decides what they may refer to."""
 
-    #: As messages call it.
+    #: The name in messages.
     name: str
-    #: The tables that it may name are these or lie below them. None: all.
+    #: Locations of the tables that it may name. None: no restriction.
     tables: tuple[str, ...] | None = None
-    #: None: it says nothing of this machine's files and environment, and spells its list of buckets `buckets`.
+    #: None for a control plane: no access to files and variables, and the list of buckets is named `buckets`.
     context: ConfigContext | None = None
 
 
@@ -65,7 +65,7 @@ class _TenantDocument(StrictDocument):
 
 
 class _FileTenantDocument(_TenantDocument, rename={"buckets": "bucket"}):
-    # Said again: only a class's own fields are renamed.
+    # Repeated, because `rename` applies only to a class's own fields.
     buckets: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 
@@ -88,25 +88,31 @@ class _BucketDocument(StrictDocument):
 
 
 def parse_tenant(document: object, source: DocumentSource, *, number: int | None = None) -> Tenant:
-    """The tenant that a document describes. Raises InvalidOption.
+    """Return the tenant that a document describes.
 
-    `number` says which of several it is, should it have no name that can be shown.
+    Args:
+        document: The decoded document.
+        source: Its origin.
+        number: Its number among several, for messages about a document without a valid name.
+
+    Raises:
+        InvalidOption: The document is invalid.
     """
     name = document.get("name") if isinstance(document, dict) else None
-    shown = f" '{name}'" if isinstance(name, str) and _TENANT_NAME.fullmatch(name) else f" {number}" if number else ""
-    place = f"{source.name}: tenant{shown}"
-    read = decode_document(document, _TenantDocument if source.context is None else _FileTenantDocument, place)
-    if not _TENANT_NAME.fullmatch(read.name):
-        raise InvalidOption(f"{place}: its name is to be 1 to 100 letters, digits, '.', '_' or '-'.")
-    keys = tuple(_key(d, source, f"{place}, key {n}") for n, d in enumerate(read.keys, 1))
+    label = f" '{name}'" if isinstance(name, str) and _TENANT_NAME.fullmatch(name) else f" {number}" if number else ""
+    place = f"{source.name}: tenant{label}"
+    fields = decode_document(document, _TenantDocument if source.context is None else _FileTenantDocument, place)
+    if not _TENANT_NAME.fullmatch(fields.name):
+        raise InvalidOption(f"{place}: the name is invalid. Use 1 to 100 letters, digits, '.', '_' or '-'.")
+    keys = tuple(_key(d, source, f"{place}, key {n}") for n, d in enumerate(fields.keys, 1))
     if not keys:
-        raise InvalidOption(f"{place}: it has no keys. Give it one, or take the tenant out.")
+        raise InvalidOption(f"{place}: it has no keys. Add one, or remove the tenant.")
     check_unique((k.id for k in keys), "access keys have the id", place)
-    buckets = [_bucket(d, source, place, number=n) for n, d in enumerate(read.buckets, 1)]
+    buckets = [_bucket(d, source, place, number=n) for n, d in enumerate(fields.buckets, 1)]
     check_unique((b.name for b in buckets), "buckets have the name", place)
-    limits = TenantLimits(read.requests, read.bytes_per_second)
+    limits = TenantLimits(fields.requests, fields.bytes_per_second)
     check_positive({"requests": limits.requests, "bytes_per_second": limits.bytes_per_second}, place)
-    return Tenant(read.name, keys, MappingProxyType({b.name: b for b in buckets}), limits)
+    return Tenant(fields.name, keys, MappingProxyType({b.name: b for b in buckets}), limits)
 
 
 def _key(document: object, source: DocumentSource, place: str) -> AccessKey:
@@ -116,12 +122,12 @@ def _key(document: object, source: DocumentSource, place: str) -> AccessKey:
     else:
         of_file = decode_document(document, _FileKeyDocument, place)
         key_id, secret = of_file.id, read_secret(of_file, source.context, place)
-    if not KEY_ID.fullmatch(key_id):  # not shown: perhaps it is the secret
-        raise InvalidOption(f"{place}: its id is to be 3 to 128 letters, digits, '_' or '-'.")
+    if not KEY_ID.fullmatch(key_id):  # not in the message: it may be the secret
+        raise InvalidOption(f"{place}: the id is invalid. Use 3 to 128 letters, digits, '_' or '-'.")
     if not _SECRET.fullmatch(secret):
         raise InvalidOption(
-            f"{place}, '{key_id}': its secret is to be 8 to 256 characters of ASCII without spaces; 40 at random are "
-            "good. A short one is found by trial, from one signed request."
+            f"{place}, '{key_id}': the secret is invalid. Use 8 to 256 ASCII characters without spaces, for example "
+            "40 random characters. An attacker who sees one signed request can find a short secret by trial."
         )
     return AccessKey(key_id, secret)
 
@@ -129,66 +135,66 @@ def _key(document: object, source: DocumentSource, place: str) -> AccessKey:
 def _bucket(document: object, source: DocumentSource, tenant: str, *, number: int) -> VirtualBucket:
     name = document.get("name") if isinstance(document, dict) else None
     place = f"{tenant}, bucket {repr(name[:80]) if isinstance(name, str) else number}"
-    read = decode_document(document, _BucketDocument, place)
-    if not _BUCKET_NAME.fullmatch(read.name):
+    fields = decode_document(document, _BucketDocument, place)
+    if not _BUCKET_NAME.fullmatch(fields.name):
         raise InvalidOption(
-            f"{place}: a bucket's name is to be 3 to 63 of a-z, 0-9, '.' and '-', with a letter or digit at either "
-            "end; no '..', and no IP address."
+            f"{place}: the name is invalid. Use 3 to 63 of a-z, 0-9, '.' and '-', a letter or digit at either end, "
+            "no '..', and no IP address."
         )
-    if has_time_suffix(read.name):
+    if has_time_suffix(fields.name):
         raise InvalidOption(
-            f"{place}: a name with such an end asks for another bucket as of a time. Give it another name."
+            f"{place}: the end of the name is a time, which selects another bucket as of a time. Use another name."
         )
-    return VirtualBucket(read.name, _table(read.table, source, place), _scope(read, place))
+    return VirtualBucket(fields.name, _table(fields.table, source, place), _scope(fields, place))
 
 
 def _table(text: str, source: DocumentSource, place: str) -> str:
     uri = canonical_uri(text, "table", place, source.context)
     if source.tables is not None and not any(uri == t or uri.startswith(f"{t}/") for t in source.tables):
         raise InvalidOption(
-            f"{place}: the table '{uri[:200]}' is not below one of tables of [control_plane]. Add its place."
+            f"{place}: the table '{uri[:200]}' is not below one of tables of [control_plane]. Add its location."
         )
     return uri
 
 
-def _scope(read: _BucketDocument, place: str) -> Scope:
-    if read.partitions == []:
-        raise InvalidOption(f"{place}: partitions is empty. Name some, or leave it out to show the whole table.")
-    as_of_ms, earliest_ms = _time_ms(read.as_of, "as_of", place), _time_ms(read.earliest, "earliest", place)
-    if as_of_ms is not None and (read.time_travel or earliest_ms is not None):
+def _scope(fields: _BucketDocument, place: str) -> Scope:
+    if fields.partitions == []:
+        raise InvalidOption(f"{place}: partitions is empty. Add one, or remove partitions to show the whole table.")
+    as_of_ms, earliest_ms = _time_ms(fields.as_of, "as_of", place), _time_ms(fields.earliest, "earliest", place)
+    if as_of_ms is not None and (fields.time_travel or earliest_ms is not None):
         raise InvalidOption(
-            f"{place}: with as_of it shows one time alone. Leave out time_travel and earliest, or as_of."
+            f"{place}: with as_of, the bucket shows only one time. Remove time_travel and earliest, or as_of."
         )
-    if read.time_travel is False and earliest_ms is not None:
-        raise InvalidOption(f"{place}: without time_travel no time is before earliest. Leave out one of them.")
+    if fields.time_travel is False and earliest_ms is not None:
+        raise InvalidOption(f"{place}: earliest has no effect without time_travel. Remove one of them.")
     return Scope(
-        partitions=tuple(_partition(p, place) for p in read.partitions or ()),
+        partitions=tuple(_partition(p, place) for p in fields.partitions or ()),
         as_of_ms=as_of_ms,
-        time_travel=as_of_ms is None and read.time_travel is not False,
+        time_travel=as_of_ms is None and fields.time_travel is not False,
         earliest_ms=earliest_ms,
     )
 
 
 def _partition(text: str, place: str) -> str:
-    """A partition, or several by their first columns, as the library spells its path."""
+    """Return a partition, or a prefix of several, as the library writes its path."""
     steps = text.removesuffix("/").split("/")
     names = [name for name, equals, _ in (s.partition("=") for s in steps) if name and equals]
     if has_unsafe_segment(steps) or len(names) != len(steps) or len(set(names)) != len(names):
         raise InvalidOption(
-            f"{place}: '{text[:200]}' is no partition. Write column=value, of several columns with a slash between "
-            "them, each column once: d=2026-11-21/u=42."
+            f"{place}: '{text[:200]}' is not a partition. Write column=value, with a slash between several columns, "
+            "each column once: d=2026-11-21/u=42."
         )
     return stored_path("/".join(steps))
 
 
 def _time_ms(value: object, name: str, place: str) -> int | None:
-    """Unix milliseconds, of a text, of a number of them or of what TOML takes for a time."""
+    """Return unix milliseconds of a text, a number of milliseconds, or a TOML time."""
     if value is None:
         return None
     try:
-        found = parse_as_of(str(value)[:200], table=place, name=name)
-    except OverflowError:  # of a zone that leaves the calendar
-        raise InvalidOption(f"{place}: {name} is no time that a calendar has. Write an earlier one.") from None
-    if found > SystemClock().now_ms() + _AHEAD_MS_MAX:
-        raise InvalidOption(f"{place}: {name} is in the future: nobody knows the table of then. Write an earlier time.")
-    return found
+        milliseconds = parse_as_of(str(value)[:200], table=place, name=name)
+    except OverflowError:  # the UTC offset moves it out of the calendar
+        raise InvalidOption(f"{place}: {name} is out of the range of times. Write an earlier time.") from None
+    if milliseconds > SystemClock().now_ms() + _AHEAD_MS_MAX:
+        raise InvalidOption(f"{place}: {name} is in the future. Write an earlier time.")
+    return milliseconds

@@ -1,7 +1,7 @@
-"""Who may see what: tenants, their keys, and the virtual buckets that they see.
+"""Tenants, their keys, and their virtual buckets.
 
-A virtual bucket is a name of one tenant alone: two tenants may both have an `events`, of different tables. It shows the
-live parts of one table, or those of some partitions, now or as of a time.
+The name of a virtual bucket belongs to one tenant: two tenants may have a bucket `events` with different tables. A
+bucket shows the live parts of one table, or those of some partitions, latest or as of a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["AccessKey", "TenantDirectory", "KeyOwner", "Scope", "Tenant", "Tenan
 
 @dataclass(frozen=True, slots=True)
 class AccessKey:
-    """A key pair that the proxy gave a tenant. It has nothing to do with those of the store behind."""
+    """A key pair of a tenant for the proxy. It is unrelated to the credentials of the store."""
 
     id: str
     secret: str = field(repr=False)
@@ -26,21 +26,21 @@ class AccessKey:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What of a table is shown. Equal scopes show the same."""
+    """The part of a table that a bucket shows."""
 
-    #: Each says partition columns and their values, as the path spells them (`u=42`, `d=2026-11-21/u=42`); a part is
-    #: shown when all values of one of them are its own. Without any, all parts are. A part whose path lacks such a
-    #: column, of an older partitioning, is not shown.
+    #: Partition columns with values, as paths write them (`u=42`, `d=2026-11-21/u=42`). A part is shown if it has all
+    #: values of one entry. Without entries, all parts are shown. A part of an older partitioning, whose path lacks such
+    #: a column, is not shown.
     partitions: tuple[str, ...] = ()
-    #: Unix milliseconds: always the snapshot of this time. None: the latest.
+    #: Time of the snapshot in unix milliseconds. None: the latest snapshot.
     as_of_ms: int | None = None
-    #: Whether the tenant may ask for a time, by a bucket's name such as `events@2026-11-21T00:00:00Z`.
+    #: Whether the tenant may request a time with a bucket name such as `events@2026-11-21T00:00:00Z`.
     time_travel: bool = True
-    #: Unix milliseconds: times before are not shown. None: all that the table can still tell.
+    #: The earliest time, in unix milliseconds, that the tenant may request. None: no limit.
     earliest_ms: int | None = None
 
     def shows(self, partition: str) -> bool:
-        """Whether the parts of a partition, by its path, are shown."""
+        """Return whether the bucket shows the parts of a partition, given by its path."""
         if not self.partitions:
             return True
         values = decode_partition(partition)
@@ -49,7 +49,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class VirtualBucket:
-    """A table, or a part of it, under a name."""
+    """A named view of a table, or of some of its partitions."""
 
     name: str
     #: The table's address: `s3://bucket/prefix` or a folder.
@@ -59,17 +59,17 @@ class VirtualBucket:
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """What one tenant may use of a proxy. None: no limit."""
+    """Limits of a tenant. None means no limit."""
 
-    #: Requests at a time, answers that are still being read among them; more are told SlowDown.
+    #: Concurrent requests, including responses that are still being sent. Further requests get SlowDown.
     requests: int | None = None
-    #: Bytes of objects per second, over all its requests; more wait.
+    #: Bytes of objects per second over all requests. Responses beyond it are delayed.
     bytes_per_second: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Somebody with keys, and what they see."""
+    """A tenant with its keys and buckets."""
 
     name: str
     keys: tuple[AccessKey, ...]
@@ -78,24 +78,24 @@ class Tenant:
     limits: TenantLimits = TenantLimits()
 
     def bucket(self, name: str) -> VirtualBucket:
-        """Raises S3Error: NoSuchBucket, whether others have a bucket of that name or nobody has."""
-        found = self.buckets.get(name)
-        if found is None:
+        """Return a bucket. Raises S3Error (NoSuchBucket), also if another tenant has a bucket of that name."""
+        bucket = self.buckets.get(name)
+        if bucket is None:
             raise S3Error("NoSuchBucket")
-        return found
+        return bucket
 
 
 @dataclass(frozen=True, slots=True)
 class KeyOwner:
-    """What a directory knows of an access key."""
+    """The owner of an access key, with the key."""
 
     tenant: Tenant
     key: AccessKey
 
 
 class TenantDirectory(Protocol):
-    """Where tenants are found by their keys."""
+    """A lookup of tenants by their access keys."""
 
     async def find(self, access_key_id: str) -> KeyOwner | None:
-        """The owner of a key, now; None: nobody. Raises S3Error (ServiceUnavailable) when that cannot be told."""
+        """Return the owner of a key, or None. Raises S3Error (ServiceUnavailable) if the lookup fails."""
         ...

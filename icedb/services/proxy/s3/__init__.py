@@ -1,1 +1,1 @@
-"""The S3 protocol, pure: requests, addresses, pages of listings, responses and errors. Begin with `request`."""
+"""The S3 protocol, without I/O: requests, addresses, pages of listings, responses, errors. Begin with `request`."""

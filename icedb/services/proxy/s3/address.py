@@ -1,8 +1,8 @@
-"""Which bucket and key a request is about, and as of when.
+"""The bucket, key and as-of time of a request.
 
-A bucket is named by the first step of the path, or by the host when that lies below a domain of the proxy. A time may
-follow its name: `events@2026-11-21T00:00:00Z`, or, where a name must be good for a host or for a client that checks it,
-`events--20261121t000000z` or `events--1795219200000` (unix milliseconds).
+The bucket is the first segment of the path, or the host if it is below a domain of the proxy. A time may follow the
+name of the bucket: `events@2026-11-21T00:00:00Z`. In hosts, and for clients that check names, the forms are
+`events--20261121t000000z` and `events--1795219200000` (unix milliseconds).
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _PLAIN_TIME = re.compile(r"(?P<name>.+)--(?P<time>\d{8}[tT]\d{6}[zZ]|\d{13})", r
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What a request is about. Without a bucket: the service itself; without a key: the bucket."""
+    """The target of a request: the service if there is no bucket, the bucket if there is no key."""
 
-    #: Without the time.
+    #: The bucket without the time.
     bucket: str = ""
     key: str = ""
-    #: Unix milliseconds, when the name of the bucket says a time.
+    #: The time after the bucket's name, in unix milliseconds.
     as_of_ms: int | None = None
     #: The bucket's name as the client wrote it.
     name: str = ""
 
 
 def has_time_suffix(name: str) -> bool:
-    """Whether a bucket's name would be taken for another's with a time."""
+    """Return whether the end of a name would be parsed as a time."""
     return "@" in name or _PLAIN_TIME.fullmatch(name) is not None
 
 
 def parse_address(request: S3Request, domains: Sequence[str]) -> Address:
-    """Raises S3Error: InvalidURI for what is no path, InvalidArgument for a time that is none, NoSuchBucket."""
+    """Parse the address of a request. Raises S3Error: InvalidURI, InvalidArgument (invalid time), NoSuchBucket."""
     if not request.path.startswith("/"):
         raise S3Error("InvalidURI")
     path = request.decoded_path[1:]
@@ -52,7 +52,7 @@ def parse_address(request: S3Request, domains: Sequence[str]) -> Address:
             raise S3Error("InvalidURI")
     name, as_of_ms = _split_time(bucket)
     if bucket and not name:
-        raise S3Error("NoSuchBucket")  # a time alone is not the service itself
+        raise S3Error("NoSuchBucket")  # a time without a bucket
     return Address(name, key, as_of_ms, bucket)
 
 
@@ -64,10 +64,10 @@ def _bucket_of_host(host: str, domains: Sequence[str]) -> str:
 def _split_time(bucket: str) -> tuple[str, int | None]:
     name, at, time = bucket.partition("@")
     if not at:
-        found = _PLAIN_TIME.fullmatch(bucket)
-        if found is None:
+        match = _PLAIN_TIME.fullmatch(bucket)
+        if match is None:
             return bucket, None
-        name, time = found["name"], found["time"].upper()
+        name, time = match["name"], match["time"].upper()
     try:
         return name, parse_as_of(time, table=name)
     except (InvalidOption, OverflowError):

@@ -1,7 +1,7 @@
-"""One page of a listing, as S3 defines it: pure, over keys in order.
+"""Pages of S3 listings over sorted keys.
 
-Keys are compared by code points, which is the order of their UTF-8, S3's own. A page ends where the next begins, so
-whoever follows the pages sees each key, or the common prefix that stands for it, once: no page repeats or skips.
+Keys are compared by code points, which is the order of their UTF-8 and of S3. Each page starts after the end of the
+previous one. So the pages have each key, or the common prefix that stands for it, exactly once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _LAST_CHARACTER = "\U0010ffff"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some keys, by their numbers, and the common prefixes that stand for others."""
+    """Keys, by their indexes, and common prefixes that stand for other keys."""
 
     numbers: Sequence[int]
     prefixes: Sequence[str]
-    #: The last key or common prefix of the page: what the next page comes after. Empty for an empty page.
+    #: The last key or common prefix, after which the next page starts. Empty for an empty page.
     last: str
     truncated: bool
 
@@ -29,9 +29,9 @@ class Page:
 def list_page(
     keys: Sequence[str], *, prefix: str = "", delimiter: str = "", after: str = "", size: int = 1_000
 ) -> Page:
-    """The page of at most `size` entries that comes after a key or common prefix.
+    """Return a page of at most `size` entries after a key or common prefix.
 
-    Keys that start with `prefix` and have the delimiter after it become one entry: what is up to the delimiter.
+    Keys that have the delimiter after `prefix` are grouped: their common prefix up to the delimiter is one entry.
     """
     if size <= 0:
         return Page((), (), "", truncated=False)
@@ -47,9 +47,9 @@ def list_page(
     last = ""
     while number < end:
         key = keys[number]
-        found = key.find(delimiter, len(prefix))
-        common = None if found < 0 else key[: found + len(delimiter)]
-        if common is not None and common == after:  # told on the page before
+        at = key.find(delimiter, len(prefix))
+        common = None if at < 0 else key[: at + len(delimiter)]
+        if common is not None and common == after:  # an entry of the previous page
             number = _end_of(keys, common)
             continue
         if len(numbers) + len(prefixes) == size:
@@ -64,8 +64,8 @@ def list_page(
 
 
 def _end_of(keys: Sequence[str], prefix: str) -> int:
-    """The number after that of the last key with a prefix."""
+    """Return the index after the last key with a prefix."""
     stem = prefix.rstrip(_LAST_CHARACTER)
     if not stem:
-        return len(keys)  # no text is beyond all of these
+        return len(keys)  # no text sorts after this prefix
     return bisect_left(keys, stem[:-1] + chr(ord(stem[-1]) + 1))

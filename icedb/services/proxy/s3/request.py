@@ -1,4 +1,4 @@
-"""A request as it came over the wire, before anything of it is believed."""
+"""An S3 request as it was received, before authentication."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from icedb.services.proxy.s3.s3_errors import S3Error
 
 __all__ = ["S3Request"]
 
-#: Clients send some twenty headers and a dozen parameters. Each that is more costs work before it is known who asks.
+#: Clients send some twenty headers and a dozen parameters. The limits bound the work before authentication.
 _HEADERS_MAX = 100
 _PARAMETERS_MAX = 100
 
 
 @dataclass(frozen=True)
 class S3Request:
-    """Method, address and headers, still encoded as they were sent."""
+    """Method, address and headers, encoded as they were sent."""
 
     method: str
-    #: Percent-encoded; from the first slash to before the question mark.
+    #: Percent-encoded, from the first slash to before the question mark.
     path: str
-    #: Percent-encoded; what follows the question mark, or nothing.
+    #: Percent-encoded text after the question mark, or an empty string.
     query: str
-    #: Names in lower case, in the order of the request; a name may come more than once.
+    #: Headers in the order of the request, with names in lower case, which may repeat.
     headers: tuple[tuple[str, str], ...]
 
     def check_size(self) -> None:
-        """Raises S3Error (RequestHeaderSectionTooLarge, InvalidArgument) when there is more than anybody needs."""
+        """Raise S3Error (RequestHeaderSectionTooLarge, InvalidArgument) if the head exceeds a limit."""
         head_bytes = len(self.path) + len(self.query) + sum(len(n) + len(v) for n, v in self.headers)
         if head_bytes > HEAD_BYTES_MAX or len(self.headers) > _HEADERS_MAX:
             raise S3Error("RequestHeaderSectionTooLarge")
@@ -37,7 +37,7 @@ class S3Request:
             raise S3Error("InvalidArgument", f"A request has at most {_PARAMETERS_MAX} parameters.")
 
     def header(self, name: str) -> str | None:
-        """The value of a header that may come once. Raises S3Error (InvalidRequest) when it came more often."""
+        """Return the value of a header, or None. Raises S3Error (InvalidRequest) if it repeats."""
         values = [v for n, v in self.headers if n == name]
         if len(values) > 1:
             raise S3Error("InvalidRequest", f"The header {name} came more than once.")
@@ -45,17 +45,17 @@ class S3Request:
 
     @cached_property
     def decoded_path(self) -> str:
-        """The path as text. Raises S3Error (InvalidURI) when it is no UTF-8."""
+        """The path as text. Raises S3Error (InvalidURI) if it is not UTF-8."""
         return _decoded(self.path)
 
     @cached_property
     def parameters(self) -> tuple[tuple[str, str], ...]:
-        """The query's names and values, decoded, in its order. Raises S3Error (InvalidURI) when they are no UTF-8."""
+        """The decoded names and values of the query, in order. Raises S3Error (InvalidURI) if they are not UTF-8."""
         pairs = (piece.partition("=") for piece in self.query.split("&") if piece)
         return tuple((_decoded(n.replace("+", " ")), _decoded(v.replace("+", " "))) for n, _, v in pairs)
 
     def parameter(self, name: str) -> str | None:
-        """The value of a parameter that may come once. Raises S3Error (InvalidArgument) when it came more often."""
+        """Return the value of a parameter, or None. Raises S3Error (InvalidArgument) if it repeats."""
         values = [v for n, v in self.parameters if n == name]
         if len(values) > 1:
             raise S3Error("InvalidArgument", f"The parameter {name} came more than once.")

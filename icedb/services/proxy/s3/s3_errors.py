@@ -1,7 +1,7 @@
-"""What a client is told when it gets nothing: S3's own error codes, and the XML around them.
+"""The error codes of S3, and the XML documents of error responses.
 
-An `S3Error` says nothing of what lies behind the proxy: no bucket, key, address or credential of the store, and no text
-of an error of ours. What happened in truth goes to the log.
+An `S3Error` reveals nothing behind the proxy: no bucket, key, address or credential of the store, and no message of
+another error. The actual error goes to the log.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from icedb.errors import IceDBError
 
 __all__ = ["S3Error", "error_document"]
 
-#: Code -> HTTP status and what a person reads, when nothing better is said. Source: "Error responses" of S3's API
-#: reference.
+#: Code -> HTTP status and default message. Source: "Error responses" of S3's API reference.
 _CODES = {
     "AccessDenied": (403, "Access Denied"),
     "AuthorizationHeaderMalformed": (400, "The authorization header that you provided is not valid."),
@@ -47,20 +46,20 @@ _CODES = {
 
 
 class S3Error(IceDBError):
-    """An answer of S3 that is an error. Not part of the public tree: only clients of the proxy meet it."""
+    """An error response of S3. Not part of the public error tree: only clients of the proxy get it."""
 
     def __init__(self, code: str, message: str = "", *, headers: tuple[tuple[str, str], ...] = ()) -> None:
-        status, usual = _CODES[code]
-        super().__init__(message or usual)
+        status, default = _CODES[code]
+        super().__init__(message or default)
         self.code = code
         self.status = status
-        self.message = message or usual
-        #: Further headers of the answer; what may go better later says when.
+        self.message = message or default
+        #: Further headers of the response, with Retry-After if a retry may succeed.
         self.headers = (*headers, ("Retry-After", "1")) if status == 503 else headers
 
 
 def error_document(error: S3Error, *, resource: str, request_id: str) -> bytes:
-    """The answer's body. `resource` is the path as the client asked for it."""
+    """Return the body of an error response. `resource` is the path of the request."""
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
         f"<Error><Code>{error.code}</Code><Message>{escape(error.message)}</Message>"
@@ -69,5 +68,5 @@ def error_document(error: S3Error, *, resource: str, request_id: str) -> bytes:
 
 
 def _printable(text: str) -> str:
-    """XML 1.0 cannot say control characters, not even escaped."""
+    """Replace control characters, which XML 1.0 does not allow even if they are escaped."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -15,14 +15,14 @@ import icedb.services.proxy.app
 from icedb import Table
 from icedb.errors import StoreUnavailable
 from icedb.format.timing import HOUR_MS, MINUTE_MS
-from icedb.services.proxy.catalog.table_catalog import KNOWN_SECONDS, TableCatalog
+from icedb.services.proxy.catalog.table_catalog import PART_STATE_SECONDS, TableCatalog
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.storage.obstore_store import ObjectStore
 from icedb.testing import Fault, create_table
 from tests.support.object_stores.stores import Place
 from tests.support.proxy.proxy_views import (
     REFRESH_MS,
-    asked,
+    fetch,
     is_there,
     page,
     refusal,
@@ -47,13 +47,13 @@ def test_a_look_that_fails_leaves_what_is_known_and_the_next_one_recovers() -> N
             (new,) = world.add("u=1")
             world.advance(REFRESH_MS + 1)
             world.store.inject(Fault.FAIL, kind=kind)  # type: ignore[arg-type]
-            answer = await asked(app, "/events")
+            answer = await fetch(app, "/events")
             assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "ServiceUnavailable", "1")
             assert says_nothing(answer)
             assert await is_there(tables, bucket, key)
             world.advance(REFRESH_MS + 1)
             assert new in await shown(tables, bucket)
-        world.advance(KNOWN_SECONDS * 1_000 + 1)
+        world.advance(PART_STATE_SECONDS * 1_000 + 1)
         world.store.inject(Fault.FAIL, kind="list")
         assert await refusal(tables, bucket, None, key) == "ServiceUnavailable"
         world.advance(REFRESH_MS + 1)
@@ -104,15 +104,15 @@ def test_a_damaged_log_is_an_error_until_it_is_repaired(first: str, caplog: pyte
         world.inner.create(junk, b"no log file")
         world.advance(REFRESH_MS + 1)
         for path in ("/events", f"/events/{key}"):
-            answer = await asked(app, path)
+            answer = await fetch(app, path)
             assert (answer.status, answer.code) == (500, "InternalError")
             assert says_nothing(answer)
             assert junk in caplog.text
-        assert (await asked(app, f"/events--{world.clock.now_ms()}/{key}", "HEAD")).status == 500
+        assert (await fetch(app, f"/events--{world.clock.now_ms()}/{key}", "HEAD")).status == 500
         world.inner.delete([junk])
         world.advance(REFRESH_MS + 1)
         assert (await page(app, list_type="2"))[0] == [key]
-        assert (await asked(app, f"/events/{key}")).body == b"0123456789"
+        assert (await fetch(app, f"/events/{key}")).body == b"0123456789"
 
     run(work())
 
@@ -124,7 +124,7 @@ def test_a_table_that_is_not_there_is_an_error_until_it_is(local: Place) -> None
         tables = TableCatalog(refresh_ms=0)
         app = make_app(tables, [bucket])
         for path in ("/events", "/events/u=1/x.parquet", "/events--1700000000000"):
-            answer = await asked(app, path)
+            answer = await fetch(app, path)
             assert (answer.status, answer.code) == (500, "InternalError")
             assert says_nothing(answer)
             assert local.uri.encode() not in answer.body
@@ -282,15 +282,15 @@ def test_a_part_that_cannot_be_read_is_an_answer_of_its_own(gone: bool) -> None:
 
     async def work() -> None:
         app = make_app(world.tables(), [world.bucket()])
-        assert (await asked(app, f"/events/{key}", "HEAD")).status == 200
+        assert (await fetch(app, f"/events/{key}", "HEAD")).status == 200
         if gone:
             world.inner.delete([world.table.handle.keys.data_prefix + key])
         else:
             world.store.inject(Fault.FAIL, kind="get", key=key)
-        answer = await asked(app, f"/events/{key}")
+        answer = await fetch(app, f"/events/{key}")
         assert (answer.status, answer.code) == ((404, "NoSuchKey") if gone else (503, "ServiceUnavailable"))
         assert says_nothing(answer)
         if not gone:
-            assert (await asked(app, f"/events/{key}")).body == b"0123456789"
+            assert (await fetch(app, f"/events/{key}")).body == b"0123456789"
 
     run(work())

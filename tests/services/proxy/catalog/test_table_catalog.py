@@ -15,7 +15,7 @@ import pytest
 from icedb.format.records import Marker
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.services.proxy.catalog.bucket_view import BucketView
-from icedb.services.proxy.catalog.table_catalog import AHEAD_MS_MAX, KNOWN_SECONDS
+from icedb.services.proxy.catalog.table_catalog import AHEAD_MS_MAX, PART_STATE_SECONDS
 from icedb.services.proxy.catalog.view_cache import ViewCache
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.services.proxy.s3.s3_errors import S3Error
@@ -117,7 +117,7 @@ def test_a_known_key_needs_no_look_for_a_while() -> None:
         tables = world.tables()
         assert await is_there(tables, bucket, key)
         for _ in range(10):
-            world.advance(KNOWN_SECONDS * 100)
+            world.advance(PART_STATE_SECONDS * 100)
             assert await is_there(tables, bucket, key)
         assert world.listings == 1
         world.advance(1)
@@ -527,19 +527,19 @@ def test_no_more_views_are_remembered_than_allowed() -> None:
 
     remembered = ViewCache[int](keys_max=100, entries_max=5)
     for n in range(10):
-        remembered.keep(n, view(n, 30), at=n)
+        remembered.put(n, view(n, 30), at=n)
     assert [remembered.get(n) is not None for n in range(10)] == [False] * 7 + [True] * 3
     assert remembered.get(8, since=8) is not None
     assert remembered.get(8, since=8.5) is None
     shared = remembered.get(9)
     assert shared is not None
     for n in range(20, 24):  # views that share their keys take little
-        remembered.keep(n, replace(shared, as_of_ms=n), at=n)
+        remembered.put(n, replace(shared, as_of_ms=n), at=n)
     assert len(remembered) == 5
-    remembered.keep(30, view(30, 1_000))  # larger than all: one view is always kept
+    remembered.put(30, view(30, 1_000))  # larger than all: one view is always kept
     assert (len(remembered), remembered.get(30) is not None) == (1, True)
     remembered.clear()
-    remembered.keep(31, view(31, 100))
+    remembered.put(31, view(31, 100))
     assert len(remembered) == 1
 
 

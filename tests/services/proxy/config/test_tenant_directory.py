@@ -24,8 +24,8 @@ import pytest
 from icedb.services.proxy.config.config_file import load_config
 from icedb.services.proxy.config.control_plane import (
     BODY_BYTES_MAX,
-    STRANGERS_AT_A_TIME,
-    STRANGERS_WAITING,
+    UNKNOWN_CONCURRENT,
+    UNKNOWN_WAITING,
     ControlPlane,
 )
 from icedb.services.proxy.config.settings import ControlPlaneSettings
@@ -128,7 +128,7 @@ def test_a_wrong_file_takes_nothing_away(
     assert directory.changed()
     assert not directory.reload()
     assert secret_of(directory, "OLDKEY") == SECRET
-    assert "the tenants stay as they were" in caplog.text
+    assert "the tenants are unchanged" in caplog.text
     assert str(file.path) in caplog.text
     assert not directory.changed(), "it would be read, and complained of, again and again"
     file.write(inline("NEWKEY"))
@@ -181,7 +181,9 @@ def test_settings_of_the_server_take_a_restart(file: TenantsFile, caplog: pytest
     for _ in range(2):  # what is running is still the first
         caplog.clear()
         assert directory.reload()
-        assert "changes of server.connections, server.region, storage_options take a restart" in caplog.text
+        assert (
+            "changes of server.connections, server.region, storage_options take effect after a restart" in caplog.text
+        )
     assert secret_of(directory, "NEWKEY") == SECRET
 
 
@@ -390,7 +392,7 @@ def test_an_answer_is_believed_for_a_time(service: Service) -> None:
         first = await control_plane.find("KEY1")
         clock.ms = 44_999
         assert await control_plane.find("KEY1") is first
-        assert not control_plane._asking
+        assert not control_plane._lookups
         clock.ms = 60_000
         service.answers(body=document("KEY1", name="renamed"))
         found = await control_plane.find("KEY1")
@@ -446,12 +448,12 @@ NO_ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
     "401": ({"status": 401}, "status 401"),
     "204": ({"status": 204}, "status 204"),
     "redirect": ({"status": 302, "Location": "/elsewhere"}, "status 302"),
-    "no JSON": ({"body": b"<html>"}, "no JSON"),
-    "no UTF-8": ({"body": b'{"name": "\xff"}'}, "no JSON"),
-    "depths": ({"body": b"[" * 900_000}, "no JSON"),
+    "no JSON": ({"body": b"<html>"}, "not JSON"),
+    "no UTF-8": ({"body": b'{"name": "\xff"}'}, "not JSON"),
+    "depths": ({"body": b"[" * 900_000}, "not JSON"),
     "no tenant": ({"body": []}, "Expected `object`"),
     "half a tenant": ({"body": {"name": "acme"}}, "missing required field `keys`"),
-    "another's key": ({"body": document("KEY2")}, "tenant 'tenant-KEY2', who does not have the key"),
+    "another's key": ({"body": document("KEY2")}, "tenant 'tenant-KEY2', which does not have the requested key"),
     "a table elsewhere": (
         {"body": document("KEY1", buckets=[{"name": "all", "table": "/etc"}])},
         "'/etc' is not below",
@@ -524,7 +526,7 @@ def test_a_slow_answer_is_none(service: Service, slow: str, caplog: pytest.LogCa
     else:
         service.pause_seconds = 0.02  # each in time, all together never
     assert run(service, lambda control_plane, _: unavailable(control_plane), timeout_ms=400)
-    assert "no answer within 400 ms" in caplog.text
+    assert "no response within 400 ms" in caplog.text
 
 
 def test_who_asks_at_the_same_time_shares_a_request(service: Service) -> None:
@@ -589,7 +591,7 @@ def test_when_all_go_away_the_answer_is_still_of_use(service: Service) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
             service.go_on.set()
-            await until(lambda: not control_plane._asking)
+            await until(lambda: not control_plane._lookups)
         assert await control_plane.find("KEY1") is not None
         assert len(service.asked) == 2
         gc.collect()  # a failure that nobody looked at complains when it is collected
@@ -639,14 +641,14 @@ def test_what_is_in_use_is_asked_for_again_before_its_time_is_over(service: Serv
             assert await control_plane.find("KEY1") is first, "nobody waits for it"
         await until(lambda: len(service.asked) == 2)
         service.go_on.set()
-        await until(lambda: not control_plane._asking)
+        await until(lambda: not control_plane._lookups)
         service.go_on.clear()
         for clock.ms in (60_000, 89_999):
             found = await control_plane.find("KEY1")
             assert found is not None
             assert found.tenant.name == "renamed"
         service.go_on.set()
-        await until(lambda: not control_plane._asking)
+        await until(lambda: not control_plane._lookups)
         assert len(service.asked) == 2
 
     run(service, work)
@@ -659,7 +661,7 @@ def test_what_could_not_be_asked_for_again_is_used_until_its_time_is_over(servic
         for clock.ms in (45_000, 45_001, 48_749, 59_999):
             for _ in range(3):
                 assert await control_plane.find("KEY1") is first
-                await until(lambda: not control_plane._asking)
+                await until(lambda: not control_plane._lookups)
         assert len(service.asked) == 3, "not with each use"
         clock.ms = 60_000
         assert await unavailable(control_plane)
@@ -673,7 +675,7 @@ def test_a_key_in_use_that_was_taken_away_is_refused_as_soon_as_that_is_known(se
         service.status = 404
         clock.ms = 45_000
         assert await control_plane.find("KEY1") is not None
-        await until(lambda: not control_plane._asking)
+        await until(lambda: not control_plane._lookups)
         assert await control_plane.find("KEY1") is None
         assert len(service.asked) == 2
 
@@ -683,24 +685,24 @@ def test_a_key_in_use_that_was_taken_away_is_refused_as_soon_as_that_is_known(se
 @pytest.mark.long
 def test_strangers_take_no_place_from_who_has_a_key(service: Service) -> None:
     """However many ask at the same time, for keys that take the control plane long."""
-    room = STRANGERS_AT_A_TIME + STRANGERS_WAITING
+    room = UNKNOWN_CONCURRENT + UNKNOWN_WAITING
 
     async def work(control_plane: ControlPlane, clock: Clock) -> None:
         await control_plane.find("KEY1")
         service.holds = "MADE-UP"
         service.go_on.clear()
         strangers = [asyncio.create_task(control_plane.find(f"MADE-UP-{n}")) for n in range(room)]
-        await until(lambda: len(service.asked) == 1 + STRANGERS_AT_A_TIME)
+        await until(lambda: len(service.asked) == 1 + UNKNOWN_CONCURRENT)
         for n in range(1_000):
             assert await unavailable(control_plane, f"MADE-UP-TOO-{n}"), "at once"
         assert not any(task.done() for task in strangers)
         clock.ms = 45_000
         await control_plane.find("KEY1")
-        await until(lambda: "KEY1" not in control_plane._asking)
-        assert len(service.asked) == 2 + STRANGERS_AT_A_TIME
+        await until(lambda: "KEY1" not in control_plane._lookups)
+        assert len(service.asked) == 2 + UNKNOWN_CONCURRENT
         clock.ms = 1_000_000  # and whoever comes back after a long time
         assert await control_plane.find("KEY1") is not None
-        assert len(service.asked) == 3 + STRANGERS_AT_A_TIME
+        assert len(service.asked) == 3 + UNKNOWN_CONCURRENT
         service.status = 404
         service.go_on.set()
         assert await asyncio.gather(*strangers) == [None] * room
