@@ -60,7 +60,7 @@ def run(instance: dg.DagsterInstance, report: Report) -> None:
     checks.statistics(lake.table(STATISTICS), expected)
 
     with report.step("merge", lambda: table):
-        maintain(instance, defs, "flights_merge_oldest", {"seconds_max": 600})  # a slow machine needs more than a minute
+        maintain(instance, defs, "flights_merge_oldest", {"seconds_max": 600})  # slow machines need more than a minute
     checks.merged(table, expected)
 
     before_drop_ms = table.snapshot().as_of_ms
