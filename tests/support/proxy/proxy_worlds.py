@@ -14,7 +14,8 @@ import io
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote, urlsplit
 
 from botocore.auth import S3SigV4Auth
@@ -43,6 +44,7 @@ DOMAIN = "s3.example.test"
 HOST = "127.0.0.1:8080"
 TIMEOUT_SECONDS = 60
 _Result = TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
 
 
 # ------------------------------------------------------------------------------------------ time
@@ -68,6 +70,16 @@ def run(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run a test's coroutine in a loop whose time stands still."""
     with asyncio.Runner(loop_factory=StillLoop) as runner:
         return runner.run(work)
+
+
+def in_still_loop(test: Callable[_Arguments, Coroutine[Any, Any, None]]) -> Callable[_Arguments, None]:
+    """Run an async test in a loop whose time stands still."""
+
+    @wraps(test)
+    def in_loop(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
+        run(test(*args, **kwargs))
+
+    return in_loop
 
 
 # ------------------------------------------------------------------------------------------ a table

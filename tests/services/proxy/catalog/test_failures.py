@@ -29,92 +29,83 @@ from tests.support.proxy.proxy_views import (
     says_nothing,
     shown,
 )
-from tests.support.proxy.proxy_worlds import World, heard, make_app, question, run, together
+from tests.support.proxy.proxy_worlds import World, heard, in_still_loop, make_app, question, together
 
 # ------------------------------------------------------------------------------------------ tables
 
 
-def test_a_look_that_fails_leaves_what_is_known_and_the_next_one_recovers() -> None:
+@in_still_loop
+async def test_a_look_that_fails_leaves_what_is_known_and_the_next_one_recovers() -> None:
     world = World()
     (key,) = world.add("u=1")
     bucket = world.bucket()
-
-    async def work() -> None:
-        tables = world.tables()
-        app = make_app(tables, [bucket])
-        assert await shown(tables, bucket) == [key]
-        for kind in ("list", "get"):
-            (new,) = world.add("u=1")
-            world.advance(REFRESH_MS + 1)
-            world.store.inject(Fault.FAIL, kind=kind)  # type: ignore[arg-type]
-            answer = await fetch(app, "/events")
-            assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "ServiceUnavailable", "1")
-            assert says_nothing(answer)
-            assert await is_there(tables, bucket, key)
-            world.advance(REFRESH_MS + 1)
-            assert new in await shown(tables, bucket)
-        world.advance(PART_STATE_SECONDS * 1_000 + 1)
-        world.store.inject(Fault.FAIL, kind="list")
-        assert await refusal(tables, bucket, None, key) == "ServiceUnavailable"
+    tables = world.tables()
+    app = make_app(tables, [bucket])
+    assert await shown(tables, bucket) == [key]
+    for kind in ("list", "get"):
+        (new,) = world.add("u=1")
         world.advance(REFRESH_MS + 1)
+        world.store.inject(Fault.FAIL, kind=kind)  # type: ignore[arg-type]
+        answer = await fetch(app, "/events")
+        assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "ServiceUnavailable", "1")
+        assert says_nothing(answer)
         assert await is_there(tables, bucket, key)
-
-    run(work())
+        world.advance(REFRESH_MS + 1)
+        assert new in await shown(tables, bucket)
+    world.advance(PART_STATE_SECONDS * 1_000 + 1)
+    world.store.inject(Fault.FAIL, kind="list")
+    assert await refusal(tables, bucket, None, key) == "ServiceUnavailable"
+    world.advance(REFRESH_MS + 1)
+    assert await is_there(tables, bucket, key)
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_those_who_wait_for_a_store_that_is_down_wait_together(known: bool) -> None:
+@in_still_loop
+async def test_those_who_wait_for_a_store_that_is_down_wait_together(known: bool) -> None:
     world = World()
     world.add("u=1")
     bucket = world.bucket()
-
-    async def work() -> None:
-        tables = world.tables()
-        if known:
-            await shown(tables, bucket)
-            world.advance(REFRESH_MS + 1)
-        world.store.requests.clear()
-        world.store.inject(Fault.FAIL, times=1_000)
-        codes = await together(50, lambda: refusal(tables, bucket))
-        assert codes == ["ServiceUnavailable"] * 50
-        assert len(world.store.requests) == 1
-        world.advance(REFRESH_MS)
-        assert await refusal(tables, bucket) == "ServiceUnavailable"
-        assert len(world.store.requests) == 1
-        world.advance(1)
-        assert await refusal(tables, bucket) == "ServiceUnavailable"
-        assert len(world.store.requests) == 2
-
-    run(work())
+    tables = world.tables()
+    if known:
+        await shown(tables, bucket)
+        world.advance(REFRESH_MS + 1)
+    world.store.requests.clear()
+    world.store.inject(Fault.FAIL, times=1_000)
+    codes = await together(50, lambda: refusal(tables, bucket))
+    assert codes == ["ServiceUnavailable"] * 50
+    assert len(world.store.requests) == 1
+    world.advance(REFRESH_MS)
+    assert await refusal(tables, bucket) == "ServiceUnavailable"
+    assert len(world.store.requests) == 1
+    world.advance(1)
+    assert await refusal(tables, bucket) == "ServiceUnavailable"
+    assert len(world.store.requests) == 2
 
 
 @pytest.mark.parametrize("first", ["known", "unknown"])
-def test_a_damaged_log_is_an_error_until_it_is_repaired(first: str, caplog: pytest.LogCaptureFixture) -> None:
+@in_still_loop
+async def test_a_damaged_log_is_an_error_until_it_is_repaired(first: str, caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     (key,) = world.add("u=1")
     bucket = world.bucket()
     junk = f"{world.table.handle.keys.log_prefix}{world.clock.now_ms() + 5:013d}_junk.jsonl"
-
-    async def work() -> None:
-        tables = world.tables()
-        app = make_app(tables, [bucket])
-        if first == "known":
-            assert await shown(tables, bucket) == [key]
-            assert await shown(tables, bucket, world.clock.now_ms()) == [key]
-        world.inner.create(junk, b"no log file")
-        world.advance(REFRESH_MS + 1)
-        for path in ("/events", f"/events/{key}"):
-            answer = await fetch(app, path)
-            assert (answer.status, answer.code) == (500, "InternalError")
-            assert says_nothing(answer)
-            assert junk in caplog.text
-        assert (await fetch(app, f"/events--{world.clock.now_ms()}/{key}", "HEAD")).status == 500
-        world.inner.delete([junk])
-        world.advance(REFRESH_MS + 1)
-        assert (await page(app, list_type="2"))[0] == [key]
-        assert (await fetch(app, f"/events/{key}")).body == b"0123456789"
-
-    run(work())
+    tables = world.tables()
+    app = make_app(tables, [bucket])
+    if first == "known":
+        assert await shown(tables, bucket) == [key]
+        assert await shown(tables, bucket, world.clock.now_ms()) == [key]
+    world.inner.create(junk, b"no log file")
+    world.advance(REFRESH_MS + 1)
+    for path in ("/events", f"/events/{key}"):
+        answer = await fetch(app, path)
+        assert (answer.status, answer.code) == (500, "InternalError")
+        assert says_nothing(answer)
+        assert junk in caplog.text
+    assert (await fetch(app, f"/events--{world.clock.now_ms()}/{key}", "HEAD")).status == 500
+    world.inner.delete([junk])
+    world.advance(REFRESH_MS + 1)
+    assert (await page(app, list_type="2"))[0] == [key]
+    assert (await fetch(app, f"/events/{key}")).body == b"0123456789"
 
 
 def test_a_table_that_is_not_there_is_an_error_until_it_is(local: Place) -> None:
@@ -136,42 +127,36 @@ def test_a_table_that_is_not_there_is_an_error_until_it_is(local: Place) -> None
     asyncio.run(work())
 
 
-def test_a_table_that_was_made_anew_at_its_address_is_told_within_a_minute() -> None:
+@in_still_loop
+async def test_a_table_that_was_made_anew_at_its_address_is_told_within_a_minute() -> None:
     world = World()
     old = world.add("u=1", "u=1", "u=2")
     world.replace(old[0])
     world.table.merge_log()
     bucket = world.bucket()
-
-    async def work() -> None:
-        world.advance(HOUR_MS)
-        tables = world.tables()
-        then_ms = world.clock.now_ms() - 1
-        assert await shown(tables, bucket) == await shown(tables, bucket, then_ms) == sorted(old[1:])
-        world.inner.delete(list(world.inner.objects))
-        world.table = create_table(world.inner, world.clock, partition_by=["u"])
-        new = sorted(world.add("u=1", "u=2"))
-        world.advance(MINUTE_MS + 1)
-        assert await shown(tables, bucket) == new
-        assert [k for k in (*old, *new) if await is_there(tables, bucket, k)] == new
-        assert await shown(tables, bucket, then_ms) == []
-
-    run(work())
+    world.advance(HOUR_MS)
+    tables = world.tables()
+    then_ms = world.clock.now_ms() - 1
+    assert await shown(tables, bucket) == await shown(tables, bucket, then_ms) == sorted(old[1:])
+    world.inner.delete(list(world.inner.objects))
+    world.table = create_table(world.inner, world.clock, partition_by=["u"])
+    new = sorted(world.add("u=1", "u=2"))
+    world.advance(MINUTE_MS + 1)
+    assert await shown(tables, bucket) == new
+    assert [k for k in (*old, *new) if await is_there(tables, bucket, k)] == new
+    assert await shown(tables, bucket, then_ms) == []
 
 
-def test_a_table_that_was_deleted_is_no_empty_one() -> None:
+@in_still_loop
+async def test_a_table_that_was_deleted_is_no_empty_one() -> None:
     world = World()
     world.add("u=1")
     world.table.merge_log()
-
-    async def work() -> None:
-        tables = world.tables()
-        await shown(tables, world.bucket())
-        world.inner.delete(list(world.inner.objects))
-        world.advance(MINUTE_MS + 1)
-        assert await refusal(tables, world.bucket()) == "InternalError"
-
-    run(work())
+    tables = world.tables()
+    await shown(tables, world.bucket())
+    world.inner.delete(list(world.inner.objects))
+    world.advance(MINUTE_MS + 1)
+    assert await refusal(tables, world.bucket()) == "InternalError"
 
 
 # ------------------------------------------------------------------------------------------ downloads
@@ -276,21 +261,18 @@ def test_a_store_that_fails_half_way_leaves_an_answer_that_nobody_takes_for_whol
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_a_part_that_cannot_be_read_is_an_answer_of_its_own(gone: bool) -> None:
+@in_still_loop
+async def test_a_part_that_cannot_be_read_is_an_answer_of_its_own(gone: bool) -> None:
     world = World()
     (key,) = world.add("u=1")
-
-    async def work() -> None:
-        app = make_app(world.tables(), [world.bucket()])
-        assert (await fetch(app, f"/events/{key}", "HEAD")).status == 200
-        if gone:
-            world.inner.delete([world.table.handle.keys.data_prefix + key])
-        else:
-            world.store.inject(Fault.FAIL, kind="get", key=key)
-        answer = await fetch(app, f"/events/{key}")
-        assert (answer.status, answer.code) == ((404, "NoSuchKey") if gone else (503, "ServiceUnavailable"))
-        assert says_nothing(answer)
-        if not gone:
-            assert (await fetch(app, f"/events/{key}")).body == b"0123456789"
-
-    run(work())
+    app = make_app(world.tables(), [world.bucket()])
+    assert (await fetch(app, f"/events/{key}", "HEAD")).status == 200
+    if gone:
+        world.inner.delete([world.table.handle.keys.data_prefix + key])
+    else:
+        world.store.inject(Fault.FAIL, kind="get", key=key)
+    answer = await fetch(app, f"/events/{key}")
+    assert (answer.status, answer.code) == ((404, "NoSuchKey") if gone else (503, "ServiceUnavailable"))
+    assert says_nothing(answer)
+    if not gone:
+        assert (await fetch(app, f"/events/{key}")).body == b"0123456789"

@@ -28,239 +28,209 @@ from tests.support.proxy.proxy_views import (
     refusal,
     shown,
 )
-from tests.support.proxy.proxy_worlds import World, make_app, run, together
+from tests.support.proxy.proxy_worlds import World, in_still_loop, make_app, run, together
 
 # ------------------------------------------------------------------------------------------ looks
 
 
-def test_the_latest_view_follows_what_is_committed() -> None:
+@in_still_loop
+async def test_the_latest_view_follows_what_is_committed() -> None:
     world = World()
     bucket = world.bucket()
-
-    async def work() -> None:
-        tables = world.tables()
+    tables = world.tables()
+    assert await shown(tables, bucket) == []
+    for n in range(2):
+        world.table.insert([{"u": 1, "n": n}])
         assert await shown(tables, bucket) == []
-        for n in range(2):
-            world.table.insert([{"u": 1, "n": n}])
-            assert await shown(tables, bucket) == []
-        world.advance(REFRESH_MS + 1)
-        two = await shown(tables, bucket)
-        assert len(two) == 2
-        world.table.merge()
-        assert await shown(tables, bucket) == two
-        world.advance(REFRESH_MS + 1)
-        (one,) = await shown(tables, bucket)
-        assert one not in two
-        found, store = await tables.find(bucket, None, one)
-        assert len(store.get(found.stored_key).body) == found.bytes
-        world.table.drop_partitions(["u=1"])
-        world.advance(REFRESH_MS + 1)
-        assert await shown(tables, bucket) == []
-
-    run(work())
+    world.advance(REFRESH_MS + 1)
+    two = await shown(tables, bucket)
+    assert len(two) == 2
+    world.table.merge()
+    assert await shown(tables, bucket) == two
+    world.advance(REFRESH_MS + 1)
+    (one,) = await shown(tables, bucket)
+    assert one not in two
+    found, store = await tables.find(bucket, None, one)
+    assert len(store.get(found.stored_key).body) == found.bytes
+    world.table.drop_partitions(["u=1"])
+    world.advance(REFRESH_MS + 1)
+    assert await shown(tables, bucket) == []
 
 
 @pytest.mark.parametrize("asked", ["views", "keys", "times"])
-def test_fifty_who_ask_at_once_share_one_look(asked: str) -> None:
+@in_still_loop
+async def test_fifty_who_ask_at_once_share_one_look(asked: str) -> None:
     world = World()
     (key,) = world.add("u=1")
     bucket = world.bucket()
+    tables = world.tables()
 
-    async def work() -> None:
-        tables = world.tables()
+    async def ask() -> object:
+        if asked == "keys":
+            return (await tables.find(bucket, None, key))[0].key
+        return await shown(tables, bucket, world.clock.now_ms() - 1 if asked == "times" else None)
 
-        async def ask() -> object:
-            if asked == "keys":
-                return (await tables.find(bucket, None, key))[0].key
-            return await shown(tables, bucket, world.clock.now_ms() - 1 if asked == "times" else None)
-
-        world.advance(10)
-        answers = await together(50, ask)
-        assert answers == [key if asked == "keys" else [key]] * 50
-        # A time that has only just begun takes a look of its own by the next who asks for it: two at most.
-        assert world.listings == 1
-        assert world.store.counts["get"] == 2  # the spec, and the log file
-
-    run(work())
+    world.advance(10)
+    answers = await together(50, ask)
+    assert answers == [key if asked == "keys" else [key]] * 50
+    # A time that has only just begun takes a look of its own by the next who asks for it: two at most.
+    assert world.listings == 1
+    assert world.store.counts["get"] == 2  # the spec, and the log file
 
 
-def test_a_quiet_table_costs_one_listing_per_interval_and_nothing_between() -> None:
+@in_still_loop
+async def test_a_quiet_table_costs_one_listing_per_interval_and_nothing_between() -> None:
     world = World()
     world.add("u=1", "u=2")
     world.table.merge_log()
     buckets = [world.bucket(), world.bucket("u=1"), world.bucket("u=2")]
-
-    async def work() -> None:
-        tables = world.tables()
-        await shown(tables, buckets[0])
-        for _ in range(20):
-            world.advance(REFRESH_MS + 1)
-            world.store.requests.clear()
-            for _ in range(3):
-                for bucket in buckets:
-                    assert await shown(tables, bucket)
-                world.advance(REFRESH_MS // 10)
-            assert [r.kind for r in world.store.requests] == ["list"]
+    tables = world.tables()
+    await shown(tables, buckets[0])
+    for _ in range(20):
+        world.advance(REFRESH_MS + 1)
         world.store.requests.clear()
-        world.advance(HOUR_MS)  # nobody asks: nobody looks
-        assert world.store.requests == []
+        for _ in range(3):
+            for bucket in buckets:
+                assert await shown(tables, bucket)
+            world.advance(REFRESH_MS // 10)
+        assert [r.kind for r in world.store.requests] == ["list"]
+    world.store.requests.clear()
+    world.advance(HOUR_MS)  # nobody asks: nobody looks
+    assert world.store.requests == []
 
-    run(work())
 
-
-def test_a_known_key_needs_no_look_for_a_while() -> None:
+@in_still_loop
+async def test_a_known_key_needs_no_look_for_a_while() -> None:
     world = World()
     (key,) = world.add("u=1")
     bucket = world.bucket()
-
-    async def work() -> None:
-        tables = world.tables()
+    tables = world.tables()
+    assert await is_there(tables, bucket, key)
+    for _ in range(10):
+        world.advance(PART_STATE_SECONDS * 100)
         assert await is_there(tables, bucket, key)
-        for _ in range(10):
-            world.advance(PART_STATE_SECONDS * 100)
-            assert await is_there(tables, bucket, key)
-        assert world.listings == 1
-        world.advance(1)
-        assert await is_there(tables, bucket, key)
-        assert world.listings == 2
-
-    run(work())
+    assert world.listings == 1
+    world.advance(1)
+    assert await is_there(tables, bucket, key)
+    assert world.listings == 2
 
 
-def test_guessed_keys_cost_one_listing_per_interval_however_many() -> None:
+@in_still_loop
+async def test_guessed_keys_cost_one_listing_per_interval_however_many() -> None:
     world = World()
     (key,) = world.add("u=1")
     bucket, other = world.bucket(), world.bucket("u=2")
-
-    async def work() -> None:
-        tables = world.tables()
-        await shown(tables, bucket)
-        for _ in range(5):
-            world.advance(REFRESH_MS + 1)
-            before = world.listings
-            for n in range(40):
-                assert not await is_there(tables, bucket, f"u=1/guess-{n}.parquet")
-            assert world.listings == before + 1
+    tables = world.tables()
+    await shown(tables, bucket)
+    for _ in range(5):
+        world.advance(REFRESH_MS + 1)
         before = world.listings
-        assert not await is_there(tables, other, key)  # there, but not for them
-        assert world.listings == before
+        for n in range(40):
+            assert not await is_there(tables, bucket, f"u=1/guess-{n}.parquet")
+        assert world.listings == before + 1
+    before = world.listings
+    assert not await is_there(tables, other, key)  # there, but not for them
+    assert world.listings == before
 
-    run(work())
 
-
-def test_a_new_key_is_found_by_the_next_look() -> None:
+@in_still_loop
+async def test_a_new_key_is_found_by_the_next_look() -> None:
     world = World()
     world.add("u=1")
     bucket = world.bucket()
-
-    async def work() -> None:
-        tables = world.tables()
-        await shown(tables, bucket)
-        (new,) = world.add("u=1")
-        world.advance(REFRESH_MS + 1)
-        assert await is_there(tables, bucket, new)
-
-    run(work())
+    tables = world.tables()
+    await shown(tables, bucket)
+    (new,) = world.add("u=1")
+    world.advance(REFRESH_MS + 1)
+    assert await is_there(tables, bucket, new)
 
 
 # ------------------------------------------------------------------------------------------ parts that were replaced
 
 
 @pytest.mark.parametrize("process", ["the same", "another"])
-def test_a_replaced_part_can_be_fetched_until_it_was_held_long_enough(process: str) -> None:
+@in_still_loop
+async def test_a_replaced_part_can_be_fetched_until_it_was_held_long_enough(process: str) -> None:
     world = World()
     old, other = world.add("u=1", "u=1")
     bucket = world.bucket()
-
-    async def work() -> None:
-        world.advance(HOUR_MS)
-        tables = world.tables()
-        assert await shown(tables, bucket) == sorted([old, other])
-        world.replace(old)
-        world.advance(REFRESH_MS + 1)
-        assert await shown(tables, bucket) == [other]
-        for passed_ms in (REFRESH_MS + 1, HOLD_MS):
-            world.advance(passed_ms - REFRESH_MS - 1)
-            asked = tables if process == "the same" else world.tables()
-            assert await is_there(asked, bucket, old)
-        world.advance(1)
-        assert not await is_there(asked, bucket, old)
-        assert not await is_there(world.tables(), bucket, old)
-        assert await is_there(asked, bucket, other)
-
-    run(work())
+    world.advance(HOUR_MS)
+    tables = world.tables()
+    assert await shown(tables, bucket) == sorted([old, other])
+    world.replace(old)
+    world.advance(REFRESH_MS + 1)
+    assert await shown(tables, bucket) == [other]
+    for passed_ms in (REFRESH_MS + 1, HOLD_MS):
+        world.advance(passed_ms - REFRESH_MS - 1)
+        asked = tables if process == "the same" else world.tables()
+        assert await is_there(asked, bucket, old)
+    world.advance(1)
+    assert not await is_there(asked, bucket, old)
+    assert not await is_there(world.tables(), bucket, old)
+    assert await is_there(asked, bucket, other)
 
 
-def test_a_part_is_held_as_long_when_the_log_file_that_says_so_is_merged() -> None:
+@in_still_loop
+async def test_a_part_is_held_as_long_when_the_log_file_that_says_so_is_merged() -> None:
     world = World()
     old, _ = world.add("u=1", "u=1")
     world.add("u=2")
     bucket = world.bucket()
     late_ms = world.table.handle.timing.late_publication_ms
-
-    async def work() -> None:
-        world.advance(HOUR_MS)
-        tables = world.tables()
-        assert await is_there(tables, bucket, old)
-        world.replace(old)
-        world.advance(MINUTE_MS)
-        world.add("u=3")
-        assert len(world.table.merge_log().merged_log_files) > 1
-        world.advance(HOLD_MS - MINUTE_MS)
-        assert await is_there(tables, bucket, old)
-        assert await is_there(world.tables(), bucket, old)
-        # Whoever has not seen the first of the two log files cannot know how early it came, but how late at most.
-        world.advance(late_ms + 1)
-        assert not await is_there(tables, bucket, old)
-        assert not await is_there(world.tables(), bucket, old)
-
-    run(work())
+    world.advance(HOUR_MS)
+    tables = world.tables()
+    assert await is_there(tables, bucket, old)
+    world.replace(old)
+    world.advance(MINUTE_MS)
+    world.add("u=3")
+    assert len(world.table.merge_log().merged_log_files) > 1
+    world.advance(HOLD_MS - MINUTE_MS)
+    assert await is_there(tables, bucket, old)
+    assert await is_there(world.tables(), bucket, old)
+    # Whoever has not seen the first of the two log files cannot know how early it came, but how late at most.
+    world.advance(late_ms + 1)
+    assert not await is_there(tables, bucket, old)
+    assert not await is_there(world.tables(), bucket, old)
 
 
-def test_a_part_is_held_from_when_a_late_commit_was_there() -> None:
+@in_still_loop
+async def test_a_part_is_held_from_when_a_late_commit_was_there() -> None:
     world = World()
     (old,) = world.add("u=1")
     bucket = world.bucket()
-
-    async def work() -> None:
-        tables = world.tables()
-        assert await is_there(tables, bucket, old)
-        said_ms = world.clock.now_ms() + MINUTE_MS
-        world.advance(6 * MINUTE_MS)  # the writer was asleep between its time and its put
-        key = world.table.handle.keys.data_prefix + old
-        world.write_log(said_ms, [Marker(key, 10, said_ms - MINUTE_MS, tombstoned_ms=said_ms)])
-        world.advance(HOLD_MS)
-        assert await shown(tables, bucket) == []
-        assert await is_there(tables, bucket, old)
-        world.advance(1)
-        assert not await is_there(tables, bucket, old)
-
-    run(work())
+    tables = world.tables()
+    assert await is_there(tables, bucket, old)
+    said_ms = world.clock.now_ms() + MINUTE_MS
+    world.advance(6 * MINUTE_MS)  # the writer was asleep between its time and its put
+    key = world.table.handle.keys.data_prefix + old
+    world.write_log(said_ms, [Marker(key, 10, said_ms - MINUTE_MS, tombstoned_ms=said_ms)])
+    world.advance(HOLD_MS)
+    assert await shown(tables, bucket) == []
+    assert await is_there(tables, bucket, old)
+    world.advance(1)
+    assert not await is_there(tables, bucket, old)
 
 
-def test_no_part_is_there_before_it_was_made_nor_in_the_view_of_another_time() -> None:
+@in_still_loop
+async def test_no_part_is_there_before_it_was_made_nor_in_the_view_of_another_time() -> None:
     world = World()
     (first,) = world.add("u=1")
     bucket = world.bucket()
-
-    async def work() -> None:
-        world.advance(MINUTE_MS)
-        before_ms = world.clock.now_ms()
-        world.advance(MINUTE_MS)
-        (second,) = world.add("u=1")
-        world.replace(first)
-        world.advance(MINUTE_MS)
-        tables = world.tables()
-        assert await is_there(tables, bucket, first, before_ms)
-        assert not await is_there(tables, bucket, second, before_ms)
-        # Held is what somebody may have listed as the latest; a time never shows what was gone then.
-        after_ms = world.clock.now_ms() - 1
-        assert await is_there(tables, bucket, first)
-        assert not await is_there(tables, bucket, first, after_ms)
-        with pytest.raises(S3Error, match="before the table's creation"):
-            await is_there(tables, bucket, first, before_ms - HOUR_MS)
-
-    run(work())
+    world.advance(MINUTE_MS)
+    before_ms = world.clock.now_ms()
+    world.advance(MINUTE_MS)
+    (second,) = world.add("u=1")
+    world.replace(first)
+    world.advance(MINUTE_MS)
+    tables = world.tables()
+    assert await is_there(tables, bucket, first, before_ms)
+    assert not await is_there(tables, bucket, second, before_ms)
+    # Held is what somebody may have listed as the latest; a time never shows what was gone then.
+    after_ms = world.clock.now_ms() - 1
+    assert await is_there(tables, bucket, first)
+    assert not await is_there(tables, bucket, first, after_ms)
+    with pytest.raises(S3Error, match="before the table's creation"):
+        await is_there(tables, bucket, first, before_ms - HOUR_MS)
 
 
 # ------------------------------------------------------------------------------------------ scopes
@@ -289,236 +259,209 @@ PATHS = [
         ([], PATHS),
     ],
 )
-def test_a_scope_shows_the_parts_of_its_values_and_no_others(partitions: list[str], expected: list[str]) -> None:
+@in_still_loop
+async def test_a_scope_shows_the_parts_of_its_values_and_no_others(partitions: list[str], expected: list[str]) -> None:
     world = World(partition_by=("d", "u"))
     keys = world.add(*PATHS)
     bucket = world.bucket(*partitions)
-
-    async def work() -> None:
-        tables = world.tables()
-        paths = [k.rpartition("/")[0] for k in await shown(tables, bucket)]
-        assert sorted(paths) == sorted(expected)
-        fetched = [k.rpartition("/")[0] for k in keys if await is_there(tables, bucket, k)]
-        assert sorted(fetched) == sorted(expected)
-        world.advance(1)
-        now_ms = world.clock.now_ms() - 1
-        assert [k.rpartition("/")[0] for k in await shown(tables, bucket, now_ms)] == paths
-        assert [k for k in keys if await is_there(tables, bucket, k, now_ms)] == [
-            k for k in keys if k.rpartition("/")[0] in expected
-        ]
-        world.replace(*keys)
-        world.advance(REFRESH_MS + 1)
-        held = [k.rpartition("/")[0] for k in keys if await is_there(tables, bucket, k)]
-        assert sorted(held) == sorted(expected)
-
-    run(work())
+    tables = world.tables()
+    paths = [k.rpartition("/")[0] for k in await shown(tables, bucket)]
+    assert sorted(paths) == sorted(expected)
+    fetched = [k.rpartition("/")[0] for k in keys if await is_there(tables, bucket, k)]
+    assert sorted(fetched) == sorted(expected)
+    world.advance(1)
+    now_ms = world.clock.now_ms() - 1
+    assert [k.rpartition("/")[0] for k in await shown(tables, bucket, now_ms)] == paths
+    assert [k for k in keys if await is_there(tables, bucket, k, now_ms)] == [
+        k for k in keys if k.rpartition("/")[0] in expected
+    ]
+    world.replace(*keys)
+    world.advance(REFRESH_MS + 1)
+    held = [k.rpartition("/")[0] for k in keys if await is_there(tables, bucket, k)]
+    assert sorted(held) == sorted(expected)
 
 
-def test_scopes_of_one_table_do_not_take_each_others_views() -> None:
+@in_still_loop
+async def test_scopes_of_one_table_do_not_take_each_others_views() -> None:
     world = World()
     world.add(*(f"u={n}" for n in range(8)))
-
-    async def work() -> None:
-        tables = world.tables()
-        buckets = [world.bucket(f"u={n}") for n in range(8)] + [world.bucket()]
-        for _ in range(2):
-            found = await asyncio.gather(*(shown(tables, b) for b in buckets))
-            assert [len(f) for f in found] == [1] * 8 + [8]
-            assert [f[0][:4] for f in found[:8]] == [f"u={n}/" for n in range(8)]
-        assert world.listings == 1
-
-    run(work())
+    tables = world.tables()
+    buckets = [world.bucket(f"u={n}") for n in range(8)] + [world.bucket()]
+    for _ in range(2):
+        found = await asyncio.gather(*(shown(tables, b) for b in buckets))
+        assert [len(f) for f in found] == [1] * 8 + [8]
+        assert [f[0][:4] for f in found[:8]] == [f"u={n}/" for n in range(8)]
+    assert world.listings == 1
 
 
 # ------------------------------------------------------------------------------------------ times
 
 
-def test_a_bucket_with_a_time_shows_that_time_and_no_other() -> None:
+@in_still_loop
+async def test_a_bucket_with_a_time_shows_that_time_and_no_other() -> None:
     world = World()
     (first,) = world.add("u=1")
-
-    async def work() -> None:
-        world.advance(MINUTE_MS)
-        at_ms = world.clock.now_ms()
-        bucket = world.bucket(as_of_ms=at_ms)
-        world.advance(MINUTE_MS)
-        (second,) = world.add("u=1")
-        world.replace(first)
-        world.advance(MINUTE_MS)
-        tables = world.tables()
-        for asked_ms in (None, at_ms):
-            assert await shown(tables, bucket, asked_ms) == [first]
-            assert await is_there(tables, bucket, first, asked_ms)
-            assert not await is_there(tables, bucket, second, asked_ms)
-        for other_ms in (at_ms - 1, at_ms + 1, world.clock.now_ms()):
-            assert await refusal(tables, bucket, other_ms) == "AccessDenied"
-            assert await refusal(tables, bucket, other_ms, second) == "AccessDenied"
-        app = make_app(tables, [bucket])
-        assert (await page(app, list_type="2"))[0] == [first]
-        assert await page(app, f"events--{at_ms + 1}", list_type="2") == ([], "AccessDenied")
-
-    run(work())
+    world.advance(MINUTE_MS)
+    at_ms = world.clock.now_ms()
+    bucket = world.bucket(as_of_ms=at_ms)
+    world.advance(MINUTE_MS)
+    (second,) = world.add("u=1")
+    world.replace(first)
+    world.advance(MINUTE_MS)
+    tables = world.tables()
+    for asked_ms in (None, at_ms):
+        assert await shown(tables, bucket, asked_ms) == [first]
+        assert await is_there(tables, bucket, first, asked_ms)
+        assert not await is_there(tables, bucket, second, asked_ms)
+    for other_ms in (at_ms - 1, at_ms + 1, world.clock.now_ms()):
+        assert await refusal(tables, bucket, other_ms) == "AccessDenied"
+        assert await refusal(tables, bucket, other_ms, second) == "AccessDenied"
+    app = make_app(tables, [bucket])
+    assert (await page(app, list_type="2"))[0] == [first]
+    assert await page(app, f"events--{at_ms + 1}", list_type="2") == ([], "AccessDenied")
 
 
-def test_who_may_not_travel_sees_the_latest_and_who_may_only_as_far_as_allowed() -> None:
+@in_still_loop
+async def test_who_may_not_travel_sees_the_latest_and_who_may_only_as_far_as_allowed() -> None:
     world = World()
     (first,) = world.add("u=1")
     start_ms = world.clock.now_ms()
-
-    async def work() -> None:
-        world.advance(HOUR_MS)
-        tables = world.tables()
-        for at_ms in (0, start_ms, world.clock.now_ms() - 1):
-            assert await refusal(tables, world.bucket(time_travel=False), at_ms) == "AccessDenied"
-        assert await shown(tables, world.bucket(time_travel=False)) == [first]
-        since = world.bucket(earliest_ms=start_ms + MINUTE_MS)
-        assert await refusal(tables, since, start_ms + MINUTE_MS - 1) == "AccessDenied"
-        assert await refusal(tables, since, start_ms, first) == "AccessDenied"
-        assert await shown(tables, since, start_ms + MINUTE_MS) == [first]
-        assert await shown(tables, since) == [first]
-
-    run(work())
+    world.advance(HOUR_MS)
+    tables = world.tables()
+    for at_ms in (0, start_ms, world.clock.now_ms() - 1):
+        assert await refusal(tables, world.bucket(time_travel=False), at_ms) == "AccessDenied"
+    assert await shown(tables, world.bucket(time_travel=False)) == [first]
+    since = world.bucket(earliest_ms=start_ms + MINUTE_MS)
+    assert await refusal(tables, since, start_ms + MINUTE_MS - 1) == "AccessDenied"
+    assert await refusal(tables, since, start_ms, first) == "AccessDenied"
+    assert await shown(tables, since, start_ms + MINUTE_MS) == [first]
+    assert await shown(tables, since) == [first]
 
 
-def test_a_time_gives_one_view_whatever_happens_later() -> None:
+@in_still_loop
+async def test_a_time_gives_one_view_whatever_happens_later() -> None:
     world = World()
     keys = sorted(world.add("u=1", "u=2", "u=3"))
     bucket = world.bucket()
-
-    async def work() -> None:
+    world.advance(MINUTE_MS)
+    at_ms = world.clock.now_ms() - 1
+    tables = world.tables()
+    assert await shown(tables, bucket, at_ms) == keys
+    for n in range(3):
         world.advance(MINUTE_MS)
-        at_ms = world.clock.now_ms() - 1
-        tables = world.tables()
+        world.add("u=1")
+        world.replace(keys[n])
+        world.table.merge_log()
         assert await shown(tables, bucket, at_ms) == keys
-        for n in range(3):
-            world.advance(MINUTE_MS)
-            world.add("u=1")
-            world.replace(keys[n])
-            world.table.merge_log()
-            assert await shown(tables, bucket, at_ms) == keys
-            assert await shown(world.tables(), bucket, at_ms) == keys
-            assert await is_there(world.tables(), bucket, keys[n], at_ms)
-        # Of what was committed at that time and could not be seen, the proxy that told the view says nothing new.
-        world.write_log(at_ms - 1, [Marker(world.table.handle.keys.part("u=2", "late"), 10, at_ms - 1)])
-        world.advance(REFRESH_MS + 1)
-        assert await shown(tables, bucket, at_ms) == keys
-
-    run(work())
+        assert await shown(world.tables(), bucket, at_ms) == keys
+        assert await is_there(world.tables(), bucket, keys[n], at_ms)
+    # Of what was committed at that time and could not be seen, the proxy that told the view says nothing new.
+    world.write_log(at_ms - 1, [Marker(world.table.handle.keys.part("u=2", "late"), 10, at_ms - 1)])
+    world.advance(REFRESH_MS + 1)
+    assert await shown(tables, bucket, at_ms) == keys
 
 
-def test_all_who_ask_for_a_time_while_the_table_changes_get_one_view() -> None:
+@in_still_loop
+async def test_all_who_ask_for_a_time_while_the_table_changes_get_one_view() -> None:
     world = World()
     world.add("u=1")
     bucket = world.bucket()
+    tables = world.tables()
+    await shown(tables, bucket)
+    world.advance(1)
+    at_ms = world.clock.now_ms() + 30_000  # of clients whose clocks are ahead: each asks for a look of its own
+    loop = asyncio.get_running_loop()
+    asking: list[asyncio.Task[list[str]]] = []
 
-    async def work() -> None:
-        tables = world.tables()
-        await shown(tables, bucket)
-        world.advance(1)
-        at_ms = world.clock.now_ms() + 30_000  # of clients whose clocks are ahead: each asks for a look of its own
-        loop = asyncio.get_running_loop()
-        asking: list[asyncio.Task[list[str]]] = []
+    def ask() -> None:
+        asking.append(asyncio.ensure_future(shown(tables, bucket, at_ms)))
 
-        def ask() -> None:
-            asking.append(asyncio.ensure_future(shown(tables, bucket, at_ms)))
+    def meanwhile(request: Request) -> None:
+        """After each listing: a moment passes, there is one more part, and one more who asks."""
+        if request.kind == "list" and len(asking) < 10:
+            loop.advance(1)  # type: ignore[attr-defined]
+            world.add("u=2")
+            loop.call_soon_threadsafe(ask)
 
-        def meanwhile(request: Request) -> None:
-            """After each listing: a moment passes, there is one more part, and one more who asks."""
-            if request.kind == "list" and len(asking) < 10:
-                loop.advance(1)  # type: ignore[attr-defined]
-                world.add("u=2")
-                loop.call_soon_threadsafe(ask)
-
-        world.store.after = meanwhile
-        ask()
-        while not all(a.done() for a in asking):
-            await asyncio.wait(asking)
-        found = [a.result() for a in asking]
-        assert len(found) > 1
-        assert all(f == found[0] for f in found)
-        assert await shown(tables, bucket, at_ms) == found[0]
-
-    run(work())
+    world.store.after = meanwhile
+    ask()
+    while not all(a.done() for a in asking):
+        await asyncio.wait(asking)
+    found = [a.result() for a in asking]
+    assert len(found) > 1
+    assert all(f == found[0] for f in found)
+    assert await shown(tables, bucket, at_ms) == found[0]
 
 
-def test_what_cleanup_forgot_is_no_bucket_any_more_unless_it_is_pinned() -> None:
+@in_still_loop
+async def test_what_cleanup_forgot_is_no_bucket_any_more_unless_it_is_pinned() -> None:
     world = World()
     keys = sorted(world.add("u=1", "u=2"))
     bucket = world.bucket()
-
-    async def work() -> None:
-        world.advance(MINUTE_MS)
-        pinned_ms = world.clock.now_ms() - 1
-        world.table.pin("release", pinned_ms)
-        world.advance(MINUTE_MS)
-        (another,) = world.add("u=3")
-        world.advance(MINUTE_MS)
-        at_ms = world.clock.now_ms() - 1
-        tables = world.tables()
-        assert await shown(tables, bucket, pinned_ms) == keys
-        assert await shown(tables, bucket, at_ms) == [*keys, another]
-        world.advance(MINUTE_MS)
-        world.replace(keys[0], another)
-        world.advance(3 * HOUR_MS)
-        world.table.cleanup()
-        world.advance(REFRESH_MS + 1)
-        for asked in (tables, world.tables()):
-            assert await refusal(asked, bucket, at_ms) == "NoSuchBucket"
-            assert await refusal(asked, bucket, at_ms, keys[1]) == "NoSuchBucket"
-            assert await shown(asked, bucket, pinned_ms) == keys
-            found, store = await asked.find(bucket, pinned_ms, keys[0])
-            assert len(store.get(found.stored_key).body) == found.bytes
-            assert await shown(asked, bucket) == [keys[1]]
-        world.table.unpin("release")
-        world.advance(3 * HOUR_MS)
-        world.table.cleanup()
-        world.advance(REFRESH_MS + 1)
-        assert await refusal(tables, bucket, pinned_ms) == "NoSuchBucket"
-
-    run(work())
+    world.advance(MINUTE_MS)
+    pinned_ms = world.clock.now_ms() - 1
+    world.table.pin("release", pinned_ms)
+    world.advance(MINUTE_MS)
+    (another,) = world.add("u=3")
+    world.advance(MINUTE_MS)
+    at_ms = world.clock.now_ms() - 1
+    tables = world.tables()
+    assert await shown(tables, bucket, pinned_ms) == keys
+    assert await shown(tables, bucket, at_ms) == [*keys, another]
+    world.advance(MINUTE_MS)
+    world.replace(keys[0], another)
+    world.advance(3 * HOUR_MS)
+    world.table.cleanup()
+    world.advance(REFRESH_MS + 1)
+    for asked in (tables, world.tables()):
+        assert await refusal(asked, bucket, at_ms) == "NoSuchBucket"
+        assert await refusal(asked, bucket, at_ms, keys[1]) == "NoSuchBucket"
+        assert await shown(asked, bucket, pinned_ms) == keys
+        found, store = await asked.find(bucket, pinned_ms, keys[0])
+        assert len(store.get(found.stored_key).body) == found.bytes
+        assert await shown(asked, bucket) == [keys[1]]
+    world.table.unpin("release")
+    world.advance(3 * HOUR_MS)
+    world.table.cleanup()
+    world.advance(REFRESH_MS + 1)
+    assert await refusal(tables, bucket, pinned_ms) == "NoSuchBucket"
 
 
-def test_a_client_may_ask_for_its_own_now_and_for_no_future() -> None:
+@in_still_loop
+async def test_a_client_may_ask_for_its_own_now_and_for_no_future() -> None:
     world = World()
     keys = world.add("u=1")
     bucket = world.bucket()
-
-    async def work() -> None:
-        tables = world.tables()
-        world.advance(MINUTE_MS)
-        await shown(tables, bucket)
-        keys.extend(world.add("u=2"))  # not seen by a look yet
-        world.advance(1)
-        assert await shown(tables, bucket, world.clock.now_ms()) == sorted(keys)
-        for ahead_ms in (1, AHEAD_MS_MAX):
-            assert await shown(tables, bucket, world.clock.now_ms() + ahead_ms) == sorted(keys)
-        for ahead_ms in (AHEAD_MS_MAX + 1, 365 * 24 * HOUR_MS):
-            assert await refusal(tables, bucket, world.clock.now_ms() + ahead_ms) == "InvalidArgument"
-
-    run(work())
+    tables = world.tables()
+    world.advance(MINUTE_MS)
+    await shown(tables, bucket)
+    keys.extend(world.add("u=2"))  # not seen by a look yet
+    world.advance(1)
+    assert await shown(tables, bucket, world.clock.now_ms()) == sorted(keys)
+    for ahead_ms in (1, AHEAD_MS_MAX):
+        assert await shown(tables, bucket, world.clock.now_ms() + ahead_ms) == sorted(keys)
+    for ahead_ms in (AHEAD_MS_MAX + 1, 365 * 24 * HOUR_MS):
+        assert await refusal(tables, bucket, world.clock.now_ms() + ahead_ms) == "InvalidArgument"
 
 
 # ------------------------------------------------------------------------------------------ bounds
 
 
-def test_no_more_tables_are_held_than_allowed() -> None:
+@in_still_loop
+async def test_no_more_tables_are_held_than_allowed() -> None:
     world = World()
     world.add("u=1")
-
-    async def work() -> None:
-        tables = world.tables(tables_open=3)
-        buckets = [VirtualBucket("events", f"table-{n}") for n in range(5)]
-        for bucket in buckets:
-            await shown(tables, bucket)
-        assert (tables.open_count, world.listings) == (3, 5)
-        for bucket in buckets[2:]:
-            await shown(tables, bucket)
-        assert world.listings == 5
-        await shown(tables, buckets[0])  # was let go, and takes the place of the one that nobody asked for longest
-        await shown(tables, buckets[3])
-        assert (tables.open_count, world.listings) == (3, 6)
-
-    run(work())
+    tables = world.tables(tables_open=3)
+    buckets = [VirtualBucket("events", f"table-{n}") for n in range(5)]
+    for bucket in buckets:
+        await shown(tables, bucket)
+    assert (tables.open_count, world.listings) == (3, 5)
+    for bucket in buckets[2:]:
+        await shown(tables, bucket)
+    assert world.listings == 5
+    await shown(tables, buckets[0])  # was let go, and takes the place of the one that nobody asked for longest
+    await shown(tables, buckets[3])
+    assert (tables.open_count, world.listings) == (3, 6)
 
 
 def test_no_more_views_are_remembered_than_allowed() -> None:
@@ -543,27 +486,25 @@ def test_no_more_views_are_remembered_than_allowed() -> None:
     assert len(remembered) == 1
 
 
-def test_a_session_keeps_its_view_whatever_others_ask_for() -> None:
+@in_still_loop
+async def test_a_session_keeps_its_view_whatever_others_ask_for() -> None:
     """A commit with an earlier time comes late; the view of the session's time is told as it was."""
     world = World()
     (old,) = world.add("u=1")
     bucket = world.bucket()
-
-    async def work() -> None:
-        tables = world.tables()
-        world.advance(MINUTE_MS)
-        at_ms = world.clock.now_ms()
-        assert await shown(tables, bucket, at_ms) == [old]
-        world.write_log(at_ms - 1, [Marker(world.table.handle.keys.part("u=1", "late"), 10, at_ms - 1, rows=1)])
-        world.advance(REFRESH_MS + 1)
-        for n in range(100):
-            assert len(await shown(tables, bucket, at_ms + n + 1)) == 2
-        assert await shown(tables, bucket, at_ms) == [old]
-
-    run(work())
+    tables = world.tables()
+    world.advance(MINUTE_MS)
+    at_ms = world.clock.now_ms()
+    assert await shown(tables, bucket, at_ms) == [old]
+    world.write_log(at_ms - 1, [Marker(world.table.handle.keys.part("u=1", "late"), 10, at_ms - 1, rows=1)])
+    world.advance(REFRESH_MS + 1)
+    for n in range(100):
+        assert len(await shown(tables, bucket, at_ms + n + 1)) == 2
+    assert await shown(tables, bucket, at_ms) == [old]
 
 
-def test_a_time_that_is_gone_costs_one_look_however_often_it_is_asked_for() -> None:
+@in_still_loop
+async def test_a_time_that_is_gone_costs_one_look_however_often_it_is_asked_for() -> None:
     world = World()
     (old,) = world.add("u=1")
     bucket = world.bucket()
@@ -572,33 +513,26 @@ def test_a_time_that_is_gone_costs_one_look_however_often_it_is_asked_for() -> N
     world.clock.advance(3 * HOUR_MS)
     world.table.cleanup()
     world.clock.advance(MINUTE_MS)
-
-    async def work() -> None:
-        tables = world.tables()
-        await shown(tables, bucket)
-        before = world.listings
-        for _ in range(20):
-            assert await together(10, lambda: refusal(tables, bucket, at_ms, "k")) == ["NoSuchBucket"] * 10
-        assert world.listings - before <= 2
-
-    run(work())
+    tables = world.tables()
+    await shown(tables, bucket)
+    before = world.listings
+    for _ in range(20):
+        assert await together(10, lambda: refusal(tables, bucket, at_ms, "k")) == ["NoSuchBucket"] * 10
+    assert world.listings - before <= 2
 
 
-def test_what_was_known_before_the_machine_slept_is_looked_at_anew() -> None:
+@in_still_loop
+async def test_what_was_known_before_the_machine_slept_is_looked_at_anew() -> None:
     """The loop's clock stands while a machine sleeps."""
     world = World()
     (old,) = world.add("u=1")
     bucket = world.bucket()
-
-    async def work() -> None:
-        tables = world.tables()
-        (listed,) = await shown(tables, bucket)
-        world.replace(old)
-        world.clock.advance(60 * MINUTE_MS)
-        assert not await is_there(tables, bucket, listed)
-        assert await shown(tables, bucket) != [listed]
-
-    run(work())
+    tables = world.tables()
+    (listed,) = await shown(tables, bucket)
+    world.replace(old)
+    world.clock.advance(60 * MINUTE_MS)
+    assert not await is_there(tables, bucket, listed)
+    assert await shown(tables, bucket) != [listed]
 
 
 def test_many_scopes_of_one_table_are_each_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -630,27 +564,24 @@ def fill_with(world: World, parts: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("parts", [10_000, pytest.param(100_000, marks=pytest.mark.slow(seconds=20))])
-def test_the_parts_of_a_large_table_are_listed_each_once(parts: int) -> None:
+@in_still_loop
+async def test_the_parts_of_a_large_table_are_listed_each_once(parts: int) -> None:
     world = World()
     fill_with(world, parts)
     bucket = world.bucket()
-
-    async def work() -> None:
-        app = make_app(world.tables(), [bucket])
-        found, token = await page(app, list_type="2")
-        pages = 1
-        while token:
-            if pages == parts // 2_000:
-                world.replace(found[0])
-                world.add("u=7")
-            world.advance(REFRESH_MS + 1)
-            keys, token = await page(app, list_type="2", continuation_token=token)
-            found += keys
-            pages += 1
-        assert pages == parts // 1_000
-        assert found == sorted(f"u={k % 100}/{k:08d}.parquet" for k in range(parts))
-
-    run(work())
+    app = make_app(world.tables(), [bucket])
+    found, token = await page(app, list_type="2")
+    pages = 1
+    while token:
+        if pages == parts // 2_000:
+            world.replace(found[0])
+            world.add("u=7")
+        world.advance(REFRESH_MS + 1)
+        keys, token = await page(app, list_type="2", continuation_token=token)
+        found += keys
+        pages += 1
+    assert pages == parts // 1_000
+    assert found == sorted(f"u={k % 100}/{k:08d}.parquet" for k in range(parts))
 
 
 @pytest.mark.long

@@ -317,11 +317,11 @@ WRONG = {
     ),
     "half a pair of the store": (
         f'{TENANT}[storage_options]\nAWS_SECRET_ACCESS_KEY = "{SECRET}"',
-        ["[storage_options]", "come together or not at all"],
+        ["[storage_options]", "or neither of them"],
     ),
     "endpoint with a password": (
         f'{TENANT}[storage_options]\nAWS_ENDPOINT_URL = "http://me:{SECRET}@127.0.0.1"',
-        ["[storage_options]", "hold no credentials"],
+        ["[storage_options]", "contain no credentials"],
     ),
     "fsync": (f'{TENANT}[storage_options]\nfsync = "perhaps"', ["[storage_options]", "'true' or 'false'"]),
     "control plane of a file": (control_plane(url='"file:///etc"'), ["[control_plane]", "http:// or https://"]),

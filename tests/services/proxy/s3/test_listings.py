@@ -20,176 +20,149 @@ from tests.support.proxy.proxy_views import (
     page,
     rest_of,
 )
-from tests.support.proxy.proxy_worlds import World, make_app, run
+from tests.support.proxy.proxy_worlds import World, in_still_loop, make_app
 
 
 @pytest.mark.parametrize("process", ["the same", "another"])
-def test_a_continuation_stays_on_its_snapshot(process: str) -> None:
+@in_still_loop
+async def test_a_continuation_stays_on_its_snapshot(process: str) -> None:
     world = World()
     keys = sorted(world.add("u=1", "u=2") + world.add("u=1", "u=2") + world.add("u=1"))
     bucket = world.bucket()
-
-    async def work() -> None:
-        app = make_app(world.tables(), [bucket])
-        first, token = await page(app, list_type="2", max_keys="2")
-        again = app if process == "the same" else make_app(world.tables(), [bucket])
-        world.advance(MINUTE_MS)
-        world.add("u=1", "u=2", "u=0", "u=3")
-        world.replace(keys[0], keys[3], keys[4])
-        world.table.drop_partitions(["u=2"])
-        world.table.merge_log()
-        world.advance(MINUTE_MS)
-        assert first + await rest_of(again, token) == keys
-        now, token = await page(again, list_type="2", max_keys="2")
-        assert not set(now + await rest_of(again, token)) & {keys[0], keys[3], keys[4]}
-
-    run(work())
+    app = make_app(world.tables(), [bucket])
+    first, token = await page(app, list_type="2", max_keys="2")
+    again = app if process == "the same" else make_app(world.tables(), [bucket])
+    world.advance(MINUTE_MS)
+    world.add("u=1", "u=2", "u=0", "u=3")
+    world.replace(keys[0], keys[3], keys[4])
+    world.table.drop_partitions(["u=2"])
+    world.table.merge_log()
+    world.advance(MINUTE_MS)
+    assert first + await rest_of(again, token) == keys
+    now, token = await page(again, list_type="2", max_keys="2")
+    assert not set(now + await rest_of(again, token)) & {keys[0], keys[3], keys[4]}
 
 
-def test_a_continuation_outlives_cleanup_where_its_view_is_known_and_fails_elsewhere() -> None:
+@in_still_loop
+async def test_a_continuation_outlives_cleanup_where_its_view_is_known_and_fails_elsewhere() -> None:
     world = World()
     keys = sorted(world.add("u=1", "u=2", "u=3", "u=4"))
     bucket = world.bucket()
-
-    async def work() -> None:
-        app, another = make_app(world.tables(), [bucket]), make_app(world.tables(), [bucket])
-        first, token = await page(app, list_type="2", max_keys="2")
-        world.advance(MINUTE_MS)
-        world.replace(keys[2])
-        world.advance(MINUTE_MS)
-        world.table.cleanup(grace_ms=0, allow_short_grace=True)
-        asked = {"list_type": "2", "max_keys": "2", "continuation_token": token}
-        assert await page(another, **asked) == ([], "InvalidArgument")
-        assert first + (await page(app, **asked))[0] == keys
-
-    run(work())
+    app, another = make_app(world.tables(), [bucket]), make_app(world.tables(), [bucket])
+    first, token = await page(app, list_type="2", max_keys="2")
+    world.advance(MINUTE_MS)
+    world.replace(keys[2])
+    world.advance(MINUTE_MS)
+    world.table.cleanup(grace_ms=0, allow_short_grace=True)
+    asked = {"list_type": "2", "max_keys": "2", "continuation_token": token}
+    assert await page(another, **asked) == ([], "InvalidArgument")
+    assert first + (await page(app, **asked))[0] == keys
 
 
-def test_a_continuation_fails_rather_than_mixes_when_the_log_tells_another_snapshot() -> None:
+@in_still_loop
+async def test_a_continuation_fails_rather_than_mixes_when_the_log_tells_another_snapshot() -> None:
     world = World()
     world.add("u=1", "u=2", "u=3")
     bucket = world.bucket()
-
-    async def work() -> None:
-        world.advance(MINUTE_MS)
-        app, another = make_app(world.tables(), [bucket]), make_app(world.tables(), [bucket])
-        first, token = await page(app, list_type="2", max_keys="1")
-        key = world.table.handle.keys.part("u=2", "late")
-        # A writer took its time: its commit is before the listing, and nobody could know.
-        world.write_log(world.clock.now_ms() - 1_000, [Marker(key, 10, world.clock.now_ms() - 1_000)])
-        world.advance(REFRESH_MS + 1)
-        asked = {"list_type": "2", "max_keys": "1", "continuation_token": token}
-        assert await page(another, **asked) == ([], "InvalidArgument")
-        assert len(first + (await page(app, **asked))[0]) == 2
-
-    run(work())
+    world.advance(MINUTE_MS)
+    app, another = make_app(world.tables(), [bucket]), make_app(world.tables(), [bucket])
+    first, token = await page(app, list_type="2", max_keys="1")
+    key = world.table.handle.keys.part("u=2", "late")
+    # A writer took its time: its commit is before the listing, and nobody could know.
+    world.write_log(world.clock.now_ms() - 1_000, [Marker(key, 10, world.clock.now_ms() - 1_000)])
+    world.advance(REFRESH_MS + 1)
+    asked = {"list_type": "2", "max_keys": "1", "continuation_token": token}
+    assert await page(another, **asked) == ([], "InvalidArgument")
+    assert len(first + (await page(app, **asked))[0]) == 2
 
 
-def test_a_continuation_is_good_for_as_long_as_replaced_parts_are_held() -> None:
+@in_still_loop
+async def test_a_continuation_is_good_for_as_long_as_replaced_parts_are_held() -> None:
     world = World()
     keys = sorted(world.add("u=1", "u=2", "u=3"))
     bucket = world.bucket()
-
-    async def work() -> None:
-        world.advance(MINUTE_MS)
-        app = make_app(world.tables(), [bucket])
-        first, token = await page(app, list_type="2", max_keys="1")
-        asked = {"list_type": "2", "continuation_token": token}
-        world.advance(HOLD_MS - 1)
-        assert first + (await page(app, **asked))[0] == keys
-        world.advance(1)
-        assert await page(app, **asked) == ([], "InvalidArgument")
-
-    run(work())
+    world.advance(MINUTE_MS)
+    app = make_app(world.tables(), [bucket])
+    first, token = await page(app, list_type="2", max_keys="1")
+    asked = {"list_type": "2", "continuation_token": token}
+    world.advance(HOLD_MS - 1)
+    assert first + (await page(app, **asked))[0] == keys
+    world.advance(1)
+    assert await page(app, **asked) == ([], "InvalidArgument")
 
 
 @pytest.mark.parametrize("process", ["the same", "another"])
-def test_a_table_with_a_commit_from_a_clock_far_ahead_is_listed_page_by_page(process: str) -> None:
+@in_still_loop
+async def test_a_table_with_a_commit_from_a_clock_far_ahead_is_listed_page_by_page(process: str) -> None:
     world = World()
     keys = world.add("u=1", "u=2")
     bucket = world.bucket()
     ahead_ms = world.clock.now_ms() + 24 * HOUR_MS
     world.write_log(ahead_ms, [Marker(world.table.handle.keys.part("u=3", "ahead"), 10, ahead_ms)])
-
-    async def work() -> None:
-        app = make_app(world.tables(), [bucket])
-        _, token = await page(app, list_type="2", max_keys="1")
-        world.advance(MINUTE_MS)
-        world.replace(*keys)
-        again = app if process == "the same" else make_app(world.tables(), [bucket])
-        expected = [] if process == "another" else [*sorted(keys)[1:], "u=3/ahead.parquet"]
-        found, more = await page(again, list_type="2", continuation_token=token)
-        # Elsewhere, of a time that is still to come, nobody knows what was then: it fails, and does not mix.
-        assert (found, more) == (expected, "" if expected else "InvalidArgument")
-
-    run(work())
+    app = make_app(world.tables(), [bucket])
+    _, token = await page(app, list_type="2", max_keys="1")
+    world.advance(MINUTE_MS)
+    world.replace(*keys)
+    again = app if process == "the same" else make_app(world.tables(), [bucket])
+    expected = [] if process == "another" else [*sorted(keys)[1:], "u=3/ahead.parquet"]
+    found, more = await page(again, list_type="2", continuation_token=token)
+    # Elsewhere, of a time that is still to come, nobody knows what was then: it fails, and does not mix.
+    assert (found, more) == (expected, "" if expected else "InvalidArgument")
 
 
-def test_a_continuation_works_behind_another_proxy_whose_clock_is_not_ours() -> None:
+@in_still_loop
+async def test_a_continuation_works_behind_another_proxy_whose_clock_is_not_ours() -> None:
     world = World()
     keys = sorted(world.add("u=1", "u=2"))
     bucket = world.bucket()
-
-    async def work() -> None:
-        for ahead_ms in (30_000, -30_000):
-            theirs = TableCatalog(clock=world.clock.skewed(ahead_ms), open_table=world.open)
-            world.advance(MINUTE_MS)
-            first, token = await page(make_app(theirs, [bucket]), list_type="2", max_keys="1")
-            assert first + await rest_of(make_app(world.tables(), [bucket]), token) == keys
-
-    run(work())
+    for ahead_ms in (30_000, -30_000):
+        theirs = TableCatalog(clock=world.clock.skewed(ahead_ms), open_table=world.open)
+        world.advance(MINUTE_MS)
+        first, token = await page(make_app(theirs, [bucket]), list_type="2", max_keys="1")
+        assert first + await rest_of(make_app(world.tables(), [bucket]), token) == keys
 
 
-def test_tokens_of_times_that_no_listing_began_at_cost_no_looks() -> None:
+@in_still_loop
+async def test_tokens_of_times_that_no_listing_began_at_cost_no_looks() -> None:
     world = World()
     world.add("u=1", "u=2")
     bucket = world.bucket()
-
-    async def work() -> None:
-        app = make_app(world.tables(), [bucket])
-        await page(app, list_type="2")
-        for n in range(20):
-            forged = [world.clock.now_ms() + AHEAD_MS_MAX + 1 + n, "0123456789abcdef", "u=1/x"]
-            token = base64.urlsafe_b64encode(json.dumps(forged).encode()).decode()
-            assert await page(app, list_type="2", continuation_token=token) == ([], "InvalidArgument")
-            world.advance(1)
-        assert world.listings == 1
-
-    run(work())
+    app = make_app(world.tables(), [bucket])
+    await page(app, list_type="2")
+    for n in range(20):
+        forged = [world.clock.now_ms() + AHEAD_MS_MAX + 1 + n, "0123456789abcdef", "u=1/x"]
+        token = base64.urlsafe_b64encode(json.dumps(forged).encode()).decode()
+        assert await page(app, list_type="2", continuation_token=token) == ([], "InvalidArgument")
+        world.advance(1)
+    assert world.listings == 1
 
 
-def test_a_marker_stays_on_the_snapshot_that_ended_a_page_with_it() -> None:
+@in_still_loop
+async def test_a_marker_stays_on_the_snapshot_that_ended_a_page_with_it() -> None:
     world = World()
     keys = sorted(world.add("u=1", "u=2", "u=3", "u=4"))
     bucket = world.bucket()
-
-    async def work() -> None:
-        app = make_app(world.tables(), [bucket])
-        first, _ = await page(app, max_keys="2")
-        world.replace(keys[2])
-        (new,) = world.add("u=5")
-        world.advance(REFRESH_MS + 1)
-        for _ in range(2):  # a client may ask again for a page that it did not get
-            assert first + (await page(app, marker=first[-1], max_keys="2"))[0] == keys
-        # A marker that ended no page begins with what there is now; that of a listing of long ago is refused.
-        assert (await page(app, marker=keys[0]))[0] == [keys[1], keys[3], new]
-        world.advance(HOLD_MS)
-        assert await page(app, marker=first[-1], max_keys="2") == ([], "InvalidArgument")
-
-    run(work())
+    app = make_app(world.tables(), [bucket])
+    first, _ = await page(app, max_keys="2")
+    world.replace(keys[2])
+    (new,) = world.add("u=5")
+    world.advance(REFRESH_MS + 1)
+    for _ in range(2):  # a client may ask again for a page that it did not get
+        assert first + (await page(app, marker=first[-1], max_keys="2"))[0] == keys
+    # A marker that ended no page begins with what there is now; that of a listing of long ago is refused.
+    assert (await page(app, marker=keys[0]))[0] == [keys[1], keys[3], new]
+    world.advance(HOLD_MS)
+    assert await page(app, marker=first[-1], max_keys="2") == ([], "InvalidArgument")
 
 
-def test_a_token_opens_nothing_else() -> None:
+@in_still_loop
+async def test_a_token_opens_nothing_else() -> None:
     world = World()
     world.add("u=1", "u=1", "u=2", "u=2")
     mine, theirs = world.bucket("u=1"), replace(world.bucket("u=2"), name="theirs")
-
-    async def work() -> None:
-        app = make_app(world.tables(), [mine, theirs])
-        _, token = await page(app, list_type="2", max_keys="1")
-        elsewhere, _ = await page(app, "theirs", list_type="2", continuation_token=token)
-        assert all(k.startswith("u=2/") for k in elsewhere)
-        for forged in ("", "x", "W10=", "WzEsIngiLCIiXQ==", "WzE4MDAwMDAwMDAwMDAsIjAiLCIiXQ==", token[:-4], "é"):
-            assert await page(app, list_type="2", continuation_token=forged) == ([], "InvalidArgument")
-
-    run(work())
+    app = make_app(world.tables(), [mine, theirs])
+    _, token = await page(app, list_type="2", max_keys="1")
+    elsewhere, _ = await page(app, "theirs", list_type="2", continuation_token=token)
+    assert all(k.startswith("u=2/") for k in elsewhere)
+    for forged in ("", "x", "W10=", "WzEsIngiLCIiXQ==", "WzE4MDAwMDAwMDAwMDAsIjAiLCIiXQ==", token[:-4], "é"):
+        assert await page(app, list_type="2", continuation_token=forged) == ([], "InvalidArgument")
