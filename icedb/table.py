@@ -1,10 +1,10 @@
-"""The front door: a table and its verbs.
+"""The public API: a table and its operations.
 
     table = Table.create("s3://lake/events", partition_by=["strftime(ts, '%Y-%m-%d') AS d"], sort_by=["user", "ts"])
     table.insert([{"ts": datetime(2026, 11, 21), "user": 7, "event": "open"}])
     table.query("SELECT event, count(*) FROM t GROUP BY ALL").show()
 
-A `Table` holds no connection and no lock; open as many as you like, in any process.
+Two operations have other names elsewhere: `merge` is compaction or OPTIMIZE, and `cleanup` is VACUUM.
 """
 
 from __future__ import annotations
@@ -74,7 +74,15 @@ __all__ = ["Table"]
 
 @checks_arguments
 class Table:
-    """An open table. Made by `Table.create` and `Table.open`; safe to share between threads."""
+    """An open table. `Table.create` and `Table.open` return one.
+
+    A table holds no connection and no lock. Threads can share one, and any number of processes can open the same table.
+
+    Every method that sends requests to the store also raises the store's errors: StoreUnavailable, AccessDenied and
+    BucketNotFound. Methods that read the log also raise CorruptLog if a log file cannot be read. An exclusive commit
+    also raises CommitConflict if other exclusive commits always came first, and then nothing was committed. Every
+    commit also raises CommitStateUnknown if its outcome is unknown: check `history` before you retry.
+    """
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
@@ -84,7 +92,7 @@ class Table:
 
     @property
     def uri(self) -> str:
-        """The table's address."""
+        """The address of the table."""
         return self._handle.table
 
     @property
@@ -94,7 +102,7 @@ class Table:
 
     @property
     def handle(self) -> Handle:
-        """What the layers above and beside work on; not for everyday use."""
+        """The open table as the packages of icedb use it. Not for everyday use."""
         return self._handle
 
     # ------------------------------------------------------------------------------------ create and open
@@ -127,36 +135,54 @@ class Table:
     ) -> Self:
         """Create an empty table.
 
-        `partition_by`: DuckDB expressions over a row's columns, each with a name (`"strftime(ts, '%Y') AS y"`).
-        `sort_by`: columns that the rows of a part are sorted by. `row_group_rows`: rows per Parquet row group.
+        Queries of the table (`insert_query`, `merge_query`) run in a sandbox and see only their input rows.
 
-        `schema`: columns that are declared before any batch brings them: a dict of DuckDB types, or a pyarrow schema.
-        With `schema_policy="declared"` no others are taken. `required`: columns that must not be null.
-        `path_columns`: partition columns, with their types, that only the paths tell: a batch has a column of that
-        name, which is not stored, or `_partition`. `preserve_partition`: store `_partition` as well.
+        Args:
+            uri: A folder, or an address such as `s3://bucket/prefix`.
+            partition_by: DuckDB expressions over the columns of a row, each with a name (`"strftime(ts, '%Y') AS y"`).
+            sort_by: The columns by which the rows of a part (data file) are sorted.
+            compression: The Parquet codec of new parts.
+            row_group_rows: Rows per Parquet row group.
+            schema: Columns to declare before a batch brings them, as a dict of DuckDB types or a pyarrow schema.
+            required: Columns that must not be null.
+            schema_policy: With `"declared"`, batches with columns that are not declared are rejected.
+            path_columns: Partition columns and their types whose values only the paths contain. A batch has a column of
+                that name, which is not stored, or `_partition`.
+            insert_query: A query over `_rows`. Its result is stored in their place.
+            merge_query: A query over `source_files` that computes the rows of a merged part.
+            merging: How a merge combines rows with the same key (`Dedup`, `Replacing`, `Aggregating`). Excludes
+                `merge_query`.
+            row_id: Give each row a unique `_row_id`, unless it brings one.
+            preserve_partition: Also store `_partition`.
+            storage_options: The names of deltalake and Polars (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, ...). The
+                environment supplies the rest.
+            credential_provider: A boto3 Session, or a function that returns a dict with `access_key_id`,
+                `secret_access_key`, `token` and `expires_at`. It is called again when these expire.
+            log_uri: The address of the log if it is not stored with the parts. The table records it.
+            log_storage_options: Options for the log's store. None means `storage_options` if both stores are of one
+                kind.
+            timing: The times on which the table's consistency depends.
+            fencing: `"none"` for a store without create-only puts.
+            dry_run: Check everything, also that no table exists at the address, and create nothing. The returned Table
+                only serves to read its `spec`.
 
-        `insert_query`: a query over `_rows`, whose answer is stored in their place. `merging`: what a merge makes of
-        rows with one key (`Dedup`, `Replacing`, `Aggregating`); or `merge_query`, a query of your own over
-        `source_files`. Queries see the rows that they are given and nothing else. `row_id`: give each row a unique
-        `_row_id`, unless it brings one.
+        Returns:
+            The open table.
 
-        `storage_options`: as for deltalake and Polars (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, ...); what is not
-        given comes from the environment. `credential_provider`: a boto3 Session, or a function that returns a dict with
-        `access_key_id`, `secret_access_key`, `token` and `expires_at`: it is asked again when these expire.
+        Raises:
+            TableExists: A table exists at the address.
+            InvalidOption, InvalidURI: An option or the address is invalid.
+            InvalidPartitionExpression, InvalidQuery, UnknownColumn, UnsupportedType: The spec is invalid.
+            UnsupportedStore: The store has no create-only puts, or cannot put an object whole.
 
-        `log_uri`: where the log is, if not beside the parts; the table remembers it.
-        `log_storage_options`: those of the log's store; None means `storage_options` if both are of one kind.
-        `fencing`: `"none"` for a store without create-only puts. `dry_run`: check all this, and that no table is there,
-        and create none: the Table that is returned can only say what its `spec` would be.
-
-        Raises TableExists, InvalidPartitionExpression, InvalidOption, InvalidQuery, InvalidURI, UnknownColumn,
-        UnsupportedType, UnsupportedStore, BucketNotFound, AccessDenied, StoreUnavailable.
+        Example:
+            >>> table = icedb.Table.create("s3://lake/events", partition_by=["ts::DATE AS d"], sort_by=["user", "ts"])
         """
         location = parse_location(uri, storage_options, credential_provider)
         if log_uri is not None:
             location = with_log(location, log_uri, log_storage_options)
         elif log_storage_options is not None:
-            raise InvalidOption(f"{location.uri}: log_storage_options are given, but no log_uri.")
+            raise InvalidOption(f"{location.uri}: log_storage_options is set, but no log_uri. Set log_uri as well.")
         store = open_store(location)
         spec = TableSpec(
             id=SystemClock().new_id(),
@@ -188,10 +214,25 @@ class Table:
         timing: Timing | None = None,
         fencing: Fencing = "claims",
     ) -> Self:
-        """Open a table that exists. Raises TableNotFound, CorruptLog, InvalidURI, InvalidOption, the store's errors.
+        """Open an existing table.
 
-        `credential_provider` and `log_storage_options`, for a log in a store of its own, are as in `create`; where the
-        log is, the table knows.
+        Args:
+            uri: The address of the table.
+            storage_options: As for `create`.
+            credential_provider: As for `create`.
+            log_storage_options: As for `create`. The table records where its log is.
+            timing: The times that the table must have. If it has others, InvalidOption is raised.
+            fencing: As for `create`.
+
+        Returns:
+            The open table.
+
+        Raises:
+            TableNotFound: There is no table at the address.
+            InvalidURI, InvalidOption: The address or an option is invalid.
+
+        Example:
+            >>> table = icedb.Table.open("s3://lake/events")
         """
         store = open_store(parse_location(uri, storage_options, credential_provider))
         return cls(open_handle(store, log_storage_options=log_storage_options, timing=timing, fencing=fencing))
@@ -205,7 +246,12 @@ class Table:
         credential_provider: CredentialProvider | None = None,
         log_storage_options: Mapping[str, str] | None = None,
     ) -> bool:
-        """Whether a table can be opened there. Raises the store's errors."""
+        """Return whether a table can be opened at an address. The arguments are those of `open`.
+
+        Example:
+            >>> icedb.Table.exists("s3://lake/events")
+            True
+        """
         try:
             cls.open(
                 uri,
@@ -230,15 +276,31 @@ class Table:
         fencing: Fencing = "claims",
         dry_run: bool = False,
     ) -> SpecRepairReport:
-        """Create a lost `_table.json` anew, from the newest spec that the log records.
+        """Write a lost `_table.json` again, from the newest spec that the log records.
 
-        Until then the table opens read-only. `log_uri`: where the log is, if not beside the parts. `spec`: for a log
-        that records none, a dict with the keys of `_table.json`; it is compared with the columns and paths in the log.
-        A `_table.json` that is there is never replaced. The repair can be repeated, and two at once do no harm.
+        Until then the table opens read-only. An existing `_table.json` is never replaced. The repair can be repeated,
+        and concurrent repairs are safe.
 
-        Raises TableNotFound without a log; CorruptLog when the log records no spec and none is given, or is that of
-        another table; InvalidOption for a `spec` that does not fit the log; TableExists when another spec came back
-        meanwhile; UnsupportedStore, StoreUnavailable and the store's errors.
+        Args:
+            uri: The address of the table.
+            spec: For a log that records no spec, a dict with the keys of `_table.json`. It is compared with the columns
+                and paths in the log.
+            storage_options: As for `create`.
+            credential_provider: As for `create`.
+            log_uri: The address of the log if it is not stored with the parts.
+            log_storage_options: As for `create`.
+            fencing: As for `create`.
+            dry_run: Return the report, and write nothing.
+
+        Raises:
+            TableNotFound: There is no log.
+            CorruptLog: The log records no spec and no `spec` was passed, or the log belongs to another table.
+            InvalidOption: `spec` does not fit the log.
+            TableExists: Another spec was written meanwhile.
+            UnsupportedStore: The store has no create-only puts.
+
+        Example:
+            >>> icedb.Table.repair_spec("s3://lake/events")
         """
         location = parse_location(uri, storage_options, credential_provider)
         if log_uri is not None:
@@ -278,28 +340,40 @@ class Table:
         memory_bytes: int | None = None,
         dry_run: bool = False,
     ) -> Commit | WritePlan:
-        """Append rows: parts, then one log file. Needs no lock; any number of writers at a time.
+        """Append rows, in one commit.
 
-        `data`: a list of dicts; a pyarrow Table, RecordBatch or RecordBatchReader; a pandas or Polars frame, lazy ones
-        too; a DuckDB relation; anything with `__arrow_c_stream__`; a path or glob, or a list of them, of Parquet, JSON
-        lines or CSV (local or `s3://`); a Spark DataFrame. It is streamed: `memory_bytes` (default: half of the
-        machine's or container's) is what sorting may use before it spills to disk. Without rows there is no commit.
+        An insert puts the parts and then one log file. It takes no lock, and any number of writers can insert at a
+        time. A text column `_partition` sets the partition of its row, as a path. Without it the table's expressions
+        do. A batch without rows makes no commit.
 
-        `txn`: `(application, sequence)` makes it exactly once, whatever is retried: a sequence that is committed
-        already (or a later one of that application) adds nothing, and the Commit says `repeated`.
+        Args:
+            data: The rows, which are streamed: a list of dicts; a pyarrow Table, RecordBatch or RecordBatchReader; a
+                pandas or Polars frame, also a lazy one; a DuckDB relation; an object with `__arrow_c_stream__`; a Spark
+                DataFrame; or a path or glob, or a list of them, of Parquet, JSON lines or CSV (local or `s3://`).
+            txn: The idempotency key `(application, sequence)`. If this or a later sequence of the application is
+                committed, the insert adds nothing and the Commit has `repeated` set. So retries never duplicate rows.
+            on_conflict: How to treat values that do not fit the type of their column. `"raise"` rejects the batch.
+                `"cast"` converts numbers to wider numbers, dates to timestamps and anything to text, if no value
+                changes. `"quarantine"` commits such rows to the table `<name>_quarantine` and the rest to this one. The
+                Commit counts both.
+            memory_bytes: The memory that sorting may use before it spills to disk. The default is half of the memory of
+                the machine or container.
+            dry_run: Check all rows and write nothing. Rows are read, transformed by the insert query, partitioned and
+                sorted. Parquet is not encoded, and views are not fed.
 
-        `on_conflict`: what becomes of values that are not of their column's type. `"raise"`: the batch is refused.
-        `"cast"`: numbers become wider numbers, dates timestamps, and everything text, where no value changes.
-        `"quarantine"`: rows that do not fit go to the table `<name>_quarantine`, and the rest is committed; the Commit
-        counts both.
+        Returns:
+            The commit, or with `dry_run` the plan of it.
 
-        `dry_run`: check all rows, write nothing, and return what would be committed. Rows are read, transformed by the
-        insert query, partitioned and sorted; Parquet is not encoded, and views are not fed.
+        Raises:
+            SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch: The rows do not fit. Nothing is visible.
+            InvalidQuery, InvalidPartitionExpression, InvalidPartitionValue: A query or expression of the table fails on
+                the rows. Nothing is visible.
+            StaleView: The rows are committed, but a view of the table lacks them.
 
-        A text column `_partition` chooses the partition of its row, as a path; else the table's expressions do.
-
-        Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidQuery, InvalidPartitionExpression,
-        InvalidPartitionValue before anything is visible; CommitStateUnknown; StaleView; the store's errors.
+        Example:
+            >>> commit = table.insert([{"ts": datetime(2026, 11, 21), "user": 7, "event": "open"}], txn=("loader", 1))
+            >>> commit.rows
+            1
         """
         if txn is not None:
             txn = check_txn(txn, table=self.uri)
@@ -342,12 +416,27 @@ class Table:
         memory_bytes: int | None = None,
         dry_run: bool = False,
     ) -> Commit | WritePlan:
-        """Replace live parts by these rows, atomically. The other options are as for `insert`.
+        """Replace live parts with these rows, in one exclusive commit.
 
-        `partitions`: paths (`["d=2026-11-21"]`) of the partitions to replace, or a DuckDB predicate over the
-        partition columns; None replaces the whole table. Rows outside them are refused. What other writers append
-        meanwhile survives. Views are not told: refresh them. Raises EmptyBatch (use `drop_partitions` to empty),
-        InvalidRequestError, and as `insert` does.
+        Rows that other writers append meanwhile survive. Views are not fed: call `refresh_view` afterwards.
+
+        Args:
+            data: As for `insert`.
+            partitions: The partitions to replace: paths (`["d=2026-11-21"]`), or a DuckDB predicate over the partition
+                columns. None replaces the whole table. Rows outside of these partitions are rejected.
+            on_conflict: As for `insert`.
+            memory_bytes: As for `insert`.
+            dry_run: As for `insert`.
+
+        Returns:
+            The commit, or with `dry_run` the plan of it.
+
+        Raises:
+            EmptyBatch: There are no rows. To empty partitions, use `drop_partitions`.
+            InvalidRequestError: The rows or the partitions are invalid, as for `insert`.
+
+        Example:
+            >>> table.overwrite(frame, partitions=["d=2026-11-21"])
         """
         if partitions is not None:
             check_chosen(self._handle, partitions)
@@ -380,13 +469,30 @@ class Table:
         schema: DeclaredSchema | None = None,
         backfill: bool = True,
     ) -> Self:
-        """A materialized view: a table `name` beside this one, which every insert here feeds in the same call.
+        """Create a materialized view: a table that every insert into this one also feeds, in the same call.
 
-        `query`: one SELECT over `_rows`, the rows of one insert as they are stored. With `merging`, what several
-        inserts gave becomes one again. `backfill`: fill it with what is there already. Programs that have this table
-        open feed the view when they have next read the log; refresh it then. Its guarantees are in docs/queries.md.
+        Programs that already have this table open feed the view once they have next read the log. Call `refresh_view`
+        then. docs/queries.md describes the guarantees of a view.
 
-        Raises InvalidQuery, TableExists, and as `create` and `refresh_view` do.
+        Args:
+            name: The name of the view's table, which lies next to this one.
+            query: One SELECT over `_rows`, the rows of one insert as they are stored.
+            partition_by: As for `create`.
+            sort_by: As for `create`.
+            merging: As for `create`. It combines the results of several inserts into one again.
+            merge_query: As for `create`.
+            schema: As for `create`.
+            backfill: Fill the view with the existing rows.
+
+        Returns:
+            The table of the view.
+
+        Raises:
+            InvalidQuery: The query is not one SELECT over `_rows`.
+            TableExists: A table of that name exists.
+
+        Example:
+            >>> view = table.create_view("daily", "SELECT user, count(*) AS n FROM _rows GROUP BY ALL")
         """
         spec = TableSpec(
             id=self._handle.clock.new_id(),
@@ -399,41 +505,85 @@ class Table:
         return type(self)(create_view(self._handle, name, query, spec, backfill=backfill))
 
     def refresh_view(self, name: str, *, memory_bytes: int | None = None) -> Commit:
-        """Make a view anew from all rows of this table, atomically; nobody should insert meanwhile.
+        """Compute a view again from all rows of this table, in one exclusive commit. Do not insert meanwhile.
 
-        Raises InvalidOption when there is no such view, InvalidQuery, and as `overwrite` does.
+        Args:
+            name: The name of the view.
+            memory_bytes: As for `insert`.
+
+        Raises:
+            InvalidOption: There is no view of that name.
+            InvalidQuery: The query fails on the rows. `overwrite` lists further errors.
+
+        Example:
+            >>> table.refresh_view("daily")
         """
         return refresh_view(self._handle, name, memory_bytes=memory_bytes)
 
     def views(self) -> list[str]:
-        """The names of the views that inserts here feed, by the log. Raises CorruptLog and the store's errors."""
+        """Return the names of the views that inserts into this table feed, according to the log.
+
+        Example:
+            >>> table.views()
+            ['daily']
+        """
         self._handle.read()
         return [view.name for view in self.spec.views]
 
     def drop_view(self, name: str) -> None:
-        """Feed a view no longer. Its table stays. Raises InvalidOption when there is no such view."""
+        """Stop feeding a view. Its table stays.
+
+        Raises:
+            InvalidOption: There is no view of that name.
+
+        Example:
+            >>> table.drop_view("daily")
+        """
         drop_view(self._handle, name)
 
     # ------------------------------------------------------------------------------------ read
 
     def snapshot(self, as_of: AsOf | None = None) -> Snapshot:
-        """The live parts and the schema, now or at a time.
+        """Return the live parts and the schema, now or at an earlier time.
 
-        Raises InvalidOption for a time before the table's creation or in the future (more than twice `max_skew_ms`
-        ahead of this clock, and later than every commit), SnapshotExpired, CorruptLog, the store's errors.
+        Args:
+            as_of: The time, or None for now.
+
+        Raises:
+            InvalidOption: The time is before the creation of the table or in the future: more than twice `max_skew_ms`
+                ahead of this clock, and later than every commit.
+            SnapshotExpired: Cleanup has deleted parts of that time.
+
+        Example:
+            >>> snapshot = table.snapshot("2026-11-21T00:00:00Z")
+            >>> snapshot.query("SELECT count(*) FROM t").fetchall()
         """
         return take_snapshot(self._handle, None if as_of is None else as_of_ms(as_of))
 
     def query(
         self, sql: str, *, as_of: AsOf | None = None, where: Where | None = None, sandbox: bool = False
     ) -> QueryResult:
-        """The answer to a DuckDB query over the table `t`: `print` it, `.fetchall()`, `.to_arrow()`, `.to_polars()`.
+        """Run a DuckDB query over the rows of the table, as `t`.
 
-        `final` is, beside `t`, what that will be when all is merged: the exact rows of a table with `merging`.
-        `where`: a predicate over any columns. `t` holds the rows for which it is true, and no part is opened that
-        certainly has none; so it is with what the query's own WHERE says of `t`.
-        `sandbox`: the query reads the table and nothing else, for SQL that others wrote; without it, it may read other
-        files of this machine, too (`Snapshot.query`).
+        The relation `final` has the rows that `t` will have after all merges: the exact rows of a table with `merging`.
+        Parts that certainly have no row for `where`, or for the query's own WHERE on `t`, are not opened.
+
+        Args:
+            sql: The query.
+            as_of: As for `snapshot`.
+            where: A predicate over any columns. `t` has only the rows for which it is true.
+            sandbox: Restrict the query to the table, for SQL from untrusted sources. Otherwise it may also read other
+                files of this machine (see `Snapshot.query`).
+
+        Returns:
+            The result: print it, or call `.fetchall()`, `.to_arrow()` or `.to_polars()`.
+
+        Raises:
+            InvalidOption, SnapshotExpired: As for `snapshot`.
+
+        Example:
+            >>> table.query("SELECT event, count(*) FROM t GROUP BY ALL", where="user = 7").fetchall()
+            [('open', 1)]
         """
         return self.snapshot(as_of).query(sql, where=where, sandbox=sandbox)
 
@@ -445,21 +595,31 @@ class Table:
         parts_max: int | None = None,
         bytes_max: int | None = None,
     ) -> Changes:
-        """The rows that came between two points of the table's history, each once: what a merge wrote is not new.
+        """Return the rows that were added between two points of the history, each once (incremental read, change feed).
 
-        `since` is a time (what was committed later), the `cursor` of earlier changes, or None: first all rows that the
-        table has, then what came. `until` is a time or a cursor, None for now; `parts_max` and `bytes_max` (of Parquet)
-        bound what is given at once. To go on, give the result's `cursor` as `since`:
+        Rows that a merge wrote are not new. Rows that were deleted or replaced after they were added are returned as
+        they were added. A cursor misses nothing, because it records what its consumer saw of the last minutes, in which
+        a commit with an earlier time may still appear. Two times may miss such a commit.
 
-            changes = table.changes(cursor)
-            process(changes.to_arrow())
-            cursor = changes.cursor  # keep it with the results
+        Args:
+            since: The `cursor` of earlier changes, or a time, for what was committed later. None returns all rows of
+                the table first, and then what is added.
+            until: A time or a cursor, or None for now.
+            parts_max: The limit of parts of one call. A call returns at least one part.
+            bytes_max: The limit of Parquet bytes of one call.
 
-        A cursor misses nothing: it knows what was seen of the last minutes, in which a commit with an earlier time may
-        still appear. Two times do not. Rows that were deleted or replaced after they came are given as they came.
+        Returns:
+            The changes. To continue, pass their `cursor` as `since`.
 
-        Raises InvalidOption; SnapshotExpired when cleanup has forgotten some of it; UncoordinatedMaintenance when a
-        program of IceDB v3 merged meanwhile; CorruptLog and the store's errors.
+        Raises:
+            InvalidOption: A time or cursor is invalid.
+            SnapshotExpired: Cleanup has removed some of the changes from the log.
+            UncoordinatedMaintenance: A program of IceDB v3 merged meanwhile.
+
+        Example:
+            >>> changes = table.changes(cursor)
+            >>> process(changes.to_arrow())
+            >>> cursor = changes.cursor  # store it with the results
         """
         return take_changes(
             self._handle,
@@ -469,23 +629,42 @@ class Table:
         )
 
     def history(self, *, limit: int | None = None, since: AsOf | None = None) -> list[CommitInfo]:
-        """The commits that the log remembers, newest first: when, of what kind, what came and what went.
+        """Return the commits that the log records, newest first: time, kind, added and removed parts.
 
-        `limit`: so many; `since`: those of this time and later. A commit stays known when log files are merged; its
-        writer does not. What cleanup has forgotten is left out, and a commit that may lack some of it says so
-        (`exact`). Several commits of one millisecond are one, once their log files are merged. Raises InvalidOption,
-        CorruptLog, SchemaConflict and the store's errors.
+        A merge of log files keeps the commits and loses their writers. It also joins commits of the same millisecond.
+        Commits that cleanup has removed from the log are missing. A commit that may lack some of its parts has `exact`
+        set to False.
+
+        Args:
+            limit: The maximal number of commits.
+            since: Return only the commits of this time and later.
+
+        Raises:
+            InvalidOption: An argument is invalid.
+            SchemaConflict: Log files record different types for one column.
+
+        Example:
+            >>> [commit.kind for commit in table.history(limit=2)]
+            ['merge', 'append']
         """
         return history(self._handle, limit=limit, since_ms=None if since is None else as_of_ms(since, name="since"))
 
     def diff(self, since: AsOf, until: AsOf | None = None, *, rows: bool = False) -> Diff:
-        """What is different between two times (`until`: None for now): parts by partition, and columns.
+        """Compare two times: the parts of each partition, and the columns.
 
-        `rows`: compare the rows of the parts that came and went, too, and count those that are there at one time only.
-        Equal rows stand for each other, so what was merely merged does not count. It reads these parts.
+        Args:
+            since: The earlier time.
+            until: The later time, or None for now.
+            rows: Also read the parts that differ, and count the rows that exist at one time only. Equal rows cancel
+                each other out, so merged rows do not count.
 
-        Raises SnapshotExpired when cleanup has forgotten one of the times, InvalidOption, MissingPart, CorruptLog and
-        the store's errors.
+        Raises:
+            SnapshotExpired: Cleanup has deleted parts of one of the times.
+            InvalidOption: A time is invalid.
+            MissingPart: The object of a part does not exist.
+
+        Example:
+            >>> table.diff("2026-11-20T00:00:00Z", rows=True)
         """
         return diff(
             self._handle,
@@ -495,17 +674,31 @@ class Table:
         )
 
     def schema(self) -> dict[str, str]:
-        """Column -> DuckDB type."""
+        """Return the DuckDB type of each column.
+
+        Example:
+            >>> table.schema()
+            {'ts': 'TIMESTAMP', 'user': 'BIGINT', 'event': 'VARCHAR'}
+        """
         self._handle.read()
         return self._handle.columns
 
     # ------------------------------------------------------------------------------------ maintain
 
     def health(self, thresholds: Thresholds | None = None) -> TableHealth:
-        """What the table is like now, and which maintenance is due: small parts, log files, what has expired.
+        """Measure the table, and recommend the maintenance that is due: small parts, log files, expired objects.
 
-        `thresholds`: what its figures should stay below. Only the log is read: one LIST when nothing is new. Raises
-        CorruptLog, SchemaConflict and the store's errors.
+        Only the log is read: one LIST request if nothing is new.
+
+        Args:
+            thresholds: The values below which the measurements should stay.
+
+        Raises:
+            SchemaConflict: Log files record different types for one column.
+
+        Example:
+            >>> [recommendation.due for recommendation in table.health().recommendations]
+            ['merge_newest']
         """
         return examine(self._handle, thresholds)
 
@@ -521,23 +714,39 @@ class Table:
         engine: Engine | None = None,
         dry_run: bool = False,
     ) -> MergeReport:
-        """Merge parts smaller than `part_bytes_max`, partition by partition, in one exclusive commit.
+        """Merge small parts (compaction, OPTIMIZE), partition by partition, in one exclusive commit.
 
-        `order`: whose groups come first when the budget of `input_parts_max` and `input_bytes_max` does not reach
-        (`remaining` in the report): `"newest"` for hot partitions, often; `"oldest"` for full optimisation. `tiers`:
-        merge only what pays, for who merges often; None merges all that is small.
-        `memory_bytes` is what all groups together may use (default: half of the machine's or container's); what does
-        not fit is spilled to disk. `engine`: who writes the new parts, with memory of its own, if not this process:
-        `icedb.spark.SparkEngine`. The commit is one all the same. `dry_run`: only say what there is to merge. To
-        merge for a limited time, see `icedb.operations.rewrite.merge_loop`.
+        Rows and query results stay the same, unless the table has a merge query or `merging`. The replaced parts stay
+        readable in older snapshots until `cleanup`. `icedb.operations.rewrite.merge_loop` merges for a limited time.
 
-        Raises InvalidOption, MissingPart, CommitConflict, CommitStateUnknown, the store's and the engine's errors; with
-        a merge query also InvalidQuery, InvalidBatch, SchemaConflict and UnsupportedType.
+        Args:
+            order: The partitions to merge first if the limits below do not allow all of them. `"newest"` fits frequent
+                merges of hot partitions, and `"oldest"` a full optimisation.
+            part_bytes_max: Merge parts that are smaller than this, into parts of up to this size.
+            input_parts_max: The limit of parts that one call reads. The report counts the `remaining` groups.
+            input_bytes_max: The limit of bytes that one call reads.
+            tiers: Merge only parts of a similar size, so that frequent merges rewrite few bytes. None merges all small
+                parts.
+            memory_bytes: The memory that all groups together may use before they spill to disk. The default is half of
+                the memory of the machine or container.
+            engine: Where to read and write parts, with its own memory, such as `icedb.spark.SparkEngine`. The default
+                is this process. The work is published in one commit all the same.
+            dry_run: Return the report of what would be merged, and write nothing.
+
+        Raises:
+            InvalidOption: An argument is invalid, or both `engine` and `memory_bytes` are set.
+            MissingPart: The object of a part does not exist.
+            InvalidQuery, InvalidBatch, SchemaConflict, UnsupportedType: The merge query fails, or its rows do not fit.
+            IceDBError: The engine failed.
+
+        Example:
+            >>> table.merge(order="newest").merged_parts
+            12
         """
         if engine is not None and memory_bytes is not None:
             raise InvalidOption(
-                f"{self.uri}: memory_bytes is given for this process and an engine that does the work elsewhere. Leave "
-                "memory_bytes out, and give it to the engine."
+                f"{self.uri}: memory_bytes and engine are both set, but memory_bytes limits this process only. Leave "
+                "memory_bytes out, and set the memory of the engine."
             )
         return merge(
             self._handle,
@@ -551,10 +760,19 @@ class Table:
         )
 
     def merge_log(self, *, lines_max: int = LINES_MAX, files_min: int = 2, dry_run: bool = False) -> MergeLogReport:
-        """Merge small log files, in tiers, so that opening the table stays cheap; no part is touched.
+        """Merge small log files into larger ones, so that opening the table stays cheap. No part is changed.
 
-        `lines_max`: of the new log file. `files_min`: fewer log files are left as they are. Raises InvalidOption,
-        CommitConflict, CommitStateUnknown, the store's errors.
+        Args:
+            lines_max: The limit of lines of a new log file.
+            files_min: Do nothing if the table has fewer log files. Values above 2 are for frequent calls: large log
+                files are then rewritten only together with many others.
+            dry_run: Return the report of what would be merged, and write nothing.
+
+        Raises:
+            InvalidOption: An argument is invalid.
+
+        Example:
+            >>> table.merge_log()
         """
         return merge_log(self._handle, lines_max=lines_max, files_min=files_min, dry_run=dry_run)
 
@@ -575,14 +793,26 @@ class Table:
         row_id: bool | None = None,
         timing: Timing | None = None,
     ) -> Commit:
-        """Change how new parts are partitioned, sorted, stored and merged; what is None stays. Parts stay as they are.
+        """Change how new parts are partitioned, sorted, stored and merged, in one exclusive commit.
 
-        `timing`: all of the table's times. A longer one counts at once. Of one that is shortened, the earlier value
-        goes on to count for a while, see docs/format.md, "A change of times".
+        An argument that is None leaves its property unchanged. Existing parts stay as they are. Queries see new
+        partition columns for all rows.
 
-        Queries see the new partition columns for all rows. `schema` declares further columns. An empty query and
-        `merging="none"` take back what there was. Raises InvalidOption, InvalidPartitionExpression, InvalidQuery,
-        UnknownColumn, SchemaConflict, CommitConflict, CommitStateUnknown and the store's errors.
+        Args:
+            partition_by: As for `create`, also for the other arguments that are not listed here.
+            schema: Further columns to declare.
+            insert_query: As for `create`. An empty text removes the query.
+            merge_query: As for `create`. An empty text removes the query.
+            merging: As for `create`. `"none"` removes it.
+            timing: All times of the table. A longer time takes effect at once. The earlier value of a shortened one
+                stays in force for a while (docs/format.md, "A change of times").
+
+        Raises:
+            InvalidOption, InvalidPartitionExpression, InvalidQuery: An argument is invalid.
+            UnknownColumn, SchemaConflict: The new spec does not fit the columns of the table.
+
+        Example:
+            >>> table.alter(sort_by=["user", "ts"])
         """
         change = spec_change(
             table=self.uri,
@@ -603,12 +833,24 @@ class Table:
         return alter(self._handle, change)
 
     def delete(self, where: str, *, dry_run: bool = False, engine: Engine | None = None) -> DeleteReport:
-        """Delete the rows for which `where` is true: a DuckDB condition over the columns of `t`. All partitions.
+        """Delete the rows for which a predicate is true, in all partitions, in one exclusive commit.
 
-        Only parts with such rows are written again, in one exclusive commit; readers of older snapshots keep reading
-        until `cleanup`. Rows that are appended or merged meanwhile survive: repeat it until `second_pass_needed` is
-        false, to be sure. `engine`: who searches and writes, as for `merge`. Raises InvalidOption, UnknownColumn,
-        MissingPart, CommitConflict, CommitStateUnknown, the store's and the engine's errors.
+        Only parts with such rows are rewritten. Older snapshots stay readable until `cleanup`. Rows that are appended
+        or merged meanwhile survive: repeat the call until `second_pass_needed` is False.
+
+        Args:
+            where: A DuckDB condition over the columns of `t`.
+            dry_run: Return the report, and write nothing.
+            engine: As for `merge`. It also searches for the rows.
+
+        Raises:
+            InvalidOption, UnknownColumn: The predicate is invalid.
+            MissingPart: The object of a part does not exist.
+            IceDBError: The engine failed.
+
+        Example:
+            >>> table.delete("user = 7").second_pass_needed
+            False
         """
         engine = engine or LOCAL_ENGINE
         return delete(
@@ -628,18 +870,30 @@ class Table:
         dry_run: bool = False,
         engine: Engine | None = None,
     ) -> RewriteReport:
-        """Put the answer of a query in the place of a partition's rows, atomically.
+        """Replace the rows of a partition with the result of a query, in one exclusive commit.
 
-        `query`: one SELECT over `_rows` (or `t`), which holds the rows of that partition only, with its partition
-        columns. It runs in a sandbox and sees nothing else. Each row of the answer must belong to that partition, and
-        its values must fit the table's types; a column that is left out becomes null, but those that partition or sort
-        the table must be there; an answer without rows empties the partition. What is appended meanwhile survives.
-        `new_columns`: the answer may bring columns that the table does not have. `engine`: who asks the query and
-        writes, as for `merge`.
+        Each row of the result must belong to the partition and fit the types of the table. A column that the result
+        lacks becomes null, but the columns that partition or sort the table are required. A result without rows empties
+        the partition. Rows that are appended meanwhile survive.
 
-        Raises InvalidOption for a partition that is not there, InvalidQuery for a query that cannot be answered or asks
-        for more than its rows, InvalidBatch for rows of other partitions, SchemaConflict, UnsupportedType, MissingPart,
-        CommitConflict, CommitStateUnknown, the store's and the engine's errors.
+        Args:
+            partition: The path of the partition (`"d=2026-11-21"`).
+            query: One SELECT over `_rows` (or `t`): the rows of that partition with its partition columns. It runs in a
+                sandbox and can read nothing else.
+            new_columns: Allow columns that the table does not have.
+            dry_run: Return the report, and write nothing.
+            engine: As for `merge`. It also runs the query.
+
+        Raises:
+            InvalidOption: The partition does not exist.
+            InvalidQuery: The query fails, or reads something other than its rows.
+            InvalidBatch: A row of the result belongs to another partition.
+            SchemaConflict, UnsupportedType: A value of the result does not fit its column.
+            MissingPart: The object of a part does not exist.
+            IceDBError: The engine failed.
+
+        Example:
+            >>> table.rewrite_partition("d=2026-11-21", "SELECT * FROM _rows WHERE event <> 'test'")
         """
         return rewrite_partition(
             self._handle, partition, query, new_columns=new_columns, dry_run=dry_run, engine=engine or LOCAL_ENGINE
@@ -648,12 +902,22 @@ class Table:
     def drop_partitions(
         self, partitions: Sequence[str] | str, *, missing_ok: bool = False, dry_run: bool = False
     ) -> DropReport:
-        """Tombstone all live parts of some partitions: paths, or a DuckDB predicate over the partition columns.
+        """Drop whole partitions: tombstone all their live parts, in one exclusive commit.
 
-        A predicate names a partition column, or is `true`: all partitions. A path without live parts is refused,
-        unless `missing_ok`. Readers of older snapshots keep reading until `cleanup`. A predicate never takes parts of a
-        partitioning before the last `alter` (`older_parts` in the report): `delete` does. Raises InvalidRequestError
-        errors and the store's.
+        Older snapshots stay readable until `cleanup`. A predicate never selects parts of a partitioning before the last
+        `alter` (`older_parts` in the report). Use `delete` for these.
+
+        Args:
+            partitions: Paths, or a DuckDB predicate over the partition columns. A predicate names a partition column,
+                or is `true` for all partitions.
+            missing_ok: Accept paths without live parts, which are rejected otherwise.
+            dry_run: Return the report, and write nothing.
+
+        Raises:
+            InvalidRequestError: A path or the predicate is invalid.
+
+        Example:
+            >>> table.drop_partitions("d < '2026-01-01'")
         """
         return drop_partitions(self._handle, partitions, missing_ok=missing_ok, dry_run=dry_run)
 
@@ -665,11 +929,23 @@ class Table:
         deletes_max: int = DELETES_MAX,
         dry_run: bool = False,
     ) -> CleanupReport:
-        """Delete what was superseded longer than `grace_ms` ago (default: the table's, an hour) and no pin needs.
+        """Delete superseded parts and log files (VACUUM), unless a pin (tag) needs them.
 
-        `deletes_max` log files and parts at most; the report says what remains. With a grace period that is shorter
-        than the table's, nobody may pin meanwhile. Raises GraceTooShort, InvalidOption, CorruptLog (a pin that cannot
-        be read: nothing is deleted then), CommitConflict, CommitStateUnknown and the store's errors.
+        Args:
+            grace_ms: Delete what was superseded longer ago than this (milliseconds). The default is the table's grace
+                period, an hour unless it was changed.
+            allow_short_grace: Allow a grace period that is shorter than the table's. No program may create a pin
+                meanwhile.
+            deletes_max: The limit of log files and parts of one call. The report counts the rest.
+            dry_run: Return the report of what would be deleted, and delete nothing.
+
+        Raises:
+            GraceTooShort: Readers or writers may still need what that grace period would delete.
+            InvalidOption: An argument is invalid.
+            CorruptLog: A log file or a pin cannot be read. Nothing was deleted.
+
+        Example:
+            >>> table.cleanup(dry_run=True)
         """
         return cleanup(
             self._handle,
@@ -680,18 +956,26 @@ class Table:
         )
 
     def repair_types(self, types: Mapping[str, str] | None = None, *, dry_run: bool = False) -> RepairReport:
-        """Give one type to each column of which log files say several, so that the table can be read again.
+        """Unify the types of columns for which log files record several, so that the table can be read again.
 
-        Only programs that do not check the schema make such a table; stop them first. A column gets the type that
-        `types` says, or one into which all the others widen without loss. Live parts with another type are written
-        again, and the log files that say another one are replaced, in one exclusive commit. Each value is checked:
-        converted back, it must be what it was. `VARCHAR`, if you give it, takes everything: JSON of what is nested,
-        plain text of all else. Snapshots of earlier times stay readable until `cleanup`. Other programs that have the
-        table open must open it again: they may go on to write the type that they know.
+        Only programs that do not check the schema cause this state: stop them first. Live parts with another type are
+        rewritten, and log files that record another type are replaced, in one exclusive commit. Each value is checked:
+        it must convert back to what it was. Snapshots of earlier times stay readable until `cleanup`. Other programs
+        must open the table again, because they may still write the old type.
 
-        Raises SchemaConflict (no common type, or a value that would be lost: nothing was changed), UnknownColumn,
-        InvalidOption, UnsupportedType, InvalidPartitionExpression when the partition expressions do not fit the new
-        types, MissingPart, CommitConflict, CommitStateUnknown and the store's errors.
+        Args:
+            types: The types of columns. Without an entry, a column gets a type to which all the others widen without
+                loss. `VARCHAR` fits everything: nested values become JSON, and all others plain text.
+            dry_run: Return the report, and write nothing.
+
+        Raises:
+            SchemaConflict: There is no common type, or a value would be lost. Nothing was changed.
+            UnknownColumn, InvalidOption, UnsupportedType: `types` is invalid.
+            InvalidPartitionExpression: The partition expressions do not fit the new types.
+            MissingPart: The object of a part does not exist.
+
+        Example:
+            >>> table.repair_types({"user": "VARCHAR"})
         """
         return repair(self._handle, types, dry_run=dry_run)
 
@@ -708,22 +992,32 @@ class Table:
         dry_run: bool = False,
         engine: Engine | None = None,
     ) -> ImportReport:
-        """Make existing Parquet part of the table without writing it again, in one exclusive commit.
+        """Add existing Parquet files to the table without rewriting them, in one exclusive commit.
 
-        `source`: a folder or bucket prefix, one file, or a glob (`*`, `?`, `[...]`, `**`); Hive folders
-        (`d=2026-11-21`) give the partition columns. Files below the table's own `_data` are registered as they are, and
-        are the table's from then on: cleanup deletes them once they are superseded. All others are copied there, by the
-        store itself where both lie in it, and are never touched. A file that the log knows already is skipped, so an
-        import that did not finish can be repeated.
+        Hive folders (`d=2026-11-21`) supply the partition columns. Files below the table's own `_data` are registered
+        in place. The table owns them from then on: cleanup deletes them once they are superseded. All other files are
+        copied, by the store itself if it holds both ends, and stay unchanged. Files that the log already records are
+        skipped, so an interrupted import can be repeated.
 
-        `storage_options`: of the source; None: as the table's. `trust_paths`: do not compare the rows with what their
-        paths say of computed partition columns. `verify`: decode every row and note a digest, instead of footers alone.
-        `first_time`: your word that none of the files was ever imported; needed for files that are older than what
-        cleanup has made the log forget. `engine`: who looks at the files and copies them, as for `merge`.
+        Args:
+            source: A folder or bucket prefix, one file, or a glob (`*`, `?`, `[...]`, `**`).
+            storage_options: Options for the source. None means those of the table.
+            trust_paths: Do not compare the rows with the values that their paths state for computed partition columns.
+            verify: Decode every row and record a digest, instead of reading footers alone.
+            first_time: Confirm that none of the files was ever imported. Required for files that are older than what
+                cleanup has removed from the log.
+            dry_run: Return the report, and write nothing.
+            engine: As for `merge`. It inspects and copies the files.
 
-        Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidOption, InvalidPartitionValue, which
-        name the file, before anything is copied; CommitTimedOut, CommitConflict, CommitStateUnknown, MissingPart (an
-        orphan sweep deleted a file of `_data` meanwhile), the store's and the engine's errors.
+        Raises:
+            SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidOption, InvalidPartitionValue: A file
+                does not fit. The message names it. Nothing was copied.
+            CommitTimedOut: The copies are too old to be committed.
+            MissingPart: An orphan sweep deleted a file of `_data` meanwhile.
+            IceDBError: The engine failed.
+
+        Example:
+            >>> table.import_files("s3://archive/events/**/*.parquet", dry_run=True)
         """
         return import_files(
             self._handle,
@@ -752,10 +1046,29 @@ class Table:
         dry_run: bool = False,
         engine: Engine | None = None,
     ) -> ImportReport:
-        """Create a table that is laid out as existing Parquet is, and import that.
+        """Create a table with the layout of existing Parquet files, and import these.
 
-        Hive folders become `path_columns`, or `partition_by` where the files store these columns too. What it does not
-        finish, `import_files` does. Raises TableExists, and as `create` and `import_files` do.
+        Hive folders become `path_columns`, or `partition_by` if the files also store these columns. `import_files`
+        completes an interrupted call.
+
+        Args:
+            uri: The address of the new table.
+            source: As for `import_files`.
+            sort_by: As for `create`.
+            storage_options: As for `create`.
+            source_storage_options: Options for the source. None means `storage_options`.
+            timing: As for `create`.
+            fencing: As for `create`.
+            trust_paths: As for `import_files`.
+            verify: As for `import_files`.
+            dry_run: Return the report, and create nothing.
+            engine: As for `import_files`.
+
+        Raises:
+            TableExists: A table exists at the address. `create` and `import_files` list further errors.
+
+        Example:
+            >>> icedb.Table.create_from_files("s3://lake/events", "s3://archive/events")
         """
         return create_by_import(
             uri,
@@ -781,20 +1094,30 @@ class Table:
         keep: timedelta | None = KEEP,
         dry_run: bool = False,
     ) -> DeltaReport:
-        """Publish the table as a Delta table at the same address: a Delta log over the same parts, nothing copied.
+        """Publish the table as Delta Lake at the same address: a Delta log over the same parts, without copies.
 
-        An export adds a Delta version with the difference to the one before, or none if nothing differs; who has an
-        older one open reads on for the grace period. Delta's own programs can read the table, and refuse to write to
-        it. `exclude_columns`: columns that Delta does not get.
+        An export adds a Delta version with the changes since the one before, or none if there are none. Delta programs
+        can read the table and refuse to write to it. They see the parts of the last export, even after a merge has
+        superseded them, so export again after each merge, and more often than `keep`. Readers of an older version have
+        the grace period to finish.
 
-        Delta's readers see the parts of the last export, also when a merge has superseded them. A pin keeps these from
-        cleanup until the next export has come and the grace period is over, but for `keep` at most; None: however long
-        that takes. So export again after each merge, and more often than `keep`.
+        Args:
+            as_of: As for `snapshot`.
+            exclude_columns: Columns to leave out.
+            keep: For how long at most a pin keeps the exported parts from cleanup. The pin ends earlier once the next
+                export has come and the grace period is over. None sets no limit.
+            dry_run: Return the report, and write nothing.
 
-        Raises UnsupportedType, InvalidPartitionValue and UnknownColumn, which name the columns, before anything is
-        written; UncoordinatedMaintenance when another program wrote to the Delta log; SnapshotExpired, CommitConflict,
-        CommitTimedOut, and as `pin` does. After StoreUnavailable it may have been published: to repeat it does no
-        harm.
+        Raises:
+            UnsupportedType, InvalidPartitionValue, UnknownColumn: Delta cannot hold a column, which the message names.
+                Nothing was written.
+            UncoordinatedMaintenance: Another program wrote to the Delta log.
+            SnapshotExpired: Cleanup has deleted parts of that time.
+            CommitConflict, CommitTimedOut: The export was not published. `pin` lists further errors.
+            StoreUnavailable: The export may have been published. It can be repeated safely.
+
+        Example:
+            >>> table.export_delta()
         """
         return export_delta(
             self._handle,
@@ -815,19 +1138,29 @@ class Table:
         on_part: OnPart | None = None,
         dry_run: bool = False,
     ) -> ParquetExportReport:
-        """Write the rows to a folder or bucket prefix as plain Parquet, in Hive's folders (`d=2026-11-21`).
+        """Write the rows as plain Parquet to a folder or bucket prefix, in Hive folders (`d=2026-11-21`).
 
-        Parts are copied as they are, by the store itself where it can. With `where`, a predicate as for `query`, their
-        rows are filtered. `storage_options`: of the target; None: as the table's. `on_part`: called after each part
-        with how many are done, of how many, and their bytes.
+        Parts are copied as they are, by the store itself if possible. The file `_SUCCESS` is written last and removed
+        first, so an export without it is incomplete. A failed export removes its files. A killed one leaves files
+        without `_SUCCESS`. Only one program at a time may export to a target.
 
-        The target must be empty; `overwrite` replaces an earlier export, and nothing else. The file `_SUCCESS` comes
-        last, and goes first: without it an export is not finished. One that fails removes what it wrote; of one that
-        was killed, files without `_SUCCESS` stay. Let one program at a time export to a target.
+        Args:
+            target: The folder or prefix, which must be empty.
+            as_of: As for `snapshot`.
+            where: A predicate as for `query`. Parts are then rewritten with the rows for which it is true.
+            storage_options: Options for the target. None means those of the table.
+            overwrite: Replace an earlier export in the target, and nothing else.
+            on_part: A function to call after each part, with the parts done, the parts in all, and the bytes done.
+            dry_run: Return the report, and write nothing.
 
-        Raises InvalidOption, UnknownColumn, InvalidURI before anything is written; SnapshotExpired when cleanup took a
-        part meanwhile (pin the time of long exports), MissingPart, the errors of both stores; CommitStateUnknown when
-        all but the last put was answered.
+        Raises:
+            InvalidOption, UnknownColumn, InvalidURI: An argument is invalid. Nothing was written.
+            SnapshotExpired: Cleanup deleted a part meanwhile. Pin the time of long exports.
+            MissingPart: The object of a part does not exist.
+            CommitStateUnknown: Every put but the last was answered.
+
+        Example:
+            >>> table.export_parquet("s3://archive/events", where="user = 7")
         """
         return export_parquet(
             self._handle,
@@ -843,66 +1176,128 @@ class Table:
     # ------------------------------------------------------------------------------------ undo and keep
 
     def restore(self, as_of: AsOf, *, allow_empty: bool = False, dry_run: bool = False) -> RestoreReport:
-        """Make the table what it was at a time, in one exclusive commit: undo a drop, overwrite, deletion or bad merge.
+        """Restore the table to an earlier time, in one exclusive commit: undo a drop, overwrite, deletion or bad merge.
 
-        Parts that were superseded since come back as copies that the store makes; parts that came since are
-        tombstoned, so rows that were appended after `as_of` go, those of transactions too (which stay recorded, and
-        are not written again when they are retried). What a plain append adds after the restore has last read the log
-        survives. Rows that somebody deleted on purpose come back as well. The schema and the spec stay as they are.
-        The restore can be undone by another one, to the time before it. A restore that leaves no rows is refused,
-        unless `allow_empty`; the report has the table's rows before and after.
+        Superseded parts return as copies that the store makes. Parts that were added since are tombstoned: rows that
+        were appended after `as_of` disappear, also those of transactions. These stay recorded, so a retry does not
+        write them again. A plain append survives if it lands after the restore has last read the log. Deliberately
+        deleted rows return as well. The schema and the spec stay unchanged. Restoring to the time before the restore
+        undoes it.
 
-        Works as far back as snapshots can be read: from the horizon on, and at pinned times. Raises SnapshotExpired
-        (nothing was restored), InvalidOption for a time before the table's creation or in the future, CommitConflict,
-        CommitStateUnknown, CommitTimedOut and the store's errors.
+        Args:
+            as_of: The time: from the horizon (the oldest readable time) on, or a pinned time.
+            allow_empty: Allow a restore that leaves no rows.
+            dry_run: Return the report, and write nothing.
+
+        Returns:
+            The report, with the rows of the table before and after.
+
+        Raises:
+            SnapshotExpired: The time can no longer be read. Nothing was restored.
+            InvalidOption: The time is before the creation of the table or in the future, or no rows would be left.
+            CommitTimedOut: The copies are too old to be committed.
+
+        Example:
+            >>> table.restore("2026-11-21T08:00:00Z", dry_run=True)
         """
         return restore(self._handle, as_of_ms(as_of), allow_empty=allow_empty, dry_run=dry_run)
 
     def pin(
         self, name: str, as_of: AsOf | None = None, *, expires: Expires | None = None, dry_run: bool = False
     ) -> Pin:
-        """Keep the snapshot at a time readable, whatever cleanup does: `snapshot(as_of=pin.as_of_ms)`, `restore`.
+        """Create a pin (tag): keep the snapshot at a time readable by name, whatever cleanup deletes.
 
-        `as_of`: None is the time of the newest commit. `expires`: an aware datetime, unix milliseconds, or a timedelta
-        from now; None: it holds until `unpin`. Its parts are kept, with all rows that were deleted from the table.
-        As with every snapshot, a plain append may still join it while `as_of` is younger than the commit timeout.
+        The parts of the snapshot are kept, with all rows that were deleted from the table since. Pass `pin.as_of_ms` to
+        `snapshot` or `restore`. As in every snapshot, a plain append may still join it while `as_of` is younger than
+        the commit timeout.
 
-        Superseded parts can only be pinned while no cleanup can be deleting them: well within the table's grace
-        period. A cleanup that is called with a shorter one may be deleting already what this pin needs, so do not pin
-        while such a cleanup runs; later ones, whatever their grace period, respect the pin.
+        Superseded parts can only be pinned while no cleanup can be deleting them: well within the table's grace period.
+        Do not pin while a cleanup with a shorter grace period runs, because it may already delete these parts. Every
+        later cleanup respects the pin.
 
-        Raises PinExists, SnapshotExpired, InvalidOption, CommitTimedOut (the store got it too late: try again),
-        ClockSkew and the store's errors. After StoreUnavailable the pin may be there.
+        Args:
+            name: The name of the pin.
+            as_of: The time, or None for the time of the newest commit.
+            expires: An aware datetime, unix milliseconds, or a timedelta from now. None keeps the pin until `unpin`.
+            dry_run: Check everything, and write nothing.
+
+        Raises:
+            PinExists: A pin of that name exists.
+            SnapshotExpired: The time can no longer be read.
+            InvalidOption: An argument is invalid.
+            CommitTimedOut: The pin reached the store too late. Retry the call.
+            ClockSkew: This machine's clock differs too much from the store's.
+            StoreUnavailable: The pin may exist.
+
+        Example:
+            >>> pin = table.pin("audit-2026", expires=timedelta(days=90))
+            >>> table.snapshot(as_of=pin.as_of_ms)
         """
         at_ms = None if as_of is None else as_of_ms(as_of)
         return pin(self._handle, name, at_ms, expires=expires, dry_run=dry_run)
 
     def unpin(self, name: str, *, dry_run: bool = False) -> bool:
-        """Remove a pin; False when there was none. The next cleanup takes what only this pin needed, without grace."""
+        """Remove a pin. The next cleanup deletes what only this pin needed, without a grace period.
+
+        Returns:
+            False if there was no pin of that name.
+
+        Example:
+            >>> table.unpin("audit-2026")
+            True
+        """
         return unpin(self._handle, name, dry_run=dry_run)
 
     def pins(self) -> list[Pin]:
-        """The pins by name, expired ones too, which cleanup removes in time. Raises CorruptLog, the store's errors."""
+        """Return the pins, sorted by name. Expired pins are included until cleanup removes them.
+
+        Example:
+            >>> [pin.name for pin in table.pins()]
+            ['audit-2026']
+        """
         return read_pins(self._handle)
 
     def delete_orphans(
         self, *, min_age_ms: int | None = None, limit: int = ORPHANS_MAX, dry_run: bool = False
     ) -> OrphansReport:
-        """Delete parts that no log file and no undecided claim names and that are older than `min_age_ms`.
+        """Delete orphans: parts that neither a log file nor an undecided claim names, as a crashed writer leaves them.
 
-        The default age is a day. At most `limit` go; the report says what remains. In a folder, it also deletes what
-        puts of killed processes have left (`unfinished_puts`), and skips symbolic links. Raises GraceTooShort,
-        ClockSkew, SymbolicLink when a folder of the table itself is one, and CorruptLog when a log file or a claim
-        cannot be read: nothing is deleted then.
+        In a local folder it also deletes the unfinished files of killed processes (`unfinished_puts`), and skips
+        symbolic links.
+
+        Args:
+            min_age_ms: The least age of an orphan to delete (milliseconds). The default is the table's, a day unless it
+                was changed.
+            limit: The maximal number of parts to delete. The report counts the rest.
+            dry_run: Return the report of what would be deleted, and delete nothing.
+
+        Raises:
+            GraceTooShort: Parts of that age may still be committed.
+            ClockSkew: This machine's clock differs too much from the store's.
+            SymbolicLink: A folder of the table itself is a symbolic link.
+            CorruptLog: A log file or a claim cannot be read. Nothing was deleted.
+
+        Example:
+            >>> table.delete_orphans(dry_run=True)
         """
         return delete_orphans(self._handle, min_age_ms=min_age_ms, limit=limit, dry_run=dry_run)
 
     def verify(self, *, deep: bool = False, footers: bool = True) -> VerifyReport:
-        """Look at every object of the table, change nothing, and list every problem; safe while others write.
+        """Check every object of the table and report all problems. Changes nothing, and is safe while others write.
 
-        `deep` fetches all live parts, decodes every row and compares digests; without it, sizes and footers are
-        compared. `footers=False` opens no part: listings with their sizes, log and claims are compared, which costs the
-        same however many rows there are. Problems are in the report, not raised; raises InvalidOption for both at once,
-        and the store's errors.
+        Args:
+            deep: Fetch all live parts, decode every row and compare digests. Otherwise sizes and footers are compared.
+            footers: If False, open no part, and compare only listings with sizes, log and claims. The cost then does
+                not depend on the number of rows.
+
+        Returns:
+            The report with the problems, which are not raised.
+
+        Raises:
+            InvalidOption: `deep` is set without `footers`.
+
+        Example:
+            >>> table.verify().problems
+            ()
         """
         return verify(self._handle, deep=deep, footers=footers)

@@ -1,5 +1,5 @@
-"""Many small writes, few commits: `BufferedWriter` gathers rows of threads and event loops, and commits them together.
+"""Group commits: `BufferedWriter` collects rows of threads and event loops, and commits them together.
 
-`writer` is the front: room, threads, flush, close. `committing` makes commits of what was gathered, and says which
-submission is at fault when one is refused. `ids` knows which rows were committed before.
+`writer` has the public class: room, threads, flush, close. `committing` commits groups of submissions, and finds the
+submission at fault if a group is rejected. `ids` has the ids of rows that were committed before.
 """

@@ -1,7 +1,7 @@
-"""The queue of submissions: each sender has a turn, however much the others have submitted.
+"""The queue of submissions, with fair turns for senders.
 
-Submissions of one sender stay in order. A group begins with the sender that waits longest for that, and is filled so
-that all senders have about the same number of bytes in it. Without senders the queue is first in, first out.
+Submissions of one sender stay in order. A group begins with the sender that has begun none for the longest time. It is
+filled so that all senders have about the same number of bytes in it. Without senders the queue is first in, first out.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["SubmissionQueue"]
 
 
 class SubmissionQueue:
-    """Submissions that wait for a commit. The caller holds a lock."""
+    """The submissions that wait for a commit. Callers must hold a lock."""
 
     def __init__(self) -> None:
         self._of_senders: dict[str | None, deque[Submission]] = {}
-        #: The group that a sender began last, by number.
+        #: The number of the last group that each sender began.
         self._began: dict[str | None, int] = {}
         self._groups = 0
         self.rows = self.bytes = 0
@@ -31,22 +31,22 @@ class SubmissionQueue:
 
     @property
     def since(self) -> float | None:
-        """The time at which the oldest submission came; None: the queue is empty."""
+        """The time of the oldest submission, or None if the queue is empty."""
         return min((own[0].since for own in self._of_senders.values()), default=None)
 
     def put(self, submission: Submission) -> None:
-        """Add a submission behind the others of its sender."""
+        """Append a submission to those of its sender."""
         self._of_senders.setdefault(submission.sender, deque()).append(submission)
         self.rows, self.bytes = self.rows + submission.count, self.bytes + submission.bytes
 
     def put_back(self, submissions: Sequence[Submission]) -> None:
-        """Add submissions that were taken before, in front of the others of their senders."""
+        """Return submissions to the front of those of their senders."""
         for submission in reversed(submissions):
             self._of_senders.setdefault(submission.sender, deque()).appendleft(submission)
             self.rows, self.bytes = self.rows + submission.count, self.bytes + submission.bytes
 
     def take(self, rows_max: int, bytes_max: int) -> list[Submission]:
-        """Remove and return the next group: it ends with the submission that reaches a limit."""
+        """Remove and return the next group. It ends with the submission that reaches a limit."""
         taken: list[Submission] = []
         if not self._of_senders:
             return taken

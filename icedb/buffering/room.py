@@ -1,4 +1,4 @@
-"""Room for what waits: who brings more than fits waits his turn, in the order in which they came."""
+"""The memory limit of waiting rows. Senders beyond it wait in their order of arrival."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Room", "Ticket"]
 
 
 class Ticket(Future[None]):
-    """Done when there is room for so many bytes."""
+    """A future that is done once there is room for `size` bytes."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -18,7 +18,7 @@ class Ticket(Future[None]):
 
 
 class Room:
-    """So many bytes; what is larger than that gets in when nothing else is there. Safe to share between threads."""
+    """A limit of bytes, shared by threads. A larger submission enters once the room is empty."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -28,11 +28,11 @@ class Room:
 
     @property
     def taken(self) -> int:
-        """Bytes that are in it."""
+        """The bytes that are taken."""
         return self._taken
 
     def enter(self, size: int) -> Ticket:
-        """A ticket that is done at once when there is room and nobody waits."""
+        """Return a ticket. It is done at once if there is room and no other ticket waits."""
         ticket = Ticket(size)
         with self._lock:
             self._queue.append(ticket)
@@ -40,22 +40,22 @@ class Room:
         return ticket
 
     def turn_away(self, ticket: Ticket) -> bool:
-        """Whether the ticket was still waiting; it will not be let in any more. False: it is in."""
+        """Remove a ticket from the queue, and return whether it was still waiting. False: it has room."""
         with self._lock:
             if ticket not in self._queue:
                 return False
             self._queue.remove(ticket)
-            self._let_in()  # who came after may need less
+            self._let_in()  # later tickets may need less room
         return True
 
     def give_back(self, size: int) -> None:
-        """So many bytes have gone."""
+        """Free this many bytes."""
         with self._lock:
             self._taken -= size
             self._let_in()
 
     def close(self, error: Exception) -> None:
-        """All who wait are told the error."""
+        """Set an error on all waiting tickets."""
         with self._lock:
             while self._queue:
                 ticket = self._queue.popleft()
@@ -65,6 +65,6 @@ class Room:
     def _let_in(self) -> None:
         while self._queue and (not self._taken or self._taken + self._queue[0].size <= self._bytes_max):
             ticket = self._queue.popleft()
-            if ticket.set_running_or_notify_cancel():  # else nobody waits for it any more
+            if ticket.set_running_or_notify_cancel():  # False: it was cancelled
                 self._taken += ticket.size
                 ticket.set_result(None)

@@ -1,4 +1,4 @@
-"""Rows on their way into a group commit, and what their sender is told."""
+"""Submissions of rows to a group commit, and their acknowledgements."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from icedb.errors import InvalidBatch
 
 __all__ = ["Acknowledged", "Answer", "BufferStats", "Rows", "Submission", "measured"]
 
-#: What is submitted: a list of dicts, or Arrow (a Table, a RecordBatch, whatever has `__arrow_c_stream__`).
+#: The rows of a submission: a list of dicts, or Arrow (a Table, a RecordBatch, an object with `__arrow_c_stream__`).
 Rows = Any
 
-# So many rows are measured at a time: what that takes is little then.
+# The number of rows that are measured at a time, to bound the memory that their JSON needs.
 _ROWS_AT_A_TIME = 1_000
-# For what cannot be written as JSON.
+# The assumed size of a value that cannot be written as JSON.
 _VALUE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """Rows of one submission are committed, all that were not refused: readers see them. Times are unix milliseconds.
+    """The result of a submission whose rows are committed and visible to readers. Times are unix milliseconds.
 
-    `rows` are new in the table; `repeated_rows` were committed before, by their id, or stand twice in the submission.
-    `key` and `created_ms` are of the commit, which others' rows share; None when nothing of this submission was new.
-    With `on_conflict="quarantine"`, `commit_quarantined_rows` of that whole commit were set aside; they count as rows.
+    `rows` are new in the table. `repeated_rows` have an id that was committed before, or that occurs earlier in the
+    submission. `key` and `created_ms` belong to the commit, which other submissions share. They are None if the
+    submission has no new rows. With `on_conflict="quarantine"`, `commit_quarantined_rows` of the whole commit went to
+    the quarantine; they count as rows.
     """
 
     rows: int
@@ -41,12 +42,12 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class BufferStats:
-    """What a writer has done since it was made, and what waits. `pending` is what is submitted and not answered yet."""
+    """The counts of a writer since its start. `pending` counts submissions that are not answered yet."""
 
     pending_submissions: int = 0
     pending_rows: int = 0
     pending_bytes: int = 0
-    #: How long the oldest pending submission has been waiting (ms); 0 when none is.
+    #: For how long the oldest pending submission has waited (ms); 0 if there is none.
     oldest_pending_ms: int = 0
     commits: int = 0
     committed_rows: int = 0
@@ -55,9 +56,9 @@ class BufferStats:
     quarantined_rows: int = 0
     failed_submissions: int = 0
     failed_rows: int = 0
-    #: How often something was tried again because the store did not answer, or others came first.
+    #: The number of retries because the store did not answer, or another writer committed first.
     retries: int = 0
-    #: How long the last group took from its first attempt to its answers (ms), and all together.
+    #: The time from the first attempt of the last group to its answers (ms), and the sum for all groups.
     last_commit_ms: int = 0
     total_commit_ms: int = 0
     #: Ids that are remembered; 0 without `id_column`.
@@ -65,7 +66,7 @@ class BufferStats:
 
 
 class Answer(Future[Acknowledged]):
-    """Knows whether anybody has looked at it: an error that nobody saw is raised by `flush` and `close`."""
+    """A future that records whether it was read: `flush` and `close` raise unread errors."""
 
     seen = False
 
@@ -75,7 +76,7 @@ class Answer(Future[Acknowledged]):
         return self.done() and not self.cancelled() and super().exception() is not None
 
     def begin(self) -> bool:
-        """Return whether the rows are to be committed: False once the answer was cancelled."""
+        """Return whether to commit the rows: False if the answer was cancelled."""
         return self.running() or self.set_running_or_notify_cancel()
 
     def result(self, timeout: float | None = None) -> Acknowledged:
@@ -96,20 +97,20 @@ class Submission:
     rows: Sequence[Any] | pa.Table
     count: int
     bytes: int
-    #: When it was submitted, by a clock that only goes forwards (seconds).
+    #: When it was submitted, by a monotonic clock (seconds).
     since: float = 0.0
-    #: Whose rows they are; senders do not wait for one another's.
+    #: The owner of the rows. Senders do not wait for each other.
     sender: str | None = None
     answer: Answer = field(default_factory=Answer)
 
     @property
     def kind(self) -> object:
-        """Submissions of one kind can be one batch."""
+        """The kind of rows. Submissions of one kind can form one batch."""
         return self.rows.schema if isinstance(self.rows, pa.Table) else list
 
 
 def measured(data: Rows, *, table: str) -> Submission:
-    """A submission of these rows. Raises InvalidBatch for what holds no rows in memory."""
+    """Return a submission of these rows. Raises InvalidBatch unless they are rows in memory."""
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
     elif not isinstance(data, pa.Table) and hasattr(data, "__arrow_c_stream__"):
@@ -122,20 +123,20 @@ def measured(data: Rows, *, table: str) -> Submission:
         return Submission(data, data.num_rows, data.nbytes)
     if isinstance(data, Mapping | str | bytes | bytearray | memoryview) or not isinstance(data, Sequence):
         raise InvalidBatch(
-            f"{table}: a BufferedWriter takes a list of dicts, or Arrow, and got a {type(data).__name__}. Give one row "
-            "as a list of one."
+            f"{table}: a BufferedWriter takes a list of dicts, or Arrow, and got a {type(data).__name__}. Pass a "
+            "single row as a list of one dict."
         )
-    rows = list(data)  # the caller may go on with his own
+    rows = list(data)  # the caller may change its own list
     return Submission(rows, len(rows), _bytes(rows))
 
 
 def _bytes(rows: Sequence[Any]) -> int:
-    """About what rows take: as JSON, which is quick to tell and grows as they do."""
+    """Estimate the size of rows by their JSON, which is fast and grows with them."""
     size = 0
     for first in range(0, len(rows), _ROWS_AT_A_TIME):
         some = rows[first : first + _ROWS_AT_A_TIME]
         try:
             size += len(msgspec.json.encode(some, enc_hook=str))
-        except Exception:  # noqa: BLE001  whatever a value does; what is wrong with it is said when it is committed
+        except Exception:  # noqa: BLE001  a value may raise anything; the commit reports what is wrong with it
             size += sum(_VALUE_BYTES * (len(row) if isinstance(row, Mapping) else 1) for row in some)
     return size

@@ -1,7 +1,7 @@
-"""`BufferedWriter`: rows of many senders become few commits, and each sender hears when his are committed.
+"""`BufferedWriter`: few commits for the rows of many senders, with an acknowledgement for each.
 
-Whoever submits waits for room, and puts his rows into a queue. One thread takes groups from it and commits them, one
-after the other; while it does, the next group gathers. What is open when the interpreter ends is flushed.
+A sender waits for room and puts its rows into a queue. One thread takes groups from the queue and commits them, one
+after the other. Meanwhile the next group fills. Writers that are still open when the interpreter ends are flushed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ __all__ = ["BufferedWriter"]
 
 logger = logging.getLogger(__name__)
 
-# What is open when the interpreter ends has so long.
+# The time in which a writer that is open when the interpreter ends must commit its rows.
 _EXIT_TIMEOUT_MS = 60_000
-# So many futures with errors are kept for `flush`, which raises one of them.
+# The number of failed futures that are kept for `flush`, which raises one of them.
 _FAILED_MAX = 1_000
 
 _open: weakref.WeakSet[BufferedWriter] = weakref.WeakSet()
@@ -47,13 +47,38 @@ _open: weakref.WeakSet[BufferedWriter] = weakref.WeakSet()
 
 @checks_arguments
 class BufferedWriter:
-    """Gathers rows and commits them together: by number, by size or by time, whichever comes first.
+    """Collects rows and commits them in groups, by number, size or time, whichever limit is reached first.
 
-        with icedb.BufferedWriter(table) as writer:
-            writer.submit([{"ts": now, "user_id": 7}])
+    Threads and event loops can share a writer. Its own thread commits a group while the next one fills. A writer
+    belongs to one process, and does not survive a fork. As a context manager, it is closed at the end of the block.
 
-    Safe to share between threads and event loops. A commit is made by a thread of the writer's own while the next
-    rows gather. One process, one writer: it does not survive a fork.
+    Args:
+        table: The table to write to.
+        rows_max: Commit a group once it has this many rows.
+        bytes_max: Commit a group once it has this many bytes (of rows as JSON, or of Arrow).
+        delay_max_ms: Commit a group once its oldest rows have waited this long (milliseconds).
+        pending_bytes_max: The bytes that may wait in all. Senders wait once they are reached.
+        id_column: The column of idempotency keys. Rows with an id that was committed within `id_window_ms` are
+            dropped and counted as repeated. This covers all writers of the table with the same `id_column`, also
+            after crashes. Rows without an id (null or an empty text) are always accepted.
+        id_window_ms: For how long ids are remembered (milliseconds).
+        ids_max: The maximal number of ids to remember (16 bytes each). The oldest are forgotten first.
+        on_conflict: As for `Table.insert`.
+        retry_max_ms: For how long a group is retried if the store does not answer (milliseconds).
+        memory_bytes: As for `Table.insert`.
+        partitions_max: Reject submissions with rows in more partitions with TooManyPartitions. A group never has
+            more partitions either.
+        columns_max: Reject a submission with new columns with TooManyColumns if the table would then have more
+            columns. Writers that add columns at the same moment may exceed the limit together.
+
+    Raises:
+        InvalidOption: An option is invalid.
+        CorruptLog, StoreUnavailable, AccessDenied, BucketNotFound: The ids could not be read from the table. Only
+            with `id_column`.
+
+    Example:
+        >>> with icedb.BufferedWriter(table) as writer:
+        ...     writer.submit([{"ts": now, "user_id": 7}])
     """
 
     def __init__(
@@ -73,25 +98,7 @@ class BufferedWriter:
         partitions_max: int | None = None,
         columns_max: int | None = None,
     ) -> None:
-        """Begin to gather.
-
-        A group is committed when it has `rows_max` rows or `bytes_max` bytes (of rows as JSON, or of Arrow), or when
-        its oldest rows have waited `delay_max_ms`. `pending_bytes_max`: what may wait in all, before senders must.
-
-        `id_column`: rows whose value there was committed within the last `id_window_ms` are dropped and counted as
-        repeated, whichever writer of this table with the same `id_column` committed them, and whatever died in
-        between. Up to `ids_max` ids are remembered (16 bytes each), the youngest. Rows without an id, null or an empty
-        text, are always taken.
-
-        `retry_max_ms`: so long a group is tried again when the store does not answer. `on_conflict` and `memory_bytes`
-        are as for `Table.insert`.
-
-        `partitions_max`: rows of a submission that lie in more partitions are refused with TooManyPartitions, and a
-        group never has more. `columns_max`: a submission that brings columns is refused with TooManyColumns, if the
-        table would have more than that; writers that bring columns at the same moment may go beyond it together.
-
-        Raises InvalidOption; with `id_column` the ids are read from the table, so CorruptLog and the store's errors.
-        """
+        """Start the writer and its thread."""
         self._table = table
         self._rows_max, self._bytes_max, self._delay_seconds = rows_max, bytes_max, delay_max_ms / 1000
         self._check_options(
@@ -132,7 +139,7 @@ class BufferedWriter:
         self._closed = False
         self._failed: deque[Answer] = deque(maxlen=_FAILED_MAX)
         self._last_ms = self._total_ms = 0
-        # A daemon, for otherwise the interpreter would wait for it before it tells anybody that it ends.
+        # A daemon. Otherwise the interpreter would wait for it before it runs exit handlers.
         self._thread = threading.Thread(target=self._run, name=f"icedb-writer {table.uri}", daemon=True)
         self._thread.start()
         _open.add(self)
@@ -151,16 +158,29 @@ class BufferedWriter:
     # ------------------------------------------------------------------------------------ take rows
 
     def submit(self, rows: Rows, *, timeout_ms: int | None = None, sender: str | None = None) -> Future[Acknowledged]:
-        """Hand over rows: a list of dicts, or Arrow. Do not change the dicts before they are answered.
+        """Submit rows, and return before they are committed.
 
-        Waits until there is room, at most `timeout_ms` (None: as long as it takes; 0: not at all). The future has the
-        acknowledgement once all rows are committed, or the error: it is all of these rows or none of them. Cancelled
-        before its group is begun, they are dropped.
+        The rows of a submission are committed together or not at all. Cancelling the future drops the rows, unless
+        the commit of their group has begun.
 
-        `sender`: a name for those whose rows they are, such as a tenant. Each sender has its turn in groups, and rows
-        of one that are refused delay others as little as can be.
+        Args:
+            rows: A list of dicts, or Arrow. Do not change the dicts before the future is done.
+            timeout_ms: How long to wait for room (milliseconds). None waits without limit, and 0 does not wait.
+            sender: The name of the rows' owner, such as a tenant. Senders take turns in groups, and rejected rows of
+                one delay the others as little as possible.
 
-        Raises InvalidBatch, BufferFull, WriterClosed.
+        Returns:
+            A future with the acknowledgement once all rows are committed, or with the error.
+
+        Raises:
+            InvalidBatch: The rows are neither a list of dicts nor Arrow.
+            BufferFull: There was no room within `timeout_ms`.
+            WriterClosed: The writer is closed.
+
+        Example:
+            >>> future = writer.submit([{"user_id": 7}])
+            >>> future.result().rows
+            1
         """
         submission, ticket = self._arrive(rows, sender)
         try:
@@ -174,13 +194,22 @@ class BufferedWriter:
         return self._put(submission)
 
     def write(self, rows: Rows, *, timeout_ms: int | None = None, sender: str | None = None) -> Acknowledged:
-        """As `submit`, and wait until they are committed. Raises what was wrong, too."""
+        """Submit rows, and wait until they are committed. Arguments and errors are those of `submit` and `insert`.
+
+        Example:
+            >>> writer.write([{"user_id": 7}]).rows
+            1
+        """
         return self.submit(rows, timeout_ms=timeout_ms, sender=sender).result()
 
     async def write_async(
         self, rows: Rows, *, timeout_ms: int | None = None, sender: str | None = None
     ) -> Acknowledged:
-        """As `write`, without blocking the event loop. Who cancels it may find the rows committed all the same."""
+        """Do as `write`, without blocking the event loop. A cancelled call may still commit its rows.
+
+        Example:
+            >>> acknowledged = await writer.write_async([{"user_id": 7}])
+        """
         submission, ticket = self._arrive(rows, sender)
         if not ticket.done():
             try:
@@ -195,14 +224,14 @@ class BufferedWriter:
         return await asyncio.wrap_future(self._put(submission))
 
     def _arrive(self, rows: Rows, sender: str | None) -> tuple[Submission, Ticket]:
-        """The rows, and a ticket that is done when they have room."""
+        """Return the submission, and a ticket that is done once it has room."""
         self._check_open()
         submission = measured(rows, table=self._table.uri)
         submission.sender = sender
         return submission, self._room.enter(submission.bytes)
 
     def _leave(self, ticket: Ticket) -> None:
-        """Who had, or waits for, room does not need it any more."""
+        """Give up the room of a ticket, or its place in the queue."""
         if not self._room.turn_away(ticket) and not ticket.cancelled() and ticket.exception() is None:
             self._room.give_back(ticket.size)
 
@@ -227,21 +256,21 @@ class BufferedWriter:
             raise self._is_closed()
 
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:  # before any lock: one that was held when the process forked is held for ever
+        if os.getpid() != self._pid:  # before any lock: a lock that was held during the fork is never released
             raise WriterClosed(
                 f"{self._table.uri}: this BufferedWriter belongs to process {self._pid}, and was carried into "
-                f"{os.getpid()} by a fork. Open the table and make a writer after the fork, in each process."
+                f"{os.getpid()} by a fork. Open the table and create a writer after the fork, in each process."
             )
 
     def _is_closed(self) -> WriterClosed:
         return WriterClosed(
-            f"{self._table.uri}: this BufferedWriter is closed, so the rows were not taken. Make another."
+            f"{self._table.uri}: this BufferedWriter is closed, so the rows were not taken. Create another writer."
         )
 
     def _full(self, timeout_ms: int | None) -> BufferFull:
         return BufferFull(
             f"{self._table.uri}: there was no room for these rows within {timeout_ms} ms: {self._room.taken} bytes are "
-            "not committed yet. Nothing of them was taken. Send them again later, or give a larger pending_bytes_max."
+            "not committed yet. None of the rows was taken. Retry later, or set a larger pending_bytes_max."
         )
 
     # ------------------------------------------------------------------------------------ commit groups
@@ -251,17 +280,17 @@ class BufferedWriter:
             began, left = time.monotonic(), list[Submission]()
             try:
                 left = self._committer.commit(group)
-            except BaseException as error:  # not one that the rows could cause: nothing can be promised any more
+            except BaseException as error:  # an error that rows cannot cause: the writer can no longer commit
                 self._stop(error)
                 raise
             finally:
                 self._finish(group, left, began)
-            del group, left  # until the next one comes, its rows need not stay in memory
+            del group, left  # the rows must not stay in memory until the next group comes
         if self._ids is not None:
             self._ids.close()
 
     def _next_group(self) -> list[Submission]:
-        """Wait for the next group; an empty one at the end."""
+        """Wait for the next group and return it. Return an empty one once the writer is closed."""
         with self._changed:
             while True:
                 while not self._is_due():
@@ -280,12 +309,12 @@ class BufferedWriter:
         return enough or self._closed or hurried or (self._seconds_left() or 0) <= 0
 
     def _seconds_left(self) -> float | None:
-        """How long the oldest may still wait; None: nothing waits."""
+        """Return for how long the oldest submission may still wait, or None if there is none."""
         since = self._queue.since
         return None if since is None else since + self._delay_seconds - time.monotonic()
 
     def _take(self) -> list[Submission]:
-        """The next group; submissions that were cancelled are dropped."""
+        """Return the next group, without cancelled submissions."""
         group = []
         for submission in self._queue.take(self._rows_max, self._bytes_max):
             if submission.answer.begin():
@@ -295,7 +324,7 @@ class BufferedWriter:
         return group
 
     def _finish(self, group: Iterable[Submission], left: Sequence[Submission], began: float) -> None:
-        """Take note of a commit. Those that are left go back to the queue, and are due."""
+        """Record a commit. Submissions that are left return to the queue, and are due at once."""
         took_ms = round((time.monotonic() - began) * 1000)
         again = set(left)
         with self._changed:
@@ -316,7 +345,7 @@ class BufferedWriter:
             self._drop(left)
 
     def _stop(self, error: BaseException) -> None:
-        """Take nothing more, and answer all who wait with an error."""
+        """Accept no more rows, and set an error on all waiting submissions."""
         with self._changed:
             self._closed = True
             left = [*self._group, *self._queue.clear()]
@@ -328,21 +357,36 @@ class BufferedWriter:
     # ------------------------------------------------------------------------------------ flush and close
 
     def flush(self, *, timeout_ms: int | None = None) -> None:
-        """Commit now what was submitted so far, and wait for it.
+        """Commit all submitted rows now, and wait until they are committed.
 
-        Raises BufferFull when that takes longer than `timeout_ms`, and the first error of rows that failed and whose
-        future nobody has looked at.
+        Args:
+            timeout_ms: How long to wait (milliseconds). None waits without limit.
+
+        Raises:
+            BufferFull: Not all rows were committed within `timeout_ms`.
+            IceDBError: The first error of a submission whose future was not read.
+
+        Example:
+            >>> writer.flush()
         """
         self._check_open()
         self._raise_unseen(self._wait_for_all(timeout_ms))
 
     def close(self, *, timeout_ms: int | None = None) -> None:
-        """Take no more rows, commit what is there, and stop. May be called again.
+        """Accept no more rows, commit the submitted ones, and stop the writer. May be called again.
 
-        After `timeout_ms` what is not begun is dropped: its futures say so, BufferFull is raised. Raises as `flush`.
+        Args:
+            timeout_ms: How long to wait (milliseconds). Groups that have not begun by then are dropped, and their
+                futures have an error. None waits without limit.
+
+        Raises:
+            BufferFull, IceDBError: As for `flush`.
+
+        Example:
+            >>> writer.close(timeout_ms=10_000)
         """
         if os.getpid() != self._pid:
-            return  # it is its parent's to close
+            return  # the parent process closes it
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -357,7 +401,7 @@ class BufferedWriter:
         self._raise_unseen(answers)
 
     def _abandon(self) -> None:
-        """Drop what is not begun, and try nothing again. The commit that is under way cannot be called back."""
+        """Drop the groups that have not begun, and stop retrying. A commit in progress cannot be stopped."""
         self._give_up.set()
         with self._changed:
             left = self._queue.clear()
@@ -365,14 +409,14 @@ class BufferedWriter:
         self._drop(left)
 
     def _drop(self, submissions: Iterable[Submission]) -> None:
-        """Answer submissions that are never committed, because the writer was closed."""
+        """Set an error on submissions that were not committed before the writer was closed."""
         for submission in submissions:
             self._room.give_back(submission.bytes)
             if submission.answer.begin():
                 submission.answer.set_exception(
                     WriterClosed(
                         f"{self._table.uri}: this BufferedWriter was closed before these rows were committed. Nothing "
-                        "of them is in the table."
+                        "of them is in the table. Write them with another writer."
                     )
                 )
 
@@ -385,25 +429,36 @@ class BufferedWriter:
         if left:
             raise BufferFull(
                 f"{self._table.uri}: {len(left)} of {len(waiting)} submissions were not answered within {timeout_ms} "
-                "ms. Is the store slow, or away?"
+                "ms. Check that the store can be reached, or set a longer timeout_ms."
             )
         return waiting
 
     def _raise_unseen(self, answers: list[Answer]) -> None:
-        """Raise the first error that nobody has looked at, of these and of those that came before."""
+        """Raise the first unread error of these answers and of earlier ones."""
         with self._changed:
             unseen = [a for a in dict.fromkeys((*self._failed, *answers)) if a.failed and not a.seen]
             self._failed.clear()
         if not unseen:
             return
         if len(unseen) > 1:
-            logger.error("%s: %d submissions failed, and nobody asked; one is raised", self._table.uri, len(unseen))
+            uri = self._table.uri
+            logger.error(
+                "%s: %d submissions failed with unread errors; the first is raised", self._table.uri, len(unseen)
+            )
         for answer in unseen:
             answer.seen = True
         unseen[0].result()
 
     def stats(self) -> BufferStats:
-        """What was done, and what waits. Raises WriterClosed after a fork."""
+        """Return the counts of committed and waiting rows.
+
+        Raises:
+            WriterClosed: The process was forked after the writer was created.
+
+        Example:
+            >>> writer.stats().pending_rows
+            0
+        """
         self._check_process()
         with self._changed:
             submissions = len(self._group) + len(self._queue)
@@ -445,29 +500,29 @@ class BufferedWriter:
         await asyncio.to_thread(self._end, error)
 
     def close_at_exit(self) -> None:
-        """Close, and say what could not be committed: nobody is there any more to be told."""
+        """Close the writer, and log how many rows could not be committed: no caller can catch an error any more."""
         if os.getpid() != self._pid:
             return
         left = self.stats().pending_rows
         try:
             self.close(timeout_ms=_EXIT_TIMEOUT_MS)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is said
-            logger.error("%s: of %d rows that waited at exit not all are committed: %s", self._table.uri, left, error)
+        except Exception as error:  # noqa: BLE001  logged, whatever its type
+            logger.error("%s: not all of %d rows that waited at exit are committed: %s", self._table.uri, left, error)
 
     def _end(self, error: BaseException | None) -> None:
         if error is None:
             self.close()
             return
-        with suppress(Exception):  # said by the log; the caller's own error comes first
+        with suppress(Exception):  # logged; the caller's own error comes first
             self.close()
 
 
 def _close_all() -> None:
-    """When the interpreter ends: commit what is there, or say that it is lost."""
+    """Close all open writers when the interpreter ends, and log the rows that are lost."""
     for writer in list(_open):
         writer.close_at_exit()
 
 
-# Earlier than `atexit`: by then no thread may be started, and to write parts takes some. The last that is registered is
-# called first, so before what stops all pools of threads: that came with `icedb.writer.part_writer`.
+# This runs before `atexit` handlers: at that time no thread can be started, and writing parts needs threads. The last
+# registered function runs first, so before the one of `icedb.writer.part_writer` that stops all thread pools.
 getattr(threading, "_register_atexit", atexit.register)(_close_all)

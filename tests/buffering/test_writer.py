@@ -487,7 +487,7 @@ def test_an_error_that_nobody_looked_at_is_raised_at_the_end(table: Table, caplo
         seen.result(0)
     with pytest.raises(SchemaConflict):
         writer.close()
-    assert "2 submissions failed, and nobody asked" in caplog.text
+    assert "2 submissions failed, and their errors were not read" in caplog.text
     assert first.done()
     assert second.done()
     writer.close()
