@@ -114,7 +114,7 @@ def test_a_body_of_countless_gzip_members(client: Client) -> None:
     assert client.send("events", gzip.compress(b"{}") + nothing * 900, headers=headers).status == 200
 
 
-def test_of_a_strangers_body_only_the_key_is_read() -> None:
+def test_only_the_key_of_an_unauthenticated_body_is_decoded() -> None:
     assert write_key(b'{"batch": [[[[]]], {"writeKey": "no"}], "writeKey": "yes"}') == "yes"
     for body in (b"[]", b"{}", b'{"writeKey": 5}', b'{"writeKey": null}'):
         assert write_key(body) is None
@@ -147,7 +147,7 @@ def test_too_many_events_and_names(client: Client) -> None:
         assert len(reply.body) < 500
 
 
-def test_bodies_that_never_end_hold_nobody_up(service: IngestProcess, client: Client) -> None:
+def test_endless_bodies_do_not_block_others(service: IngestProcess, client: Client) -> None:
     """They are held until their time is over; then the next has room."""
     with closing(connected(service)) as first, closing(connected(service)) as second, Client(service.endpoint) as third:
         for slow in (first, second):
@@ -161,7 +161,7 @@ def test_bodies_that_never_end_hold_nobody_up(service: IngestProcess, client: Cl
         assert first.recv(1000) == second.recv(1000) == b""  # closed, without an answer
 
 
-def test_strangers_cannot_fill_the_memory(service: IngestProcess, client: Client) -> None:
+def test_unauthenticated_clients_cannot_fill_the_memory(service: IngestProcess, client: Client) -> None:
     """Of those whose key is in the body, nobody knows who they are before it came."""
     head = b"POST /v1/batch HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % BODY_MAX
     body = json.dumps({"writeKey": KEY, "batch": [], "context": {"text": "x" * 20_000}}).encode()
@@ -174,7 +174,7 @@ def test_strangers_cannot_fill_the_memory(service: IngestProcess, client: Client
         assert client.call("batch", json.loads(body)).status == 200  # who says at once who they are have room
 
 
-def test_heads_that_are_too_large_or_say_two_things(service: IngestProcess, client: Client) -> None:
+def test_too_large_or_ambiguous_heads_are_rejected(service: IngestProcess, client: Client) -> None:
     head = HEAD.encode()
     for more, status in (
         (b"X: " + b"x" * 40_000 + b"\r\n\r\n", (b" 400 ", b" 431 ")),
@@ -202,7 +202,7 @@ NO_EVENTS = [
 ]  # fmt: skip
 
 
-def test_what_is_no_event(client: Client) -> None:
+def test_invalid_events_are_rejected(client: Client) -> None:
     for kind, body in product((JSON, LINES), NO_EVENTS):
         reply = client.send("events", body, kind=kind)
         if body == b"" and kind == LINES:
@@ -218,7 +218,7 @@ def test_lines_are_named_by_their_number(client: Client) -> None:
     assert "line 2 is no object" in client.send("events", b'{"n": 1}\n2', kind=LINES).said["message"]
 
 
-def test_of_a_name_that_comes_twice_the_last_holds(client: Client, lake: Path) -> None:
+def test_the_last_value_of_a_repeated_name_wins(client: Client, lake: Path) -> None:
     assert client.send("events", b'{"id": "first", "n": 1, "id": "last"}').status == 200
     found = Table.open(lake / "events").query("SELECT id FROM t WHERE id IN ('first', 'last')").fetchall()
     assert found == [("last",)]
@@ -228,11 +228,11 @@ def test_of_a_name_that_comes_twice_the_last_holds(client: Client, lake: Path) -
     "kind",
     ["", "text/html", "application/json; charset=latin-1", "application/xml", "multipart/form-data", "json", ";" * 99],
 )
-def test_what_no_event_is_sent_as(client: Client, kind: str) -> None:
+def test_unsupported_media_types_are_rejected(client: Client, kind: str) -> None:
     assert client.send("events", b"{}", kind=kind).status == 415
 
 
-def test_arrow_that_is_none_or_larger_than_it_looks(client: Client) -> None:
+def test_invalid_or_inflated_arrow_is_rejected(client: Client) -> None:
     sound = stream(pa.table({"id": ["arrow"], "kind": ["a"]}))
     text = pa.array(["x" * 50_000])
     many = pa.array([0] * 1000, pa.int32())
@@ -255,7 +255,7 @@ def test_arrow_that_is_none_or_larger_than_it_looks(client: Client) -> None:
 
 
 @pytest.mark.parametrize("rows", [-7, 2**40, -(2**62)])
-def test_arrow_that_says_it_has_another_number_of_rows(client: Client, rows: int) -> None:
+def test_arrow_with_a_wrong_number_of_rows_is_rejected(client: Client, rows: int) -> None:
     """Nulls take no bytes, however many they are; and fewer than none would make up for more elsewhere."""
     body = stream(pa.table({"a": pa.nulls(7)})).replace(struct.pack("<q", 7), struct.pack("<q", rows))
     assert client.send("events", body, kind=ARROW).status == (400 if rows < 0 else 413)
@@ -299,7 +299,7 @@ NO_KEYS = [
 ]  # fmt: skip
 
 
-def test_what_is_no_key(client: Client) -> None:
+def test_invalid_keys_are_rejected(client: Client) -> None:
     for authorization in NO_KEYS:
         headers = {"authorization": authorization, "content-type": JSON}
         reply = client.ask("POST", "/v1/tables/events/events", b"{}", headers)
@@ -312,7 +312,7 @@ def test_other_methods(client: Client) -> None:
         assert (reply.status, reply.headers["allow"]) == (405, "POST")
 
 
-def test_a_client_that_goes_away_before_its_answer_has_it_committed_or_not(
+def test_a_request_of_a_disconnected_client_is_committed_whole_or_not_at_all(
     service: IngestProcess, client: Client, lake: Path
 ) -> None:
     body = json.dumps([{"id": "gone-1"}, {"id": "gone-2"}]).encode()

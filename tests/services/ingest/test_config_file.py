@@ -33,7 +33,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_what_is_not_said_has_a_default(tmp_path: Path) -> None:
+def test_settings_have_defaults(tmp_path: Path) -> None:
     config = load_config(written(tmp_path, TABLE + ACME))
     assert (config.server.host, config.server.port, config.server.header_timeout_ms) == ("127.0.0.1", 8080, 30_000)
     table = config.tables["events"]
@@ -42,7 +42,7 @@ def test_what_is_not_said_has_a_default(tmp_path: Path) -> None:
     assert KEY not in repr(config)
 
 
-def test_all_that_can_be_said(tmp_path: Path) -> None:
+def test_all_settings_are_read(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(f"{OTHER_KEY}\n")
     text = f"""
 [server]
@@ -166,7 +166,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_told_with_its_remedy(tmp_path: Path, name: str) -> None:
+def test_a_mistake_is_reported_with_its_remedy(tmp_path: Path, name: str) -> None:
     text, told = MISTAKES[name]
     with pytest.raises(InvalidOption, match=re.escape(told)) as error:
         load_config(written(tmp_path, text), {})
@@ -214,9 +214,7 @@ def test_the_command_checks_and_refuses(tmp_path: Path) -> None:
     assert KEY not in checked.stderr + served.stderr
 
 
-def test_tenants_of_other_tables_than_those_that_run_are_not_taken_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tenants_of_new_or_changed_tables_are_not_applied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Who may write a table was decided of the table of the file, by its address and by what keeps tenants apart."""
     path = written(tmp_path, TABLE + ACME)
     taken: list[Tenants] = []

@@ -71,21 +71,21 @@ def test_an_object_an_array_lines_and_arrow(client: Client, lake: Path) -> None:
     ]  # fmt: skip
 
 
-def test_what_is_answered_is_committed_at_that_moment(client: Client, lake: Path) -> None:
+def test_rows_are_committed_before_the_response(client: Client, lake: Path) -> None:
     table = Table.open(lake / "events")
     for n in range(5):
         assert client.send("events", {"id": f"now-{n}"}).status == 200
         assert table.query(f"SELECT count(*) FROM t WHERE id = 'now-{n}'").fetchall() == [(1,)]
 
 
-def test_what_is_sent_again_with_its_id_is_there_once(client: Client, lake: Path) -> None:
+def test_a_repeated_id_is_committed_once(client: Client, lake: Path) -> None:
     first = client.send("events", [{"id": "twice-1"}, {"id": "twice-2"}])
     again = client.send("events", [{"id": "twice-2"}, {"id": "twice-3"}, {"id": "twice-3"}])
     assert (first.said["accepted"], again.said["accepted"], again.said["repeated"]) == (2, 1, 2)
     assert len(stored(lake, "events", "id", "id LIKE 'twice-%'")) == 3
 
 
-def test_values_become_what_the_table_has(client: Client, lake: Path) -> None:
+def test_values_are_converted_to_the_types_of_the_table(client: Client, lake: Path) -> None:
     event = {
         "id": "value-1", "ts": "2026-11-21T11:00:00.5+01:00", "price": 19.99, "data": "a text",
         "deep": {"b": [1, {"c": 2}]},
@@ -100,7 +100,7 @@ def test_values_become_what_the_table_has(client: Client, lake: Path) -> None:
     assert received <= clock
 
 
-def test_nested_values_are_columns_where_the_table_says_so(client: Client, lake: Path) -> None:
+def test_nested_values_become_columns_with_nested_columns(client: Client, lake: Path) -> None:
     assert client.send("shared", {"id": "n", "spot": {"x": 1, "y": [2]}}).status == 200
     assert stored(lake, "shared", "spot.x, spot.y, tenant", "id = 'acme/n'") == [(1, [2], "acme")]
 
@@ -119,7 +119,7 @@ def test_tenants_share_a_table_and_not_their_ids(client: Client, lake: Path) -> 
 
 @pytest.mark.parametrize("name", ["tenant", "Tenant", "_partition", "_PARTITION"])
 @pytest.mark.parametrize("form", ["json", "arrow"])
-def test_what_only_the_service_sets_cannot_be_forged(client: Client, name: str, form: str) -> None:
+def test_columns_of_the_service_cannot_be_forged(client: Client, name: str, form: str) -> None:
     if form == "json":
         reply = client.send("shared", [{"id": "forged"}, {name: "tenant=globex"}])
         assert reply.said["message"].startswith("event 1")
@@ -142,7 +142,7 @@ def test_compressed_bodies(client: Client, lake: Path) -> None:
         assert torn.status == 400
 
 
-def test_a_dictionary_of_arrow_is_taken_as_its_values(client: Client, lake: Path) -> None:
+def test_arrow_dictionaries_are_decoded(client: Client, lake: Path) -> None:
     table = pa.table({"id": ["dictionary-1", "dictionary-2"], "kind": pa.array(["a", "a"]).dictionary_encode()})
     assert client.send("events", arrow(table), kind=ARROW).status == 200
     assert stored(lake, "events", "kind", "id LIKE 'dictionary-%'") == [("a",), ("a",)]
@@ -158,7 +158,7 @@ def test_a_dictionary_of_arrow_is_taken_as_its_values(client: Client, lake: Path
         ([{"id": "bad"}, 5], "event 1 is no object"),
     ],
 )  # fmt: skip
-def test_the_event_at_fault_is_named_and_the_whole_is_refused(
+def test_the_invalid_event_is_named_and_the_request_is_rejected(
     client: Client, lake: Path, events: list[Any], told: str
 ) -> None:
     reply = client.send("events", events)
@@ -194,7 +194,7 @@ def test_neighbours_of_a_bad_request_are_committed(service: IngestProcess, lake:
     ]
 
 
-def test_who_sends_too_much_is_told_when_to_come_again(service: IngestProcess) -> None:
+def test_a_rejection_for_the_rate_has_retry_after(service: IngestProcess) -> None:
     with Client(service.endpoint, key="slow-key-0123456789") as client:
         assert client.send("shared", [{"n": n} for n in range(50)]).status == 200  # a debt of 49 seconds
         refused = client.send("shared", {"n": 1})
@@ -213,7 +213,7 @@ def test_keys(client: Client) -> None:
     assert (elsewhere.status, nowhere.status, elsewhere.said) == (403, 403, nowhere.said)
 
 
-def test_health_and_numbers(service: IngestProcess, client: Client) -> None:
+def test_health_and_metrics(service: IngestProcess, client: Client) -> None:
     client.send("events", {"id": "counted", "n": 1})
     assert client.ask("GET", "/healthz").status == client.ask("GET", "/readyz").status == 200
     assert client.ask("GET", "/metrics").status == 404  # not for clients

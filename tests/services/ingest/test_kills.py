@@ -14,7 +14,7 @@ from tests.support.object_stores.stores import Place
 @pytest.mark.process
 @pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_under_load_it_loses_and_doubles_nothing(shared_place: Place, tmp_path: Path, kills: int) -> None:
+def test_kills_under_load_lose_and_duplicate_no_row(shared_place: Place, tmp_path: Path, kills: int) -> None:
     options = shared_place.storage_options or {}
     load = kill_again_and_again(killing_config(tmp_path, shared_place.uri, options), kills)
     check_nothing_lost_or_doubled(Table.open(shared_place.uri, storage_options=options or None), load)

@@ -25,7 +25,7 @@ def refused(rates: RateLimiter, tenant: str, limits: IngestLimits) -> int | None
     return None
 
 
-def test_a_request_of_any_size_comes_through_and_is_paid_for() -> None:
+def test_a_request_of_any_size_is_accepted_and_counted_as_debt() -> None:
     clock = Clock()
     rates, limits = RateLimiter(clock), IngestLimits(events_per_second=10)
     rates.spend("acme", limits, events=100)
@@ -40,7 +40,7 @@ def test_a_request_of_any_size_comes_through_and_is_paid_for() -> None:
     rates.spend("acme", limits, events=1)
 
 
-def test_over_time_no_more_is_sent_than_the_limit_and_a_second() -> None:
+def test_over_time_a_tenant_sends_its_limit_plus_a_second_at_most() -> None:
     clock = Clock()
     rates, limits = RateLimiter(clock), IngestLimits(events_per_second=10)
     sent = 0
@@ -52,7 +52,7 @@ def test_over_time_no_more_is_sent_than_the_limit_and_a_second() -> None:
     assert 100 <= sent <= 100 + 10 + 3
 
 
-def test_bytes_are_spent_when_they_came_and_without_a_limit_nothing_is() -> None:
+def test_bytes_are_spent_after_receipt_and_only_with_a_limit() -> None:
     clock = Clock()
     rates, limits = RateLimiter(clock), IngestLimits(bytes_per_second=1000)
     rates.spend("acme", limits, bytes_=5000)

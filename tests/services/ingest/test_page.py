@@ -67,7 +67,7 @@ def test_the_check_of_the_page_runs(folder: Path) -> None:
     assert run(folder, check).split().count("acme") == 2
 
 
-def test_what_the_page_shows_runs_and_gives_what_it_says(folder: Path, service: IngestProcess) -> None:
+def test_the_examples_of_the_page_give_their_output(folder: Path, service: IngestProcess) -> None:
     calls = [block for block in blocks(PAGE, "sh") if "curl" in block]
     answers = blocks(PAGE, "json")
     for call, answer in zip(calls, answers, strict=False):

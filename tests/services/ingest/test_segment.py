@@ -84,7 +84,7 @@ def test_its_own_library_sends_every_kind_of_call(service: IngestProcess, lake: 
     assert in_order
 
 
-def test_each_call_has_an_address_and_is_there_once(client: Client, lake: Path) -> None:
+def test_each_call_has_a_url_and_is_committed_once(client: Client, lake: Path) -> None:
     for call in ("track", "identify", "page", "screen", "group", "alias"):
         document = {"messageId": f"own-{call}", "userId": 7, "event": "Opened", "timestamp": MOMENT, "previousId": "x"}
         first, again = client.call(call, document), client.call(call, document)
@@ -158,12 +158,12 @@ def test_a_webhook_is_signed_or_has_a_key(client: Client, lake: Path) -> None:
         ("batch", {"batch": [{"type": [], "userId": "u"}]}, "batch[0]: its type is none"),
     ],
 )  # fmt: skip
-def test_the_call_at_fault_is_named(client: Client, call: str, document: Any, told: str) -> None:
+def test_the_invalid_call_is_named(client: Client, call: str, document: Any, told: str) -> None:
     reply = client.call(call, document)
     assert (reply.status, reply.said["code"]) == (400, "bad_request")
     assert told in reply.said["message"]
 
 
-def test_a_tenant_without_such_a_table_is_refused(client: Client) -> None:
+def test_a_tenant_without_a_table_for_calls_is_rejected(client: Client) -> None:
     assert client.call("track", {"userId": "u", "event": "e"}, key=OTHER_KEY).status == 403
     assert client.ask("GET", "/v1/track").headers["allow"] == "POST"

@@ -80,7 +80,7 @@ def ready(service: IngestProcess) -> Any:
 
 
 @pytest.mark.process
-def test_what_is_pending_is_committed_and_answered_before_it_ends(tmp_path: Path, aside: ThreadPoolExecutor) -> None:
+def test_pending_rows_are_committed_and_acknowledged_before_the_exit(tmp_path: Path, aside: ThreadPoolExecutor) -> None:
     table = 'delay_max = "10m"\nbytes_max = 1000\npending_bytes_max = 1000'
     with IngestProcess(config(str(tmp_path / "events"), table=table)) as service:
         first: Future[Reply] = aside.submit(send, service, "x" * 950)
@@ -123,7 +123,7 @@ def gate(s3_server: S3Server) -> Iterator[tuple[Gate, dict[str, str]]]:
 
 
 @pytest.mark.s3
-def test_while_the_store_is_slow_or_away_nothing_is_acknowledged(
+def test_without_the_store_no_request_is_acknowledged(
     s3: Place, gate: tuple[Gate, dict[str, str]], aside: ThreadPoolExecutor
 ) -> None:
     store, options = gate

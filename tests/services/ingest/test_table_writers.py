@@ -40,7 +40,7 @@ def committed(writer: TableWriter, *rows: dict[str, Any]) -> int:
     return asyncio.run(writer.commit(writer.fit(list(rows), "acme"), "acme")).rows
 
 
-def test_rows_that_do_not_fit_are_set_aside_where_the_file_says_so(tmp_path: Path) -> None:
+def test_rows_that_do_not_fit_are_quarantined_with_on_conflict_quarantine(tmp_path: Path) -> None:
     schema = {"n": "BIGINT", "ts": "TIMESTAMP"}
     with writing(tmp_path, schema=schema, on_conflict="quarantine") as writer:
         assert committed(writer, {"n": 1, "ts": "2026-11-21T10:00:00+01:00"}, {"n": "one"}, {"ts": "soon"}) == 3
@@ -50,7 +50,7 @@ def test_rows_that_do_not_fit_are_set_aside_where_the_file_says_so(tmp_path: Pat
     assert Table.open(tmp_path / "table_quarantine").snapshot().rows == 2
 
 
-def test_columns_that_another_program_declares_are_known_at_the_next_look(tmp_path: Path) -> None:
+def test_columns_declared_by_another_program_are_used_after_a_refresh(tmp_path: Path) -> None:
     with writing(tmp_path, schema={"n": "BIGINT"}) as writer:
         Table.open(tmp_path / "table").alter(schema={"at": "DATE"})
         writer.refresh()
@@ -77,7 +77,7 @@ def test_columns_that_another_program_declares_are_known_at_the_next_look(tmp_pa
         ),
     ],
 )
-def test_what_is_not_the_clients_fault_is_told_to_the_operator(
+def test_server_errors_are_logged_and_hidden_from_clients(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -102,7 +102,7 @@ def test_what_is_not_the_clients_fault_is_told_to_the_operator(
     ("error", "told"),
     [(BufferFull("no room"), "Too much waits"), (TimeoutError(), "takes too long: whether it happens is not known")],
 )
-def test_too_much_that_waits_is_told_apart_from_a_commit_that_takes_too_long(
+def test_a_full_buffer_differs_from_a_commit_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
 ) -> None:
     """Both are a TimeoutError; of one of them it is known that nothing is committed."""
@@ -117,7 +117,7 @@ def test_too_much_that_waits_is_told_apart_from_a_commit_that_takes_too_long(
         assert refusal.value.status == 503
 
 
-def test_a_table_is_made_only_where_the_file_says_so(tmp_path: Path) -> None:
+def test_a_table_is_created_only_with_create(tmp_path: Path) -> None:
     with pytest.raises(TableNotFound):
         open_table(TableSettings("events", str(tmp_path / "table")), {})
     made = TableSettings(

@@ -117,7 +117,7 @@ def test_thousands_of_partitions_are_refused_and_the_neighbour_of_the_batch_is_c
     assert {1, 2} <= set(numbers(lake))
 
 
-def test_requests_below_the_limit_never_make_a_commit_beyond_it(service: IngestProcess, lake: Path) -> None:
+def test_requests_within_partitions_max_never_make_a_commit_beyond_it(service: IngestProcess, lake: Path) -> None:
     """Many requests of few partitions each: the neighbour has not to wait for all of them."""
     each = PARTITIONS_MAX - 1
     flood = [sending([{"kind": f"f{r}-{n}", "n": 0} for n in range(each)], HOSTILE) for r in range(8)]
@@ -136,7 +136,7 @@ def test_requests_below_the_limit_never_make_a_commit_beyond_it(service: IngestP
     assert int(own.pop().partition("-")[0]) <= times[3]
 
 
-def test_new_columns_end_where_the_table_says(service: IngestProcess, lake: Path) -> None:
+def test_new_columns_end_at_columns_max(service: IngestProcess, lake: Path) -> None:
     """Each request has few names, and together they would be many: also when they come at the same moment."""
     with Client(service.endpoint) as client:
         assert client.send("events", {"kind": "visit", "n": -1}).status == 200
@@ -176,7 +176,7 @@ def test_a_tenant_without_new_columns(tmp_path: Path) -> None:
         assert client.send("events", {"kind": "a", "m": 3}).status == 200  # it is there now
 
 
-def test_bodies_of_one_tenant_leave_room_for_the_others(tmp_path: Path) -> None:
+def test_bodies_of_one_tenant_do_not_block_others(tmp_path: Path) -> None:
     """They are never sent whole, and until their time is over they are held."""
     limits = 'receive_timeout = "20s"\nbody_bytes_max = 200_000\nheld_bytes_max = 800_000\n[[table]]'
     text = config(tmp_path).replace("[[table]]", limits, 1)

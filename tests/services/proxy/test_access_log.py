@@ -64,7 +64,7 @@ def test_a_line_of_the_access_log() -> None:
 @pytest.mark.parametrize("name", ["X-Amz-Signature", "x-amz-credential", "X-Amz-Security-Token", "AWSAccessKeyId",
                                   "Signature", "X%2DAmz%2DSignature"])  # fmt: skip
 @pytest.mark.parametrize("equals", ["=", "%3D"])
-def test_what_would_let_others_ask_is_not_in_a_line(name: str, equals: str) -> None:
+def test_secrets_of_a_query_are_redacted(name: str, equals: str) -> None:
     query = line_of(query=f"prefix=a&{name}{equals}hidden%2Fhidden=&list-type=2&{name}{equals}hidden")["query"]
     assert "hidden" not in query
     assert query.startswith("prefix=a&")
@@ -72,12 +72,12 @@ def test_what_would_let_others_ask_is_not_in_a_line(name: str, equals: str) -> N
     assert "&list-type=2&" in query
 
 
-def test_a_presigned_address_in_a_path_is_not_in_a_line() -> None:
+def test_a_presigned_url_in_a_path_is_redacted() -> None:
     line = line_of(path="/events/a%3FX-Amz-Signature=hidden", query="")
     assert line["path"] == "/events/a%3F..."
 
 
-def test_lines_stay_lines_and_short() -> None:
+def test_lines_are_escaped_and_truncated() -> None:
     line = line_of(path="/" + "a" * 9_000, query="q=" + "b" * 9_000, user_agent='x\n\x1b[2J\x9b1m"\udc80' + "c" * 9_000)
     assert [len(line[name]) for name in ("path", "query")] == [2_000, 2_000]
     assert line["user_agent"].startswith('x\\n\\x1b[2J\\x9b1m"\\udc80c')
@@ -135,13 +135,13 @@ def written(stream: BinaryIO, lines: list[bytes], **given: Any) -> LineWriter:
     return writer
 
 
-def test_lines_come_whole_and_in_their_order() -> None:
+def test_lines_are_whole_and_in_order() -> None:
     stream = io.BytesIO()
     assert written(stream, LINES).lost == 0
     assert stream.getvalue() == b"".join(LINES)
 
 
-def test_who_writes_does_not_wait_for_who_reads(pipe: Pipe, caplog: pytest.LogCaptureFixture) -> None:
+def test_writing_lines_does_not_wait_for_the_reader(pipe: Pipe, caplog: pytest.LogCaptureFixture) -> None:
     writer = LineWriter(pipe.stream, "access log", buffered_bytes_max=MANY * len(LINES[0]))
     for each in LINES * 2:
         writer.write(each)  # for ever, if it waited
@@ -155,7 +155,7 @@ def test_who_writes_does_not_wait_for_who_reads(pipe: Pipe, caplog: pytest.LogCa
     assert writer.lost == lost
 
 
-def test_a_stream_that_nobody_reads_does_not_hold_the_end(pipe: Pipe) -> None:
+def test_a_stream_without_a_reader_does_not_delay_the_exit(pipe: Pipe) -> None:
     writer = LineWriter(pipe.stream, "access log")
     for each in LINES:
         writer.write(each)
@@ -168,7 +168,7 @@ def test_a_stream_that_nobody_reads_does_not_hold_the_end(pipe: Pipe) -> None:
     assert writer.lost == lost + 1
 
 
-def test_a_pipe_that_does_not_block_loses_nothing(pipe: Pipe) -> None:
+def test_a_nonblocking_pipe_loses_no_line(pipe: Pipe) -> None:
     fcntl.fcntl(pipe.stream, fcntl.F_SETFL, os.O_WRONLY | os.O_NONBLOCK)
     writer = LineWriter(pipe.stream, "access log")
     for each in LINES:
@@ -195,13 +195,13 @@ class Reluctant(io.RawIOBase):
         return len(data[:7])
 
 
-def test_what_the_stream_takes_in_pieces_comes_whole() -> None:
+def test_partial_writes_are_completed() -> None:
     stream = Reluctant()
     assert written(stream, LINES[:50]).lost == 0  # type: ignore[arg-type]
     assert stream.taken == b"".join(LINES[:50])
 
 
-def test_after_half_a_line_the_next_one_is_a_line() -> None:
+def test_the_line_after_a_partial_line_is_separate() -> None:
     stream = Reluctant(3)
     writer = LineWriter(stream, "access log")  # type: ignore[arg-type]
     writer.write(b"a line of more than fourteen\n")
@@ -212,7 +212,7 @@ def test_after_half_a_line_the_next_one_is_a_line() -> None:
     assert writer.lost == 1
 
 
-def test_a_log_that_cannot_be_written_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_write_error_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     with Path("/dev/full").open("wb", buffering=0) as full:
         writer = LineWriter(full, "access log")
         for number in range(3):
@@ -223,7 +223,7 @@ def test_a_log_that_cannot_be_written_is_told_once(caplog: pytest.LogCaptureFixt
     assert told(caplog) == ["The access log cannot be written: No space left on device. Requests are still served."]
 
 
-def test_records_of_logging_are_lines_too() -> None:
+def test_logging_writes_lines() -> None:
     stream = io.BytesIO()
     writer = LineWriter(stream, "log")
     handler = logging.StreamHandler(TextLines(writer))
@@ -237,7 +237,7 @@ def test_records_of_logging_are_lines_too() -> None:
 
 
 @pytest.mark.process
-def test_a_proxy_whose_output_nobody_reads_answers_and_ends(tmp_path: Path) -> None:
+def test_a_proxy_without_readers_of_its_output_responds_and_exits(tmp_path: Path) -> None:
     """Neither the lines of the requests nor the log, where each says why it failed: the pipes are soon full."""
     config = tmp_path / "proxy.toml"
     config.write_text(

@@ -184,7 +184,7 @@ quick = pytest.mark.parametrize("client", [c for c in CLIENTS if c != "aws"])
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_client_gets_the_answer_of_the_tables_own_query(world: World, client: str) -> None:
+def test_a_client_gets_the_result_of_the_tables_own_query(world: World, client: str) -> None:
     assert CLIENTS[client](world.acme, "events", "u", "v") == world.latest
 
 
@@ -196,14 +196,14 @@ def test_a_tenant_of_one_partition_gets_its_rows_alone(world: World, client: str
 
 @quick
 @pytest.mark.parametrize("spelling", ["milliseconds", "plain"])
-def test_a_bucket_with_a_time_gives_the_snapshot_of_then(world: World, client: str, spelling: str) -> None:
+def test_a_bucket_with_a_time_shows_that_snapshot(world: World, client: str, spelling: str) -> None:
     name = f"events--{world.before_ms}" if spelling == "milliseconds" else f"events--{world.before:%Y%m%dt%H%M%Sz}"
     assert CLIENTS[client](world.acme, name, "u", "v") == world.older != world.latest
 
 
 # The others check a bucket's name, take what is before the `@` for a user, or sign the `@` otherwise than S3 does.
 @pytest.mark.parametrize("client", ["duckdb", "chdb", "pyarrow", "pandas"])
-def test_a_bucket_with_a_readable_time_gives_the_snapshot_of_then(world: World, client: str) -> None:
+def test_a_bucket_with_a_readable_time_shows_that_snapshot(world: World, client: str) -> None:
     found = CLIENTS[client](world.acme, f"events@{world.before:%Y-%m-%dT%H:%M:%SZ}", "u", "v")
     assert found == world.older
 
@@ -215,7 +215,7 @@ def test_a_wrong_secret_is_refused(world: World, client: str) -> None:
 
 
 @quick
-def test_the_bucket_of_another_tenant_is_not_there(world: World, client: str) -> None:
+def test_the_bucket_of_another_tenant_does_not_exist(world: World, client: str) -> None:
     with pytest.raises(Exception, match=r"NoSuchBucket|404|^secrets$"):
         CLIENTS[client](world.acme, "secrets", "u", "v")
 
@@ -296,7 +296,7 @@ def _fetch(address: str) -> bytes:
         return bytes(answer.read())
 
 
-def test_buckets_are_hosts_for_who_wants_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buckets_can_be_hosts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     resolve = socket.getaddrinfo
 
     def here(host: Any, *more: Any, **named: Any) -> Any:
@@ -402,7 +402,7 @@ def test_boto3_follows_many_pages_of_the_first_version(world: World) -> None:
     assert [found["Key"] for page in pages for found in page["Contents"]] == _keys(world.acme, "many")
 
 
-def test_arrow_leaves_out_partitions_by_their_paths(world: World) -> None:
+def test_arrow_prunes_partitions_by_their_paths(world: World) -> None:
     seen = len(world.proxy.access_log())
     columns = pa.schema([("d", pa.string()), ("u", pa.int64())])
     partitioning = ds.partitioning(columns, flavor="hive")

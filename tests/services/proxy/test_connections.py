@@ -126,7 +126,7 @@ def allow_files(pid: int, wanted: int) -> None:
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_who_stops_reading_is_cut_off(
+def test_a_client_that_stops_reading_is_disconnected(
     lake: Lake,
     sockets: ExitStack,
     certificates: Path,  # noqa: F811
@@ -148,7 +148,7 @@ def test_who_stops_reading_is_cut_off(
         assert "ASGI" not in proxy.errors()
 
 
-def test_many_questions_whose_answers_are_not_read_keep_nobody_out(lake: Lake, sockets: ExitStack) -> None:
+def test_unread_responses_do_not_block_others(lake: Lake, sockets: ExitStack) -> None:
     """Of somebody who is known. Each answer is short, and the last would wait for its place for ever."""
     with ProxyProcess(lake.config('connections = 2\nsend_timeout = "1s"\nstop_timeout = "1h"')) as proxy:
         question = asked(proxy.port, f"/events/{'a' * 900}")
@@ -176,7 +176,7 @@ def test_many_questions_whose_answers_are_not_read_keep_nobody_out(lake: Lake, s
 
 
 @pytest.mark.parametrize("path", ["/events", "/-/health"])
-def test_a_stranger_gets_one_answer_on_a_connection(lake: Lake, path: str) -> None:
+def test_an_unauthenticated_client_gets_one_response_per_connection(lake: Lake, path: str) -> None:
     with ProxyProcess(lake.config("")) as proxy:
         assert statuses(proxy.port, unsigned(path) * 3) == [200 if path == "/-/health" else 403]
         known = asked(proxy.port, "/events?list-type=2")
@@ -206,7 +206,7 @@ def metric(proxy: ProxyProcess, name: str) -> float:
     return float(next(line.split()[-1] for line in lines if line.startswith(name)))
 
 
-def test_who_connects_and_does_not_shake_hands_counts(lake: Lake, sockets: ExitStack, certificates: Path) -> None:  # noqa: F811
+def test_connections_without_a_handshake_count(lake: Lake, sockets: ExitStack, certificates: Path) -> None:  # noqa: F811
     """600 of them at 50 connections, and no time limit that would help: the proxy has files left for all others."""
     allow_files(os.getpid(), 2_000)
     with ProxyProcess(lake.config("connections = 50\n" + with_tls(certificates))) as proxy:
@@ -223,7 +223,7 @@ def test_who_connects_and_does_not_shake_hands_counts(lake: Lake, sockets: ExitS
         assert proxy.errors().count("\n") == 1
 
 
-def test_over_tls_too_a_new_one_is_told_to_come_again(lake: Lake, sockets: ExitStack, certificates: Path) -> None:  # noqa: F811
+def test_a_connection_over_tls_beyond_the_limit_gets_503(lake: Lake, sockets: ExitStack, certificates: Path) -> None:  # noqa: F811
     """When all connections are in use, those that do not shake hands make room for each other and for the next."""
     server = 'connections = 2\nstop_timeout = "0s"\n' + with_tls(certificates)
     with ProxyProcess(lake.config(server)) as proxy:
@@ -237,7 +237,7 @@ def test_over_tls_too_a_new_one_is_told_to_come_again(lake: Lake, sockets: ExitS
             assert rest_of(sock) == b""
 
 
-def test_without_files_it_accepts_again_once_there_are_some(lake: Lake, sockets: ExitStack) -> None:
+def test_it_accepts_again_once_files_can_be_opened(lake: Lake, sockets: ExitStack) -> None:
     allow_files(os.getpid(), 2_000)
     with ProxyProcess(lake.config('connections = 500\nheader_timeout = "1h"')) as proxy:
         pid = proxy.process.pid
@@ -253,7 +253,7 @@ def test_without_files_it_accepts_again_once_there_are_some(lake: Lake, sockets:
 # ------------------------------------------------------------------------------------------ what is no HTTP
 
 
-def test_a_body_that_is_no_http_is_the_requests_own_affair(lake: Lake) -> None:
+def test_a_malformed_body_fails_only_its_request(lake: Lake) -> None:
     """Its request is answered once, the access log tells with what, and standard error says nothing."""
     with ProxyProcess(lake.config("")) as proxy:
         port, chunked = proxy.port, "Transfer-Encoding: chunked"
@@ -277,7 +277,7 @@ def test_a_body_that_is_no_http_is_the_requests_own_affair(lake: Lake) -> None:
         assert proxy.errors().count("\n") == 1
 
 
-def test_a_body_that_is_no_http_after_the_answer_ends_the_connection(lake: Lake) -> None:
+def test_a_malformed_body_after_the_response_closes_the_connection(lake: Lake) -> None:
     """Health and metrics are answered before their bodies, if there are any, have come."""
     with ProxyProcess(lake.config("")) as proxy, connect(int(proxy.admin.rpartition(":")[2])) as sock:
         sock.sendall(b"POST /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")

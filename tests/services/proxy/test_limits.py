@@ -36,7 +36,7 @@ def gate_of(time: Time) -> TenantLimiter:
 # ------------------------------------------------------------------------------------------------ requests
 
 
-def test_one_request_too_many_is_told_to_slow_down() -> None:
+def test_a_request_beyond_the_limit_gets_slow_down() -> None:
     gate, two = TenantLimiter(), tenant(requests=2)
     with gate.enter(two), gate.enter(two):
         with pytest.raises(S3Error) as refused, gate.enter(two):
@@ -45,7 +45,7 @@ def test_one_request_too_many_is_told_to_slow_down() -> None:
         assert ("Retry-After", "1") in refused.value.headers
 
 
-def test_a_request_that_is_over_makes_room_also_when_it_failed() -> None:
+def test_a_finished_request_frees_its_slot_also_after_an_error() -> None:
     gate, one = TenantLimiter(), tenant(requests=1)
     with pytest.raises(ZeroDivisionError), gate.enter(one):
         _ = 1 / 0
@@ -55,7 +55,7 @@ def test_a_request_that_is_over_makes_room_also_when_it_failed() -> None:
         pass
 
 
-def test_tenants_do_not_take_each_others_requests() -> None:
+def test_tenants_have_separate_request_limits() -> None:
     gate = TenantLimiter()
     with gate.enter(tenant("a", requests=1)), gate.enter(tenant("b", requests=1)), gate.enter(tenant("c")):
         pass
@@ -100,7 +100,7 @@ def test_a_piece_larger_than_a_second_waits_for_all_of_it() -> None:
     assert time.now == pytest.approx(4.5)
 
 
-def test_without_a_limit_nobody_waits() -> None:
+def test_without_a_limit_no_request_waits() -> None:
     time = Time()
     gate = gate_of(time)
 
@@ -132,7 +132,7 @@ def test_downloads_of_a_tenant_take_turns() -> None:
     assert all(sorted(order[n : n + 3]) == ["a", "b", "c"] for n in range(3, 12)), order
 
 
-def test_a_download_that_is_given_up_does_not_keep_its_turn() -> None:
+def test_a_cancelled_download_releases_its_turn() -> None:
     time, slow = Time(), tenant(bytes_per_second=100)
     gate = gate_of(time)
 
@@ -186,7 +186,7 @@ def test_a_new_request_does_not_fill_the_bucket() -> None:
 # ------------------------------------------------------------------------------------------------ memory
 
 
-def test_tenants_that_are_idle_are_forgotten() -> None:
+def test_idle_tenants_are_dropped() -> None:
     time = Time()
     gate = gate_of(time)
     for number in range(1_000):

@@ -31,7 +31,7 @@ def answer(metrics: ProxyMetrics, tenant: str, operation: str = "GetObject", sta
     metrics.record_response(tenant, operation, status, "", 0.1, 100)
 
 
-def test_of_too_many_tenants_those_go_that_asked_for_nothing_for_longest() -> None:
+def test_metrics_of_the_least_recent_tenants_are_dropped() -> None:
     metrics = ProxyMetrics(tenants_max=2)
     for operation, status in (("GetObject", 200), ("GetObject", 404), ("HeadObject", 200)):
         answer(metrics, "first", operation, status)
@@ -59,7 +59,7 @@ def test_the_text_is_limited_however_many_tenants_there_are() -> None:
     assert len(samples(metrics, "icedb_proxy_sent_bytes_total")) == TENANTS_MAX
 
 
-def test_numbers_can_be_collected_while_tenants_come_and_go() -> None:
+def test_metrics_can_be_scraped_while_tenants_change() -> None:
     metrics = ProxyMetrics(tenants_max=50)
     done = threading.Event()
 
@@ -78,7 +78,7 @@ def test_numbers_can_be_collected_while_tenants_come_and_go() -> None:
         assert collecting.result() > 0
 
 
-def test_while_the_numbers_are_collected_others_are_answered() -> None:
+def test_a_scrape_does_not_block_requests() -> None:
     healthy = threading.Event()
 
     class Slow(ProxyMetrics):

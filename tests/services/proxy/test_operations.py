@@ -1,7 +1,7 @@
 """What the proxy answers is what S3 answers: asked side by side with a real S3 server that holds the same objects.
 
 Both get the same signed questions, and status, code, headers and parsed XML are compared. Where the server of the tests
-does not do what AWS documents, `test_where_the_server_of_the_tests_is_not_s3` says AWS's rule, which the proxy follows.
+does not do what AWS documents, `test_differences_of_the_test_server_from_s3` says AWS's rule, which the proxy follows.
 What S3 has and the proxy refuses, and what only the proxy has, is below.
 """
 
@@ -138,7 +138,7 @@ def is_inside(prefix: str, delimiter: str, after: str) -> bool:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_listings_are_those_of_a_real_server(pair: Pair, version: int) -> None:
+def test_listings_match_a_real_server(pair: Pair, version: int) -> None:
     for prefix, delimiter, size, after in product(PREFIXES, DELIMITERS, SIZES, AFTER):
         if is_inside(prefix, delimiter, after):
             continue
@@ -153,9 +153,7 @@ def test_listings_are_those_of_a_real_server(pair: Pair, version: int) -> None:
     "more", [{"encoding-type": "url"}, {"fetch-owner": "true"}, {"fetch-owner": "false"}, {"x": "1"}]
 )
 @pytest.mark.parametrize("version", [1, 2])
-def test_listings_with_further_parameters_are_those_of_a_real_server(
-    pair: Pair, version: int, more: dict[str, str]
-) -> None:
+def test_listings_with_further_parameters_match_a_real_server(pair: Pair, version: int, more: dict[str, str]) -> None:
     for prefix, delimiter, size in product(PREFIXES, DELIMITERS, ["1", "1000"]):
         after = {"marker": "a b+ü/"} if version == 1 else {"list-type": "2", "start-after": "a b+ü/"}
         asked = {"prefix": prefix, "delimiter": delimiter, "max-keys": size, **after, **more}
@@ -167,7 +165,7 @@ def test_listings_with_further_parameters_are_those_of_a_real_server(
 @pytest.mark.parametrize("size", ["1", "2", "5"])
 @pytest.mark.parametrize("delimiter", ["", "/", "=", "u=1"])
 @pytest.mark.parametrize("version", [1, 2])
-def test_pages_are_those_of_a_real_server(pair: Pair, version: int, delimiter: str, size: str) -> None:
+def test_pages_match_a_real_server(pair: Pair, version: int, delimiter: str, size: str) -> None:
     asked = {"delimiter": delimiter, "max-keys": size, "prefix": "d=2026-11-21/"}
     pages = [all_pages(side, pair.bucket, version, {n: v for n, v in asked.items() if v}) for side in pair.sides]
     assert pages[0] == pages[1]
@@ -216,7 +214,7 @@ def all_pages(side: Side, bucket: str, version: int, asked: dict[str, str]) -> l
         ("told", {"delimiter": "/", "marker": "d=2026-11-20/"}, {"prefixes": ["d=2026-11-21/"]}),
     ],
 )
-def test_where_the_server_of_the_tests_is_not_s3(
+def test_differences_of_the_test_server_from_s3(
     pair: Pair, rule: str, asked: dict[str, str], expected: dict[str, Any]
 ) -> None:
     said = listed(pair.proxy.ask("GET", f"/{pair.bucket}", asked))
@@ -269,7 +267,7 @@ def some_object(pair: Pair) -> tuple[str, int, str]:
     return f"/{pair.bucket}/{key}", len(pair.objects[key]), key
 
 
-def test_every_object_is_that_of_a_real_server(pair: Pair) -> None:
+def test_objects_match_a_real_server(pair: Pair) -> None:
     for key, body in pair.objects.items():
         for method in ("GET", "HEAD"):
             proxy, server = (side.ask(method, f"/{pair.bucket}/{key}") for side in pair.sides)
@@ -298,7 +296,7 @@ def test_a_range_is_that_of_a_real_server(pair: Pair, text: str, method: str) ->
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("text", NO_RANGES)
-def test_a_range_that_is_none_or_several_gives_the_whole_object(pair: Pair, text: str, method: str) -> None:
+def test_an_invalid_or_multiple_range_returns_the_whole_object(pair: Pair, text: str, method: str) -> None:
     # RFC 9110, 14.2: "A server MUST ignore ... a Range header field ... that contains an unknown range unit", and one
     # that is malformed; S3: "doesn't support retrieving multiple ranges". The server of the tests says 416, or gives
     # the first of several.
@@ -325,7 +323,7 @@ def conditions(of: Heard) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_conditions_are_answered_as_by_a_real_server(pair: Pair, method: str) -> None:
+def test_conditions_match_a_real_server(pair: Pair, method: str) -> None:
     path, _, _ = some_object(pair)
     seen = set()
     grids = [conditions(side.ask("HEAD", path)) for side in pair.sides]
@@ -381,7 +379,7 @@ def test_part_numbers(pair: Pair, number: str, headers: dict[str, str], status: 
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_what_is_not_there_is_told_as_by_a_real_server(pair: Pair, method: str) -> None:
+def test_missing_objects_match_a_real_server(pair: Pair, method: str) -> None:
     key = pair.keys[0]
     paths = [
         f"/{pair.bucket}/{k}" for k in (key[:-1], key + "x", key.rpartition("/")[0] + "/", "d=2026-11-21", "..", "a//b")
@@ -432,7 +430,7 @@ def test_the_buckets_of_a_tenant_are_listed_by_name(runner: asyncio.Runner, tabl
 
 
 @pytest.mark.parametrize(("region", "said"), [("us-east-1", None), ("eu-central-1", "eu-central-1")])
-def test_a_bucket_tells_its_region(
+def test_head_bucket_has_the_region(
     runner: asyncio.Runner, tables: TableCatalog, table: Table, region: str, said: str | None
 ) -> None:
     side = AppSide(make_app(tables, [VirtualBucket("events", table.uri)], region=region), runner)
@@ -445,7 +443,7 @@ def test_a_bucket_tells_its_region(
     assert side.ask("GET", "/others", {"location": ""}).code == "NoSuchBucket"
 
 
-def test_a_bucket_that_the_host_names_is_the_one_of_the_path(
+def test_a_bucket_in_the_host_equals_one_in_the_path(
     runner: asyncio.Runner, tables: TableCatalog, table: Table
 ) -> None:
     side = AppSide(make_app(tables, [VirtualBucket("events", table.uri)]), runner)
@@ -495,14 +493,14 @@ SUBRESOURCES = [
 
 
 @pytest.mark.parametrize("name", SUBRESOURCES)
-def test_another_subresource_is_refused_by_name(pair: Pair, name: str) -> None:
+def test_other_subresources_are_not_implemented(pair: Pair, name: str) -> None:
     for path in (f"/{pair.bucket}", f"/{pair.bucket}/{pair.keys[0]}"):
         assert described(pair.proxy.ask("GET", path, {name: ""}), ()) == {"status": 501, "code": "NotImplemented"}
         assert pair.proxy.ask("HEAD", path, {name: ""}).status == 501
 
 
 @pytest.mark.parametrize("name", ["response-content-type", "response-content-disposition", "response-expires"])
-def test_headers_of_the_clients_choice_are_refused(pair: Pair, name: str) -> None:
+def test_response_headers_chosen_by_the_client_are_rejected(pair: Pair, name: str) -> None:
     answer = pair.proxy.ask("GET", f"/{pair.bucket}/{pair.keys[0]}", {name: "text/plain"})
     assert answer.code == "NotImplemented"
 
@@ -533,7 +531,7 @@ def test_nothing_can_be_written(pair: Pair, method: str, query: dict[str, str]) 
     assert pair.proxy.ask("GET", f"/{pair.bucket}/{pair.keys[0]}").body == pair.objects[pair.keys[0]]
 
 
-def test_an_error_says_what_was_asked_and_who_asked_for_it_is_told_the_same(
+def test_an_error_has_the_same_id_in_its_headers_and_body(
     runner: asyncio.Runner, tables: TableCatalog, table: Table
 ) -> None:
     lines = io.BytesIO()
@@ -557,9 +555,7 @@ def test_an_error_says_what_was_asked_and_who_asked_for_it_is_told_the_same(
 # ------------------------------------------------------------------------------------------ redirects
 
 
-def test_a_get_is_sent_to_where_the_store_has_the_bytes(
-    runner: asyncio.Runner, tables: TableCatalog, s3: Place
-) -> None:
+def test_a_get_is_redirected_to_the_store(runner: asyncio.Runner, tables: TableCatalog, s3: Place) -> None:
     table = make_table(s3)
     app = make_app(tables, [VirtualBucket("events", table.uri)], redirect=True, redirect_expires_ms=60_000)
     side = AppSide(app, runner)
@@ -583,7 +579,7 @@ def test_a_get_is_sent_to_where_the_store_has_the_bytes(
     assert side.ask("GET", "/events").status == 200
 
 
-def test_a_table_in_a_folder_is_read_for_the_client_all_the_same(
+def test_a_table_in_a_folder_is_read_by_the_proxy_despite_redirect(
     runner: asyncio.Runner, tables: TableCatalog, local: Place
 ) -> None:
     table = make_table(local)
@@ -607,7 +603,7 @@ def test_a_table_in_s3_is_read_for_the_client(runner: asyncio.Runner, tables: Ta
 
 
 @pytest.mark.parametrize("path", ["/{bucket}", "/{bucket}/{key}", "/"])
-def test_a_body_that_nobody_needs_is_read_and_compared(pair: Pair, path: str) -> None:
+def test_an_unneeded_body_is_read_and_compared_with_its_hash(pair: Pair, path: str) -> None:
     at = path.format(bucket=pair.bucket, key=pair.keys[0])
     plain = pair.proxy.ask("GET", at)
     right = pair.proxy.ask("GET", at, body=b"something")

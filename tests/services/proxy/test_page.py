@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_the_page_shows_runs_and_gives_what_it_says(folder: Path) -> None:
+def test_the_examples_of_the_page_give_their_output(folder: Path) -> None:
     """The tenant's programs run in a process of their own, as ClickHouse and pyarrow like it."""
     extension = subprocess.run(
         [sys.executable, "-c", "from duckdb_extension_httpfs import __file__; print(__file__)"],

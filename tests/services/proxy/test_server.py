@@ -161,7 +161,7 @@ def written(folder: Path, config: str) -> Path:
 # ------------------------------------------------------------------------------------------------ starting
 
 
-def test_it_says_where_it_listens_and_that_it_is_there(proxy: ProxyProcess) -> None:
+def test_it_prints_its_address_and_is_healthy(proxy: ProxyProcess) -> None:
     assert proxy.errors().count("\n") == 1, "one line"
     assert "tenants in the file: 3" in proxy.errors()
     assert get(f"{proxy.endpoint}/-/health") == (200, "ok\n")
@@ -169,7 +169,7 @@ def test_it_says_where_it_listens_and_that_it_is_there(proxy: ProxyProcess) -> N
     assert get(f"{proxy.admin}/ready") == (200, "ok\n")
 
 
-def test_an_object_comes_whole(world: World, proxy: ProxyProcess) -> None:
+def test_an_object_is_returned_whole(world: World, proxy: ProxyProcess) -> None:
     assert body_of(world, proxy.endpoint, KEY, SECRET).read() == world.content
 
 
@@ -188,7 +188,7 @@ def test_a_wrong_configuration_is_one_line_and_status_2(world: World, tmp_path: 
     assert "conections" in done.stderr
 
 
-def test_without_the_extra_it_says_how_to_install_it(world: World, tmp_path: Path) -> None:
+def test_without_the_extra_the_error_has_the_install_command(world: World, tmp_path: Path) -> None:
     (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(\"No module named 'uvicorn'\", name='uvicorn')")
     done = run(written(tmp_path, world.config()), env={"PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
@@ -228,7 +228,7 @@ def test_the_tenants_can_be_changed_without_a_restart(world: World, tmp_path: Pa
 # ------------------------------------------------------------------------------------------------ stopping
 
 
-def test_told_to_stop_it_finishes_what_it_began(world: World) -> None:
+def test_on_sigterm_it_finishes_responses_in_progress(world: World) -> None:
     with ProxyProcess(world.config('admin_listen = "127.0.0.1:0"')) as proxy:
         idle = connect(proxy)
         body = body_of(world, proxy.endpoint, SLOW_KEY, SLOW_SECRET)
@@ -245,7 +245,7 @@ def test_told_to_stop_it_finishes_what_it_began(world: World) -> None:
         assert proxy.errors().count("\n") == 1
 
 
-def test_it_waits_for_answers_no_longer_than_it_was_told(world: World) -> None:
+def test_it_waits_for_responses_no_longer_than_stop_timeout(world: World) -> None:
     with ProxyProcess(world.config('stop_timeout = "1s"')) as proxy:
         body = body_of(world, proxy.endpoint, LONG_KEY, LONG_SECRET)
         proxy.signal(signal.SIGINT)
@@ -266,7 +266,7 @@ def test_a_second_signal_ends_it_at_once(world: World) -> None:
             body.read()
 
 
-def test_a_store_that_does_not_answer_does_not_hold_the_end(world: World) -> None:
+def test_a_hanging_store_does_not_delay_the_exit(world: World) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
         options = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "AWS_ACCESS_KEY_ID": "a",
                    "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}  # fmt: skip
@@ -287,13 +287,13 @@ def test_a_store_that_does_not_answer_does_not_hold_the_end(world: World) -> Non
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /-/health HTTP/1.1\r\nHost: x\r\nX-Slow: "], ids=["nothing", "half"])
-def test_who_does_not_say_what_it_wants_is_closed(proxy: ProxyProcess, said: bytes) -> None:
+def test_a_connection_without_a_request_is_closed(proxy: ProxyProcess, said: bytes) -> None:
     with connect(proxy) as sock:
         sock.sendall(said)
         assert rest_of(sock) == b""
 
 
-def test_a_byte_now_and_then_does_not_keep_a_connection(proxy: ProxyProcess) -> None:
+def test_slow_bytes_do_not_keep_a_connection(proxy: ProxyProcess) -> None:
     with connect(proxy) as sock:
         sock.sendall(b"GET /-/health HTTP/1.1\r\nX-Slow: ")
 
@@ -319,7 +319,7 @@ def test_the_next_request_of_a_connection_has_to_come_whole_too(proxy: ProxyProc
         assert not rest_of(later).startswith(b"HTTP/1.1")
 
 
-def test_a_thousand_slow_clients_keep_nobody_out(world: World) -> None:
+def test_a_thousand_slow_clients_do_not_block_others(world: World) -> None:
     """Though none of them is closed for its slowness here: those that wait longest make room for who comes."""
     _allow_files(3_000)
     config = world.config('connections = 100\nheader_timeout = "1h"')
@@ -337,7 +337,7 @@ def test_a_thousand_slow_clients_keep_nobody_out(world: World) -> None:
         assert proxy.alive()
 
 
-def test_when_all_connections_are_in_use_a_new_one_is_told_to_come_again(world: World) -> None:
+def test_a_connection_beyond_the_limit_gets_503(world: World) -> None:
     with ProxyProcess(world.config('connections = 2\nstop_timeout = "0s"')) as proxy, ExitStack() as bodies:
         for _ in range(2):
             bodies.enter_context(closing(body_of(world, proxy.endpoint, LONG_KEY, LONG_SECRET)))
@@ -419,7 +419,7 @@ def value(proxy: ProxyProcess, name: str, **labels: str) -> float:
     return 0
 
 
-def test_numbers_are_of_tenants_that_proved_who_they_are(world: World, proxy: ProxyProcess) -> None:
+def test_metrics_have_only_authenticated_tenants(world: World, proxy: ProxyProcess) -> None:
     labels = {"tenant": "acme", "operation": "GetObject", "status": "200"}
     before, bytes_before = value(proxy, "icedb_proxy_requests_total", **labels), value(
         proxy, "icedb_proxy_sent_bytes_total", tenant="acme"
@@ -439,7 +439,7 @@ def test_numbers_are_of_tenants_that_proved_who_they_are(world: World, proxy: Pr
 # ------------------------------------------------------------------------------------------------ the access log
 
 
-def test_the_access_log_tells_of_each_request_and_nothing_that_is_secret(world: World, proxy: ProxyProcess) -> None:
+def test_the_access_log_has_each_request_and_no_secret(world: World, proxy: ProxyProcess) -> None:
     s3 = client(proxy.endpoint)
     url = s3.generate_presigned_url("get_object", Params={"Bucket": "events", "Key": world.key})
     signature = url.partition("X-Amz-Signature=")[2].partition("&")[0]

@@ -221,7 +221,7 @@ def signed_at_ms(request: S3Request) -> int:
 
 
 @pytest.mark.process
-def test_what_clients_send_is_verified(recorded: list[S3Request]) -> None:
+def test_requests_of_real_clients_are_verified(recorded: list[S3Request]) -> None:
     for request in recorded:
         caller = verify(request, now_ms=SystemClock().now_ms())
         assert (caller.tenant, caller.access_key_id) == (ACME, KEY_ID)
@@ -516,7 +516,7 @@ def test_a_refused_request_has_its_code(rule: str) -> None:
     assert refusal(request).code == code
 
 
-def test_messages_say_what_to_do_as_s3_says_it() -> None:
+def test_messages_have_the_words_of_s3() -> None:
     says = {
         "both ways": "Only one auth mechanism allowed",
         "version 2": "AWS4-HMAC-SHA256",
@@ -528,7 +528,7 @@ def test_messages_say_what_to_do_as_s3_says_it() -> None:
         assert text in refusal(REFUSED[rule][0]).message
 
 
-def test_what_is_refused_without_its_owner_asks_no_directory() -> None:
+def test_malformed_requests_cause_no_lookup() -> None:
     owner_matters = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidURI"}
     for rule, (request, code) in REFUSED.items():
         directory = OneTenant()
@@ -598,11 +598,11 @@ def test_an_accepted_request_is_the_tenants(rule: str) -> None:
         ),
     ],
 )
-def test_the_caller_knows_what_the_body_must_be(request_: S3Request, payload_sha256: str | None) -> None:
+def test_the_caller_has_the_signed_hash_of_the_body(request_: S3Request, payload_sha256: str | None) -> None:
     assert verify(request_).payload_sha256 == payload_sha256
 
 
-def test_the_owner_of_a_key_is_the_directorys_to_tell() -> None:
+def test_the_directory_decides_the_owner_of_a_key() -> None:
     class Unreachable:
         async def find(self, access_key_id: str) -> KeyOwner | None:
             raise S3Error("ServiceUnavailable")
@@ -612,7 +612,7 @@ def test_the_owner_of_a_key_is_the_directorys_to_tell() -> None:
     assert caught.value.code == "ServiceUnavailable"
 
 
-def test_the_skew_is_the_callers_to_choose() -> None:
+def test_the_skew_is_a_parameter() -> None:
     late = NOW_MS + 60_000
     asyncio.run(authenticate(SIGNED, OneTenant(), now_ms=late, max_skew_ms=60_000))
     with pytest.raises(S3Error) as caught:
@@ -620,7 +620,7 @@ def test_the_skew_is_the_callers_to_choose() -> None:
     assert caught.value.code == "RequestTimeTooSkewed"
 
 
-def test_neither_errors_nor_the_log_tell_what_would_be_right(caplog: pytest.LogCaptureFixture) -> None:
+def test_neither_errors_nor_the_log_have_expected_signatures(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     wrong = [signed(PLAIN, at=AT, secret="wrong"), presigned(BARE, at=AT, secret="wrong")]
     errors = [refusal(request) for request in [*wrong, *(r for r, _ in REFUSED.values())]]
@@ -660,16 +660,14 @@ somewhere = st.one_of(anything, anything.map(lambda text: f"/{text}"))
 @pytest.mark.long
 @settings(max_examples=300)
 @given(path=somewhere, query=anything, headers=st.lists(st.tuples(names | text_of_bytes, anything), max_size=6))
-def test_whatever_comes_is_refused_by_s3s_codes(path: str, query: str, headers: list[tuple[str, str]]) -> None:
+def test_random_requests_are_rejected_with_codes_of_s3(path: str, query: str, headers: list[tuple[str, str]]) -> None:
     refusal(S3Request("GET", path, query, tuple(headers)))
 
 
 @pytest.mark.long
 @settings(max_examples=200)
 @given(pieces=st.lists(st.sampled_from(["header", "query"]), min_size=1, max_size=3), data=st.data())
-def test_a_piece_of_anything_in_a_right_request_is_refused_or_means_the_same(
-    pieces: list[str], data: st.DataObject
-) -> None:
+def test_an_edited_request_is_rejected_or_equivalent(pieces: list[str], data: st.DataObject) -> None:
     request = SIGNED
     for piece in pieces:
         if piece == "query":
@@ -698,7 +696,7 @@ some_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
     parameters=st.dictionaries(some_text.filter(lambda n: n and not n.startswith("X-Amz-")), some_text, max_size=4),
     in_query=st.booleans(),
 )
-def test_whatever_botocore_signs_is_verified(key: str, parameters: dict[str, str], in_query: bool) -> None:
+def test_all_requests_that_botocore_signs_are_verified(key: str, parameters: dict[str, str], in_query: bool) -> None:
     assume("AWSAccessKeyId" not in parameters)
     quoted = quote(key, safe="/~")
     request = AWSRequest("GET", f"http://proxy.example/events/{quoted}", {"host": "proxy.example"}, params=parameters)

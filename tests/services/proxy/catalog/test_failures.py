@@ -35,7 +35,7 @@ from tests.support.proxy.proxy_worlds import World, heard, in_still_loop, make_a
 
 
 @in_still_loop
-async def test_a_look_that_fails_leaves_what_is_known_and_the_next_one_recovers() -> None:
+async def test_a_failed_refresh_keeps_the_state_and_the_next_one_recovers() -> None:
     world = World()
     (key,) = world.add("u=1")
     bucket = world.bucket()
@@ -61,7 +61,7 @@ async def test_a_look_that_fails_leaves_what_is_known_and_the_next_one_recovers(
 
 @pytest.mark.parametrize("known", [True, False])
 @in_still_loop
-async def test_those_who_wait_for_a_store_that_is_down_wait_together(known: bool) -> None:
+async def test_requests_that_wait_for_a_failing_store_share_the_wait(known: bool) -> None:
     world = World()
     world.add("u=1")
     bucket = world.bucket()
@@ -108,7 +108,7 @@ async def test_a_damaged_log_is_an_error_until_it_is_repaired(first: str, caplog
     assert (await fetch(app, f"/events/{key}")).body == b"0123456789"
 
 
-def test_a_table_that_is_not_there_is_an_error_until_it_is(local: Place) -> None:
+def test_a_missing_table_is_an_error_until_it_exists(local: Place) -> None:
     bucket = VirtualBucket("events", local.uri)
 
     async def work() -> None:
@@ -128,7 +128,7 @@ def test_a_table_that_is_not_there_is_an_error_until_it_is(local: Place) -> None
 
 
 @in_still_loop
-async def test_a_table_that_was_made_anew_at_its_address_is_told_within_a_minute() -> None:
+async def test_a_recreated_table_is_detected_within_a_minute() -> None:
     world = World()
     old = world.add("u=1", "u=1", "u=2")
     world.replace(old[0])
@@ -148,7 +148,7 @@ async def test_a_table_that_was_made_anew_at_its_address_is_told_within_a_minute
 
 
 @in_still_loop
-async def test_a_table_that_was_deleted_is_no_empty_one() -> None:
+async def test_a_deleted_table_is_not_shown_as_empty() -> None:
     world = World()
     world.add("u=1")
     world.table.merge_log()
@@ -219,7 +219,7 @@ def test_a_download_is_sent_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> N
     asyncio.run(work())
 
 
-def test_a_client_that_leaves_ends_the_stores_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disconnect_of_the_client_closes_the_stream_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     async def leave(message: dict[str, Any], left: asyncio.Event) -> None:
         if message.get("body") == b"2":
             left.set()
@@ -233,7 +233,7 @@ def test_a_client_that_leaves_ends_the_stores_stream(monkeypatch: pytest.MonkeyP
     asyncio.run(work())
 
 
-def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     async def stand_still(message: dict[str, Any], _: asyncio.Event) -> None:
         if message.get("body") == b"1":
             await asyncio.Event().wait()
@@ -247,7 +247,7 @@ def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch
     asyncio.run(work())
 
 
-def test_a_store_that_fails_half_way_leaves_an_answer_that_nobody_takes_for_whole(
+def test_a_read_error_after_the_start_leaves_a_detectably_incomplete_response(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
@@ -262,7 +262,7 @@ def test_a_store_that_fails_half_way_leaves_an_answer_that_nobody_takes_for_whol
 
 @pytest.mark.parametrize("gone", [True, False])
 @in_still_loop
-async def test_a_part_that_cannot_be_read_is_an_answer_of_its_own(gone: bool) -> None:
+async def test_an_unreadable_part_fails_only_its_request(gone: bool) -> None:
     world = World()
     (key,) = world.add("u=1")
     app = make_app(world.tables(), [world.bucket()])

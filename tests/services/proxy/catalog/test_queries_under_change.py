@@ -158,7 +158,7 @@ def wait_for(condition: Callable[[], bool], writer: Future[None], changes: Chang
         time.sleep(0.05)
 
 
-def test_each_answer_is_of_one_snapshot_while_the_table_changes(world: World) -> None:
+def test_each_response_is_of_one_snapshot_while_the_table_changes(world: World) -> None:
     table, stop = world.table("changing"), threading.Event()
     with ThreadPoolExecutor(len(ASKING)) as pool, changing(table, cleanup=True) as (changes, writer):
         began = time.monotonic()

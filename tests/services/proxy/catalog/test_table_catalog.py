@@ -59,7 +59,7 @@ async def test_the_latest_view_follows_what_is_committed() -> None:
 
 @pytest.mark.parametrize("asked", ["views", "keys", "times"])
 @in_still_loop
-async def test_fifty_who_ask_at_once_share_one_look(asked: str) -> None:
+async def test_fifty_concurrent_requests_share_one_refresh(asked: str) -> None:
     world = World()
     (key,) = world.add("u=1")
     bucket = world.bucket()
@@ -100,7 +100,7 @@ async def test_a_quiet_table_costs_one_listing_per_interval_and_nothing_between(
 
 
 @in_still_loop
-async def test_a_known_key_needs_no_look_for_a_while() -> None:
+async def test_a_recently_read_key_needs_no_refresh() -> None:
     world = World()
     (key,) = world.add("u=1")
     bucket = world.bucket()
@@ -116,7 +116,7 @@ async def test_a_known_key_needs_no_look_for_a_while() -> None:
 
 
 @in_still_loop
-async def test_guessed_keys_cost_one_listing_per_interval_however_many() -> None:
+async def test_any_number_of_guessed_keys_costs_one_listing_per_interval() -> None:
     world = World()
     (key,) = world.add("u=1")
     bucket, other = world.bucket(), world.bucket("u=2")
@@ -134,7 +134,7 @@ async def test_guessed_keys_cost_one_listing_per_interval_however_many() -> None
 
 
 @in_still_loop
-async def test_a_new_key_is_found_by_the_next_look() -> None:
+async def test_a_new_key_is_found_by_the_next_refresh() -> None:
     world = World()
     world.add("u=1")
     bucket = world.bucket()
@@ -150,7 +150,7 @@ async def test_a_new_key_is_found_by_the_next_look() -> None:
 
 @pytest.mark.parametrize("process", ["the same", "another"])
 @in_still_loop
-async def test_a_replaced_part_can_be_fetched_until_it_was_held_long_enough(process: str) -> None:
+async def test_a_replaced_part_can_be_fetched_for_the_hold_time(process: str) -> None:
     world = World()
     old, other = world.add("u=1", "u=1")
     bucket = world.bucket()
@@ -171,7 +171,7 @@ async def test_a_replaced_part_can_be_fetched_until_it_was_held_long_enough(proc
 
 
 @in_still_loop
-async def test_a_part_is_held_as_long_when_the_log_file_that_says_so_is_merged() -> None:
+async def test_a_part_is_held_as_long_if_the_log_file_of_its_tombstone_is_merged() -> None:
     world = World()
     old, _ = world.add("u=1", "u=1")
     world.add("u=2")
@@ -194,7 +194,7 @@ async def test_a_part_is_held_as_long_when_the_log_file_that_says_so_is_merged()
 
 
 @in_still_loop
-async def test_a_part_is_held_from_when_a_late_commit_was_there() -> None:
+async def test_a_part_is_held_from_the_publication_of_a_late_commit() -> None:
     world = World()
     (old,) = world.add("u=1")
     bucket = world.bucket()
@@ -212,7 +212,7 @@ async def test_a_part_is_held_from_when_a_late_commit_was_there() -> None:
 
 
 @in_still_loop
-async def test_no_part_is_there_before_it_was_made_nor_in_the_view_of_another_time() -> None:
+async def test_a_part_is_not_shown_before_its_commit_nor_as_of_another_time() -> None:
     world = World()
     (first,) = world.add("u=1")
     bucket = world.bucket()
@@ -282,7 +282,7 @@ async def test_a_scope_shows_the_parts_of_its_values_and_no_others(partitions: l
 
 
 @in_still_loop
-async def test_scopes_of_one_table_do_not_take_each_others_views() -> None:
+async def test_scopes_of_one_table_have_separate_views() -> None:
     world = World()
     world.add(*(f"u={n}" for n in range(8)))
     tables = world.tables()
@@ -298,7 +298,7 @@ async def test_scopes_of_one_table_do_not_take_each_others_views() -> None:
 
 
 @in_still_loop
-async def test_a_bucket_with_a_time_shows_that_time_and_no_other() -> None:
+async def test_a_bucket_with_a_fixed_time_shows_no_other_time() -> None:
     world = World()
     (first,) = world.add("u=1")
     world.advance(MINUTE_MS)
@@ -322,7 +322,7 @@ async def test_a_bucket_with_a_time_shows_that_time_and_no_other() -> None:
 
 
 @in_still_loop
-async def test_who_may_not_travel_sees_the_latest_and_who_may_only_as_far_as_allowed() -> None:
+async def test_time_travel_is_limited_by_time_travel_and_earliest() -> None:
     world = World()
     (first,) = world.add("u=1")
     start_ms = world.clock.now_ms()
@@ -339,7 +339,7 @@ async def test_who_may_not_travel_sees_the_latest_and_who_may_only_as_far_as_all
 
 
 @in_still_loop
-async def test_a_time_gives_one_view_whatever_happens_later() -> None:
+async def test_a_time_has_one_view_despite_later_changes() -> None:
     world = World()
     keys = sorted(world.add("u=1", "u=2", "u=3"))
     bucket = world.bucket()
@@ -362,7 +362,7 @@ async def test_a_time_gives_one_view_whatever_happens_later() -> None:
 
 
 @in_still_loop
-async def test_all_who_ask_for_a_time_while_the_table_changes_get_one_view() -> None:
+async def test_concurrent_requests_for_a_time_get_one_view_while_the_table_changes() -> None:
     world = World()
     world.add("u=1")
     bucket = world.bucket()
@@ -394,7 +394,7 @@ async def test_all_who_ask_for_a_time_while_the_table_changes_get_one_view() -> 
 
 
 @in_still_loop
-async def test_what_cleanup_forgot_is_no_bucket_any_more_unless_it_is_pinned() -> None:
+async def test_a_time_before_the_cleanup_is_no_bucket_unless_it_is_pinned() -> None:
     world = World()
     keys = sorted(world.add("u=1", "u=2"))
     bucket = world.bucket()
@@ -428,7 +428,7 @@ async def test_what_cleanup_forgot_is_no_bucket_any_more_unless_it_is_pinned() -
 
 
 @in_still_loop
-async def test_a_client_may_ask_for_its_own_now_and_for_no_future() -> None:
+async def test_a_client_may_request_its_current_time_but_no_future_time() -> None:
     world = World()
     keys = world.add("u=1")
     bucket = world.bucket()
@@ -448,7 +448,7 @@ async def test_a_client_may_ask_for_its_own_now_and_for_no_future() -> None:
 
 
 @in_still_loop
-async def test_no_more_tables_are_held_than_allowed() -> None:
+async def test_the_number_of_open_tables_is_limited() -> None:
     world = World()
     world.add("u=1")
     tables = world.tables(tables_open=3)
@@ -464,7 +464,7 @@ async def test_no_more_tables_are_held_than_allowed() -> None:
     assert (tables.open_count, world.listings) == (3, 6)
 
 
-def test_no_more_views_are_remembered_than_allowed() -> None:
+def test_the_number_of_cached_views_is_limited() -> None:
     def view(snapshot: int, keys: int) -> BucketView:
         return BucketView(snapshot, str(snapshot), "", [str(n) for n in range(keys)], [])
 
@@ -487,7 +487,7 @@ def test_no_more_views_are_remembered_than_allowed() -> None:
 
 
 @in_still_loop
-async def test_a_session_keeps_its_view_whatever_others_ask_for() -> None:
+async def test_a_session_keeps_its_view_during_other_requests() -> None:
     """A commit with an earlier time comes late; the view of the session's time is told as it was."""
     world = World()
     (old,) = world.add("u=1")
@@ -504,7 +504,7 @@ async def test_a_session_keeps_its_view_whatever_others_ask_for() -> None:
 
 
 @in_still_loop
-async def test_a_time_that_is_gone_costs_one_look_however_often_it_is_asked_for() -> None:
+async def test_an_expired_time_costs_one_refresh_for_many_requests() -> None:
     world = World()
     (old,) = world.add("u=1")
     bucket = world.bucket()
@@ -522,7 +522,7 @@ async def test_a_time_that_is_gone_costs_one_look_however_often_it_is_asked_for(
 
 
 @in_still_loop
-async def test_what_was_known_before_the_machine_slept_is_looked_at_anew() -> None:
+async def test_a_state_from_before_the_machine_slept_is_refreshed() -> None:
     """The loop's clock stands while a machine sleeps."""
     world = World()
     (old,) = world.add("u=1")

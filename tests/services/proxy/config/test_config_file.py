@@ -95,7 +95,7 @@ def test_all_of_the_server_can_be_set(tmp_path: Path) -> None:
     )
 
 
-def test_secrets_come_from_the_file_the_environment_or_a_file_beside_it(tmp_path: Path) -> None:
+def test_secrets_come_from_the_file_the_environment_or_another_file(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(f"{SECRET}-3\n")
     keys = """keys = [{ id = "INLINE", secret = "inline-1" }, { id = "ENV", secret_env = "ACME_SECRET" },
                       { id = "FILE", secret_file = "secret" }]"""
@@ -345,7 +345,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_told_with_its_place_and_no_secret(case: str, tmp_path: Path) -> None:
+def test_an_error_has_its_place_and_no_secret(case: str, tmp_path: Path) -> None:
     text, words = WRONG[case]
     path = tmp_path / "proxy.toml"
     if text is not None:
@@ -360,13 +360,13 @@ def test_what_is_wrong_is_told_with_its_place_and_no_secret(case: str, tmp_path:
     assert "sEcReT" not in shown
 
 
-def test_what_the_wrong_ones_are_made_of_is_right(tmp_path: Path) -> None:
+def test_the_parts_of_the_invalid_files_are_valid(tmp_path: Path) -> None:
     """Else an error of the table above could be about something else."""
     for text in (TENANT, bucket(), server(""), control_plane(), key(f'id = "ACMEKEY1", secret = "{SECRET}"')):
         load_config(written(tmp_path, text), {})
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "proxy.toml"
     path.write_bytes(b"\xff")
     with pytest.raises(InvalidOption, match="not UTF-8"):
@@ -389,7 +389,7 @@ def document(**changes: Any) -> dict[str, Any]:
 SERVICE = DocumentSource("control plane", tables=("s3://lake", "/srv/lake"))
 
 
-def test_a_service_says_the_same_in_json() -> None:
+def test_a_control_plane_document_has_the_same_settings() -> None:
     buckets = [{"name": "events", "table": "s3://lake/a/b", "partitions": ["u=1"], "earliest": 1795219200000}]
     tenant = parse_tenant(document(requests=3, buckets=buckets), SERVICE)
     assert (tenant.name, tenant.keys, tenant.limits) == (
@@ -408,7 +408,7 @@ def test_a_service_says_the_same_in_json() -> None:
         ({"id": "ACMEKEY1", "secret": SECRET, "secret_file": "/etc/passwd"}, "secret_file"),
     ],
 )
-def test_a_service_cannot_have_this_machines_secrets_read(key: dict[str, str], field: str) -> None:
+def test_a_control_plane_cannot_refer_to_local_secrets(key: dict[str, str], field: str) -> None:
     with pytest.raises(InvalidOption, match=f"key 1: .*(unknown field `{field}`|missing required field `secret`)"):
         parse_tenant(document(keys=[key]), SERVICE)
 
@@ -427,7 +427,7 @@ def test_a_service_cannot_have_this_machines_secrets_read(key: dict[str, str], f
         "memory://lake",
     ],
 )
-def test_a_service_cannot_open_tables_elsewhere(table: str) -> None:
+def test_a_control_plane_cannot_open_tables_outside_its_locations(table: str) -> None:
     with pytest.raises(InvalidOption, match="not below one of tables"):
         parse_tenant(document(buckets=[{"name": "events", "table": table}]), SERVICE)
 
@@ -448,6 +448,6 @@ def test_a_link_does_not_lead_out_of_the_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, [], "acme", 1, {}, {"name": 1}, document(bucket=[]), document(keys={})])
-def test_what_is_no_tenants_document_is_refused(wrong: object) -> None:
+def test_an_invalid_tenant_document_is_rejected(wrong: object) -> None:
     with pytest.raises(InvalidOption, match=r"^control plane: tenant"):
         parse_tenant(wrong, SERVICE)

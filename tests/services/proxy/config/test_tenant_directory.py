@@ -91,7 +91,7 @@ def file(tmp_path: Path) -> TenantsFile:
     return made
 
 
-def test_the_file_knows_the_owners_of_its_keys(file: TenantsFile) -> None:
+def test_the_file_directory_finds_the_owners_of_its_keys(file: TenantsFile) -> None:
     file.write(inline("KEY1"), inline("KEY2", SECRET + "2"))
     directory = file.directory()
     found = asyncio.run(directory.find("KEY2"))
@@ -117,7 +117,7 @@ def test_a_key_is_rotated_without_a_restart(file: TenantsFile, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("wrong", ["keys = [", '[[tenant]]\nname = "acme"\nkeys = []', None])
-def test_a_wrong_file_takes_nothing_away(
+def test_an_invalid_file_changes_nothing(
     file: TenantsFile, wrong: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = file.directory()
@@ -153,7 +153,9 @@ def test_a_secret_in_a_file_of_its_own_is_rotated(file: TenantsFile) -> None:
     assert not directory.changed()
 
 
-def test_a_secrets_file_that_comes_later_is_waited_for(file: TenantsFile, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_file_of_a_secret_is_loaded_once_it_exists(
+    file: TenantsFile, caplog: pytest.LogCaptureFixture
+) -> None:
     directory = file.directory()
     file.write('{ id = "KEY1", secret_file = "secret" }')
     assert not directory.reload()
@@ -165,7 +167,7 @@ def test_a_secrets_file_that_comes_later_is_waited_for(file: TenantsFile, caplog
     assert (secret_of(directory, "KEY1"), secret_of(directory, "OLDKEY")) == (SECRET, None)
 
 
-def test_a_secret_in_the_environment_is_read_anew(file: TenantsFile) -> None:
+def test_a_secret_in_the_environment_is_reloaded(file: TenantsFile) -> None:
     file.environ["ACME"] = SECRET
     file.write('{ id = "KEY1", secret_env = "ACME" }')
     directory = file.directory()
@@ -201,7 +203,7 @@ class Fixed:
         return KeyOwner(Tenant(self.tenant, (key,), {}), key) if access_key_id == self.key_id else None
 
 
-def test_the_first_directory_that_knows_a_key_decides() -> None:
+def test_the_first_directory_that_has_a_key_decides() -> None:
     async def owner(key_id: str, *directories: TenantDirectory) -> str | None:
         found = await DirectoryChain(directories).find(key_id)
         return found and found.tenant.name
@@ -367,7 +369,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_a_tenant_is_asked_for_by_its_key(service: Service) -> None:
+def test_a_tenant_is_looked_up_by_its_key(service: Service) -> None:
     async def work(control_plane: ControlPlane, _: Clock) -> KeyOwner | None:
         return await control_plane.find("KEY_1-a")
 
@@ -382,12 +384,12 @@ def test_a_tenant_is_asked_for_by_its_key(service: Service) -> None:
 
 
 @pytest.mark.parametrize("key_id", ["", "AB", "A" * 129, "KEY/1", "KEY&a=b", "KEY 1", "KEY1\n", "KÉY1"])
-def test_what_cannot_be_a_key_is_not_asked_for(service: Service, key_id: str) -> None:
+def test_an_invalid_key_is_not_looked_up(service: Service, key_id: str) -> None:
     assert run(service, lambda control_plane, _: control_plane.find(key_id)) is None
     assert service.asked == []
 
 
-def test_an_answer_is_believed_for_a_time(service: Service) -> None:
+def test_a_response_is_cached_for_a_time(service: Service) -> None:
     async def work(control_plane: ControlPlane, clock: Clock) -> None:
         first = await control_plane.find("KEY1")
         clock.ms = 44_999
@@ -403,7 +405,7 @@ def test_an_answer_is_believed_for_a_time(service: Service) -> None:
     run(service, work)
 
 
-def test_an_answer_is_as_old_as_its_question(service: Service) -> None:
+def test_a_cached_response_is_as_old_as_its_request(service: Service) -> None:
     async def work(control_plane: ControlPlane, clock: Clock) -> None:
         service.go_on.clear()
         task = asyncio.create_task(control_plane.find("KEY1"))
@@ -417,7 +419,7 @@ def test_an_answer_is_as_old_as_its_question(service: Service) -> None:
     run(service, work)
 
 
-def test_that_nobody_has_a_key_is_believed_for_a_shorter_time(service: Service) -> None:
+def test_unknown_keys_are_cached_for_a_shorter_time(service: Service) -> None:
     async def work(control_plane: ControlPlane, clock: Clock) -> None:
         service.status = 404
         assert await control_plane.find("KEY1") is None
@@ -432,7 +434,7 @@ def test_that_nobody_has_a_key_is_believed_for_a_shorter_time(service: Service) 
     run(service, work)
 
 
-def test_a_key_that_was_taken_away_is_refused_when_its_time_is_over(service: Service) -> None:
+def test_a_revoked_key_is_rejected_when_its_cache_entry_expires(service: Service) -> None:
     async def work(control_plane: ControlPlane, clock: Clock) -> None:
         assert await control_plane.find("KEY1") is not None
         service.status = 404
@@ -475,7 +477,7 @@ NO_ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", NO_ANSWERS)
-def test_what_is_no_answer_is_not_believed_and_not_remembered(
+def test_an_invalid_response_is_rejected_and_not_cached(
     service: Service, case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrong, reason = NO_ANSWERS[case]
@@ -501,7 +503,7 @@ def test_what_is_no_answer_is_not_believed_and_not_remembered(
         assert text.isprintable()
 
 
-def test_an_answer_is_not_unpacked(service: Service) -> None:
+def test_a_response_is_not_decompressed(service: Service) -> None:
     """A document of a few bytes could else become one of gigabytes."""
     service.answers(Content_Encoding="gzip")
 
@@ -511,14 +513,14 @@ def test_an_answer_is_not_unpacked(service: Service) -> None:
     assert run(service, work) is not None  # it is what it is, whatever it says of itself
 
 
-def test_a_control_plane_that_is_not_there_is_no_answer(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreachable_control_plane_is_unavailable(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     service.close()
     assert run(service, lambda control_plane, _: unavailable(control_plane))
     assert "cannot be used: ConnectError" in caplog.text
 
 
 @pytest.mark.parametrize("slow", ["headers", "body", "bytes"])
-def test_a_slow_answer_is_none(service: Service, slow: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_response_is_a_failure(service: Service, slow: str, caplog: pytest.LogCaptureFixture) -> None:
     if slow == "headers":
         service.go_on.clear()
     elif slow == "body":
@@ -529,7 +531,7 @@ def test_a_slow_answer_is_none(service: Service, slow: str, caplog: pytest.LogCa
     assert "no response within 400 ms" in caplog.text
 
 
-def test_who_asks_at_the_same_time_shares_a_request(service: Service) -> None:
+def test_concurrent_lookups_share_a_request(service: Service) -> None:
     async def work(control_plane: ControlPlane, _: Clock) -> None:
         service.go_on.clear()
         tasks = [asyncio.create_task(control_plane.find(k)) for k in ["KEY1"] * 20 + ["KEY2"]]
@@ -544,7 +546,7 @@ def test_who_asks_at_the_same_time_shares_a_request(service: Service) -> None:
     run(service, work)
 
 
-def test_who_shares_a_request_shares_its_failure(service: Service) -> None:
+def test_concurrent_lookups_share_a_failure(service: Service) -> None:
     async def work(control_plane: ControlPlane, _: Clock) -> None:
         service.status = 500
         service.go_on.clear()
@@ -557,7 +559,7 @@ def test_who_shares_a_request_shares_its_failure(service: Service) -> None:
     run(service, work)
 
 
-def test_who_goes_away_takes_nothing_from_the_others(service: Service) -> None:
+def test_a_cancelled_client_does_not_cancel_the_lookup_of_others(service: Service) -> None:
     async def work(control_plane: ControlPlane, _: Clock) -> None:
         service.go_on.clear()
         first, second = (asyncio.create_task(control_plane.find("KEY1")) for _ in range(2))
@@ -576,7 +578,7 @@ def test_who_goes_away_takes_nothing_from_the_others(service: Service) -> None:
 
 
 @pytest.mark.long
-def test_when_all_go_away_the_answer_is_still_of_use(service: Service) -> None:
+def test_a_response_is_cached_after_all_clients_disconnected(service: Service) -> None:
     complaints: list[dict[str, Any]] = []
 
     async def work(control_plane: ControlPlane, _: Clock) -> None:
@@ -600,7 +602,7 @@ def test_when_all_go_away_the_answer_is_still_of_use(service: Service) -> None:
     assert complaints == []
 
 
-def test_keys_that_were_not_used_for_longest_are_forgotten(service: Service) -> None:
+def test_the_least_recently_used_keys_are_evicted(service: Service) -> None:
     async def work(control_plane: ControlPlane, _: Clock) -> None:
         for key_id in ("KEY1", "KEY2", "KEY1", "KEY3"):
             await control_plane.find(key_id)
@@ -615,7 +617,7 @@ def test_keys_that_were_not_used_for_longest_are_forgotten(service: Service) -> 
     run(service, work, entries=2)
 
 
-def test_keys_that_somebody_makes_up_push_no_tenant_out(service: Service) -> None:
+def test_invented_keys_evict_no_tenant(service: Service) -> None:
     async def work(control_plane: ControlPlane, _: Clock) -> None:
         await control_plane.find("KEY1")
         service.status = 404
@@ -631,7 +633,7 @@ def test_keys_that_somebody_makes_up_push_no_tenant_out(service: Service) -> Non
     run(service, work, entries=2)
 
 
-def test_what_is_in_use_is_asked_for_again_before_its_time_is_over(service: Service) -> None:
+def test_an_entry_in_use_is_renewed_before_it_expires(service: Service) -> None:
     async def work(control_plane: ControlPlane, clock: Clock) -> None:
         first = await control_plane.find("KEY1")
         service.answers(body=document("KEY1", name="renamed"))
@@ -654,7 +656,7 @@ def test_what_is_in_use_is_asked_for_again_before_its_time_is_over(service: Serv
     run(service, work)
 
 
-def test_what_could_not_be_asked_for_again_is_used_until_its_time_is_over(service: Service) -> None:
+def test_an_entry_whose_renewal_fails_is_used_until_it_expires(service: Service) -> None:
     async def work(control_plane: ControlPlane, clock: Clock) -> None:
         first = await control_plane.find("KEY1")
         service.status = 500
@@ -669,7 +671,7 @@ def test_what_could_not_be_asked_for_again_is_used_until_its_time_is_over(servic
     run(service, work)
 
 
-def test_a_key_in_use_that_was_taken_away_is_refused_as_soon_as_that_is_known(service: Service) -> None:
+def test_a_revoked_key_in_use_is_rejected_after_the_renewal(service: Service) -> None:
     async def work(control_plane: ControlPlane, clock: Clock) -> None:
         await control_plane.find("KEY1")
         service.status = 404
@@ -683,7 +685,7 @@ def test_a_key_in_use_that_was_taken_away_is_refused_as_soon_as_that_is_known(se
 
 
 @pytest.mark.long
-def test_strangers_take_no_place_from_who_has_a_key(service: Service) -> None:
+def test_unknown_keys_do_not_block_known_ones(service: Service) -> None:
     """However many ask at the same time, for keys that take the control plane long."""
     room = UNKNOWN_CONCURRENT + UNKNOWN_WAITING
 
@@ -711,7 +713,7 @@ def test_strangers_take_no_place_from_who_has_a_key(service: Service) -> None:
     run(service, work)
 
 
-def test_closing_waits_for_what_is_under_way_and_ends_all_else(service: Service) -> None:
+def test_closing_waits_for_lookups_in_progress_only(service: Service) -> None:
     async def work(control_plane: ControlPlane, _: Clock) -> None:
         service.go_on.clear()
         task = asyncio.create_task(control_plane.find("KEY1"))

@@ -134,7 +134,7 @@ def any_headers(chance: random.Random, asker: Asker, keys: list[str]) -> S3Reque
         pytest.param(any_headers, {200, 206, 304, 400, 403, 412, 416}, id="headers"),
     ],
 )
-def test_whatever_is_asked_is_answered_as_s3_does(
+def test_random_requests_get_responses_of_s3(
     asker: Asker,
     keys: list[str],
     make: Callable[[random.Random, Asker, list[str]], S3Request],
@@ -177,7 +177,7 @@ def blobs(chance: random.Random, asker: Asker) -> Iterator[bytes]:
 
 
 @pytest.mark.process
-def test_whatever_bytes_come_the_proxy_lives(asker: Asker) -> None:
+def test_the_proxy_survives_any_bytes(asker: Asker) -> None:
     chance = random.Random(SEED)
     made = blobs(chance, asker)
     answered = 0
@@ -254,7 +254,7 @@ def cycled(sizes: list[int]) -> Iterator[int]:
     after=names,
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5),
 )
-def test_pages_are_those_of_s3(keys: list[str], prefix: str, delimiter: str, after: str, sizes: list[int]) -> None:
+def test_pages_match_s3(keys: list[str], prefix: str, delimiter: str, after: str, sizes: list[int]) -> None:
     def turn(after: str, size: int) -> tuple[list[str], str, bool]:
         page = list_page(keys, prefix=prefix, delimiter=delimiter, after=after, size=size)
         entries = sorted([keys[n] for n in page.numbers] + list(page.prefixes))
@@ -321,7 +321,7 @@ def page_over_http(
 @pytest.mark.process
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("listing", LISTINGS)
-def test_pages_over_http_end_and_are_those_of_s3(asker: Asker, keys: list[str], listing: str, version: int) -> None:
+def test_pages_over_http_end_and_match_s3(asker: Asker, keys: list[str], listing: str, version: int) -> None:
     prefix, delimiter = LISTINGS[listing]
     chance = random.Random(SEED)
     sizes = iter(lambda: chance.randrange(1, 12), None)

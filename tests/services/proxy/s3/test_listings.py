@@ -44,7 +44,7 @@ async def test_a_continuation_stays_on_its_snapshot(process: str) -> None:
 
 
 @in_still_loop
-async def test_a_continuation_outlives_cleanup_where_its_view_is_known_and_fails_elsewhere() -> None:
+async def test_a_continuation_survives_cleanup_only_where_its_view_is_cached() -> None:
     world = World()
     keys = sorted(world.add("u=1", "u=2", "u=3", "u=4"))
     bucket = world.bucket()
@@ -60,7 +60,7 @@ async def test_a_continuation_outlives_cleanup_where_its_view_is_known_and_fails
 
 
 @in_still_loop
-async def test_a_continuation_fails_rather_than_mixes_when_the_log_tells_another_snapshot() -> None:
+async def test_a_continuation_fails_if_its_snapshot_changed() -> None:
     world = World()
     world.add("u=1", "u=2", "u=3")
     bucket = world.bucket()
@@ -77,7 +77,7 @@ async def test_a_continuation_fails_rather_than_mixes_when_the_log_tells_another
 
 
 @in_still_loop
-async def test_a_continuation_is_good_for_as_long_as_replaced_parts_are_held() -> None:
+async def test_a_continuation_is_valid_while_replaced_parts_are_held() -> None:
     world = World()
     keys = sorted(world.add("u=1", "u=2", "u=3"))
     bucket = world.bucket()
@@ -111,7 +111,7 @@ async def test_a_table_with_a_commit_from_a_clock_far_ahead_is_listed_page_by_pa
 
 
 @in_still_loop
-async def test_a_continuation_works_behind_another_proxy_whose_clock_is_not_ours() -> None:
+async def test_a_continuation_works_on_a_proxy_with_another_clock() -> None:
     world = World()
     keys = sorted(world.add("u=1", "u=2"))
     bucket = world.bucket()
@@ -123,7 +123,7 @@ async def test_a_continuation_works_behind_another_proxy_whose_clock_is_not_ours
 
 
 @in_still_loop
-async def test_tokens_of_times_that_no_listing_began_at_cost_no_looks() -> None:
+async def test_tokens_with_forged_times_cost_no_refreshes() -> None:
     world = World()
     world.add("u=1", "u=2")
     bucket = world.bucket()
@@ -156,7 +156,7 @@ async def test_a_marker_stays_on_the_snapshot_that_ended_a_page_with_it() -> Non
 
 
 @in_still_loop
-async def test_a_token_opens_nothing_else() -> None:
+async def test_a_token_gives_no_access_to_other_buckets() -> None:
     world = World()
     world.add("u=1", "u=1", "u=2", "u=2")
     mine, theirs = world.bucket("u=1"), replace(world.bucket("u=2"), name="theirs")
