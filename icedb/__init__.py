@@ -1,8 +1,10 @@
 """IceDB: an open table format for event data. Parquet parts, an append-only JSONL log, DuckDB.
 
-`Table` is the front door, `Snapshot` what a reader holds, `icedb.errors` everything that can go wrong. The names of
-IceDB v3 (`IceDBv3`, `IceLogIO`, ...) are here too. Each name is loaded when somebody first asks for it, and with it
-what stands behind it: Arrow, DuckDB, the object store's client. To import this package alone loads none of them.
+Begin with `Table`. Its `snapshot` method returns a `Snapshot`, the state of a table at one time. `icedb.errors` defines
+all errors. The API of IceDB v3 (`IceDBv3`, `IceLogIO`, ...) is also exported here.
+
+Each name is imported on first access, together with its dependencies (Arrow, DuckDB, the object store's client).
+`import icedb` alone imports none of them.
 """
 
 from importlib import import_module
@@ -111,8 +113,8 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Where a name is; what is not here is loaded already.
-_HOMES = {
+# Module -> the public names that are imported from it on first access. Other names are imported eagerly.
+_LAZY_NAMES = {
     "icedb.buffering.submissions": ("Acknowledged", "BufferStats"),
     "icedb.buffering.writer": ("BufferedWriter",),
     "icedb.reader.changes": ("Changes",),
@@ -158,18 +160,18 @@ _HOMES = {
     "icedb.format.table_spec": ("Aggregating", "Dedup", "Replacing"),
     "icedb.table": ("Table",),
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _LAZY_NAMES.items() for name in names}
 
 
-if not TYPE_CHECKING:  # which knows all names, and shall tell those that are none
+if not TYPE_CHECKING:  # a type checker would accept every attribute
 
     def __getattr__(name: str) -> object:
-        """A public name that nobody has asked for before."""
-        if name not in _HOME:
+        """Import a public name on first access."""
+        if name not in _MODULE_OF:
             raise AttributeError(f"module 'icedb' has no attribute {name!r}")
-        found: object = getattr(import_module(_HOME[name]), name)
-        globals()[name] = found  # the next one who asks does not come here
-        return found
+        value: object = getattr(import_module(_MODULE_OF[name]), name)
+        globals()[name] = value  # later accesses skip this function
+        return value
 
 
 def __dir__() -> list[str]:

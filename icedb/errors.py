@@ -1,4 +1,4 @@
-"""Every error that IceDB raises, in one tree, grouped by what a caller does about it.
+"""The tree of all errors that IceDB raises, grouped by the caller's next step.
 
     IceDBError
     ├── RetryableError           the input is valid: the same call may succeed later
@@ -12,16 +12,16 @@
     │   ├── CommitStateUnknown       the commit may or may not be in the log               (RuntimeError)
     │   └── StaleView                the rows are committed, and a view of the table lacks them (RuntimeError)
     ├── InvalidRequestError      the caller must change the call or its environment
-    │   ├── InvalidURI               no table can be at that address                       (ValueError)
+    │   ├── InvalidURI               the address cannot hold a table                       (ValueError)
     │   ├── InvalidOption            an unknown or contradictory option                    (ValueError)
     │   │   └── InvalidArgument          an argument of another type than its parameter       (TypeError)
-    │   ├── InvalidBatch             the rows cannot become a table                        (ValueError)
+    │   ├── InvalidBatch             the rows cannot be stored in a table                  (ValueError)
     │   │   ├── EmptyBatch               an overwrite without rows
-    │   │   ├── TooManyColumns           the table would have more columns than it may
-    │   │   └── TooManyPartitions        the rows lie in more partitions than they may
-    │   ├── InvalidQuery             SQL that is not one query over the rows it is given   (ValueError)
+    │   │   ├── TooManyColumns           the table would exceed its column limit
+    │   │   └── TooManyPartitions        the rows exceed the partition limit of a batch
+    │   ├── InvalidQuery             SQL that is not one query over its input rows         (ValueError)
     │   ├── InvalidPartitionExpression                                                     (ValueError)
-    │   ├── InvalidPartitionValue    it cannot be part of an object's key                  (ValueError)
+    │   ├── InvalidPartitionValue    the value cannot be part of an object's key           (ValueError)
     │   ├── UnknownColumn                                                                  (KeyError)
     │   ├── SchemaConflict           one column, two types                                 (TypeError)
     │   ├── UnsupportedType          a type that Parquet cannot hold without loss          (TypeError)
@@ -50,9 +50,11 @@
 Each error also subclasses the builtin in parentheses. A message names the table, the object and the next step. It never
 contains credentials: errors of client libraries are rephrased, not chained.
 
-Three kinds of errors are outside of the tree: Python's TypeError for a call with a missing or unknown parameter; an
-OSError with an `errno`, of the machine itself (a full disk); and errors that a function of the caller raises
-(`on_part`).
+Three kinds of errors are outside of the tree:
+
+- Python's TypeError for a call with a missing or unknown parameter.
+- An OSError with an `errno` from the machine itself, such as a full disk.
+- An error that a function of the caller raises, such as `on_part`.
 """
 
 from __future__ import annotations
@@ -107,13 +109,13 @@ __all__ = [
 ]
 
 
-#: A message has the remedy at its end, and an argument of any length in its middle: that is shortened.
+#: A message ends in the remedy, and may quote a long argument before it. So long messages are cut in the middle.
 _BEGIN_CHARS, _END_CHARS = 2_400, 600
 _MESSAGE_CHARS_MAX = _BEGIN_CHARS + _END_CHARS
 
 
 class IceDBError(Exception):
-    """The root of the tree; see the module's docstring."""
+    """Base class of all errors that IceDB raises."""
 
     def __str__(self) -> str:
         # Explicit, because KeyError would quote the message and OSError would format it as (errno, text).
@@ -122,7 +124,7 @@ class IceDBError(Exception):
         return text if left_out <= 0 else f"{text[:_BEGIN_CHARS]} [{left_out:,} characters] {text[-_END_CHARS:]}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Explicit, because some take more than a message, and all come back whole from another process.
+        # Explicit, because some errors take more than a message, and each must survive pickling to another process.
         return _restored, (type(self), self.args, self.__dict__)
 
 
@@ -134,19 +136,19 @@ def _restored(error_type: type[IceDBError], args: tuple[object, ...], attributes
 
 
 class RetryableError(IceDBError):
-    """Nothing is wrong with the input: the same call may succeed later."""
+    """The input is valid, and the same call may succeed later."""
 
 
 class OutcomeUnknownError(IceDBError):
-    """Whether it happened is not known: look before you repeat it."""
+    """The call may or may not have succeeded. Check the table before retrying."""
 
 
 class InvalidRequestError(IceDBError):
-    """The caller must change something before the call can succeed."""
+    """The caller must change the call or its environment before the call can succeed."""
 
 
 class CorruptionError(IceDBError):
-    """The store holds something that must not be there, or lacks something that must."""
+    """The store has an object that must not exist, or lacks an object that must exist."""
 
 
 class StoreUnavailable(RetryableError, ConnectionError):
@@ -154,35 +156,35 @@ class StoreUnavailable(RetryableError, ConnectionError):
 
 
 class InconsistentListing(RetryableError, TimeoutError):
-    """The log changed faster than it could be listed and read."""
+    """The log changed faster than the reader could list and read it."""
 
 
 class CommitConflict(RetryableError, TimeoutError):
-    """Other exclusive commits always came first; nothing of this one is visible."""
+    """Other exclusive commits came first at each attempt. Nothing of this commit is visible."""
 
 
 class CommitStateUnknown(OutcomeUnknownError, RuntimeError):
-    """Published or not: the trace that would tell may already have been cleaned up. Nothing was deleted."""
+    """The commit may or may not be in the log, because cleanup may have removed its traces. Nothing was deleted."""
 
 
 class CommitTimedOut(RetryableError, TimeoutError):
-    """The parts were written too long ago to be published; an orphan sweep may already have taken them."""
+    """The parts or the claim are too old to be published. The orphan sweep may already have deleted the parts."""
 
 
 class BufferFull(RetryableError, TimeoutError):
-    """A BufferedWriter commits more slowly than rows arrive: it had no room, or did not flush, in the time given."""
+    """A BufferedWriter had no room for the rows, or did not flush, before the timeout."""
 
 
 class SparkJobFailed(RetryableError, RuntimeError):
-    """Spark did not finish the tasks of a job: one died again and again, or somebody cancelled it."""
+    """Spark did not finish the tasks of a job: a task failed repeatedly, or the job was cancelled."""
 
 
 class StaleView(OutcomeUnknownError, RuntimeError):
-    """The rows are committed, but not to a view of the table: refresh the view, do not write the rows again."""
+    """The rows are committed, but a view of the table lacks them. Refresh the view; do not write the rows again."""
 
 
 class InvalidURI(InvalidRequestError, ValueError):
-    """No table can be at that address."""
+    """The address cannot hold a table."""
 
 
 class InvalidOption(InvalidRequestError, ValueError):
@@ -190,15 +192,15 @@ class InvalidOption(InvalidRequestError, ValueError):
 
 
 class InvalidArgument(InvalidOption, TypeError):
-    """An argument of another type than its parameter, which the message names."""
+    """An argument of another type than its parameter. The message names the parameter."""
 
 
 class InvalidBatch(InvalidRequestError, ValueError):
-    """The rows cannot become a table."""
+    """The rows cannot be stored in a table."""
 
 
 class EmptyBatch(InvalidBatch):
-    """There are no rows to put in the place of what is there; `table`, if it is known, names whose."""
+    """An overwrite has no rows. `table` names the table if it is known."""
 
     def __init__(self, message: str, *, table: str | None = None) -> None:
         super().__init__(message)
@@ -206,19 +208,19 @@ class EmptyBatch(InvalidBatch):
 
 
 class TooManyColumns(InvalidBatch):
-    """The rows bring columns, and the table would have more than its writer allows."""
+    """The batch brings new columns, and the table would have more columns than its writer allows."""
 
 
 class TooManyPartitions(InvalidBatch):
-    """The rows lie in more partitions than their writer allows."""
+    """The rows are in more partitions than their writer allows."""
 
 
 class InvalidQuery(InvalidRequestError, ValueError):
-    """SQL that is not one query over the rows that it is given, or that asks for more than them."""
+    """SQL that is not a single query over its input rows, or that reads anything else."""
 
 
 class InvalidPartitionExpression(InvalidRequestError, ValueError):
-    """`partition_by` holds something that is not one named DuckDB expression over the row's columns."""
+    """An item of `partition_by` is not one named DuckDB expression over the columns of a row."""
 
 
 class InvalidPartitionValue(InvalidRequestError, ValueError):
@@ -226,11 +228,11 @@ class InvalidPartitionValue(InvalidRequestError, ValueError):
 
 
 class UnknownColumn(InvalidRequestError, KeyError):
-    """A column is named that neither the table nor the batch has."""
+    """A call names a column that neither the table nor the batch has."""
 
 
 class SchemaConflict(InvalidRequestError, TypeError):
-    """One column, two types. `column`, `types` and, when two log files disagree, `log_files` say which."""
+    """A column has two types: `types` of `column`. `log_files` names two log files if they disagree."""
 
     def __init__(
         self, message: str, *, column: str, types: tuple[str, str], log_files: tuple[str, str] | None = None
@@ -246,15 +248,15 @@ class UnsupportedType(InvalidRequestError, TypeError):
 
 
 class TableExists(InvalidRequestError, FileExistsError):
-    """There is a table at that address already."""
+    """A table already exists at the address."""
 
 
 class PinExists(InvalidRequestError, FileExistsError):
-    """There is a pin of that name already; it was not replaced."""
+    """A pin of that name already exists. It was not replaced."""
 
 
 class TableNotFound(InvalidRequestError, FileNotFoundError):
-    """There is no table at that address."""
+    """No table exists at the address."""
 
 
 class BucketNotFound(InvalidRequestError, FileNotFoundError):
@@ -262,19 +264,19 @@ class BucketNotFound(InvalidRequestError, FileNotFoundError):
 
 
 class AccessDenied(InvalidRequestError, PermissionError):
-    """The store refused the credentials, or they do not allow the request."""
+    """The store rejected the credentials, or they do not allow the request."""
 
 
 class UnsupportedStore(InvalidRequestError, RuntimeError):
-    """The store overwrites an object where a create-only put must be refused, or cannot put one whole."""
+    """The store overwrites an object when it should reject a create-only put, or cannot put an object atomically."""
 
 
 class ClockSkew(InvalidRequestError, RuntimeError):
-    """This machine's clock is too far from the store's."""
+    """The difference between this machine's clock and the store's is too large."""
 
 
 class SnapshotExpired(InvalidRequestError, LookupError):
-    """That time can no longer be read; `horizon_ms` is the oldest that can."""
+    """The requested time can no longer be read. `horizon_ms` is the oldest readable time (unix milliseconds)."""
 
     def __init__(self, message: str, *, horizon_ms: int) -> None:
         super().__init__(message)
@@ -282,14 +284,14 @@ class SnapshotExpired(InvalidRequestError, LookupError):
 
 
 class StaleCheckpoint(InvalidRequestError, RuntimeError):
-    """The table has this batch of a stream with other rows, or a later one of it.
+    """The table already has this batch of a stream with other rows, or a later batch.
 
-    The stream's checkpoint is an older one, or another driver has gone on with it.
+    Either the stream's checkpoint is out of date, or another driver has continued the stream.
     """
 
 
 class GraceTooShort(InvalidRequestError, ValueError):
-    """Cleanup with that grace period could delete what a reader or writer still needs."""
+    """Cleanup with that grace period could delete objects that a reader or writer still needs."""
 
 
 class JavaNotFound(InvalidRequestError, RuntimeError):
@@ -297,7 +299,7 @@ class JavaNotFound(InvalidRequestError, RuntimeError):
 
 
 class MissingExtra(InvalidRequestError, ImportError):
-    """A package that is needed here, and that one of our extras brings, is not installed."""
+    """An optional dependency is not installed. The message names the extra that installs it."""
 
 
 class StackError(InvalidRequestError, RuntimeError):
@@ -305,15 +307,15 @@ class StackError(InvalidRequestError, RuntimeError):
 
 
 class PoolNotExclusive(InvalidRequestError, RuntimeError):
-    """The Dagster instance does not hold a table's maintenance to one run at a time."""
+    """The Dagster instance does not limit a table's maintenance to one run at a time."""
 
 
 class WriterClosed(InvalidRequestError, ValueError):
-    """A BufferedWriter was closed before these rows were committed, or belongs to the process that was forked."""
+    """A BufferedWriter was closed before these rows were committed, or belongs to the parent of this forked process."""
 
 
 class CorruptLog(CorruptionError, ValueError):
-    """A log file that cannot be read as one; `key` names it."""
+    """An object of the log cannot be decoded. `key` names it."""
 
     def __init__(self, message: str, *, key: str) -> None:
         super().__init__(message)
@@ -321,18 +323,18 @@ class CorruptLog(CorruptionError, ValueError):
 
 
 class MissingPart(CorruptionError, FileNotFoundError):
-    """A live part whose object is not in the store."""
+    """The object of a live part is not in the store."""
 
 
 class SymbolicLink(CorruptionError, OSError):
-    """A symbolic link inside the folder of a table. It is not followed: it may lead to any file of the machine."""
+    """The folder of a table contains a symbolic link. It is not followed: it may lead to any file of the machine."""
 
 
 class UncoordinatedMaintenance(CorruptionError, RuntimeError):
     """Another program, which takes no claims, wrote or removed log files of exclusive commits.
 
-    `foreign_ms` is set when that only hides what is new, as merges by a program of IceDB v3 do: the time (unix
-    milliseconds) of the last one, after which it is known again.
+    `foreign_ms` is set if the log only cannot show which parts are new, as after merges by a program of IceDB v3. It is
+    the time (unix milliseconds) of the last such merge. Later changes can be read again.
     """
 
     def __init__(self, message: str, *, foreign_ms: int | None = None) -> None:
@@ -341,4 +343,4 @@ class UncoordinatedMaintenance(CorruptionError, RuntimeError):
 
 
 class InvariantViolated(CorruptionError, AssertionError):
-    """A check before or after a write failed. Nothing was published; please report it."""
+    """A check before or after a write failed. Nothing was published. Please report this bug."""

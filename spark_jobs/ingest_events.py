@@ -262,7 +262,7 @@ def work(job: Job, args: argparse.Namespace) -> Result:
     place = parse_location(args.table, options)
     quarantine = args.quarantine
     if quarantine == "":
-        quarantine = place.beside(f"{place.name}_quarantine").uri
+        quarantine = place.sibling(f"{place.name}_quarantine").uri
     if not args.create:
         icedb.Table.open(args.table, storage_options=options)  # before a session is started for it
     schema = None if args.schema is None else _schema(args.table, args.schema, job.spark)

@@ -27,7 +27,7 @@ from icedb.errors import InvalidOption
 from icedb.reader.scan_sql import translate_read_error, visible_partitions
 from icedb.reader.snapshot import Snapshot
 from icedb.util.arguments import checks_arguments
-from icedb.util.optional_deps import imported
+from icedb.util.optional_deps import import_optional
 
 __all__ = ["attach", "query", "source"]
 
@@ -133,7 +133,7 @@ def _structure(types: dict[str, str]) -> str:
 
 
 def _open_session(table: str) -> Any:
-    chdb = imported("chdb", extra="chdb")
+    chdb = import_optional("chdb", extra="chdb")
     try:
         return chdb.session.Session()
     except RuntimeError:

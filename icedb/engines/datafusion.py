@@ -19,7 +19,7 @@ from icedb.errors import InvalidOption
 from icedb.reader.snapshot import Snapshot
 from icedb.sql.connections import quote_name
 from icedb.util.arguments import checks_arguments
-from icedb.util.optional_deps import imported
+from icedb.util.optional_deps import import_optional
 
 if TYPE_CHECKING:
     from datafusion import SessionContext
@@ -37,7 +37,7 @@ def register(ctx: SessionContext, name: str, snapshot: Snapshot, parts_where: st
 
     Raises MissingExtra, and what `icedb.engines.arrow.dataset` raises. What a query raises later is DataFusion's own.
     """
-    datafusion = imported("datafusion", extra="datafusion")
+    datafusion = import_optional("datafusion", extra="datafusion")
     if not isinstance(ctx, datafusion.SessionContext):
         raise InvalidOption(
             f"{snapshot.table}: register() was given a {type(ctx).__name__}; give a datafusion.SessionContext."

@@ -16,7 +16,7 @@ from icedb.engines.arrow import record_batches
 from icedb.errors import InvalidOption
 from icedb.reader.snapshot import Snapshot
 from icedb.util.arguments import checks_arguments
-from icedb.util.optional_deps import imported
+from icedb.util.optional_deps import import_optional
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +38,7 @@ def read(
 
     Raises MissingExtra, InvalidOption, UnknownColumn, and as `Snapshot.query`.
     """
-    pandas = imported("pandas", extra="pandas")
+    pandas = import_optional("pandas", extra="pandas")
     if dtype_backend not in get_args(DtypeBackend):
         raise InvalidOption(
             f"{snapshot.table}: dtype_backend is {dtype_backend!r}; give one of {list(get_args(DtypeBackend))}."

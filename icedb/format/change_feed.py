@@ -1,9 +1,11 @@
-"""The change feed: which parts brought rows that were not in the table before, and how far a consumer is.
+"""The change feed: the parts that brought new rows to the table, and the cursors of consumers.
 
-A part that a commit moved rows into (a merge, a rewrite) brings none. A part that brought some stays in the feed when
-it is merged away: its object is there for the grace period, its marker until cleanup forgets it. The feed is in the
-order of commit times, but a log file may appear a while after its time. So a cursor has a point up to which everything
-was consumed, at most the time before which nothing can appear any more, and beyond it names what was consumed.
+A part into which a commit moved rows (a merge, a rewrite) brings no new rows. A part that brought new rows stays in the
+feed after it is merged: its object exists for the grace period, and its marker until cleanup forgets it.
+
+The feed is in the order of commit times, but a log file may appear some time after its commit time. So a cursor has a
+time up to which everything was consumed. It is at most the settled time, before which no log file can appear any more.
+Beyond that time the cursor lists the consumed parts.
 
 Everything here is pure: the same log and the same cursors give the same parts.
 """
@@ -33,20 +35,23 @@ __all__ = [
     "encode_cursor",
 ]
 
-#: Which of some parts count: their keys.
+#: Returns the keys of those parts that count towards the limits.
 Counted = Callable[[Sequence[Marker]], Collection[str]]
-#: Commit time, whether all parts of that time are meant, and if not, the key of the last one that is.
+#: Commit time, whether all parts of that time are included, and otherwise the key of the last included part.
 _Position = tuple[int, bool, str]
 
 
 class Cursor(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, rename={
     "t_ms": "t", "key": "p", "seen": "seen", "snapshot": "snapshot", "gone": "gone",
 }):  # fmt: skip
-    """How far a consumer is. Keys are below the table's `_data/`.
+    """The position of a consumer in the change feed. Keys are relative to the table's `_data/`.
 
-    All parts up to the time `t_ms` are consumed; with `key`, of that time only those up to this one; and `seen`, which
-    are later. A consumer that began with the table as it was has consumed, instead, what was live of these: dead were
-    those whose tombstone is not later than `t_ms`, and `gone`; with `snapshot`, only what is up to that key.
+    All parts up to the time `t_ms` are consumed. With `key`, parts of exactly that time are consumed only up to this
+    key. The later parts in `seen` are consumed as well.
+
+    A consumer that begins with a snapshot of the table consumes only those of these parts that were live. Parts with a
+    tombstone not later than `t_ms`, and those in `gone`, were dead. With `snapshot`, only parts up to that key are
+    consumed yet.
     """
 
     t_ms: int
@@ -58,26 +63,26 @@ class Cursor(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one batch may have; the first part is in it, whatever its size. None: no limit."""
+    """The limits of one batch; None means no limit. A batch always includes its first part, whatever its size."""
 
     parts: int | None = None
     bytes: int | None = None
 
 
 def at_time(t_ms: int) -> Cursor:
-    """Everything up to a time is consumed."""
+    """Return the cursor at which everything up to a time is consumed."""
     return Cursor(t_ms)
 
 
-#: Before everything. What the table is then, the first batch decides, and its end tells.
+#: The cursor before everything. The first batch fixes the snapshot with which the consumer begins.
 BEGINNING = Cursor(0, snapshot="")
 
 
-def _as_it_is(state: TableState, keys: Keys, settled_ms: int) -> Cursor:
-    """All of the table is still to be consumed, and what comes later after it.
+def _snapshot_cursor(state: TableState, keys: Keys, settled_ms: int) -> Cursor:
+    """Return the cursor from which a consumer reads the current snapshot, and then later changes.
 
-    What is live is told in a way that stays true, whatever appears later: by a time that is over, and what was
-    different then. So a large table can be consumed in many pieces.
+    The cursor describes the live parts by a settled time and the differences from the table at that time. This stays
+    valid when log files appear later, so a large table can be consumed in many batches.
     """
     t_ms = max(settled_ms, state.horizon_ms, 0)
     prefix = keys.data_prefix
@@ -87,12 +92,12 @@ def _as_it_is(state: TableState, keys: Keys, settled_ms: int) -> Cursor:
 
 
 def encode_cursor(cursor: Cursor) -> str:
-    """As JSON."""
+    """Encode a cursor as JSON."""
     return msgspec.json.encode(cursor).decode()
 
 
 def decode_cursor(text: str, *, table: str) -> Cursor:
-    """A cursor that was given out before. Raises InvalidOption."""
+    """Decode the text of a cursor. Raises InvalidOption."""
     try:
         return msgspec.json.decode(text, type=Cursor)
     except msgspec.MsgspecError as error:
@@ -103,16 +108,16 @@ def decode_cursor(text: str, *, table: str) -> Cursor:
 
 
 def between(state: TableState, keys: Keys, start: Cursor, end: Cursor) -> list[Marker]:
-    """What is consumed at `end` and not at `start`, in the order of the feed.
+    """Return the parts that are consumed at `end` but not at `start`, in the order of the feed.
 
-    Raises SnapshotExpired when cleanup forgot some of it, UncoordinatedMaintenance when the log does not tell what is
-    new.
+    Raises SnapshotExpired if cleanup forgot some of them, and UncoordinatedMaintenance if the log does not show which
+    parts are new.
     """
     if start == BEGINNING:
         start = msgspec.structs.replace(end, snapshot="")
     feed, reached = _Feed(state, keys, start), _Reach(end, keys)
-    known = feed.snapshot if end.snapshot is None else [m for m in feed.snapshot if feed.name(m) <= end.snapshot]
-    return known + [m for m in feed.appended if reached.has(m)]
+    began = feed.snapshot if end.snapshot is None else [m for m in feed.snapshot if feed.name(m) <= end.snapshot]
+    return began + [m for m in feed.appended if reached.has(m)]
 
 
 def advance(
@@ -126,16 +131,17 @@ def advance(
     counted: Counted | None = None,
     known_ms: int = 0,
 ) -> tuple[Cursor, list[Marker]]:
-    """The end of the batch that begins at `start`, and its parts: all of commits up to `until_ms`, up to the limits.
+    """Return the end of the batch that begins at `start`, and its parts: those of commits up to `until_ms`.
 
-    `settled_ms`: no log file of that time or before can appear any more. `counted` says which parts count for the
-    limits; the consumer will leave out the others. `known_ms`: the consumer has consumed all that was superseded by
-    that time (unix milliseconds), though `start` may be before it; so cleanup may have forgotten it. Raises as
-    `between`.
+    `limits` may end the batch earlier. `counted` returns the parts that count towards the limits; the consumer skips
+    the others. No log file of the time `settled_ms` or before can appear any more.
+
+    The consumer has consumed everything that was superseded by `known_ms` (unix milliseconds), even if `start` is
+    before it, so cleanup may have forgotten it. Raises the same errors as `between`.
     """
     begins = start == BEGINNING
     if begins:
-        start = _as_it_is(state, keys, settled_ms)
+        start = _snapshot_cursor(state, keys, settled_ms)
     feed = _Feed(state, keys, start, known_ms)
     appended = [m for m in feed.appended if until_ms is None or m.created_ms <= until_ms]
     taken = _within(limits or Limits(), [*feed.snapshot, *appended], counted)
@@ -155,7 +161,7 @@ def advance(
 
 
 class _Reach:
-    """What a cursor has left behind. What a snapshot is still to give counts too: the feed does not give it."""
+    """The parts before a cursor. Parts of an unfinished snapshot count as before it: the feed does not return them."""
 
     def __init__(self, cursor: Cursor, keys: Keys) -> None:
         self._data_prefix = keys.data_prefix
@@ -163,11 +169,11 @@ class _Reach:
         self.frontier: _Position = (cursor.t_ms, cursor.key is None, cursor.key or "")
 
     def name(self, marker: Marker) -> str:
-        """As cursors have it."""
+        """Return the key of a part as cursors name it."""
         return marker.key.removeprefix(self._data_prefix)
 
     def position(self, marker: Marker) -> _Position:
-        """Its place in the feed."""
+        """Return the position of a part in the feed."""
         return marker.created_ms, False, self.name(marker)
 
     def has(self, marker: Marker) -> bool:
@@ -175,7 +181,7 @@ class _Reach:
 
 
 class _Feed:
-    """What there is after a cursor: the rest of its snapshot, and the appended parts, in order."""
+    """The parts after a cursor: the rest of its snapshot, then the appended parts, in order."""
 
     def __init__(self, state: TableState, keys: Keys, start: Cursor, known_ms: int = 0) -> None:
         _check_known(state, start, known_ms)
@@ -186,7 +192,7 @@ class _Feed:
             gone = frozenset(start.gone)
             began = (m for m in state.parts.values() if self.start.has(m) and self.name(m) > after)
             self.snapshot = sorted((m for m in began if not self._was_dead(m, start.t_ms, gone)), key=self.name)
-        #: Every part that brought rows since the cursor's time, consumed or not.
+        #: Every part that brought new rows since the cursor's time, consumed or not.
         self.all = sorted(
             (m for m in state.parts.values() if m.created_ms >= start.t_ms and not m.moved), key=self.start.position
         )
@@ -213,7 +219,7 @@ def _within(limits: Limits, markers: list[Marker], counted: Counted | None) -> l
 
 
 def check_order(start: Cursor, end: Cursor, keys: Keys, *, table: str) -> None:
-    """Raise InvalidOption unless the way from one cursor to another leads forwards."""
+    """Raise InvalidOption unless `end` is at or after `start`."""
     of_one_beginning = start == BEGINNING or (
         (start.t_ms, start.seen, start.gone) == (end.t_ms, end.seen, end.gone)
         and start.snapshot is not None
@@ -229,10 +235,10 @@ def check_order(start: Cursor, end: Cursor, keys: Keys, *, table: str) -> None:
 def _check_known(state: TableState, start: Cursor, known_ms: int) -> None:
     if max(start.t_ms, known_ms) < state.horizon_ms:
         remedy = (
-            "The table was still being read as it was at the beginning: begin anew, with larger batches, or with a "
-            "longer grace_ms until that is over."
+            "The consumer was still reading its first snapshot. Begin anew with larger batches, or with a longer "
+            "grace_ms until the snapshot is read."
             if start.snapshot is not None
-            else "Begin anew with the table as it is (no 'since', or a new checkpoint); give cleanup a longer grace_ms "
+            else "Begin anew with the table as it is (no 'since', or a new checkpoint). Set a grace_ms that is longer "
             "than a consumer may fall behind."
         )
         raise SnapshotExpired(
@@ -243,8 +249,8 @@ def _check_known(state: TableState, start: Cursor, known_ms: int) -> None:
     foreign_ms = max((f.file.newest_foreign_ms for f in state.effective.values()), default=0)
     if start.t_ms < foreign_ms:
         raise UncoordinatedMaintenance(
-            f"{state.table}: a program of IceDB v3 merged or dropped parts at {time_text(foreign_ms)} and did not say "
-            "which of its parts brought new rows. Let merge and cleanup of this program maintain the table, and a "
-            "quarter of an hour later begin anew with the table as it is (no 'since', or a new checkpoint).",
+            f"{state.table}: a program of IceDB v3 merged or dropped parts at {time_text(foreign_ms)} and did not "
+            "record which of its parts brought new rows. Maintain the table with merge and cleanup of this version "
+            "only. Begin anew with the table as it is (no 'since', or a new checkpoint) a quarter of an hour later.",
             foreign_ms=foreign_ms,
         )

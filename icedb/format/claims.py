@@ -1,6 +1,7 @@
-"""What a claim holds: the log file that is to be, whole, so that anyone can complete the commit.
+"""The content of claims: the whole log file to be published, so that any writer can complete the commit.
 
-A claim is JSON. Two keys are in all of them: `key` and `body` of the log file; `t` is its time.
+A claim is the create-only object that decides which log file an epoch, or a transaction, becomes. It is JSON. All
+claims have the `key` and the `body` of the log file, and a time `t`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["Claim", "EpochClaim", "TxnClaim", "decode_epoch_claim", "decode_txn_
 
 
 class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What all claims have in common. `stored_ms` is the store's time; None for one that was just put."""
+    """The common fields of claims. `stored_ms` is the store's time; None for a claim that was just put."""
 
     key: str
     t: TimeMs
@@ -25,18 +26,18 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def since_ms(self) -> int:
-        """Its age counts from the older of the two times: either clock may be wrong."""
+        """The time from which the claim's age counts: the older of its two times, because either clock may be wrong."""
         return self.t if self.stored_ms is None else min(self.t, self.stored_ms)
 
 
 class EpochClaim(Claim, frozen=True, omit_defaults=True):
-    """Decides which log file an epoch is."""
+    """The claim that decides which log file an epoch becomes."""
 
 
 class TxnClaim(Claim, frozen=True, omit_defaults=True, kw_only=True):
-    """Decides which log file an exactly-once append is, and which transaction that was.
+    """The claim that decides which log file an exactly-once append becomes. It names the transaction.
 
-    `brings_columns`: it can only be published by an exclusive commit.
+    `brings_columns`: only an exclusive commit can publish the log file.
     """
 
     application: str
@@ -46,7 +47,7 @@ class TxnClaim(Claim, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def decode_epoch_claim(body: bytes, key: str, keys: Keys, *, stored_ms: int) -> EpochClaim:
-    """The claim that was read from `key`. Raises CorruptLog unless it holds a log file of that epoch."""
+    """Decode the claim that was read from `key`. Raises CorruptLog unless it holds a log file of that epoch."""
     epoch = keys.parse_epoch_claim(key)
     try:
         claim = msgspec.json.decode(body, type=EpochClaim)
@@ -60,11 +61,15 @@ def decode_epoch_claim(body: bytes, key: str, keys: Keys, *, stored_ms: int) -> 
 
 
 def decode_txn_claim(body: bytes, key: str, keys: Keys, *, stored_ms: int) -> TxnClaim:
-    """The claim that was read from `key`. Raises CorruptLog unless it is of the transaction that the key says."""
+    """Decode the claim that was read from `key`. Raises CorruptLog unless it is of the transaction in the key."""
     try:
         claim = msgspec.json.decode(body, type=TxnClaim)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptLog(f"'{key}' is not a transaction's claim ({error}).", key=key) from None
     if keys.txn_claim(claim.application, claim.sequence, claim.generation) != key:
-        raise CorruptLog(f"the claim '{key}' is of {claim.application!r}, {claim.sequence}. Was it copied?", key=key)
+        raise CorruptLog(
+            f"the claim '{key}' is of {claim.application!r}, {claim.sequence}, which has another key. The object was "
+            "copied or changed. Restore it from a backup or an earlier version of it.",
+            key=key,
+        )
     return msgspec.structs.replace(claim, stored_ms=stored_ms)

@@ -1,7 +1,7 @@
-"""A log file as bytes: newline-delimited JSON, UTF-8, no newline at the end.
+"""The encoding of log files: newline-delimited JSON in UTF-8, without a newline at the end.
 
-The order of lines is the one that every v3 reader knows: header, schema, log tombstones, part markers. What
-cannot be read as a log file is CorruptLog, naming the object and the line; nothing is guessed.
+The lines are in the order that every v3 reader expects: header, schema, log tombstones, part markers. A body that is
+not a valid log file raises CorruptLog, which names the object and the reason. The decoder never guesses.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["decode", "encode"]
 
 VERSION = 1
 
-# Decoded at once, in bytes: their markers are still in the processor's cache when they become columns.
+# Bytes decoded at a time: the markers are still in the processor's cache when they are packed into columns.
 _PIECE_BYTES = 1 << 19
 
-# Messages quote a text that may be anything.
+# Messages quote at most this much of a text from a log file.
 TEXT_CHARS = 200
 
 _encoder = msgspec.json.Encoder()
@@ -31,12 +31,12 @@ _header = msgspec.json.Decoder(Header)
 _schema = msgspec.json.Decoder(dict[str, str])
 _tombstones = msgspec.json.Decoder(LogTombstone)
 _markers = msgspec.json.Decoder(Marker)
-# A line that is nested too deep raises the last one.
+# A line that is nested too deeply raises RecursionError.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def encode(file: LogFile) -> bytes:
-    """The bytes of a log file."""
+    """Encode a log file."""
     part_line = 2 + len(file.tombstones)
     header = Header(
         version=VERSION,
@@ -62,7 +62,7 @@ def encode(file: LogFile) -> bytes:
 
 
 def decode(body: bytes, key: str, keys: Keys) -> LogFile:
-    """The log file in `body`, which was read from `key`; CorruptLog if it is not one of this table."""
+    """Decode the log file that was read from `key`. Raises CorruptLog if it is not a log file of this table."""
     if not body.isascii():
         _check_text(body, key)
     header = _decode_header(body, key)
@@ -74,7 +74,7 @@ def decode(body: bytes, key: str, keys: Keys) -> LogFile:
     parts_from = header.part_line or 0
     tombstones_from = parts_from if header.tombstone_line is None else header.tombstone_line
     if header.line_count is not None and not header.schema_line == tombstones_from - 1 < parts_from <= lines:
-        raise _damaged(key, "the sections that its header tells do not follow one another")
+        raise _damaged(key, "the sections that its header names are not in order")
     tombstone_at = _offset(body, header.tombstone_line, key) if header.tombstone_line is not None else None
     part_at = len(body) if header.part_line is None else _offset(body, header.part_line, key)
     try:
@@ -105,7 +105,7 @@ def decode(body: bytes, key: str, keys: Keys) -> LogFile:
 
 
 def _check_text(body: bytes, key: str) -> None:
-    """Raise CorruptLog unless the bytes are UTF-8: the decoder does not look into statistics and unknown keys."""
+    """Raise CorruptLog unless the bytes are UTF-8. The decoder does not check statistics and unknown keys."""
     try:
         for piece in _pieces(body, 0):
             str(piece, "utf-8")
@@ -127,7 +127,7 @@ def _decode_header(body: bytes, key: str) -> Header:
 
 
 def _offset(body: bytes, line: int, key: str) -> int:
-    """Where line number `line` begins; the end of the body if it is just past the last one."""
+    """Return the offset of line number `line`; the end of the body if it is the number after the last line."""
     at = 0
     for _ in range(line):
         at = body.find(b"\n", at) + 1
@@ -147,18 +147,18 @@ def _line(body: bytes, line: int, key: str) -> bytes:
 def _decode_markers(body: bytes, start: int, *, count: int) -> Sequence[Marker]:
     if count < COLUMNS_MIN:
         return tuple(_markers.decode_lines(body[start:]))
-    from icedb.format.packed_markers import MarkerColumns  # with Arrow, for large tables alone
+    from icedb.format.packed_markers import MarkerColumns  # imports Arrow, which only large tables need
 
     try:
         return MarkerColumns(_markers.decode_lines(piece) for piece in _pieces(body, start))
     except (OverflowError, ValueError) as error:
         if isinstance(error, msgspec.DecodeError | UnicodeDecodeError):
             raise
-        return tuple(_markers.decode_lines(body[start:]))  # a text that no column can hold
+        return tuple(_markers.decode_lines(body[start:]))  # a text that a column cannot hold
 
 
 def _pieces(body: bytes, start: int) -> Iterator[memoryview]:
-    """The lines from `start` on, some at a time."""
+    """Yield the lines from `start` on, in pieces of about `_PIECE_BYTES`."""
     whole = memoryview(body)
     while start < len(body):
         end = body.find(b"\n", start + _PIECE_BYTES)
@@ -168,9 +168,9 @@ def _pieces(body: bytes, start: int) -> Iterator[memoryview]:
 
 
 def _check(file: LogFile, key: str, keys: Keys) -> None:
-    """Names outside the table's prefix are never followed: a log file must not be able to delete a neighbour."""
+    """Raise CorruptLog for keys outside the table's prefix, because cleanup would delete objects of another table."""
     markers = file.markers
-    if not isinstance(markers, PackedMarkers) or any(_fault(n, keys.data_prefix) for n in markers.samples()):
+    if not isinstance(markers, PackedMarkers) or any(_fault(n, keys.data_prefix) for n in markers.sample_keys()):
         _check_names((m.key for m in markers), keys.data_prefix, key)
     _check_names((t.key for t in file.tombstones), keys.log_prefix, key)
     if any(not column or "\0" in column for column in file.schema):
@@ -194,6 +194,6 @@ def _fault(named: str, prefix: str) -> str:
 def _damaged(key: str, reason: str) -> CorruptLog:
     return CorruptLog(
         f"the log file '{key}' cannot be read: {reason}. Restore the object from a backup or an earlier version "
-        "of it; do not delete it, the parts it names would be lost.",
+        "of it. Do not delete it: the parts it names would be lost.",
         key=key,
     )

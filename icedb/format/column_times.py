@@ -1,8 +1,8 @@
-"""The time at which each column came into the table, as the log files that count record it.
+"""The time at which each column was added to the table, from the effective log files.
 
-A plain log file brings the columns of its schema at its own time. A log file that replaces others carries their
-columns, and records the time of each in its header. A log file without these times, of an older program, may carry a
-column from any time before: that column belongs to every snapshot, so that no snapshot hides a value.
+A plain log file adds the columns of its schema at its own time. A log file that replaces others carries their columns,
+and records the time of each in its header. A log file of an older program lacks these times and may carry a column from
+any earlier time. Such a column belongs to every snapshot, so that no snapshot hides a value.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def _schema_ms(key: str, file: LogFile, effective: Collection[str]) -> int:
     # By its name: a v3 cleanup writes a log file again without its log tombstones.
     if key.rpartition("/")[2].split("_")[1] != "m":
         return file.t_ms
-    # A v3 merge does not hide the log files that it replaces; as long as all are there, they give the times.
+    # A v3 merge does not hide the log files that it replaces. While all of them exist, they give the times.
     derived = bool(file.tombstones) and all(t.key in effective for t in file.tombstones)
     return file.t_ms if derived else UNKNOWN_MS
 
 
 def schema_at(state: TableState, at_ms: int) -> dict[str, str]:
-    """Return the columns that had come at a time (unix milliseconds), with their types of today.
+    """Return the columns that existed at a time (unix milliseconds), with their current types.
 
-    A time before the first column has the columns that came first: there are no rows then, but queries can name them.
+    A time before the first column has the columns that were added first. It has no rows, but queries can name them.
     """
     times = column_times(state)
     at_ms = max([at_ms, *([min(times.values())] if times else ())])
@@ -55,7 +55,7 @@ def schema_at(state: TableState, at_ms: int) -> dict[str, str]:
 
 
 def stored_times(state: TableState, columns: Collection[str], t_ms: int) -> tuple[int | None, Mapping[str, int]]:
-    """Return the header's times for a log file of `t_ms` with these columns: of most of them, and of the others."""
+    """Return `schema_ms` and `column_ms` of the header for a log file of `t_ms` with these columns."""
     if not columns:
         return None, {}
     recorded = column_times(state)

@@ -1,9 +1,13 @@
-"""Draft the log file that replaces others without losing a marker.
+"""Drafts of log files that replace others without losing a marker.
 
-A log file that replaces others holds every marker of theirs, tombstoned ones too and each with its tombstone
-from the whole snapshot, a tombstone for each of them, every log tombstone that they carried, and the union of
-their schemas, transactions and horizons. All markers, not only those of the partition at hand: a marker left
-behind is a part that is lost when the old log file is deleted.
+A log file that replaces others contains:
+
+- every marker of theirs, including tombstoned ones, each with its tombstone from the whole snapshot
+- a log tombstone for each replaced log file, and every log tombstone that they carried
+- the union of their schemas, transactions and horizons
+
+It contains all markers, not only those of the partition at hand. A part whose marker is left out would be lost when
+cleanup deletes the old log file.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import msgspec
 from icedb.errors import InvariantViolated
 from icedb.format.column_times import stored_times
 from icedb.format.operation_names import carried_operations
-from icedb.format.records import Encoded, LogFile, LogTombstone, Marker, PackedMarkers, marker_times, told
+from icedb.format.records import Encoded, LogFile, LogTombstone, Marker, PackedMarkers, marker_times, tombstone_flags
 from icedb.format.replay import TableState
 
 __all__ = ["CommitDraft", "check_draft", "draft"]
@@ -26,7 +30,7 @@ __all__ = ["CommitDraft", "check_draft", "draft"]
 
 @dataclass(frozen=True, slots=True)
 class CommitDraft:
-    """A log file before its epoch is known, and the plan that it carries out: what it replaces and tombstones."""
+    """A log file whose epoch is not known yet, with its plan: what it replaces, adds and tombstones."""
 
     file: LogFile
     replaces: tuple[str, ...] = ()
@@ -48,9 +52,9 @@ def draft(
     forget: Collection[str] = (),
     operation: str = "",
 ) -> CommitDraft:
-    """A log file that adds parts, tombstones parts, and carries all that the log files in `replaces` hold.
+    """Draft a log file that adds and tombstones parts, and carries the content of the log files in `replaces`.
 
-    `moved`: the rows of the parts that it adds were in others before. `forget` names dead parts whose markers are not
+    `moved`: the rows of the added parts were in other parts before. `forget` names dead parts whose markers are not
     carried; their newest tombstone becomes the horizon. `operation`: the name that the header records.
     """
     sources = [state.files[k].file for k in sorted(replaces)]
@@ -63,7 +67,7 @@ def draft(
             msgspec.structs.replace(m, tombstoned_ms=t_ms) if m.key in dead and m.tombstoned_ms is None else m
             for m in left
         )
-        carried = _as_many(chain(died, new), like=carried)
+        carried = _packed_like(carried, chain(died, new))
     forgotten_ms = [t for k in forget if (t := state.parts[k].tombstoned_ms) is not None]
     file = LogFile(
         t_ms=t_ms,
@@ -80,7 +84,7 @@ def draft(
         times = marker_times(file.markers)
         kept = {at_ms: name for at_ms, name in operations.items() if at_ms in times}
         file = msgspec.structs.replace(file, operations=kept)
-    if file.carries_tombstones:  # any other log file has the time of its own columns
+    if file.carries_tombstones:  # in any other log file, the columns have the time of the file
         schema_ms, column_ms = stored_times(state, file.schema, t_ms)
         file = msgspec.structs.replace(file, schema_ms=schema_ms, column_ms=dict(column_ms))
     return CommitDraft(
@@ -92,18 +96,18 @@ def draft(
 
 
 def _with(markers: Sequence[Marker], state: TableState, keys: Collection[str]) -> Iterator[Marker]:
-    """Markers in key order, and those of these parts too."""
+    """Yield markers in key order, together with those of the parts in `keys`."""
     lacking = set(keys)
     if lacking:
-        lacking.difference_update(k for k, _ in told(markers) if k in lacking)
+        lacking.difference_update(k for k, _ in tombstone_flags(markers) if k in lacking)
     return merge(markers, (state.parts[k] for k in sorted(lacking)), key=lambda m: m.key) if lacking else iter(markers)
 
 
-def _as_many(markers: Iterable[Marker], *, like: Sequence[Marker]) -> Sequence[Marker]:
-    """In columns, if those were, most of which these are."""
-    if not isinstance(like, PackedMarkers):
+def _packed_like(original: Sequence[Marker], markers: Iterable[Marker]) -> Sequence[Marker]:
+    """Pack markers in columns if the original ones were, because most of them are the same."""
+    if not isinstance(original, PackedMarkers):
         return tuple(markers)
-    from icedb.format.packed_markers import MarkerColumns  # with Arrow, for large tables alone
+    from icedb.format.packed_markers import MarkerColumns  # imports Arrow, which only large tables need
 
     return MarkerColumns.of(markers)
 
@@ -119,23 +123,27 @@ def _union(schemas: Iterable[dict[str, str]]) -> dict[str, str]:
 def _tombstones(
     state: TableState, sources: Iterable[LogFile], replaces: Iterable[str], t_ms: int
 ) -> tuple[LogTombstone, ...]:
-    # What only a v3 program tombstoned still counts, for its tombstone is not trusted; carried by us, it would be, and
-    # hide the markers that were left behind. When such a log file is replaced, its time begins now.
-    carried = {t.key for f in sources for t in f.tombstones} - _counting(state)
+    # A log file that only a v3 program tombstoned is still effective, because readers do not trust that tombstone. If
+    # this draft carried it, readers would trust it, and the markers that v3 left out would be hidden. When such a log
+    # file is replaced, the time of its tombstone is that of this commit.
+    carried = {t.key for f in sources for t in f.tombstones} - _effective_keys(state)
     times = {k: state.log_tombstones[k] for k in carried} | dict.fromkeys(replaces, t_ms)
     return tuple(LogTombstone(k, t) for k, t in sorted(times.items()))
 
 
-def _counting(state: TableState) -> set[str]:
+def _effective_keys(state: TableState) -> set[str]:
     return state.files.keys() - state.ignored
 
 
 def check_draft(state: TableState, planned: CommitDraft) -> None:
-    """Paired assertion: live parts after this commit are the live parts before it, plus and minus the plan."""
-    hidden = {*planned.replaces, *({t.key for t in planned.file.tombstones} & _counting(state))}
+    """Assert that the live parts after this commit are the live parts before it, plus and minus those of the plan.
+
+    Raises InvariantViolated.
+    """
+    hidden = {*planned.replaces, *({t.key for t in planned.file.tombstones} & _effective_keys(state))}
     lost, back, newly_dead = set[str](), set[str](), set[str]()
-    after = dict(told(planned.file.markers))
-    for key, dead, was_named in state.standing(hidden):
+    after = dict(tombstone_flags(planned.file.markers))
+    for key, dead, was_named in state.part_statuses(hidden):
         is_dead = after.pop(key, None)
         if is_dead is None:
             if was_named and not dead:
@@ -147,9 +155,9 @@ def check_draft(state: TableState, planned: CommitDraft) -> None:
     added = after.keys()
     if lost or back or added != planned.added or newly_dead != {k for k in planned.tombstoned if _was_live(state, k)}:
         raise InvariantViolated(
-            f"{state.table}: a log file was drafted that would lose {sorted(lost)}, bring back {sorted(back)}, "
-            f"add {sorted(added)} for {sorted(planned.added)}, tombstone {sorted(newly_dead)} for "
-            f"{sorted(planned.tombstoned)}. It was not published."
+            f"{state.table}: a drafted log file would lose {sorted(lost)}, bring back {sorted(back)}, "
+            f"add {sorted(added)} instead of {sorted(planned.added)}, and tombstone {sorted(newly_dead)} instead of "
+            f"{sorted(planned.tombstoned)}. It was not published. Please report this bug."
         )
 
 

@@ -1,8 +1,8 @@
-"""Every key of a table is built and parsed here, and nowhere else.
+"""The only place where keys of a table are built and parsed.
 
-A key is the full name of an object in its store: in a bucket it starts with the table's prefix, in a local
-folder the prefix is empty. A partition's path is Hive style, `d=2026-11-21/u=7`; its values are encoded so
-that any text is safe and distinct, and so that DuckDB, Spark and Hive read the same value back.
+A key is the full name of an object in its store. In a bucket it starts with the table's prefix; in a local folder the
+prefix is empty. A partition's path is Hive style, `d=2026-11-21/u=7`. Its values are encoded so that any text is safe
+and distinct, and so that DuckDB, Spark and Hive read the same value back.
 
     log file      <prefix>/_log/<t, 13 digits>[_m]_<writer>.jsonl
     part          <prefix>/_data/<partition path>/<id>.parquet
@@ -13,7 +13,7 @@ that any text is safe and distinct, and so that DuckDB, Spark and Hive read the 
     spec          <prefix>/_table.json
     Delta log     <prefix>/_delta_log/<version, 20 digits>.json, .checkpoint.parquet
 
-Log and claims may lie in another store than parts and spec, under a prefix of their own.
+Log and claims may be in another store than parts and spec, under a prefix of their own.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345678
 
 @dataclass(frozen=True, slots=True)
 class LogName:
-    """What a log file's name says of it, without reading it."""
+    """The fields of a log file's name."""
 
     t_ms: int
     merged: bool
@@ -61,13 +61,13 @@ class LogName:
 
     @property
     def epoch(self) -> int | None:
-        """The epoch that the writer's suffix `.e<epoch>` announces; only the header decides."""
-        found = _EPOCH_SUFFIX.search(self.writer)
-        return int(found[1]) if found else None
+        """The epoch in the writer's suffix `.e<epoch>`. It is a hint: the header decides."""
+        match = _EPOCH_SUFFIX.search(self.writer)
+        return int(match[1]) if match else None
 
     @property
     def is_ours(self) -> bool:
-        """Whether the writer is named as `icedb.util.clock.writer_name` does: the suffix then means what it says."""
+        """Whether the writer has a name as `icedb.util.clock.writer_name` makes it, so that the suffix is an epoch."""
         return _OUR_WRITER.search(self.writer) is not None
 
 
@@ -75,7 +75,7 @@ class LogName:
 class Keys:
     """The keys of one table. Prefixes have no slash at either end and may be empty.
 
-    `log_root` is the prefix of the log and the claims in their own store; None: they lie beside the parts.
+    `log_root` is the prefix of the log and the claims in their own store; None if they are in the store of the parts.
     """
 
     prefix: str
@@ -101,47 +101,47 @@ class Keys:
 
     @property
     def probe(self) -> str:
-        """The key that is put once to learn whether the store honours create-only puts."""
+        """The key that is put to check whether the store supports create-only puts."""
         return self._beside_log("_claims/probe.json")
 
     @property
     def log_prefix(self) -> str:
-        """What log files are listed by, with the slash at its end."""
+        """The prefix of log files, with a slash at the end."""
         return self._beside_log("_log/")
 
     @property
     def data_prefix(self) -> str:
-        """What parts are listed by, with the slash at its end."""
+        """The prefix of parts, with a slash at the end."""
         return self._under("_data/")
 
     @property
     def claims_prefix(self) -> str:
-        """What claims are listed by, with the slash at its end."""
+        """The prefix of claims, with a slash at the end."""
         return self._beside_log("_claims/")
 
     @property
     def delta_prefix(self) -> str:
-        """Where an export for programs that know Delta puts its log, with the slash at its end."""
+        """The prefix of an exported Delta log, with a slash at the end."""
         return self._under("_delta_log/")
 
     def log_file(self, t_ms: int, *, merged: bool, writer: str) -> str:
-        """The key of a log file; `merged` says that it carries tombstones."""
+        """Return the key of a log file; `merged` if it carries tombstones."""
         return f"{self.log_prefix}{t_ms:013d}{'_m' if merged else ''}_{writer}.jsonl"
 
     def parse_log_file(self, key: str) -> LogName:
-        """What the name of a listed log file says; CorruptLog if it is none."""
-        found = _LOG_NAME.fullmatch(key.removeprefix(self.log_prefix))
-        # The writer `m` is refused: `<ts>_m_<writer>` would be ambiguous with it.
-        if not key.startswith(self.log_prefix) or found is None or found["writer"] == "m":
+        """Parse the key of a log file. Raises CorruptLog for the key of another object."""
+        match = _LOG_NAME.fullmatch(key.removeprefix(self.log_prefix))
+        # The writer `m` is rejected: `<ts>_m_<writer>` would be ambiguous with it.
+        if not key.startswith(self.log_prefix) or match is None or match["writer"] == "m":
             raise CorruptLog(
                 f"'{key}' lies among the log files but is not named like one (<unix ms>[_m]_<writer>.jsonl). "
-                "Nothing but log files may be there: move it elsewhere.",
+                "Only log files may be there. Move the object elsewhere.",
                 key=key,
             )
-        return LogName(int(found["t"]), found["merged"] is not None, found["writer"])
+        return LogName(int(match["t"]), match["merged"] is not None, match["writer"])
 
     def part(self, partition: str, part_id: str) -> str:
-        """The key of a part; `partition` is an encoded path, empty for a table without partitions."""
+        """Return the key of a part; `partition` is an encoded path, empty for a table without partitions."""
         key = f"{self.data_prefix}{partition + '/' if partition else ''}{part_id}.parquet"
         if len(key.encode()) > KEY_BYTES_MAX:
             raise InvalidPartitionValue(
@@ -151,31 +151,31 @@ class Keys:
         return key
 
     def epoch_claim(self, epoch: int) -> str:
-        """The key of the claim that decides who publishes this epoch."""
+        """Return the key of the claim that decides which log file this epoch becomes."""
         return f"{self.claims_prefix}epoch-{epoch}.json"
 
     def parse_epoch_claim(self, key: str) -> int | None:
-        """The epoch of a claim's key, or None for any other object among the claims."""
-        found = re.fullmatch(r"epoch-([1-9][0-9]{0,15})\.json", key.removeprefix(self.claims_prefix))
-        return int(found[1]) if found else None
+        """Return the epoch of a claim's key, or None for any other object among the claims."""
+        match = re.fullmatch(r"epoch-([1-9][0-9]{0,15})\.json", key.removeprefix(self.claims_prefix))
+        return int(match[1]) if match else None
 
     def txn_claim(self, application: str, sequence: int, generation: int = 0) -> str:
-        """The key of the claim that decides what an exactly-once append is.
+        """Return the key of the claim that decides which log file an exactly-once append becomes.
 
-        The next generation counts when the content of the one before can never be published.
+        If the content of a claim can never be published, the claim of the next generation decides.
         """
         digest = hashlib.sha256(application.encode()).hexdigest()[:32]
         return f"{self.claims_prefix}txn-{digest}-{sequence}{f'.{generation}' if generation else ''}.json"
 
     def is_txn_claim(self, key: str) -> bool:
-        """Whether a key among the claims is one of a transaction."""
+        """Whether a key is that of a transaction's claim."""
         return (
             re.fullmatch(r"txn-[0-9a-f]{32}-[0-9]{1,19}(\.[0-9]{1,16})?\.json", key.removeprefix(self.claims_prefix))
             is not None
         )
 
     def pin(self, name: str) -> str:
-        """The key of a pin: a time that cleanup respects. Raises InvalidOption for a name that is no file's."""
+        """Return the key of a pin, a named time that cleanup keeps readable. Raises InvalidOption for the name."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
             raise InvalidOption(
                 f"'{name}' cannot be a pin's name. Use up to 100 letters, digits, '.', '_' and '-'; the first one is a "
@@ -184,22 +184,22 @@ class Keys:
         return f"{self.claims_prefix}pin-{name}.json"
 
     def parse_pin(self, key: str) -> str | None:
-        """The name of the pin with this key, or None for any other object among the claims."""
-        found = re.fullmatch(r"pin-(.+)\.json", key.removeprefix(self.claims_prefix))
-        return found[1] if found else None
+        """Return the name of the pin with this key, or None for any other object among the claims."""
+        match = re.fullmatch(r"pin-(.+)\.json", key.removeprefix(self.claims_prefix))
+        return match[1] if match else None
 
 
 def encode_value(value: str | None) -> str:
-    """One partition value as a path segment's right side. The result is distinct for distinct values.
+    """Encode one partition value for a path segment. Distinct values have distinct encodings.
 
-    ASCII letters, digits and `_ - .` stay; all other ASCII becomes `%XX`. Characters beyond ASCII stay as they are
-    (Spark decodes `%XX` by single characters, so their UTF-8 must not be percent-encoded for it), but for those
-    that XML, in which S3 lists keys, or a terminal cannot carry.
+    ASCII letters, digits and `_ - .` are kept. All other ASCII becomes `%XX`. Characters beyond ASCII are kept, because
+    Spark decodes each `%XX` as one character and would misread their UTF-8. The exceptions are characters that a
+    terminal, or the XML of an S3 listing, cannot represent.
     """
     if value is None:
         return NULL_VALUE
     text = "".join(c if c in _SAFE or _is_safe_beyond_ascii(ord(c)) else _percent(c) for c in value)
-    # Names that mean something else to a reader: null to DuckDB and Hive, this or the parent folder to a file system.
+    # Names with another meaning: null for DuckDB and Hive, the current or parent folder for a file system.
     if text.upper() in ("NULL", NULL_VALUE) or text in (".", ".."):
         text = _percent(text[0]) + text[1:]
     return text
@@ -216,7 +216,7 @@ def _percent(char: str) -> str:
 
 
 def encode_partition(values: Mapping[str, str | None]) -> str:
-    """A partition's path, `d=2026-11-21/u=7`, from its values as text (null is None)."""
+    """Build a partition's path, `d=2026-11-21/u=7`, from its values as text (None for null)."""
     segments = [f"{encode_value(name)}={encode_value(value)}" for name, value in values.items()]
     for (name, value), segment in zip(values.items(), segments, strict=True):
         if len(segment.encode()) > SEGMENT_BYTES_MAX:
@@ -229,10 +229,10 @@ def encode_partition(values: Mapping[str, str | None]) -> str:
 
 
 def encode_partition_text(text: str, names: Sequence[str], *, table: str) -> str:
-    """A partition's path from the text of one, such as `d=2026-11-21/city=New York`: its values are encoded.
+    """Build a partition's path from a caller's text, such as `d=2026-11-21/city=New York`, by encoding its values.
 
-    `names` are the table's partition columns, which the text must give in their order; without any, every path will do,
-    and its segments need not be Hive style. Raises InvalidPartitionValue.
+    `names` are the table's partition columns, which the text must have in this order. Without names, any path is
+    accepted, and its segments need not be Hive style. Raises InvalidPartitionValue.
     """
     segments = text.split("/") if text else []
     pairs = [segment.partition("=") for segment in segments]
@@ -242,8 +242,8 @@ def encode_partition_text(text: str, names: Sequence[str], *, table: str) -> str
         )
     if has_reserved_end(segments):
         raise InvalidPartitionValue(
-            f"{table}: '{text[:200]}' cannot be a partition: a segment of it ends in '_data' or '_log', by which "
-            "programs of IceDB v3 find their way in a key. Let it end in something else."
+            f"{table}: '{text[:200]}' cannot be a partition: a segment of it ends in '_data' or '_log', which "
+            "programs of IceDB v3 search for in a key. Choose a value with another ending."
         )
     if names and [(name, equals) for name, equals, _ in pairs] != [(name, "=") for name in names]:
         raise InvalidPartitionValue(
@@ -260,9 +260,9 @@ def encode_partition_text(text: str, names: Sequence[str], *, table: str) -> str
 
 
 def stored_path(path: str) -> str:
-    """The path under which this library stores a partition, from any that means the same values.
+    """Return the path under which this library stores a partition, from any path with the same values.
 
-    A person writes `city=New York`, and so may a program of IceDB v3 have stored it.
+    A caller may write `city=New York`, and a program of IceDB v3 may have stored that path.
     """
     return "/".join(
         "=".join(part if part == NULL_VALUE else encode_value(unquote(part)) for part in segment.split("=", 1))
@@ -271,7 +271,7 @@ def stored_path(path: str) -> str:
 
 
 def text_as_path(text: str) -> str:
-    """The path that this library makes of a partition's text, whether or not it may be one. Null stays null."""
+    """Encode a partition's text as a path, without checking that it is valid. Null values are kept."""
     pairs = [segment.partition("=") for segment in (text.split("/") if text else ())]
     return "/".join(
         f"{encode_value(name)}{equals}{value if value in ('', NULL_VALUE) else encode_value(value)}"
@@ -280,32 +280,32 @@ def text_as_path(text: str) -> str:
 
 
 def decode_partition(path: str) -> dict[str, str | None]:
-    """The values of a partition's path, as text; the inverse of `encode_partition`."""
+    """Return the values of a partition's path as text. The inverse of `encode_partition`."""
     values: dict[str, str | None] = {}
     for segment in path.split("/") if path else ():
         name, equals, value = segment.partition("=")
-        if equals:  # a program of v3 may have chosen a path that is not Hive style: it has no values then
+        if equals:  # a program of v3 may use a path that is not Hive style, which has no values
             values[unquote(name)] = None if value == NULL_VALUE else unquote(value)
     return values
 
 
 def partition_of(data_prefix: str, key: str) -> str:
-    """The partition's path in a part's key; CorruptLog if the key lies outside the table."""
+    """Return the partition's path in a part's key. Raises CorruptLog if the key is outside the table."""
     path, _, name = key.removeprefix(data_prefix).rpartition("/")
     if not key.startswith(data_prefix) or not name or has_unsafe_segment(path.split("/") if path else ()):
         raise CorruptLog(
             f"the part '{key}' is outside the table's own prefix '{data_prefix}'. The log file that names it was "
-            "not written for this table.",
+            "not written for this table. Restore the table's own log file, or move the other one elsewhere.",
             key=key,
         )
     return path
 
 
 def has_unsafe_segment(segments: Sequence[str]) -> bool:
-    """Whether a path could leave its folder, or has an empty step."""
+    """Whether a path could leave its folder, or has an empty segment."""
     return any(s in ("", ".", "..") for s in segments)
 
 
 def has_reserved_end(segments: Sequence[str]) -> bool:
-    """Whether `_data/` or `_log/` would stand inside a path, where a v3 program looks for the folder of the parts."""
+    """Whether a path contains `_data/` or `_log/`, by which a v3 program finds the folder of the parts."""
     return any(s.endswith(("_data", "_log")) for s in segments)

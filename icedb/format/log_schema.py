@@ -1,7 +1,7 @@
-"""The columns that log files name, together: what their types are, and where log files disagree.
+"""The union of the schemas of log files, and the columns on whose type they disagree.
 
-Types come from other programs too, and become part of queries: each text is checked before anybody sees it. Who
-checks is passed in, for nothing here knows the engine.
+Types may come from other programs and become part of queries, so each text is checked before it is used. The check is
+passed in as a function, because this package does not import DuckDB.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from icedb.errors import CorruptLog, SchemaConflict
 
 __all__ = ["Conflicts", "TypeName", "check_types", "describe_conflict", "schema_conflict", "unite_schemas"]
 
-#: The one name of a type that may have several (INT8 is BIGINT); None for a text that is no type.
+#: Returns the canonical name of a type (INT8 is BIGINT); None for a text that is not a type.
 TypeName = Callable[[str], str | None]
-#: Column -> type -> the log files that say so, of columns of which log files say several types.
+#: Column -> type -> the log files with that type, for columns that have several types.
 Conflicts = Mapping[str, Mapping[str, tuple[str, ...]]]
 
-# A message names a text that may be anything.
+# Messages quote at most this much of a text from a log file.
 TEXT_CHARS = 200
 
 
 def unite_schemas(
     schemas: Sequence[tuple[str, Mapping[str, str]]], type_name: TypeName
 ) -> tuple[dict[str, str], Conflicts]:
-    """Column -> type, as the first log file names it, and where they disagree. `schemas`: log files with theirs.
+    """Return column -> type as in the first log file that has the column, and the conflicts.
 
-    Raises CorruptLog for a type that is none.
+    `schemas`: log file keys with their schemas. Raises CorruptLog for a text that is not a type.
     """
     united: dict[str, str] = {}
     texts: dict[str, str] = {}
@@ -34,26 +34,26 @@ def unite_schemas(
     for key, schema in schemas:
         for column, text in schema.items():
             if column in united and texts[column] == text:
-                continue  # as nearly all do
+                continue  # the usual case, without a check
             type_ = _checked(type_name, key, column, text)
             texts.setdefault(column, text)
             if united.setdefault(column, type_) != type_:
                 several.add(column)
-    return united, {column: _said_types(schemas, column, type_name) for column in sorted(several)}
+    return united, {column: _log_files_by_type(schemas, column, type_name) for column in sorted(several)}
 
 
-def _said_types(
+def _log_files_by_type(
     schemas: Sequence[tuple[str, Mapping[str, str]]], column: str, type_name: TypeName
 ) -> dict[str, tuple[str, ...]]:
-    said: dict[str, list[str]] = {}
+    by_type: dict[str, list[str]] = {}
     for key, schema in schemas:
         if column in schema:
-            said.setdefault(_checked(type_name, key, column, schema[column]), []).append(key)
-    return {type_: tuple(keys) for type_, keys in said.items()}
+            by_type.setdefault(_checked(type_name, key, column, schema[column]), []).append(key)
+    return {type_: tuple(keys) for type_, keys in by_type.items()}
 
 
 def check_types(key: str, schema: Mapping[str, str], type_name: TypeName) -> None:
-    """Raise CorruptLog when a column of a log file has a type that is none."""
+    """Raise CorruptLog if a column of a log file has a text that is not a type."""
     for column, text in schema.items():
         _checked(type_name, key, column, text)
 
@@ -63,15 +63,15 @@ def _checked(type_name: TypeName, key: str, column: str, text: str) -> str:
     if type_ is None:
         raise CorruptLog(
             f"the log file '{key}' says that the column {column[:TEXT_CHARS]!r} is a {text[:TEXT_CHARS]!r}, and DuckDB "
-            "has no such type. A program that is none of ours wrote it, or the object was changed: restore it from a "
-            "backup or an earlier version of it; do not delete it, the parts it names would be lost.",
+            "has no such type. Another program wrote it, or the object was changed. Restore it from a backup or an "
+            "earlier version of it. Do not delete it: the parts it names would be lost.",
             key=key,
         )
     return type_
 
 
 def schema_conflict(table: str, conflicts: Conflicts) -> SchemaConflict:
-    """The error of who cannot go on with a column of several types."""
+    """Return the error for a column with several types."""
     column, types = next(iter(conflicts.items()))
     (one, ones), (other, others) = list(types.items())[:2]
     return SchemaConflict(
@@ -83,7 +83,7 @@ def schema_conflict(table: str, conflicts: Conflicts) -> SchemaConflict:
 
 
 def describe_conflict(column: str, types: Mapping[str, tuple[str, ...]]) -> str:
-    """What is wrong with a column that has several types, and what to do about it."""
+    """Describe the conflict of a column that has several types, and its repair."""
     (one, ones), (other, others) = list(types.items())[:2]
     return (
         f"column '{column}' is {one} in the log file '{ones[0]}' and {other} in '{others[0]}'. A program that does not "

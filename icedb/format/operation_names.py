@@ -1,9 +1,10 @@
 """The name of the operation that made a commit, as headers record it.
 
-The header of a commit's own log file says `op`. A log file that replaces others keeps the operations of those commits
-whose parts it names, in `ops`: operation to times. Plain inserts are left out there, because the parts alone show
-them. Both keys are information and decide nothing, so a value of another type, or a text that is no plain name, counts
-as absent. A plain name that this version does not know is carried for programs that know it.
+The header of a commit's own log file has it as `op`. A log file that replaces others carries the operations of the
+commits whose parts it names in `ops`: operation to times. It omits plain inserts, because the parts alone show them.
+
+Both keys are informational. A value of another type, or a text that is not a plain name, counts as absent. An unknown
+plain name is carried for programs that know it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _times_of = msgspec.json.Decoder(dict[str, tuple[TimeMs, ...]])
 
 
 def decode_operation(encoded: Encoded) -> str:
-    """Return the operation that a header names; empty if it names none that is a plain name."""
+    """Return the operation that a header names; empty if it has none or not a plain name."""
     if isinstance(encoded, msgspec.UnsetType):
         return ""
     try:
@@ -37,7 +38,7 @@ def decode_operation(encoded: Encoded) -> str:
 
 
 def decode_operations(encoded: Encoded) -> Operations:
-    """Return time -> operation, of the commits that a header remembers."""
+    """Return time -> operation of the commits that a header carries."""
     if isinstance(encoded, msgspec.UnsetType):
         return {}
     try:
@@ -48,7 +49,7 @@ def decode_operations(encoded: Encoded) -> Operations:
 
 
 def encode_operations(operations: Operations) -> Encoded:
-    """Return what the header says of carried operations."""
+    """Return the header's value for carried operations."""
     if not operations:
         return msgspec.UNSET
     times_of: dict[str, list[int]] = {}
@@ -58,9 +59,9 @@ def encode_operations(operations: Operations) -> Encoded:
 
 
 def carried_operations(files: Iterable[LogFile]) -> dict[int, str]:
-    """Return time -> operation, of the commits that these log files are or remember, but for plain inserts.
+    """Return time -> operation of the commits that these log files are or carry, except plain inserts.
 
-    A time of which they name several operations has none: two commits had the same time.
+    A time with several operations is omitted, because two commits had the same time.
     """
     united: dict[int, str] = {}
     for file in files:

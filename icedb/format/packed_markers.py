@@ -1,8 +1,8 @@
-"""The markers of a large log file in columns: a tenth of what as many objects take, and searched by Arrow.
+"""The markers of a large log file in Arrow columns, which take a tenth of the memory of as many objects.
 
-A key is a folder, of which there are few, and a name, which is 16 bytes when it is a part id and `.parquet`, as every
-program here names its parts; so is a digest. Any other text is kept as it is. A marker is made when somebody asks for
-it, and is then what the log file says, byte for byte.
+A key is stored as a folder, of which there are few, and a name. A name that is a part id with `.parquet`, as this
+library names all parts, is packed into 16 bytes. So is a digest. Any other text is stored as it is. A marker object is
+created on access, and equals the one in the log file byte for byte.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ import pyarrow.compute as pc
 
 from icedb.format.records import Marker, PackedMarkers, Stats
 
-__all__ = ["AT_ONCE", "Block", "MarkerColumns", "exact_sum", "packed_name", "row_numbers"]
+__all__ = ["BATCH_MARKERS", "Block", "MarkerColumns", "exact_sum", "packed_name", "row_numbers"]
 
-# What a part id is in a column, and a digest.
+# The bytes of a packed part id or digest.
 _ID_BYTES = 16
 _HEX = 2 * _ID_BYTES
 _SUFFIX = ".parquet"
 _PACKED = pa.binary(_ID_BYTES)
-# Markers made or read at once: so few are still in the processor's cache when the next step needs them.
-AT_ONCE = 4_096
-# Of one block, about.
+# Markers created or read at a time: few enough to stay in the processor's cache until the next step uses them.
+BATCH_MARKERS = 4_096
+# The approximate number of markers in a block.
 _BLOCK = 1 << 16
-# What numbers are held in, from the smallest on; else in 64 bits.
+# The types of number columns, from the smallest on, with their limits. Other numbers take 64 bits.
 _NARROW = ((pa.uint8(), 1 << 8), (pa.uint16(), 1 << 16), (pa.uint32(), 1 << 32))
 
 _encoder = msgspec.json.Encoder()
 
 
 class Block:
-    """Some markers in columns, in their order. Nothing changes them.
+    """Some markers in columns, in their order. Immutable.
 
-    `folders` is a dictionary of texts, with the slash at their ends; `names` and `digests` are packed (16 bytes) or
-    texts; a column that is null throughout has Arrow's null type. Numbers are of the smallest type that holds them all.
-    Times are unix milliseconds; when parts were made is held as what is to be added to when the first of them was.
+    `folders` is a dictionary of texts that end in a slash. `names` and `digests` are packed (16 bytes) or texts. A
+    column of nulls has Arrow's null type. Numbers have the smallest type that holds them all. Times are unix
+    milliseconds. Creation times are stored as offsets from the first of them.
     """
 
     __slots__ = ("_after_ms", "_first_ms", "_folder_at", "_ids", "bytes", "digests", "folder_texts", "folders", "moved",
                  "names", "rows", "stats", "tombstoned_ms")  # fmt: skip
 
     def __init__(self, pieces: Sequence[Sequence[pa.Array]]) -> None:
-        """`pieces`: what `_columns` makes of some markers, each."""
+        """`pieces`: results of `_columns`."""
         folders, names, digests, *others = zip(*pieces, strict=True)
-        self.folders: pa.DictionaryArray = pa.concat_arrays(folders)  # their dictionaries become one
+        self.folders: pa.DictionaryArray = pa.concat_arrays(folders)  # unifies their dictionaries
         self.names = _joined_names(names)
         self.digests = _joined_digests(digests)
         size, created_ms, self.tombstoned_ms, rows, self.stats, self.moved = map(_joined, others)
@@ -67,14 +67,14 @@ class Block:
         return len(self.bytes)
 
     def key(self, number: int) -> str:
-        """The key of the marker of that number."""
+        """Return the key of the marker with that number."""
         folder = self.folder_texts[self._folder_at[number]]
         if self._ids is None:
             return folder + str(self.names[number].as_py())
         return folder + self._ids[_ID_BYTES * number : _ID_BYTES * (number + 1)].hex() + _SUFFIX
 
     def markers(self, numbers: Sequence[int]) -> Iterator[Marker]:
-        """The markers of these numbers, in their order."""
+        """Create the markers with these numbers, in their order."""
         columns = (self.bytes, self._after_ms, self.tombstoned_ms, self.rows, self.stats, self.digests, self.moved)
         if isinstance(numbers, range) and numbers.step == 1:
             some = [c.slice(numbers.start, len(numbers)) for c in columns]
@@ -99,7 +99,7 @@ class Block:
 
     @property
     def created_ms(self) -> pa.Array:
-        """When each part was made."""
+        """The creation time of each part."""
         return self._created_ms(self._after_ms)
 
     def _created_ms(self, after_ms: pa.Array) -> pa.Array:
@@ -112,11 +112,11 @@ class Block:
 
     @property
     def has_packed_names(self) -> bool:
-        """Whether all names are part ids and `.parquet`."""
+        """Whether all names are part ids with `.parquet`."""
         return self._ids is not None
 
-    def firsts(self) -> pa.Array:
-        """The first eight bytes of the packed names, as numbers of the same order."""
+    def id_prefixes(self) -> pa.Array:
+        """Return the first eight bytes of the packed names as numbers, which have the same order."""
         halves = array("Q")
         halves.frombytes(self._ids or b"")
         if sys.byteorder == "little":
@@ -124,14 +124,14 @@ class Block:
         return pa.Array.from_buffers(pa.uint64(), len(self), [None, pa.py_buffer(halves[::2])])
 
     def keys(self) -> pa.Array:
-        """All keys, as texts of Arrow."""
+        """Return all keys as an Arrow array."""
         folders, names = self.folders.cast(pa.large_string()), _named(self.names)
         return pc.binary_join_element_wise(
             folders, names.cast(pa.large_string()), _texts([""]).cast(pa.large_string())[0]
         )
 
-    def samples(self) -> Iterator[str]:
-        """Keys, not all of them the markers', that together have every folder and every name."""
+    def sample_keys(self) -> Iterator[str]:
+        """See PackedMarkers."""
         for folder in self.folder_texts:
             yield folder + "0" * _HEX + _SUFFIX
         if self._ids is None:
@@ -147,14 +147,14 @@ class Block:
 
 
 class MarkerColumns(PackedMarkers):
-    """Markers in blocks of columns."""
+    """A sequence of markers, stored in blocks of columns."""
 
     __slots__ = ("_starts", "blocks")
 
     def __init__(self, pieces: Iterable[list[Marker]]) -> None:
-        """The markers of all pieces, each of which is emptied before the next is asked for.
+        """Pack the markers of all pieces. Each list is emptied before the next piece is produced, to save memory.
 
-        Raises OverflowError, or ValueError (Arrow's), for a number or a text that no column can hold.
+        Raises OverflowError, or Arrow's ValueError, for a number or a text that a column cannot hold.
         """
         blocks: list[Block] = []
         columns: list[list[pa.Array]] = []
@@ -175,9 +175,9 @@ class MarkerColumns(PackedMarkers):
 
     @classmethod
     def of(cls, markers: Iterable[Marker]) -> MarkerColumns:
-        """These markers. Raises as the class itself."""
+        """Pack markers. Raises the same errors as the constructor."""
         rest = iter(markers)
-        return cls(iter(lambda: list(islice(rest, AT_ONCE)), []))
+        return cls(iter(lambda: list(islice(rest, BATCH_MARKERS)), []))
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -195,8 +195,8 @@ class MarkerColumns(PackedMarkers):
 
     def __iter__(self) -> Iterator[Marker]:
         for block in self.blocks:
-            for start in range(0, len(block), AT_ONCE):
-                yield from block.markers(range(start, min(start + AT_ONCE, len(block))))
+            for start in range(0, len(block), BATCH_MARKERS):
+                yield from block.markers(range(start, min(start + BATCH_MARKERS, len(block))))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MarkerColumns | tuple):
@@ -208,40 +208,40 @@ class MarkerColumns(PackedMarkers):
     def __repr__(self) -> str:
         return f"MarkerColumns({len(self)} markers)"
 
-    def samples(self) -> Iterator[str]:
-        """Keys, not all of them the markers', that together have every folder and every name."""
+    def sample_keys(self) -> Iterator[str]:
+        """See PackedMarkers."""
         for block in self.blocks:
-            yield from block.samples()
+            yield from block.sample_keys()
 
     @property
     def newest_tombstone_ms(self) -> int:
-        """The newest of the markers' tombstones; 0: there is none."""
+        """See PackedMarkers."""
         return max((pc.max(b.tombstoned_ms).as_py() for b in self.blocks if b.has_dead), default=0)
 
     @property
     def carries_tombstones(self) -> bool:
-        """Whether some marker has a tombstone."""
+        """See PackedMarkers."""
         return any(b.has_dead for b in self.blocks)
 
     @property
-    def bytes_together(self) -> int:
-        """The bytes of all their parts."""
+    def total_bytes(self) -> int:
+        """See PackedMarkers."""
         return sum(exact_sum(b.bytes) for b in self.blocks)
 
     @property
-    def rows_together(self) -> int | None:
-        """The rows of all their parts; None when one of them does not say."""
+    def total_rows(self) -> int | None:
+        """See PackedMarkers."""
         if any(b.rows.null_count for b in self.blocks):
             return None
         return sum(exact_sum(b.rows) for b in self.blocks)
 
-    def told(self) -> Iterator[tuple[str, bool]]:
-        """The key of each marker, and whether it has a tombstone."""
+    def tombstone_flags(self) -> Iterator[tuple[str, bool]]:
+        """See PackedMarkers."""
         for block in self.blocks:
             yield from zip(map(block.key, range(len(block))), pc.is_valid(block.tombstoned_ms).to_pylist(), strict=True)
 
     def tombstoned(self) -> Sequence[Marker]:
-        """The markers with a tombstone."""
+        """See PackedMarkers."""
         return [
             marker
             for block in self.blocks
@@ -250,7 +250,7 @@ class MarkerColumns(PackedMarkers):
         ]
 
     def times(self) -> set[int]:
-        """The times at which their parts were committed or tombstoned."""
+        """See PackedMarkers."""
         columns = (c for b in self.blocks for c in (b.created_ms, b.tombstoned_ms))
         return {t for c in columns for t in pc.unique(c).to_pylist() if t is not None}
 
@@ -261,13 +261,13 @@ class MarkerColumns(PackedMarkers):
 
 
 def row_numbers(numbers: Iterable[int]) -> pa.Array:
-    """As Arrow has them."""
-    made = array("I", numbers)
-    return pa.Array.from_buffers(pa.uint32(), len(made), [None, pa.py_buffer(made)])
+    """Convert row numbers to an Arrow array."""
+    rows = array("I", numbers)
+    return pa.Array.from_buffers(pa.uint32(), len(rows), [None, pa.py_buffer(rows)])
 
 
 def exact_sum(numbers: pa.Array | pa.ChunkedArray) -> int:
-    """The sum of counts. Arrow's own sum of 64-bit numbers overflows in silence."""
+    """Sum counts. Arrow's own sum of 64-bit numbers overflows silently."""
     greatest = pc.max(numbers).as_py() or 0
     if greatest * len(numbers) < 1 << 63:
         return int(pc.sum(numbers).as_py() or 0)
@@ -275,13 +275,13 @@ def exact_sum(numbers: pa.Array | pa.ChunkedArray) -> int:
 
 
 def packed_name(name: str) -> bytes | None:
-    """The 16 bytes of a part's name, the last piece of its key; None when it is not an id and `.parquet`."""
+    """Pack a part's name, the last segment of its key, into 16 bytes; None if it is not an id with `.parquet`."""
     text = name.removesuffix(_SUFFIX)
     return _from_hex(text) if len(text) == _HEX and len(name) > _HEX else None
 
 
 def _from_hex(text: str, *, lines: bool = False) -> bytes | None:
-    """What some small hexadecimal digits, and nothing else, stand for. `lines`: of 16 bytes each."""
+    """Decode lower-case hexadecimal digits; None for any other text. `lines`: lines of 16 bytes each."""
     try:
         packed = bytes.fromhex(text)
     except ValueError:
@@ -289,13 +289,13 @@ def _from_hex(text: str, *, lines: bool = False) -> bytes | None:
     return packed if (packed.hex("\n", _ID_BYTES) if lines else packed.hex()) == text else None
 
 
-# ------------------------------------------------------------------------------------------------ making columns
+# ------------------------------------------------------------------------------------------------ building columns
 
-# By way of buffers: where pandas is installed, `pa.array` and `pa.scalar` load it before they look at what they get.
+# Arrays are built from buffers, because `pa.array` and `pa.scalar` import pandas if it is installed.
 
 
 def _columns(markers: Sequence[Marker]) -> list[pa.Array]:
-    """The columns of a block, though names and digests may be texts that are none in the block."""
+    """Build the columns of a block. Names and digests may still be texts where the block packs them."""
     return [
         *_split(_texts([m.key for m in markers])),
         _digests([m.digest for m in markers]),
@@ -303,22 +303,22 @@ def _columns(markers: Sequence[Marker]) -> list[pa.Array]:
         _numbers([m.created_ms for m in markers]),
         _numbers([m.tombstoned_ms for m in markers]),
         _numbers([m.rows for m in markers]),
-        _copied([m.stats for m in markers]),
+        _copied_stats([m.stats for m in markers]),
         _flags([m.moved for m in markers]),
     ]
 
 
-def _copied(stats: Sequence[Stats]) -> pa.Array:
-    """What is encoded: a view of it would hold the whole log file's bytes."""
-    with suppress(TypeError):  # some marker has none
+def _copied_stats(stats: Sequence[Stats]) -> pa.Array:
+    """Copy encoded statistics, because a view of them would keep the bytes of the whole log file in memory."""
+    with suppress(TypeError):  # a marker without statistics
         lines = _lines(_encoder.encode_lines(stats)[:-1], len(stats))
-        if lines is not None:  # as in every log file, whose lines these are of
+        if lines is not None:  # always, for statistics from a log file, which contain no line ends
             return lines
     return _binaries([None if isinstance(one, msgspec.UnsetType) else bytes(one) for one in stats], pa.binary())
 
 
 def _lines(text: bytes, count: int) -> pa.Array | None:
-    """The lines of a text, by one search of Arrow's; None when they are not so many, for some have an end within."""
+    """Split a text into lines with one call of Arrow; None if there are not `count` lines, because some contain one."""
     ends = pa.py_buffer(array("i", (0, len(text))))
     lines = pc.split_pattern(pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(text)]), "\n").values
     return lines if len(lines) == count else None
@@ -332,7 +332,7 @@ def _flags(values: Sequence[bool]) -> pa.Array:
 def _numbers(values: Sequence[int | None]) -> pa.Array:
     try:
         return _whole_numbers(values)  # type: ignore[arg-type]
-    except TypeError:  # some are absent
+    except TypeError:  # some values are None
         present = [v is not None for v in values]
         return _with_nulls(_whole_numbers([v or 0 for v in values]), present) if any(present) else pa.nulls(len(values))
 
@@ -345,7 +345,7 @@ def _whole_numbers(values: Sequence[int]) -> pa.Array:
 
 
 def _narrowed(numbers: pa.Array) -> pa.Array:
-    """The same numbers in the smallest type that holds them."""
+    """Cast numbers to the smallest type that holds them."""
     if numbers.type == pa.null():
         return numbers
     ends = pc.min_max(numbers)
@@ -354,7 +354,7 @@ def _narrowed(numbers: pa.Array) -> pa.Array:
 
 
 def _texts(values: Sequence[str | None]) -> pa.Array:
-    with suppress(TypeError):  # some are absent
+    with suppress(TypeError):  # some values are None
         lines = _lines("\n".join(values).encode(), len(values))  # type: ignore[arg-type]
         if lines is not None:
             return lines.view(pa.string())
@@ -373,12 +373,12 @@ def _binaries(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
 
 
 def _ends(values: Sequence[Any]) -> pa.Buffer:
-    """Where each one's text ends in all of them together; before the first, 0."""
+    """Return the offsets of values in their concatenation: 0, then the end of each."""
     return pa.py_buffer(array("i", accumulate(map(len, values), initial=0)))
 
 
 def _digests(values: Sequence[str | None]) -> pa.Array:
-    """Packed, if that is simple to see."""
+    """Build the column of digests, packed if all of them are ids."""
     if None in values:
         return _texts(values)
     packed = _from_hex("\n".join(values), lines=True)  # type: ignore[arg-type]
@@ -391,7 +391,7 @@ def _joined_names(columns: Sequence[pa.Array]) -> pa.Array:
 
 
 def _named(names: pa.Array) -> pa.Array:
-    """Names as texts."""
+    """Return names as texts."""
     return _texts([n.hex() + _SUFFIX for n in names.to_pylist()]) if names.type == _PACKED else names
 
 
@@ -414,13 +414,13 @@ def _with_nulls(values: pa.Array, present: Sequence[bool]) -> pa.Array:
 
 def _joined(columns: Sequence[pa.Array]) -> pa.Array:
     types = {c.type for c in columns}
-    # Of numbers, int64 holds all that the other type does.
+    # Of number types, int64 holds all values of the others.
     type_ = pa.int64() if pa.int64() in types else next(iter(types - {pa.null()}), pa.null())
     return pa.concat_arrays(columns if len(types) == 1 else [c.cast(type_) for c in columns])
 
 
 def _split(keys: pa.Array) -> tuple[pa.DictionaryArray, pa.Array]:
-    """Folders and names of keys."""
+    """Split keys into folders and names."""
     raw = keys.view(pa.binary())
     ends = pc.binary_slice(raw, -len(_SUFFIX))
     if _bytes_of(ends) == _SUFFIX.encode() * len(keys):
@@ -434,7 +434,7 @@ def _split(keys: pa.Array) -> tuple[pa.DictionaryArray, pa.Array]:
 
 
 def _hexadecimal(texts: pa.Array) -> pa.Array | None:
-    """The 16 bytes that each text of 32 small hexadecimal digits stands for; None when there is another text."""
+    """Pack texts of 32 lower-case hexadecimal digits into 16 bytes each; None if there is any other text."""
     if texts.type == pa.null():
         return None
     count, present = len(texts), pc.is_valid(texts) if texts.null_count else None
@@ -449,12 +449,12 @@ def _hexadecimal(texts: pa.Array) -> pa.Array | None:
         return None
     if packed is None:
         return None
-    # Copied, by Arrow, into memory of its own: what stays among what goes would hold that too.
-    found = _of_ids(packed, count)
-    found = pa.concat_arrays([found.slice(0, 1), found.slice(1)])
-    return found if present is None else pc.if_else(present, found, pa.nulls(1, _PACKED)[0])
+    # Copied by Arrow into its own memory pool: long-lived objects among short-lived ones would keep pages allocated.
+    ids = _of_ids(packed, count)
+    ids = pa.concat_arrays([ids.slice(0, 1), ids.slice(1)])
+    return ids if present is None else pc.if_else(present, ids, pa.nulls(1, _PACKED)[0])
 
 
 def _bytes_of(texts: pa.Array) -> bytes:
-    """Those of all texts, one after another. The array has no offset."""
+    """Return the concatenated bytes of all texts. The array must have no offset."""
     return bytes(texts.buffers()[2] or b"")

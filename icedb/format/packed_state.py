@@ -1,9 +1,9 @@
-"""The parts of a large table, replayed over columns: what `replay` makes of few markers with dictionaries.
+"""The parts of a large table, replayed over columns, with the same results as `replay` over few markers.
 
-The markers of all log files are rows, numbered through; the columns of a large log file are taken as they are. One
-array has the rows in the order of their keys, each part once. Keys are compared by a number made of their folder and
-of their id's first bytes, and whole only where two such numbers are equal. A part that several log files name gets a
-row of its own, with what these say together.
+The markers of all log files are rows with consecutive numbers. The columns of a large log file are used as they are.
+One array has the row numbers in the order of their keys, each part once. Keys are compared by a number that consists of
+their folder and the first bytes of their id, and in full only if two such numbers are equal. A part that several log
+files name gets an additional row with the merged marker.
 """
 
 from __future__ import annotations
@@ -19,70 +19,70 @@ from typing import Any, overload
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from icedb.format.packed_markers import AT_ONCE, Block, MarkerColumns, exact_sum, packed_name, row_numbers
-from icedb.format.records import Marker, Named, PackedMarkers, StoredLogFile, merge_markers, tombstoned
+from icedb.format.packed_markers import BATCH_MARKERS, Block, MarkerColumns, exact_sum, packed_name, row_numbers
+from icedb.format.records import LogReferences, Marker, PackedMarkers, StoredLogFile, merge_markers, tombstoned
 
-__all__ = ["MarkerView", "PartColumns", "PartsNamed"]
+__all__ = ["MarkerView", "PartColumns", "PackedReferences"]
 
-# More blocks of small log files than these are made into one.
+# From this many groups of small log files on, they are packed anew into one.
 _SMALL_MAX = 16
 _NUMBER_BITS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
-    """Log files, and the columns of all their markers, one file's after another's."""
+class _FileGroup:
+    """Log files, and the columns of all their markers, in the order of the files."""
 
     files: tuple[StoredLogFile, ...]
     columns: MarkerColumns
 
 
-def _groups(files: Sequence[StoredLogFile], known: Iterable[_Group]) -> list[_Group]:
-    """Log files in groups: each large one by itself; of the small ones those that were one before, and the others."""
-    groups = [_Group((f,), f.file.markers) for f in files if isinstance(f.file.markers, MarkerColumns)]
+def _groups(files: Sequence[StoredLogFile], previous: Iterable[_FileGroup]) -> list[_FileGroup]:
+    """Group log files: each large one alone, small ones as in the previous groups, other small ones together."""
+    groups = [_FileGroup((f,), f.file.markers) for f in files if isinstance(f.file.markers, MarkerColumns)]
     rest = {f.key: f for f in files if f.file.markers and not isinstance(f.file.markers, MarkerColumns)}
-    small = [g for g in known if all(rest.get(f.key) is f for f in g.files)]
+    small = [g for g in previous if all(rest.get(f.key) is f for f in g.files)]
     small = small if len(small) < _SMALL_MAX else []
     for group in small:
         for file in group.files:
             del rest[file.key]
     if rest:
         others = tuple(rest.values())
-        small.append(_Group(others, MarkerColumns.of(m for f in others for m in f.file.markers)))
+        small.append(_FileGroup(others, MarkerColumns.of(m for f in others for m in f.file.markers)))
     return groups + small
 
 
 class PartColumns(Mapping[str, Marker]):
-    """Part key -> its marker, in key order; as `replay` has them. Nothing changes it."""
+    """Part key -> its marker, in key order. Immutable."""
 
-    def __init__(self, groups: Sequence[_Group]) -> None:
+    def __init__(self, groups: Sequence[_FileGroup]) -> None:
         self._groups = groups
         self._files = [f for g in groups for f in g.files]
         self._file_starts = [0, *accumulate(len(f.file.markers) for f in self._files)]
         self._blocks = [b for g in groups for b in g.columns.blocks]
         self._starts = [0, *accumulate(map(len, self._blocks))]
-        #: Of the rows made of several: those rows.
+        #: Merged row -> the rows from which it was merged.
         self._runs: dict[int, Sequence[int]] = {}
-        self._places = _Places.of(self._blocks)
+        self._key_order = _KeyOrder.of(self._blocks)
         self._sort()
-        pa.default_memory_pool().release_unused()  # what it took to come here was more than what stays
+        pa.default_memory_pool().release_unused()  # sorting needs more memory than the result
 
     @classmethod
-    def of(cls, files: Sequence[StoredLogFile], known: PartColumns | None = None) -> PartColumns:
-        """The parts that log files name. `known`: an earlier answer, of which as much is used as is still true.
+    def of(cls, files: Sequence[StoredLogFile], previous: PartColumns | None = None) -> PartColumns:
+        """Return the parts that log files name. Groups of an earlier result, `previous`, are reused if still valid.
 
-        Raises OverflowError or ValueError for what columns cannot hold.
+        Raises OverflowError or ValueError for values that columns cannot hold.
         """
-        groups = _groups(files, known._groups if known is not None else ())
-        if known is not None and [g.files for g in groups] == [g.files for g in known._groups]:
-            return known
+        groups = _groups(files, previous._groups if previous is not None else ())
+        if previous is not None and [g.files for g in groups] == [g.files for g in previous._groups]:
+            return previous
         return cls(groups)
 
     # -------------------------------------------------------------------------------------------- the order
 
     def _sort(self) -> None:
-        places = self._places
-        sortable = places.numbers(self._blocks) if places else pa.chunked_array([b.keys() for b in self._blocks])
+        keys = self._key_order
+        sortable = keys.numbers(self._blocks) if keys else pa.chunked_array([b.keys() for b in self._blocks])
         order = pc.sort_indices(sortable).cast(pa.uint32())
         ordered = sortable.take(order)
         equal = pc.equal(ordered.slice(1), ordered.slice(0, len(ordered) - 1))
@@ -93,13 +93,13 @@ class PartColumns(Mapping[str, Marker]):
 
     @cached_property
     def _numbers(self) -> memoryview | None:
-        """Those of `_places` in the order of the keys: made again when somebody looks for a key."""
-        if self._places is None:
+        """The numbers of `_key_order`, sorted; computed at the first search for a key."""
+        if self._key_order is None:
             return None
-        return memoryview(self._places.numbers(self._blocks).take(self._order).buffers()[1]).cast("Q")
+        return memoryview(self._key_order.numbers(self._blocks).take(self._order).buffers()[1]).cast("Q")
 
     def _without_doubles(self, order: array[int], ties: Sequence[int]) -> pa.Array:
-        """The order with each part once. `ties`: the places at which what is compared first is as at the next one."""
+        """Return the order with each part once. `ties`: the positions whose sort value equals the next one."""
         kept: array[int] = array("I")
         merged: list[Marker] = []
         runs: list[Sequence[int]] = []
@@ -108,7 +108,7 @@ class PartColumns(Mapping[str, Marker]):
             kept += order[done:first]
             done = last + 1
             by_key = sorted((self._key(row), self._file(row).key, row) for row in order[first:done])
-            for _, named in groupby(by_key, key=lambda told: told[0]):
+            for _, named in groupby(by_key, key=lambda entry: entry[0]):
                 rows = [row for _, _, row in named]
                 if len(rows) > 1:
                     merged.append(reduce(merge_markers, (self._marker(row) for row in rows)))
@@ -139,14 +139,14 @@ class PartColumns(Mapping[str, Marker]):
         return self._files[bisect_right(self._file_starts, row) - 1]
 
     def _find(self, key: object) -> int | None:
-        """The row of a key."""
+        """Return the row of a key; None if there is none."""
         if not isinstance(key, str):
             return None
         rows = self._whole.rows
-        if self._places is None or self._numbers is None:
+        if self._key_order is None or self._numbers is None:
             place = bisect_left(rows, key, key=self._key)
             return rows[place] if place < len(rows) and self._key(rows[place]) == key else None
-        number = self._places.number(key)
+        number = self._key_order.number(key)
         if number is None:
             return None
         place = bisect_left(self._numbers, number)
@@ -156,19 +156,19 @@ class PartColumns(Mapping[str, Marker]):
             place += 1
         return None
 
-    def named(self, key: str) -> Named | None:
-        """Which log files name a part, and when the store got those that tombstone it."""
+    def named(self, key: str) -> LogReferences | None:
+        """Return the log files that name a part, and the store's times of those that tombstone it."""
         row = self._find(key)
         if row is None:
             return None
-        found = Named()
+        references = LogReferences()
         for one in self._runs.get(row, (row,)):
             file = self._file(one)
-            found.by.append(file.key)
+            references.by.append(file.key)
             block, number = self._at(one)
             if block.tombstoned_ms[number].is_valid:
-                found.tombstoned_by_ms.append(file.stored_ms)
-        return found
+                references.tombstoned_by_ms.append(file.stored_ms)
+        return references
 
     # -------------------------------------------------------------------------------------------- as a mapping
 
@@ -188,12 +188,12 @@ class PartColumns(Mapping[str, Marker]):
         return len(self._whole)
 
     def values(self) -> ValuesView[Marker]:
-        """The markers, in key order."""
-        return _Values(self)
+        """Return the markers, in key order."""
+        return _MarkerValues(self)
 
     def items(self) -> ItemsView[str, Marker]:
-        """Keys and markers, in key order."""
-        return _Items(self)
+        """Return keys and markers, in key order."""
+        return _MarkerItems(self)
 
     def __repr__(self) -> str:
         return f"PartColumns({len(self)} parts)"
@@ -202,11 +202,11 @@ class PartColumns(Mapping[str, Marker]):
 
     @property
     def all(self) -> MarkerView:
-        """All of them."""
+        """All markers."""
         return self._whole
 
     def live(self, as_of_ms: int | None = None) -> MarkerView:
-        """Those that were live at a time (unix milliseconds; None: after the last commit)."""
+        """Return the markers that were live at a time (unix milliseconds; None: after the last commit)."""
         if as_of_ms is None and not any(b.has_dead for b in self._blocks):
             return self._whole
         alive = pc.is_null(dead := self._column("tombstoned_ms", pa.int64()))
@@ -218,15 +218,15 @@ class PartColumns(Mapping[str, Marker]):
 
     @cached_property
     def dead(self) -> MarkerView:
-        """Those with a tombstone."""
+        """The markers with a tombstone."""
         return self._chosen(pc.is_valid(self._column("tombstoned_ms", pa.int64())))
 
     def named_by(self, log_keys: Collection[str]) -> MarkerView:
-        """Those that some of these log files name."""
+        """Return the markers that some of these log files name."""
         return self._chosen(self._mask(log_keys))
 
     def _mask(self, log_keys: Collection[str]) -> pa.ChunkedArray:
-        """Over all rows, whether one of these log files names the part."""
+        """Return for each row whether one of these log files names the part."""
         mask = bytearray(self._starts[-1])
         for file, (start, stop) in zip(self._files, pairwise(self._file_starts), strict=True):
             if file.key in log_keys:
@@ -236,22 +236,22 @@ class PartColumns(Mapping[str, Marker]):
         numbers = pa.Array.from_buffers(pa.uint8(), len(mask), [None, pa.py_buffer(bytes(mask))])
         return pa.chunked_array([numbers.cast(pa.bool_())])
 
-    def standing(self, log_keys: Collection[str]) -> Iterator[tuple[str, bool, bool]]:
-        """Each part's key, whether it has a tombstone, and whether one of these log files names it; in key order."""
+    def part_statuses(self, log_keys: Collection[str]) -> Iterator[tuple[str, bool, bool]]:
+        """Yield each part's key, whether it has a tombstone, and whether one of these log files names it, in order."""
         named = self._mask(log_keys).take(self._order).to_pylist()
-        return ((key, dead, by) for (key, dead), by in zip(self._whole.told(), named, strict=True))
+        return ((key, dead, by) for (key, dead), by in zip(self._whole.tombstone_flags(), named, strict=True))
 
     def _chosen(self, mask: pa.ChunkedArray) -> MarkerView:
-        """Those of a mask over all rows."""
+        """Return the markers of a mask over all rows."""
         return MarkerView(self, self._order.filter(mask.take(self._order).combine_chunks()))
 
     def _column(self, name: str, type_: pa.DataType) -> pa.ChunkedArray:
-        """A column over all rows."""
+        """Return a column over all rows."""
         return pa.chunked_array([getattr(b, name).cast(type_) for b in self._blocks], type_)
 
     @property
     def nbytes(self) -> int:
-        """The memory of all columns, the order included."""
+        """The memory of all columns, including the order."""
         return sum(b.nbytes for b in self._blocks) + int(self._order.nbytes)
 
 
@@ -259,7 +259,7 @@ class MarkerView(PackedMarkers):
     """Some of the parts' markers, in key order."""
 
     def __init__(self, parts: PartColumns, order: pa.Array) -> None:
-        """`order`: their rows."""
+        """`order`: the rows of the markers."""
         self._parts = parts
         self._order = order
         self.rows = memoryview(order.buffers()[1]).cast("I") if len(order) else memoryview(b"").cast("I")
@@ -277,11 +277,11 @@ class MarkerView(PackedMarkers):
         return self._parts._marker(self.rows[range(len(self))[index]])
 
     def __iter__(self) -> Iterator[Marker]:
-        for start in range(0, len(self), AT_ONCE):
-            yield from self._made(self.rows[start : start + AT_ONCE])
+        for start in range(0, len(self), BATCH_MARKERS):
+            yield from self._made(self.rows[start : start + BATCH_MARKERS])
 
     def _made(self, rows: Sequence[int]) -> Iterator[Marker]:
-        """Block by block, for to take rows of a block's columns together is what is quick."""
+        """Create the markers of rows, by block, because taking many rows of a block at a time is fast."""
         parts = self._parts
         block, number = parts._at(rows[0])
         if number + len(rows) <= len(block) and list(rows) == list(range(rows[0], rows[0] + len(rows))):
@@ -311,20 +311,20 @@ class MarkerView(PackedMarkers):
 
     @property
     def keys(self) -> Sequence[str]:
-        """Their keys."""
-        return _Keys(self._parts, self.rows)
+        """The keys of the parts."""
+        return _MarkerKeys(self._parts, self.rows)
 
     def chosen(self, places: Iterable[int]) -> MarkerView:
-        """Those at some places, which rise."""
+        """Return the markers at these positions, which must ascend."""
         return MarkerView(self._parts, self._order.take(row_numbers(places)))
 
     def column(self, name: str, type_: pa.DataType) -> pa.ChunkedArray:
-        """A column of `Block` that is neither folders nor a text, with their values."""
+        """Return the values of a column of `Block`, which must not be `folders` or a text."""
         return self._parts._column(name, type_).take(self._order)
 
     @cached_property
     def folders(self) -> tuple[Mapping[int, str], Sequence[int]]:
-        """Number of a folder -> its text, with the slash at its end; and the number of each one's folder."""
+        """Number of a folder -> its text, which ends in a slash; and the number of each marker's folder."""
         blocks = self._parts._blocks
         numbers = {t: n for n, t in enumerate(sorted({t for b in blocks for t in b.folder_texts}))}
         places = [row_numbers(numbers[t] for t in b.folder_texts).take(b.folders.indices) for b in blocks]
@@ -333,58 +333,58 @@ class MarkerView(PackedMarkers):
         return {n: t for t, n in numbers.items() if n in used}, memoryview(of_these.buffers()[1] or b"").cast("I")
 
     def values_of(self, name: str) -> Iterator[Any]:
-        """The values of a column of numbers or flags, some at a time in memory."""
+        """Yield the values of a column of numbers or flags, converted in batches."""
         column = self.column(name, pa.bool_() if name == "moved" else pa.int64())
-        for start in range(0, len(self), AT_ONCE):
-            yield from column.slice(start, AT_ONCE).to_pylist()
+        for start in range(0, len(self), BATCH_MARKERS):
+            yield from column.slice(start, BATCH_MARKERS).to_pylist()
 
     def times(self) -> set[int]:
-        """The times at which the parts were committed or tombstoned."""
+        """See PackedMarkers."""
         columns = (self.column(name, pa.int64()) for name in ("created_ms", "tombstoned_ms"))
         return {t for column in columns for t in pc.unique(column).to_pylist() if t is not None}
 
     def smaller(self, bytes_max: int) -> MarkerView:
-        """Those of parts with fewer bytes."""
+        """Return the markers of parts with fewer bytes."""
         small = pc.less(self.column("bytes", pa.int64()), _number(bytes_max)).combine_chunks()
         return MarkerView(self._parts, self._order.filter(small))
 
     @property
-    def bytes_together(self) -> int:
-        """The bytes of all their parts."""
+    def total_bytes(self) -> int:
+        """See PackedMarkers."""
         return exact_sum(self.column("bytes", pa.int64()))
 
     @property
-    def rows_together(self) -> int | None:
-        """The rows of all their parts; None when one of them does not say."""
+    def total_rows(self) -> int | None:
+        """See PackedMarkers."""
         counts = self.column("rows", pa.int64())
         return None if counts.null_count else exact_sum(counts)
 
-    def samples(self) -> Iterator[str]:
-        """Their keys."""
+    def sample_keys(self) -> Iterator[str]:
+        """See PackedMarkers."""
         return iter(self.keys)
 
     @property
     def newest_tombstone_ms(self) -> int:
-        """The newest of the markers' tombstones; 0: there is none."""
+        """See PackedMarkers."""
         return pc.max(self.column("tombstoned_ms", pa.int64())).as_py() or 0
 
     @property
     def carries_tombstones(self) -> bool:
-        """Whether some marker has a tombstone."""
+        """See PackedMarkers."""
         return len(self.tombstoned()) > 0
 
-    def told(self) -> Iterator[tuple[str, bool]]:
-        """The key of each marker, and whether it has a tombstone."""
+    def tombstone_flags(self) -> Iterator[tuple[str, bool]]:
+        """See PackedMarkers."""
         dead = pc.is_valid(self.column("tombstoned_ms", pa.int64())).to_pylist()
         return zip(self.keys, dead, strict=True)
 
     def tombstoned(self) -> Sequence[Marker]:
-        """The markers with a tombstone."""
+        """See PackedMarkers."""
         dead = pc.is_valid(self.column("tombstoned_ms", pa.int64())).combine_chunks()
         return MarkerView(self._parts, self._order.filter(dead))
 
 
-class _Keys(Sequence[str]):
+class _MarkerKeys(Sequence[str]):
     def __init__(self, parts: PartColumns, rows: Sequence[int]) -> None:
         self._parts = parts
         self._rows = rows
@@ -398,14 +398,14 @@ class _Keys(Sequence[str]):
     def __getitem__(self, index: slice) -> Sequence[str]: ...
     def __getitem__(self, index: int | slice) -> str | Sequence[str]:
         if isinstance(index, slice):
-            return _Keys(self._parts, self._rows[index])
+            return _MarkerKeys(self._parts, self._rows[index])
         return self._parts._key(self._rows[index])
 
     def __iter__(self) -> Iterator[str]:
         return map(self._parts._key, self._rows)
 
 
-class _Values(ValuesView[Marker]):
+class _MarkerValues(ValuesView[Marker]):
     def __init__(self, parts: PartColumns) -> None:
         super().__init__(parts)
         self._parts = parts
@@ -414,7 +414,7 @@ class _Values(ValuesView[Marker]):
         return iter(self._parts.all)
 
 
-class _Items(ItemsView[str, Marker]):
+class _MarkerItems(ItemsView[str, Marker]):
     def __init__(self, parts: PartColumns) -> None:
         super().__init__(parts)
         self._parts = parts
@@ -423,8 +423,8 @@ class _Items(ItemsView[str, Marker]):
         return ((m.key, m) for m in self._parts.all)
 
 
-class PartsNamed(Mapping[str, Named]):
-    """Part key -> which log files name it; told when somebody asks. `earlier`: replaced files that were visible."""
+class PackedReferences(Mapping[str, LogReferences]):
+    """Part key -> the log files that name it, computed on access. `earlier`: replaced files that were visible."""
 
     def __init__(self, parts: PartColumns, earlier: Iterable[StoredLogFile]) -> None:
         self._parts = parts
@@ -432,13 +432,13 @@ class PartsNamed(Mapping[str, Named]):
 
     @cached_property
     def _earlier(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
+        stored_ms: dict[str, list[int]] = {}
         for stored in self._replaced:
             for marker in tombstoned(stored.file.markers):
-                found.setdefault(marker.key, []).append(stored.stored_ms)
-        return found
+                stored_ms.setdefault(marker.key, []).append(stored.stored_ms)
+        return stored_ms
 
-    def __getitem__(self, key: str) -> Named:
+    def __getitem__(self, key: str) -> LogReferences:
         named = self._parts.named(key)
         if named is None:
             raise KeyError(key)
@@ -455,33 +455,33 @@ class PartsNamed(Mapping[str, Named]):
         return len(self._parts)
 
 
-class _Places:
-    """Numbers in the order of the keys, where folders and packed names tell it: no folder begins another one."""
+class _KeyOrder:
+    """64-bit numbers that sort like keys. This needs packed names, and no folder that is a prefix of another one."""
 
     def __init__(self, folders: Sequence[str]) -> None:
-        #: So many bits of an id's first 64 the folder takes.
+        #: The number of upper bits for the folder. The id's first bits take the rest.
         self._bits = max(1, (len(folders) - 1).bit_length())
         self._folders = {folder: place << (_NUMBER_BITS - self._bits) for place, folder in enumerate(folders)}
 
     @classmethod
-    def of(cls, blocks: Sequence[Block]) -> _Places | None:
+    def of(cls, blocks: Sequence[Block]) -> _KeyOrder | None:
         folders = sorted({t for b in blocks for t in b.folder_texts})
         nested = any(after.startswith(before) for before, after in pairwise(folders))
         return None if nested or not all(b.has_packed_names for b in blocks) else cls(folders)
 
     def numbers(self, blocks: Sequence[Block]) -> pa.Array:
-        """Of all keys of the blocks."""
+        """Return the numbers of all keys of the blocks."""
         bits = pa.Array.from_buffers(pa.uint64(), 1, [None, pa.py_buffer(array("Q", (self._bits,)))])[0]
         whole = []
         for block in blocks:
             places = array("Q", (self._folders[t] for t in block.folder_texts))
             folders = pa.Array.from_buffers(pa.uint64(), len(places), [None, pa.py_buffer(places)])
-            ids = pc.shift_right(block.firsts(), bits)
+            ids = pc.shift_right(block.id_prefixes(), bits)
             whole.append(pc.bit_wise_or(folders.take(block.folders.indices), ids))
         return pa.concat_arrays(whole)
 
     def number(self, key: str) -> int | None:
-        """Of one key; None for one that no block has."""
+        """Return the number of a key; None if no block can contain it."""
         name = key.rfind("/") + 1
         folder, packed = self._folders.get(key[:name]), packed_name(key[name:])
         if folder is None or packed is None:
@@ -490,7 +490,7 @@ class _Places:
 
 
 def _stretches(ties: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The first and the last place of each stretch of equals."""
+    """Yield the first and the last position of each run of equal values."""
     first = previous = ties[0]
     for tie in ties[1:]:
         if tie != previous + 1:
@@ -501,8 +501,8 @@ def _stretches(ties: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _nonzero(mask: pa.Array | pa.ChunkedArray) -> list[int]:
-    found: list[int] = pc.indices_nonzero(mask).to_pylist()
-    return found
+    positions: list[int] = pc.indices_nonzero(mask).to_pylist()
+    return positions
 
 
 def _number(value: int) -> pa.Scalar:

@@ -1,7 +1,8 @@
-"""What a log file holds: a header, a schema, tombstones of other log files, and markers of parts.
+"""The content of a log file: a header, a schema, tombstones of other log files, and markers of parts.
 
-The records are the wire format itself (short keys on the wire, long names here), so that a million markers are
-decoded straight into them. Times are unix milliseconds. Keys are full keys of the store.
+A marker is the line that names a part (data file). A tombstone marks a part or log file as superseded. The records are
+the wire format itself, with short keys on the wire and long names here, so a million markers are decoded straight into
+them. Times are unix milliseconds. Keys are full keys of the store.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import msgspec
 
 from icedb.util.times import COUNT_MAX, TIME_MS_MAX
 
-__all__ = ["Count", "Encoded", "Header", "LogFile", "LogTombstone", "Marker", "Named", "Operations", "PackedMarkers",
-           "Positive", "Sequenced", "Stats", "StoredLogFile", "TimeMs", "marker_times", "merge_markers", "told",
-           "tombstoned", "total_bytes", "total_rows"]  # fmt: skip
+__all__ = ["Count", "Encoded", "Header", "LogFile", "LogReferences", "LogTombstone", "Marker", "Operations",
+           "PackedMarkers", "Positive", "Sequenced", "Stats", "StoredLogFile", "TimeMs", "marker_times",
+           "merge_markers", "tombstone_flags", "tombstoned", "total_bytes", "total_rows"]  # fmt: skip
 
-# The decoder refuses any other number, so that nothing above meets one that no calendar or column can hold.
+# The decoder rejects other numbers, so that no caller gets one that a calendar or a column cannot hold.
 TimeMs = Annotated[int, msgspec.Meta(ge=0, le=TIME_MS_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 #: An epoch, or the number of a line that is not the header's.
@@ -27,11 +28,11 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
 #: The sequence of a transaction.
 Sequenced = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
-#: JSON that is decoded by who needs it.
+#: JSON that is decoded only where it is needed.
 Encoded = msgspec.Raw | msgspec.UnsetType
 #: Time of a commit (unix milliseconds) -> the name of its operation.
 Operations = Mapping[int, str]
-#: A marker's statistics, still encoded: most readers never look.
+#: A marker's statistics, still encoded, because most readers do not use them.
 Stats = Encoded
 
 
@@ -39,7 +40,7 @@ class Marker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename={
     "key": "p", "bytes": "b", "created_ms": "t", "tombstoned_ms": "tmb", "rows": "r", "stats": "s",
     "digest": "h", "moved": "m",
 }):  # fmt: skip
-    """The line that names a part. `rows` and `stats` are unknown for parts that programs of v3 wrote."""
+    """The line that names a part. `rows` and `stats` are unknown for parts that programs of IceDB v3 wrote."""
 
     key: str
     bytes: Count
@@ -48,25 +49,26 @@ class Marker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename={
     rows: Count | None = None
     #: `{column: [min, max, null count]}`; see `icedb.sql.column_stats`.
     stats: Stats = msgspec.UNSET
-    #: The first 32 hexadecimal digits of the object's SHA-256; `verify(deep=True)` compares.
+    #: The first 32 hexadecimal digits of the object's SHA-256; `verify(deep=True)` checks it.
     digest: str | None = None
-    #: Its rows were in other parts before: it is a merge's, a rewrite's, what a deletion left, a restored copy.
+    #: Whether its rows were in other parts before: after a merge, a rewrite, a deletion or a restore.
     moved: bool = False
 
 
-#: So many markers are held and replayed in columns; for fewer, these take longer to make than they spare.
+#: From this many markers on, they are stored and replayed in columns. For fewer, building the columns costs more time
+#: than they save.
 COLUMNS_MIN = 4_000
 
 
 class PackedMarkers(Sequence[Marker]):
-    """Markers that are made when somebody asks for them. What is asked of all of them has a quicker way."""
+    """A sequence of markers that are created on access. Aggregates over all of them are computed on columns."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def newest_tombstone_ms(self) -> int:
-        """The newest of the markers' tombstones; 0: there is none."""
+        """The newest tombstone of the markers; 0 if there is none."""
 
     @property
     @abstractmethod
@@ -75,47 +77,47 @@ class PackedMarkers(Sequence[Marker]):
 
     @property
     @abstractmethod
-    def rows_together(self) -> int | None:
-        """The rows of all their parts; None when one of them does not say."""
+    def total_rows(self) -> int | None:
+        """The sum of the rows of the parts; None if the count of one of them is unknown."""
 
     @property
     @abstractmethod
-    def bytes_together(self) -> int:
-        """The bytes of all their parts."""
+    def total_bytes(self) -> int:
+        """The sum of the bytes of the parts."""
 
     @abstractmethod
-    def samples(self) -> Iterator[str]:
-        """Keys, not all of them the markers', that together have every folder and every name."""
+    def sample_keys(self) -> Iterator[str]:
+        """Yield keys that together contain every folder and every name. Not all of them are keys of markers."""
 
     @abstractmethod
-    def told(self) -> Iterator[tuple[str, bool]]:
-        """The key of each marker, and whether it has a tombstone."""
+    def tombstone_flags(self) -> Iterator[tuple[str, bool]]:
+        """Yield the key of each marker, and whether it has a tombstone."""
 
     @abstractmethod
     def tombstoned(self) -> Sequence[Marker]:
-        """The markers with a tombstone."""
+        """Return the markers with a tombstone."""
 
     @abstractmethod
     def times(self) -> set[int]:
-        """The times at which their parts were committed or tombstoned."""
+        """Return the times at which the parts were committed or tombstoned."""
 
 
-def told(markers: Sequence[Marker]) -> Iterator[tuple[str, bool]]:
-    """The key of each marker, and whether it has a tombstone."""
+def tombstone_flags(markers: Sequence[Marker]) -> Iterator[tuple[str, bool]]:
+    """Return the key of each marker, and whether it has a tombstone."""
     if isinstance(markers, PackedMarkers):
-        return markers.told()
+        return markers.tombstone_flags()
     return ((m.key, m.tombstoned_ms is not None) for m in markers)
 
 
 def tombstoned(markers: Sequence[Marker]) -> Sequence[Marker]:
-    """Those of the markers that have a tombstone."""
+    """Return the markers that have a tombstone."""
     if isinstance(markers, PackedMarkers):
         return markers.tombstoned()
     return [m for m in markers if m.tombstoned_ms is not None]
 
 
 def marker_times(markers: Sequence[Marker]) -> set[int]:
-    """The times at which the parts of these markers were committed or tombstoned."""
+    """Return the times at which the parts of these markers were committed or tombstoned."""
     if isinstance(markers, PackedMarkers):
         return markers.times()
     return {t for m in markers for t in (m.created_ms, m.tombstoned_ms) if t is not None}
@@ -133,7 +135,7 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     "epoch": "e", "live_epochs": "le", "horizon_ms": "hz", "line_count": "n", "spec": "spec", "foreign_ms": "fm",
     "schema_ms": "st", "column_ms": "ct", "operation": "op", "operations": "ops",
 }):  # fmt: skip
-    """Line 0: where the rest is, and what kind of commit this was."""
+    """Line 0: the positions of the other sections, and the kind of commit."""
 
     version: int | str
     t_ms: TimeMs
@@ -144,22 +146,23 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename={
     live_epochs: tuple[Positive, ...] | None = None
     void: bool = False
     horizon_ms: TimeMs = 0
-    #: application -> (last committed sequence, when)
+    #: Application -> (last committed sequence, time of that commit)
     txn: dict[str, tuple[Sequenced, TimeMs]] = {}
-    #: How many lines there are, this one included: tells a log file that was cut between two lines.
+    #: The number of lines, including this one. Detects a log file that was truncated between two lines.
     line_count: Positive | None = None
-    #: When a program of v3 tombstoned parts for the last time, in the log files that this one replaces; 0: never.
+    #: The last time at which a program of v3 tombstoned parts in the log files that this one replaces; 0 if never.
     foreign_ms: TimeMs = 0
     #: The table's spec since this commit or an earlier one that it replaces, still encoded; see
     #: `icedb.format.table_spec`.
     spec: Encoded = msgspec.UNSET
-    #: When the columns of the schema came, but for those of `column_ms`; None: at `t_ms`, see `format.column_times`.
+    #: The time at which the columns of the schema were added, except those in `column_ms`; None means `t_ms`. See
+    #: `icedb.format.column_times`.
     schema_ms: int | None = None
-    #: Column -> when it came.
+    #: Column -> the time at which it was added.
     column_ms: dict[str, int] = {}
-    #: The name of this commit's operation, still encoded; see `format.operation_names`.
+    #: The name of this commit's operation, still encoded; see `icedb.format.operation_names`.
     operation: Encoded = msgspec.UNSET
-    #: Operation -> times of commits that this log file remembers, still encoded.
+    #: Operation -> times of commits that this log file carries, still encoded.
     operations: Encoded = msgspec.UNSET
 
 
@@ -168,7 +171,7 @@ class LogFile(msgspec.Struct, frozen=True):
 
     t_ms: int
     schema: dict[str, str]
-    #: In columns, when there are many.
+    #: `PackedMarkers` if there are many.
     markers: Sequence[Marker] = ()
     tombstones: tuple[LogTombstone, ...] = ()
     epoch: int | None = None
@@ -187,7 +190,7 @@ class LogFile(msgspec.Struct, frozen=True):
 
     @property
     def newest_foreign_ms(self) -> int:
-        """When a program without epochs tombstoned parts for the last time, here or in what this replaces; 0: never."""
+        """The last time at which a program without epochs tombstoned parts, here or in replaced files; 0 if never."""
         if self.epoch is not None:
             return self.foreign_ms
         if isinstance(self.markers, PackedMarkers):
@@ -206,7 +209,7 @@ class LogFile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StoredLogFile:
-    """A log file as it lies in the store. `stored_ms` is the store's own time for it."""
+    """A log file in the store. `stored_ms` is the store's time of the put."""
 
     key: str
     file: LogFile
@@ -214,15 +217,15 @@ class StoredLogFile:
 
 
 @dataclass(slots=True)
-class Named:
-    """Which log files name a part or a log file, and when the store got those that tombstone it."""
+class LogReferences:
+    """The log files that name a part or a log file, and the store's times of those that tombstone it."""
 
     by: list[str] = field(default_factory=list)
     tombstoned_by_ms: list[int] = field(default_factory=list)
 
 
 def merge_markers(one: Marker, other: Marker) -> Marker:
-    """Two markers of one part: the smallest of each time, and whatever either knows of its contents."""
+    """Merge two markers of one part: the smallest of each time, and the details that either of them has."""
     tombstones = [m.tombstoned_ms for m in (one, other) if m.tombstoned_ms is not None]
     return msgspec.structs.replace(
         one,
@@ -243,14 +246,14 @@ class _Counted(Protocol):
 
 
 def total_bytes(parts: Iterable[_Counted]) -> int:
-    """The bytes of parts, or of their markers, together."""
-    return parts.bytes_together if isinstance(parts, PackedMarkers) else sum(p.bytes for p in parts)
+    """Return the sum of the bytes of parts or of their markers."""
+    return parts.total_bytes if isinstance(parts, PackedMarkers) else sum(p.bytes for p in parts)
 
 
 def total_rows(parts: Iterable[_Counted]) -> int | None:
-    """The rows of parts, or of their markers, together; None when one of them does not say."""
+    """Return the sum of the rows of parts or of their markers; None if the count of one of them is unknown."""
     if isinstance(parts, PackedMarkers):
-        return parts.rows_together
+        return parts.total_rows
     total = 0
     for part in parts:
         if part.rows is None:

@@ -1,7 +1,7 @@
-"""A table's spec: how its rows are partitioned, sorted and stored. It lies in `_table.json`.
+"""A table's spec: how its rows are partitioned, sorted and stored. It is stored in `_table.json`.
 
-The spec of a table that v3 programs made is in their source code, not in the store: `icedb.transaction.open_table`
-tells what its paths say of it.
+A table of IceDB v3 has no stored spec, because it is in the source code of the programs that write it.
+`icedb.transaction.open_table` derives partition columns from the paths of its parts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
     "Replacing",
     "SchemaPolicy",
     "TableSpec",
-    "View",
+    "ViewSpec",
     "all_columns",
     "altered_spec",
     "check_spec",
@@ -44,27 +44,27 @@ ROW_GROUP_ROWS = 122_880
 ROW_GROUP_ROWS_MIN = 2_048
 
 
-#: Whether a batch may bring columns that nobody declared.
+#: Whether a batch may bring columns that were not declared.
 SchemaPolicy = Literal["open", "declared"]
 
 
 class Dedup(msgspec.Struct, frozen=True, tag_field="kind", tag="dedup"):
-    """Of the rows of a partition that are equal in `by`, a merge keeps one."""
+    """Merges keep one of the rows of a partition that are equal in `by`."""
 
     by: tuple[str, ...]
 
 
 class Replacing(msgspec.Struct, frozen=True, tag_field="kind", tag="replacing"):
-    """Of the rows of a partition that are equal in `by`, a merge keeps the one with the greatest `version`."""
+    """Merges keep the row with the greatest `version` of the rows of a partition that are equal in `by`."""
 
     by: tuple[str, ...]
     version: str
 
 
 class Aggregating(msgspec.Struct, frozen=True, tag_field="kind", tag="aggregating", kw_only=True):
-    """The rows of a partition that are equal in `by` become one, in which the other columns are aggregated.
+    """Merges aggregate the rows of a partition that are equal in `by` into one row.
 
-    `count` names a column that every row is inserted with, as 1, and that merges sum. Each column of the table is named
+    `count` names a column that every inserted row has as 1, and that merges sum. Each column of the table must be named
     exactly once.
     """
 
@@ -79,15 +79,15 @@ class Aggregating(msgspec.Struct, frozen=True, tag_field="kind", tag="aggregatin
 Merging = Dedup | Replacing | Aggregating
 
 
-class View(msgspec.Struct, frozen=True):
-    """A table beside this one, by its name, that every insert feeds with the answer of a query over `_rows`."""
+class ViewSpec(msgspec.Struct, frozen=True):
+    """A sibling table into which every insert also writes the result of a query over `_rows`, the rows of the batch."""
 
     name: str
     query: str
 
 
 class EarlierSpec(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The part of an earlier spec that a snapshot of its time needs. It held until a time in unix milliseconds."""
+    """The fields of an earlier spec that snapshots of its time need. It was valid until `until` (unix milliseconds)."""
 
     until: int
     partition_by: tuple[str, ...] = ()
@@ -97,51 +97,51 @@ class EarlierSpec(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
 
 class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """What `Table.create` was told. `partition_by` are DuckDB expressions with a name, `sort_by` are columns."""
+    """The arguments of `Table.create`. `partition_by` are named DuckDB expressions, `sort_by` are columns."""
 
     version: int = SPEC_VERSION
-    #: Random, so that a creator recognises its own put when the answer was lost.
+    #: Random, so that a creator recognises its own put if the response was lost.
     id: str = ""
-    #: Rises with each `Table.alter`; a greater one, recorded in the log, holds instead of this.
+    #: Rises with each `Table.alter`. A spec in the log with a greater revision replaces this one.
     revision: Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)] = 0
     partition_by: tuple[str, ...] = ()
-    #: Expressions of earlier revisions: there are parts with these names in their paths.
+    #: Expressions of earlier revisions, whose names are in the paths of existing parts.
     earlier_partition_by: tuple[str, ...] = ()
     sort_by: tuple[str, ...] = ()
     compression: Compression = "zstd"
     row_group_rows: int = ROW_GROUP_ROWS
-    #: Where log and claims are, when they are not beside the parts. Not written when empty.
+    #: The address of log and claims, if it is not that of the parts. Not written if empty.
     log_uri: str = ""
-    #: Columns that were declared before any batch brought them, with their DuckDB types.
+    #: Columns that were declared before a batch brought them, with their DuckDB types.
     columns: dict[str, str] = {}
-    #: Columns that no row may lack.
+    #: Columns that must not be null in any row.
     required: tuple[str, ...] = ()
     schema_policy: SchemaPolicy = "open"
-    #: A query over `_rows`, the rows of a batch: its answer is what is stored. Empty: the rows themselves.
+    #: A query over `_rows`, the rows of a batch, whose result is stored instead. Empty: the rows are stored.
     insert_query: str = ""
-    #: A query over `source_files`, the rows of parts that are merged: its answer is the new part.
+    #: A query over `source_files`, the rows of the merged parts, whose result is the new part.
     merge_query: str = ""
-    #: A ready-made merge query instead.
+    #: A predefined merge query, instead of `merge_query`.
     merging: Merging | None = None
-    #: Whether each row gets a unique `_row_id`, unless it brings one.
+    #: Whether each row gets a unique `_row_id`, unless the batch has one.
     row_id: bool = False
-    #: Whether the column `_partition`, which chooses a row's partition, is stored too.
+    #: Whether the column `_partition`, which chooses a row's partition, is stored as well.
     preserve_partition: bool = False
-    #: Partition columns that only the paths tell, after those of `partition_by`, with their DuckDB types.
+    #: Partition columns that exist only in paths, after those of `partition_by`, with their DuckDB types.
     path_columns: dict[str, str] = {}
-    views: tuple[View, ...] = ()
-    #: Specs that held before, in the order of their times: those that gave a snapshot other columns.
+    views: tuple[ViewSpec, ...] = ()
+    #: Earlier specs whose snapshots have other columns, in the order of their times.
     earlier: tuple[EarlierSpec, ...] = ()
-    #: Declared column -> when it was declared (unix milliseconds), of those that came after the table.
+    #: Declared column -> the time of its declaration (unix milliseconds), if that was after the table's creation.
     declared_ms: dict[str, int] = {}
-    #: The times that keep the table right; every program uses these.
+    #: The times on which the table's consistency depends; every program uses these.
     timing: Timing = Timing()
-    #: Times that held before, as long as a program may count on one that was longer.
+    #: Earlier times, kept while a program may still rely on a longer one of them.
     earlier_timing: tuple[EarlierTiming, ...] = ()
 
 
-#: What `_table.json` says only when it is not the default: tables that do not use it stay as small as they were.
-_WHEN_USED = (
+#: Fields that are written only if they differ from the default, so that other specs do not grow.
+_OPTIONAL_FIELDS = (
     "log_uri",
     "columns",
     "required",
@@ -158,14 +158,14 @@ _WHEN_USED = (
     "timing",
     "earlier_timing",
 )
-#: What a snapshot has of the spec of its time.
-_OF_SNAPSHOTS = ("partition_by", "path_columns", "merge_query", "merging")
+#: The fields that a snapshot takes from the spec of its time.
+_SNAPSHOT_FIELDS = ("partition_by", "path_columns", "merge_query", "merging")
 
 
 def altered_spec(old: TableSpec, new: TableSpec, t_ms: int) -> TableSpec:
-    """Return `new` as the revision after `old`, with what must be remembered of `old` from its time `t_ms` on."""
-    then = EarlierSpec(until=t_ms, **{name: getattr(old, name) for name in _OF_SNAPSHOTS})
-    differs = any(getattr(old, name) != getattr(new, name) for name in _OF_SNAPSHOTS)
+    """Return `new` as the revision after `old`, from the time `t_ms` on, with the fields of `old` that must be kept."""
+    then = EarlierSpec(until=t_ms, **{name: getattr(old, name) for name in _SNAPSHOT_FIELDS})
+    differs = any(getattr(old, name) != getattr(new, name) for name in _SNAPSHOT_FIELDS)
     declared = {c: t_ms for c in new.columns if c not in old.columns}
     earlier_timing = old.earlier_timing
     if old.timing != new.timing:
@@ -183,23 +183,23 @@ def altered_spec(old: TableSpec, new: TableSpec, t_ms: int) -> TableSpec:
 
 
 def spec_at(spec: TableSpec, at_ms: int) -> TableSpec:
-    """Return the spec as it was for snapshots of a time (unix milliseconds): `spec` itself if nothing was otherwise."""
+    """Return the spec for snapshots of a time (unix milliseconds); `spec` itself if nothing was different."""
     then = next((earlier for earlier in spec.earlier if at_ms < earlier.until), None)
     late = {c for c, declared_ms in spec.declared_ms.items() if declared_ms > at_ms}
     if then is None and late.isdisjoint(spec.columns):
         return spec
-    changes = {} if then is None else {name: getattr(then, name) for name in _OF_SNAPSHOTS}
+    changes = {} if then is None else {name: getattr(then, name) for name in _SNAPSHOT_FIELDS}
     columns = {c: t for c, t in spec.columns.items() if c not in late}
     return msgspec.structs.replace(spec, columns=columns, **changes)
 
 
 def all_columns(spec: TableSpec, schema: Mapping[str, str]) -> dict[str, str]:
-    """Declared columns, and those of the log's schema, which has the last word."""
+    """Return the declared columns and those of the log's schema, whose types take precedence."""
     return {**spec.columns, **schema}
 
 
 def check_spec(spec: TableSpec, *, table: str) -> None:
-    """Raise InvalidOption for what no table can have. Expressions are checked by `icedb.sql.partition_expressions`."""
+    """Raise InvalidOption for an invalid value. `icedb.sql.partition_expressions` checks expressions."""
     if spec.compression not in COMPRESSIONS:
         raise InvalidOption(f"{table}: compression '{spec.compression}' is none of {', '.join(COMPRESSIONS)}.")
     if not ROW_GROUP_ROWS_MIN <= spec.row_group_rows <= 100_000_000:
@@ -210,10 +210,10 @@ def check_spec(spec: TableSpec, *, table: str) -> None:
 
 
 def encode_spec(spec: TableSpec, *, indent: int = 2) -> bytes:
-    """The bytes of `_table.json`; with an indent of 0, of a spec inside a log file: one line."""
+    """Encode a spec for `_table.json`, or with an indent of 0 as one line for a log file."""
     default = TableSpec()
     fields = msgspec.to_builtins(spec)
-    for name in _WHEN_USED:
+    for name in _OPTIONAL_FIELDS:
         if getattr(spec, name) == getattr(default, name):
             del fields[name]
     return msgspec.json.format(msgspec.json.encode(fields), indent=indent or -1)
@@ -222,16 +222,16 @@ def encode_spec(spec: TableSpec, *, indent: int = 2) -> bytes:
 def decode_spec(body: bytes, *, table: str, key: str) -> TableSpec:
     """Decode the spec in the object `key`. Raises CorruptLog unless it is one of this version with valid values."""
     try:
-        body.decode()  # the decoder skips unknown keys, and does not look at their text
+        body.decode()  # the decoder skips unknown keys without checking their text
         spec = msgspec.json.decode(body, type=TableSpec)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptLog(f"{table}: '{key}' is not a table's spec ({error}).", key=key) from None
     if spec.version != SPEC_VERSION:
         raise CorruptLog(
-            f"{table}: '{key}' has version {spec.version}; this program reads {SPEC_VERSION}. Upgrade it.", key=key
+            f"{table}: '{key}' has version {spec.version}; this program reads {SPEC_VERSION}. Upgrade icedb.", key=key
         )
     try:
-        check_spec(spec, table=table)  # another program may have written it
+        check_spec(spec, table=table)  # another program may have written the spec
     except InvalidOption as error:
         raise CorruptLog(f"{table}: '{key}' is not a table's spec ({error})", key=key) from None
     return spec

@@ -1,4 +1,4 @@
-"""The times that keep a table right, and why they are what they are (docs/format.md, "Times")."""
+"""The times on which a table's consistency depends, and their rules (docs/format.md, "Times")."""
 
 from __future__ import annotations
 
@@ -12,41 +12,48 @@ from icedb.errors import InvalidOption
 from icedb.util.arguments import checks_arguments
 from icedb.util.times import TIME_MS_MAX
 
-__all__ = ["EarlierTiming", "Timing", "doomed_at", "part_timeout_at", "timing_at", "timing_differences"]
+__all__ = ["EarlierTiming", "Timing", "deletable_until", "part_timeout_at", "timing_at", "timing_differences"]
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
-#: A century: a longer time is a mistake of units.
+#: A century: a longer time is probably a mistake of units.
 LENGTH_MS_MAX = 36_525 * DAY_MS
 
 
 @checks_arguments
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """All in milliseconds. They are part of a table's spec: `Table.create` sets them, `Table.alter` changes them."""
+    """The times of a table, all in milliseconds. `Table.create` sets them, and `Table.alter` changes them.
 
-    #: Clocks of writers and store may differ by this much.
+    Raises:
+        InvalidOption: A time is negative, over a century, or contradicts another one.
+
+    Example:
+        >>> table = icedb.Table.create("s3://bucket/events", timing=icedb.Timing(grace_ms=4 * 3_600_000))
+    """
+
+    #: The maximal difference between the clocks of writers and store.
     max_skew_ms: int = MINUTE_MS
-    #: A claim older than this is voided, a publication older than this refused.
+    #: A claim older than this is voided, and the publication of a log file older than this is rejected.
     commit_timeout_ms: int = 5 * MINUTE_MS
-    #: Least age of a tombstone before cleanup deletes what it points at: longer than the longest query.
+    #: The least age of a tombstone before cleanup deletes its object. Must be longer than the longest query.
     grace_ms: int = HOUR_MS
-    #: Parts written longer ago are not published: an orphan sweep may have taken them.
+    #: The greatest age of parts that are published: an orphan sweep may have deleted older ones.
     part_timeout_ms: int = 12 * HOUR_MS
-    #: Log tombstones are kept this long: longer than any request can be delayed on its way.
+    #: How long log tombstones are kept. Must be longer than the network can delay a request.
     late_ms: int = DAY_MS
-    #: Parts that nothing names are orphans when they are older: twice the age at which a part may still be published.
+    #: The age from which a part that no log file names is an orphan. At least twice `part_timeout_ms`.
     min_age_ms: int = DAY_MS
-    #: How long the log remembers which transactions were committed: longer than a pipeline may pause.
+    #: How long the log keeps committed transactions. Must be longer than a pipeline may pause.
     txn_retention_ms: int = 30 * DAY_MS
 
     @property
     def late_publication_ms(self) -> int:
-        """How long after its time a log file may appear.
+        """The greatest time after its commit time at which a log file may appear.
 
-        A publication is refused when its time is older than `commit_timeout_ms`, right before a put that takes less
-        than that, and two clocks differ by twice the skew.
+        A writer rejects a publication whose time is older than `commit_timeout_ms` right before the put. The put takes
+        less than that again. Two clocks differ by at most twice the skew.
         """
         return 2 * (self.commit_timeout_ms + self.max_skew_ms)
 
@@ -73,31 +80,31 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class EarlierTiming:
-    """Times that a table had until a commit, whose time is `until` (unix milliseconds), changed them."""
+    """The times of a table before the commit of time `until` (unix milliseconds) changed them."""
 
     until: Annotated[int, msgspec.Meta(ge=0, le=TIME_MS_MAX)]
     timing: Timing
 
     @property
     def known_ms(self) -> int:
-        """The time by which every program has read the log since the change, and acts by the later times.
+        """The time by which every program has read the change and uses the later times (unix milliseconds).
 
-        A program that publishes reads the log if its last look is longer ago than `grace_ms`. The commit itself may
+        A program reads the log before it publishes, unless it has read it within `grace_ms`. The commit itself may
         appear later than its time, and clocks differ.
         """
         return self.until + self.timing.grace_ms + self.timing.late_publication_ms
 
     def is_over(self, now_ms: int, *others: Timing) -> bool:
-        """Whether nothing that began under these times, or under others, can still count on these."""
+        """Whether no work that began under these times, or under others, can still rely on these."""
         longest: int = max(getattr(t, f.name) for t in (self.timing, *others) for f in fields(Timing))
         return now_ms >= self.known_ms + longest
 
 
 def timing_at(timing: Timing, earlier: Sequence[EarlierTiming], now_ms: int) -> Timing:
-    """Return the times that count now, of a table with these times and these earlier ones.
+    """Return the times in effect now, for a table with these times and these earlier ones.
 
-    A longer time counts at once. Of a time that was shortened the earlier value counts until nothing that relies on it
-    can be under way: as long as that value, after the last program has learned of the change.
+    A longer time takes effect at once. For a time that was shortened, the earlier value stays in effect until no work
+    that relies on it can be in progress: for as long as that value after the last program has read the change.
     """
     longest: dict[str, int] = {}
     for old in earlier:
@@ -109,17 +116,17 @@ def timing_at(timing: Timing, earlier: Sequence[EarlierTiming], now_ms: int) -> 
 
 
 def part_timeout_at(timing: Timing, earlier: Sequence[EarlierTiming], oldest_part_ms: int) -> int:
-    """Return the age up to which a part that was written at `oldest_part_ms` may be published.
+    """Return the age (milliseconds) up to which a part that was written at `oldest_part_ms` may be published.
 
-    A sweep that did not know of a longer limit yet may have taken the part for an orphan.
+    Earlier limits count too, because an orphan sweep that had not read a longer limit may have deleted the part.
     """
     return min([timing.part_timeout_ms, *(e.timing.part_timeout_ms for e in earlier if oldest_part_ms < e.known_ms)])
 
 
-def doomed_at(timing: Timing, earlier: Sequence[EarlierTiming], now_ms: int) -> int:
-    """Return the newest time of a tombstone, of those of parts that a cleanup may have deleted until `now_ms`.
+def deletable_until(timing: Timing, earlier: Sequence[EarlierTiming], now_ms: int) -> int:
+    """Return the newest time of a part's tombstone with which a cleanup may have deleted the part until `now_ms`.
 
-    By each earlier grace period a cleanup deletes until it knows of a longer one.
+    A cleanup uses an earlier grace period until it has read the longer one.
     """
     return max([now_ms - timing.grace_ms, *(min(now_ms, e.known_ms) - e.timing.grace_ms for e in earlier)])
 

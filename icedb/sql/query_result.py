@@ -21,7 +21,7 @@ import pyarrow as pa
 from icedb.errors import InvalidOption
 from icedb.sql.connections import ROWS_PER_BATCH
 from icedb.util.arguments import checks_arguments
-from icedb.util.optional_deps import imported
+from icedb.util.optional_deps import import_optional
 
 if TYPE_CHECKING:
     from pandas import DataFrame as PandasFrame
@@ -134,12 +134,12 @@ class QueryResult:
 
     def to_pandas(self, *args: Any, **options: Any) -> PandasFrame:
         """A pandas DataFrame of all rows, as DuckDB makes it. Raises MissingExtra."""
-        imported("pandas", extra="pandas")
+        import_optional("pandas", extra="pandas")
         return self._told(self.relation.df)(*args, **options)
 
     def to_polars(self, *args: Any, **options: Any) -> PolarsFrame:
         """A Polars DataFrame of all rows. Raises MissingExtra."""
-        imported("polars", extra="polars")
+        import_optional("polars", extra="polars")
         frame: PolarsFrame = self._told(self.relation.pl)(*args, **options)
         return frame
 

@@ -1,13 +1,13 @@
-"""How to get into a container of Azure's Blob Storage: the account, and its key or a shared access signature.
+"""Access to Azure Blob Storage: the account, and its key or a shared access signature.
 
-Options have the names that deltalake and Polars use:
+Options have the same names as in deltalake and Polars:
 
     AZURE_STORAGE_ACCOUNT_NAME   the account
     AZURE_STORAGE_ACCOUNT_KEY    its key, or
     AZURE_STORAGE_SAS_TOKEN      a shared access signature, with the rights to read, add, create, write, delete and list
     AZURE_STORAGE_ENDPOINT       for an emulator or another cloud; else https://<account>.blob.core.windows.net
 
-Other ways to say who one is, Entra ID and managed identities among them, are not supported.
+Other kinds of authentication, such as Entra ID and managed identities, are not supported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from icedb.errors import InvalidOption
 
 __all__ = ["AzureAccess", "azure_access", "known_options"]
 
-# Where several say the same, the first of them holds.
+# Of several names of one option, the first takes precedence.
 _OPTIONS = {
     "azure_storage_account_name": "account",
     "account_name": "account",
@@ -42,7 +42,7 @@ _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
 
 @dataclass(frozen=True, slots=True)
 class AzureAccess:
-    """Who asks, and where. Its repr says the account, never a secret. One of `key` and `sas_token` is given."""
+    """Account, endpoint and credentials. Exactly one of `key` and `sas_token` is set. The repr shows no secret."""
 
     account: str
     endpoint: str
@@ -51,7 +51,7 @@ class AzureAccess:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """What `azure_access` would have to be given. Holds secrets."""
+        """The options that `azure_access` parses to this value. Contains secrets."""
         options = {
             "AZURE_STORAGE_ACCOUNT_NAME": self.account,
             "AZURE_STORAGE_ENDPOINT": self.endpoint,
@@ -62,43 +62,43 @@ class AzureAccess:
 
 
 def azure_access(storage_options: Mapping[str, str], *, text: str) -> AzureAccess:
-    """What storage options, and what they leave out the environment, say of a container; `text` is its address.
+    """Parse storage options for the container with the address `text`. The environment supplies missing options.
 
     Raises InvalidOption, which quotes no value.
     """
     if unknown := sorted(name for name in storage_options if name.lower() not in _OPTIONS):
-        known = sorted(name.upper() for name in _OPTIONS if name.startswith("azure_storage"))
-        raise InvalidOption(f"{text}: unknown storage options {unknown}. Known for Azure: {known}.")
+        supported = sorted(name.upper() for name in _OPTIONS if name.startswith("azure_storage"))
+        raise InvalidOption(f"{text}: unknown storage options {unknown}. Known for Azure: {supported}.")
     from_environment = {name: value for name, value in os.environ.items() if name.startswith("AZURE_")}
-    options, given = known_options(from_environment, _OPTIONS), known_options(storage_options, _OPTIONS)
-    if given.keys() & _SECRETS:  # a key is never of another place than the signature, nor the other way round
+    options, explicit = known_options(from_environment, _OPTIONS), known_options(storage_options, _OPTIONS)
+    if explicit.keys() & _SECRETS:  # key and signature never come from two different sources
         options = {name: value for name, value in options.items() if name not in _SECRETS}
-    options |= given
+    options |= explicit
     account, key, sas_token = options.get("account", ""), options.get("key"), options.get("sas_token")
     if not _ACCOUNT.fullmatch(account):
         raise InvalidOption(
-            f"{text}: AZURE_STORAGE_ACCOUNT_NAME is missing, or is no account's name, which has 3 to 24 lower case "
-            "letters and digits."
+            f"{text}: AZURE_STORAGE_ACCOUNT_NAME is missing or invalid. Give the account's name, which has 3 to 24 "
+            "lower case letters and digits."
         )
     if bool(key) == bool(sas_token):
         raise InvalidOption(
-            f"{text}: give AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, and one of them only. Entra ID and "
+            f"{text}: give either AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, not both. Entra ID and "
             "managed identities are not supported yet."
         )
     if key and not _is_base64(key):
-        raise InvalidOption(f"{text}: AZURE_STORAGE_ACCOUNT_KEY is no key of an account: it must be base64.")
+        raise InvalidOption(f"{text}: AZURE_STORAGE_ACCOUNT_KEY is not an account key, which must be base64.")
     endpoint = options.get("endpoint", f"https://{account}.blob.core.windows.net").rstrip("/")
     if not endpoint.startswith(("http://", "https://")) or set("@?") & set(endpoint):
         raise InvalidOption(
-            f"{text}: AZURE_STORAGE_ENDPOINT must start with http:// or https:// and hold no credentials."
+            f"{text}: AZURE_STORAGE_ENDPOINT must start with http:// or https:// and contain no credentials."
         )
     return AzureAccess(account, endpoint, key, sas_token)
 
 
 def known_options(options: Mapping[str, str], names: dict[str, str]) -> dict[str, str]:
-    """What options mean, by these names in lower case. Of several with one meaning, the first of `names` holds."""
-    given = {name.lower(): str(value) for name, value in options.items() if value}
-    return {meaning: given[name] for name, meaning in reversed(names.items()) if name in given}
+    """Return meaning -> value by lower-case option names. Of several names of a meaning, the first takes precedence."""
+    lowered = {name.lower(): str(value) for name, value in options.items() if value}
+    return {meaning: lowered[name] for name, meaning in reversed(names.items()) if name in lowered}
 
 
 def _is_base64(text: str) -> bool:

@@ -1,8 +1,8 @@
-"""Who asks the store, also when that changes while a table is open.
+"""Credentials for S3, which may change while a table is open.
 
-A role's credentials are valid for an hour, a table object may live for weeks. So a table in S3 can be given a provider
-instead of a key: a boto3 Session, or a function, the convention of obstore. It is asked before each request to the
-store and for each connection of DuckDB, and answers from what it has until that is to be renewed.
+Credentials of a role are valid for about an hour, but a table object may live for weeks. So a table in S3 accepts a
+credential provider instead of a key: a boto3 Session, or a function as in obstore. It is called before each request to
+the store and for each connection of DuckDB. It returns cached credentials until they have to be renewed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any, Protocol
 from icedb.errors import AccessDenied, InvalidOption
 from icedb.util.clock import SystemClock
 
-__all__ = ["CredentialProvider", "Credentials", "Provider", "as_provider", "usual_chain", "usual_region"]
+__all__ = ["CredentialProvider", "Credentials", "Provider", "as_provider", "default_chain", "default_region"]
 
-# What is valid for less than this is renewed: the request that it is for may take a while, and so may a clock's error.
+# Credentials that expire sooner than this are renewed: the request may take some time, and clocks may differ.
 RENEW_MS = 5 * 60 * 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """An S3 key pair. Its repr says who, never the secret."""
+    """An S3 key pair. The repr shows no secret."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -33,56 +33,56 @@ class Credentials:
 
 
 class Session(Protocol):
-    """A boto3 Session: what is used of it."""
+    """The part of a boto3 Session that is used."""
 
     def get_credentials(self) -> Any:
-        """Credentials that renew themselves, or None."""
+        """Return credentials that renew themselves, or None."""
         ...
 
 
-#: What a caller may give: a boto3 Session, or a function that gives the keys `access_key_id`, `secret_access_key` and,
-#: where there are any, `token` (or `session_token`) and `expires_at` (an aware datetime: shortly before it is asked
-#: again), or None for requests without a signature.
+#: A boto3 Session, or a function. The function returns the keys `access_key_id`, `secret_access_key` and optionally
+#: `token` (or `session_token`) and `expires_at` (an aware datetime, shortly before which it is called again), or None
+#: for unsigned requests.
 CredentialProvider = Session | Callable[[], Mapping[str, Any] | None]
-#: What a location has: None stands for requests without a signature.
+#: Returns the current credentials; None for unsigned requests.
 Provider = Callable[[], Credentials | None]
 
 
-def as_provider(given: CredentialProvider, *, table: str) -> Provider:
-    """Raises InvalidOption for what is neither a Session nor a function."""
-    if hasattr(given, "get_credentials"):
-        return _OfSession(given, table)
-    if callable(given):
-        return _OfFunction(given, table)
+def as_provider(provider: CredentialProvider, *, table: str) -> Provider:
+    """Wrap a Session or a function. Raises InvalidOption for anything else."""
+    if hasattr(provider, "get_credentials"):
+        return _SessionProvider(provider, table)
+    if callable(provider):
+        return _FunctionProvider(provider, table)
     raise InvalidOption(
-        f"{table}: credential_provider is a {type(given).__name__}; give a boto3 Session, or a function that returns "
-        "a dict with access_key_id, secret_access_key, token and expires_at."
+        f"{table}: credential_provider is a {type(provider).__name__}; give a boto3 Session, or a function that "
+        "returns a dict with access_key_id, secret_access_key, token and expires_at."
     )
 
 
-def usual_chain(table: str) -> Provider:
-    """What boto3 finds on this machine: profiles, SSO, the roles of instances and containers. Raises AccessDenied."""
-    return _OfSession(_usual_session(table), table)
+def default_chain(table: str) -> Provider:
+    """Return boto3's default chain: profiles, SSO, the roles of instances and containers. Raises AccessDenied."""
+    return _SessionProvider(_default_session(table), table)
 
 
-def usual_region(table: str) -> str | None:
-    """The region of this machine's profile, if it has one. Raises AccessDenied when there is no such profile."""
-    region: str | None = _usual_session(table).region_name
+def default_region(table: str) -> str | None:
+    """Return the region of the current AWS profile, or None. Raises AccessDenied if the profile does not exist."""
+    region: str | None = _default_session(table).region_name
     return region
 
 
-def _usual_session(table: str) -> Any:
-    import boto3  # half a second that tables with given credentials need not spend
+def _default_session(table: str) -> Any:
+    import boto3  # takes half a second, which tables with explicit credentials do not need
     from botocore.exceptions import BotoCoreError
 
     try:
         return boto3.Session()
     except BotoCoreError as error:
-        raise _refused(table, error) from None
+        raise _no_credentials(table, error) from None
 
 
-class _OfSession:
-    """boto3 renews what is about to expire, and tells the same until then."""
+class _SessionProvider:
+    """The credentials of a boto3 Session, which caches and renews them itself."""
 
     def __init__(self, session: Session, table: str) -> None:
         self._session, self._table = session, table
@@ -91,71 +91,71 @@ class _OfSession:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            found = self._session.get_credentials()
-            frozen = None if found is None else found.get_frozen_credentials()
+            credentials = self._session.get_credentials()
+            frozen = None if credentials is None else credentials.get_frozen_credentials()
         except (BotoCoreError, ClientError) as error:
-            raise _refused(self._table, error) from None
+            raise _no_credentials(self._table, error) from None
         if frozen is None or frozen.access_key is None or frozen.secret_key is None:
             return None
         return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
 
 
-class _OfFunction:
-    """A function is asked again shortly before that what it gave expires; each time, if it does not say when.
+class _FunctionProvider:
+    """The credentials of a function, which is called again shortly before they expire, or each time without expiry.
 
-    If it fails then, what it gave before is used while it is valid, and the next request asks again.
+    If the function fails, the earlier credentials are used while they are valid. The next request calls it again.
     """
 
     def __init__(self, function: Callable[[], Mapping[str, Any] | None], table: str) -> None:
         self._function, self._table = function, table
         self._lock = threading.Lock()
-        self._kept: Credentials | None = None
+        self._cached: Credentials | None = None
         self._expires_ms = 0.0
 
     def __call__(self) -> Credentials | None:
         with self._lock:
             if self._expires_ms - RENEW_MS <= SystemClock().now_ms():
                 try:
-                    self._kept, self._expires_ms = self._ask()
+                    self._cached, self._expires_ms = self._call()
                 except AccessDenied:
                     if self._expires_ms <= SystemClock().now_ms():
                         raise
-            return self._kept
+            return self._cached
 
-    def _ask(self) -> tuple[Credentials | None, float]:
+    def _call(self) -> tuple[Credentials | None, float]:
         try:
-            given = self._function()
-        except Exception as error:  # noqa: BLE001  the caller's own: whatever it raises, there are no credentials
-            raise _refused(self._table, error) from None
-        return (None, math.inf) if given is None else _read(given, self._table)
+            values = self._function()
+        except Exception as error:  # noqa: BLE001  the caller's function may raise anything
+            raise _no_credentials(self._table, error) from None
+        return (None, math.inf) if values is None else _parse(values, self._table)
 
 
-def _read(given: Mapping[str, Any], table: str) -> tuple[Credentials, float]:
-    """What a function gave, and when it expires (unix milliseconds; 0: it does not say). Raises AccessDenied.
+def _parse(values: Mapping[str, Any], table: str) -> tuple[Credentials, float]:
+    """Parse the result of a function. Return its expiry too (unix milliseconds; 0 if unknown). Raises AccessDenied.
 
-    No value is quoted: any may be a secret.
+    No value is quoted, because any of them may be a secret.
     """
-    answer = f"{table}: the credential_provider gave"
-    if not isinstance(given, Mapping):
-        raise AccessDenied(f"{answer} a {type(given).__name__}; give a dict, or None for requests without a signature.")
+    result = f"{table}: the credential_provider gave"
+    if not isinstance(values, Mapping):
+        raise AccessDenied(f"{result} a {type(values).__name__}; give a dict, or None for unsigned requests.")
     for name in ("access_key_id", "secret_access_key"):
-        if not given.get(name) or not isinstance(given[name], str):
+        if not values.get(name) or not isinstance(values[name], str):
             raise AccessDenied(
-                f"{answer} no {name}. Give a dict with access_key_id and secret_access_key as text, or None in its "
-                "place for requests without a signature."
+                f"{result} no {name}. Give a dict with access_key_id and secret_access_key as text, or None "
+                "instead of the dict for unsigned requests."
             )
-    expires_at = given.get("expires_at")
+    expires_at = values.get("expires_at")
     if expires_at is not None and (not isinstance(expires_at, datetime) or expires_at.utcoffset() is None):
-        found = "datetime without a timezone" if isinstance(expires_at, datetime) else type(expires_at).__name__
-        raise AccessDenied(f"{answer} an expires_at that is a {found}. Give a datetime in UTC, or leave it out.")
-    token = given.get("token") or given.get("session_token") or None
-    credentials = Credentials(given["access_key_id"], given["secret_access_key"], token)
+        kind = "datetime without a timezone" if isinstance(expires_at, datetime) else type(expires_at).__name__
+        raise AccessDenied(f"{result} an expires_at that is a {kind}. Give a datetime in UTC, or leave it out.")
+    token = values.get("token") or values.get("session_token") or None
+    credentials = Credentials(values["access_key_id"], values["secret_access_key"], token)
     return credentials, 0.0 if expires_at is None else expires_at.timestamp() * 1000
 
 
-def _refused(table: str, error: Exception) -> AccessDenied:
-    """Says no more than the kind of the error: its text is not ours, and may quote what was sent."""
-    if type(error).__name__ == "ProfileNotFound":  # which quotes the profile's name alone
+def _no_credentials(table: str, error: Exception) -> AccessDenied:
+    """Describe an error by its type only, because its text may quote what was sent."""
+    if type(error).__name__ == "ProfileNotFound":  # quotes only the profile's name
         return AccessDenied(
             f"{table}: there are no credentials: {str(error).rstrip('.')}. Correct AWS_PROFILE, or "
             "add the profile to ~/.aws."

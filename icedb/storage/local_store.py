@@ -1,16 +1,17 @@
-"""Files of a table in a folder: put, read, list and delete them.
+"""Puts, reads, listings and deletions of a table's files in a local folder.
 
-No symbolic link below the table's folder is followed. Each step of a key is opened from the folder above it, so a link
-that appears meanwhile is noticed, too. The folder's own address may lead through links.
+No symbolic link below the table's folder is followed. Each segment of a key is opened relative to the folder above it,
+so a link that is created concurrently is detected too. The path of the table's folder may contain links.
 
-A file is put so that a power failure leaves all of it or nothing.
+A put survives a power failure completely or not at all:
 
-The content is written and synced under a staged name, which listings skip (it ends in `#` and digits); a hard link
-then gives it its key, whole and only if nothing has that key; last, its folder is synced, so that the name stays, and
-once per process those above it.
-A crash may leave a staged file behind. Nothing reads it, and the orphan sweep deletes it when it is old.
+1. The content is written and synced under a staged name, which listings skip (it ends in `#` and digits).
+2. A hard link with the name of the key is created, which fails if the key exists.
+3. The folder is synced, so that the name persists. The folders above it are synced once per process.
 
-Deletions are not synced: one that a power failure undoes finds its tombstone still in the log, and is repeated.
+A crash may leave a staged file. No reader uses it, and the orphan sweep deletes it when it is old enough.
+
+Deletions are not synced. If a power failure undoes one, its tombstone is still in the log, and cleanup repeats it.
 """
 
 from __future__ import annotations
@@ -41,31 +42,31 @@ __all__ = [
 ]
 
 _COPY_BYTES = 1024 * 1024
-# link(2): EPERM is what a file system without hard links says.
+# Errors of link(2) on a file system without hard links.
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
-# Some network file systems cannot sync a folder, and keep names safe in their own way.
+# Errors of network file systems that cannot sync a folder, and persist names by other means.
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.EBADF, errno.ENOTSUP})
 
 _numbers = count(1)
 
-# Folders whose own names and those above them this process has synced, and which folders they were then.
+# Folder -> device and inode of it and of the folders above it, when this process synced their names.
 _synced: dict[Path, tuple[tuple[int, int], ...]] = {}
 _SYNCED_MAX = 10_000
 
 
-# To pass through a folder, the right to search it is enough where the system has O_PATH.
+# With O_PATH, if the system has it, the search permission of a folder is enough to pass through it.
 _STEP = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# NONBLOCK: to open a pipe would wait for its writer.
+# NONBLOCK: opening a pipe would wait for its writer.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# Files that no listing shows; and those of them that puts of this module leave when they are cut short.
+# Files that listings skip, and those of them that interrupted puts of this module leave.
 _STAGED = re.compile(r"#[0-9]+\Z")
 _OURS = re.compile(r"\.staged#[0-9]+\Z")
 
 
 def check_folder(folder: Path) -> bool:
-    """Whether the folder is there. Raises InvalidURI for a file, and for a path below a file."""
+    """Whether the folder exists. Raises InvalidURI for a file, and for a path below a file."""
     try:
         if S_ISDIR(folder.stat().st_mode):
             return True
@@ -74,7 +75,7 @@ def check_folder(folder: Path) -> bool:
     except NotADirectoryError:
         pass
     raise InvalidURI(
-        f"{folder}: a table is a folder, and this path is a file, or lies below one. Choose another path, or move the "
+        f"{folder}: a table is a folder, but this path is a file or is below one. Choose another path, or move the "
         "file away."
     )
 
@@ -83,7 +84,7 @@ def check_folder(folder: Path) -> bool:
 
 
 def segments_of(key: str) -> list[str]:
-    """The steps of a key. Raises ValueError for what cannot be a key."""
+    """Split a key into its segments. Raises ValueError for an invalid key."""
     segments = key.split("/")
     if has_unsafe_segment(segments) or _CONTROL.search(key):
         raise ValueError(key)
@@ -91,7 +92,7 @@ def segments_of(key: str) -> list[str]:
 
 
 def _open_folder(root: str, segments: Sequence[str], *, flags: int = _STEP) -> int:
-    """Open a folder below `root`, step by step. Raises SymbolicLink and OSError."""
+    """Open a folder below `root`, one segment at a time. Raises SymbolicLink and OSError."""
     folder = os.open(root, flags if not segments else _STEP)
     for number, segment in enumerate(segments, start=1):
         above = folder
@@ -105,14 +106,14 @@ def _open_folder(root: str, segments: Sequence[str], *, flags: int = _STEP) -> i
 
 
 def _explained(error: OSError, root: str, segments: Sequence[str], above: int) -> OSError:
-    """The error itself, or SymbolicLink if the last step is a link: systems have several errors for that."""
+    """Return the error itself, or SymbolicLink if the last segment is a link, for which systems have several errors."""
     with suppress(OSError):
         if S_ISLNK(os.stat(segments[-1], dir_fd=above, follow_symlinks=False).st_mode):
-            return _link_found(root, "/".join(segments))
+            return _link_error(root, "/".join(segments))
     return error
 
 
-def _link_found(root: str, key: str) -> SymbolicLink:
+def _link_error(root: str, key: str) -> SymbolicLink:
     return SymbolicLink(
         f"{root}: '{key}' is a symbolic link. Links inside a table are not followed, because they may lead to any file "
         "of this machine. Put the file or folder itself in its place. To use another disk, mount it there."
@@ -136,7 +137,7 @@ def open_file(root: str, key: str) -> FileIO:
 
 
 def file_status(root: str, key: str) -> os.stat_result:
-    """The status of the file of a key. Raises FileNotFoundError, SymbolicLink, OSError, ValueError."""
+    """Return the status of the file of a key. Raises FileNotFoundError, SymbolicLink, OSError, ValueError."""
     *above, name = segments_of(key)
     folder = _open_folder(root, above)
     try:
@@ -144,7 +145,7 @@ def file_status(root: str, key: str) -> os.stat_result:
     finally:
         os.close(folder)
     if S_ISLNK(status.st_mode):
-        raise _link_found(root, key)
+        raise _link_error(root, key)
     if not S_ISREG(status.st_mode):
         raise FileNotFoundError(errno.ENOENT, "no file", key)
     return status
@@ -153,19 +154,19 @@ def file_status(root: str, key: str) -> os.stat_result:
 def list_files(
     root: str, prefix: str, *, after: str = "", unfinished: bool = False
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Each file below a folder (`prefix` without a slash at its end), and each link, with its own status.
+    """Yield each file and link below a folder (`prefix` without a slash at the end) with its own status, unordered.
 
-    `unfinished`: the staged files of puts instead. In no order. Raises SymbolicLink if the prefix leads through a link,
+    `unfinished`: yield the staged files of puts instead. Raises SymbolicLink if the prefix leads through a link,
     OSError, and ValueError for a name that cannot be in a key.
     """
     try:
         folder = _open_folder(root, segments_of(prefix) if prefix else [], flags=_LISTED)
     except (FileNotFoundError, NotADirectoryError):
         return
-    yield from _listed(folder, f"{prefix}/" if prefix else "", after, _is_unfinished if unfinished else _is_shown)
+    yield from _listed(folder, f"{prefix}/" if prefix else "", after, _is_unfinished if unfinished else _is_finished)
 
 
-def _is_shown(name: str) -> bool:
+def _is_finished(name: str) -> bool:
     return _STAGED.search(name) is None
 
 
@@ -176,7 +177,7 @@ def _is_unfinished(name: str) -> bool:
 def _listed(
     folder: int, prefix: str, after: str, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """The files below an open folder, which is closed."""
+    """Yield the files below an open folder, and close it."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -185,7 +186,7 @@ def _listed(
                     try:
                         below = os.open(entry.name, _LISTED | os.O_NOFOLLOW, dir_fd=folder)
                     except (FileNotFoundError, NotADirectoryError):
-                        continue  # removed, or replaced, since
+                        continue  # removed or replaced concurrently
                     yield from _listed(below, f"{key}/", after, wanted)
                 elif key > after and wanted(entry.name):
                     if not entry.name.isprintable() and _cannot_be_in_a_key(entry.name):
@@ -199,7 +200,7 @@ def _listed(
 
 
 def _cannot_be_in_a_key(name: str) -> bool:
-    """Whether a name has control characters, or its bytes are no UTF-8."""
+    """Whether a name has control characters, or is not UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -208,7 +209,7 @@ def _cannot_be_in_a_key(name: str) -> bool:
 
 
 def delete_files(root: str, keys: Iterable[str]) -> None:
-    """Delete files; of a link, the link. What is not there is passed over. Raises SymbolicLink, OSError, ValueError."""
+    """Delete files, or links themselves. Missing files are skipped. Raises SymbolicLink, OSError, ValueError."""
     for above, names in groupby((segments_of(key) for key in keys), key=lambda segments: segments[:-1]):
         try:
             folder = _open_folder(root, above)
@@ -223,9 +224,9 @@ def delete_files(root: str, keys: Iterable[str]) -> None:
 
 
 def check_links(root: str, keys: Iterable[str]) -> None:
-    """Refuse links in the way of keys that an engine is to open by path; each folder is looked at once.
+    """Raise SymbolicLink if a key that an engine will open by path leads through a link. Each folder is checked once.
 
-    A link that appears between this look and the engine's is followed. Raises SymbolicLink.
+    A link that is created between this check and the engine's access is followed.
     """
     checked = {""}
     for key in keys:
@@ -235,28 +236,31 @@ def check_links(root: str, keys: Iterable[str]) -> None:
             for number in range(1, len(segments) + 1):
                 above = "/".join(segments[:number])
                 if above not in checked:
-                    _refuse_link(root, above)
+                    _reject_link(root, above)
                     checked.add(above)
-        _refuse_link(root, key)
+        _reject_link(root, key)
 
 
-def _refuse_link(root: str, key: str) -> None:
+def _reject_link(root: str, key: str) -> None:
     try:
         mode = os.lstat(f"{root}/{key}").st_mode
     except OSError:
-        return  # whoever opens it says what is wrong
+        return  # opening it raises the error
     if S_ISLNK(mode):
-        raise _link_found(root, key)
+        raise _link_error(root, key)
 
 
 # ------------------------------------------------------------------------------------------ putting
 
 
 def create_file(root: Path, key: str, body: bytes | Path | FileIO, *, fsync: bool) -> None:
-    """Create the file of a key below `root`, whole. Raises FileExistsError, SymbolicLink, UnsupportedStore, OSError."""
+    """Create the file of a key below `root` atomically.
+
+    Raises FileExistsError, SymbolicLink, UnsupportedStore, InvalidURI and OSError.
+    """
     segments = key.split("/")
     if has_unsafe_segment(segments):
-        raise InvalidURI(f"{root}: '{key}' is no object's key: it has an empty, '.' or '..' segment.")
+        raise InvalidURI(f"{root}: '{key}' is not a valid key: it has an empty, '.' or '..' segment.")
     path = root / key
     check_links(str(root), ["/".join(segments[:-1])] if segments[:-1] else [])
     _make_folders(path.parent, fsync=fsync)
@@ -269,7 +273,7 @@ def create_file(root: Path, key: str, body: bytes | Path | FileIO, *, fsync: boo
 
 @contextmanager
 def _staged(folder: Path, body: bytes | Path | FileIO, *, fsync: bool) -> Iterator[Path]:
-    """A file with this content and a name that no listing shows; it is gone at the end."""
+    """Write a file with this content and a staged name, and remove that name at the end."""
     path, file = _open_staged(folder)
     try:
         with os.fdopen(file, "wb") as target:
@@ -290,7 +294,7 @@ def _staged(folder: Path, body: bytes | Path | FileIO, *, fsync: bool) -> Iterat
 
 
 def _open_staged(folder: Path) -> tuple[Path, int]:
-    while True:  # what a crash of a process of our number left takes a number each, never the folder
+    while True:  # skip names that a crashed process with the same process id left
         path = folder / f".staged#{os.getpid()}{next(_numbers):06}"
         with suppress(FileExistsError):
             return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -299,20 +303,20 @@ def _open_staged(folder: Path) -> tuple[Path, int]:
 def _link(staged: Path, path: Path, root: Path) -> None:
     try:
         path.hardlink_to(staged)
-    except FileNotFoundError:  # a sweep took the staged file of a process that slept for a day
+    except FileNotFoundError:  # the orphan sweep deleted the staged file of a process that was paused for a day
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE)) from None
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-        # To write under the final name would show half an object; to rename would replace one.
+        # Writing under the final name would expose a partial object, and renaming would replace an existing one.
         raise UnsupportedStore(
-            f"{root}: the file system has no hard links, without which an object cannot appear whole and only once. "
+            f"{root}: the file system has no hard links, without which a create-only put cannot be atomic. "
             "Choose a folder on another file system (ext4, XFS, APFS, NFS have them), or an S3 store."
         ) from None
 
 
 def _make_folders(folder: Path, *, fsync: bool) -> None:
-    """Make what is missing of a path, from the top; each new name is synced before anything is put below it."""
+    """Create the missing folders of a path, from the top. Each new name is synced before anything is put below it."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)
@@ -320,22 +324,22 @@ def _make_folders(folder: Path, *, fsync: bool) -> None:
         if folder == folder.parent:
             break
     for new in reversed(missing):
-        with suppress(FileExistsError):  # by another writer; if it is a file, what is put below it fails
+        with suppress(FileExistsError):  # by another writer; if it is a file, the put below it fails
             new.mkdir()
         if fsync:
             _sync_folder(new.parent)
 
 
 def _sync_names(folder: Path, root: Path) -> None:
-    """Make sure that the names of a folder and of those above it stay, up to the root.
+    """Sync the names of a folder and of those above it, up to the root.
 
-    Another writer may have made one of them just now, and not have synced it yet. Once is enough: a name that was
-    synced stays as long as the folder is the same.
+    Another writer may have created one of them just now without having synced it yet. Once is enough, because a synced
+    name persists as long as the folder is the same.
     """
     if folder == root:
         return
     names = [folder, *(p for p in folder.parents if p.is_relative_to(root))]
-    now = tuple((found.st_dev, found.st_ino) for found in map(os.stat, names))
+    now = tuple((status.st_dev, status.st_ino) for status in map(os.stat, names))
     if _synced.get(folder) == now:
         return
     for name in names[1:]:
@@ -349,7 +353,7 @@ def _sync_folder(folder: Path) -> None:
     try:
         file = os.open(folder, os.O_RDONLY)
     except PermissionError:
-        return  # a folder above the table that may be passed, but not read: it is not ours
+        return  # a folder above the table with search permission only, which other programs manage
     try:
         os.fsync(file)
     except OSError as error:

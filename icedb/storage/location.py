@@ -1,23 +1,23 @@
-"""Where a table is, and how to get in: a URI and storage options, the convention of deltalake and Polars.
+"""The address of a table and the access to it: a URI and storage options, as in deltalake and Polars.
 
     s3://bucket/prefix     with AWS_ENDPOINT_URL (or AWS_ENDPOINT_URL_S3), AWS_REGION, AWS_ACCESS_KEY_ID,
                            AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_VIRTUAL_HOSTED_STYLE_REQUEST
-                           (AWS_ALLOW_HTTP is accepted and not needed: an endpoint that starts with
-                           http:// says it)
+                           (AWS_ALLOW_HTTP is accepted but not needed: an endpoint that starts with
+                           http:// implies it)
     az://container/prefix  with AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY: see icedb.storage.azure
     /a/folder, file:///a/folder, ~/folder, relative/folder
     memory://name          in this process only, for tests
 
-Options that are not given come from the environment; credentials that are in neither come from boto3's chain
-(profiles, SSO, instance roles). A `credential_provider` comes before all of these: see `icedb.storage.credentials`.
+Missing options come from the environment. Missing credentials then come from boto3's chain (profiles, SSO, instance
+roles). A `credential_provider` takes precedence over all of these: see `icedb.storage.credentials`.
 
-A `Location` can be pickled to a Spark task and never shows a secret. The task gets the credentials that a provider
-gives at that moment, and does not ask it again.
+A `Location` can be pickled to a Spark task, and its repr shows no secret. The task gets the credentials that the
+provider returns at the time of pickling, and does not call the provider again.
 
-In a local folder every put is synced to disk before it counts. `"fsync": "false"` leaves that out: faster, and after a
-power failure objects of the last seconds may be empty or gone. It is for tests and for what can be made again.
+In a local folder every put is synced to disk before it returns. `"fsync": "false"` disables that. Puts are faster then,
+but after a power failure objects of the last seconds may be empty or missing. Use it for tests and reproducible data.
 
-The log may be in a store of its own (`with_log`), for example one that answers faster.
+The log may be in a store of its own (`with_log`), for example one with lower latency.
 """
 
 from __future__ import annotations
@@ -31,11 +31,18 @@ from urllib.parse import unquote, urlsplit
 from icedb.errors import InvalidOption, InvalidURI
 from icedb.format.keys import Keys
 from icedb.storage.azure import AzureAccess, azure_access, known_options
-from icedb.storage.credentials import CredentialProvider, Credentials, Provider, as_provider, usual_chain, usual_region
+from icedb.storage.credentials import (
+    CredentialProvider,
+    Credentials,
+    Provider,
+    as_provider,
+    default_chain,
+    default_region,
+)
 
 __all__ = ["Location", "parse_location", "with_log"]
 
-# Where several say the same, the first of them holds.
+# Of several names of one option, the first takes precedence.
 _OPTIONS = {
     "aws_endpoint_url_s3": "endpoint",
     "aws_endpoint_url": "endpoint",
@@ -72,77 +79,77 @@ class Location:
     region: str | None = None
     virtual_hosted: bool = False
     explicit_credentials: Credentials | None = None
-    #: Where log and claims are; None: beside the parts.
+    #: The location of log and claims; None if they are in the store of the parts.
     log: Location | None = None
-    #: Whether a local store syncs to disk what is put.
+    #: Whether a local store syncs each put to disk.
     fsync: bool = True
-    #: Asked for credentials again and again, in the place of explicit ones.
+    #: Called for the current credentials if there are no explicit ones.
     provider: Provider | None = field(default=None, repr=False)
-    #: Of a container in Azure's Blob Storage.
+    #: The access to a container in Azure Blob Storage.
     azure: AzureAccess | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         whole = self
-        if self.provider is not None:  # it may hold connections, and the session of somebody's login
+        if self.provider is not None:  # it may hold connections and a login session, which cannot be pickled
             whole = replace(self, explicit_credentials=self.provider(), provider=None)
         return Location, tuple(getattr(whole, f.name) for f in fields(Location))
 
     @property
     def uri(self) -> str:
-        """The address as a person writes it."""
+        """The address as a caller writes it."""
         return self.root if self.scheme == "file" else f"{self.root_uri}/{self.prefix}".rstrip("/")
 
     @property
     def root_uri(self) -> str:
-        """What a key is appended to (after a slash) for a path that DuckDB can open."""
+        """The prefix which, with a slash and a key, is a path that DuckDB can open."""
         return self.root if self.scheme == "file" else f"{self.scheme}://{self.root}"
 
     @property
     def is_opened_by_engines(self) -> bool:
-        """Whether DuckDB and Arrow open its objects themselves; of others they get copies."""
+        """Whether DuckDB and Arrow can open its objects directly. For other locations they read copies."""
         return self.scheme in ("file", "s3")
 
     @property
     def access(self) -> tuple[object, ...]:
-        """Where, and who asks: with equal ones, a store can copy from one address to the other."""
+        """Bucket, endpoint and credentials. Between locations with equal access, a store can copy objects."""
         return self.scheme, self.root, self.endpoint, self.explicit_credentials, self.provider, self.azure
 
     def reached_as(self, other: Location) -> Location:
-        """This address with what is known of how to reach another, if that is in a store of the same kind."""
+        """Return this address with the endpoint and credentials of another, if both are in stores of the same kind."""
         if self.scheme != other.scheme or self.scheme not in ("s3", "az"):
             return self
         return replace(other, root=self.root, prefix=self.prefix, log=None)
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """What `parse_location` would have to be given for this address. Holds secrets."""
+        """The options that `parse_location` needs for this address. Contains secrets."""
         if self.azure is not None:
             return self.azure.storage_options
         options = {"AWS_ENDPOINT_URL": self.endpoint, "AWS_REGION": self.region}
-        known = self.explicit_credentials if self.provider is None else self.provider()
-        if known is not None:
-            options["AWS_ACCESS_KEY_ID"] = known.access_key_id
-            options["AWS_SECRET_ACCESS_KEY"] = known.secret_access_key
-            options["AWS_SESSION_TOKEN"] = known.session_token
+        current = self.explicit_credentials if self.provider is None else self.provider()
+        if current is not None:
+            options["AWS_ACCESS_KEY_ID"] = current.access_key_id
+            options["AWS_SECRET_ACCESS_KEY"] = current.secret_access_key
+            options["AWS_SESSION_TOKEN"] = current.session_token
         if self.virtual_hosted:
             options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = "true"
         if not self.fsync:
             options["FSYNC"] = "false"
         return {name: value for name, value in options.items() if value}
 
-    def beside(self, name: str) -> Location:
-        """The address of another table in the same folder. Raises InvalidURI when this one is a whole bucket."""
+    def sibling(self, name: str) -> Location:
+        """Return the address of another table in the same folder. Raises InvalidURI if this one is a whole bucket."""
         whole = self.root if self.scheme == "file" else self.prefix
         parent, slash, own = whole.rpartition("/")
         if not own:
-            raise InvalidURI(f"{self.uri}: a table that is a whole bucket has no tables beside it. Give it a prefix.")
+            raise InvalidURI(f"{self.uri}: a table that is a whole bucket has no siblings. Give the table a prefix.")
         path = f"{parent}{slash}{name}"
         changed = replace(self, root=path) if self.scheme == "file" else replace(self, prefix=path)
         return replace(changed, log=None)
 
     @property
     def name(self) -> str:
-        """The last step of the address."""
+        """The last segment of the address."""
         return (self.root if self.scheme == "file" else self.prefix).rpartition("/")[2]
 
     @property
@@ -151,10 +158,10 @@ class Location:
         return Keys(self.prefix, log_root=None if self.log is None else self.log.prefix)
 
     def credentials(self) -> Credentials | None:
-        """The given credentials, or what a provider or boto3's chain gives now; None for anonymous access."""
+        """Return the explicit credentials, or those of the provider or of boto3's chain; None for unsigned requests."""
         if self.explicit_credentials is not None or self.scheme != "s3":
             return self.explicit_credentials
-        return (self.provider or usual_chain(self.uri))()
+        return (self.provider or default_chain(self.uri))()
 
 
 def parse_location(
@@ -162,16 +169,16 @@ def parse_location(
     storage_options: Mapping[str, str] | None = None,
     credential_provider: CredentialProvider | None = None,
 ) -> Location:
-    """The location that a URI and storage options name. Raises InvalidURI, InvalidOption, AccessDenied.
+    """Parse a URI and storage options. Raises InvalidURI, InvalidOption, AccessDenied.
 
-    Of a table that is not in S3, the provider is as little asked as the options for S3 are.
+    For a table that is not in S3, the provider is ignored, like the options for S3.
     """
     location = _parse(uri, storage_options)
     if location.scheme != "s3":
         return location
     if credential_provider is None:
         chain = location.explicit_credentials is None and not (location.region or location.endpoint)
-        return replace(location, region=usual_region(location.uri)) if chain else location
+        return replace(location, region=default_region(location.uri)) if chain else location
     if any(_OPTIONS[name.lower()] in _OF_KEYS for name in storage_options or {}):
         raise InvalidOption(f"{location.uri}: give keys as storage options, or a credential_provider, but not both.")
     return replace(
@@ -193,7 +200,7 @@ def _parse(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | Non
         case "file":
             address = urlsplit(text)
             if address.netloc not in ("", "localhost"):
-                raise InvalidURI(f"'{_shown(text)}' names a host; write file:///a/folder, or just the folder.")
+                raise InvalidURI(f"'{_redacted(text)}' names a host; write file:///a/folder, or just the folder.")
             return _local(unquote(address.path), storage_options)
         case "az":
             container, prefix = _root_and_prefix(text, rest)
@@ -202,15 +209,15 @@ def _parse(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | Non
         case "memory":
             return Location("memory", *_root_and_prefix(text, rest))
     raise InvalidURI(
-        f"'{_shown(text)}' has the scheme '{scheme}'; a table can be at s3://bucket/prefix, at "
+        f"'{_redacted(text)}' has the scheme '{scheme}'; a table can be at s3://bucket/prefix, at "
         "az://container/prefix, in a local folder, or, for tests, at memory://name."
     )
 
 
 def with_log(location: Location, log_uri: str | os.PathLike[str], options: Mapping[str, str] | None = None) -> Location:
-    """The location of a table whose log lies elsewhere. Raises InvalidURI, InvalidOption.
+    """Return the location of a table whose log is at another address. Raises InvalidURI, InvalidOption.
 
-    Without options of its own, a log in a store of the same kind is reached as the parts are.
+    Without options of its own, a log in a store of the same kind uses the access of the parts.
     """
     log = parse_location(log_uri, options)
     if options is None and log.scheme == location.scheme:
@@ -221,14 +228,14 @@ def with_log(location: Location, log_uri: str | os.PathLike[str], options: Mappi
     nested = own.startswith(its) or its.startswith(own)
     if (nested and log.endpoint == location.endpoint) or _is_ambiguous(location, log):
         raise InvalidURI(
-            f"'{log.uri}' cannot hold the log of '{location.uri}': one lies inside the other, so their objects could "
-            "not be told apart. Put them side by side."
+            f"'{log.uri}' cannot hold the log of '{location.uri}': one is inside the other, so their objects could "
+            "not be distinguished. Choose two addresses of which none contains the other."
         )
     return replace(location, log=log)
 
 
 def _is_ambiguous(location: Location, log: Location) -> bool:
-    """Whether the key of a part could be that of a log file: two buckets may have any prefixes."""
+    """Whether the key of a part could also be that of a log file, because two buckets may have any prefixes."""
     own, its = (f"{p}/" if p else "" for p in (location.prefix, log.prefix))
     return own.startswith((f"{its}_log/", f"{its}_claims/")) or its.startswith(f"{own}_data/")
 
@@ -241,8 +248,8 @@ def _local(path: str, storage_options: Mapping[str, str] | None) -> Location:
     if fsync is None:
         raise InvalidOption(f"{path}: fsync is '{options['fsync']}'; give 'true' or 'false'.")
     folder = str(Path(path).expanduser().resolve())
-    if any(c in folder for c in "?*[]\n\r"):  # DuckDB would take the paths of the parts for patterns
-        raise InvalidURI(f"'{folder}' cannot be a table's folder: its path holds one of ?, *, [, ]. Choose another.")
+    if any(c in folder for c in "?*[]\n\r"):  # DuckDB would interpret the paths of the parts as patterns
+        raise InvalidURI(f"'{folder}' cannot be a table's folder: its path has one of ?, *, [, ]. Choose another.")
     return Location("file", folder, "", fsync=fsync)
 
 
@@ -250,17 +257,17 @@ def _s3(text: str, rest: str, storage_options: Mapping[str, str]) -> Location:
     bucket, prefix = _root_and_prefix(text, rest)
     from_environment = {k: v for k, v in os.environ.items() if k.startswith("AWS_")}
     options = _check_options(from_environment, text=text, strict=False)
-    given = _check_options(storage_options, text=text)
-    if "access_key_id" in given or "secret_access_key" in given:
-        # A key pair is never mixed from two places, and a token belongs to its pair.
+    explicit = _check_options(storage_options, text=text)
+    if "access_key_id" in explicit or "secret_access_key" in explicit:
+        # A key pair never comes from two different sources, and a token belongs to its pair.
         for name in _OF_KEYS:
             options.pop(name, None)
-    options |= given
+    options |= explicit
     if ("access_key_id" in options) != ("secret_access_key" in options):
-        raise InvalidOption(f"{text}: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY come together or not at all.")
+        raise InvalidOption(f"{text}: give both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or neither of them.")
     endpoint = options.get("endpoint")
     if endpoint and (not endpoint.startswith(("http://", "https://")) or "@" in endpoint):
-        raise InvalidOption(f"{text}: AWS_ENDPOINT_URL must start with http:// or https:// and hold no credentials.")
+        raise InvalidOption(f"{text}: AWS_ENDPOINT_URL must start with http:// or https:// and contain no credentials.")
     if "access_key_id" in options:
         credentials = Credentials(
             options["access_key_id"], options["secret_access_key"], options.get("session_token") or None
@@ -280,32 +287,32 @@ def _s3(text: str, rest: str, storage_options: Mapping[str, str]) -> Location:
 
 def _root_and_prefix(text: str, rest: str) -> tuple[str, str]:
     root, _, prefix = rest.partition("/")
-    if "@" in root or ":" in root:  # not quoted: what stands there may be a secret
+    if "@" in root or ":" in root:  # not quoted, because it may be a secret
         raise InvalidURI(
             "a table's address has no credentials in it; give them as storage options or by the environment."
         )
     if not root or any(c in text for c in "?*[]\\\0\n\r"):
         raise InvalidURI(
-            f"'{_shown(text)}' is no table's address: it needs a bucket or name, and none of ?, *, [, ], \\."
+            f"'{_redacted(text)}' is no table's address: it needs a bucket or name, and none of ?, *, [, ], \\."
         )
-    keys = Keys(prefix.strip("/"))  # refuses empty and '..' segments
+    keys = Keys(prefix.strip("/"))  # rejects empty and '..' segments
     return root, keys.prefix
 
 
-def _shown(text: str) -> str:
-    """An address without what may be a secret in it: who asks, and what comes after a question mark."""
+def _redacted(text: str) -> str:
+    """Return an address without its credentials and its query, which may be secrets."""
     scheme, separator, rest = text.partition("://")
     address, query, _ = rest.partition("?")
-    _who, at, address = address.rpartition("@")
+    _credentials, at, address = address.rpartition("@")
     return f"{scheme}{separator}{'...@' if at else ''}{address}{'?...' if query else ''}" if separator else text
 
 
 def _check_options(options: Mapping[str, str], *, text: str, strict: bool = True) -> dict[str, str]:
-    known = known_options(options, _OPTIONS)
+    parsed = known_options(options, _OPTIONS)
     unknown = sorted(k for k in options if k.lower() not in _OPTIONS)
     if strict and unknown:
         raise InvalidOption(
             f"{text}: unknown storage options {unknown}. Known: fsync, "
             f"{sorted(k.upper() for k in _OPTIONS if 'aws' in k)}."
         )
-    return known
+    return parsed

@@ -1,8 +1,8 @@
-"""What a table needs of an object store, whichever it is: a few requests, and what their answers mean.
+"""The interface of object stores: the few requests that a table makes, and the meaning of their responses.
 
-Stores of the library (`icedb.storage.obstore_store`, `icedb.storage.split_store`) and those for tests (`icedb.testing`)
-keep these promises, and one suite of tests holds them to it. An object is created once, whole, and deleted once;
-nothing is ever replaced.
+The library's stores (`icedb.storage.obstore_store`, `icedb.storage.split_store`) and those for tests (`icedb.testing`)
+implement it, and pass the same conformance tests. An object is created once, atomically, and deleted once. No object is
+ever replaced.
 """
 
 from __future__ import annotations
@@ -25,85 +25,85 @@ __all__ = [
     "chunks",
 ]
 
-# What S3 takes in one DeleteObjects.
+# The maximum of keys in one DeleteObjects of S3.
 DELETES_PER_REQUEST = 1_000
 
 
 class ObjectExists(IceDBError):
-    """A create-only put met an object. Not part of the public tree: commits decide what it means."""
+    """The key of a create-only put already exists. Not in the public tree, because commits handle it."""
 
 
 class ObjectNotFound(IceDBError):
-    """No object has that key. Not part of the public tree: readers decide what it means."""
+    """No object has that key. Not in the public tree, because readers handle it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a listing says of an object; `stored_ms` is by the store's clock."""
+    """An entry of a listing. `stored_ms` is the time of the put by the store's clock."""
 
     key: str
     bytes: int
     stored_ms: int
-    #: In a folder: whether a symbolic link has this name, of a file or a folder. No store reads it.
+    #: Whether this is a symbolic link in a local folder, which no store reads.
     is_link: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object's content and the store's time for it."""
+    """An object's content and the store's time of its put."""
 
     body: bytes
     stored_ms: int
 
 
 class ObjectStore(Protocol):
-    """What a table needs of a store. `icedb.testing` wraps this to inject faults."""
+    """The requests that a table makes to a store. `icedb.testing` wraps it to inject faults."""
 
     @property
     def location(self) -> Location:
         """The address, for messages and for DuckDB."""
         ...
 
-    def beside(self, location: Location) -> ObjectStore:
-        """The store of another table, reached in the same way. Makes no request."""
+    def sibling(self, location: Location) -> ObjectStore:
+        """Return the store of another table, with the same access. Makes no request."""
         ...
 
     def create(self, key: str, body: bytes | Path) -> None:
-        """Put an object that is not there yet. Raises ObjectExists; StoreUnavailable leaves it open."""
+        """Put a new object. Raises ObjectExists. After StoreUnavailable the object may or may not exist."""
         ...
 
     def copy(self, source: str, target: str) -> None:
-        """Copy an object within the store, to a key that nothing has or had: the copy is as old as this request.
+        """Copy an object within the store, to a key that was never used. The copy has the time of this request.
 
-        Raises ObjectNotFound when the source is gone.
+        Raises ObjectNotFound if the source does not exist.
         """
         ...
 
     def get(self, key: str) -> StoredObject:
-        """Raises ObjectNotFound."""
+        """Read an object. Raises ObjectNotFound."""
         ...
 
     def head(self, key: str) -> ObjectInfo:
-        """What a listing would say of one object. Raises ObjectNotFound."""
+        """Return the listing entry of one object. Raises ObjectNotFound."""
         ...
 
     def get_many(self, keys: Sequence[str]) -> Mapping[str, StoredObject]:
-        """Those that are there."""
+        """Return the existing objects by key; missing keys are omitted."""
         ...
 
     def list(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
-        """All objects whose key starts with `prefix` (which ends in a slash), beyond `after`, by key."""
+        """List all objects whose key starts with `prefix` (which ends in a slash) and is beyond `after`, by key."""
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects, a thousand per request; one that is not there counts as done.
+        """Delete objects, a thousand per request. A missing object counts as deleted.
 
-        After an error some of them are deleted and others are not.
+        After an error, some of them may be deleted and others not.
         """
         ...
 
 
 def chunks(keys: Sequence[str], size: int = DELETES_PER_REQUEST) -> Iterator[list[str]]:
-    """The keys, as many at a time as one request takes."""
+    """Split keys into lists that fit in one request."""
     for start in range(0, len(keys), size):
         yield list(keys[start : start + size])

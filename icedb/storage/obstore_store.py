@@ -1,9 +1,13 @@
-"""The object store: create-only put, copy, get, list, delete many.
+"""Object stores on S3, Azure, memory and local folders, over obstore (Rust's `object_store`).
 
-The only module that speaks to a store. It adds to obstore (Rust's `object_store`) what a table needs: one error
-tree that never quotes a response (S3 servers send key ids and signatures back), listings sorted by key, deletes
-that take "not there" for done, many gets at a time, and ranges as asynchronous streams; and, in a local folder, puts
-that survive a power failure (`icedb.storage.local_store`). Nothing is ever replaced: `create` refuses an existing key.
+The only module that makes requests to a store. It adds to obstore:
+
+- one error tree whose messages never quote a response, because S3 servers return key ids and signatures
+- listings sorted by key, deletes for which a missing object counts as deleted, and parallel gets
+- asynchronous streams of byte ranges
+- puts that survive a power failure in a local folder (`icedb.storage.local_store`)
+
+No object is ever replaced: `create` rejects an existing key.
 """
 
 from __future__ import annotations
@@ -30,13 +34,13 @@ from obstore.store import AzureStore, LocalStore, MemoryStore, S3Store
 
 from icedb.errors import AccessDenied, BucketNotFound, IceDBError, InvalidURI, StoreUnavailable
 from icedb.storage.azure import AzureAccess
-from icedb.storage.credentials import Provider, usual_chain
+from icedb.storage.credentials import Provider, default_chain
 from icedb.storage.local_store import check_folder, create_file, delete_files, file_status, list_files, open_file
 from icedb.storage.location import Location
 from icedb.storage.object_store import ObjectExists, ObjectInfo, ObjectNotFound, ObjectStore, StoredObject, chunks
-from icedb.storage.split_store import TwoStores
+from icedb.storage.split_store import SplitStore
 from icedb.util.progress import Advance, progress
-from icedb.util.thread_pool import pool_of
+from icedb.util.thread_pool import start_thread_pool
 
 if TYPE_CHECKING:
     from obstore import GetResult  # a name for type checkers only
@@ -55,42 +59,42 @@ __all__ = [
     "unfinished_puts",
 ]
 
-# A request and its retries end well before a commit's deadline (5 minutes), so that a put which nobody waits
-# for any more cannot land as a surprise.
+# A request and its retries end well before the commit timeout (5 minutes), so that an abandoned put cannot create an
+# object later.
 REQUEST_TIMEOUT = timedelta(seconds=30)
 RETRY_TIMEOUT = timedelta(seconds=60)
 RETRIES_MAX = 5
-# Over a network each waits: with 20 ms for each, 64 at a time are two and a half times as fast as 16, and 128 are not
-# surely faster than that. It is as many connections, which are kept, and threads, which together hold some 2 MB.
+# With a latency of 20 ms, 64 parallel gets are two and a half times as fast as 16, and 128 are not measurably faster
+# than 64. Each takes a connection, which is kept, and a thread. All together take some 2 MB of memory.
 CONCURRENT_GETS = 64
 FETCH_BYTES = 8 * 1024 * 1024
-# Of a stream, which holds two of them. Smaller pieces cost more processor time; larger ones are no faster beyond what
-# varies from run to run (256 MB from SeaweedFS on the same machine).
+# The size of a piece of a stream, which holds two of them. Smaller pieces cost more processor time. Larger ones are not
+# measurably faster (256 MB from SeaweedFS on the same machine).
 PIECE_BYTES = 1024 * 1024
-# Files of a folder, of which a listing is only asked whether it has some; and how often a long listing reports.
+# The number of files that `some_below` returns at most for a folder, and the progress step of a long listing.
 SOME = 100
-TOLD_EVERY = 1_000
+PROGRESS_STEP = 1_000
 
-# Keeps obstore from keeping credentials: the provider knows better when to renew them.
+# An expiry that keeps obstore from caching credentials, because the provider caches and renews them itself.
 EXPIRED = datetime.fromtimestamp(0, tz=UTC)
 
-# S3's names for credentials that are wrong, expired or of another region; some come with status 400.
+# S3's codes for credentials that are wrong, expired or of another region. Some come with status 400.
 _DENIED_CODES = frozenset({"InvalidToken", "ExpiredToken", "TokenRefreshRequired", "AuthorizationHeaderMalformed"})
 
-# What obstore says when its credential provider, which is ours, raised something.
+# Part of obstore's message if the credential provider raised an error.
 _NO_CREDENTIALS = "External AWS credential provider"
 
 Backend = AzureStore | LocalStore | MemoryStore | S3Store
 
-# One in-memory store per name and process, as one bucket is to all who open it.
+# One in-memory store per name and process, so that all tables with that name share their objects.
 _memory_stores: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
 
 
 def open_store(location: Location) -> ObjectStore:
-    """The store of a location, or both of its stores as one. Makes no request. Raises InvalidURI."""
+    """Return the store of a location, or a SplitStore if its log is elsewhere. Makes no request. Raises InvalidURI."""
     if location.log is not None:
-        return TwoStores(open_store(replace(location, log=None)), open_store(location.log))
+        return SplitStore(open_store(replace(location, log=None)), open_store(location.log))
     match location.scheme:
         case "s3":
             return ObstoreStore(location, _open_s3(location))
@@ -129,7 +133,7 @@ def _open_s3(location: Location) -> S3Store:
         if credentials.session_token:
             options["session_token"] = credentials.session_token
     else:
-        options |= _asked_again(location.provider or usual_chain(location.uri))
+        options |= _provider_options(location.provider or default_chain(location.uri))
     plain_http = bool(location.endpoint and location.endpoint.startswith("http://"))
     return S3Store(
         location.root,
@@ -139,19 +143,19 @@ def _open_s3(location: Location) -> S3Store:
     )
 
 
-def _asked_again(provider: Provider) -> dict[str, object]:
-    """The options by which obstore asks for credentials before each request; whether there are any is known now."""
+def _provider_options(provider: Provider) -> dict[str, object]:
+    """Return options that make obstore call the provider before each request; unsigned access if it returns None."""
     if provider() is None:
         return {"skip_signature": True}
 
     def current() -> dict[str, object]:
-        found = provider()
-        if found is None:
-            raise LookupError  # there were some: to go on without a signature would say less than this
+        credentials = provider()
+        if credentials is None:
+            raise LookupError  # there were credentials before; an unsigned request would fail with a less clear error
         return {
-            "access_key_id": found.access_key_id,
-            "secret_access_key": found.secret_access_key,
-            "token": found.session_token,
+            "access_key_id": credentials.access_key_id,
+            "secret_access_key": credentials.secret_access_key,
+            "token": credentials.session_token,
             "expires_at": EXPIRED,
         }
 
@@ -159,7 +163,7 @@ def _asked_again(provider: Provider) -> dict[str, object]:
 
 
 class ObstoreStore:
-    """A store behind obstore."""
+    """An ObjectStore over obstore."""
 
     def __init__(self, location: Location, backend: Backend | None) -> None:
         self.location = location
@@ -168,12 +172,12 @@ class ObstoreStore:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.location.uri!r})"
 
-    def beside(self, location: Location) -> ObjectStore:
-        """The store of another table."""
+    def sibling(self, location: Location) -> ObjectStore:
+        """See ObjectStore."""
         return open_store(location)
 
     def _open(self) -> Backend | None:
-        """The store itself; None: there is nothing yet, not even the folder that would hold it."""
+        """Return obstore's store; None if the table's folder does not exist yet."""
         return self._backend
 
     def _existing(self, key: str) -> Backend:
@@ -183,70 +187,70 @@ class ObstoreStore:
         return backend
 
     def create(self, key: str, body: bytes | Path) -> None:
-        """Put an object that is not there yet, in one request."""
+        """See ObjectStore. One request."""
         with self._errors("create", key):
             obstore.put(self._existing(key), key, body, mode="create", use_multipart=False)
 
     def copy(self, source: str, target: str) -> None:
-        """Copy an object inside the store."""
+        """See ObjectStore."""
         with self._errors("copy", source):
-            # S3 has no create-only copy: the target's name must be random.
+            # S3 has no create-only copy, so the target's name must be random.
             obstore.copy(self._existing(source), source, target, overwrite=True)
 
     def get(self, key: str) -> StoredObject:
-        """Read an object whole."""
+        """See ObjectStore."""
         with self._errors("read", key):
-            found = obstore.get(self._existing(key), key)
-            return StoredObject(found.bytes().to_bytes(), _ms(found.meta["last_modified"]))
+            result = obstore.get(self._existing(key), key)
+            return StoredObject(result.bytes().to_bytes(), _ms(result.meta["last_modified"]))
 
     def fetch(self, key: str, path: Path) -> None:
-        """Write an object's content to a file, piece by piece: it may be larger than memory."""
+        """Write an object's content to a file in pieces, because it may be larger than memory."""
         with self._errors("read", key), path.open("wb") as file:
             for piece in obstore.get(self._existing(key), key).stream(min_chunk_size=FETCH_BYTES):
                 file.write(piece)
 
     async def open_stream(self, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
-        """A range of an object, in pieces; see the function of this name."""
-        found = await self._ask(key, start, stop)
+        """Stream a range of an object; see the function of this name."""
+        result = await self._get_range(key, start, stop)
         if isinstance(self._backend, AzureStore | S3Store):
-            return self._streamed(found, key, start, stop)
+            return self._streamed(result, key, start, stop)
         return self._piece_by_piece(key, start, stop)
 
-    async def _ask(self, key: str, start: int, stop: int) -> GetResult:
+    async def _get_range(self, key: str, start: int, stop: int) -> GetResult:
         with self._errors("read", key):
-            found = await obstore.get_async(self._existing(key), key, options={"range": (start, stop)})
-        if found.range != (start, stop):
+            result = await obstore.get_async(self._existing(key), key, options={"range": (start, stop)})
+        if result.range != (start, stop):
             raise _too_short(self.location, key, start, stop)
-        return found
+        return result
 
-    async def _streamed(self, found: GetResult, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
-        """What one answer gives, and the rest from another when it breaks off.
+    async def _streamed(self, result: GetResult, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        """Yield the pieces of a response. If it breaks off, request the rest.
 
-        The client's time limits count from the request on, also while whoever reads here takes a pause: without a new
-        request, nobody could read for longer than `RETRY_TIMEOUT`.
+        The client's timeouts count from the start of the request, even while the reader pauses. Without a new request,
+        a stream could not last longer than `RETRY_TIMEOUT`.
         """
         while True:
-            asked_from = start
-            stream = aiter(found.stream(min_chunk_size=PIECE_BYTES))
+            requested_from = start
+            stream = aiter(result.stream(min_chunk_size=PIECE_BYTES))
             try:
                 while start < stop and (piece := await self._next(stream, key)):
                     start += len(piece)
                     yield piece
             except StoreUnavailable:
-                if start == asked_from:  # not even one piece more: the store is at fault
+                if start == requested_from:  # the request returned no piece at all: the store is at fault
                     raise
             if start == stop:
                 return
-            if start == asked_from:
+            if start == requested_from:
                 raise _too_short(self.location, key, start, stop)
-            found = await self._ask(key, start, stop)
+            result = await self._get_range(key, start, stop)
 
     async def _next(self, stream: AsyncIterator[bytes], key: str) -> bytes:
         with self._errors("read", key):
             return await anext(stream, b"")
 
     async def _piece_by_piece(self, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
-        """For a folder, of which obstore's stream reads 8 KB at a time, and memory, where it is one piece."""
+        """Yield pieces by separate reads, because obstore's stream is one piece for memory."""
         for at in range(start, stop, PIECE_BYTES):
             end = min(at + PIECE_BYTES, stop)
             with self._errors("read", key):
@@ -256,41 +260,41 @@ class ObstoreStore:
             yield piece.to_bytes()
 
     def presign(self, key: str, *, expires: timedelta) -> str | None:
-        """An address from which an object can be read without credentials; see the function of this name."""
+        """Return an address that reads an object without credentials; see the function of this name."""
         backend = self._open()
-        # Without a signature obstore would look for credentials on its own, at the metadata service of a machine.
+        # Without credentials, obstore would query the machine's metadata service for some.
         if not isinstance(backend, S3Store) or "skip_signature" in backend.config:
             return None
         with self._errors("sign an address of", key):
             return obstore.sign(backend, "GET", key, expires)
 
     def head(self, key: str) -> ObjectInfo:
-        """Size and time of an object."""
+        """See ObjectStore."""
         with self._errors("look at", key):
             meta = obstore.head(self._existing(key), key)
         return ObjectInfo(key, meta["size"], _ms(meta["last_modified"]))
 
     def get_many(self, keys: Sequence[str]) -> dict[str, StoredObject]:
-        """Read objects, many at a time; those that are not there are left out."""
-        pending, found = deque(keys), dict[str, StoredObject | None]()
+        """See ObjectStore. Reads many objects at a time."""
+        pending, objects = deque(keys), dict[str, StoredObject | None]()
         if len(keys) > 1:
             workers = min(CONCURRENT_GETS, len(keys))
-            with progress("reading objects", len(keys), "objects") as advance, pool_of(workers) as pool:
-                for done in [pool.submit(self._get_pending, pending, found, advance) for _ in range(workers)]:
+            with progress("reading objects", len(keys), "objects") as advance, start_thread_pool(workers) as pool:
+                for done in [pool.submit(self._get_pending, pending, objects, advance) for _ in range(workers)]:
                     done.result()
-        elif keys:  # what a refresh finds most often: it is not worth a thread
-            found[keys[0]] = self._get_or_none(keys[0])
-        return {key: stored for key in keys if (stored := found[key]) is not None}
+        elif keys:  # the usual case of a refresh, for which threads would be slower
+            objects[keys[0]] = self._get_or_none(keys[0])
+        return {key: stored for key in keys if (stored := objects[key]) is not None}
 
-    def _get_pending(self, pending: deque[str], found: dict[str, StoredObject | None], advance: Advance) -> None:
-        """Read one object after the other until there is none left; an error leaves none to the others."""
+    def _get_pending(self, pending: deque[str], objects: dict[str, StoredObject | None], advance: Advance) -> None:
+        """Read pending objects until none are left. After an error, the other workers stop as well."""
         while True:
             try:
                 key = pending.popleft()
             except IndexError:
                 return
             try:
-                found[key] = self._get_or_none(key)
+                objects[key] = self._get_or_none(key)
                 advance(1)
             except BaseException:
                 pending.clear()
@@ -312,23 +316,23 @@ class ObstoreStore:
             return [ObjectInfo(m["path"], m["size"], _ms(m["last_modified"])) for m in page]
 
     def list(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
-        """List objects by key."""
+        """See ObjectStore."""
         backend = self._open()
         if backend is None:
             return []
-        found: list[ObjectInfo] = []
+        infos: list[ObjectInfo] = []
         with self._errors("list", prefix), progress("listing objects", None, "objects") as advance:
-            # Azure's emulator begins where the prefix does, whatever it is told; nobody has tried the real one.
+            # Azure's emulator ignores the offset. The real service has not been tested.
             offset = None if isinstance(backend, AzureStore) else after
             for page in obstore.list(backend, prefix.rstrip("/"), offset=offset):
-                found += [ObjectInfo(m["path"], m["size"], _ms(m["last_modified"])) for m in page]
+                infos += [ObjectInfo(m["path"], m["size"], _ms(m["last_modified"])) for m in page]
                 advance(len(page))
         if offset != after:
-            found = [info for info in found if info.key > (after or "")]
-        return sorted(found, key=lambda info: info.key)
+            infos = [info for info in infos if info.key > (after or "")]
+        return sorted(infos, key=lambda info: info.key)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects, a thousand per request; the first request that fails is the last."""
+        """See ObjectStore. Stops at the first request that fails."""
         backend = self._open() if keys else None
         if backend is None:
             return
@@ -338,7 +342,7 @@ class ObstoreStore:
                     with self._errors("delete", some[0], others=len(some) - 1):
                         obstore.delete(backend, some)
                 except ObjectNotFound:
-                    self._delete_singly(backend, some)  # without bulk deletion it stops at the first that is not there
+                    self._delete_singly(backend, some)  # stores without bulk deletion stop at the first missing object
                 advance(len(some))
 
     def _delete_singly(self, backend: Backend, keys: Iterable[str]) -> None:
@@ -362,15 +366,15 @@ class ObstoreStore:
         except (ValueError, TypeError) as error:
             if isinstance(error, IceDBError):
                 raise
-            raise InvalidURI(  # the client library's own check of a name, before any request
-                f"{self.location.uri}: cannot {verb} {key!r}{f' and {others} others' if others else ''}: no such name "
-                "can be used here, with a control character for example. If a program of v3 has made it, let it write "
-                "these rows again, to a partition of another name."
+            raise InvalidURI(  # obstore rejects the name before any request
+                f"{self.location.uri}: cannot {verb} {key!r}{f' and {others} others' if others else ''}: the store "
+                "does not allow this name, for example because of a control character. If a program of IceDB v3 "
+                "created it, write its rows again to a partition with another name."
             ) from None
 
 
 class LocalFolder(ObstoreStore):
-    """A folder, which may not be there yet; the first put makes it. What is put survives a power failure."""
+    """A local folder, which the first put creates. Puts survive a power failure."""
 
     def __init__(self, location: Location) -> None:
         super().__init__(location, None)
@@ -378,27 +382,27 @@ class LocalFolder(ObstoreStore):
         self._open()
 
     def _open(self) -> Backend | None:
-        backend = self._backend  # before looking: others may make the folder meanwhile
+        backend = self._backend  # read before the check, because another thread may create the folder concurrently
         with self._errors("open", self._root.name):
-            found = check_folder(self._root)
-            if found and backend is None:
+            exists = check_folder(self._root)
+            if exists and backend is None:
                 backend = self._backend = LocalStore(self._root)
-        if backend is not None and not found:
-            # An empty listing would make an unmounted log an empty table.
+        if backend is not None and not exists:
+            # With an empty listing, the table of an unmounted log would seem empty.
             raise StoreUnavailable(
-                f"{self.location.uri}: the folder was there and is gone. If its disk was unmounted, mount it again."
+                f"{self.location.uri}: the folder no longer exists. If its disk was unmounted, mount it again."
             )
         return backend
 
     def create(self, key: str, body: bytes | Path) -> None:
-        """Put a file that is not there yet, whole, and safe from a power failure when this returns."""
-        self._open()  # a folder that was there is not made anew
+        """See ObjectStore. The file survives a power failure after this returns."""
+        self._open()  # raises if an existing folder has disappeared, instead of creating it again
         with self._errors("create", key):
             create_file(self._root, key, body, fsync=self.location.fsync)
         self._open()
 
     def get(self, key: str) -> StoredObject:
-        """Read a file whole: into memory once, where obstore's answer would have to be copied."""
+        """See ObjectStore. Reads the file directly, because obstore's result would have to be copied."""
         with self._errors("read", key), self._file(key) as file:
             return StoredObject(file.readall(), _modified_ms(os.fstat(file.fileno())))
 
@@ -407,12 +411,12 @@ class LocalFolder(ObstoreStore):
         return open_file(self.location.root, key)
 
     def fetch(self, key: str, path: Path) -> None:
-        """Write a file's content to another file, piece by piece."""
+        """Write a file's content to another file, in pieces."""
         with self._errors("read", key), self._file(key) as file, path.open("wb") as target:
             shutil.copyfileobj(file, target, FETCH_BYTES)
 
     async def open_stream(self, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
-        """A range of a file, in pieces; see the function of this name."""
+        """Stream a range of a file; see the function of this name."""
         first = await asyncio.to_thread(self._range, key, start, min(start + PIECE_BYTES, stop), stop)
         return self._pieces(key, first, start, stop)
 
@@ -425,16 +429,16 @@ class LocalFolder(ObstoreStore):
             piece = await asyncio.to_thread(self._range, key, start, min(start + PIECE_BYTES, stop), stop)
 
     def _range(self, key: str, start: int, end: int, stop: int) -> bytes:
-        """The bytes from `start` to `end - 1` of a file that has `stop` at least."""
+        """Read the bytes `start` to `end - 1` of a file that must have at least `stop` bytes."""
         with self._errors("read", key), self._file(key) as file:
-            there = os.fstat(file.fileno()).st_size >= stop
-            piece = os.pread(file.fileno(), end - start, start) if there else b""
+            is_complete = os.fstat(file.fileno()).st_size >= stop
+            piece = os.pread(file.fileno(), end - start, start) if is_complete else b""
         if len(piece) < end - start:
             raise _too_short(self.location, key, start, stop)
         return piece
 
     def head(self, key: str) -> ObjectInfo:
-        """Size and time of a file."""
+        """See ObjectStore."""
         with self._errors("look at", key):
             self._existing(key)
             return _info(key, file_status(self.location.root, key))
@@ -444,19 +448,19 @@ class LocalFolder(ObstoreStore):
         return list(islice(self._listed(prefix), SOME))
 
     def unfinished(self, prefix: str) -> list[ObjectInfo]:
-        """List what puts that were cut short have left; see `unfinished_puts`."""
+        """List the staged files of puts; see `unfinished_puts`."""
         return [info for info in self._listed(prefix, unfinished=True) if not info.is_link]
 
     def list(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
-        """List files by key, and links as links."""
-        found = []
+        """See ObjectStore. Symbolic links are listed as links."""
+        infos = []
         with progress("listing objects", None, "objects") as advance:
             for info in self._listed(prefix, after or ""):
-                found.append(info)
-                if not len(found) % TOLD_EVERY:
-                    advance(TOLD_EVERY)
-            advance(len(found) % TOLD_EVERY)
-        return sorted(found, key=lambda info: info.key)
+                infos.append(info)
+                if not len(infos) % PROGRESS_STEP:
+                    advance(PROGRESS_STEP)
+            advance(len(infos) % PROGRESS_STEP)
+        return sorted(infos, key=lambda info: info.key)
 
     def _listed(self, prefix: str, after: str = "", *, unfinished: bool = False) -> Iterator[ObjectInfo]:
         if self._open() is None:
@@ -467,7 +471,7 @@ class LocalFolder(ObstoreStore):
                 yield _info(key, status)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete files, or links; the first that fails is the last."""
+        """See ObjectStore. Deletes files or links, and stops at the first that fails."""
         if not keys or self._open() is None:
             return
         with progress("deleting objects", len(keys), "objects") as advance:
@@ -477,13 +481,13 @@ class LocalFolder(ObstoreStore):
                 advance(len(some))
 
     def copy(self, source: str, target: str) -> None:
-        """Copy a file. Not by a hard link: the copy would look as old as its source, and a sweep could take it."""
+        """See ObjectStore. Not a hard link: it would be as old as its source, and an orphan sweep could delete it."""
         with self._errors("copy", source), self._file(source) as file:
             create_file(self._root, target, file, fsync=self.location.fsync)
 
 
 def fetch(store: ObjectStore, key: str, path: Path) -> None:
-    """Write an object's content to a file; in pieces, where the store can. Raises ObjectNotFound."""
+    """Write an object's content to a file, in pieces if the store supports it. Raises ObjectNotFound."""
     store = _store_of(store, key)
     if isinstance(store, ObstoreStore):
         store.fetch(key, path)
@@ -498,22 +502,22 @@ def some_below(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
 
 
 def unfinished_puts(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
-    """Files that puts into a folder have left when their process was killed, or are writing now; no listing has them.
+    """List the staged files of unfinished puts into a folder, in progress or interrupted. Listings skip these files.
 
-    Other stores keep nothing of a put that did not finish.
+    Other stores keep nothing of an unfinished put.
     """
     store = _store_of(store, prefix)
     return store.unfinished(prefix) if isinstance(store, LocalFolder) else []
 
 
 async def open_stream(store: ObjectStore, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
-    """Bytes `start` to `stop - 1` of an object, in pieces of about 1 MiB; `start` is less than `stop`.
+    """Stream bytes `start` to `stop - 1` of an object, in pieces of about 1 MiB; `start` is less than `stop`.
 
-    Returns once the store has answered, so errors come before the first piece; later ones come with a piece. Few pieces
-    are in memory at a time. However long the reader takes, a request that has ended meanwhile is continued by another;
-    dropping the iterator, or its `aclose`, ends the request. Can be called from any event loop.
+    Returns after the store's first response, so most errors are raised before the first piece. Few pieces are in memory
+    at a time. If a request times out while the reader pauses, another request continues it. Dropping the iterator, or
+    calling its `aclose`, ends the request. Can be called from any event loop.
 
-    Raises ObjectNotFound, AccessDenied; StoreUnavailable, also when the object has fewer bytes.
+    Raises ObjectNotFound and AccessDenied, and StoreUnavailable also if the object has fewer bytes.
     """
     store = _store_of(store, key)
     if isinstance(store, ObstoreStore):
@@ -530,32 +534,32 @@ async def _in_pieces(body: memoryview) -> AsyncGenerator[bytes, None]:
 
 
 def presign(store: ObjectStore, key: str, *, expires: timedelta) -> str | None:
-    """An address from which an object can be read (GET) without credentials, until it expires.
+    """Return an address that reads (GET) an object without credentials, until it expires.
 
-    None: the store has no such addresses: it is a folder or memory, or is asked without a signature. It makes no
-    request to the store, so the object may not be there; a provider of credentials may make one of its own, and the
-    address is valid no longer than what that gives. Raises AccessDenied when it gives nothing.
+    Returns None for a folder, for memory, and for unsigned access. Makes no request to the store, so the object may not
+    exist. A credential provider may make a request of its own, and the address is valid no longer than its credentials.
+    Raises AccessDenied if it returns none.
     """
     store = _store_of(store, key)
     return store.presign(key, expires=expires) if isinstance(store, ObstoreStore) else None
 
 
 def _store_of(store: ObjectStore, key: str) -> ObjectStore:
-    return store.store_of(key) if isinstance(store, TwoStores) else store
+    return store.store_of(key) if isinstance(store, SplitStore) else store
 
 
 def _too_short(location: Location, key: str, start: int, stop: int) -> StoreUnavailable:
     return StoreUnavailable(
-        f"{location.uri}: cannot read '{key}': it lacks some of its bytes {start} to {stop - 1}, or the store does not "
-        "give them. Check it with `icedb verify --deep`."
+        f"{location.uri}: cannot read '{key}': the store did not return all of its bytes {start} to {stop - 1}. Check "
+        "the object with `icedb verify --deep`."
     )
 
 
 def translate(error: Exception, *, verb: str, key: str, location: Location, others: int = 0) -> IceDBError:
-    """The error of ours that an error of obstore or of the file system means. Quotes nothing of the response."""
+    """Translate an error of obstore or of the file system into the error tree, without quoting the response."""
     text = str(error)
-    found = re.search(r"<Code>(\w+)</Code>", text)
-    code = found[1] if found else ""
+    match = re.search(r"<Code>(\w+)</Code>", text)
+    code = match[1] if match else ""
     status = re.search(r"non-2xx status code: (\d{3})", text)
     what = f"{location.uri}: cannot {verb} '{key}'{f' and {others} others' if others else ''}"
     if code in ("NoSuchBucket", "ContainerNotFound"):
@@ -573,8 +577,8 @@ def translate(error: Exception, *, verb: str, key: str, location: Location, othe
     if isinstance(error, denied) or code in _DENIED_CODES or (status and status[1] in ("401", "403")):
         if _NO_CREDENTIALS in text:
             return AccessDenied(
-                f"{what}: there are no credentials any more. Check the session, profile or role that should give them: "
-                "it may need a new login."
+                f"{what}: there are no credentials any more. Check the session, profile or role that provides them. "
+                "It may need a new login."
             )
         if location.scheme == "file":
             remedy = "Check the folder's owner and its rights (read, write, search)."
@@ -585,7 +589,7 @@ def translate(error: Exception, *, verb: str, key: str, location: Location, othe
             )
         elif location.credentials() is None:
             remedy = (
-                "No credentials were found, so it was asked as nobody: set AWS_ACCESS_KEY_ID and "
+                "No credentials were found, so the request was sent unsigned. Set AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY, or the name of a profile (AWS_PROFILE)."
             )
         else:
@@ -599,11 +603,11 @@ def translate(error: Exception, *, verb: str, key: str, location: Location, othe
 
 
 def _first_cause(error: Exception, text: str) -> str:
-    """A short reason that cannot hold a secret: the operating system's, or the kind of transport error."""
+    """Return a short reason without secrets: that of the operating system, or the kind of transport error."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    found = re.search(r"HTTP error: ([a-z ]+)", text) or re.search(r"\(os error \d+\)", text)
-    return found[0] if found else type(error).__name__
+    match = re.search(r"HTTP error: ([a-z ]+)", text) or re.search(r"\(os error \d+\)", text)
+    return match[0] if match else type(error).__name__
 
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:

@@ -1,7 +1,7 @@
-"""A table whose log lies in one store and whose parts lie in another, as one store.
+"""One store for a table whose log is in one store and whose parts are in another.
 
-Each key says where it belongs: what is below the log's or the claims' prefix is in the log's store, everything else
-beside the parts. So nothing above knows of two stores, and a commit is still one put.
+The key decides: objects under the prefix of the log or of the claims are in the log's store, and all others are in the
+store of the parts. So other code does not distinguish the two stores, and a commit is still one put.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from icedb.errors import InvariantViolated
 from icedb.storage.location import Location
 from icedb.storage.object_store import ObjectInfo, ObjectStore, StoredObject
 
-__all__ = ["TwoStores"]
+__all__ = ["SplitStore"]
 
 
-class TwoStores:
+class SplitStore:
     """`data` holds parts and spec, `log` holds log files and claims."""
 
     def __init__(self, data: ObjectStore, log: ObjectStore) -> None:
@@ -25,18 +25,18 @@ class TwoStores:
         self.log = log
         self.location: Location = replace(data.location, log=log.location)
         keys = self.location.keys
-        self._of_log = (keys.log_prefix, keys.claims_prefix)
+        self._log_prefixes = (keys.log_prefix, keys.claims_prefix)
 
     def __repr__(self) -> str:
-        return f"TwoStores({self.data!r}, {self.log!r})"
+        return f"SplitStore({self.data!r}, {self.log!r})"
 
-    def beside(self, location: Location) -> ObjectStore:
-        """See ObjectStore. Where another table's log is, its own location says."""
-        return self.data.beside(location)
+    def sibling(self, location: Location) -> ObjectStore:
+        """See ObjectStore. The other table's location names the store of its log."""
+        return self.data.sibling(location)
 
     def store_of(self, key: str) -> ObjectStore:
-        """The one of the two that a key belongs to."""
-        return self.log if key.startswith(self._of_log) else self.data
+        """Return the store to which a key belongs."""
+        return self.log if key.startswith(self._log_prefixes) else self.data
 
     def create(self, key: str, body: bytes | Path) -> None:
         """See ObjectStore."""
@@ -61,19 +61,19 @@ class TwoStores:
 
     def get_many(self, keys: Sequence[str]) -> dict[str, StoredObject]:
         """See ObjectStore."""
-        of_log, of_data = self._split(keys)
-        return {**(self.log.get_many(of_log) if of_log else {}), **(self.data.get_many(of_data) if of_data else {})}
+        log, data = self._split(keys)
+        return {**(self.log.get_many(log) if log else {}), **(self.data.get_many(data) if data else {})}
 
     def list(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         """See ObjectStore."""
         return self.store_of(prefix).list(prefix, after=after)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """See ObjectStore. Log files first: nothing may name a part that is gone."""
-        of_log, of_data = self._split(keys)
-        self.log.delete(of_log)
-        self.data.delete(of_data)
+        """See ObjectStore. Deletes log files first, so that no log file names a part that is deleted."""
+        log, data = self._split(keys)
+        self.log.delete(log)
+        self.data.delete(data)
 
     def _split(self, keys: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-        of_log = [k for k in keys if k.startswith(self._of_log)]
-        return of_log, [k for k in keys if not k.startswith(self._of_log)]
+        log = [k for k in keys if k.startswith(self._log_prefixes)]
+        return log, [k for k in keys if not k.startswith(self._log_prefixes)]

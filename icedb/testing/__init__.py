@@ -1,6 +1,6 @@
-"""What tests of programs on IceDB need: a clock to set, a store that fails on purpose, checks that must hold.
+"""Test utilities for programs that use IceDB: a manual clock, a store with fault injection, and consistency checks.
 
-Shipped with the library, and used by its own tests. The stores pass the same conformance suite as the real ones.
+They are part of the library and used by its own tests. The stores pass the same conformance tests as the real ones.
 """
 
 from icedb.testing.clock import ManualClock, SkewedClock

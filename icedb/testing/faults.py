@@ -1,8 +1,8 @@
-"""A store that fails on purpose, and lets others act between any two requests.
+"""A store with fault injection, which also lets other actors run between any two requests.
 
-It wraps any store. Every request is counted and recorded; `before` and `after` are called around it, so a test
-can let another actor run at exactly that point; `inject` makes one request fail in a chosen way. After a crash
-the store is dead to its actor, as the world is to a killed process: no `finally` of his reaches it any more.
+`FaultyStore` wraps any store and records every request. It calls `before` and `after` around each request, so that a
+test can run another actor at exactly that point. `inject` makes a request fail in a chosen way. After a crash every
+further request of the actor fails, as in a killed process, so its `finally` blocks do not reach the store.
 
     store = FaultyStore(inner)
     store.inject(Fault.LOSE_RESPONSE, kind="create", key="_log/")
@@ -30,23 +30,23 @@ _Answer = TypeVar("_Answer")
 
 
 class Crash(BaseException):
-    """The actor died here. Not an Exception: nothing that handles errors may survive it."""
+    """The actor crashed. Not an Exception, so that no error handler catches it."""
 
 
 class Fault(Enum):
-    """What happens to a request."""
+    """The faults that can happen to a request."""
 
-    #: The actor dies; the store never sees the request.
+    #: The actor crashes, and the store never gets the request.
     CRASH_BEFORE = auto()
-    #: The store does it; the actor dies before it knows.
+    #: The store executes the request, and the actor crashes before it gets the response.
     CRASH_AFTER = auto()
-    #: The store does it; the actor gets StoreUnavailable.
+    #: The store executes the request, and the actor gets StoreUnavailable.
     LOSE_RESPONSE = auto()
-    #: The store does not do it; the actor gets StoreUnavailable.
+    #: The store does not execute the request, and the actor gets StoreUnavailable.
     FAIL = auto()
-    #: The store does it twice; the actor gets the second answer, as after a retry by the client library.
+    #: The store executes the request twice, and the actor gets the second response, as after a retry by the client.
     REPEAT = auto()
-    #: The actor gets StoreUnavailable; the store does it when the test calls `deliver`.
+    #: The actor gets StoreUnavailable. The store executes the request when the test calls `deliver`.
     DELAY = auto()
 
 
@@ -54,7 +54,7 @@ class Fault(Enum):
 class Request:
     """One request to the store. `number` counts from 1.
 
-    A delete has up to a thousand keys, a copy its source and its target, a listing its prefix.
+    `keys` has up to a thousand keys for a delete, source and target for a copy, and the prefix for a listing.
     """
 
     number: int
@@ -77,11 +77,19 @@ class _Rule:
 
 
 class FaultyStore:
-    """A store around a store. Each actor of a test has one of his own, around the one that they share."""
+    """A store that wraps another one and injects faults. Each actor of a test has its own, around a shared store.
+
+    Args:
+        inner: The store that executes the requests.
+
+    Example:
+        >>> store = FaultyStore(inner)
+        >>> store.inject(Fault.CRASH_AFTER, kind="create", key="_log/")
+    """
 
     def __init__(self, inner: ObjectStore) -> None:
         self.inner = inner
-        #: Called with each request before and after the store does it.
+        #: Called with each request before and after the store executes it.
         self.before: Callable[[Request], None] | None = None
         self.after: Callable[[Request], None] | None = None
         self.requests: list[Request] = []
@@ -95,33 +103,41 @@ class FaultyStore:
 
     @property
     def location(self) -> Location:
-        """That of the store inside."""
+        """The location of the inner store."""
         return self.inner.location
 
-    def beside(self, location: Location) -> ObjectStore:
-        """The store of another table, for the same actor: its requests are counted, fail and kill him here."""
-        return _Beside(self.inner.beside(location), self)
+    def sibling(self, location: Location) -> ObjectStore:
+        """Return the store of another table, for the same actor: requests and faults are those of this store."""
+        return _SiblingStore(self.inner.sibling(location), self)
 
     @property
     def counts(self) -> Counter[Kind]:
-        """How many requests of each kind were made."""
+        """The number of requests by kind."""
         return Counter(r.kind for r in self.requests)
 
     def inject(
         self, fault: Fault, *, number: int | None = None, kind: Kind | None = None, key: str = "", times: int = 1
     ) -> None:
-        """Let a fault happen to the next `times` requests of that number, kind, and with `key` in a key."""
+        """Inject a fault into the next `times` requests that match.
+
+        Args:
+            fault: The fault.
+            number: The number of the request; None matches any.
+            kind: The kind of the request; None matches any.
+            key: A text that one of the request's keys must contain.
+            times: How many matching requests get the fault.
+        """
         self._rules.append(_Rule(fault, number, kind, key, times))
 
     def deliver(self) -> None:
-        """Let the store do what was delayed, in order."""
+        """Execute the delayed requests, in order."""
         delayed, self._delayed = self._delayed, []
         for action in delayed:
             action()
 
     def create(self, key: str, body: bytes | Path) -> None:
         """See ObjectStore."""
-        content = body.read_bytes() if isinstance(body, Path) else body  # a delayed put outlives its file
+        content = body.read_bytes() if isinstance(body, Path) else body  # the file may be deleted before a delayed put
         self._do("create", (key,), lambda: self.inner.create(key, content))
 
     def copy(self, source: str, target: str) -> None:
@@ -137,21 +153,21 @@ class FaultyStore:
         return self._do("head", (key,), lambda: self.inner.head(key))
 
     def get_many(self, keys: Sequence[str]) -> dict[str, StoredObject]:
-        """See ObjectStore. One request per key, one after the other, so that runs can be repeated."""
-        found = {}
+        """See ObjectStore. Makes one request per key, sequentially, so that runs can be repeated."""
+        objects = {}
         for key in keys:
             try:
-                found[key] = self.get(key)
+                objects[key] = self.get(key)
             except ObjectNotFound:
                 continue
-        return found
+        return objects
 
     def list(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         """See ObjectStore."""
         return self._do("list", (prefix,), lambda: self.inner.list(prefix, after=after))
 
     def delete(self, keys: Sequence[str]) -> None:
-        """See ObjectStore. Nothing to delete is no request, a thousand keys are one; what fails is the last."""
+        """See ObjectStore. Makes one request per thousand keys, and stops at the first that fails."""
         for some in chunks(keys):
             self._do("delete", tuple(some), partial(self.inner.delete, some))
 
@@ -186,7 +202,7 @@ class FaultyStore:
                 action()
         try:
             return action()
-        finally:  # also when the store refused: its answer does not arrive either
+        finally:  # also if the store raised an error: that response is lost too
             if fault is Fault.CRASH_AFTER:
                 self.dead = True
                 self._check_alive()
@@ -198,16 +214,16 @@ class FaultyStore:
             raise Crash
 
 
-class _Beside(FaultyStore):
-    """The store of a table beside an actor's first one."""
+class _SiblingStore(FaultyStore):
+    """The store of another table of the same actor. The first store counts its requests and injects faults."""
 
     def __init__(self, inner: ObjectStore, first: FaultyStore) -> None:
         super().__init__(inner)
         self._first = first
 
-    def beside(self, location: Location) -> ObjectStore:
+    def sibling(self, location: Location) -> ObjectStore:
         """See FaultyStore."""
-        return self._first.beside(location)
+        return self._first.sibling(location)
 
     def _do(self, kind: Kind, keys: tuple[str, ...], action: Callable[[], _Answer]) -> _Answer:
         return self._first._do(kind, keys, action)

@@ -1,6 +1,6 @@
-"""An object store in a dict, whose own clock is the test's: `stored_ms` is what the clock said at the put.
+"""An in-memory object store that uses the clock of a test: `stored_ms` is that clock's time at the put.
 
-The store of `memory://` is for trying the library out; this one is for tests in which time matters.
+Use `memory://` to try the library, and this store for tests that depend on time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ __all__ = ["ClockedStore"]
 
 
 class ClockedStore:
-    """What a test's actors share. Every request happens at once and whole."""
+    """A store that the actors of a test share. Every request is atomic and has no latency.
+
+    Args:
+        clock: The clock for the times of objects.
+        prefix: The prefix of the table.
+
+    Example:
+        >>> store = ClockedStore(ManualClock())
+    """
 
     def __init__(self, clock: Clock, *, prefix: str = "table") -> None:
         self.clock = clock
@@ -29,14 +37,14 @@ class ClockedStore:
     def __repr__(self) -> str:
         return f"ClockedStore({len(self.objects)} objects)"
 
-    def beside(self, location: Location) -> ClockedStore:
-        """The same store under another table's address: they share all objects that are there now or put later."""
+    def sibling(self, location: Location) -> ClockedStore:
+        """Return the same store for another table's location. Both share all present and future objects."""
         other = copy.copy(self)
         other.location = location
         return other
 
     def create(self, key: str, body: bytes | Path) -> None:
-        """Put an object that is not there yet."""
+        """See ObjectStore."""
         content = body.read_bytes() if isinstance(body, Path) else bytes(body)
         with self._lock:
             if key in self.objects:
@@ -44,36 +52,36 @@ class ClockedStore:
             self.objects[key] = StoredObject(content, self.clock.now_ms())
 
     def copy(self, source: str, target: str) -> None:
-        """Copy an object; the copy has the time of now."""
+        """See ObjectStore."""
         with self._lock:
             if source not in self.objects:
                 raise ObjectNotFound(source)
             self.objects[target] = StoredObject(self.objects[source].body, self.clock.now_ms())
 
     def get(self, key: str) -> StoredObject:
-        """Read an object."""
+        """See ObjectStore."""
         try:
             return self.objects[key]
         except KeyError:
             raise ObjectNotFound(key) from None
 
     def head(self, key: str) -> ObjectInfo:
-        """Size and time of an object."""
-        found = self.get(key)
-        return ObjectInfo(key, len(found.body), found.stored_ms)
+        """See ObjectStore."""
+        stored = self.get(key)
+        return ObjectInfo(key, len(stored.body), stored.stored_ms)
 
     def get_many(self, keys: Sequence[str]) -> dict[str, StoredObject]:
         """Those that are there."""
         return {k: self.objects[k] for k in keys if k in self.objects}
 
     def list(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
-        """List objects by key."""
+        """See ObjectStore."""
         with self._lock:
-            found = [k for k in self.objects if k.startswith(prefix) and (after is None or k > after)]
-            return [ObjectInfo(k, len(self.objects[k].body), self.objects[k].stored_ms) for k in sorted(found)]
+            keys = [k for k in self.objects if k.startswith(prefix) and (after is None or k > after)]
+            return [ObjectInfo(k, len(self.objects[k].body), self.objects[k].stored_ms) for k in sorted(keys)]
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; one that is not there counts as done."""
+        """See ObjectStore."""
         with self._lock:
             for key in keys:
                 self.objects.pop(key, None)

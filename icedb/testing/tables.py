@@ -1,4 +1,4 @@
-"""Tables in stores that have no address: those of `icedb.testing`, or any store with faults around it."""
+"""Tables in stores without an address: those of `icedb.testing`, or any store wrapped in a FaultyStore."""
 
 from __future__ import annotations
 
@@ -24,7 +24,21 @@ def create_table(
     sort_by: Sequence[str] = (),
     timing: Timing | None = None,
 ) -> Table:
-    """An empty table in a store."""
+    """Create an empty table in a store.
+
+    Args:
+        store: A store without a table at its location.
+        clock: The clock of the returned table.
+        partition_by: As for `Table.create`.
+        sort_by: As for `Table.create`.
+        timing: As for `Table.create`.
+
+    Returns:
+        The open table.
+
+    Example:
+        >>> table = create_table(ClockedStore(clock), clock, sort_by=["ts"])
+    """
     spec = TableSpec(
         id=clock.new_id(), partition_by=tuple(partition_by), sort_by=tuple(sort_by), timing=timing or Timing()
     )
@@ -33,14 +47,38 @@ def create_table(
 
 
 def open_table(store: ObjectStore, clock: Clock, *, timing: Timing | None = None) -> Table:
-    """One more actor on the table in a store: a handle of its own, which knows nothing yet."""
+    """Open the table in a store for another actor, with an empty cache of its own.
+
+    Args:
+        store: A store with a table at its location.
+        clock: The clock of the actor.
+        timing: Times to use instead of those of the spec.
+
+    Returns:
+        The open table.
+
+    Example:
+        >>> other = open_table(FaultyStore(store), clock.skewed(40))
+    """
     return Table(open_handle(store, timing=timing, clock=clock))
 
 
 def check_sound(store: ObjectStore) -> TableState:
-    """What must hold of a table at every moment; AssertionError if it does not.
+    """Check the invariants of a table.
 
-    Every live part has its object, with the size that its marker says; v3 readers see the same live parts.
+    Every live part has its object, with the size in its marker. Readers of IceDB v3 see the same live parts.
+
+    Args:
+        store: A store with a table at its location.
+
+    Returns:
+        The state of the table.
+
+    Raises:
+        AssertionError: An invariant does not hold.
+
+    Example:
+        >>> check_sound(store)
     """
     state = LogReader(store, store.location.keys).read(everything=True)
     stored = {info.key: info.bytes for info in store.list(store.location.keys.data_prefix)}
@@ -49,5 +87,5 @@ def check_sound(store: ObjectStore) -> TableState:
         raise AssertionError(f"live parts without their object, or of another size: {missing}")
     ours, theirs = {m.key for m in state.live}, live_to_v3_readers(state)
     if ours != theirs:
-        raise AssertionError(f"v3 readers see other parts: only they {theirs - ours}, only we {ours - theirs}")
+        raise AssertionError(f"v3 readers see other parts: only v3 {theirs - ours}, only this library {ours - theirs}")
     return state

@@ -168,7 +168,7 @@ class LogReader:
             listed_ms=listed_ms,
             type_name=self._type_name,
             tolerant=self._tolerant,
-            known=self._replayed[1] if self._replayed is not None else None,
+            previous=self._replayed[1] if self._replayed is not None else None,
         )
 
     # ------------------------------------------------------------------------------------ fetching

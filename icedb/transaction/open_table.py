@@ -199,7 +199,7 @@ def open_beside(handle: Handle, name: str, spec: TableSpec | None = None) -> Han
 
     Raises TableNotFound, InvalidURI when there is no such folder, and the store's errors.
     """
-    store = handle.store.beside(handle.location.beside(name))
+    store = handle.store.sibling(handle.location.sibling(name))
     with_ours: dict[str, Any] = {"fencing": handle.fencing, "clock": handle.clock}
     try:
         return open_handle(store, **with_ours)

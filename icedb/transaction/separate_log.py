@@ -14,7 +14,7 @@ from icedb.errors import CorruptLog, InvalidOption, TableExists
 from icedb.format.table_spec import TableSpec, decode_spec
 from icedb.storage.location import Location, parse_location, with_log
 from icedb.storage.obstore_store import ObjectExists, ObjectNotFound, ObjectStore, open_store
-from icedb.storage.split_store import TwoStores
+from icedb.storage.split_store import SplitStore
 from icedb.transaction.table_handle import Handle
 
 __all__ = [
@@ -95,7 +95,7 @@ def find_log_store(store: ObjectStore, spec: TableSpec, options: Mapping[str, st
     if not spec.log_uri or store.location.log is not None:
         return store
     location = with_log(store.location, spec.log_uri, options)
-    whole = store if location.log is None else TwoStores(store, open_store(location.log))
+    whole = store if location.log is None else SplitStore(store, open_store(location.log))
     check_log_owner(whole)
     return whole
 

@@ -29,7 +29,7 @@ from icedb.format.keys import Keys, decode_partition, partition_of
 from icedb.format.records import Marker, Stats
 from icedb.format.replay import TableState
 from icedb.format.table_spec import TableSpec, all_columns, decode_spec, encode_spec
-from icedb.format.timing import Timing, doomed_at, part_timeout_at, timing_at
+from icedb.format.timing import Timing, deletable_until, part_timeout_at, timing_at
 from icedb.sql.partition_expressions import PartitionExpression, partition_expressions
 from icedb.sql.types import checked_type, type_name
 from icedb.storage.local_store import check_links
@@ -164,9 +164,9 @@ class Handle:
         return part_timeout_at(times.timing, times.earlier_timing, oldest_part_ms)
 
     def doomed_ms(self, now_ms: int) -> int:
-        """The newest tombstone whose part may be deleted by `now_ms`; see `options.doomed_at`."""
+        """The newest tombstone whose part may be deleted by `now_ms`; see `options.deletable_until`."""
         times = self._times or TableSpec()
-        return doomed_at(times.timing, times.earlier_timing, now_ms)
+        return deletable_until(times.timing, times.earlier_timing, now_ms)
 
     def learn_changed_times(self) -> None:
         """Read the log if the last look is longer ago than `grace_ms`: another program may have changed the times."""

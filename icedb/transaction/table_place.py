@@ -44,13 +44,13 @@ def check_address(handle: Handle) -> None:
     """
     for location in (handle.location, handle.location.log):
         for above in locations_above(location) if location is not None else ():
-            if location is not None and is_table(handle.store.beside(above)):
+            if location is not None and is_table(handle.store.sibling(above)):
                 raise InvalidURI(
                     f"'{location.uri}' lies in a folder that belongs to the table '{above.uri}'. The maintenance of "
                     "that table would delete the objects of this one. Choose an address beside that table."
                 )
     log = handle.location.log
-    if log is not None and _is_there(handle.store.beside(log), log.keys.spec):
+    if log is not None and _is_there(handle.store.sibling(log), log.keys.spec):
         raise InvalidURI(
             f"{handle.table}: the log_uri '{log.uri}' is the address of another table. Choose an address of its own."
         )
@@ -79,7 +79,7 @@ def below_other_tables(handle: Handle, keys: Iterable[str]) -> frozenset[str]:
             if segments[number] in RESERVED:
                 by_root.setdefault("/".join(segments[:number]), []).append(key)
     at = handle.location
-    found = [k for root, k in by_root.items() if is_table(handle.store.beside(_below(at, root)))]
+    found = [k for root, k in by_root.items() if is_table(handle.store.sibling(_below(at, root)))]
     return frozenset(key for some in found for key in some)
 
 

@@ -1,4 +1,4 @@
-"""Helpers that know nothing of tables: clocks, durations, progress, thread pools, optional dependencies.
+"""Helpers that are independent of tables: clocks, durations, progress, thread pools, optional dependencies.
 
-May import `icedb.errors` alone. Begin with `clock`: all time and all ids in this library come from a `Clock`.
+May import only `icedb.errors`. Begin with `clock`: all times and ids in this library come from a `Clock`.
 """

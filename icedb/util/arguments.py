@@ -1,11 +1,11 @@
-"""Arguments of public calls, checked against the types of the signature before anything else is done.
+"""Checks of the arguments of public calls against the types of the signature, before the call does anything else.
 
-The rule: an argument of another type than its parameter's is `InvalidArgument`, which is a TypeError too. A number or
-text that the type allows and the call does not is the error that the call documents. A call without a required
-argument, or with an unknown one, is Python's own TypeError.
+An argument of another type than its parameter raises `InvalidArgument`, which is also a TypeError. A value of the right
+type that the call does not allow raises the error that the call documents. A missing or unknown argument raises
+Python's own TypeError.
 
-`checks_arguments` decorates a class or a function. A parameter is checked as far as its annotation says: texts,
-numbers, times, literals, and lists and mappings of them. Parameters that take anything (`Rows`) are left to the call.
+`checks_arguments` decorates a class or a function. It checks the types that annotations name: texts, numbers, times,
+literals, and lists and mappings of them. Parameters that take anything (`Rows`) are checked by the call itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ADDRESSES = ("uri", "log_uri")
 
 @dataclass(frozen=True, slots=True)
 class _Type:
-    """A checkable annotation: its description in messages, and the test of a value. `choices`: it has a few values."""
+    """A checkable annotation: its description in messages, and the test of a value. `choices`: it is a Literal."""
 
     noun: str
     fits: Callable[[object], bool]
@@ -54,8 +54,8 @@ class _Type:
 def checks_arguments(target: T) -> T:
     """Check the arguments of a function, or of a class's public methods and constructor, before each call.
 
-    The calls raise InvalidArgument for an argument of another type, and InvalidOption for text that is no Unicode or
-    holds a NUL character, which DuckDB and the operating system would take for the end of the text.
+    The calls raise InvalidArgument for an argument of another type. They raise InvalidOption for text that is not
+    Unicode or contains a NUL character, which DuckDB and the operating system would treat as the end of the text.
     """
     if not isinstance(target, type):
         return _checked(target)  # type: ignore[arg-type, return-value]
@@ -114,7 +114,7 @@ def _with_article(name: str) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value in a message. Texts may be secrets: only their type is shown."""
+    """Describe a value for a message. A text may be a secret, so only its type is named."""
     if value is None or isinstance(value, bool | int | float | date | timedelta):
         text = repr(value) if not isinstance(value, int) or value.bit_length() < 200 else "a number of many digits"
         if len(text) <= _SHOWN_CHARS_MAX:
@@ -132,18 +132,18 @@ def _nouns(names: set[str]) -> str:
 
 
 def _check_texts(value: Any, name: str, where: Callable[[], str]) -> None:
-    """Raise InvalidOption for text, also in lists and mappings, that no store, file or query can hold."""
+    """Raise InvalidOption for text that no store, file or query can hold, also inside lists and mappings."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     error_type = InvalidURI if name in _ADDRESSES else InvalidOption
     if isinstance(value, str):
         if "\0" in value:
-            raise error_type(f"{where()}: {name} holds a NUL character at {value.index(chr(0))}. Leave it out.")
+            raise error_type(f"{where()}: {name} contains a NUL character at {value.index(chr(0))}. Remove it.")
         try:
             value.encode()
         except UnicodeEncodeError as error:
             raise error_type(
-                f"{where()}: {name} holds half of a surrogate pair at {error.start}, which is no Unicode text. "
+                f"{where()}: {name} contains half of a surrogate pair at {error.start}, which is not Unicode text. "
                 "Decode it with the right encoding."
             ) from None
     elif isinstance(value, Mapping):
@@ -159,7 +159,7 @@ def _check_texts(value: Any, name: str, where: Callable[[], str]) -> None:
 
 
 def _types_of(function: Callable[..., Any], signature: inspect.Signature) -> dict[str, _Type | None]:
-    """Parameter -> its type; None for what is not checked: `self`, and annotations that do not exist at runtime."""
+    """Return parameter -> type; None if it is not checked: `self`, and annotations that do not exist at runtime."""
     names = vars(sys.modules[function.__module__])
     types: dict[str, _Type | None] = {"": None}
     for name, parameter in signature.parameters.items():
@@ -169,7 +169,7 @@ def _types_of(function: Callable[..., Any], signature: inspect.Signature) -> dic
         if isinstance(annotation, str):
             try:
                 annotation = eval(annotation, names)  # noqa: S307  an annotation of this library
-            except NameError:  # only type checkers import it
+            except NameError:  # imported under TYPE_CHECKING only
                 types[name] = _named(annotation)
                 continue
         types[name] = _type_of(annotation)
@@ -177,14 +177,14 @@ def _types_of(function: Callable[..., Any], signature: inspect.Signature) -> dic
 
 
 def _named(annotation: str) -> _Type | None:
-    """The test of a class that is not imported here: one of the value's classes has that name."""
+    """Test for a class that is not imported at runtime by the names of the value's classes."""
     if not annotation.isidentifier():
         return None
     return _Type(_with_article(annotation), lambda v: any(c.__name__ == annotation for c in type(v).__mro__))
 
 
 def _type_of(annotation: Any) -> _Type | None:
-    """The test of an annotation; None if every value passes, or if a test would have to look into an iterator."""
+    """Return the test of an annotation; None if every value passes, or if a test would have to consume an iterator."""
     if annotation is None:
         annotation = NoneType
     origin, inner = get_origin(annotation), get_args(annotation)
@@ -237,7 +237,7 @@ def _generic_of(origin: Any, inner: tuple[Any, ...]) -> _Type | None:
         item = _type_of(inner[0])
         noun = "a list" if item is None else f"a list of {_plural(item.noun)}"
         return _Type(noun, lambda v: _is_list(v) and all(item is None or item.fits(x) for x in v))
-    if origin is abc.Iterable:  # of which the items are not looked at: it may be an iterator
+    if origin is abc.Iterable:  # the items are not checked: it may be an iterator
         return _Type("a list", lambda v: isinstance(v, abc.Iterable) and not isinstance(v, _TEXTS))
     if isinstance(origin, type) and issubclass(origin, os.PathLike):
         return _Type("a path", lambda v: isinstance(v, os.PathLike) and isinstance(os.fspath(v), str))

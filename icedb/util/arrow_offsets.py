@@ -1,18 +1,18 @@
-"""Arrow arrays whose nested parts begin at their beginning.
+"""Copies of nested Arrow arrays that have an offset, because DuckDB misreads some of them.
 
 DuckDB 1.5 reads some slices of nested arrays from the wrong place: structs in a struct, lists over a slice of structs.
-The values are wrong and there is no error. What is a slice, at any depth, is copied before DuckDB sees it.
+The values are wrong and no error is raised. Nested columns that contain a slice at any depth are copied first.
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
 
-__all__ = ["aligned"]
+__all__ = ["copy_nested_slices"]
 
 
-def aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same batch, without a nested column that is a slice or holds one."""
+def copy_nested_slices(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the same batch, with copies of nested columns that are slices or contain one."""
     columns = batch.columns
     sliced = [n for n, column in enumerate(columns) if _is_nested(column.type) and _is_sliced(column)]
     if not sliced:

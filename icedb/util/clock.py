@@ -1,8 +1,7 @@
-"""Time and ids, as arguments.
+"""The source of all times and ids, passed as an argument.
 
-Everything that asks what time it is, or needs a new name, asks the `Clock` it was given; the linter bans
-`time.time` and `uuid4` elsewhere. So a test can stop time, skew it, or make a writer sleep past the grace
-period, and the code under test is the code that runs.
+Code that needs the time or a new name calls its `Clock`. The linter bans `time.time` and `uuid4` elsewhere. So a test
+can stop or skew time, or make a writer sleep past the grace period, without patching the code under test.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ __all__ = ["Clock", "SystemClock", "writer_name"]
 
 
 class Clock(Protocol):
-    """What an operation knows of the world's time and chance."""
+    """A source of times and of unique ids."""
 
     def now_ms(self) -> int:
-        """Unix time in milliseconds."""
+        """Return the unix time in milliseconds."""
         ...
 
     def new_id(self) -> str:
-        """A name that nothing else has: 32 lower-case hexadecimal digits."""
+        """Return a unique name of 32 lower-case hexadecimal digits."""
         ...
 
 
@@ -33,15 +32,15 @@ class SystemClock:
     """The machine's clock and random ids."""
 
     def now_ms(self) -> int:
-        """Unix time in milliseconds."""
+        """Return the unix time in milliseconds."""
         return time.time_ns() // 1_000_000
 
     def new_id(self) -> str:
-        """Random: unique across machines, processes and forks."""
+        """Return a random id, unique across machines, processes and forks."""
         return uuid.uuid4().hex
 
 
 def writer_name(clock: Clock) -> str:
-    """A log file's `<writer>` (`[A-Za-z0-9.-]+`): says where it came from, and is unique per open table."""
+    """Return the `<writer>` of log file names (`[A-Za-z0-9.-]+`): host, process and a part of a new id."""
     host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname()).strip("-")[:40] or "host"
     return f"{host}-{os.getpid()}-{clock.new_id()[:12]}"

@@ -1,4 +1,4 @@
-"""What was used last, of more than can be kept."""
+"""A mapping that keeps the most recently used values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Value = TypeVar("_Value")
 
 
 class LruCache(Generic[_Name, _Value]):
-    """Values by name. Of more than `entries`, those go that were not used for longest."""
+    """Values by name. Beyond `entries`, the least recently used value is evicted."""
 
     def __init__(self, entries: int) -> None:
         self._entries = entries
@@ -26,26 +26,26 @@ class LruCache(Generic[_Name, _Value]):
         return len(self._by_name)
 
     def get(self, name: _Name) -> _Value | None:
-        """The value of that name, which is used now."""
+        """Return the value of a name and mark it as used; None if there is none."""
         if name in self._by_name:
             self._by_name.move_to_end(name)
         return self._by_name.get(name)
 
     def put(self, name: _Name, value: _Value) -> None:
-        """Keep a value, in the place of what had that name."""
+        """Store a value and mark it as used. It replaces an earlier value of that name."""
         self._by_name[name] = value
         self._by_name.move_to_end(name)
         while len(self._by_name) > self._entries:
             self._by_name.popitem(last=False)
 
     def remove(self, name: _Name) -> None:
-        """Forget a name, if it is there."""
+        """Remove a name if it exists."""
         self._by_name.pop(name, None)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all values."""
         self._by_name.clear()
 
     def values(self) -> ValuesView[_Value]:
-        """All values; none of them is used by that."""
+        """Return all values, without marking them as used."""
         return self._by_name.values()

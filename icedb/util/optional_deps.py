@@ -1,4 +1,4 @@
-"""What other engines need is not installed with the library: each is an extra, imported when somebody uses it."""
+"""Imports of optional dependencies. Each is an extra of the library and is imported on first use."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from types import ModuleType
 
 from icedb.errors import MissingExtra
 
-__all__ = ["imported"]
+__all__ = ["import_optional"]
 
 
-def imported(module: str, *, extra: str) -> ModuleType:
-    """The module, which the extra brings. Raises MissingExtra, which names the command that installs it."""
+def import_optional(module: str, *, extra: str) -> ModuleType:
+    """Import the module of an extra. Raises MissingExtra, which names the command that installs it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != module.partition(".")[0]:
-            raise  # it is there, and something that it needs is not: another story
+            raise  # the module is installed, and one of its own dependencies is not
         raise MissingExtra(
             f"There is no {module} here. Install it with: pip install 'icedb-dagster[{extra}]'"
         ) from None

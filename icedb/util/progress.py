@@ -1,10 +1,10 @@
-"""How far long work is: told to whoever watches, in steps that are no smaller than a part, a file or a batch of rows.
+"""Progress of long-running work, reported per part, file or batch of rows.
 
-    with watched(print):
+    with watch_progress(print):
         table.merge()
 
-Work says what there is to do and what is done (`progress`); without somebody who watches, that costs nothing. Who
-watches is known to the thread, or the task of asyncio, that began the work; the steps may come from any thread.
+Work reports its total and its steps with `progress`. Without a watcher this costs nothing. The watcher belongs to the
+thread or asyncio task that began the work. Steps may come from any thread.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Literal
 
-__all__ = ["Advance", "Progress", "Unit", "is_watched", "progress", "watched"]
+__all__ = ["Advance", "Progress", "Unit", "has_watcher", "progress", "watch_progress"]
 
-#: What is counted.
+#: The unit of `Progress.done` and `Progress.total`.
 Unit = Literal["bytes", "rows", "parts", "files", "objects"]
-#: Is told that so many more are done.
+#: Reports that this many more units are done.
 Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one piece of work is. `total` is None when nobody knows; `over` the last time that it is told of."""
+    """The progress of one piece of work. `total` is None if it is unknown. `over` marks the last report."""
 
-    #: The same object for all that is told of one piece of work.
+    #: The same object in all reports of one piece of work.
     work: object = field(repr=False)
     name: str
     unit: Unit
@@ -41,9 +41,11 @@ _watcher: ContextVar[Callable[[Progress], None] | None] = ContextVar("icedb_prog
 
 
 @contextmanager
-def watched(watcher: Callable[[Progress], None]) -> Iterator[None]:
-    """Have a function told of each step of the work in the block. It is called by several threads, one at a time for
-    each piece of work; what it raises ends the work."""
+def watch_progress(watcher: Callable[[Progress], None]) -> Iterator[None]:
+    """Call a function with each step of the work in the block.
+
+    Several threads may call it, but one at a time for each piece of work. An exception that it raises ends the work.
+    """
     token = _watcher.set(watcher)
     try:
         yield
@@ -51,17 +53,17 @@ def watched(watcher: Callable[[Progress], None]) -> Iterator[None]:
         _watcher.reset(token)
 
 
-def is_watched() -> bool:
-    """Whether anybody wants to know."""
+def has_watcher() -> bool:
+    """Whether a watcher is set."""
     return _watcher.get() is not None
 
 
 @contextmanager
 def progress(name: str, total: int | None, unit: Unit) -> Iterator[Advance]:
-    """Work begins, of which there is so much; the block calls what it is given with what was done since."""
+    """Report the work in the block. The block calls the yielded function with the units done since its last call."""
     watcher = _watcher.get()
     if watcher is None:
-        yield _nobody
+        yield _ignore
         return
     work, lock, done = object(), Lock(), 0
 
@@ -78,5 +80,5 @@ def progress(name: str, total: int | None, unit: Unit) -> Iterator[Advance]:
         watcher(Progress(work, name, unit, done, total, over=True))
 
 
-def _nobody(more: int) -> None:
+def _ignore(more: int) -> None:
     pass

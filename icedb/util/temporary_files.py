@@ -1,16 +1,16 @@
-"""Temporary folders that the next process removes when theirs was killed: they hold rows in clear.
+"""Temporary folders that a later process removes if their own process was killed. They hold unencrypted rows.
 
-All folders that a process makes below one place lie in one root, `icedb-temporary-...`, with mode 0700. Its file
-`owner` is locked (`flock`) for as long as the process lives. The kernel releases the lock however the process ends,
-and all containers of a machine see it, whatever ids their processes have. So an owner file that can be locked belongs
-to a dead process.
+All folders that a process makes below one place are in one root, `icedb-temporary-...`, with mode 0700. The process
+holds a lock (`flock`) on the root's file `owner` while it lives. The kernel releases the lock however the process ends.
+All containers of a machine see the lock, whatever process ids they use. So an owner file that can be locked belongs to
+a dead process.
 
-A root gets its owner file only when that is locked: before, no other process takes the root for one. A process that
-dies in between leaves an empty folder. Removal deletes the owner file last, under its lock, so that two processes never
-remove one root, and a removal that was cut short is continued.
+The owner file gets its name only after it is locked. Other processes ignore a root without an owner file, so a process
+that dies in between leaves an empty folder. Removal deletes the owner file last, while it holds the lock. So two
+processes never remove the same root, and a later process continues an interrupted removal.
 
-A lock says nothing where another machine may hold it unseen, as on some network file systems. There a root is removed
-only by the kernel on which its owner ran.
+On some network file systems a lock of another machine is not visible. There a root is removed only by the kernel on
+which its owner ran.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _OWNER = "owner"
 #: The first line of an owner file. The second is the kernel on which the owner runs.
 _TITLE = "The owner of this folder holds a lock on this file. IceDB removes the folder when the owner is dead."
 _OWNER_BYTES_MAX = 1_024
-# What a removal may take of the time of the process that has other work.
+# Limits of one removal, which delays the work of the process that does it.
 REMOVED_MAX = 100
 REMOVAL_S = 2.0
-#: A process that lives long looks again.
+#: A long-lived process repeats the removal after this time.
 REMOVAL_EVERY_S = 3_600.0
-#: File systems of one machine, where every holder of a lock is seen. The others are asked for the kernel as well.
+#: File systems of a single machine, on which every lock is visible. On others the kernel must match as well.
 _LOCAL = frozenset(("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"))
 _MOUNTS = Path("/proc/self/mountinfo")
-#: How the list of mounts writes spaces, line ends and backslashes.
+#: The escapes of spaces, line ends and backslashes in the list of mounts.
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _SEARCHED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -59,11 +59,11 @@ _SEARCHED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 @dataclass(slots=True)
 class _Root:
     path: Path
-    #: The open owner file, which holds the lock; None: the file system has no locks.
+    #: The open owner file, which holds the lock; None if the file system has no locks.
     lock: int | None
     folders: int = 0
     spills: int = 0
-    #: Whether it stays until the process ends.
+    #: Whether the root is kept until the process ends.
     stays: bool = False
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class _Root:
 
     def forget(self) -> None:
         if self.lock is not None:
-            os.close(self.lock)  # in a child: the parent's copy keeps the lock
+            os.close(self.lock)  # in a forked child, the parent's copy keeps the lock
 
 
 _roots: dict[Path, _Root] = {}
@@ -86,7 +86,7 @@ _lock = threading.RLock()
 
 @contextmanager
 def temporary_folder(purpose: str, *, below: Path | None = None) -> Iterator[Path]:
-    """A new folder for as long as the block lasts. `below`: None: where the system keeps temporary files."""
+    """Make a folder that exists while the block runs, below the system's temporary folder unless `below` is given."""
     folder = make_folder(purpose, below=below)
     try:
         yield folder
@@ -95,7 +95,7 @@ def temporary_folder(purpose: str, *, below: Path | None = None) -> Iterator[Pat
 
 
 def make_folder(purpose: str, *, below: Path | None = None) -> Path:
-    """A new folder, until `remove_folder` or the end of the process. Raises OSError."""
+    """Make a folder that exists until `remove_folder` or the end of the process. Raises OSError."""
     place = Path(tempfile.gettempdir() if below is None else below).absolute()
     _remove_dead(place)
     with _lock:
@@ -108,7 +108,7 @@ def make_folder(purpose: str, *, below: Path | None = None) -> Path:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder that this process made. A forked process leaves those of its parent alone."""
+    """Remove a folder that this process made. A forked process does not remove its parent's folders."""
     with _lock:
         root = _folders.pop(folder, None)
     if root is None:
@@ -121,9 +121,10 @@ def remove_folder(folder: Path) -> None:
 
 
 def spill_path() -> Path | None:
-    """A path for what one connection of DuckDB spills; nothing is there yet. None: there is no place for it.
+    """Return an unused path for the spill files of one DuckDB connection; None if no temporary folder can be made.
 
-    The connection may live as long as the process does. Otherwise DuckDB takes `.tmp` in the working directory.
+    The root is kept until the process ends, because the connection may live that long. Without a path, DuckDB spills to
+    `.tmp` in the working directory.
     """
     try:
         place = Path(tempfile.gettempdir()).absolute()
@@ -138,25 +139,25 @@ def spill_path() -> Path | None:
 
 
 def _roots_of(root: _Root) -> bool:
-    """Take a root from those of this process; False: it is none of them any more."""
-    for place, known in list(_roots.items()):
-        if known is root:
+    """Unregister a root of this process; False if it is no longer registered."""
+    for place, registered in list(_roots.items()):
+        if registered is root:
             del _roots[place]
             return True
     return False
 
 
 def _root(place: Path) -> _Root:
-    """The root for folders at a place, which may itself be below a root."""
+    """Return the root for folders at a place, which may itself be below a root."""
     for root in _roots.values():
         if place.is_relative_to(root.path):
             return root
-    known = _roots.get(place)
-    if known is not None:
-        if known.path.is_dir():
-            return known
-        del _roots[place]  # another program cleaned the place
-        known.forget()
+    existing = _roots.get(place)
+    if existing is not None:
+        if existing.path.is_dir():
+            return existing
+        del _roots[place]  # another program emptied the temporary folder
+        existing.forget()
     root = _roots[place] = _new_root(place)
     return root
 
@@ -171,18 +172,18 @@ def _new_root(place: Path) -> _Root:
 
 
 def _own(root: Path) -> int | None:
-    """Lock the owner file under another name first: nobody may see it unlocked."""
-    newborn = root / f"{_OWNER}.new"
-    lock = os.open(newborn, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    """Create and lock the owner file. It is locked before it gets its name, so no process sees it unlocked."""
+    unnamed = root / f"{_OWNER}.new"
+    lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # no locks here: without an owner file nobody ever removes the folder but its process
+    except OSError:  # the file system has no locks: without an owner file only this process removes the folder
         os.close(lock)
-        newborn.unlink()
+        unnamed.unlink()
         return None
     try:
         os.write(lock, f"{_TITLE}\n{_kernel()}\n".encode())
-        newborn.rename(root / _OWNER)
+        unnamed.rename(root / _OWNER)
     except BaseException:
         os.close(lock)
         raise
@@ -197,14 +198,14 @@ def _close_all() -> None:
 
 
 def _forget_all() -> None:
-    """In a forked process: the folders are its parent's, and the lock as well."""
+    """Unregister all folders in a forked process, because they and the lock belong to its parent."""
     _folders.clear()
     while _roots:
         _roots.popitem()[1].forget()
     _lock.release()
 
 
-# A child never begins while another thread is between making a lock and remembering it.
+# Fork only while no other thread is between locking an owner file and registering it.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_forget_all)
 atexit.register(_close_all)
 
@@ -213,7 +214,7 @@ atexit.register(_close_all)
 
 
 def _remove_dead(place: Path) -> None:
-    """Remove the roots of dead processes, some of them, when this process comes to a place first and once an hour."""
+    """Remove some roots of dead processes, when this process first uses a place and then once an hour."""
     now_s = time.monotonic()
     with _lock:
         if now_s - _looked_s.get(place, -REMOVAL_EVERY_S) < REMOVAL_EVERY_S:
@@ -223,7 +224,7 @@ def _remove_dead(place: Path) -> None:
             return
         _looked_s[place] = now_s
         for root in _roots.values():
-            if root.lock is not None:  # programs that empty temporary folders go by a file's time
+            if root.lock is not None:  # programs that empty temporary folders delete files by their age
                 with suppress(OSError):
                     os.utime(root.lock)
     removed = 0
@@ -235,16 +236,16 @@ def _remove_dead(place: Path) -> None:
                 if entry.name.startswith(PREFIX) and Path(entry.path) not in own:
                     removed += _removed(Path(entry.path), now_s + REMOVAL_S)
     except OSError as error:
-        logger.debug("temporary folders in %s are not looked at: %s", place, error)
+        logger.debug("cannot list temporary folders in %s: %s", place, error)
     if removed:
         logger.info("%s: removed %d temporary folders of processes that were killed", place, removed)
 
 
 def _removed(path: Path, deadline_s: float) -> bool:
-    """Whether a root was that of a dead process, and is gone."""
+    """Remove a root if its process is dead. Return whether it was removed."""
     try:
         folder = os.open(path, _SEARCHED)
-    except OSError:  # a link, a file, another user's, or gone
+    except OSError:  # a link, a file, another user's folder, or already removed
         return False
     try:
         if os.fstat(folder).st_uid != os.geteuid():
@@ -257,16 +258,16 @@ def _removed(path: Path, deadline_s: float) -> bool:
         finally:
             os.close(owner)
     except OSError as error:
-        logger.debug("%s stays: %s", path, error)
+        logger.debug("%s is not removed: %s", path, error)
         return False
     finally:
         os.close(folder)
 
 
 def _locked_owner(folder: int, place: Path) -> int | None:
-    """The owner file of a root, locked by us, if it is the owner file of a dead process."""
+    """Open and lock the owner file of a root; None unless it belongs to a dead process."""
     try:
-        # NONBLOCK: a pipe of that name would keep us waiting.
+        # NONBLOCK: opening a pipe of that name would block.
         owner = os.open(_OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError:
         return None
@@ -277,7 +278,7 @@ def _locked_owner(folder: int, place: Path) -> int | None:
             if title == _TITLE and (_is_local(place) or kernel == _kernel() != ""):
                 fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return owner
-    except OSError:  # it is locked: the owner lives, or another process removes the folder right now
+    except OSError:  # it is locked: the owner is alive, or another process is removing the folder
         pass
     except BaseException:
         os.close(owner)
@@ -287,7 +288,7 @@ def _locked_owner(folder: int, place: Path) -> int | None:
 
 
 def _emptied(folder: int, deadline_s: float) -> bool:
-    """Delete all that is in a root but its owner file; never what a link names."""
+    """Delete everything in a root except its owner file, without following links. False if the deadline passed."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if time.monotonic() > deadline_s:
@@ -307,14 +308,14 @@ def _deleted(path: Path, folder: int) -> bool:
 
 
 def _is_local(place: Path) -> bool:
-    """Whether a place is on a file system whose locks this kernel decides alone. Only Linux says."""
+    """Whether a place is on a file system whose locks only this kernel manages. False on systems other than Linux."""
     try:
         real = place.resolve()
         kind, longest = "", -1
         for line in _MOUNTS.read_bytes().splitlines():
             left, _, right = line.partition(b" - ")
             mounted = os.fsdecode(_OCTAL.sub(lambda escape: bytes([int(escape[1], 8)]), left.split(b" ")[4]))
-            if real.is_relative_to(mounted) and len(mounted) >= longest:  # the last of several hides the others
+            if real.is_relative_to(mounted) and len(mounted) >= longest:  # a later mount hides an earlier one
                 kind, longest = right.split(b" ")[0].decode(), len(mounted)
     except (OSError, IndexError, ValueError):
         return False
@@ -323,7 +324,7 @@ def _is_local(place: Path) -> bool:
 
 @lru_cache(maxsize=1)
 def _kernel() -> str:
-    """The kernel that decides locks, since its start: what all containers of a machine have alike. Empty: unknown."""
+    """Return an id of the running kernel's boot, which all containers of a machine share; empty if it is unknown."""
     if sys.platform == "darwin":
         return _mac_boot_session()
     try:

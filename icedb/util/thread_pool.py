@@ -1,7 +1,7 @@
-"""Pools of threads, also while the interpreter ends.
+"""Thread pools that also work while the interpreter shuts down.
 
-From Python 3.12 on, no thread can be started once the main program is over, and not in what runs at exit either. To
-commit what a `BufferedWriter` still holds then, the thread that there is must do.
+Since Python 3.12, no thread can be started after the main program has ended, nor in `atexit` functions. A
+`BufferedWriter` that commits its rows at that time runs the work in the current thread.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-__all__ = ["pool_of"]
+__all__ = ["start_thread_pool"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def pool_of(threads: int) -> Executor:
-    """A pool of so many threads; one that does its work at once, in the thread that asks, where none can be started."""
+def start_thread_pool(threads: int) -> Executor:
+    """Return a pool of threads, or an executor that runs work in the calling thread if no thread can be started."""
     pool = ThreadPoolExecutor(threads)
     try:
-        pool.submit(int)  # the first thread starts, and waits for more
+        pool.submit(int)  # starts the first thread
     except RuntimeError:
-        return _AtOnce()
+        return _SynchronousExecutor()
     return pool
 
 
-class _AtOnce(Executor):
-    """Does what it is given before it returns."""
+class _SynchronousExecutor(Executor):
+    """An executor that runs work in the calling thread."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call the function; the future is done."""
-        done: Future[T] = Future()
+        """Call the function, and return a completed future."""
+        future: Future[T] = Future()
         try:
-            done.set_result(fn(*args, **kwargs))
+            future.set_result(fn(*args, **kwargs))
         except BaseException as error:  # noqa: BLE001 - as a thread of a pool does
-            done.set_exception(error)
-        return done
+            future.set_exception(error)
+        return future

@@ -1,4 +1,4 @@
-"""Points in time, as people give them: an aware datetime, unix milliseconds, or text that says either."""
+"""Points in time as arguments: an aware datetime, unix milliseconds, or a text of either."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ __all__ = ["COUNT_MAX", "TIME_MS_MAX", "UNIX_MS_MIN", "AsOf", "as_of_ms", "parse
 
 #: A point in time: an aware datetime, or unix milliseconds.
 AsOf = datetime | int
-#: No table is so old, and seconds are far below: taken for milliseconds, a restore to them would empty a table.
+#: The least time in unix milliseconds that is accepted. Unix seconds are far below it: read as milliseconds, they are a
+#: time before every table, and a restore to it would empty the table.
 UNIX_MS_MIN = 100_000_000_000
-#: The greatest time that an object of a table may hold, 9999-12-31T00:00:00Z. It is a date in every time zone.
+#: The greatest time in an object of a table, 9999-12-31T00:00:00Z. It is a valid date in every time zone.
 TIME_MS_MAX = 253_402_214_400_000
-#: The greatest count of bytes, rows, lines, epochs or revisions: every program that reads JSON holds it exactly.
+#: The greatest count of bytes, rows, lines, epochs or revisions: every JSON parser represents it exactly.
 COUNT_MAX = 2**53 - 1
 
 
 def as_of_ms(as_of: AsOf, *, name: str = "as_of") -> int:
-    """A point in time as unix milliseconds. Raises InvalidOption for a datetime without a timezone, and for seconds."""
+    """Convert a point in time to unix milliseconds. Raises InvalidOption for a naive datetime, and for seconds."""
     if isinstance(as_of, datetime):
         if as_of.tzinfo is None:
             raise InvalidOption(f"{name} {as_of} has no timezone; give datetime(..., tzinfo=UTC) or unix milliseconds.")
@@ -28,14 +29,14 @@ def as_of_ms(as_of: AsOf, *, name: str = "as_of") -> int:
         raise InvalidOption(f"{name} is {as_of!r}; give datetime(..., tzinfo=UTC) or unix milliseconds.")
     if as_of < UNIX_MS_MIN:
         raise InvalidOption(
-            f"{name} is {as_of}, which is before 1974 in unix milliseconds: a table of then is empty. Are these "
-            "seconds, or a date? Give datetime(..., tzinfo=UTC) or unix milliseconds."
+            f"{name} is {as_of}, which is before 1974 in unix milliseconds and probably means seconds or a date. "
+            "Give datetime(..., tzinfo=UTC) or unix milliseconds."
         )
     return as_of
 
 
 def time_text(unix_ms: int) -> str:
-    """A time as messages write it: ISO 8601 in UTC, and the unix milliseconds that an API takes."""
+    """Format a time for messages: ISO 8601 in UTC, and the unix milliseconds that an API takes."""
     try:
         moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=unix_ms)
     except OverflowError:
@@ -44,11 +45,11 @@ def time_text(unix_ms: int) -> str:
 
 
 def parse_as_of(text: str, *, table: str, name: str = "as_of") -> int:
-    """A point in time as people write it: ISO 8601 with a zone, or unix milliseconds. Raises InvalidOption."""
+    """Parse ISO 8601 with a time zone, or unix milliseconds. Raises InvalidOption."""
     text = text.strip()
     try:
         return as_of_ms(int(text) if text.isascii() and text.isdigit() else datetime.fromisoformat(text), name=name)
-    except ValueError:  # also what as_of_ms raises: InvalidOption is one
+    except ValueError:  # includes InvalidOption from as_of_ms
         raise InvalidOption(
             f"{table}: {name} is '{text}'; write a time with its zone (2026-11-21T10:00:00Z), or unix milliseconds."
         ) from None

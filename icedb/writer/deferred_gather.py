@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from icedb.sql.connections import RESERVED
-from icedb.util.arrow_offsets import aligned
+from icedb.util.arrow_offsets import copy_nested_slices
 
 __all__ = ["RankEncoding", "BufferedRows", "coded", "buffer_rows"]
 
@@ -66,7 +66,7 @@ class BufferedRows:
         keyed = self.table.append_column(number, pc.subtract(pc.cumulative_sum(ones), pa.scalar(1, pa.int32())))
         for name, column in codes.items():
             keyed = keyed.append_column(name, column.ranks)
-        batches = (aligned(batch) for batch in keyed.to_batches(max_chunksize=ROWS_AT_A_TIME))
+        batches = (copy_nested_slices(batch) for batch in keyed.to_batches(max_chunksize=ROWS_AT_A_TIME))
         return _register(con, keyed.schema, batches)
 
     def batches(self, first: int = 0, rows: int | None = None) -> Iterator[pa.RecordBatch]:
@@ -78,7 +78,7 @@ class BufferedRows:
                 piece = self.table.slice(start, rows)
             else:
                 piece = self.table.take(self.order.slice(start, rows))
-            yield from map(aligned, piece.to_batches())
+            yield from map(copy_nested_slices, piece.to_batches())
 
 
 def _register(con: duckdb.DuckDBPyConnection, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> str:

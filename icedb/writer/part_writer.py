@@ -22,7 +22,7 @@ from icedb.sources.batch import Batch
 from icedb.storage.obstore_store import ObjectExists, ObjectStore
 from icedb.util.clock import Clock
 from icedb.util.progress import progress
-from icedb.util.thread_pool import pool_of
+from icedb.util.thread_pool import start_thread_pool
 from icedb.writer.batch_loader import too_little_memory
 from icedb.writer.batch_schema import WriteContext
 from icedb.writer.part_sizing import split_ranges
@@ -96,7 +96,7 @@ def put_parts(stage: StagedBatch, *, store: ObjectStore, clock: Clock, part_byte
 
     with (
         progress("writing parts", sum(r.rows for r in ranges), "rows") as advance,
-        pool_of(CONCURRENT_PUTS) as pool,  # each writes a part after the other: few files are on disk
+        start_thread_pool(CONCURRENT_PUTS) as pool,  # each writes a part after the other: few files are on disk
     ):
         writes = [pool.submit(write, key, piece) for key, piece in zip(keys, ranges, strict=True)]
         try:

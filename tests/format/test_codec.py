@@ -172,7 +172,7 @@ DAMAGE = [
 
 @pytest.mark.parametrize("body", [d[1] for d in DAMAGE], ids=[d[0] for d in DAMAGE])
 def test_damage_is_named_and_never_guessed_around(body: bytes) -> None:
-    with pytest.raises(CorruptLog, match="do not delete it") as caught:
+    with pytest.raises(CorruptLog, match="Do not delete it") as caught:
         decode(body, KEY, KEYS)
     assert caught.value.key == KEY
     assert KEY in str(caught.value)

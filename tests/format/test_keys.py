@@ -137,7 +137,7 @@ def test_only_the_first_two_fields_of_a_log_files_name_count() -> None:
      "1700000000000_a.jsonl.tmp", "1700000000000_a.jsonl\n", ""],
 )  # fmt: skip
 def test_what_is_not_named_like_a_log_file_is_damage(name: str) -> None:
-    with pytest.raises(CorruptLog, match="move it elsewhere") as caught:
+    with pytest.raises(CorruptLog, match="Move the object elsewhere") as caught:
         Keys("t").parse_log_file(f"t/_log/{name}")
     assert caught.value.key == f"t/_log/{name}"
 

@@ -134,7 +134,7 @@ def test_a_state_in_columns_is_the_state_of_few_markers(files: list[StoredLogFil
         same(replay(files, table="table"), few)  # of small log files
         mixed = [files[n] if n % 2 else large[n] for n in range(len(files))]
         known = replay([f for f in mixed[:earlier] if not f.file.live_epochs], table="table")
-        same(replay(mixed, table="table", known=known), few)
+        same(replay(mixed, table="table", previous=known), few)
 
 
 @pytest.mark.long
@@ -269,14 +269,14 @@ def test_a_small_commit_on_a_large_log_file_takes_its_columns_over() -> None:
     known = replay([large], table="table")
     first = large.file.markers[0]
     later = LogFile(10, {}, (Marker(f"{PREFIX}d=new/{'0' * 32}.parquet", 1, 10), Marker(first.key, 1, 10, 10)))
-    state = replay([large, stored("b", later)], table="table", known=known)
+    state = replay([large, stored("b", later)], table="table", previous=known)
     assert state.columns is not None
     assert state.columns._groups[0].columns is large.file.markers
     assert len(state.live) == len(known.live) == 20_000
     assert state.parts[first.key].tombstoned_ms == 10
     assert len(live_markers(state, 9)) == 20_000
     assert len(state.parts_named[first.key].by) == 2
-    assert replay([large], table="table", known=known).parts is known.parts
+    assert replay([large], table="table", previous=known).parts is known.parts
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ from icedb.format.timing import (
     LENGTH_MS_MAX,
     MINUTE_MS,
     EarlierTiming,
-    doomed_at,
+    deletable_until,
     part_timeout_at,
     timing_at,
 )
@@ -122,7 +122,7 @@ def test_every_program_uses_the_times_of_the_table(clocked: ClockedStore, clock:
     assert view.handle.timing == SHORT
     created.insert([{"n": 1}])
     created.insert([{"n": "no number"}], on_conflict="quarantine")
-    quarantine = open_handle(clocked.beside(clocked.location.beside("table_quarantine")), clock=clock)
+    quarantine = open_handle(clocked.sibling(clocked.location.sibling("table_quarantine")), clock=clock)
     assert quarantine.timing == SHORT
 
 
@@ -203,7 +203,7 @@ def test_the_times_that_count_are_always_possible_and_never_shorter(
     page = json.loads(encode_spec(spec))
     assert counting_times(page, at_ms) == {f.name: getattr(counting, f.name) for f in fields(Timing)}
     assert publishable_age(page, at_ms) == part_timeout_at(now, earlier, at_ms) <= now.part_timeout_ms
-    assert deleted_until(page, at_ms) == doomed_at(now, earlier, at_ms) >= at_ms - now.grace_ms
+    assert deleted_until(page, at_ms) == deletable_until(now, earlier, at_ms) >= at_ms - now.grace_ms
     if all(e.is_over(at_ms) for e in earlier):
         assert counting == now
 

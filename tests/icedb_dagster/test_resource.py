@@ -189,7 +189,7 @@ def test_the_session_of_an_s3_resource_is_asked_again_while_a_run_works(
         ({"verify": False}, "certificates are always verified"),
         ({"use_ssl": False}, "give an endpoint_url that begins with http://"),
         ({"profile_name": "nobody"}, r"there can be no session as s3 says: .*\(nobody\) could not be found"),
-        ({"aws_access_key_id": "a"}, "come together or not at all"),
+        ({"aws_access_key_id": "a"}, "or neither of them"),
         ({"region_name": dg.EnvVar("NOT_SET_ANYWHERE")}, "NOT_SET_ANYWHERE is not set"),
     ],
 )

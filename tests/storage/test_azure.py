@@ -52,10 +52,10 @@ def test_what_is_not_given_comes_from_the_environment(monkeypatch: pytest.Monkey
     [
         ({}, "AZURE_STORAGE_ACCOUNT_NAME is missing"),
         ({"AZURE_STORAGE_ACCOUNT_NAME": "lakehouse"}, "Entra ID and managed identities are not supported yet"),
-        ({**OPTIONS, "AZURE_STORAGE_SAS_TOKEN": SIGNATURE}, "one of them only"),
+        ({**OPTIONS, "AZURE_STORAGE_SAS_TOKEN": SIGNATURE}, "not both"),
         ({**OPTIONS, "AZURE_STORAGE_ACCOUNT_KEY": "secret, and no base64"}, "must be base64"),
-        ({**OPTIONS, "AZURE_STORAGE_ENDPOINT": "https://secret@host"}, "hold no credentials"),
-        ({**OPTIONS, "AZURE_STORAGE_ENDPOINT": "https://host/?secret"}, "hold no credentials"),
+        ({**OPTIONS, "AZURE_STORAGE_ENDPOINT": "https://secret@host"}, "contain no credentials"),
+        ({**OPTIONS, "AZURE_STORAGE_ENDPOINT": "https://host/?secret"}, "contain no credentials"),
         ({**OPTIONS, "AWS_REGION": "secret"}, r"unknown storage options \['AWS_REGION'\]"),
     ],
 )

@@ -185,7 +185,7 @@ def test_credentials_are_used_while_they_are_valid_when_their_renewal_fails() ->
     ("answer", "told"),
     [
         ({"access_key_id": "A"}, "gave no secret_access_key"),
-        ({"access_key_id": None, "secret_access_key": SECRET}, "gave no access_key_id.* or None in its place"),
+        ({"access_key_id": None, "secret_access_key": SECRET}, "gave no access_key_id.* or None instead of the dict"),
         ({"access_key_id": "A", "secret_access_key": SECRET.encode()}, "gave no secret_access_key.* as text"),
         ((SECRET,), "gave a tuple; give a dict, or None"),
         ({"expires_at": datetime(2099, 1, 1)}, "expires_at that is a datetime without a timezone.* in UTC"),

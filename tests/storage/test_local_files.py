@@ -213,7 +213,7 @@ def test_a_failing_disk_is_said_to_be_one(local: Any, monkeypatch: pytest.Monkey
 def test_a_file_is_no_place_for_a_table(tmp_path: Path, below: str, verb: Callable[[str], object]) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
-    with pytest.raises(InvalidURI, match="this path is a file, or lies below one") as caught:
+    with pytest.raises(InvalidURI, match="this path is a file or is below one") as caught:
         verb(str(file / below))
     assert isinstance(caught.value, InvalidRequestError)
     assert "endpoint" not in str(caught.value)

@@ -23,7 +23,7 @@ from icedb.errors import (
 )
 from icedb.storage.location import parse_location, with_log
 from icedb.storage.obstore_store import open_store
-from icedb.storage.split_store import TwoStores
+from icedb.storage.split_store import SplitStore
 from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock, create_table
 from icedb.writer.part_writer import write_parts
 
@@ -227,7 +227,7 @@ def test_a_relative_log_is_where_it_was_when_the_table_was_made(
 def test_the_same_address_is_one_store(tmp_path: Path) -> None:
     table = Table.create(tmp_path / "lake", log_uri=f"{tmp_path}/x/../lake/")
     assert table.spec.log_uri == ""
-    assert not isinstance(table.handle.store, TwoStores)
+    assert not isinstance(table.handle.store, SplitStore)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_the_same_address_is_one_store(tmp_path: Path) -> None:
     ],
 )
 def test_stores_whose_objects_could_be_confused_are_refused(uri: str, log_uri: str) -> None:
-    with pytest.raises(InvalidURI, match="could not be told apart"):
+    with pytest.raises(InvalidURI, match="could not be distinguished"):
         with_log(parse_location(uri), log_uri)
 
 
@@ -297,7 +297,7 @@ def test_one_name_at_two_endpoints_is_two_stores() -> None:
 def test_requests_go_where_their_keys_belong() -> None:
     clock = ManualClock()
     data, log = FaultyStore(ClockedStore(clock)), FaultyStore(ClockedStore(clock, prefix="fast"))
-    store = TwoStores(data, log)
+    store = SplitStore(data, log)
     keys = store.location.keys
     for key in (keys.part("", "a"), f"{keys.log_prefix}1", keys.probe, keys.spec):
         store.create(key, b"")
@@ -315,7 +315,7 @@ def test_requests_go_where_their_keys_belong() -> None:
 def test_no_part_goes_while_its_log_file_could_not() -> None:
     clock = ManualClock()
     data, log = ClockedStore(clock), FaultyStore(ClockedStore(clock, prefix="fast"))
-    store = TwoStores(data, log)
+    store = SplitStore(data, log)
     keys = store.location.keys
     store.create(keys.part("", "a"), b"")
     log.inject(Fault.FAIL, kind="delete")
@@ -326,7 +326,7 @@ def test_no_part_goes_while_its_log_file_could_not() -> None:
 
 def test_tests_of_programs_can_have_two_stores_too() -> None:
     clock = ManualClock()
-    store = TwoStores(ClockedStore(clock), ClockedStore(clock, prefix="fast"))
+    store = SplitStore(ClockedStore(clock), ClockedStore(clock, prefix="fast"))
     table = create_table(store, clock)
     table.insert([{"a": 1}])
     assert len(table.snapshot().parts) == 1

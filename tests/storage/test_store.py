@@ -15,7 +15,7 @@ import icedb.storage.obstore_store
 from icedb.errors import AccessDenied, BucketNotFound, StoreUnavailable, UnsupportedStore
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import ObjectExists, ObjectNotFound, ObjectStore, open_store
-from icedb.storage.split_store import TwoStores
+from icedb.storage.split_store import SplitStore
 from icedb.table import Table
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table
 
@@ -28,7 +28,7 @@ def store(request: pytest.FixtureRequest) -> ObjectStore:
     if request.param == "clocked":
         return ClockedStore(ManualClock())
     if request.param == "two":
-        return TwoStores(ClockedStore(ManualClock()), ClockedStore(ManualClock()))
+        return SplitStore(ClockedStore(ManualClock()), ClockedStore(ManualClock()))
     name = "memory" if request.param == "faulty" else request.param
     place = request.getfixturevalue(name)
     opened = open_store(parse_location(place.uri, place.storage_options))

@@ -23,7 +23,7 @@ from icedb.errors import AccessDenied, BucketNotFound, IceDBError, StoreUnavaila
 from icedb.storage import obstore_store as store_module
 from icedb.storage.location import parse_location, with_log
 from icedb.storage.obstore_store import PIECE_BYTES, ObjectNotFound, ObjectStore, open_store, open_stream, presign
-from icedb.storage.split_store import TwoStores
+from icedb.storage.split_store import SplitStore
 from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock
 from tests.support.object_stores.stores import Place
 
@@ -103,7 +103,7 @@ def test_an_object_with_too_few_bytes_is_told_before_the_first_piece(store: Obje
 
 def test_a_log_in_a_store_of_its_own_is_read_there(local: Place, memory: Place) -> None:
     both = open_store(with_log(parse_location(local.uri), memory.uri))
-    assert isinstance(both, TwoStores)
+    assert isinstance(both, SplitStore)
     key = both.location.keys.log_prefix + "a"
     both.log.create(key, b"log")
     assert asyncio.run(_read(both, key, 0, 3)) == b"log"
@@ -134,7 +134,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_told(local: Place) -> None:
             file.truncate(PIECE_BYTES + 7)
         return first + await anext(stream)
 
-    with pytest.raises(StoreUnavailable, match="lacks some of its bytes"):
+    with pytest.raises(StoreUnavailable, match="did not return all of its bytes"):
         asyncio.run(read())
 
 

@@ -151,7 +151,7 @@ MUTANTS = (
     Mutant(
         "a log file's tombstones are not carried",
         "icedb/format/commit_draft.py",
-        "carried = {t.key for f in sources for t in f.tombstones} - _counting(state)",
+        "carried = {t.key for f in sources for t in f.tombstones} - _effective_keys(state)",
         "carried: set[str] = set()",
         (REWRITE, KILLERS, SIMULATION),
         "test_schemas_horizons_and_log_tombstones_are_carried",
@@ -239,8 +239,8 @@ MUTANTS = (
     Mutant(
         "claims go to the store of the parts",
         "icedb/storage/split_store.py",
-        "        self._of_log = (keys.log_prefix, keys.claims_prefix)\n",
-        "        self._of_log = (keys.log_prefix,)\n",
+        "        self._log_prefixes = (keys.log_prefix, keys.claims_prefix)\n",
+        "        self._log_prefixes = (keys.log_prefix,)\n",
         (SCENES,),
         "test_a_scene_keeps_every_promise",
     ),

@@ -17,7 +17,7 @@ from icedb.format.keys import LogName
 from icedb.format.replay import TableState
 from icedb.operations.importing.import_plan import NamedParts
 from icedb.storage.object_store import ObjectStore
-from icedb.storage.split_store import TwoStores
+from icedb.storage.split_store import SplitStore
 from icedb.testing.simulation import SCENES, run_seed
 from icedb.testing.simulation.scenes.no_fencing import NoFencing
 from icedb.transaction.table_handle import Handle, Part
@@ -76,13 +76,13 @@ def _old_claims_are_published_although_parts_are_gone(patch: pytest.MonkeyPatch)
 
 
 def _claims_go_to_the_store_of_the_parts(patch: pytest.MonkeyPatch) -> None:
-    init = TwoStores.__init__
+    init = SplitStore.__init__
 
-    def made(stores: TwoStores, data: ObjectStore, log: ObjectStore) -> None:
+    def made(stores: SplitStore, data: ObjectStore, log: ObjectStore) -> None:
         init(stores, data, log)
         stores._of_log = stores._of_log[:1]
 
-    patch.setattr(TwoStores, "__init__", made)
+    patch.setattr(SplitStore, "__init__", made)
 
 
 def _imports_do_not_know_the_copies_of_others(patch: pytest.MonkeyPatch) -> None:

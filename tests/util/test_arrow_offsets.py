@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from icedb import Table
-from icedb.util.arrow_offsets import aligned
+from icedb.util.arrow_offsets import copy_nested_slices
 from tests.support.object_stores.stores import Place
 
 G = pa.struct([("g", pa.int8())])
@@ -44,4 +44,4 @@ def test_a_slice_of_a_nested_array_is_stored_as_it_is(name: str, local: Place) -
 
 def test_what_is_no_slice_is_not_copied() -> None:
     whole = pa.RecordBatch.from_arrays([DEEP, pa.array(range(10)).slice(3, len(DEEP))], ["x", "n"])
-    assert aligned(whole) is whole
+    assert copy_nested_slices(whole) is whole

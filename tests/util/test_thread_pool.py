@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from icedb import Table
-from icedb.util.thread_pool import pool_of
+from icedb.util.thread_pool import start_thread_pool
 from tests.support.object_stores.stores import Place
 
 
@@ -21,7 +21,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_pool_has_threads() -> None:
     both = threading.Barrier(2)
-    with pool_of(2) as pool:
+    with start_thread_pool(2) as pool:
         waited = [pool.submit(both.wait, 30) for _ in range(2)]
         assert sorted(done.result() for done in waited) == [0, 1]
 
@@ -29,7 +29,7 @@ def test_a_pool_has_threads() -> None:
 @pytest.mark.usefixtures("ending")
 def test_without_threads_work_is_done_at_once() -> None:
     done: list[int] = []
-    with pool_of(2) as pool:
+    with start_thread_pool(2) as pool:
         pool.submit(done.append, 1)
         assert done == [1]
         failed = pool.submit(int, "no number")

@@ -34,7 +34,7 @@ from icedb.table import Table
 from icedb.transaction.table_handle import Handle
 from icedb.util.arguments import checks_arguments
 from icedb.util.clock import SystemClock
-from icedb.util.optional_deps import imported
+from icedb.util.optional_deps import import_optional
 
 __all__ = ["Attached", "attach", "detach"]
 
@@ -132,7 +132,7 @@ def attach(
     Raises MissingExtra without numpy, InvalidOption for a name that something else has, TableNotFound, the store's
     errors, and DuckDB's.
     """
-    imported("numpy", extra="duckdb")
+    import_optional("numpy", extra="duckdb")
     if not isinstance(con, duckdb.DuckDBPyConnection):
         raise InvalidOption(f"{name}: {type(con).__name__} is no connection of DuckDB. Give one: duckdb.connect().")
     if not isinstance(table, Table):

@@ -17,7 +17,7 @@ import duckdb
 
 from icedb.errors import IceDBError
 from icedb.sql.connections import attach_s3, quote_name, quote_text, renew_access
-from icedb.storage.credentials import Credentials, usual_chain
+from icedb.storage.credentials import Credentials, default_chain
 from icedb.storage.location import Location
 
 __all__ = ["Access"]
@@ -37,7 +37,7 @@ class Access:
     def __init__(self, con: duckdb.DuckDBPyConnection, location: Location) -> None:
         """Raises StoreUnavailable when DuckDB has no S3 extension, AccessDenied, and DuckDB's errors."""
         if location.scheme == "s3" and location.explicit_credentials is None and location.provider is None:
-            location = replace(location, provider=usual_chain(location.uri))  # one for all times: it knows their end
+            location = replace(location, provider=default_chain(location.uri))  # one for all times: it knows their end
         self._location = location
         self._con = weakref.ref(con)
         self._known: Credentials | None = None

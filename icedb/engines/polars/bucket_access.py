@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from icedb.storage.credentials import Provider, usual_chain
+from icedb.storage.credentials import Provider, default_chain
 from icedb.storage.location import Location
 from icedb.util.clock import SystemClock
 
@@ -40,7 +40,7 @@ class _Credentials:
     def __init__(self, location: Location) -> None:
         self._location = location
         self._fixed = location.explicit_credentials is not None
-        self._ask: Provider = location.credentials if self._fixed else location.provider or usual_chain(location.uri)
+        self._ask: Provider = location.credentials if self._fixed else location.provider or default_chain(location.uri)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _Credentials, (self._location,)

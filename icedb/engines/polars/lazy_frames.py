@@ -28,7 +28,7 @@ from icedb.sql.connections import connect_sandbox, quote_text
 from icedb.sql.types import typed_nothing
 from icedb.transaction.table_handle import Handle, Part
 from icedb.util.arguments import checks_arguments
-from icedb.util.optional_deps import imported
+from icedb.util.optional_deps import import_optional
 from icedb.util.temporary_files import temporary_folder
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def scan(snapshot: Snapshot, parts_where: str | None = None) -> pl.LazyFrame:
     Raises MissingExtra; InvalidOption for a part of a partitioning before the last `alter`, whose path does not say
     what the partition columns are; UnsupportedType, and what `Snapshot.files` raises.
     """
-    polars = imported("polars", extra="polars")
+    polars = import_optional("polars", extra="polars")
     parts = chosen_parts(snapshot, parts_where)
     if not snapshot.schema:
         nothing: pl.LazyFrame = polars.LazyFrame()
@@ -112,7 +112,7 @@ class _Columns:
 @lru_cache(maxsize=64)
 def _stored_schema(schema: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
     """What this version of Polars reads in a part of DuckDB: it is shown one, without rows."""
-    polars = imported("polars", extra="polars")
+    polars = import_optional("polars", extra="polars")
     with temporary_folder("polars") as folder:
         path = str(folder / "nothing.parquet")
         with connect_sandbox(folder) as con:

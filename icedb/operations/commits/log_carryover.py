@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from icedb.format.records import told, tombstoned
+from icedb.format.records import tombstone_flags, tombstoned
 from icedb.format.replay import TableState
 
 __all__ = ["LINES_MAX", "OTHERS_MAX", "calling_live", "cheap_to_replace"]
@@ -46,5 +46,5 @@ def calling_live(state: TableState, *, t_ms: int) -> set[str]:
     return {
         key
         for key, stored in state.effective.items()
-        if key not in ahead and any(not is_dead and part in dead for part, is_dead in told(stored.file.markers))
+        if key not in ahead and any(not is_dead and part in dead for part, is_dead in tombstone_flags(stored.file.markers))
     }

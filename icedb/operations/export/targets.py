@@ -84,7 +84,7 @@ def open_target(
     home = handle.location
     if storage_options is None:
         location = location.reached_as(home)
-    store = handle.store.beside(location) if storage_options is None else open_store(location)
+    store = handle.store.sibling(location) if storage_options is None else open_store(location)
     root = f"{location.prefix}/" if location.prefix else ""
     _check_apart(handle, location)
     _check_no_table_above(handle, store, location)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from icedb.operations.rewrite.merge import PART_BYTES_MAX, plan_merge
 from icedb.transaction.table_handle import Part
-from icedb.util.optional_deps import imported
+from icedb.util.optional_deps import import_optional
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,7 +87,7 @@ class PartSizes:
 def draw(sizes: PartSizes) -> bytes:
     """The picture as a PNG, of one part at least. Raises MissingExtra."""
     # Here, because they take a second; and without pyplot, whose state is shared by all threads.
-    imported("matplotlib", extra="plot")
+    import_optional("matplotlib", extra="plot")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH_PX / DPI, HEIGHT_PX / DPI), dpi=DPI, facecolor=PAPER)

@@ -230,7 +230,7 @@ def _refuse_other_table(store: ObjectStore, location: Location, home: Location, 
         root=before if is_folder else location.root,
         prefix="" if is_folder else before.removeprefix(f"{location.root_uri}/"),
     )
-    if is_table(store.beside(above)):
+    if is_table(store.sibling(above)):
         raise InvalidOption(
             f"{home.uri}: '{address}' holds the parts of another table, and some of them may be superseded. Insert "
             "what a query of that table returns."

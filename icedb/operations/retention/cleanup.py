@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from icedb.errors import CorruptLog, GraceTooShort, InvalidOption
 from icedb.format.claims import decode_txn_claim
 from icedb.format.commit_draft import CommitDraft, draft
-from icedb.format.records import Marker, Named, told, tombstoned
+from icedb.format.records import LogReferences, Marker, tombstone_flags, tombstoned
 from icedb.format.replay import TableState
 from icedb.operations.commits.log_carryover import calling_live
 from icedb.transaction.append import Commit, nothing_to_commit
@@ -119,10 +119,10 @@ def _called_live(state: TableState, part_keys: Collection[str], *, but: frozense
     None of them can be forgotten: a v3 reader ignores log tombstones, and would see such a part come back.
     """
     files = (stored.file for key, stored in state.files.items() if key not in but)
-    return {key for file in files for key, is_dead in told(file.markers) if not is_dead and key in part_keys}
+    return {key for file in files for key, is_dead in tombstone_flags(file.markers) if not is_dead and key in part_keys}
 
 
-def _is_ripe(tombstoned_ms: int | None, named: Named, cutoff_ms: int) -> bool:
+def _is_ripe(tombstoned_ms: int | None, named: LogReferences, cutoff_ms: int) -> bool:
     """Older than the grace period, and carried by a log file that has been in the store that long."""
     if tombstoned_ms is None:
         return False
@@ -139,12 +139,12 @@ def _still_needed(state: TableState, replaced: Collection[str]) -> set[str]:
     if not doubtful:
         return set()
     staying = [f.file for k, f in state.effective.items() if k not in state.log_tombstones]
-    named = {key for f in staying for key, _ in told(f.markers)}
+    named = {key for f in staying for key, _ in tombstone_flags(f.markers)}
     dead = {m.key for f in staying for m in tombstoned(f.markers)}
     return {
         stored.key
         for stored in doubtful
-        if not all(key in (dead if is_dead else named) for key, is_dead in told(stored.file.markers))
+        if not all(key in (dead if is_dead else named) for key, is_dead in tombstone_flags(stored.file.markers))
     }
 
 

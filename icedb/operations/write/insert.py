@@ -191,7 +191,7 @@ def staged(
         ) as stage,
     ):
         if stage.misfits:
-            handle.location.beside(quarantine_name(handle))  # before anything is written: is there such a place?
+            handle.location.sibling(quarantine_name(handle))  # before anything is written: is there such a place?
         yield stage, memory_bytes
 
 

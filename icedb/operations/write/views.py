@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from icedb.errors import IceDBError, InvalidOption, StaleView, TableNotFound
 from icedb.format.replay import TableState
-from icedb.format.table_spec import TableSpec, View
+from icedb.format.table_spec import TableSpec, ViewSpec
 from icedb.operations.commits.actions import Replace
 from icedb.operations.commits.alter import alter
 from icedb.operations.commits.publish import prepare, publish_append
@@ -134,19 +134,19 @@ def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backf
     """
     check_name(name, table=handle.table)
     check_query(query, relation=ROWS, table=handle.table, what=f"query of the view '{name}'")
-    if handle.location.beside(name) == handle.location:
+    if handle.location.sibling(name) == handle.location:
         raise InvalidOption(f"{handle.table}: a table cannot be a view of itself. Give it another name.")
     if name == quarantine_name(handle):
         raise InvalidOption(f"{handle.table}: '{name}' is for rows that do not fit. Give the view another name.")
     if spec.insert_query:
         raise InvalidOption(f"{handle.table}: the view '{name}' has a query already; it takes no insert_query.")
     _check_fits(handle, name, query, spec)
-    store = handle.store.beside(handle.location.beside(name))
-    spec = msgspec.structs.replace(spec, id=_view_id(handle, View(name, query)))
+    store = handle.store.sibling(handle.location.sibling(name))
+    spec = msgspec.structs.replace(spec, id=_view_id(handle, ViewSpec(name, query)))
     target = create_handle(store, spec, timing=handle.spec.timing, fencing=handle.fencing, clock=handle.clock)
 
     def add(now: TableSpec) -> TableSpec:
-        return msgspec.structs.replace(now, views=(*(v for v in now.views if v.name != name), View(name, query)))
+        return msgspec.structs.replace(now, views=(*(v for v in now.views if v.name != name), ViewSpec(name, query)))
 
     alter(handle, add)
     if backfill:
@@ -162,7 +162,7 @@ def _check_fits(handle: Handle, name: str, query: str, spec: TableSpec) -> None:
     handle.read()
     if not handle.columns:
         return  # nobody knows yet
-    location = handle.location.beside(name)
+    location = handle.location.sibling(name)
     spec = checked_spec(spec, table=location.uri)
     context = WriteContext(location, spec, partition_expressions(spec, table=location.uri), dict(spec.columns))
     user_query = check_query(query, relation=ROWS, table=handle.table, what=f"query of the view '{name}'")
@@ -198,7 +198,7 @@ def refresh_view(handle: Handle, name: str, *, memory_bytes: int | None = None) 
     return commit_exclusive(target, refresh)
 
 
-def _write_all(handle: Handle, target: Handle, view: View, state: TableState, memory_bytes: int) -> WrittenParts:
+def _write_all(handle: Handle, target: Handle, view: ViewSpec, state: TableState, memory_bytes: int) -> WrittenParts:
     """Write the view's parts for all live rows of its source."""
     folder = make_folder("view")
     try:
@@ -218,7 +218,7 @@ def _sequences(state: TableState) -> dict[str, int]:
     return {application: sequence for application, (sequence, _) in state.txn.items()}
 
 
-def _view(handle: Handle, name: str) -> View:
+def _view(handle: Handle, name: str) -> ViewSpec:
     handle.read()
     for view in handle.spec.views:
         if view.name == name:
@@ -226,17 +226,17 @@ def _view(handle: Handle, name: str) -> View:
     raise InvalidOption(f"{handle.table}: there is no view '{name}' (there are {[v.name for v in handle.spec.views]}).")
 
 
-def _view_id(handle: Handle, view: View) -> str:
+def _view_id(handle: Handle, view: ViewSpec) -> str:
     """The id of a view's table: by it, a creation that was cut short is told from another table, and so is a table that
     somebody wrote into the source's spec to have it written to."""
     return hashlib.sha256(f"{handle.spec.id}\n{view.name}\n{view.query}".encode()).hexdigest()[:32]
 
 
-def _query_of(handle: Handle, view: View) -> UserQuery:
+def _query_of(handle: Handle, view: ViewSpec) -> UserQuery:
     return check_query(view.query, relation=ROWS, table=handle.table, what=f"query of the view '{view.name}'")
 
 
-def _open(handle: Handle, view: View) -> Handle:
+def _open(handle: Handle, view: ViewSpec) -> Handle:
     _query_of(handle, view)  # somebody else may have written it
     try:
         target = open_beside(handle, check_name(view.name, table=handle.table))
@@ -254,7 +254,7 @@ def _open(handle: Handle, view: View) -> Handle:
 
 
 def _write_with_views(
-    handle: Handle, target: Handle, view: View, stage: StagedBatch, memory_bytes: int | None, partitions_max: int | None
+    handle: Handle, target: Handle, view: ViewSpec, stage: StagedBatch, memory_bytes: int | None, partitions_max: int | None
 ) -> ViewParts:
     memory_bytes = half_of(memory_bytes) if target.spec.views else memory_bytes
     with _staged(handle, target, view, stage.stream(), memory_bytes=memory_bytes) as answer:
@@ -269,7 +269,7 @@ def _write_with_views(
 
 
 def _staged(
-    handle: Handle, target: Handle, view: View, stream: pa.RecordBatchReader, *, memory_bytes: int | None
+    handle: Handle, target: Handle, view: ViewSpec, stream: pa.RecordBatchReader, *, memory_bytes: int | None
 ) -> AbstractContextManager[StagedBatch]:
     query = _query_of(target, view)
     batch = Batch(stream, source=f"view of {handle.table}", is_answer=True)

@@ -10,7 +10,7 @@ from time import monotonic
 from icedb.testing.simulation.exhaustive import Story, pair_stories, run_story, single_stories, torn_stories
 from icedb.testing.simulation.parallel_runs import run_seeds, run_stories
 from icedb.testing.simulation.random_runs import run_seed
-from icedb.testing.simulation.report import Report
+from icedb.testing.simulation.report import SimulationReport
 from icedb.testing.simulation.scenes import SCENES
 
 COMMAND = "python -m icedb.testing.simulation"
@@ -69,7 +69,7 @@ def _verdict(violation: str | None) -> int:
 def _all_seeds(seeds: range, *, scene: str | None, processes: int) -> int:
     if scene is not None:
         print(f"Scene: {scene}")
-    report = Report(len(seeds), scene=scene)
+    report = SimulationReport(len(seeds), scene=scene)
     option = f"--scene '{scene}' " if scene is not None else ""
     for outcome in run_seeds(seeds, scene=scene, processes=processes):
         report.add(outcome)

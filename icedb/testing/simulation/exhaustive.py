@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Self
 
 from icedb.testing.faults import Kind
-from icedb.testing.simulation.world.operation_run import Refusal, Transactions
+from icedb.testing.simulation.world.operation_run import RejectedOperation, Transactions
 from icedb.testing.simulation.world.operations import OPERATIONS
-from icedb.testing.simulation.world.plain_parts import plainly
+from icedb.testing.simulation.world.plain_parts import use_plain_parts
 from icedb.testing.simulation.world.process import Act
 from icedb.testing.simulation.world.recovery import recover
 from icedb.testing.simulation.world.request_faults import Strike, Trouble
 from icedb.testing.simulation.world.setting import TIMING
 from icedb.testing.simulation.world.simulated_store import PAGE_KEYS
 from icedb.testing.simulation.world.truth import Violation
-from icedb.testing.simulation.world.world import World
+from icedb.testing.simulation.world.world import SimulatedWorld
 
 __all__ = ["Story", "pair_stories", "run_story", "single_stories", "torn_stories"]
 
@@ -67,13 +67,13 @@ class Story:
         )
 
 
-class _Stage:
+class _PreparedTable:
     """The prepared table, and the world of one story."""
 
     def __init__(self, trace: Callable[[str], None] | None) -> None:
-        self.world = World(_SEED, trace=trace, fine=False)
+        self.world = SimulatedWorld(_SEED, trace=trace, fine=False)
         self.transactions = Transactions()
-        self.refusals: list[Refusal] = []
+        self.refusals: list[RejectedOperation] = []
 
     def spawn(self, name: str, *, skew_ms: int = 0) -> Act:
         body = OPERATIONS[name].body(self.world, self.transactions, self.refusals)
@@ -93,17 +93,17 @@ class _Stage:
         self.world.clock.advance(TIMING.commit_timeout_ms // 2)
 
 
-_prepared: _Stage | None = None
+_prepared: _PreparedTable | None = None
 
 
-def _stage(trace: Callable[[str], None] | None) -> _Stage:
+def _stage(trace: Callable[[str], None] | None) -> _PreparedTable:
     """A copy of the prepared table, in a world of its own."""
     global _prepared
     if _prepared is None:
-        _prepared = _Stage(None)
-        with plainly():
+        _prepared = _PreparedTable(None)
+        with use_plain_parts():
             _prepared.prepare()
-    stage, model = _Stage(trace), _prepared
+    stage, model = _PreparedTable(trace), _prepared
     stage.world.adopt(model.world)
     stage.transactions = deepcopy(model.transactions)
     return stage
@@ -113,7 +113,7 @@ def run_story(story: Story, *, trace: Callable[[str], None] | None = None) -> st
     """The promise that was broken, or None."""
     stage = _stage(trace)
     try:
-        with plainly():
+        with use_plain_parts():
             _tell(stage, story) if story.behind is None else _tell_of_torn_listing(stage, story, story.behind)
             recover(stage.world, stage.transactions, stage.refusals)
     except Violation as violation:
@@ -121,7 +121,7 @@ def run_story(story: Story, *, trace: Callable[[str], None] | None = None) -> st
     return None
 
 
-def _tell(stage: _Stage, story: Story) -> None:
+def _tell(stage: _PreparedTable, story: Story) -> None:
     world, first = stage.world, stage.spawn(story.first)
     crashes = story.trouble in (Trouble.CRASH_BEFORE, Trouble.CRASH_AFTER)
 
@@ -144,7 +144,7 @@ def _tell(stage: _Stage, story: Story) -> None:
         stage.run(story.second)
 
 
-def _tell_of_torn_listing(stage: _Stage, story: Story, behind: str) -> None:
+def _tell_of_torn_listing(stage: _PreparedTable, story: Story, behind: str) -> None:
     """A commit is about to land; plain appends with later times fill a page of the listing; then it lands behind it."""
     world, log_prefix = stage.world, stage.world.location.keys.log_prefix
 
@@ -173,7 +173,7 @@ def _puts_log(request: tuple[Kind, str], log_prefix: str) -> bool:
     return request[0] == "create" and request[1].startswith(log_prefix)
 
 
-def _run_whole(stage: _Stage, first: Act, name: str, *, dies_at: int | None = None, skew_ms: int = 0) -> None:
+def _run_whole(stage: _PreparedTable, first: Act, name: str, *, dies_at: int | None = None, skew_ms: int = 0) -> None:
     other = stage.spawn(name, skew_ms=skew_ms)
     if dies_at is not None:
         other.strikes.append(Strike(Trouble.CRASH_BEFORE, dies_at))
@@ -194,7 +194,7 @@ def _delay_ms(story: Story) -> int:
 def _requests(name: str) -> int:
     """How many requests an operation makes when nothing disturbs it."""
     stage = _stage(None)
-    with plainly():
+    with use_plain_parts():
         act = stage.spawn(name)
         stage.world.run(patient=True)
     return act.requests

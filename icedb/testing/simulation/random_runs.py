@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from icedb.testing.simulation.scenes import SCENES, Scene
-from icedb.testing.simulation.world.operation_run import Refusal, Transactions
+from icedb.testing.simulation.world.operation_run import RejectedOperation, Transactions
 from icedb.testing.simulation.world.operations import OPERATIONS, Operation
-from icedb.testing.simulation.world.plain_parts import plainly
+from icedb.testing.simulation.world.plain_parts import use_plain_parts
 from icedb.testing.simulation.world.process import Act, Process
 from icedb.testing.simulation.world.recovery import recover
 from icedb.testing.simulation.world.request_faults import READ_FAULTS, Strike, Trouble
 from icedb.testing.simulation.world.setting import TIMING
 from icedb.testing.simulation.world.truth import Violation
-from icedb.testing.simulation.world.world import Tally, World
+from icedb.testing.simulation.world.world import SimulatedWorld, Tally
 
 __all__ = ["CHUNK", "Cell", "Outcome", "all_cells", "run_seed"]
 
@@ -86,12 +86,12 @@ def run_seed(seed: int, *, scene: str | None = None, trace: Callable[[str], None
     """One world from beginning to end; with a scene, one that plays it, and draws from numbers of its own."""
     played = None if scene is None else SCENES[scene]()
     if played is None:
-        world = World(seed, trace=trace)
+        world = SimulatedWorld(seed, trace=trace)
     else:
-        world = World(f"{scene} {seed}", trace=trace, setting=played.setting)
+        world = SimulatedWorld(f"{scene} {seed}", trace=trace, setting=played.setting)
     try:
-        with plainly():
-            _Run(world, seed, played).whole()
+        with use_plain_parts():
+            _SeedRun(world, seed, played).whole()
     except Violation as violation:
         return Outcome(seed, str(violation), world.tally)
     return Outcome(seed, None, world.tally)
@@ -137,8 +137,8 @@ _PROFILES = (
 )
 
 
-class _Run:
-    def __init__(self, world: World, seed: int, scene: Scene | None) -> None:
+class _SeedRun:
+    def __init__(self, world: SimulatedWorld, seed: int, scene: Scene | None) -> None:
         self._world = world
         self._rng = rng = world.rng
         self._scene = scene
@@ -153,7 +153,7 @@ class _Run:
             troubles = scene.troubles or self._profile.troubles
             self._profile = replace(self._profile, operations=scene.crowd, pauses_ms=pauses_ms, troubles=troubles)
         self._transactions = Transactions()
-        self._refusals: list[Refusal] = []
+        self._refusals: list[RejectedOperation] = []
 
     def whole(self) -> None:
         world, rng = self._world, self._rng

@@ -10,10 +10,10 @@ from icedb.testing.simulation.scenes import SCENES
 from icedb.testing.simulation.world.operations import OPERATIONS
 from icedb.testing.simulation.world.request_faults import Trouble
 
-__all__ = ["Report"]
+__all__ = ["SimulationReport"]
 
 
-class Report:
+class SimulationReport:
     """Adds up outcomes. As text it ends in the matrix: operation struck by operation in flight, summed over faults."""
 
     def __init__(self, planned: int, *, scene: str | None = None) -> None:

@@ -67,7 +67,7 @@ def test_parts_are_copied_as_they_are(place: Any) -> None:
     assert report.bytes == table.snapshot().bytes
     assert [(done, total) for done, total, _ in told] == [(n, 5) for n in range(1, 6)]
     assert told[-1][2] == report.bytes
-    store = table.handle.store.beside(table.handle.location.beside("table-out"))
+    store = table.handle.store.sibling(table.handle.location.sibling("table-out"))
     root = store.location.keys.prefix
     names = [i.key.removeprefix(root).strip("/") for i in store.list(root)]
     assert {n for n in names if n.startswith("_")} == {"_SUCCESS", "_export.json"}
@@ -197,7 +197,7 @@ def test_another_export_is_replaced_when_asked(place: Any) -> None:
         planned = table.export_parquet(target, where=where, overwrite=True, dry_run=True)
         report = table.export_parquet(target, where=where, overwrite=True)
         assert planned.replaced_files == report.replaced_files == len(kept)
-        store = table.handle.store.beside(table.handle.location.beside("table-out"))
+        store = table.handle.store.sibling(table.handle.location.sibling("table-out"))
         kept = [i.key for i in store.list(store.location.keys.prefix) if i.key.endswith(".parquet")]
         assert len(kept) == report.files
     if place.kind != "memory":

@@ -40,7 +40,7 @@ def make(place: Any, **spec: Any) -> Table:
 
 def beside(table: Table, name: str = "events_quarantine") -> Table:
     location = table.handle.location
-    return Table.open(location.beside(name).uri, storage_options=location.storage_options)
+    return Table.open(location.sibling(name).uri, storage_options=location.storage_options)
 
 
 def listing(place: Any) -> list[str]:

@@ -30,7 +30,7 @@ from icedb.errors import (
     TableNotFound,
 )
 from icedb.format.records import LogFile
-from icedb.format.table_spec import Aggregating, Dedup, Replacing, TableSpec, View, encode_spec
+from icedb.format.table_spec import Aggregating, Dedup, Replacing, TableSpec, ViewSpec, encode_spec
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import open_store
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table, open_table
@@ -398,7 +398,7 @@ def test_a_ring_of_views_that_somebody_wrote_by_hand_is_refused(ring: tuple[str,
     clock = ManualClock()
     world = Siblings(lambda *_: None)
     for name, view in zip(("events", *ring), (*ring, ""), strict=True):
-        views = (View(view, "SELECT k, v FROM _rows"),) if view else ()
+        views = (ViewSpec(view, "SELECT k, v FROM _rows"),) if view else ()
         store, spec = world.beside(name), TableSpec(id=clock.new_id(), views=views)
         if store.location.keys.spec not in world.store.objects:
             store.create(store.location.keys.spec, encode_spec(spec))

@@ -32,7 +32,7 @@ class Siblings:
         self.store.objects = dict(self._saved)
 
     def beside(self, name: str) -> ObjectStore:
-        return self.store.beside(replace(self.store.location, prefix=f"lake/{name}"))
+        return self.store.sibling(replace(self.store.location, prefix=f"lake/{name}"))
 
     def actor(self, name: str = "events") -> tuple[Table, FaultyStore]:
         """Somebody with a table open, whose requests can be struck; those to the tables beside it, too."""

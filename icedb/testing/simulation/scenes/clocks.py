@@ -10,12 +10,12 @@ from icedb.errors import CorruptLog
 from icedb.format.records import LogFile
 from icedb.testing.simulation.scenes.scene import USUAL, Scene
 from icedb.testing.simulation.scenes.v3_writers import put_v3_batch
-from icedb.testing.simulation.world.operation_run import BASE_SCHEMA, Task
+from icedb.testing.simulation.world.operation_run import BASE_SCHEMA, OperationRun
 from icedb.testing.simulation.world.operations import OPERATIONS, Operation
 from icedb.testing.simulation.world.recovery import maintain
 from icedb.testing.simulation.world.setting import LATE_MS, PARTITIONS, TIMING
 from icedb.testing.simulation.world.truth import Landing, Violation
-from icedb.testing.simulation.world.world import World
+from icedb.testing.simulation.world.world import SimulatedWorld
 
 __all__ = ["Clocks"]
 
@@ -40,17 +40,17 @@ class Clocks(Scene):
             "v3 ahead": Operation("v3 ahead", self._append_ahead, refuses=False),
         }
 
-    def enter(self, world: World) -> None:
+    def enter(self, world: SimulatedWorld) -> None:
         """See Scene."""
         world.watchers.append(self._check_landing)
         self._world = world
 
-    def leave(self, world: World) -> None:
+    def leave(self, world: SimulatedWorld) -> None:
         """The table is maintained while log files are ahead, and again when their time has come."""
         maintain(world)
         world.let_pass_until(max(world.clock.now_ms(), self._ahead_ms + LATE_MS))
 
-    def _run_with_wrong_clock(self, task: Task) -> None:
+    def _run_with_wrong_clock(self, task: OperationRun) -> None:
         """Any operation of ours, in a program of its own."""
         world, act = task.world, task.act
         act.process.busy -= 1
@@ -64,7 +64,7 @@ class Clocks(Scene):
             if any(landing.added for landing in world.truth.landings.values()):
                 raise
 
-    def _append_ahead(self, task: Task) -> None:
+    def _append_ahead(self, task: OperationRun) -> None:
         ahead_ms = task.world.rng.choice(_AHEAD_MS)
         put_v3_batch(task, task.new_rows(task.choose(PARTITIONS)), BASE_SCHEMA, ahead_ms=ahead_ms)
 

@@ -14,13 +14,13 @@ from functools import partial
 from icedb.format.records import LogFile
 from icedb.operations.commits.publish import publish_append
 from icedb.testing.simulation.scenes.scene import USUAL, Scene
-from icedb.testing.simulation.world.operation_run import BASE_SCHEMA, Task
+from icedb.testing.simulation.world.operation_run import BASE_SCHEMA, OperationRun
 from icedb.testing.simulation.world.operations import Operation
 from icedb.testing.simulation.world.plain_parts import write_rows
-from icedb.testing.simulation.world.recovery import healthy
+from icedb.testing.simulation.world.recovery import run_healthy
 from icedb.testing.simulation.world.setting import PARTITIONS, TIMING, Setting
 from icedb.testing.simulation.world.truth import Landing, Violation
-from icedb.testing.simulation.world.world import World
+from icedb.testing.simulation.world.world import SimulatedWorld
 from icedb.transaction.table_handle import Handle
 
 __all__ = ["Forgotten"]
@@ -47,17 +47,17 @@ class Forgotten(Scene):
         #: Application -> the sequence and time of each commit.
         self._committed: dict[str, list[tuple[int, int]]] = defaultdict(list)
 
-    def enter(self, world: World) -> None:
+    def enter(self, world: SimulatedWorld) -> None:
         """See Scene."""
         self._fates = world.truth.fates
         world.watchers.append(self._check_landing)
 
-    def leave(self, world: World) -> None:
+    def leave(self, world: SimulatedWorld) -> None:
         """Each application goes on, so that its claims are history."""
         for application in list(self._next):
-            healthy(world, "late txn", partial(self._go_on, world, application))
+            run_healthy(world, "late txn", partial(self._go_on, world, application))
 
-    def _try(self, task: Task) -> None:
+    def _try(self, task: OperationRun) -> None:
         """The next transaction of an application, or one that it has tried before."""
         application = task.choose(_APPLICATIONS)
         sequence = max(0, self._next[application] - task.world.rng.choice((0, 0, 1, 1, 2, 3)))
@@ -70,7 +70,7 @@ class Forgotten(Scene):
             task.must_have_landed(commit)
         self._next[application] = max(self._next[application], sequence + 1)
 
-    def _go_on(self, world: World, application: str, handle: Handle) -> None:
+    def _go_on(self, world: SimulatedWorld, application: str, handle: Handle) -> None:
         sequence = self._next[application] + 1
         rows = {PARTITIONS[0]: world.new_rows(1)}
         self._of_row |= {row: (application, sequence, world.clock.now_ms()) for row in rows[PARTITIONS[0]]}

@@ -18,14 +18,14 @@ from icedb.buffering.submissions import Submission
 from icedb.errors import CommitStateUnknown, InvalidBatch
 from icedb.format.records import Marker
 from icedb.testing.simulation.scenes.scene import Scene
-from icedb.testing.simulation.world.operation_run import Task
+from icedb.testing.simulation.world.operation_run import OperationRun
 from icedb.testing.simulation.world.operations import Operation
 from icedb.testing.simulation.world.plain_parts import read_rows
 from icedb.testing.simulation.world.process import Process
-from icedb.testing.simulation.world.recovery import healthy
+from icedb.testing.simulation.world.recovery import run_healthy
 from icedb.testing.simulation.world.setting import PARTITIONS
 from icedb.testing.simulation.world.truth import Violation
-from icedb.testing.simulation.world.world import World
+from icedb.testing.simulation.world.world import SimulatedWorld
 from icedb.transaction.table_handle import Handle
 
 __all__ = ["GroupCommits"]
@@ -85,7 +85,7 @@ class GroupCommits(Scene):
         #: What is submitted until somebody acknowledges it.
         self._waiting: list[_Request] = []
 
-    def leave(self, world: World) -> None:
+    def leave(self, world: SimulatedWorld) -> None:
         """The senders that wait are served, and nothing is there that failed, or in part."""
 
         def serve(handle: Handle) -> None:
@@ -93,7 +93,7 @@ class GroupCommits(Scene):
             with closing(_PlainIds(handle, "id", window_ms=_WINDOW_MS, ids_max=10_000)) as ids:
                 self._commit(world, process, list(self._waiting), ids)
 
-        healthy(world, "group with ids", serve)
+        run_healthy(world, "group with ids", serve)
         if self._waiting:
             raise Violation(f"without faults, a writer did not commit {self._waiting}")
         rows = world.truth.fates.keys()
@@ -104,17 +104,17 @@ class GroupCommits(Scene):
             if any(there) and (request.is_bad or (request.is_failed and not request.is_uncertain)):
                 raise Violation(f"a submission failed, and its rows are there: {request}")
 
-    def _new(self, task: Task) -> _Request:
+    def _new(self, task: OperationRun) -> _Request:
         rng = task.world.rng
         return _Request(task.world.new_rows(rng.randint(1, 2)), task.choose(PARTITIONS), is_bad=rng.random() < 0.1)
 
-    def _group(self, task: Task) -> None:
+    def _group(self, task: OperationRun) -> None:
         for _ in range(task.world.rng.randint(1, 2)):
             requests = [self._new(task) for _ in range(task.world.rng.randint(1, 4))]
             self._once += requests
             self._commit(task.world, task.act.process, requests, None)
 
-    def _group_with_ids(self, task: Task) -> None:
+    def _group_with_ids(self, task: OperationRun) -> None:
         rng = task.world.rng
         with closing(_PlainIds(task.handle, "id", window_ms=_WINDOW_MS, ids_max=10_000)) as ids:
             for _ in range(rng.randint(1, 3)):
@@ -122,7 +122,7 @@ class GroupCommits(Scene):
                 chosen = [r for r in self._waiting if rng.random() < 0.7]
                 self._commit(task.world, task.act.process, chosen, ids)
 
-    def _commit(self, world: World, process: Process, requests: Sequence[_Request], ids: Ids | None) -> None:
+    def _commit(self, world: SimulatedWorld, process: Process, requests: Sequence[_Request], ids: Ids | None) -> None:
         committer = Committer(
             process.handle,
             on_conflict="raise",
@@ -145,7 +145,7 @@ class GroupCommits(Scene):
             if request.is_bad and request in self._waiting:
                 self._waiting.remove(request)
 
-    def _acknowledge(self, world: World, request: _Request) -> None:
+    def _acknowledge(self, world: SimulatedWorld, request: _Request) -> None:
         if request.is_bad or (lost := [row for row in request.rows if row not in world.truth.fates]):
             raise Violation(f"a submission was acknowledged and is not there: {request}, {lost}")
         if request in self._waiting:

@@ -19,13 +19,13 @@ from icedb.operations.importing.inspect_files import Examining, ReadingFooters
 from icedb.operations.importing.parquet_footer import Examined, Footer
 from icedb.operations.rewrite.engine import DistributedTask, Item, ResourceLimits, Result
 from icedb.testing.simulation.scenes.scene import USUAL, Scene
-from icedb.testing.simulation.world.operation_run import Task
+from icedb.testing.simulation.world.operation_run import OperationRun
 from icedb.testing.simulation.world.operations import Operation
 from icedb.testing.simulation.world.plain_parts import rows_of
-from icedb.testing.simulation.world.recovery import healthy
+from icedb.testing.simulation.world.recovery import run_healthy
 from icedb.testing.simulation.world.setting import Setting
 from icedb.testing.simulation.world.truth import Violation
-from icedb.testing.simulation.world.world import World
+from icedb.testing.simulation.world.world import SimulatedWorld
 from icedb.transaction.table_handle import Handle
 
 __all__ = ["Imports"]
@@ -49,39 +49,39 @@ class Imports(Scene):
         }
         self._bodies: dict[str, bytes] = {}
 
-    def enter(self, world: World) -> None:
+    def enter(self, world: SimulatedWorld) -> None:
         """See Scene."""
         for _ in range(3):
             self._put_file(world)
 
-    def leave(self, world: World) -> None:
+    def leave(self, world: SimulatedWorld) -> None:
         """The last import takes what is left."""
-        healthy(world, "import", lambda handle: self._import_rest(world, handle))
+        run_healthy(world, "import", lambda handle: self._import_rest(world, handle))
         for key, body in self._bodies.items():
             if key not in world.store.objects or world.store.objects[key].body != body:
                 raise Violation(f"'{key}' was changed by an import")
 
-    def _put_file(self, world: World) -> None:
+    def _put_file(self, world: SimulatedWorld) -> None:
         key = f"{_FOLDER}{len(self._bodies)}.parquet"
         self._bodies[key] = json.dumps(world.new_rows(world.rng.randint(1, 3))).encode()
         world.store.put(key, self._bodies[key])
 
-    def _new_file(self, task: Task) -> None:
+    def _new_file(self, task: OperationRun) -> None:
         task.handle.store.head(task.handle.keys.spec)  # a turn, so that others are in flight
         self._put_file(task.world)
 
-    def _import(self, task: Task) -> None:
+    def _import(self, task: OperationRun) -> None:
         before = set(self._bodies)
         report = import_files(task.handle, _ADDRESS, engine=_PlainEngine())
         task.must_have_landed(report.commit)
         self._must_be_there(task.world, report, before)
 
-    def _must_be_there(self, world: World, report: ImportReport, keys: set[str]) -> None:
+    def _must_be_there(self, world: SimulatedWorld, report: ImportReport, keys: set[str]) -> None:
         """What was there when the import began was imported, by it or by another. Raises Violation."""
         if lost := [key for key in sorted(keys) if not set(rows_of(self._bodies[key])) <= world.truth.fates.keys()]:
             raise Violation(f"an import succeeded without {lost}: {[str(s) for s in report.skipped]}")
 
-    def _import_rest(self, world: World, handle: Handle) -> None:
+    def _import_rest(self, world: SimulatedWorld, handle: Handle) -> None:
         with suppress(InvalidOption):  # files older than the horizon, of which the log cannot tell
             self._must_be_there(world, import_files(handle, _ADDRESS, engine=_PlainEngine()), set(self._bodies))
 

@@ -7,7 +7,7 @@ no put may be carried out after its client has given up: of two log files of one
 from __future__ import annotations
 
 from icedb.testing.simulation.scenes.scene import Scene
-from icedb.testing.simulation.world.operation_run import Task
+from icedb.testing.simulation.world.operation_run import OperationRun
 from icedb.testing.simulation.world.operations import OPERATIONS, Operation
 from icedb.testing.simulation.world.process import Act
 from icedb.testing.simulation.world.request_faults import Trouble
@@ -52,7 +52,7 @@ class NoFencing(Scene):
         """Whether no program maintains the table: the last one has ended, or has died."""
         return self._maintainer is None or self._maintainer.finished or self._maintainer.process.dead
 
-    def _maintain(self, task: Task) -> None:
+    def _maintain(self, task: OperationRun) -> None:
         for _ in range(task.world.rng.randint(1, 3)):
             task.handle.store.head(task.handle.keys.spec)  # a turn, so that others are in flight
             if not self._is_free() and self._maintainer is not task.act:

@@ -11,13 +11,13 @@ from icedb.operations.commits.publish import publish_append
 from icedb.operations.integrity.repair_types import repair
 from icedb.testing.simulation.scenes.scene import USUAL, Scene
 from icedb.testing.simulation.scenes.v3_writers import put_v3_batch
-from icedb.testing.simulation.world.operation_run import BASE_SCHEMA, Task
+from icedb.testing.simulation.world.operation_run import BASE_SCHEMA, OperationRun
 from icedb.testing.simulation.world.operations import Operation
 from icedb.testing.simulation.world.plain_parts import TYPED, type_of, write_rows
-from icedb.testing.simulation.world.recovery import healthy
+from icedb.testing.simulation.world.recovery import run_healthy
 from icedb.testing.simulation.world.setting import PARTITIONS, Setting
 from icedb.testing.simulation.world.truth import Landing, Violation
-from icedb.testing.simulation.world.world import World
+from icedb.testing.simulation.world.world import SimulatedWorld
 
 __all__ = ["Repairs"]
 
@@ -40,11 +40,11 @@ class Repairs(Scene):
         }
         self._restored: set[str] = set()
 
-    def enter(self, world: World) -> None:
+    def enter(self, world: SimulatedWorld) -> None:
         """See Scene."""
         world.watchers.append(lambda file, landing: self._check_types(world, file, landing))
 
-    def _check_types(self, world: World, file: LogFile, landing: Landing) -> None:
+    def _check_types(self, world: SimulatedWorld, file: LogFile, landing: Landing) -> None:
         if world.truth.process_of(landing.key) in world.truth.revivers:  # it may bring back what was before a repair
             self._restored |= {m.key for m in file.markers if m.tombstoned_ms is None and m.created_ms == file.t_ms}
         state = world.checker.state()
@@ -55,14 +55,14 @@ class Repairs(Scene):
         if wrong := {key: t for key, t in types.items() if t not in (None, state.schema[TYPED])}:
             raise Violation(f"after '{landing.key}' the column is {state.schema[TYPED]}, and {wrong} hold it otherwise")
 
-    def leave(self, world: World) -> None:
+    def leave(self, world: SimulatedWorld) -> None:
         """No program of v3 writes any more, so one repair is enough."""
-        healthy(world, "repair", repair)
+        run_healthy(world, "repair", repair)
         if conflicts := world.checker.state().conflicts:
             raise Violation(f"after a repair without faults the columns {sorted(conflicts)} have several types")
 
 
-def _typed(task: Task) -> None:
+def _typed(task: OperationRun) -> None:
     """A program of ours brings the column, or takes the type that it knows of."""
     rows = task.new_rows(task.choose(PARTITIONS))
     type_ = task.handle.known_schema.get(TYPED) or task.choose(_TYPES)
@@ -71,9 +71,9 @@ def _typed(task: Task) -> None:
     task.must_have_added(publish_append(task.handle, written), rows)
 
 
-def _v3_typed(task: Task) -> None:
+def _v3_typed(task: OperationRun) -> None:
     put_v3_batch(task, task.new_rows(task.choose(PARTITIONS)), {**BASE_SCHEMA, TYPED: task.choose(_TYPES)})
 
 
-def _repair(task: Task) -> None:
+def _repair(task: OperationRun) -> None:
     task.must_have_landed(repair(task.handle).commit)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from icedb.testing.simulation.world.operations import Operation
 from icedb.testing.simulation.world.request_faults import Trouble
 from icedb.testing.simulation.world.setting import Setting
-from icedb.testing.simulation.world.world import World
+from icedb.testing.simulation.world.world import SimulatedWorld
 
 __all__ = ["USUAL", "Scene"]
 
@@ -54,8 +54,8 @@ class Scene:
     def __init__(self) -> None:
         self.operations: Mapping[str, Operation] = {}
 
-    def enter(self, world: World) -> None:
+    def enter(self, world: SimulatedWorld) -> None:
         """Prepare the world."""
 
-    def leave(self, world: World) -> None:
+    def leave(self, world: SimulatedWorld) -> None:
         """Check the promises of the scene, and let what it began end. Raises Violation."""

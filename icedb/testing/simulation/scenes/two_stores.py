@@ -6,10 +6,10 @@ What belongs to one store never goes to the other, and all promises of one store
 from __future__ import annotations
 
 from icedb.testing.simulation.scenes.scene import USUAL, Scene
-from icedb.testing.simulation.world.operation_run import Task
+from icedb.testing.simulation.world.operation_run import OperationRun
 from icedb.testing.simulation.world.operations import Operation
 from icedb.testing.simulation.world.setting import TIMING, Setting
-from icedb.testing.simulation.world.world import World
+from icedb.testing.simulation.world.world import SimulatedWorld
 
 __all__ = ["TwoPlaces"]
 
@@ -26,12 +26,12 @@ class TwoPlaces(Scene):
         super().__init__()
         self.operations = {"outage": Operation("outage", _outage, changes=False)}
 
-    def leave(self, world: World) -> None:
+    def leave(self, world: SimulatedWorld) -> None:
         """Both stores are there again."""
         world.away.clear()
 
 
-def _outage(task: Task) -> None:
+def _outage(task: OperationRun) -> None:
     """One of the stores answers nobody for a while; the other goes on."""
     prefix = task.choose(task.world.roots)
     task.handle.store.head(task.handle.keys.spec)  # a turn, so that others are in flight

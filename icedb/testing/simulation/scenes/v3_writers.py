@@ -12,12 +12,12 @@ import json
 from icedb.format.records import LogFile
 from icedb.operations.commits.publish import publish_append
 from icedb.testing.simulation.scenes.scene import USUAL, Scene
-from icedb.testing.simulation.world.operation_run import BASE_SCHEMA, Task
+from icedb.testing.simulation.world.operation_run import BASE_SCHEMA, OperationRun
 from icedb.testing.simulation.world.operations import Operation
 from icedb.testing.simulation.world.plain_parts import body_of
 from icedb.testing.simulation.world.setting import PARTITIONS, TIMING
 from icedb.testing.simulation.world.truth import Landing, Violation
-from icedb.testing.simulation.world.world import World
+from icedb.testing.simulation.world.world import SimulatedWorld
 
 __all__ = ["V3Writers", "live_to_v3", "put_v3_batch"]
 
@@ -40,12 +40,12 @@ class V3Writers(Scene):
             "same column": Operation("same column", _same_column),
         }
 
-    def enter(self, world: World) -> None:
+    def enter(self, world: SimulatedWorld) -> None:
         """See Scene."""
         world.watchers.append(lambda file, landing: _check_v3_readers(world, file, landing))
 
 
-def _append(task: Task) -> None:
+def _append(task: OperationRun) -> None:
     rows = task.new_rows(*dict.fromkeys((task.choose(_V3_PARTITIONS), task.choose(_V3_PARTITIONS))))
     columns = {task.choose(_COLUMNS): "INTEGER"} if task.world.rng.random() < 0.4 else {}
     key = put_v3_batch(task, rows, {**BASE_SCHEMA, **columns})
@@ -53,14 +53,16 @@ def _append(task: Task) -> None:
         raise Violation(f"the store confirmed '{key}', which is not there")
 
 
-def _same_column(task: Task) -> None:
+def _same_column(task: OperationRun) -> None:
     """A program of ours brings a column that a program of v3 may be bringing."""
     rows = task.new_rows(task.choose(PARTITIONS))
     written = task.write(rows, {**BASE_SCHEMA, task.choose(_COLUMNS): "INTEGER"})
     task.must_have_added(publish_append(task.handle, written), rows)
 
 
-def put_v3_batch(task: Task, rows: dict[str, list[int]], schema: dict[str, str], *, ahead_ms: int = 0) -> str | None:
+def put_v3_batch(
+    task: OperationRun, rows: dict[str, list[int]], schema: dict[str, str], *, ahead_ms: int = 0
+) -> str | None:
     """Put parts and a log file as v3 does; its key, or None if the program was asleep for too long and gave up.
 
     `ahead_ms`: how far the program's clock is ahead.
@@ -83,7 +85,7 @@ def put_v3_batch(task: Task, rows: dict[str, list[int]], schema: dict[str, str],
     return key
 
 
-def live_to_v3(world: World) -> set[str]:
+def live_to_v3(world: SimulatedWorld) -> set[str]:
     """The parts that a program of v3 takes for live: the last marker decides, in the order of the log files' keys."""
     last = {}
     for key in sorted(k for k in world.store.keys(world.location.keys.log_prefix) if k not in world.truth.returned):
@@ -94,6 +96,6 @@ def live_to_v3(world: World) -> set[str]:
     return {key for key, tombstoned_ms in last.items() if tombstoned_ms is None}
 
 
-def _check_v3_readers(world: World, file: LogFile, landing: Landing) -> None:
+def _check_v3_readers(world: SimulatedWorld, file: LogFile, landing: Landing) -> None:
     if wrong := live_to_v3(world) ^ world.truth.live:
         raise Violation(f"after '{landing.key}' landed, a program of v3 sees or lacks {sorted(wrong)}")

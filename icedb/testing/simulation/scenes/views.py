@@ -12,23 +12,23 @@ from functools import partial
 
 from icedb.errors import CorruptLog, StaleView
 from icedb.format.records import LogFile
-from icedb.format.table_spec import TableSpec, View, encode_spec
+from icedb.format.table_spec import TableSpec, ViewSpec, encode_spec
 from icedb.operations.retention.cleanup import cleanup
 from icedb.operations.rewrite.merge import merge
 from icedb.operations.write.insert import insert
 from icedb.operations.write.views import refresh_view
 from icedb.storage.location import Location
 from icedb.testing.simulation.scenes.scene import Scene
-from icedb.testing.simulation.world.operation_run import Task
+from icedb.testing.simulation.world.operation_run import OperationRun
 from icedb.testing.simulation.world.operations import Operation
 from icedb.testing.simulation.world.plain_parts import plain_rewriter
 from icedb.testing.simulation.world.process import Act, Process
-from icedb.testing.simulation.world.recovery import healthy
+from icedb.testing.simulation.world.recovery import run_healthy
 from icedb.testing.simulation.world.request_faults import Trouble
 from icedb.testing.simulation.world.setting import PARTITIONS, Setting
-from icedb.testing.simulation.world.simulated_store import View as StoreView
+from icedb.testing.simulation.world.simulated_store import ProcessStore
 from icedb.testing.simulation.world.truth import Landing, Truth, Violation
-from icedb.testing.simulation.world.world import World
+from icedb.testing.simulation.world.world import SimulatedWorld
 from icedb.transaction.idempotent_append import Txn
 from icedb.transaction.table_handle import Handle
 
@@ -36,7 +36,7 @@ __all__ = ["Views"]
 
 _SOURCE = Location("memory", "simulation", "source")
 _VIEW = "table"
-_SPEC = TableSpec(id="source", views=(View(_VIEW, "SELECT * FROM _rows"),), timing=Setting().timing)
+_SPEC = TableSpec(id="source", views=(ViewSpec(_VIEW, "SELECT * FROM _rows"),), timing=Setting().timing)
 _APPLICATIONS = ("feed", "job")
 
 
@@ -71,7 +71,7 @@ class Views(Scene):
         self._next = dict.fromkeys(_APPLICATIONS, 0)
         self._batches: dict[Txn, dict[str, list[int]]] = {}
 
-    def enter(self, world: World) -> None:
+    def enter(self, world: SimulatedWorld) -> None:
         """See Scene."""
         self._world = world
         world.store.put(_SOURCE.keys.spec, encode_spec(_SPEC))
@@ -84,11 +84,11 @@ class Views(Scene):
         )
         world.watchers.append(self._check_landing)
 
-    def leave(self, world: World) -> None:
+    def leave(self, world: SimulatedWorld) -> None:
         """Each application completes its batch; then a refresh makes view and source equal."""
         for application in _APPLICATIONS:
-            healthy(world, "insert txn", partial(self._complete, application))
-        healthy(world, "refresh", lambda handle: refresh_view(self._of(self._process(handle)), _VIEW))
+            run_healthy(world, "insert txn", partial(self._complete, application))
+        run_healthy(world, "refresh", lambda handle: refresh_view(self._of(self._process(handle)), _VIEW))
         if difference := world.truth.rows() ^ self._source.rows():
             raise Violation(f"after a refresh, view and source differ in {sorted(difference)}")
 
@@ -119,7 +119,7 @@ class Views(Scene):
         """The source, as this program has it open."""
         if process.name not in self._handles:
             clock = process.handle.clock
-            handle = Handle(StoreView(self._world.store, _SOURCE, process), _SPEC, clock=clock)
+            handle = Handle(ProcessStore(self._world.store, _SOURCE, process), _SPEC, clock=clock)
             handle.writer = f"{process.name}-{clock.new_id()[:12]}"
             process.other_keys = (_SOURCE.keys,)
             self._handles[process.name] = handle
@@ -127,7 +127,7 @@ class Views(Scene):
 
     # ------------------------------------------------------------------------------------ operations
 
-    def _put(self, task: Task, rows: dict[str, list[int]], txn: Txn | None) -> bool:
+    def _put(self, task: OperationRun, rows: dict[str, list[int]], txn: Txn | None) -> bool:
         """Insert, unless a refresh runs; whether view and source have the rows."""
         if any(_is_alive(act) for act in self._refreshing):
             task.handle.read()
@@ -148,10 +148,10 @@ class Views(Scene):
         if missing := [row for of in rows.values() for row in of if row not in truth.fates]:
             raise Violation(f"rows {missing} were inserted, and {where} lacks them")
 
-    def _insert(self, task: Task) -> None:
+    def _insert(self, task: OperationRun) -> None:
         self._put(task, task.new_rows(task.choose(PARTITIONS)), None)
 
-    def _insert_txn(self, task: Task) -> None:
+    def _insert_txn(self, task: OperationRun) -> None:
         application = task.choose(_APPLICATIONS)
         txn = application, self._next[application]
         rows = self._batches.setdefault(txn, task.new_rows(task.choose(PARTITIONS)))
@@ -168,7 +168,7 @@ class Views(Scene):
             self._must_have(self._world.truth, rows, "the view")
             self._next[application] += 1
 
-    def _refresh(self, task: Task) -> None:
+    def _refresh(self, task: OperationRun) -> None:
         if any(_is_alive(act) for act in (*self._inserting, *self._refreshing)):
             task.handle.read()
             return
@@ -178,10 +178,10 @@ class Views(Scene):
         finally:
             self._refreshing.remove(task.act)
 
-    def _merge_source(self, task: Task) -> None:
+    def _merge_source(self, task: OperationRun) -> None:
         merge(self._of(task.act.process), rewriter=plain_rewriter)
 
-    def _clean_source(self, task: Task) -> None:
+    def _clean_source(self, task: OperationRun) -> None:
         cleanup(self._of(task.act.process))
 
 

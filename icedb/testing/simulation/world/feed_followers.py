@@ -8,7 +8,7 @@ from icedb.errors import SnapshotExpired
 from icedb.format.change_feed import Limits
 from icedb.reader.changes import take_changes
 from icedb.testing.simulation.world.plain_parts import read_rows
-from icedb.testing.simulation.world.process import SimulatedWorld
+from icedb.testing.simulation.world.process import WorldInterface
 from icedb.testing.simulation.world.setting import LATE_MS, TIMING
 from icedb.testing.simulation.world.truth import Violation
 from icedb.transaction.table_handle import Handle
@@ -45,7 +45,7 @@ class Followers:
             self.known.append(follower)
         return follower
 
-    def follow(self, world: SimulatedWorld, handle: Handle, follower: Follower, limits: Limits | None) -> None:
+    def follow(self, world: WorldInterface, handle: Handle, follower: Follower, limits: Limits | None) -> None:
         """Read the next batch, and keep it together with the cursor. Raises Violation, and what a reader meets."""
         follower.busy = True
         try:
@@ -53,7 +53,7 @@ class Followers:
         finally:  # also when the process dies: the consumer goes on in another
             follower.busy = False
 
-    def _follow(self, world: SimulatedWorld, handle: Handle, follower: Follower, limits: Limits | None) -> None:
+    def _follow(self, world: WorldInterface, handle: Handle, follower: Follower, limits: Limits | None) -> None:
         first, began_ms = world.step, world.clock.now_ms()
         try:
             changes = take_changes(handle, follower.cursor, limits=limits)

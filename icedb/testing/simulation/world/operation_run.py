@@ -9,18 +9,18 @@ from icedb.format.keys import partition_of
 from icedb.testing.simulation.world.plain_parts import write_rows
 from icedb.testing.simulation.world.process import Act
 from icedb.testing.simulation.world.truth import Fate, Violation
-from icedb.testing.simulation.world.world import World
+from icedb.testing.simulation.world.world import SimulatedWorld
 from icedb.transaction.append import Commit
 from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import WrittenParts
 
-__all__ = ["BASE_SCHEMA", "Refusal", "Task", "Transactions"]
+__all__ = ["BASE_SCHEMA", "RejectedOperation", "OperationRun", "Transactions"]
 
 BASE_SCHEMA = {"id": "BIGINT"}
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RejectedOperation:
     """An operation that raised an error which says that nothing happened."""
 
     who: str
@@ -42,13 +42,13 @@ class Transactions:
 
 
 @dataclass(slots=True)
-class Task:
+class OperationRun:
     """What one run of an operation knows."""
 
-    world: World
+    world: SimulatedWorld
     act: Act
     transactions: Transactions
-    refusals: list[Refusal]
+    refusals: list[RejectedOperation]
     parts: set[str] = field(default_factory=set)
     since_step: int = 0
     since_ms: int = 0

@@ -1,6 +1,6 @@
 """The operations that a simulation runs: the library's own, on plain parts, each with what it promises.
 
-An operation is a function of a `Task`. It calls the code under test and then compares what that reported with what
+An operation is a function of a `OperationRun`. It calls the code under test and then compares what that reported with what
 is true: a success has its effect; an error that says so left none. What it raises beyond the errors that may be
 expected ends the run.
 """
@@ -33,12 +33,12 @@ from icedb.operations.retention.restore import restore
 from icedb.operations.rewrite.delete import delete
 from icedb.operations.rewrite.merge import merge
 from icedb.operations.rewrite.rewrite_partition import rewrite_partition
-from icedb.testing.simulation.world.operation_run import BASE_SCHEMA, Refusal, Task, Transactions
+from icedb.testing.simulation.world.operation_run import BASE_SCHEMA, OperationRun, RejectedOperation, Transactions
 from icedb.testing.simulation.world.plain_parts import plain_finder, plain_rewriter, plain_writer, read_rows
 from icedb.testing.simulation.world.process import Act
 from icedb.testing.simulation.world.setting import LATE_MS, PARTITIONS, TIMING
 from icedb.testing.simulation.world.truth import Violation
-from icedb.testing.simulation.world.world import World
+from icedb.testing.simulation.world.world import SimulatedWorld
 
 __all__ = ["OPERATIONS", "Operation"]
 
@@ -53,16 +53,18 @@ class Operation:
     """A kind of operation. `refuses`: its RetryableError and InvalidRequestError errors say that nothing happened."""
 
     name: str
-    run: Callable[[Task], None]
+    run: Callable[[OperationRun], None]
     changes: bool = True
     refuses: bool = True
 
-    def body(self, world: World, transactions: Transactions, refusals: list[Refusal]) -> Callable[[Act], str]:
+    def body(
+        self, world: SimulatedWorld, transactions: Transactions, refusals: list[RejectedOperation]
+    ) -> Callable[[Act], str]:
         """What an actor does."""
 
         def run(act: Act) -> str:
             since_ms = act.process.handle.clock.now_ms()
-            task = Task(world, act, transactions, refusals, since_step=world.step, since_ms=since_ms)
+            task = OperationRun(world, act, transactions, refusals, since_step=world.step, since_ms=since_ms)
             alone, spawned = act.process.busy == 1, act.process.spawned
             try:
                 self.run(task)
@@ -73,7 +75,7 @@ class Operation:
                     writer = act.process.name if alone else None
                     parts = frozenset(task.parts)
                     since = task.since_step, task.since_ms
-                    refusals.append(Refusal(act.name, type(error).__name__, parts, writer, *since))
+                    refusals.append(RejectedOperation(act.name, type(error).__name__, parts, writer, *since))
                 world.say(act.name, f"raised {type(error).__name__}: {error}")
                 return type(error).__name__
             except CommitStateUnknown as error:
@@ -84,12 +86,12 @@ class Operation:
         return run
 
 
-def _append(task: Task) -> None:
+def _append(task: OperationRun) -> None:
     rows = task.new_rows(*dict.fromkeys((task.choose(PARTITIONS), task.choose(PARTITIONS))))
     task.must_have_added(publish_append(task.handle, task.write(rows)), rows)
 
 
-def _column(task: Task) -> None:
+def _column(task: OperationRun) -> None:
     """An append that brings a column, or finds that another writer brought it with another type."""
     rows = task.new_rows(task.choose(PARTITIONS))
     column = f"c{task.world.rng.randrange(6)}"
@@ -97,7 +99,7 @@ def _column(task: Task) -> None:
     task.must_have_added(publish_append(task.handle, written), rows)
 
 
-def _txn(task: Task) -> None:
+def _txn(task: OperationRun) -> None:
     application = task.choose(APPLICATIONS)
     transactions = task.transactions
     sequence = transactions.next.setdefault(application, 0)
@@ -114,7 +116,7 @@ def _txn(task: Task) -> None:
     transactions.next[application] = max(transactions.next[application], sequence + 1)
 
 
-def _overwrite(task: Task) -> None:
+def _overwrite(task: OperationRun) -> None:
     partition = task.choose(PARTITIONS)
     rows = task.new_rows(partition)
     before = task.alive(lambda _, p: p == partition)
@@ -123,14 +125,14 @@ def _overwrite(task: Task) -> None:
     task.must_be_gone(before)
 
 
-def _drop(task: Task) -> None:
+def _drop(task: OperationRun) -> None:
     partition = task.choose(PARTITIONS)
     before = task.alive(lambda _, p: p == partition)
     task.must_have_landed(drop_partitions(task.handle, [partition]).commit)
     task.must_be_gone(before)
 
 
-def _delete(task: Task) -> None:
+def _delete(task: OperationRun) -> None:
     rest = task.world.rng.randrange(3)
     before = task.alive(lambda row, _: row % 3 == rest)
     report = delete(task.handle, f"{rest}", rewriter=plain_rewriter, finder=plain_finder)
@@ -139,7 +141,7 @@ def _delete(task: Task) -> None:
         task.must_be_gone(before)
 
 
-def _rewrite(task: Task) -> None:
+def _rewrite(task: OperationRun) -> None:
     """Rewrite a partition without some of its rows."""
     rest = task.world.rng.randrange(3)
     partition = task.choose(PARTITIONS)
@@ -149,21 +151,21 @@ def _rewrite(task: Task) -> None:
     task.must_be_gone(before)
 
 
-def _merge(task: Task) -> None:
+def _merge(task: OperationRun) -> None:
     task.must_have_landed(merge(task.handle, rewriter=plain_rewriter).commit)
 
 
-def _merge_log(task: Task) -> None:
+def _merge_log(task: OperationRun) -> None:
     task.must_have_landed(merge_log(task.handle).commit)
 
 
-def _alter(task: Task) -> None:
+def _alter(task: OperationRun) -> None:
     rows = 2_048 * task.world.rng.randint(1, 1_000)
     commit = alter(task.handle, lambda spec: msgspec.structs.replace(spec, row_group_rows=rows))
     task.must_have_landed(commit)
 
 
-def _restore(task: Task) -> None:
+def _restore(task: OperationRun) -> None:
     """Back to a time. What plain appends add meanwhile stays."""
     as_of_ms = _some_time(task)
     truth = task.world.truth
@@ -183,11 +185,11 @@ def _restore(task: Task) -> None:
         raise Violation(f"the restore of {as_of_ms} kept rows {sorted(extra)}")
 
 
-def _cleanup(task: Task) -> None:
+def _cleanup(task: OperationRun) -> None:
     task.must_have_landed(cleanup(task.handle).commit)
 
 
-def _sweep(task: Task) -> None:
+def _sweep(task: OperationRun) -> None:
     """Sweep orphans. A table without commits may have lost its log, so its old parts stay."""
     before = len(task.world.truth.landings)
     try:
@@ -197,14 +199,14 @@ def _sweep(task: Task) -> None:
             raise
 
 
-def _pin(task: Task) -> None:
+def _pin(task: OperationRun) -> None:
     name = f"pin{task.world.step}"
     made = pin(task.handle, name, None if task.world.rng.random() < 0.5 else _some_time(task))
     task.world.checker.pins[name] = made.as_of_ms
     task.world.check(f"after '{name}' was made")
 
 
-def _unpin(task: Task) -> None:
+def _unpin(task: OperationRun) -> None:
     pins = task.world.checker.pins
     if not pins:
         task.handle.read()
@@ -214,7 +216,7 @@ def _unpin(task: Task) -> None:
     unpin(task.handle, name)
 
 
-def _read(task: Task) -> None:
+def _read(task: OperationRun) -> None:
     """Two latest snapshots, one after the other, as a long-lived reader takes them."""
     for _ in range(2):
         first, began_ms = task.world.step, task.world.clock.now_ms()
@@ -235,7 +237,7 @@ def _read(task: Task) -> None:
             raise Violation(f"a reader of requests {first} to {last} saw rows {sorted(ghosts)}")
 
 
-def _read_as_of(task: Task) -> None:
+def _read_as_of(task: OperationRun) -> None:
     """A snapshot at some time, which is repeatable once the time is old enough."""
     at_ms = _some_time(task)
     began_ms = task.world.clock.now_ms()
@@ -251,14 +253,14 @@ def _read_as_of(task: Task) -> None:
         raise Violation(f"the snapshot at {at_ms} has rows {early}, which were added later")
 
 
-def _follow(task: Task) -> None:
+def _follow(task: OperationRun) -> None:
     """A consumer of the change feed goes on where it was: with all there is, or with some parts at a time."""
     world = task.world
     limits = world.rng.choice((None, None, Limits(parts=1), Limits(parts=3)))
     world.followers.follow(world, task.handle, world.followers.idle(), limits)
 
 
-def _some_time(task: Task) -> int:
+def _some_time(task: OperationRun) -> int:
     world = task.world
     ago_ms = world.rng.choice((5, 300, 2 * TIMING.commit_timeout_ms + 200, TIMING.grace_ms, 3 * TIMING.grace_ms))
     return max(world.start_ms + 1, world.clock.now_ms() - ago_ms)

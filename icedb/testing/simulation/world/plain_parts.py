@@ -44,7 +44,7 @@ __all__ = [
     "plain_recast",
     "plain_rewriter",
     "plain_writer",
-    "plainly",
+    "use_plain_parts",
     "put_rows",
     "read_rows",
     "rows_of",
@@ -194,7 +194,7 @@ def plain_recast(handle: Handle, miscasts: Sequence[Miscast]) -> list[Marker]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class _PlainBatch:
     """What stands for a staged batch: rows by partition."""
 
     handle: Handle
@@ -205,17 +205,17 @@ class _Stage:
 @contextmanager
 def plain_staged(
     handle: Handle, data: Mapping[str, list[int]], _on_conflict: str, _memory_bytes: int | None
-) -> Iterator[tuple[_Stage, int]]:
+) -> Iterator[tuple[_PlainBatch, int]]:
     """As `icedb.operations.write.insert.staged`."""
-    yield _Stage(handle, data), 0
+    yield _PlainBatch(handle, data), 0
 
 
-def plain_put(stage: _Stage, **_: object) -> WrittenParts:
+def plain_put(stage: _PlainBatch, **_: object) -> WrittenParts:
     """As `icedb.writer.part_writer.put_parts`."""
     return write_rows(stage.handle, stage.rows, _VIEWED)
 
 
-def plain_views(handle: Handle, stage: _Stage, **_: object) -> list[ViewParts]:
+def plain_views(handle: Handle, stage: _PlainBatch, **_: object) -> list[ViewParts]:
     """As `icedb.operations.write.views.write_views`, of a source with one view, which has the same rows."""
     target = plain_view(handle)
     return [ViewParts("view", target, write_rows(target, stage.rows, _VIEWED), ())]
@@ -280,7 +280,7 @@ _STAND_INS: tuple[tuple[ModuleType, str, object], ...] = (
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
+def use_plain_parts() -> Iterator[None]:
     """While a simulation runs: no threads of the library's own, and plain parts in the place of Parquet."""
     before = [(module, name, module.__dict__[name]) for module, name, _ in _STAND_INS]
     for module, name, stand_in in _STAND_INS:

@@ -9,23 +9,23 @@ from typing import Protocol
 from icedb.format.keys import Keys
 from icedb.format.table_spec import TableSpec
 from icedb.storage.location import Location
-from icedb.storage.split_store import TwoStores
+from icedb.storage.split_store import SplitStore
 from icedb.testing.clock import ManualClock
 from icedb.testing.faults import Crash, Kind
-from icedb.testing.simulation.world.request_faults import Request, Strike, Trouble
+from icedb.testing.simulation.world.request_faults import SimulatedRequest, Strike, Trouble
 from icedb.testing.simulation.world.scheduler import Actor, Scheduler
 from icedb.testing.simulation.world.setting import TIMING, Setting
-from icedb.testing.simulation.world.simulated_store import SimulatedStore, View
+from icedb.testing.simulation.world.simulated_store import ProcessStore, SimulatedStore
 from icedb.testing.simulation.world.truth import Truth
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["Act", "Process", "SimulatedWorld"]
+__all__ = ["Act", "Process", "WorldInterface"]
 
 #: No operation makes so many requests; one that does runs in circles.
 REQUESTS_MAX = 4_000
 
 
-class SimulatedWorld(Protocol):
+class WorldInterface(Protocol):
     """The part of `World` that processes and followers use; `world` itself imports their modules."""
 
     away: dict[str, int]
@@ -43,7 +43,7 @@ class SimulatedWorld(Protocol):
     def tick(self) -> None:
         """See `World`."""
 
-    def note(self, act: Act, request: Request, strike: Strike | None) -> None:
+    def note(self, act: Act, request: SimulatedRequest, strike: Strike | None) -> None:
         """See `World`."""
 
     def violate(self, message: str) -> None:
@@ -73,7 +73,7 @@ class Act(Actor):
 class Process:
     """A program with one open table and a clock of its own. When it dies, all that runs in it dies."""
 
-    def __init__(self, world: SimulatedWorld, *, skew_ms: int) -> None:
+    def __init__(self, world: WorldInterface, *, skew_ms: int) -> None:
         self.world = world
         self.dead = False
         self.busy = 0
@@ -84,10 +84,10 @@ class Process:
         self.other_keys: tuple[Keys, ...] = ()
         number = len(world.processes)
         clock = world.clock.skewed(skew_ms)
-        self.store = View(world.store, replace(world.location, log=None), self, also=world.setting.sources)
-        log = None if world.location.log is None else View(world.store, world.location.log, self)
+        self.store = ProcessStore(world.store, replace(world.location, log=None), self, also=world.setting.sources)
+        log = None if world.location.log is None else ProcessStore(world.store, world.location.log, self)
         self.handle = Handle(
-            self.store if log is None else TwoStores(self.store, log),
+            self.store if log is None else SplitStore(self.store, log),
             world.spec,
             clock=clock,
             fencing=world.setting.fencing,
@@ -104,7 +104,7 @@ class Process:
         """See `Caller`."""
         return self.world.setting.overwrites
 
-    def turn(self, kind: Kind, key: str) -> tuple[Request, Strike | None]:
+    def turn(self, kind: Kind, key: str) -> tuple[SimulatedRequest, Strike | None]:
         """See `Caller`."""
         world, act = self.world, self._act
         self._check_alive()
@@ -118,7 +118,7 @@ class Process:
         world.scheduler.pause(act)
         self._check_alive()
         world.tick()
-        request = Request(act.requests, act.changes, kind, key)
+        request = SimulatedRequest(act.requests, act.changes, kind, key)
         strike = next((s for s in act.strikes if s.takes(request)), None)
         if strike is not None:
             self._prepare(strike)

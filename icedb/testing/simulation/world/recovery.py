@@ -17,55 +17,55 @@ from icedb.operations.retention.merge_log import merge_log
 from icedb.operations.retention.orphans import delete_orphans
 from icedb.operations.retention.pins import unpin
 from icedb.operations.rewrite.merge import merge
-from icedb.testing.simulation.world.operation_run import Refusal, Transactions
+from icedb.testing.simulation.world.operation_run import RejectedOperation, Transactions
 from icedb.testing.simulation.world.plain_parts import plain_rewriter, write_rows
 from icedb.testing.simulation.world.process import Act
 from icedb.testing.simulation.world.setting import PARTITIONS, TIMING
 from icedb.testing.simulation.world.truth import Violation
-from icedb.testing.simulation.world.world import World
+from icedb.testing.simulation.world.world import SimulatedWorld
 from icedb.transaction.pin_objects import read_pins
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["healthy", "maintain", "recover"]
+__all__ = ["run_healthy", "maintain", "recover"]
 
 #: A tombstone of the first merge is ripe for the second cleanup, the log files of that for the third.
 CLEANUPS = 3
 
 
-def recover(world: World, transactions: Transactions, refusals: Sequence[Refusal]) -> None:
+def recover(world: SimulatedWorld, transactions: Transactions, refusals: Sequence[RejectedOperation]) -> None:
     """Maintain the table without faults, and check it after each step. Raises Violation."""
     world.run(patient=True)
     world.deliver_all()
-    healthy(world, "nothing", lambda _: None)
+    run_healthy(world, "nothing", lambda _: None)
     # The epoch that is open may have a claim, and the claim parts: the next exclusive commit decides it.
-    healthy(world, "alter", _decide_epoch)
+    run_healthy(world, "alter", _decide_epoch)
     _check_refusals(world, refusals)
-    healthy(world, "follow", partial(_follow, world))
+    run_healthy(world, "follow", partial(_follow, world))
     for application in transactions.next:
-        healthy(world, "txn", partial(_next_txn, world, transactions, application))
+        run_healthy(world, "txn", partial(_next_txn, world, transactions, application))
     world.checker.pins.clear()
-    healthy(world, "unpin", _unpin_all)
-    healthy(world, "merge", lambda handle: merge(handle, rewriter=plain_rewriter))
+    run_healthy(world, "unpin", _unpin_all)
+    run_healthy(world, "merge", lambda handle: merge(handle, rewriter=plain_rewriter))
     for _ in range(CLEANUPS):
         world.clock.advance(TIMING.grace_ms + TIMING.commit_timeout_ms)
-        healthy(world, "cleanup", cleanup)
-        healthy(world, "merge log", merge_log)
+        run_healthy(world, "cleanup", cleanup)
+        run_healthy(world, "merge log", merge_log)
     world.clock.advance(TIMING.min_age_ms + TIMING.max_skew_ms + 1)
-    healthy(world, "cleanup", cleanup)
-    healthy(world, "sweep", delete_orphans)
-    healthy(world, "verify", _verify)
+    run_healthy(world, "cleanup", cleanup)
+    run_healthy(world, "sweep", delete_orphans)
+    run_healthy(world, "verify", _verify)
     _check_nothing_left(world)
 
 
-def maintain(world: World) -> None:
+def maintain(world: SimulatedWorld) -> None:
     """Merge, clean up and merge the log without faults, while the table may yet hold what cannot be replaced."""
-    healthy(world, "merge", lambda handle: merge(handle, rewriter=plain_rewriter))
+    run_healthy(world, "merge", lambda handle: merge(handle, rewriter=plain_rewriter))
     world.clock.advance(TIMING.grace_ms + TIMING.commit_timeout_ms)
-    healthy(world, "cleanup", cleanup)
-    healthy(world, "merge log", merge_log)
+    run_healthy(world, "cleanup", cleanup)
+    run_healthy(world, "merge log", merge_log)
 
 
-def healthy(world: World, what: str, action: Callable[[Handle], object]) -> None:
+def run_healthy(world: SimulatedWorld, what: str, action: Callable[[Handle], object]) -> None:
     """Run one operation in a program of its own, without faults, and check the table. Raises Violation."""
 
     def body(act: Act) -> str:
@@ -81,7 +81,7 @@ def _decide_epoch(handle: Handle) -> None:
     alter(handle, lambda spec: msgspec.structs.replace(spec, row_group_rows=spec.row_group_rows + 1))
 
 
-def _next_txn(world: World, transactions: Transactions, application: str, handle: Handle) -> None:
+def _next_txn(world: SimulatedWorld, transactions: Transactions, application: str, handle: Handle) -> None:
     """An application goes on: with a batch that was never reported as committed, or with a new one."""
     for _ in range(2):
         sequence = transactions.next[application]
@@ -92,7 +92,7 @@ def _next_txn(world: World, transactions: Transactions, application: str, handle
         transactions.next[application] = sequence + 1
 
 
-def _follow(world: World, handle: Handle) -> None:
+def _follow(world: SimulatedWorld, handle: Handle) -> None:
     """Each consumer of changes gets the rest, unless cleanup was faster."""
     for follower in list(world.followers.known):
         with suppress(SnapshotExpired):
@@ -110,7 +110,7 @@ def _verify(handle: Handle) -> None:
         raise Violation(f"verify finds fault with a table that is right: {report}")
 
 
-def _check_refusals(world: World, refusals: Sequence[Refusal]) -> None:
+def _check_refusals(world: SimulatedWorld, refusals: Sequence[RejectedOperation]) -> None:
     """An error that says that nothing happened must not lie, whatever others completed later."""
     truth, keys = world.truth, world.location.keys
     for refusal in refusals:
@@ -127,7 +127,7 @@ def _check_refusals(world: World, refusals: Sequence[Refusal]) -> None:
                 raise Violation(f"{refusal.who} raised {refusal.error}, and '{landing.key}' was published")
 
 
-def _check_nothing_left(world: World) -> None:
+def _check_nothing_left(world: SimulatedWorld) -> None:
     """Storage is bounded: parts that are live, few log files, no claims but the probe and open transactions'."""
     keys = world.location.keys
     parts = set(world.store.keys(keys.data_prefix))

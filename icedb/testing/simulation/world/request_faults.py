@@ -8,7 +8,7 @@ from enum import Enum
 
 from icedb.testing.faults import Kind
 
-__all__ = ["READ_FAULTS", "Request", "Strike", "Trouble"]
+__all__ = ["READ_FAULTS", "SimulatedRequest", "Strike", "Trouble"]
 
 MUTATING: tuple[Kind, ...] = ("create", "delete")
 
@@ -43,7 +43,7 @@ READ_FAULTS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SimulatedRequest:
     """One request: `number` counts those of the actor, `change` those of them that change something."""
 
     number: int
@@ -72,7 +72,7 @@ class Strike:
     prepare: Callable[[], None] | None = None
     struck: bool = False
 
-    def takes(self, request: Request) -> bool:
+    def takes(self, request: SimulatedRequest) -> bool:
         """Whether this request is hit."""
         if self.times <= 0 or (self.changes_only and not request.changes):
             return False

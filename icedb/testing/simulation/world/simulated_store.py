@@ -16,9 +16,9 @@ from icedb.errors import IceDBError, InvariantViolated, StoreUnavailable
 from icedb.storage.location import Location
 from icedb.storage.obstore_store import ObjectExists, ObjectInfo, ObjectNotFound, StoredObject
 from icedb.testing.faults import Crash, Kind
-from icedb.testing.simulation.world.request_faults import Request, Strike, Trouble
+from icedb.testing.simulation.world.request_faults import SimulatedRequest, Strike, Trouble
 
-__all__ = ["PAGE_KEYS", "Caller", "SimulatedStore", "View"]
+__all__ = ["PAGE_KEYS", "StoreCaller", "SimulatedStore", "ProcessStore"]
 
 #: Keys in one page of a listing: so few that most listings take several.
 PAGE_KEYS = 3
@@ -81,7 +81,7 @@ class SimulatedStore:
             self.deleted(key, stored_ms)
 
 
-class Caller(Protocol):
+class StoreCaller(Protocol):
     """Who makes requests through a view, and what befalls him; `icedb.testing.simulation.world.world` has the one."""
 
     @property
@@ -89,7 +89,7 @@ class Caller(Protocol):
         """Whether the store replaces objects although told to create them."""
         ...
 
-    def turn(self, kind: Kind, key: str) -> tuple[Request, Strike | None]:
+    def turn(self, kind: Kind, key: str) -> tuple[SimulatedRequest, Strike | None]:
         """Let others have their turn; then the request, and the fault that hits it. Raises Crash when dead."""
         ...
 
@@ -118,11 +118,11 @@ class Caller(Protocol):
         ...
 
 
-class View:
+class ProcessStore:
     """One actor's `ObjectStore`: what lies below its location, and what it may read `also`."""
 
     def __init__(
-        self, store: SimulatedStore, location: Location, caller: Caller, *, also: tuple[str, ...] = ()
+        self, store: SimulatedStore, location: Location, caller: StoreCaller, *, also: tuple[str, ...] = ()
     ) -> None:
         self._roots = (f"{location.prefix}/", *also)
         self.inner = store
@@ -130,11 +130,11 @@ class View:
         self.caller = caller
 
     def __repr__(self) -> str:
-        return f"View({self.location.uri!r})"
+        return f"ProcessStore({self.location.uri!r})"
 
-    def beside(self, location: Location) -> View:
+    def sibling(self, location: Location) -> ProcessStore:
         """See ObjectStore."""
-        return View(self.inner, location, self.caller)
+        return ProcessStore(self.inner, location, self.caller)
 
     def create(self, key: str, body: bytes | Path) -> None:
         """See ObjectStore. A put that is under way for too long never lands."""
@@ -205,7 +205,7 @@ class View:
             return action()
         return self._hit(request, strike, action)
 
-    def _hit(self, request: Request, strike: Strike, action: Callable[[], _Answer]) -> _Answer:
+    def _hit(self, request: SimulatedRequest, strike: Strike, action: Callable[[], _Answer]) -> _Answer:
         lost = StoreUnavailable(f"{self.location.uri}: {request.kind} '{request.key}' had no answer (simulated).")
         trouble = strike.trouble if request.changes or strike.trouble is not Trouble.DELAY else Trouble.FAIL
         if trouble is Trouble.CRASH_BEFORE:

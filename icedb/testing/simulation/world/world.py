@@ -25,13 +25,13 @@ from icedb.testing.faults import Crash
 from icedb.testing.simulation.world.feed_followers import Followers
 from icedb.testing.simulation.world.invariants import Checker
 from icedb.testing.simulation.world.process import Act, Process
-from icedb.testing.simulation.world.request_faults import Request, Strike
+from icedb.testing.simulation.world.request_faults import SimulatedRequest, Strike
 from icedb.testing.simulation.world.scheduler import Scheduler
 from icedb.testing.simulation.world.setting import TIMING, Setting
 from icedb.testing.simulation.world.simulated_store import SimulatedStore
 from icedb.testing.simulation.world.truth import Landing, Truth, Violation
 
-__all__ = ["Tally", "World"]
+__all__ = ["Tally", "SimulatedWorld"]
 
 _NEIGHBOURS = (
     "table2/_log/1800000000000_x.jsonl",
@@ -62,7 +62,7 @@ class Tally:
     schedule: int = 0
 
 
-class World:
+class SimulatedWorld:
     """See the module's docstring. `trace` collects a line for each request and event."""
 
     def __init__(
@@ -110,7 +110,7 @@ class World:
             self.store.put(self.location.keys.probe, b'{"table": "the simulation"}')
         self.store.landed, self.store.deleted = self._landed, self._deleted
 
-    def adopt(self, other: World) -> None:
+    def adopt(self, other: SimulatedWorld) -> None:
         """Become a copy of another world at rest: its time, objects and truth, but nobody who works there."""
         self.clock.set(other.clock.now_ms())
         last_id = other.clock.new_id()
@@ -204,7 +204,7 @@ class World:
 
     # ------------------------------------------------------------------------------------ what is seen
 
-    def note(self, act: Act, request: Request, strike: Strike | None) -> None:
+    def note(self, act: Act, request: SimulatedRequest, strike: Strike | None) -> None:
         """Count a request."""
         self.tally.requests[request.kind] += 1
         self.tally.schedule = zlib.crc32(f"{act.name}{request.kind}{strike is not None}".encode(), self.tally.schedule)
