@@ -64,13 +64,13 @@ def raw(service: IngestProcess, *pieces: bytes, end: bool = False) -> bytes:
             connection.sendall(piece)
         if end:
             connection.shutdown(socket.SHUT_WR)
-        found = b""
+        rows = b""
         try:
             while piece := connection.recv(65536):
-                found += piece
+                rows += piece
         except ConnectionResetError:
             pass
-        return found
+        return rows
 
 
 def connected(service: IngestProcess) -> socket.socket:
@@ -220,8 +220,8 @@ def test_lines_are_named_by_their_number(client: Client) -> None:
 
 def test_the_last_value_of_a_repeated_name_wins(client: Client, lake: Path) -> None:
     assert client.send("events", b'{"id": "first", "n": 1, "id": "last"}').status == 200
-    found = Table.open(lake / "events").query("SELECT id FROM t WHERE id IN ('first', 'last')").fetchall()
-    assert found == [("last",)]
+    rows = Table.open(lake / "events").query("SELECT id FROM t WHERE id IN ('first', 'last')").fetchall()
+    assert rows == [("last",)]
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_a_request_of_a_disconnected_client_is_committed_whole_or_not_at_all(
         with closing(connected(service)) as connection:
             connection.sendall(sent)
     assert client.send("events", [{"id": "gone-1"}, {"id": "gone-2"}]).status == 200
-    found: list[Any] = (
+    rows: list[Any] = (
         Table.open(lake / "events").query("SELECT id FROM t WHERE id LIKE 'gone-%' ORDER BY id").fetchall()
     )
-    assert found == [("gone-1",), ("gone-2",)]
+    assert rows == [("gone-1",), ("gone-2",)]

@@ -167,8 +167,8 @@ MISTAKES = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_reported_with_its_remedy(tmp_path: Path, name: str) -> None:
-    text, told = MISTAKES[name]
-    with pytest.raises(InvalidOption, match=re.escape(told)) as error:
+    text, message = MISTAKES[name]
+    with pytest.raises(InvalidOption, match=re.escape(message)) as error:
         load_config(written(tmp_path, text), {})
     assert str(error.value).startswith(str(tmp_path))
     for secret in (KEY, OTHER_KEY, SECRET, "short-key"):
@@ -230,4 +230,4 @@ def test_tenants_of_new_or_changed_tables_are_not_applied(tmp_path: Path, caplog
     written(tmp_path, TABLE + 'delay_max = "2s"\n' + ACME + GLOBEX)
     assert running.reload()
     (tenants,) = taken
-    assert [found and found.name for found in map(tenants.find_by_key, (KEY, OTHER_KEY))] == ["acme", "globex"]
+    assert [tenant and tenant.name for tenant in map(tenants.find_by_key, (KEY, OTHER_KEY))] == ["acme", "globex"]

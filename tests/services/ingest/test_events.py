@@ -149,7 +149,7 @@ def test_arrow_dictionaries_are_decoded(client: Client, lake: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "told"),
+    ("events", "message"),
     [
         ([{"n": 1}, {"n": "one"}], "'n' are not of one type: BIGINT, and VARCHAR in row 1"),
         ([{"id": "bad"}, {"ts": "yesterday"}], "event 1: 'ts' is TIMESTAMP WITH TIME ZONE, and the value is none"),
@@ -159,11 +159,11 @@ def test_arrow_dictionaries_are_decoded(client: Client, lake: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_invalid_event_is_named_and_the_request_is_rejected(
-    client: Client, lake: Path, events: list[Any], told: str
+    client: Client, lake: Path, events: list[Any], message: str
 ) -> None:
     reply = client.send("events", events)
     assert reply.status == 400
-    assert told in reply.said["message"]
+    assert message in reply.said["message"]
     assert str(lake) not in reply.said["message"]
     assert stored(lake, "events", "id", "id = 'bad'") == []
 

@@ -9,7 +9,7 @@ from icedb.services.ingest.events.rejections import RequestRejected
 from icedb.services.ingest.limits import BodyMemoryBudget, PendingBytes, RateLimiter
 
 
-class Clock:
+class ManualSeconds:
     now = 0.0
 
     def __call__(self) -> float:
@@ -26,7 +26,7 @@ def refused(rates: RateLimiter, tenant: str, limits: IngestLimits) -> int | None
 
 
 def test_a_request_of_any_size_is_accepted_and_counted_as_debt() -> None:
-    clock = Clock()
+    clock = ManualSeconds()
     rates, limits = RateLimiter(clock), IngestLimits(events_per_second=10)
     rates.spend("acme", limits, events=100)
     assert refused(rates, "acme", limits) == 9
@@ -41,7 +41,7 @@ def test_a_request_of_any_size_is_accepted_and_counted_as_debt() -> None:
 
 
 def test_over_time_a_tenant_sends_its_limit_plus_a_second_at_most() -> None:
-    clock = Clock()
+    clock = ManualSeconds()
     rates, limits = RateLimiter(clock), IngestLimits(events_per_second=10)
     sent = 0
     for _ in range(1000):
@@ -53,7 +53,7 @@ def test_over_time_a_tenant_sends_its_limit_plus_a_second_at_most() -> None:
 
 
 def test_bytes_are_spent_after_receipt_and_only_with_a_limit() -> None:
-    clock = Clock()
+    clock = ManualSeconds()
     rates, limits = RateLimiter(clock), IngestLimits(bytes_per_second=1000)
     rates.spend("acme", limits, bytes_=5000)
     assert refused(rates, "acme", limits) == 4
@@ -63,7 +63,7 @@ def test_bytes_are_spent_after_receipt_and_only_with_a_limit() -> None:
 
 
 def test_bytes_of_many_requests_at_once_are_spent_by_the_first() -> None:
-    rates, limits = RateLimiter(Clock()), IngestLimits(bytes_per_second=1000)
+    rates, limits = RateLimiter(ManualSeconds()), IngestLimits(bytes_per_second=1000)
     assert [refused(rates, "acme", limits) for _ in range(3)] == [None] * 3
     rates.spend("acme", limits, bytes_=5000)
     with pytest.raises(RequestRejected) as refusal:

@@ -78,9 +78,9 @@ def test_the_examples_of_the_page_give_their_output(folder: Path, service: Inges
     runner = "from pathlib import Path; from tests.support.site.pages import execute; "
     run(folder, [sys.executable, "-c", runner + "execute(Path('program.py').read_text(), 'docs/ingest.md')"])
     [looking] = calls[len(answers) :]
-    said = run(folder, ["bash", "-euc", here(looking, service)]).splitlines()
-    assert json.loads(said[0]) == {"status": "ok"}
-    assert 'icedb_ingest_committed_rows_total{table="events"} 1003.0' in said
+    output = run(folder, ["bash", "-euc", here(looking, service)]).splitlines()
+    assert json.loads(output[0]) == {"status": "ok"}
+    assert 'icedb_ingest_committed_rows_total{table="events"} 1003.0' in output
 
 
 def test_the_table_of_several_tenants_can_be(tmp_path: Path) -> None:

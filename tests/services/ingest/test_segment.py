@@ -71,12 +71,12 @@ def test_its_own_library_sends_every_kind_of_call(service: IngestProcess, lake: 
     library.shutdown()
     assert errors == []
     columns = "type, event, name, properties, traits, group_id, previous_id"
-    found = {kind: row for kind, *row in stored(lake, columns, f"user_id = '{user}'")}
-    assert found["track"][0] == "Order Completed"
-    assert json.loads(found["track"][2]) == {"total": 30, "items": [{"sku": "a"}]}
-    assert json.loads(found["identify"][3]) == {"plan": "team"}
-    assert (found["page"][1], found["screen"][1], found["group"][4]) == ("Home", "Main", "group-1")
-    assert found["alias"][5] == "visitor-1"
+    rows = {kind: row for kind, *row in stored(lake, columns, f"user_id = '{user}'")}
+    assert rows["track"][0] == "Order Completed"
+    assert json.loads(rows["track"][2]) == {"total": 30, "items": [{"sku": "a"}]}
+    assert json.loads(rows["identify"][3]) == {"plan": "team"}
+    assert (rows["page"][1], rows["screen"][1], rows["group"][4]) == ("Home", "Main", "group-1")
+    assert rows["alias"][5] == "visitor-1"
     [(context, in_order)] = stored(
         lake, "context, timestamp <= sent_at AND sent_at <= received_at", f"user_id = '{user}' AND type = 'track'"
     )
@@ -142,7 +142,7 @@ def test_a_webhook_is_signed_or_has_a_key(client: Client, lake: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "document", "told"),
+    ("call", "document", "message"),
     [
         ("track", {"userId": "u"}, "the call (track) has no event"),
         ("track", {"event": "e"}, "has neither userId nor anonymousId"),
@@ -158,10 +158,10 @@ def test_a_webhook_is_signed_or_has_a_key(client: Client, lake: Path) -> None:
         ("batch", {"batch": [{"type": [], "userId": "u"}]}, "batch[0]: its type is none"),
     ],
 )  # fmt: skip
-def test_the_invalid_call_is_named(client: Client, call: str, document: Any, told: str) -> None:
+def test_the_invalid_call_is_named(client: Client, call: str, document: Any, message: str) -> None:
     reply = client.call(call, document)
     assert (reply.status, reply.said["code"]) == (400, "bad_request")
-    assert told in reply.said["message"]
+    assert message in reply.said["message"]
 
 
 def test_a_tenant_without_a_table_for_calls_is_rejected(client: Client) -> None:

@@ -25,14 +25,14 @@ WAIT_SECONDS_MAX = 60
 def config(
     uri: str, *, server: str = "", table: str = "", options: dict[str, str] | None = None, key: str = KEY
 ) -> str:
-    said = "\n".join(f"{name} = {json.dumps(value)}" for name, value in (options or {}).items())
+    store_options = "\n".join(f"{name} = {json.dumps(value)}" for name, value in (options or {}).items())
     return f"""
 [server]
 listen = "127.0.0.1:0"
 admin_listen = "127.0.0.1:0"
 {server}
 [storage_options]
-{said}
+{store_options}
 [[table]]
 name = "events"
 uri = "{uri}"
@@ -48,7 +48,7 @@ secret = "{key}"
 
 
 @pytest.fixture
-def aside() -> Iterator[ThreadPoolExecutor]:
+def executor() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool
 
@@ -80,10 +80,12 @@ def ready(service: IngestProcess) -> Any:
 
 
 @pytest.mark.process
-def test_pending_rows_are_committed_and_acknowledged_before_the_exit(tmp_path: Path, aside: ThreadPoolExecutor) -> None:
+def test_pending_rows_are_committed_and_acknowledged_before_the_exit(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
     table = 'delay_max = "10m"\nbytes_max = 1000\npending_bytes_max = 1000'
     with IngestProcess(config(str(tmp_path / "events"), table=table)) as service:
-        first: Future[Reply] = aside.submit(send, service, "x" * 950)
+        first: Future[Reply] = executor.submit(send, service, "x" * 950)
         until(lambda: pending(service) == 1)
         full = send(service, "y" * 600)
         assert (full.status, full.said["error"]) == (503, "unavailable")
@@ -95,26 +97,26 @@ def test_pending_rows_are_committed_and_acknowledged_before_the_exit(tmp_path: P
     assert Table.open(tmp_path / "events").snapshot().rows == 1
 
 
-class Gate:
+class StoreGate:
     """Holds or breaks off what writes to a store."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
         self.open.set()
         self.broken = False
-        self.held = 0
+        self.waiting = 0
 
     def __call__(self, request: HttpRequest) -> None:
         if self.broken:
             raise ConnectionError
         if request.kind == "PUT" and not self.open.is_set():
-            self.held += 1
+            self.waiting += 1
             self.open.wait(WAIT_SECONDS_MAX)
 
 
 @pytest.fixture
-def gate(s3_server: S3Server) -> Iterator[tuple[Gate, dict[str, str]]]:
-    proxy, gate = CountingProxy(s3_server.endpoint), Gate()
+def gate(s3_server: S3Server) -> Iterator[tuple[StoreGate, dict[str, str]]]:
+    proxy, gate = CountingProxy(s3_server.endpoint), StoreGate()
     proxy.before = gate
     with proxy.running():
         yield gate, {**s3_server.storage_options, "AWS_ENDPOINT_URL": proxy.endpoint}
@@ -124,7 +126,7 @@ def gate(s3_server: S3Server) -> Iterator[tuple[Gate, dict[str, str]]]:
 
 @pytest.mark.s3
 def test_without_the_store_no_request_is_acknowledged(
-    s3: Place, gate: tuple[Gate, dict[str, str]], aside: ThreadPoolExecutor
+    s3: Place, gate: tuple[StoreGate, dict[str, str]], executor: ThreadPoolExecutor
 ) -> None:
     store, options = gate
     server = 'commit_timeout = "1s"\nstop_timeout = "1s"'
@@ -143,7 +145,7 @@ def test_without_the_store_no_request_is_acknowledged(
         until(lambda: send(service, "away").status == 200)
         assert ready(service) == (200, None)
         store.open.clear()
-        never = aside.submit(send, service, "never")
+        never = executor.submit(send, service, "never")
         until(lambda: pending(service) == 1)
         service.signal(signal.SIGTERM)
         assert service.wait() == 0  # it does not wait for ever
@@ -161,13 +163,13 @@ def raise_for(reply: Reply) -> None:
 
 @pytest.mark.s3
 def test_a_second_signal_ends_it_at_once(
-    s3: Place, gate: tuple[Gate, dict[str, str]], aside: ThreadPoolExecutor
+    s3: Place, gate: tuple[StoreGate, dict[str, str]], executor: ThreadPoolExecutor
 ) -> None:
     store, options = gate
     with IngestProcess(config(s3.uri, table='delay_max = "10ms"', options=options)) as service:
         store.open.clear()
-        never = aside.submit(send, service, "never")
-        until(lambda: store.held > 0)
+        never = executor.submit(send, service, "never")
+        until(lambda: store.waiting > 0)
         service.signal(signal.SIGTERM)
         until(lambda: ready(service)[0] == 503)
         assert ready(service) == (503, ["it is stopping"])
@@ -179,12 +181,12 @@ def test_a_second_signal_ends_it_at_once(
 
 @pytest.mark.process
 def test_two_services_of_one_table_commit_an_id_once_and_keys_change_while_they_run(
-    tmp_path: Path, aside: ThreadPoolExecutor
+    tmp_path: Path, executor: ThreadPoolExecutor
 ) -> None:
     text = config(str(tmp_path / "events"), table='delay_max = "10ms"')
     (tmp_path / "ingest.toml").write_text(text)
     with IngestProcess(text) as one, IngestProcess(tmp_path / "ingest.toml") as two:
-        replies = [aside.submit(send, s, f"id-{n}", f"id-{n + 1}") for n in range(4) for s in (one, two)]
+        replies = [executor.submit(send, s, f"id-{n}", f"id-{n + 1}") for n in range(4) for s in (one, two)]
         accepted = sum(r.result(WAIT_SECONDS_MAX).said["accepted"] for r in replies)
         assert accepted == 5
         (tmp_path / "ingest.toml").write_text(text.replace(KEY, ""))  # no file to go on with

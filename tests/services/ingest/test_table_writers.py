@@ -28,8 +28,8 @@ from icedb.util.clock import SystemClock
 
 @contextmanager
 def writing(folder: Path, **settings: Any) -> Iterator[TableWriter]:
-    given = TableSettings("events", str(folder / "table"), create=True, delay_max_ms=0, **settings)
-    writer = TableWriter(given, open_table(given, {}), IngestSettings(), SystemClock())
+    table_settings = TableSettings("events", str(folder / "table"), create=True, delay_max_ms=0, **settings)
+    writer = TableWriter(table_settings, open_table(table_settings, {}), IngestSettings(), SystemClock())
     try:
         yield writer
     finally:
@@ -59,7 +59,7 @@ def test_columns_declared_by_another_program_are_used_after_a_refresh(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("error", "told", "reached"),
+    ("error", "message", "reached"),
     [
         (StoreUnavailable("s3://secret-place/events: no answer"), "does not answer", False),
         (CommitStateUnknown("s3://secret-place/events: published or not"), "is not known", True),
@@ -82,7 +82,7 @@ def test_server_errors_are_logged_and_hidden_from_clients(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     error: Exception,
-    told: str,
+    message: str,
     reached: bool,
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -90,7 +90,7 @@ def test_server_errors_are_logged_and_hidden_from_clients(
 
     with writing(tmp_path) as writer:
         monkeypatch.setattr(writer._writer, "submit", fail)
-        with pytest.raises(RequestRejected, match=told) as refusal:
+        with pytest.raises(RequestRejected, match=message) as refusal:
             committed(writer, {"n": 1})
         assert (refusal.value.status, dict(refusal.value.headers)) == (503, {"retry-after": "5"})
         assert "secret-place" not in refusal.value.message
@@ -99,11 +99,11 @@ def test_server_errors_are_logged_and_hidden_from_clients(
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [(BufferFull("no room"), "Too much waits"), (TimeoutError(), "takes too long: whether it happens is not known")],
 )
 def test_a_full_buffer_differs_from_a_commit_timeout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
     """Both are a TimeoutError; of one of them it is known that nothing is committed."""
 
@@ -112,7 +112,7 @@ def test_a_full_buffer_differs_from_a_commit_timeout(
 
     with writing(tmp_path) as writer:
         monkeypatch.setattr(writer._writer, "submit", fail)
-        with pytest.raises(RequestRejected, match=told) as refusal:
+        with pytest.raises(RequestRejected, match=message) as refusal:
             committed(writer, {"n": 1})
         assert refusal.value.status == 503
 

@@ -36,17 +36,17 @@ MANY = 2_000
 # ------------------------------------------------------------------------------------------------ a line
 
 
-def record(**given: Any) -> ProxyAccessRecord:
+def record(**changes: Any) -> ProxyAccessRecord:
     usual: dict[str, Any] = {
         "time_ms": 1_795_000_000_007, "request_id": "R1", "client": "127.0.0.1", "tenant": "acme",
         "access_key_id": KEY, "method": "GET", "host": "localhost", "path": "/events/a", "query": "", "range": None,
         "status": 200, "code": "", "bytes": 7, "milliseconds": 1.26, "user_agent": "test",
     }  # fmt: skip
-    return ProxyAccessRecord(**{**usual, **given})
+    return ProxyAccessRecord(**{**usual, **changes})
 
 
-def line_of(**given: Any) -> dict[str, Any]:
-    line = access_line(record(**given))
+def line_of(**changes: Any) -> dict[str, Any]:
+    line = access_line(record(**changes))
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
     fields: dict[str, Any] = json.loads(line)
@@ -123,12 +123,12 @@ def wait_until(what: Callable[[], object], saying: str) -> None:
         time.sleep(0.02)
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if "access log" in r.getMessage()]
 
 
-def written(stream: BinaryIO, lines: list[bytes], **given: Any) -> LineWriter:
-    writer = LineWriter(stream, "access log", **given)
+def written(stream: BinaryIO, lines: list[bytes], **changes: Any) -> LineWriter:
+    writer = LineWriter(stream, "access log", **changes)
     for each in lines:
         writer.write(each)
     writer.close(DEADLINE_SECONDS)
@@ -147,7 +147,7 @@ def test_writing_lines_does_not_wait_for_the_reader(pipe: Pipe, caplog: pytest.L
         writer.write(each)  # for ever, if it waited
     lost = writer.lost
     assert MANY - 65_536 / len(LINES[0]) - 1 <= lost <= MANY, "all but what waits, and what the pipe took"
-    assert told(caplog) == ["The access log has no reader; lines are dropped. Requests are still served."], "once"
+    assert reports(caplog) == ["The access log has no reader; lines are dropped. Requests are still served."], "once"
     assert set(pipe.read_lines(2 * MANY - lost)) == set(LINES), "what was not dropped comes when somebody reads"
     writer.write(line(7))
     assert pipe.read_lines(1) == [line(7)], "and so does what is said then"
@@ -220,7 +220,7 @@ def test_a_write_error_is_reported_once(caplog: pytest.LogCaptureFixture) -> Non
             wait_until(lambda number=number: writer.lost == number + 1, "it is not counted")  # type: ignore[misc]
         writer.close(DEADLINE_SECONDS)
     assert writer.lost == 3
-    assert told(caplog) == ["The access log cannot be written: No space left on device. Requests are still served."]
+    assert reports(caplog) == ["The access log cannot be written: No space left on device. Requests are still served."]
 
 
 def test_logging_writes_lines() -> None:

@@ -92,7 +92,7 @@ table = "{lake}/events"
 
 
 @dataclass(frozen=True)
-class World:
+class ProxiedLake:
     """A proxy, the table behind its bucket `events`, and what this holds, now and before its last merge and batch."""
 
     proxy: ProxyProcess
@@ -111,12 +111,12 @@ class World:
 
 def _groups(table: Table, as_of: datetime | None = None) -> list[Group]:
     """The table's own answer to what clients are asked."""
-    found = table.query("SELECT u, count(*), sum(v) FROM t GROUP BY u ORDER BY u", as_of=as_of).fetchall()
-    return [(u, rows, int(total)) for u, rows, total in found]
+    groups = table.query("SELECT u, count(*), sum(v) FROM t GROUP BY u ORDER BY u", as_of=as_of).fetchall()
+    return [(u, rows, int(total)) for u, rows, total in groups]
 
 
 @pytest.fixture(scope="module")
-def world(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedLake]:
     lake = f"s3://{BUCKET}/{uuid.uuid4().hex}"
     options = s3_server.storage_options
     events = Table.create(f"{lake}/events", partition_by=["d", "u"], sort_by=["n"], storage_options=options)
@@ -137,7 +137,7 @@ def world(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
         acme = Access(proxy.endpoint, "ACMEKEY1", secrets["acme"])
         narrow = Access(proxy.endpoint, "NARROWKEY1", secrets["narrow"])
         older = _groups(events, datetime.fromtimestamp(before_ms / 1000, UTC))
-        yield World(proxy, events, _groups(events), older, before_ms, acme, narrow)
+        yield ProxiedLake(proxy, events, _groups(events), older, before_ms, acme, narrow)
 
 
 def _insert(table: Table, number: int) -> int:
@@ -162,7 +162,7 @@ def _make_many(path: Path) -> None:
     append(handle, markers, {"n": "BIGINT"}, oldest_part_ms=now_ms)
 
 
-def _logged(world: World, seen: int, enough: Callable[[list[str]], bool]) -> list[str]:
+def _logged(world: ProxiedLake, seen: int, enough: Callable[[list[str]], bool]) -> list[str]:
     """The requests since `seen` lines of the access log, as path and query: each is logged after it was answered."""
     deadline = time.monotonic() + LOG_SECONDS_MAX
     while True:
@@ -175,7 +175,7 @@ def _logged(world: World, seen: int, enough: Callable[[list[str]], bool]) -> lis
 
 def _keys(access: Access, bucket: str) -> list[str]:
     pages = boto3_client(access).get_paginator("list_objects_v2").paginate(Bucket=bucket)
-    return [found["Key"] for page in pages for found in page.get("Contents", ())]
+    return [object_["Key"] for page in pages for object_ in page.get("Contents", ())]
 
 
 # ---------------------------------------------------------------------------------------- the same for each client
@@ -184,51 +184,51 @@ quick = pytest.mark.parametrize("client", [c for c in CLIENTS if c != "aws"])
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_client_gets_the_result_of_the_tables_own_query(world: World, client: str) -> None:
+def test_a_client_gets_the_result_of_the_tables_own_query(world: ProxiedLake, client: str) -> None:
     assert CLIENTS[client](world.acme, "events", "u", "v") == world.latest
 
 
 @quick
-def test_a_tenant_of_one_partition_gets_its_rows_alone(world: World, client: str) -> None:
+def test_a_tenant_of_one_partition_gets_its_rows_alone(world: ProxiedLake, client: str) -> None:
     expected = [group for group in world.latest if group[0] == 42]
     assert CLIENTS[client](world.narrow, "events", "u", "v") == expected != world.latest
 
 
 @quick
 @pytest.mark.parametrize("spelling", ["milliseconds", "plain"])
-def test_a_bucket_with_a_time_shows_that_snapshot(world: World, client: str, spelling: str) -> None:
+def test_a_bucket_with_a_time_shows_that_snapshot(world: ProxiedLake, client: str, spelling: str) -> None:
     name = f"events--{world.before_ms}" if spelling == "milliseconds" else f"events--{world.before:%Y%m%dt%H%M%Sz}"
     assert CLIENTS[client](world.acme, name, "u", "v") == world.older != world.latest
 
 
 # The others check a bucket's name, take what is before the `@` for a user, or sign the `@` otherwise than S3 does.
 @pytest.mark.parametrize("client", ["duckdb", "chdb", "pyarrow", "pandas"])
-def test_a_bucket_with_a_readable_time_shows_that_snapshot(world: World, client: str) -> None:
-    found = CLIENTS[client](world.acme, f"events@{world.before:%Y-%m-%dT%H:%M:%SZ}", "u", "v")
-    assert found == world.older
+def test_a_bucket_with_a_readable_time_shows_that_snapshot(world: ProxiedLake, client: str) -> None:
+    result = CLIENTS[client](world.acme, f"events@{world.before:%Y-%m-%dT%H:%M:%SZ}", "u", "v")
+    assert result == world.older
 
 
 @quick
-def test_a_wrong_secret_is_refused(world: World, client: str) -> None:
+def test_a_wrong_secret_is_refused(world: ProxiedLake, client: str) -> None:
     with pytest.raises(Exception, match=r"SignatureDoesNotMatch|403|ACCESS_DENIED"):
         CLIENTS[client](replace(world.acme, secret="x" * 32), "events", "u", "v")
 
 
 @quick
-def test_the_bucket_of_another_tenant_does_not_exist(world: World, client: str) -> None:
+def test_the_bucket_of_another_tenant_does_not_exist(world: ProxiedLake, client: str) -> None:
     with pytest.raises(Exception, match=r"NoSuchBucket|404|^secrets$"):
         CLIENTS[client](world.acme, "secrets", "u", "v")
 
 
 @quick
-def test_a_client_reads_partitions_whose_names_are_encoded(world: World, client: str) -> None:
-    found = CLIENTS[client](world.acme, "odd", "name", "n")
+def test_a_client_reads_partitions_whose_names_are_encoded(world: ProxiedLake, client: str) -> None:
+    result = CLIENTS[client](world.acme, "odd", "name", "n")
     expected = [(name, 1, n) for n, name in enumerate(ODD)]
-    assert found == sorted(expected, key=lambda group: (group[0] is None, group[0] or ""))
+    assert result == sorted(expected, key=lambda group: (group[0] is None, group[0] or ""))
 
 
 @pytest.mark.parametrize("client", BY_KEY)
-def test_a_client_reads_objects_whose_keys_are_encoded(world: World, client: str) -> None:
+def test_a_client_reads_objects_whose_keys_are_encoded(world: ProxiedLake, client: str) -> None:
     keys = _keys(world.acme, "odd")
     assert sum("%" in key for key in keys) >= 8
     assert sorted(BY_KEY[client](world.acme, "odd", keys)) == list(range(len(ODD)))
@@ -237,33 +237,33 @@ def test_a_client_reads_objects_whose_keys_are_encoded(world: World, client: str
 # ---------------------------------------------------------------------------------------- boto3
 
 
-def test_boto3_pages_by_both_versions_of_the_listing(world: World) -> None:
+def test_boto3_pages_by_both_versions_of_the_listing(world: ProxiedLake) -> None:
     client = boto3_client(world.acme)
     keys = _keys(world.acme, "events")
     assert len(keys) == 8  # four merged parts, and the four of the last batch
     for operation in ("list_objects", "list_objects_v2"):
         pages = list(client.get_paginator(operation).paginate(Bucket="events", PaginationConfig={"PageSize": 3}))
         assert [len(page["Contents"]) for page in pages] == [3, 3, 2]
-        assert [found["Key"] for page in pages for found in page["Contents"]] == keys
+        assert [result["Key"] for page in pages for result in page["Contents"]] == keys
         days = client.get_paginator(operation).paginate(
             Bucket="events", Delimiter="/", PaginationConfig={"PageSize": 1}
         )
         assert [p["Prefix"] for p in days.search("CommonPrefixes")] == ["d=2026-11-20/", "d=2026-11-21/"]
     after = client.list_objects_v2(Bucket="events", StartAfter=keys[5], Prefix="d=2026-11-21/")
-    assert [found["Key"] for found in after["Contents"]] == keys[6:]
+    assert [result["Key"] for result in after["Contents"]] == keys[6:]
 
 
-def test_boto3_gets_parts_of_objects_on_conditions(world: World) -> None:
+def test_boto3_gets_parts_of_objects_on_conditions(world: ProxiedLake) -> None:
     client = boto3_client(world.acme)
     key = {"Bucket": "events", "Key": _keys(world.acme, "events")[0]}
     head, whole = client.head_object(**key), client.get_object(**key)
     body = whole["Body"].read()
     assert head["ContentLength"] == len(body)
     assert head["ETag"] == whole["ETag"]
-    for asked, expected in [("bytes=4-11", body[4:12]), ("bytes=-8", body[-8:]), ("bytes=100-", body[100:])]:
-        found = client.get_object(**key, Range=asked)
-        assert found["Body"].read() == expected
-        assert found["ResponseMetadata"]["HTTPStatusCode"] == 206
+    for range_, expected in [("bytes=4-11", body[4:12]), ("bytes=-8", body[-8:]), ("bytes=100-", body[100:])]:
+        result = client.get_object(**key, Range=range_)
+        assert result["Body"].read() == expected
+        assert result["ResponseMetadata"]["HTTPStatusCode"] == 206
     assert client.get_object(**key, IfMatch=head["ETag"])["Body"].read() == body
     for condition, status in [
         ({"IfNoneMatch": head["ETag"]}, 304),
@@ -277,7 +277,7 @@ def test_boto3_gets_parts_of_objects_on_conditions(world: World) -> None:
         assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == status
 
 
-def test_presigned_addresses_need_no_credentials(world: World) -> None:
+def test_presigned_addresses_need_no_credentials(world: ProxiedLake) -> None:
     client = boto3_client(world.acme)
     key = _keys(world.acme, "odd")[0]
     address = client.generate_presigned_url("get_object", Params={"Bucket": "odd", "Key": key})
@@ -296,7 +296,7 @@ def _fetch(address: str) -> bytes:
         return bytes(answer.read())
 
 
-def test_buckets_can_be_hosts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buckets_can_be_hosts(world: ProxiedLake, monkeypatch: pytest.MonkeyPatch) -> None:
     resolve = socket.getaddrinfo
 
     def here(host: Any, *more: Any, **named: Any) -> Any:
@@ -307,7 +307,7 @@ def test_buckets_can_be_hosts(world: World, monkeypatch: pytest.MonkeyPatch) -> 
     client = boto3_client(world.acme, endpoint=endpoint, s3={"addressing_style": "virtual"})
     seen = len(world.proxy.access_log())
     for bucket in ("events", f"events--{world.before_ms}"):
-        keys = [found["Key"] for found in client.list_objects_v2(Bucket=bucket)["Contents"]]
+        keys = [result["Key"] for result in client.list_objects_v2(Bucket=bucket)["Contents"]]
         assert keys == _keys(world.acme, bucket)
         assert client.get_object(Bucket=bucket, Key=keys[0])["Body"].read(4) == b"PAR1"
     odd = _keys(world.acme, "odd")
@@ -319,17 +319,17 @@ def test_buckets_can_be_hosts(world: World, monkeypatch: pytest.MonkeyPatch) -> 
 # ---------------------------------------------------------------------------------------- the AWS CLI
 
 
-def test_the_aws_cli_lists_copies_and_signs(world: World, tmp_path: Path) -> None:
+def test_the_aws_cli_lists_copies_and_signs(world: ProxiedLake, tmp_path: Path) -> None:
     listed = _aws(world.acme, "s3", "ls", "--recursive", f"s3://events--{world.before_ms}")
     keys = [line.split()[-1] for line in listed.splitlines()]
     assert keys == _keys(world.acme, f"events--{world.before_ms}")
     days = json.loads(_aws(world.narrow, "s3api", "list-objects-v2", "--bucket=events", "--delimiter=/"))
-    assert [found["Prefix"] for found in days["CommonPrefixes"]] == ["d=2026-11-20/", "d=2026-11-21/"]
+    assert [result["Prefix"] for result in days["CommonPrefixes"]] == ["d=2026-11-20/", "d=2026-11-21/"]
     key, target = _keys(world.acme, "odd")[0], tmp_path / "first"
-    found = json.loads(
+    result = json.loads(
         _aws(world.acme, "s3api", "get-object", "--bucket=odd", f"--key={key}", "--range=bytes=0-3", str(target))
     )
-    assert found["ContentRange"].startswith("bytes 0-3/")
+    assert result["ContentRange"].startswith("bytes 0-3/")
     assert target.read_bytes() == b"PAR1"
     _aws(world.acme, "s3", "sync", "--only-show-errors", "s3://odd/", str(tmp_path / "odd"))
     names = duckdb.sql(f"SELECT name FROM read_parquet('{tmp_path}/odd/**/*.parquet', hive_partitioning = false)")
@@ -349,7 +349,7 @@ def _aws(access: Access, *arguments: str) -> str:
 # ---------------------------------------------------------------------------------------- what engines do besides
 
 
-def test_duckdb_reads_partitions_globs_and_lists_of_files(world: World) -> None:
+def test_duckdb_reads_partitions_globs_and_lists_of_files(world: ProxiedLake) -> None:
     con = duckdb_connection(world.acme)
     keys = _keys(world.acme, "events")
     assert [name for (name,) in con.sql("FROM glob('s3://events/**/*.parquet') ORDER BY 1").fetchall()] == [
@@ -370,14 +370,14 @@ def test_duckdb_reads_partitions_globs_and_lists_of_files(world: World) -> None:
     assert hosts.sql("SELECT count(*) FROM 's3://events/**/*.parquet'").fetchall() == [(240,)]
 
 
-def test_duckdb_globs_over_many_parts_page_by_page(world: World) -> None:
+def test_duckdb_globs_over_many_parts_page_by_page(world: ProxiedLake) -> None:
     con = duckdb_connection(world.acme)
     seen = len(world.proxy.access_log())
     numbers = "regexp_extract(file, 'p=(\\d+)/', 1)::BIGINT"
-    found = con.sql(f"SELECT count(*), count(DISTINCT {numbers}), sum({numbers})::BIGINT FROM glob('s3://many/**')")
-    assert found.fetchall() == [(MANY, MANY, MANY * (MANY - 1) // 2)]
+    result = con.sql(f"SELECT count(*), count(DISTINCT {numbers}), sum({numbers})::BIGINT FROM glob('s3://many/**')")
+    assert result.fetchall() == [(MANY, MANY, MANY * (MANY - 1) // 2)]
     # DuckDB may begin more than once; the proxy has as many pages.
-    lines = _logged(world, seen, lambda found: len(_further(found)) >= MANY // 1_000 - 1)
+    lines = _logged(world, seen, lambda result: len(_further(result)) >= MANY // 1_000 - 1)
     assert len(_further(lines)) == MANY // 1_000 - 1
     rows = "read_parquet('s3://many/**/*.parquet', hive_partitioning = true)"
     edges = con.sql(f"SELECT count(*), sum(p)::BIGINT, sum(n)::BIGINT FROM {rows} WHERE p % 250 = 0").fetchall()
@@ -389,33 +389,33 @@ def _further(lines: list[str]) -> set[str]:
 
 
 @pytest.mark.slow(seconds=30)
-def test_duckdb_reads_many_parts(world: World) -> None:
+def test_duckdb_reads_many_parts(world: ProxiedLake) -> None:
     con = duckdb_connection(world.acme)
     rows = "read_parquet('s3://many/**/*.parquet', hive_partitioning = true)"
-    found = con.execute(f"SELECT count(*), sum(p)::BIGINT, sum(n)::BIGINT FROM {rows}").fetchall()
-    assert found == [(MANY, MANY * (MANY - 1) // 2, 7 * MANY)]
+    result = con.execute(f"SELECT count(*), sum(p)::BIGINT, sum(n)::BIGINT FROM {rows}").fetchall()
+    assert result == [(MANY, MANY * (MANY - 1) // 2, 7 * MANY)]
 
 
-def test_boto3_follows_many_pages_of_the_first_version(world: World) -> None:
+def test_boto3_follows_many_pages_of_the_first_version(world: ProxiedLake) -> None:
     pages = list(boto3_client(world.acme).get_paginator("list_objects").paginate(Bucket="many"))
     assert [len(page["Contents"]) for page in pages] == [1_000] * 5
-    assert [found["Key"] for page in pages for found in page["Contents"]] == _keys(world.acme, "many")
+    assert [result["Key"] for page in pages for result in page["Contents"]] == _keys(world.acme, "many")
 
 
-def test_arrow_prunes_partitions_by_their_paths(world: World) -> None:
+def test_arrow_prunes_partitions_by_their_paths(world: ProxiedLake) -> None:
     seen = len(world.proxy.access_log())
     columns = pa.schema([("d", pa.string()), ("u", pa.int64())])
     partitioning = ds.partitioning(columns, flavor="hive")
-    found = ds.dataset("events", filesystem=arrow_files(world.acme), partitioning=partitioning)
-    assert found.count_rows(filter=(ds.field("u") == 42) & (ds.field("d") == "2026-11-21")) == 60
-    lines = _logged(world, seen, lambda found: sum(".parquet" in line for line in found) >= 3)
+    result = ds.dataset("events", filesystem=arrow_files(world.acme), partitioning=partitioning)
+    assert result.count_rows(filter=(ds.field("u") == 42) & (ds.field("d") == "2026-11-21")) == 60
+    lines = _logged(world, seen, lambda result: sum(".parquet" in line for line in result) >= 3)
     first, *others = dict.fromkeys(line for line in lines if ".parquet" in line)
     assert first.startswith("/events/d=2026-11-20/u=41/")  # for the types
     assert len(others) == 2
     assert all(line.startswith("/events/d=2026-11-21/u=42/") for line in others)
 
 
-def test_obstore_lists_folders_and_reads_many_ranges(world: World) -> None:
+def test_obstore_lists_folders_and_reads_many_ranges(world: ProxiedLake) -> None:
     store = obstore_store(world.acme, "events")
     folders = obstore.list_with_delimiter(store, "d=2026-11-20")
     assert folders["common_prefixes"] == [f"d=2026-11-20/u={u}" for u in (41, 42)]

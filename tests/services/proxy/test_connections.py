@@ -33,7 +33,7 @@ KEY = AccessKey("ACMEKEY1", "secret-of-acme-1")
 
 
 @dataclass(frozen=True)
-class Lake:
+class OnePartLake:
     """A table with one part that is larger than what the system keeps for a client that does not read."""
 
     table: str
@@ -48,12 +48,12 @@ class Lake:
 
 
 @pytest.fixture(scope="module")
-def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+def lake(tmp_path_factory: pytest.TempPathFactory) -> OnePartLake:
     folder = tmp_path_factory.mktemp("lake") / "events"
     table = Table.create(folder, partition_by=["k"], storage_options={"fsync": "false"})
     table.insert([{"k": 1, "b": os.urandom(100_000)} for _ in range(100)])
     [part] = table.snapshot().parts
-    return Lake(str(folder), quote(f"/events/{part.key.partition('_data/')[2]}"))
+    return OnePartLake(str(folder), quote(f"/events/{part.key.partition('_data/')[2]}"))
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def sockets() -> Iterator[ExitStack]:
         yield stack
 
 
-def asked(port: int, path: str, *, more: Iterable[str] = ()) -> bytes:
+def signed_request(port: int, path: str, *, more: Iterable[str] = ()) -> bytes:
     """A signed request's head."""
     headers = signed_headers("GET", f"http://127.0.0.1:{port}{path}", {}, b"", key=KEY)
     lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers), *more, "", ""]
@@ -100,7 +100,7 @@ def statuses(port: int, sent: bytes, context: ssl.SSLContext | None = None) -> l
 
 
 def listing_is_answered(port: int, context: ssl.SSLContext | None = None) -> bool:
-    question = asked(port, "/events?list-type=2", more=["Connection: close"])
+    question = signed_request(port, "/events?list-type=2", more=["Connection: close"])
     return statuses(port, question, context) == [200]
 
 
@@ -127,7 +127,7 @@ def allow_files(pid: int, wanted: int) -> None:
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_a_client_that_stops_reading_is_disconnected(
-    lake: Lake,
+    lake: OnePartLake,
     sockets: ExitStack,
     certificates: Path,  # noqa: F811
     tls: bool,
@@ -139,7 +139,7 @@ def test_a_client_that_stops_reading_is_disconnected(
         context = trusting(certificates) if tls else None
         for _ in range(4):
             sock = sockets.enter_context(connect(proxy.port, context, keeps=4096))
-            sock.sendall(asked(proxy.port, lake.path))
+            sock.sendall(signed_request(proxy.port, lake.path))
         wait_until(lambda: [line["code"] for line in proxy.access_log()] == ["Aborted"] * 4, "they were not cut off")
         assert listing_is_answered(proxy.port, context)
         proxy.signal(signal.SIGTERM)
@@ -148,10 +148,10 @@ def test_a_client_that_stops_reading_is_disconnected(
         assert "ASGI" not in proxy.errors()
 
 
-def test_unread_responses_do_not_block_others(lake: Lake, sockets: ExitStack) -> None:
+def test_unread_responses_do_not_block_others(lake: OnePartLake, sockets: ExitStack) -> None:
     """Of somebody who is known. Each answer is short, and the last would wait for its place for ever."""
     with ProxyProcess(lake.config('connections = 2\nsend_timeout = "1s"\nstop_timeout = "1h"')) as proxy:
-        question = asked(proxy.port, f"/events/{'a' * 900}")
+        question = signed_request(proxy.port, f"/events/{'a' * 900}")
         full = [sockets.enter_context(connect(proxy.port, keeps=4096)) for _ in range(2)]
         for sock in full:
             sock.setblocking(False)
@@ -176,11 +176,11 @@ def test_unread_responses_do_not_block_others(lake: Lake, sockets: ExitStack) ->
 
 
 @pytest.mark.parametrize("path", ["/events", "/-/health"])
-def test_an_unauthenticated_client_gets_one_response_per_connection(lake: Lake, path: str) -> None:
+def test_an_unauthenticated_client_gets_one_response_per_connection(lake: OnePartLake, path: str) -> None:
     with ProxyProcess(lake.config("")) as proxy:
         assert statuses(proxy.port, unsigned(path) * 3) == [200 if path == "/-/health" else 403]
-        known = asked(proxy.port, "/events?list-type=2")
-        assert statuses(proxy.port, known * 2 + unsigned()) == [200, 200, 403], "who is known gets more"
+        listing = signed_request(proxy.port, "/events?list-type=2")
+        assert statuses(proxy.port, listing * 2 + unsigned()) == [200, 200, 403], "who is known gets more"
 
 
 # ------------------------------------------------------------------------------------------ before there is a request
@@ -206,7 +206,7 @@ def metric(proxy: ProxyProcess, name: str) -> float:
     return float(next(line.split()[-1] for line in lines if line.startswith(name)))
 
 
-def test_connections_without_a_handshake_count(lake: Lake, sockets: ExitStack, certificates: Path) -> None:  # noqa: F811
+def test_connections_without_a_handshake_count(lake: OnePartLake, sockets: ExitStack, certificates: Path) -> None:  # noqa: F811
     """600 of them at 50 connections, and no time limit that would help: the proxy has files left for all others."""
     allow_files(os.getpid(), 2_000)
     with ProxyProcess(lake.config("connections = 50\n" + with_tls(certificates))) as proxy:
@@ -223,13 +223,13 @@ def test_connections_without_a_handshake_count(lake: Lake, sockets: ExitStack, c
         assert proxy.errors().count("\n") == 1
 
 
-def test_a_connection_over_tls_beyond_the_limit_gets_503(lake: Lake, sockets: ExitStack, certificates: Path) -> None:  # noqa: F811
+def test_a_tls_connection_beyond_the_limit_gets_503(lake: OnePartLake, sockets: ExitStack, certificates: Path) -> None:  # noqa: F811
     """When all connections are in use, those that do not shake hands make room for each other and for the next."""
     server = 'connections = 2\nstop_timeout = "0s"\n' + with_tls(certificates)
     with ProxyProcess(lake.config(server)) as proxy:
         for _ in range(2):
             sock = sockets.enter_context(connect(proxy.port, trusting(certificates), keeps=4096))
-            sock.sendall(asked(proxy.port, lake.path))
+            sock.sendall(signed_request(proxy.port, lake.path))
             assert sock.recv(12) == b"HTTP/1.1 200"
         silent = [sockets.enter_context(connect(proxy.port)) for _ in range(5)]
         assert answer_over_tls(proxy, certificates).startswith(b"HTTP/1.1 503 ")
@@ -237,7 +237,7 @@ def test_a_connection_over_tls_beyond_the_limit_gets_503(lake: Lake, sockets: Ex
             assert rest_of(sock) == b""
 
 
-def test_it_accepts_again_once_files_can_be_opened(lake: Lake, sockets: ExitStack) -> None:
+def test_it_accepts_again_once_files_can_be_opened(lake: OnePartLake, sockets: ExitStack) -> None:
     allow_files(os.getpid(), 2_000)
     with ProxyProcess(lake.config('connections = 500\nheader_timeout = "1h"')) as proxy:
         pid = proxy.process.pid
@@ -253,20 +253,20 @@ def test_it_accepts_again_once_files_can_be_opened(lake: Lake, sockets: ExitStac
 # ------------------------------------------------------------------------------------------ what is no HTTP
 
 
-def test_a_malformed_body_fails_only_its_request(lake: Lake) -> None:
+def test_a_malformed_body_fails_only_its_request(lake: OnePartLake) -> None:
     """Its request is answered once, the access log tells with what, and standard error says nothing."""
     with ProxyProcess(lake.config("")) as proxy:
         port, chunked = proxy.port, "Transfer-Encoding: chunked"
         assert statuses(port, unsigned("/at-once", chunked) + b"ZZZ\r\n") == [403]
-        assert statuses(port, asked(port, "/events/at-once", more=[chunked]) + b"ZZZ\r\n") == [400]
+        assert statuses(port, signed_request(port, "/events/at-once", more=[chunked]) + b"ZZZ\r\n") == [400]
         with connect(port) as sock:
-            sock.sendall(asked(port, "/events/later", more=[chunked]) + b"1\r\na")
+            sock.sendall(signed_request(port, "/events/later", more=[chunked]) + b"1\r\na")
             wait_until(lambda: metric(proxy, "icedb_proxy_requests_in_progress") == 1, "it does not wait for the body")
             sock.sendall(b"\r\nZZZ\r\n")
             (reply,) = replies(rest_of(sock))
         assert (reply.status, reply.texts("Code")) == (400, ["InvalidRequest"])
         assert statuses(port, b"NO HTTP\r\n\r\n") == [400]
-        assert statuses(port, asked(port, "/events?list-type=2") + b"NO HTTP\r\n\r\n") == [200, 400]
+        assert statuses(port, signed_request(port, "/events?list-type=2") + b"NO HTTP\r\n\r\n") == [200, 400]
         wait_until(lambda: len(proxy.access_log()) == 4, "lines are missing")
         assert [(line["path"], line["status"], line["code"]) for line in proxy.access_log()] == [
             ("/at-once", 403, "AccessDenied"),
@@ -277,7 +277,7 @@ def test_a_malformed_body_fails_only_its_request(lake: Lake) -> None:
         assert proxy.errors().count("\n") == 1
 
 
-def test_a_malformed_body_after_the_response_closes_the_connection(lake: Lake) -> None:
+def test_a_malformed_body_after_the_response_closes_the_connection(lake: OnePartLake) -> None:
     """Health and metrics are answered before their bodies, if there are any, have come."""
     with ProxyProcess(lake.config("")) as proxy, connect(int(proxy.admin.rpartition(":")[2])) as sock:
         sock.sendall(b"POST /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")

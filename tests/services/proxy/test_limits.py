@@ -11,7 +11,7 @@ from icedb.services.proxy.limits import TenantLimiter
 from icedb.services.proxy.s3.s3_errors import S3Error
 
 
-class Time:
+class ManualTime:
     """Seconds that pass only while somebody sleeps."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ def tenant(name: str = "acme", *, requests: int | None = None, bytes_per_second:
     return Tenant(name, (), {}, TenantLimits(requests, bytes_per_second))
 
 
-def gate_of(time: Time) -> TenantLimiter:
+def gate_of(time: ManualTime) -> TenantLimiter:
     return TenantLimiter(clock=time, sleep=time.sleep)
 
 
@@ -74,7 +74,7 @@ def test_another_limit_holds_for_the_next_request() -> None:
 
 
 def test_a_second_of_bytes_goes_at_once_and_the_rest_at_the_rate() -> None:
-    time, slow = Time(), tenant(bytes_per_second=1_000)
+    time, slow = ManualTime(), tenant(bytes_per_second=1_000)
     gate = gate_of(time)
     moments = []
 
@@ -89,7 +89,7 @@ def test_a_second_of_bytes_goes_at_once_and_the_rest_at_the_rate() -> None:
 
 
 def test_a_piece_larger_than_a_second_waits_for_all_of_it() -> None:
-    time, slow = Time(), tenant(bytes_per_second=1_000)
+    time, slow = ManualTime(), tenant(bytes_per_second=1_000)
     gate = gate_of(time)
 
     async def download() -> None:
@@ -101,7 +101,7 @@ def test_a_piece_larger_than_a_second_waits_for_all_of_it() -> None:
 
 
 def test_without_a_limit_no_request_waits() -> None:
-    time = Time()
+    time = ManualTime()
     gate = gate_of(time)
 
     async def download() -> None:
@@ -113,7 +113,7 @@ def test_without_a_limit_no_request_waits() -> None:
 
 
 def test_downloads_of_a_tenant_take_turns() -> None:
-    time, slow = Time(), tenant(bytes_per_second=100)
+    time, slow = ManualTime(), tenant(bytes_per_second=100)
     gate = gate_of(time)
     order: list[str] = []
 
@@ -133,7 +133,7 @@ def test_downloads_of_a_tenant_take_turns() -> None:
 
 
 def test_a_cancelled_download_releases_its_turn() -> None:
-    time, slow = Time(), tenant(bytes_per_second=100)
+    time, slow = ManualTime(), tenant(bytes_per_second=100)
     gate = gate_of(time)
 
     async def given_up() -> None:
@@ -155,7 +155,7 @@ def test_a_cancelled_download_releases_its_turn() -> None:
 
 
 def test_another_rate_holds_for_downloads_under_way() -> None:
-    time = Time()
+    time = ManualTime()
     gate = gate_of(time)
 
     async def download() -> None:
@@ -171,7 +171,7 @@ def test_another_rate_holds_for_downloads_under_way() -> None:
 
 
 def test_a_new_request_does_not_fill_the_bucket() -> None:
-    time, slow = Time(), tenant(bytes_per_second=100)
+    time, slow = ManualTime(), tenant(bytes_per_second=100)
     gate = gate_of(time)
 
     async def downloads() -> None:
@@ -187,7 +187,7 @@ def test_a_new_request_does_not_fill_the_bucket() -> None:
 
 
 def test_idle_tenants_are_dropped() -> None:
-    time = Time()
+    time = ManualTime()
     gate = gate_of(time)
     for number in range(1_000):
         time.now += 0.1

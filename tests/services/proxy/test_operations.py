@@ -37,7 +37,7 @@ NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 
 
 @dataclass(frozen=True)
-class Pair:
+class ProxyAndServer:
     """The same objects twice: behind the proxy, and in a bucket of the same name."""
 
     proxy: AppSide
@@ -69,7 +69,7 @@ def contents(table: Table) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[Pair]:
+def pair(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[ProxyAndServer]:
     name = f"events-{uuid.uuid4().hex[:12]}"
     table = make_table(Place("local", str(tmp_path_factory.mktemp("operations") / "table")))
     objects = contents(table)
@@ -80,7 +80,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Itera
     tables = TableCatalog()
     server = ServerSide(s3_server.endpoint, AccessKey(s3_server.access_key_id, s3_server.secret_access_key))
     with asyncio.Runner() as runner:
-        yield Pair(AppSide(make_app(tables, [VirtualBucket(name, table.uri)]), runner), server, name, objects)
+        yield ProxyAndServer(AppSide(make_app(tables, [VirtualBucket(name, table.uri)]), runner), server, name, objects)
     server.close()
     tables.close()
 
@@ -94,27 +94,27 @@ def listed(answer: Heard) -> dict[str, Any]:
         return {"status": answer.status, "code": answer.code}
     root = ET.fromstring(answer.body)
     assert root.tag == f"{NAMESPACE}ListBucketResult"
-    said: dict[str, Any] = {"keys": [], "prefixes": []}
+    fields: dict[str, Any] = {"keys": [], "prefixes": []}
     for element in root:
         name = element.tag.removeprefix(NAMESPACE)
         if name == "Contents":
             one = {c.tag.removeprefix(NAMESPACE): c.text for c in element}
             assert {"LastModified", "ETag"} <= one.keys()
-            said["keys"].append((one["Key"], one["Size"], one["StorageClass"], "Owner" in one))
+            fields["keys"].append((one["Key"], one["Size"], one["StorageClass"], "Owner" in one))
         elif name == "CommonPrefixes":
-            said["prefixes"].append(element[0].text)
+            fields["prefixes"].append(element[0].text)
         else:
-            assert name not in said
-            said[name] = element.text or ""
-    if "NextContinuationToken" in said:  # each endpoint has its own
-        said["NextContinuationToken"] = "..."
-    said.pop("ContinuationToken", None)
-    return said
+            assert name not in fields
+            fields[name] = element.text or ""
+    if "NextContinuationToken" in fields:  # each endpoint has its own
+        fields["NextContinuationToken"] = "..."
+    fields.pop("ContinuationToken", None)
+    return fields
 
 
 def last_of(answer: Heard) -> str:
-    said = listed(answer)
-    return str(max([k for k, *_ in said["keys"]] + said["prefixes"]))
+    fields = listed(answer)
+    return str(max([k for k, *_ in fields["keys"]] + fields["prefixes"]))
 
 
 PREFIXES = [
@@ -138,47 +138,51 @@ def is_inside(prefix: str, delimiter: str, after: str) -> bool:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_listings_match_a_real_server(pair: Pair, version: int) -> None:
+def test_listings_match_a_real_server(pair: ProxyAndServer, version: int) -> None:
     for prefix, delimiter, size, after in product(PREFIXES, DELIMITERS, SIZES, AFTER):
         if is_inside(prefix, delimiter, after):
             continue
-        asked = {"prefix": prefix, "delimiter": delimiter, "max-keys": size}
-        asked |= {"marker": after} if version == 1 else {"list-type": "2", "start-after": after}
-        given = {n: v for n, v in asked.items() if v}
-        proxy, server = (listed(side.ask("GET", f"/{pair.bucket}", given)) for side in pair.sides)
-        assert proxy == server, given
+        parameters = {"prefix": prefix, "delimiter": delimiter, "max-keys": size}
+        parameters |= {"marker": after} if version == 1 else {"list-type": "2", "start-after": after}
+        sent = {n: v for n, v in parameters.items() if v}
+        proxy, server = (listed(side.ask("GET", f"/{pair.bucket}", sent)) for side in pair.sides)
+        assert proxy == server, sent
 
 
 @pytest.mark.parametrize(
     "more", [{"encoding-type": "url"}, {"fetch-owner": "true"}, {"fetch-owner": "false"}, {"x": "1"}]
 )
 @pytest.mark.parametrize("version", [1, 2])
-def test_listings_with_further_parameters_match_a_real_server(pair: Pair, version: int, more: dict[str, str]) -> None:
+def test_listings_with_further_parameters_match_a_real_server(
+    pair: ProxyAndServer, version: int, more: dict[str, str]
+) -> None:
     for prefix, delimiter, size in product(PREFIXES, DELIMITERS, ["1", "1000"]):
         after = {"marker": "a b+ü/"} if version == 1 else {"list-type": "2", "start-after": "a b+ü/"}
-        asked = {"prefix": prefix, "delimiter": delimiter, "max-keys": size, **after, **more}
-        given = {n: v for n, v in asked.items() if v}
-        proxy, server = (listed(side.ask("GET", f"/{pair.bucket}/", given)) for side in pair.sides)
-        assert proxy == server, given
+        parameters = {"prefix": prefix, "delimiter": delimiter, "max-keys": size, **after, **more}
+        sent = {n: v for n, v in parameters.items() if v}
+        proxy, server = (listed(side.ask("GET", f"/{pair.bucket}/", sent)) for side in pair.sides)
+        assert proxy == server, sent
 
 
 @pytest.mark.parametrize("size", ["1", "2", "5"])
 @pytest.mark.parametrize("delimiter", ["", "/", "=", "u=1"])
 @pytest.mark.parametrize("version", [1, 2])
-def test_pages_match_a_real_server(pair: Pair, version: int, delimiter: str, size: str) -> None:
-    asked = {"delimiter": delimiter, "max-keys": size, "prefix": "d=2026-11-21/"}
-    pages = [all_pages(side, pair.bucket, version, {n: v for n, v in asked.items() if v}) for side in pair.sides]
+def test_pages_match_a_real_server(pair: ProxyAndServer, version: int, delimiter: str, size: str) -> None:
+    parameters = {"delimiter": delimiter, "max-keys": size, "prefix": "d=2026-11-21/"}
+    pages = [all_pages(side, pair.bucket, version, {n: v for n, v in parameters.items() if v}) for side in pair.sides]
     assert pages[0] == pages[1]
-    found = [k for page in pages[0] for k, *_ in page["keys"]] + [p for page in pages[0] for p in page["prefixes"]]
-    assert len(found) == len(set(found)) > 0
+    listed_entries = [k for page in pages[0] for k, *_ in page["keys"]] + [
+        p for page in pages[0] for p in page["prefixes"]
+    ]
+    assert len(listed_entries) == len(set(listed_entries)) > 0
 
 
-def all_pages(side: Side, bucket: str, version: int, asked: dict[str, str]) -> list[dict[str, Any]]:
-    asked = asked | ({"list-type": "2"} if version == 2 else {})
+def all_pages(side: Side, bucket: str, version: int, parameters: dict[str, str]) -> list[dict[str, Any]]:
+    parameters = parameters | ({"list-type": "2"} if version == 2 else {})
     pages: list[dict[str, Any]] = []
     more: dict[str, str] = {}
     while True:
-        answer = side.ask("GET", f"/{bucket}", asked | more)
+        answer = side.ask("GET", f"/{bucket}", parameters | more)
         pages.append(listed(answer))
         if pages[-1]["IsTruncated"] == "false":
             return pages
@@ -188,7 +192,7 @@ def all_pages(side: Side, bucket: str, version: int, asked: dict[str, str]) -> l
 
 
 @pytest.mark.parametrize(
-    ("rule", "asked", "expected"),
+    ("rule", "parameters", "expected"),
     [
         # "Sets the maximum number of keys returned ... By default, the action returns up to 1,000 key names. The
         # response might contain fewer keys but will never contain more": S3 says 1000 for whatever is above.
@@ -215,10 +219,10 @@ def all_pages(side: Side, bucket: str, version: int, asked: dict[str, str]) -> l
     ],
 )
 def test_differences_of_the_test_server_from_s3(
-    pair: Pair, rule: str, asked: dict[str, str], expected: dict[str, Any]
+    pair: ProxyAndServer, rule: str, parameters: dict[str, str], expected: dict[str, Any]
 ) -> None:
-    said = listed(pair.proxy.ask("GET", f"/{pair.bucket}", asked))
-    assert {name: said[name] for name in expected} == expected, rule
+    fields = listed(pair.proxy.ask("GET", f"/{pair.bucket}", parameters))
+    assert {name: fields[name] for name in expected} == expected, rule
 
 
 # ------------------------------------------------------------------------------------------ objects
@@ -254,20 +258,20 @@ NO_RANGES = [
 
 def described(answer: Heard, names: tuple[str, ...] = HEADERS) -> dict[str, Any]:
     """What an answer about an object says, without what two endpoints may well tell differently."""
-    said = {"status": answer.status, "code": answer.code} | {n: answer.headers.get(n) for n in names}
+    fields = {"status": answer.status, "code": answer.code} | {n: answer.headers.get(n) for n in names}
     if answer.status >= 400:
-        said.pop("content-length", None)  # of the text that explains it
-        said.pop("accept-ranges", None)
-    return said
+        fields.pop("content-length", None)  # of the text that explains it
+        fields.pop("accept-ranges", None)
+    return fields
 
 
-def some_object(pair: Pair) -> tuple[str, int, str]:
+def some_object(pair: ProxyAndServer) -> tuple[str, int, str]:
     """Path, size, and virtual key of one whose name needs encoding."""
     key = next(k for k in pair.keys if "a%20b" in k)
     return f"/{pair.bucket}/{key}", len(pair.objects[key]), key
 
 
-def test_objects_match_a_real_server(pair: Pair) -> None:
+def test_objects_match_a_real_server(pair: ProxyAndServer) -> None:
     for key, body in pair.objects.items():
         for method in ("GET", "HEAD"):
             proxy, server = (side.ask(method, f"/{pair.bucket}/{key}") for side in pair.sides)
@@ -279,13 +283,13 @@ def test_objects_match_a_real_server(pair: Pair) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("text", RANGES)
-def test_a_range_is_that_of_a_real_server(pair: Pair, text: str, method: str) -> None:
+def test_a_range_is_that_of_a_real_server(pair: ProxyAndServer, text: str, method: str) -> None:
     path, size, _ = some_object(pair)
-    asked = {"range": text.format(size=size, last=size - 1, over=size + 1_000)}
-    proxy = pair.proxy.ask(method, path, headers=asked)
+    parameters = {"range": text.format(size=size, last=size - 1, over=size + 1_000)}
+    proxy = pair.proxy.ask(method, path, headers=parameters)
     # HeadObject: "If the Range is satisfiable, only the ContentLength is affected in the response. If [not], S3 returns
     # a 416". The server of the tests ignores it there.
-    server = pair.server.ask("GET", path, headers=asked)
+    server = pair.server.ask("GET", path, headers=parameters)
     names = HEADERS if server.status == 206 else ("content-range",)
     expected = described(server, names) | ({} if method == "GET" else {"code": ""})
     assert described(proxy, names) == expected
@@ -296,7 +300,7 @@ def test_a_range_is_that_of_a_real_server(pair: Pair, text: str, method: str) ->
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("text", NO_RANGES)
-def test_an_invalid_or_multiple_range_returns_the_whole_object(pair: Pair, text: str, method: str) -> None:
+def test_an_invalid_or_multiple_range_returns_the_whole_object(pair: ProxyAndServer, text: str, method: str) -> None:
     # RFC 9110, 14.2: "A server MUST ignore ... a Range header field ... that contains an unknown range unit", and one
     # that is malformed; S3: "doesn't support retrieving multiple ranges". The server of the tests says 416, or gives
     # the first of several.
@@ -323,7 +327,7 @@ def conditions(of: Heard) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_conditions_match_a_real_server(pair: Pair, method: str) -> None:
+def test_conditions_match_a_real_server(pair: ProxyAndServer, method: str) -> None:
     path, _, _ = some_object(pair)
     seen = set()
     grids = [conditions(side.ask("HEAD", path)) for side in pair.sides]
@@ -339,18 +343,21 @@ def test_conditions_match_a_real_server(pair: Pair, method: str) -> None:
     assert seen == {200, 304, 412}
 
 
-def test_conditions_go_before_ranges(pair: Pair) -> None:
+def test_conditions_go_before_ranges(pair: ProxyAndServer) -> None:
     path, size, _ = some_object(pair)
     etag = pair.proxy.ask("HEAD", path).headers["etag"]
     for text, status in ((f"bytes={size}-", 416), ("bytes=0-3", 206)):
-        asked = {"range": text}
-        assert pair.proxy.ask("GET", path, headers=asked | {"if-none-match": etag}).status == 304
-        assert pair.proxy.ask("GET", path, headers=asked | {"if-match": '"other"'}).status == 412
-        assert pair.proxy.ask("GET", path, headers=asked | {"if-match": etag}).status == status
-        assert pair.proxy.ask("GET", path, headers=asked | {"if-range": etag}).status == status
+        parameters = {"range": text}
+        assert pair.proxy.ask("GET", path, headers=parameters | {"if-none-match": etag}).status == 304
+        assert pair.proxy.ask("GET", path, headers=parameters | {"if-match": '"other"'}).status == 412
+        assert pair.proxy.ask("GET", path, headers=parameters | {"if-match": etag}).status == status
+        assert pair.proxy.ask("GET", path, headers=parameters | {"if-range": etag}).status == status
         # Of another version than the client has a piece of, the whole object is wanted (RFC 9110, 13.1.5).
-        assert pair.proxy.ask("GET", path, headers=asked | {"if-range": '"other"'}).status == 200
-        assert pair.proxy.ask("GET", path, headers=asked | {"if-range": "Sat, 21 Nov 1998 00:00:00 GMT"}).status == 200
+        assert pair.proxy.ask("GET", path, headers=parameters | {"if-range": '"other"'}).status == 200
+        assert (
+            pair.proxy.ask("GET", path, headers=parameters | {"if-range": "Sat, 21 Nov 1998 00:00:00 GMT"}).status
+            == 200
+        )
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -369,7 +376,9 @@ def test_conditions_go_before_ranges(pair: Pair) -> None:
         ("1", {"range": "bytes=0-1"}, 400, "InvalidRequest"),
     ],
 )
-def test_part_numbers(pair: Pair, number: str, headers: dict[str, str], status: int, code: str, method: str) -> None:
+def test_part_numbers(
+    pair: ProxyAndServer, number: str, headers: dict[str, str], status: int, code: str, method: str
+) -> None:
     path, size, key = some_object(pair)
     answer = pair.proxy.ask(method, path, {"partNumber": number}, headers)
     assert (answer.status, answer.code) == (status, code if method == "GET" else "")
@@ -379,7 +388,7 @@ def test_part_numbers(pair: Pair, number: str, headers: dict[str, str], status: 
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_missing_objects_match_a_real_server(pair: Pair, method: str) -> None:
+def test_missing_objects_match_a_real_server(pair: ProxyAndServer, method: str) -> None:
     key = pair.keys[0]
     paths = [
         f"/{pair.bucket}/{k}" for k in (key[:-1], key + "x", key.rpartition("/")[0] + "/", "d=2026-11-21", "..", "a//b")
@@ -429,13 +438,13 @@ def test_the_buckets_of_a_tenant_are_listed_by_name(runner: asyncio.Runner, tabl
     assert tables.open_count == 0
 
 
-@pytest.mark.parametrize(("region", "said"), [("us-east-1", None), ("eu-central-1", "eu-central-1")])
+@pytest.mark.parametrize(("region", "fields"), [("us-east-1", None), ("eu-central-1", "eu-central-1")])
 def test_head_bucket_has_the_region(
-    runner: asyncio.Runner, tables: TableCatalog, table: Table, region: str, said: str | None
+    runner: asyncio.Runner, tables: TableCatalog, table: Table, region: str, fields: str | None
 ) -> None:
     side = AppSide(make_app(tables, [VirtualBucket("events", table.uri)], region=region), runner)
     location = side.ask("GET", "/events", {"location": ""})
-    assert names_of(location, "LocationConstraint") == [said]
+    assert names_of(location, "LocationConstraint") == [fields]
     for path in ("/events", "/events/"):
         head = side.ask("HEAD", path)
         assert (head.status, head.headers["x-amz-bucket-region"], head.body) == (200, region, b"")
@@ -493,25 +502,25 @@ SUBRESOURCES = [
 
 
 @pytest.mark.parametrize("name", SUBRESOURCES)
-def test_other_subresources_are_not_implemented(pair: Pair, name: str) -> None:
+def test_other_subresources_are_not_implemented(pair: ProxyAndServer, name: str) -> None:
     for path in (f"/{pair.bucket}", f"/{pair.bucket}/{pair.keys[0]}"):
         assert described(pair.proxy.ask("GET", path, {name: ""}), ()) == {"status": 501, "code": "NotImplemented"}
         assert pair.proxy.ask("HEAD", path, {name: ""}).status == 501
 
 
 @pytest.mark.parametrize("name", ["response-content-type", "response-content-disposition", "response-expires"])
-def test_response_headers_chosen_by_the_client_are_rejected(pair: Pair, name: str) -> None:
+def test_response_headers_chosen_by_the_client_are_rejected(pair: ProxyAndServer, name: str) -> None:
     answer = pair.proxy.ask("GET", f"/{pair.bucket}/{pair.keys[0]}", {name: "text/plain"})
     assert answer.code == "NotImplemented"
 
 
-def test_a_key_of_the_clients_encryption_is_refused(pair: Pair) -> None:
+def test_a_key_of_the_clients_encryption_is_refused(pair: ProxyAndServer) -> None:
     headers = {"x-amz-server-side-encryption-customer-algorithm": "AES256"}
     answer = pair.proxy.ask("GET", f"/{pair.bucket}/{pair.keys[0]}", headers=headers)
     assert answer.code == "NotImplemented"
 
 
-def test_an_object_has_one_version(pair: Pair) -> None:
+def test_an_object_has_one_version(pair: ProxyAndServer) -> None:
     path = f"/{pair.bucket}/{pair.keys[0]}"
     assert pair.proxy.ask("GET", path, {"versionId": "null"}).body == pair.objects[pair.keys[0]]
     for version in ("1", "x"):
@@ -523,7 +532,7 @@ def test_an_object_has_one_version(pair: Pair) -> None:
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "PATCH", "OPTIONS"])
 @pytest.mark.parametrize("query", [{}, {"delete": ""}, {"uploads": ""}])
-def test_nothing_can_be_written(pair: Pair, method: str, query: dict[str, str]) -> None:
+def test_nothing_can_be_written(pair: ProxyAndServer, method: str, query: dict[str, str]) -> None:
     for path in ("/", f"/{pair.bucket}", f"/{pair.bucket}/{pair.keys[0]}", f"/{pair.bucket}/new"):
         answer = pair.proxy.ask(method, path, query)
         assert (answer.status, answer.code, answer.headers["allow"]) == (405, "MethodNotAllowed", "GET, HEAD")
@@ -592,9 +601,9 @@ def test_a_table_in_a_folder_is_read_by_the_proxy_despite_redirect(
 def test_a_table_in_s3_is_read_for_the_client(runner: asyncio.Runner, tables: TableCatalog, s3: Place) -> None:
     table = make_table(s3)
     side = AppSide(make_app(tables, [VirtualBucket("events", table.uri)]), runner)
-    found = contents(table)
-    assert [k for k, *_ in listed(side.ask("GET", "/events"))["keys"]] == sorted(found)
-    for key, body in found.items():
+    listed_entries = contents(table)
+    assert [k for k, *_ in listed(side.ask("GET", "/events"))["keys"]] == sorted(listed_entries)
+    for key, body in listed_entries.items():
         assert side.ask("GET", f"/events/{key}").body == body
         assert side.ask("GET", f"/events/{key}", headers={"range": "bytes=-8"}).body == body[-8:]
 
@@ -603,7 +612,7 @@ def test_a_table_in_s3_is_read_for_the_client(runner: asyncio.Runner, tables: Ta
 
 
 @pytest.mark.parametrize("path", ["/{bucket}", "/{bucket}/{key}", "/"])
-def test_an_unneeded_body_is_read_and_compared_with_its_hash(pair: Pair, path: str) -> None:
+def test_an_unneeded_body_is_read_and_compared_with_its_hash(pair: ProxyAndServer, path: str) -> None:
     at = path.format(bucket=pair.bucket, key=pair.keys[0])
     plain = pair.proxy.ask("GET", at)
     right = pair.proxy.ask("GET", at, body=b"something")

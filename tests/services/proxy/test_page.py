@@ -45,9 +45,9 @@ def test_the_examples_of_the_page_give_their_output(folder: Path) -> None:
         [sys.executable, "-c", "from duckdb_extension_httpfs import __file__; print(__file__)"],
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
-    found = next(Path(extension).parent.rglob("httpfs.duckdb_extension"))
+    extension_file = next(Path(extension).parent.rglob("httpfs.duckdb_extension"))
     with ProxyProcess(folder / "proxy.toml") as proxy:
-        code = program_of(PAGE, since="import duckdb").replace(INSTALL, f"LOAD '{found}'")
+        code = program_of(PAGE, since="import duckdb").replace(INSTALL, f"LOAD '{extension_file}'")
         code = "import icedb\ntable = icedb.Table.open('lake/events')\nfrom datetime import UTC, datetime\n" + code
         code = code.replace(ADDRESS, proxy.endpoint.removeprefix("http://"))
         assert INSTALL not in code

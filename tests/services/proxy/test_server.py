@@ -38,7 +38,7 @@ LONG_KEY, LONG_SECRET = "LONGKEY1", "secret-of-long-1"
 
 
 @dataclass(frozen=True)
-class World:
+class OnePartTable:
     """A table with one part of some megabytes, and how a configuration names it."""
 
     table: str
@@ -57,16 +57,16 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(tmp_path_factory: pytest.TempPathFactory) -> OnePartTable:
     folder = tmp_path_factory.mktemp("lake") / "events"
     table = Table.create(folder, partition_by=["k"], storage_options={"fsync": "false"})
     table.insert([{"k": 1, "b": os.urandom(100_000)} for _ in range(40)])
     [part] = table.snapshot().parts
-    return World(str(folder), part.key.partition("_data/")[2], Path(part.path).read_bytes())
+    return OnePartTable(str(folder), part.key.partition("_data/")[2], Path(part.path).read_bytes())
 
 
 @pytest.fixture(scope="module")
-def proxy(world: World) -> Iterator[ProxyProcess]:
+def proxy(world: OnePartTable) -> Iterator[ProxyProcess]:
     """One that the tests here share, which none of them changes. It waits for nobody's request long."""
     with ProxyProcess(world.config('admin_listen = "127.0.0.1:0"\nheader_timeout = "1s"')) as started:
         yield started
@@ -86,7 +86,7 @@ def client(endpoint: str, key: str = KEY, secret: str = SECRET) -> Any:
     )  # fmt: skip
 
 
-def body_of(world: World, endpoint: str, key: str, secret: str) -> Any:
+def body_of(world: OnePartTable, endpoint: str, key: str, secret: str) -> Any:
     """A download whose answer has begun."""
     return client(endpoint, key, secret).get_object(Bucket="events", Key=world.key)["Body"]
 
@@ -169,18 +169,20 @@ def test_it_prints_its_address_and_is_healthy(proxy: ProxyProcess) -> None:
     assert get(f"{proxy.admin}/ready") == (200, "ok\n")
 
 
-def test_an_object_is_returned_whole(world: World, proxy: ProxyProcess) -> None:
+def test_an_object_is_returned_whole(world: OnePartTable, proxy: ProxyProcess) -> None:
     assert body_of(world, proxy.endpoint, KEY, SECRET).read() == world.content
 
 
-def test_a_port_that_is_taken_is_one_line_and_status_2(world: World, proxy: ProxyProcess, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_one_line_and_status_2(
+    world: OnePartTable, proxy: ProxyProcess, tmp_path: Path
+) -> None:
     address = f"127.0.0.1:{proxy.port}"
     done = run(written(tmp_path, world.config().replace("127.0.0.1:0", address)))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: {address}: cannot listen on this address: Address already in use\n"
 
 
-def test_a_wrong_configuration_is_one_line_and_status_2(world: World, tmp_path: Path) -> None:
+def test_a_wrong_configuration_is_one_line_and_status_2(world: OnePartTable, tmp_path: Path) -> None:
     path = written(tmp_path, world.config("conections = 7"))
     done = run(path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
@@ -188,7 +190,7 @@ def test_a_wrong_configuration_is_one_line_and_status_2(world: World, tmp_path: 
     assert "conections" in done.stderr
 
 
-def test_without_the_extra_the_error_has_the_install_command(world: World, tmp_path: Path) -> None:
+def test_without_the_extra_the_error_has_the_install_command(world: OnePartTable, tmp_path: Path) -> None:
     (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(\"No module named 'uvicorn'\", name='uvicorn')")
     done = run(written(tmp_path, world.config()), env={"PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
@@ -198,7 +200,7 @@ def test_without_the_extra_the_error_has_the_install_command(world: World, tmp_p
 # ------------------------------------------------------------------------------------------------ tenants change
 
 
-def test_the_tenants_can_be_changed_without_a_restart(world: World, tmp_path: Path) -> None:
+def test_the_tenants_can_be_changed_without_a_restart(world: OnePartTable, tmp_path: Path) -> None:
     path = written(tmp_path, world.config('admin_listen = "127.0.0.1:0"'))
     with ProxyProcess(path) as proxy:
         codes = lambda key, secret: code_of(client(proxy.endpoint, key, secret).list_buckets)  # noqa: E731
@@ -228,7 +230,7 @@ def test_the_tenants_can_be_changed_without_a_restart(world: World, tmp_path: Pa
 # ------------------------------------------------------------------------------------------------ stopping
 
 
-def test_on_sigterm_it_finishes_responses_in_progress(world: World) -> None:
+def test_on_sigterm_it_finishes_responses_in_progress(world: OnePartTable) -> None:
     with ProxyProcess(world.config('admin_listen = "127.0.0.1:0"')) as proxy:
         idle = connect(proxy)
         body = body_of(world, proxy.endpoint, SLOW_KEY, SLOW_SECRET)
@@ -245,7 +247,7 @@ def test_on_sigterm_it_finishes_responses_in_progress(world: World) -> None:
         assert proxy.errors().count("\n") == 1
 
 
-def test_it_waits_for_responses_no_longer_than_stop_timeout(world: World) -> None:
+def test_it_waits_for_responses_no_longer_than_stop_timeout(world: OnePartTable) -> None:
     with ProxyProcess(world.config('stop_timeout = "1s"')) as proxy:
         body = body_of(world, proxy.endpoint, LONG_KEY, LONG_SECRET)
         proxy.signal(signal.SIGINT)
@@ -255,7 +257,7 @@ def test_it_waits_for_responses_no_longer_than_stop_timeout(world: World) -> Non
         assert "Traceback" not in proxy.errors()
 
 
-def test_a_second_signal_ends_it_at_once(world: World) -> None:
+def test_a_second_signal_ends_it_at_once(world: OnePartTable) -> None:
     with ProxyProcess(world.config('admin_listen = "127.0.0.1:0"\nstop_timeout = "1h"')) as proxy:
         body = body_of(world, proxy.endpoint, LONG_KEY, LONG_SECRET)
         proxy.signal(signal.SIGTERM)
@@ -266,7 +268,7 @@ def test_a_second_signal_ends_it_at_once(world: World) -> None:
             body.read()
 
 
-def test_a_hanging_store_does_not_delay_the_exit(world: World) -> None:
+def test_a_hanging_store_does_not_delay_the_exit(world: OnePartTable) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
         options = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "AWS_ACCESS_KEY_ID": "a",
                    "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}  # fmt: skip
@@ -286,10 +288,10 @@ def test_a_hanging_store_does_not_delay_the_exit(world: World) -> None:
 # ------------------------------------------------------------------------------------------------ silent clients
 
 
-@pytest.mark.parametrize("said", [b"", b"GET /-/health HTTP/1.1\r\nHost: x\r\nX-Slow: "], ids=["nothing", "half"])
-def test_a_connection_without_a_request_is_closed(proxy: ProxyProcess, said: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"", b"GET /-/health HTTP/1.1\r\nHost: x\r\nX-Slow: "], ids=["nothing", "half"])
+def test_a_connection_without_a_request_is_closed(proxy: ProxyProcess, sent: bytes) -> None:
     with connect(proxy) as sock:
-        sock.sendall(said)
+        sock.sendall(sent)
         assert rest_of(sock) == b""
 
 
@@ -319,7 +321,7 @@ def test_the_next_request_of_a_connection_has_to_come_whole_too(proxy: ProxyProc
         assert not rest_of(later).startswith(b"HTTP/1.1")
 
 
-def test_a_thousand_slow_clients_do_not_block_others(world: World) -> None:
+def test_a_thousand_slow_clients_do_not_block_others(world: OnePartTable) -> None:
     """Though none of them is closed for its slowness here: those that wait longest make room for who comes."""
     _allow_files(3_000)
     config = world.config('connections = 100\nheader_timeout = "1h"')
@@ -337,7 +339,7 @@ def test_a_thousand_slow_clients_do_not_block_others(world: World) -> None:
         assert proxy.alive()
 
 
-def test_a_connection_beyond_the_limit_gets_503(world: World) -> None:
+def test_a_connection_beyond_the_limit_gets_503(world: OnePartTable) -> None:
     with ProxyProcess(world.config('connections = 2\nstop_timeout = "0s"')) as proxy, ExitStack() as bodies:
         for _ in range(2):
             bodies.enter_context(closing(body_of(world, proxy.endpoint, LONG_KEY, LONG_SECRET)))
@@ -388,7 +390,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_tls(world: World, certificates: Path) -> None:
+def test_tls(world: OnePartTable, certificates: Path) -> None:
     server = f'tls_certificate = "{certificates}/a.pem"\ntls_key = "{certificates}/a.key"\nheader_timeout = "1s"'
     with ProxyProcess(world.config(server)) as proxy:
         assert proxy.endpoint.startswith("https://")
@@ -399,7 +401,7 @@ def test_tls(world: World, certificates: Path) -> None:
 
 
 def test_a_key_of_another_certificate_is_one_line_and_status_2(
-    world: World, certificates: Path, tmp_path: Path
+    world: OnePartTable, certificates: Path, tmp_path: Path
 ) -> None:
     server = f'tls_certificate = "{certificates}/a.pem"\ntls_key = "{certificates}/b.key"'
     done = run(written(tmp_path, world.config(server)))
@@ -419,7 +421,7 @@ def value(proxy: ProxyProcess, name: str, **labels: str) -> float:
     return 0
 
 
-def test_metrics_have_only_authenticated_tenants(world: World, proxy: ProxyProcess) -> None:
+def test_metrics_have_only_authenticated_tenants(world: OnePartTable, proxy: ProxyProcess) -> None:
     labels = {"tenant": "acme", "operation": "GetObject", "status": "200"}
     before, bytes_before = value(proxy, "icedb_proxy_requests_total", **labels), value(
         proxy, "icedb_proxy_sent_bytes_total", tenant="acme"
@@ -439,7 +441,7 @@ def test_metrics_have_only_authenticated_tenants(world: World, proxy: ProxyProce
 # ------------------------------------------------------------------------------------------------ the access log
 
 
-def test_the_access_log_has_each_request_and_no_secret(world: World, proxy: ProxyProcess) -> None:
+def test_the_access_log_has_each_request_and_no_secret(world: OnePartTable, proxy: ProxyProcess) -> None:
     s3 = client(proxy.endpoint)
     url = s3.generate_presigned_url("get_object", Params={"Bucket": "events", "Key": world.key})
     signature = url.partition("X-Amz-Signature=")[2].partition("&")[0]

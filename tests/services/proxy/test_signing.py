@@ -211,9 +211,9 @@ def recorded(request: pytest.FixtureRequest) -> list[S3Request]:
     """What one client sent, each request once."""
     with Recorder().running() as recorder:
         request.param(recorder.address)
-    found = {(r.method, r.path, r.query): r for r in recorder.requests}
-    assert len(found) >= CLIENTS[request.param]
-    return list(found.values())
+    requests = {(r.method, r.path, r.query): r for r in recorder.requests}
+    assert len(requests) >= CLIENTS[request.param]
+    return list(requests.values())
 
 
 def signed_at_ms(request: S3Request) -> int:
@@ -225,8 +225,8 @@ def test_requests_of_real_clients_are_verified(recorded: list[S3Request]) -> Non
     for request in recorded:
         caller = verify(request, now_ms=SystemClock().now_ms())
         assert (caller.tenant, caller.access_key_id) == (ACME, KEY_ID)
-        said = request.header("x-amz-content-sha256")
-        assert caller.payload_sha256 == (None if said == "UNSIGNED-PAYLOAD" else said)
+        payload = request.header("x-amz-content-sha256")
+        assert caller.payload_sha256 == (None if payload == "UNSIGNED-PAYLOAD" else payload)
 
 
 def other(character: str) -> str:
@@ -625,9 +625,9 @@ def test_neither_errors_nor_the_log_have_expected_signatures(caplog: pytest.LogC
     wrong = [signed(PLAIN, at=AT, secret="wrong"), presigned(BARE, at=AT, secret="wrong")]
     errors = [refusal(request) for request in [*wrong, *(r for r, _ in REFUSED.values())]]
     verify(SIGNED)
-    told = caplog.text + "".join(f"{e}{e!r}{e.__context__!r}{vars(e)}" for e in errors)
+    output = caplog.text + "".join(f"{e}{e!r}{e.__context__!r}{vars(e)}" for e in errors)
     rights = [SIGNATURE, PRESIGNED.query[-64:]]
-    assert not [text for text in [SECRET, "CanonicalRequest", "AWS4-HMAC-SHA256\n", *rights] if text in told]
+    assert not [text for text in [SECRET, "CanonicalRequest", "AWS4-HMAC-SHA256\n", *rights] if text in output]
 
 
 # Whatever comes

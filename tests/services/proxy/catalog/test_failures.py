@@ -59,14 +59,14 @@ async def test_a_failed_refresh_keeps_the_state_and_the_next_one_recovers() -> N
     assert await is_there(tables, bucket, key)
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("cached", [True, False])
 @in_still_loop
-async def test_requests_that_wait_for_a_failing_store_share_the_wait(known: bool) -> None:
+async def test_requests_that_wait_for_a_failing_store_share_the_wait(cached: bool) -> None:
     world = World()
     world.add("u=1")
     bucket = world.bucket()
     tables = world.tables()
-    if known:
+    if cached:
         await shown(tables, bucket)
         world.advance(REFRESH_MS + 1)
     world.store.requests.clear()

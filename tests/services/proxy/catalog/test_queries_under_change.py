@@ -56,7 +56,7 @@ table = "{lake}/sessions"
 
 
 @dataclass
-class Changes:
+class WriterHistory:
     """What a writer has done so far. Times are of the monotonic clock, in seconds."""
 
     #: When each batch was committed, the first being number 0.
@@ -69,7 +69,7 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ClientQuery:
     """A question, and what was answered; the error, if that is what came."""
 
     client: str
@@ -80,7 +80,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class World:
+class ChangingLake:
     """A proxy, and the lake with its tables."""
 
     acme: Access
@@ -92,15 +92,15 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(s3_server: S3Server) -> Iterator[World]:
+def world(s3_server: S3Server) -> Iterator[ChangingLake]:
     lake, secret, options = f"s3://{BUCKET}/{uuid.uuid4().hex}", uuid.uuid4().hex, s3_server.storage_options
     written = "\n".join(f'{name} = "{value}"' for name, value in options.items())
     config = CONFIG.format(refresh=round(REFRESH_SECONDS * 1000), options=written, secret=secret, lake=lake)
     with ProxyProcess(config) as proxy:
-        yield World(Access(proxy.endpoint, "ACMEKEY1", secret), lake, options)
+        yield ChangingLake(Access(proxy.endpoint, "ACMEKEY1", secret), lake, options)
 
 
-def insert(table: Table, changes: Changes) -> None:
+def insert(table: Table, changes: WriterHistory) -> None:
     """The next batch: two rows in each partition, whose values are only nothing when all are there."""
     number = len(changes.committed)
     values = [*(number + p for p in range(1, ROWS)), -sum(number + p for p in range(1, ROWS))]
@@ -108,7 +108,7 @@ def insert(table: Table, changes: Changes) -> None:
     changes.committed.append(time.monotonic())
 
 
-def change(table: Table, changes: Changes, stop: threading.Event, *, cleanup: bool) -> None:
+def change(table: Table, changes: WriterHistory, stop: threading.Event, *, cleanup: bool) -> None:
     """Insert, merge and clean up, until told to stop. A merge replaces log files, too."""
     while not stop.is_set():
         insert(table, changes)
@@ -122,9 +122,9 @@ def change(table: Table, changes: Changes, stop: threading.Event, *, cleanup: bo
 
 
 @contextmanager
-def changing(table: Table, *, cleanup: bool) -> Iterator[tuple[Changes, Future[None]]]:
+def changing(table: Table, *, cleanup: bool) -> Iterator[tuple[WriterHistory, Future[None]]]:
     """The table changes in the background inside the block."""
-    changes, stop = Changes(), threading.Event()
+    changes, stop = WriterHistory(), threading.Event()
     insert(table, changes)
     with ThreadPoolExecutor(1) as pool:
         writer = pool.submit(change, table, changes, stop, cleanup=cleanup)
@@ -135,21 +135,21 @@ def changing(table: Table, *, cleanup: bool) -> Iterator[tuple[Changes, Future[N
     writer.result()
 
 
-def ask_on(ask: Ask, client: str, access: Access, stop: threading.Event) -> list[Asked]:
+def ask_on(ask: Ask, client: str, access: Access, stop: threading.Event) -> list[ClientQuery]:
     """Ask the same again and again."""
-    asked = []
+    queries = []
     while not stop.is_set():
         began = time.monotonic()
         try:
             answer = ask(access, "changing", "batch", "v")
         except Exception as error:  # whatever a client raises; it is looked at later
-            asked.append(Asked(client, began, time.monotonic(), [], error))
+            queries.append(ClientQuery(client, began, time.monotonic(), [], error))
         else:
-            asked.append(Asked(client, began, time.monotonic(), answer))
-    return asked
+            queries.append(ClientQuery(client, began, time.monotonic(), answer))
+    return queries
 
 
-def wait_for(condition: Callable[[], bool], writer: Future[None], changes: Changes) -> None:
+def wait_for(condition: Callable[[], bool], writer: Future[None], changes: WriterHistory) -> None:
     """Until it holds; the writer must be well meanwhile."""
     deadline = time.monotonic() + SECONDS_MAX
     while not condition():
@@ -158,7 +158,7 @@ def wait_for(condition: Callable[[], bool], writer: Future[None], changes: Chang
         time.sleep(0.05)
 
 
-def test_each_response_is_of_one_snapshot_while_the_table_changes(world: World) -> None:
+def test_each_response_is_of_one_snapshot_while_the_table_changes(world: ChangingLake) -> None:
     table, stop = world.table("changing"), threading.Event()
     with ThreadPoolExecutor(len(ASKING)) as pool, changing(table, cleanup=True) as (changes, writer):
         began = time.monotonic()
@@ -175,19 +175,19 @@ def test_each_response_is_of_one_snapshot_while_the_table_changes(world: World) 
             )
         finally:
             stop.set()
-        asked = [a for some in asking for a in some.result()]
-    excused = [a for a in asked if a.error is not None and a.ended - a.began > TIMING.grace_ms / 1000]
-    failed = [(a.client, a.error) for a in asked if a.error is not None and a not in excused]
+        queries = [a for some in asking for a in some.result()]
+    excused = [a for a in queries if a.error is not None and a.ended - a.began > TIMING.grace_ms / 1000]
+    failed = [(a.client, a.error) for a in queries if a.error is not None and a not in excused]
     assert not failed
-    good = [a for a in asked if a.error is None]
+    good = [a for a in queries if a.error is None]
     assert len(good) >= QUERIES_MIN
     assert {a.client for a in good} == set(ASKING)
     for one in good:
-        known = len(one.answer)
-        assert one.answer == [(number, ROWS, 0) for number in range(known)], one
+        batches = len(one.answer)
+        assert one.answer == [(number, ROWS, 0) for number in range(batches)], one
         # What was committed before the proxy can have looked last is there; what was not begun is not.
-        assert known >= sum(at < one.began - REFRESH_SECONDS for at in changes.committed), one
-        assert known <= sum(at < one.ended for at in changes.committed) + 1, one
+        assert batches >= sum(at < one.began - REFRESH_SECONDS for at in changes.committed), one
+        assert batches <= sum(at < one.ended for at in changes.committed) + 1, one
     for client in ASKING:
         sizes = [len(a.answer) for a in good if a.client == client]
         assert sizes == sorted(sizes), client  # no step back in time
@@ -195,14 +195,14 @@ def test_each_response_is_of_one_snapshot_while_the_table_changes(world: World) 
     assert len({len(a.answer) for a in good}) > 3
 
 
-def test_a_bucket_with_a_time_stays_as_it_is_while_the_table_changes(world: World) -> None:
+def test_a_bucket_with_a_time_stays_as_it_is_while_the_table_changes(world: ChangingLake) -> None:
     table = world.table("sessions")
     with changing(table, cleanup=False) as (changes, writer):
         wait_for(lambda: changes.quiet_ms > 0 and len(changes.merges) >= 1, writer, changes)
         at_ms = changes.quiet_ms
-        name, asked = f"sessions--{at_ms}", len(changes.merges)
+        name, queries = f"sessions--{at_ms}", len(changes.merges)
         first = {client: CLIENTS[client](world.acme, name, "batch", "v") for client in ASKING}
-        wait_for(lambda: len(changes.merges) >= asked + 2, writer, changes)
+        wait_for(lambda: len(changes.merges) >= queries + 2, writer, changes)
         again = {client: CLIENTS[client](world.acme, name, "batch", "v") for client in ASKING}
     answers = [*first.values(), *again.values()]
     assert all(answer == answers[0] for answer in answers)

@@ -50,29 +50,29 @@ async def test_the_latest_view_follows_what_is_committed() -> None:
     world.advance(REFRESH_MS + 1)
     (one,) = await shown(tables, bucket)
     assert one not in two
-    found, store = await tables.find(bucket, None, one)
-    assert len(store.get(found.stored_key).body) == found.bytes
+    part, store = await tables.find(bucket, None, one)
+    assert len(store.get(part.stored_key).body) == part.bytes
     world.table.drop_partitions(["u=1"])
     world.advance(REFRESH_MS + 1)
     assert await shown(tables, bucket) == []
 
 
-@pytest.mark.parametrize("asked", ["views", "keys", "times"])
+@pytest.mark.parametrize("kind", ["views", "keys", "times"])
 @in_still_loop
-async def test_fifty_concurrent_requests_share_one_refresh(asked: str) -> None:
+async def test_fifty_concurrent_requests_share_one_refresh(kind: str) -> None:
     world = World()
     (key,) = world.add("u=1")
     bucket = world.bucket()
     tables = world.tables()
 
     async def ask() -> object:
-        if asked == "keys":
+        if kind == "keys":
             return (await tables.find(bucket, None, key))[0].key
-        return await shown(tables, bucket, world.clock.now_ms() - 1 if asked == "times" else None)
+        return await shown(tables, bucket, world.clock.now_ms() - 1 if kind == "times" else None)
 
     world.advance(10)
     answers = await together(50, ask)
-    assert answers == [key if asked == "keys" else [key]] * 50
+    assert answers == [key if kind == "keys" else [key]] * 50
     # A time that has only just begun takes a look of its own by the next who asks for it: two at most.
     assert world.listings == 1
     assert world.store.counts["get"] == 2  # the spec, and the log file
@@ -162,12 +162,12 @@ async def test_a_replaced_part_can_be_fetched_for_the_hold_time(process: str) ->
     assert await shown(tables, bucket) == [other]
     for passed_ms in (REFRESH_MS + 1, HOLD_MS):
         world.advance(passed_ms - REFRESH_MS - 1)
-        asked = tables if process == "the same" else world.tables()
-        assert await is_there(asked, bucket, old)
+        catalog = tables if process == "the same" else world.tables()
+        assert await is_there(catalog, bucket, old)
     world.advance(1)
-    assert not await is_there(asked, bucket, old)
+    assert not await is_there(catalog, bucket, old)
     assert not await is_there(world.tables(), bucket, old)
-    assert await is_there(asked, bucket, other)
+    assert await is_there(catalog, bucket, other)
 
 
 @in_still_loop
@@ -288,9 +288,9 @@ async def test_scopes_of_one_table_have_separate_views() -> None:
     tables = world.tables()
     buckets = [world.bucket(f"u={n}") for n in range(8)] + [world.bucket()]
     for _ in range(2):
-        found = await asyncio.gather(*(shown(tables, b) for b in buckets))
-        assert [len(f) for f in found] == [1] * 8 + [8]
-        assert [f[0][:4] for f in found[:8]] == [f"u={n}/" for n in range(8)]
+        keys = await asyncio.gather(*(shown(tables, b) for b in buckets))
+        assert [len(f) for f in keys] == [1] * 8 + [8]
+        assert [f[0][:4] for f in keys[:8]] == [f"u={n}/" for n in range(8)]
     assert world.listings == 1
 
 
@@ -387,10 +387,10 @@ async def test_concurrent_requests_for_a_time_get_one_view_while_the_table_chang
     ask()
     while not all(a.done() for a in asking):
         await asyncio.wait(asking)
-    found = [a.result() for a in asking]
-    assert len(found) > 1
-    assert all(f == found[0] for f in found)
-    assert await shown(tables, bucket, at_ms) == found[0]
+    views = [a.result() for a in asking]
+    assert len(views) > 1
+    assert all(f == views[0] for f in views)
+    assert await shown(tables, bucket, at_ms) == views[0]
 
 
 @in_still_loop
@@ -413,13 +413,13 @@ async def test_a_time_before_the_cleanup_is_no_bucket_unless_it_is_pinned() -> N
     world.advance(3 * HOUR_MS)
     world.table.cleanup()
     world.advance(REFRESH_MS + 1)
-    for asked in (tables, world.tables()):
-        assert await refusal(asked, bucket, at_ms) == "NoSuchBucket"
-        assert await refusal(asked, bucket, at_ms, keys[1]) == "NoSuchBucket"
-        assert await shown(asked, bucket, pinned_ms) == keys
-        found, store = await asked.find(bucket, pinned_ms, keys[0])
-        assert len(store.get(found.stored_key).body) == found.bytes
-        assert await shown(asked, bucket) == [keys[1]]
+    for catalog in (tables, world.tables()):
+        assert await refusal(catalog, bucket, at_ms) == "NoSuchBucket"
+        assert await refusal(catalog, bucket, at_ms, keys[1]) == "NoSuchBucket"
+        assert await shown(catalog, bucket, pinned_ms) == keys
+        part, store = await catalog.find(bucket, pinned_ms, keys[0])
+        assert len(store.get(part.stored_key).body) == part.bytes
+        assert await shown(catalog, bucket) == [keys[1]]
     world.table.unpin("release")
     world.advance(3 * HOUR_MS)
     world.table.cleanup()
@@ -570,18 +570,18 @@ async def test_the_parts_of_a_large_table_are_listed_each_once(parts: int) -> No
     fill_with(world, parts)
     bucket = world.bucket()
     app = make_app(world.tables(), [bucket])
-    found, token = await page(app, list_type="2")
+    keys_of_pages, token = await page(app, list_type="2")
     pages = 1
     while token:
         if pages == parts // 2_000:
-            world.replace(found[0])
+            world.replace(keys_of_pages[0])
             world.add("u=7")
         world.advance(REFRESH_MS + 1)
         keys, token = await page(app, list_type="2", continuation_token=token)
-        found += keys
+        keys_of_pages += keys
         pages += 1
     assert pages == parts // 1_000
-    assert found == sorted(f"u={k % 100}/{k:08d}.parquet" for k in range(parts))
+    assert keys_of_pages == sorted(f"u={k % 100}/{k:08d}.parquet" for k in range(parts))
 
 
 @pytest.mark.long

@@ -125,12 +125,12 @@ def test_a_tables_address_is_whole_and_relative_folders_are_beside_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "what the environment says of a store is no matter of an address")
-    for given, table in (
+    for address, table in (
         ("s3a://lake/events/", "s3://lake/events"),
         ("tables/events", f"{tmp_path.resolve()}/tables/events"),
         ("/lake/../lake", "/lake"),
     ):
-        config = load_config(written(tmp_path, BUCKET.replace("s3://lake/events", given)))
+        config = load_config(written(tmp_path, BUCKET.replace("s3://lake/events", address)))
         assert config.tenants[0].bucket("events").table == table
 
 
@@ -152,10 +152,10 @@ def test_options_of_the_store_come_from_the_file_and_the_environment(tmp_path: P
 
 def test_a_control_plane_alone_is_enough(tmp_path: Path) -> None:
     more = 'token_env = "TOKEN"\ntimeout = "1s"\ncache = "0s"\nunknown_cache = "1ms"\nentries = 2'
-    found = load_config(written(tmp_path, CONTROL_PLANE + more), ENVIRON).control_plane
-    assert found is not None
-    assert (found.url, found.tables, found.token) == ("https://keys.example.com/v1", ("s3://lake",), SECRET)
-    assert (found.timeout_ms, found.cache_ms, found.unknown_cache_ms, found.entries) == (1_000, 0, 1, 2)
+    settings = load_config(written(tmp_path, CONTROL_PLANE + more), ENVIRON).control_plane
+    assert settings is not None
+    assert (settings.url, settings.tables, settings.token) == ("https://keys.example.com/v1", ("s3://lake",), SECRET)
+    assert (settings.timeout_ms, settings.cache_ms, settings.unknown_cache_ms, settings.entries) == (1_000, 0, 1, 2)
 
 
 def test_no_secret_is_in_a_repr(tmp_path: Path) -> None:

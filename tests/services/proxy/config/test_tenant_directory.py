@@ -48,16 +48,16 @@ def _all_logs(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """No test's log, down to DEBUG and with those of the HTTP client, shows a secret."""
     caplog.set_level(logging.DEBUG)
     yield
-    shown = "\n".join(r.getMessage() for r in caplog.get_records("call"))
-    assert "sEcReT" not in shown
-    assert "tOkEn" not in shown
+    logged = "\n".join(r.getMessage() for r in caplog.get_records("call"))
+    assert "sEcReT" not in logged
+    assert "tOkEn" not in logged
 
 
 # The file.
 
 
 @dataclass
-class TenantsFile:
+class TenantsConfig:
     """A `proxy.toml` in a folder of its own."""
 
     folder: Path
@@ -80,27 +80,27 @@ def inline(key_id: str, secret: str = SECRET) -> str:
 
 
 def secret_of(directory: TenantDirectory, key_id: str) -> str | None:
-    found = asyncio.run(directory.find(key_id))
-    return None if found is None else found.key.secret
+    owner = asyncio.run(directory.find(key_id))
+    return None if owner is None else owner.key.secret
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> TenantsFile:
-    made = TenantsFile(tmp_path)
-    made.write(inline("OLDKEY"))
-    return made
+def file(tmp_path: Path) -> TenantsConfig:
+    control_plane = TenantsConfig(tmp_path)
+    control_plane.write(inline("OLDKEY"))
+    return control_plane
 
 
-def test_the_file_directory_finds_the_owners_of_its_keys(file: TenantsFile) -> None:
+def test_the_file_directory_finds_the_owners_of_its_keys(file: TenantsConfig) -> None:
     file.write(inline("KEY1"), inline("KEY2", SECRET + "2"))
     directory = file.directory()
-    found = asyncio.run(directory.find("KEY2"))
-    assert found is not None
-    assert (found.tenant.name, found.key) == ("acme", AccessKey("KEY2", SECRET + "2"))
+    owner = asyncio.run(directory.find("KEY2"))
+    assert owner is not None
+    assert (owner.tenant.name, owner.key) == ("acme", AccessKey("KEY2", SECRET + "2"))
     assert [secret_of(directory, k) for k in ("KEY3", "", "key1")] == [None, None, None]
 
 
-def test_a_key_is_rotated_without_a_restart(file: TenantsFile, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_is_rotated_without_a_restart(file: TenantsConfig, caplog: pytest.LogCaptureFixture) -> None:
     directory = file.directory()
     assert not directory.changed()
     file.write(inline("OLDKEY"), inline("NEWKEY", SECRET + "2"))
@@ -118,7 +118,7 @@ def test_a_key_is_rotated_without_a_restart(file: TenantsFile, caplog: pytest.Lo
 
 @pytest.mark.parametrize("wrong", ["keys = [", '[[tenant]]\nname = "acme"\nkeys = []', None])
 def test_an_invalid_file_changes_nothing(
-    file: TenantsFile, wrong: str | None, caplog: pytest.LogCaptureFixture
+    file: TenantsConfig, wrong: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = file.directory()
     if wrong is None:
@@ -137,7 +137,7 @@ def test_an_invalid_file_changes_nothing(
     assert (secret_of(directory, "OLDKEY"), secret_of(directory, "NEWKEY")) == (None, SECRET)
 
 
-def test_a_secret_in_a_file_of_its_own_is_rotated(file: TenantsFile) -> None:
+def test_a_secret_in_a_file_of_its_own_is_rotated(file: TenantsConfig) -> None:
     secret = file.folder / "secret"
     secret.write_text(SECRET)
     file.write('{ id = "KEY1", secret_file = "secret" }')
@@ -154,7 +154,7 @@ def test_a_secret_in_a_file_of_its_own_is_rotated(file: TenantsFile) -> None:
 
 
 def test_a_missing_file_of_a_secret_is_loaded_once_it_exists(
-    file: TenantsFile, caplog: pytest.LogCaptureFixture
+    file: TenantsConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = file.directory()
     file.write('{ id = "KEY1", secret_file = "secret" }')
@@ -167,7 +167,7 @@ def test_a_missing_file_of_a_secret_is_loaded_once_it_exists(
     assert (secret_of(directory, "KEY1"), secret_of(directory, "OLDKEY")) == (SECRET, None)
 
 
-def test_a_secret_in_the_environment_is_reloaded(file: TenantsFile) -> None:
+def test_a_secret_in_the_environment_is_reloaded(file: TenantsConfig) -> None:
     file.environ["ACME"] = SECRET
     file.write('{ id = "KEY1", secret_env = "ACME" }')
     directory = file.directory()
@@ -176,7 +176,7 @@ def test_a_secret_in_the_environment_is_reloaded(file: TenantsFile) -> None:
     assert secret_of(directory, "KEY1") == SECRET + "2"
 
 
-def test_settings_of_the_server_take_a_restart(file: TenantsFile, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_of_the_server_take_a_restart(file: TenantsConfig, caplog: pytest.LogCaptureFixture) -> None:
     directory = file.directory()
     file.write(inline("NEWKEY"), server='connections = 7\nregion = "eu-central-1"')
     file.path.write_text(f'{file.path.read_text()}[storage_options]\nAWS_SESSION_TOKEN = "{SECRET}"')
@@ -189,7 +189,7 @@ def test_settings_of_the_server_take_a_restart(file: TenantsFile, caplog: pytest
     assert secret_of(directory, "NEWKEY") == SECRET
 
 
-class Fixed:
+class FixedDirectory:
     """A directory of one key; of none: it cannot tell."""
 
     def __init__(self, key_id: str | None, tenant: str = "acme") -> None:
@@ -205,22 +205,22 @@ class Fixed:
 
 def test_the_first_directory_that_has_a_key_decides() -> None:
     async def owner(key_id: str, *directories: TenantDirectory) -> str | None:
-        found = await DirectoryChain(directories).find(key_id)
-        return found and found.tenant.name
+        owner = await DirectoryChain(directories).find(key_id)
+        return owner and owner.tenant.name
 
-    assert asyncio.run(owner("KEY", Fixed("KEY", "first"), Fixed("KEY", "second"))) == "first"
-    assert asyncio.run(owner("KEY", Fixed("OTHER", "first"), Fixed("KEY", "second"))) == "second"
-    assert asyncio.run(owner("KEY", Fixed("OTHER"), Fixed("ANOTHER"))) is None
-    assert asyncio.run(owner("KEY", Fixed("KEY", "first"), Fixed(None))) == "first"
+    assert asyncio.run(owner("KEY", FixedDirectory("KEY", "first"), FixedDirectory("KEY", "second"))) == "first"
+    assert asyncio.run(owner("KEY", FixedDirectory("OTHER", "first"), FixedDirectory("KEY", "second"))) == "second"
+    assert asyncio.run(owner("KEY", FixedDirectory("OTHER"), FixedDirectory("ANOTHER"))) is None
+    assert asyncio.run(owner("KEY", FixedDirectory("KEY", "first"), FixedDirectory(None))) == "first"
     with pytest.raises(S3Error):
-        asyncio.run(owner("KEY", Fixed(None), Fixed("KEY")))
+        asyncio.run(owner("KEY", FixedDirectory(None), FixedDirectory("KEY")))
 
 
 # The control plane.
 
 
 @dataclass
-class Asked:
+class LookupRequest:
     """One request of the proxy."""
 
     path: str
@@ -228,11 +228,11 @@ class Asked:
     headers: dict[str, str]
 
 
-class Service:
+class FakeControlPlane:
     """A control plane whose answer the test sets."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.requests: list[LookupRequest] = []
         self.status = 200
         self.headers: dict[str, str] = {}
         #: None: the document of the key's owner.
@@ -247,7 +247,7 @@ class Service:
         #: Between a byte and the next.
         self.pause_seconds = 0.0
         self._closing = threading.Event()
-        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self._server = _ControlPlaneServer(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1/keys"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
@@ -277,12 +277,12 @@ class Service:
         self._server.server_close()
 
 
-class _Server(ThreadingHTTPServer):
+class _ControlPlaneServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 100  # not 5: who finds it full tries again after a second, and then after more
 
 
-def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
+def _handler(service: FakeControlPlane) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -290,7 +290,7 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
             address = urlsplit(self.path)
             query = parse_qs(address.query)
             headers = {n.lower(): v for n, v in self.headers.items()}
-            service.asked.append(Asked(address.path, query, headers))
+            service.requests.append(LookupRequest(address.path, query, headers))
             if query["access_key_id"][0].startswith(service.holds):
                 service.go_on.wait(DEADLINE_SECONDS)
             body = service.body or json.dumps(document(query["access_key_id"][0])).encode()
@@ -317,14 +317,14 @@ def document(key_id: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeControlPlane]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")  # the developer's own may not reach this machine
-    made = Service()
-    yield made
-    made.close()
+    control_plane = FakeControlPlane()
+    yield control_plane
+    control_plane.close()
 
 
-class Clock:
+class ManualMilliseconds:
     """Stands still until it is moved."""
 
     def __init__(self) -> None:
@@ -335,8 +335,8 @@ class Clock:
 
 
 def run(
-    service: Service,
-    work: Callable[[ControlPlane, Clock], Awaitable[T]],
+    service: FakeControlPlane,
+    work: Callable[[ControlPlane, ManualMilliseconds], Awaitable[T]],
     *,
     timeout_ms: int = DEADLINE_SECONDS * 1_000,
     entries: int = 100,
@@ -346,7 +346,7 @@ def run(
     settings = ControlPlaneSettings(url or service.url, ("s3://lake",), TOKEN, timeout_ms=timeout_ms, entries=entries)
 
     async def worked() -> T:
-        clock = Clock()
+        clock = ManualMilliseconds()
         control_plane = ControlPlane(settings, monotonic_ms=clock)
         try:
             return await asyncio.wait_for(work(control_plane, clock), NEVER_SECONDS)
@@ -359,8 +359,8 @@ def run(
 async def unavailable(control_plane: ControlPlane, key_id: str = "KEY1") -> bool:
     """Whether that is what a client is told, and no more."""
     (outcome,) = await asyncio.gather(control_plane.find(key_id), return_exceptions=True)
-    told = S3Error("ServiceUnavailable")
-    return isinstance(outcome, S3Error) and (outcome.code, outcome.message) == (told.code, told.message)
+    expected = S3Error("ServiceUnavailable")
+    return isinstance(outcome, S3Error) and (outcome.code, outcome.message) == (expected.code, expected.message)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -369,73 +369,73 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_a_tenant_is_looked_up_by_its_key(service: Service) -> None:
-    async def work(control_plane: ControlPlane, _: Clock) -> KeyOwner | None:
+def test_a_tenant_is_looked_up_by_its_key(service: FakeControlPlane) -> None:
+    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> KeyOwner | None:
         return await control_plane.find("KEY_1-a")
 
-    found = run(service, work)
-    assert found is not None
-    assert (found.tenant.name, found.key) == ("tenant-KEY_1-a", AccessKey("KEY_1-a", SECRET))
-    assert found.tenant.bucket("events").scope.partitions == ("u=42",)
-    (asked,) = service.asked
+    owner = run(service, work)
+    assert owner is not None
+    assert (owner.tenant.name, owner.key) == ("tenant-KEY_1-a", AccessKey("KEY_1-a", SECRET))
+    assert owner.tenant.bucket("events").scope.partitions == ("u=42",)
+    (asked,) = service.requests
     assert (asked.path, asked.query) == ("/v1/keys", {"access_key_id": ["KEY_1-a"]})
     assert asked.headers["authorization"] == f"Bearer {TOKEN}"
     assert asked.headers["accept"] == "application/json"
 
 
 @pytest.mark.parametrize("key_id", ["", "AB", "A" * 129, "KEY/1", "KEY&a=b", "KEY 1", "KEY1\n", "KÉY1"])
-def test_an_invalid_key_is_not_looked_up(service: Service, key_id: str) -> None:
+def test_an_invalid_key_is_not_looked_up(service: FakeControlPlane, key_id: str) -> None:
     assert run(service, lambda control_plane, _: control_plane.find(key_id)) is None
-    assert service.asked == []
+    assert service.requests == []
 
 
-def test_a_response_is_cached_for_a_time(service: Service) -> None:
-    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+def test_a_response_is_cached_for_a_time(service: FakeControlPlane) -> None:
+    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
         first = await control_plane.find("KEY1")
         clock.ms = 44_999
         assert await control_plane.find("KEY1") is first
         assert not control_plane._lookups
         clock.ms = 60_000
         service.answers(body=document("KEY1", name="renamed"))
-        found = await control_plane.find("KEY1")
-        assert found is not None
-        assert found.tenant.name == "renamed"
-        assert len(service.asked) == 2
+        owner = await control_plane.find("KEY1")
+        assert owner is not None
+        assert owner.tenant.name == "renamed"
+        assert len(service.requests) == 2
 
     run(service, work)
 
 
-def test_a_cached_response_is_as_old_as_its_request(service: Service) -> None:
-    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+def test_a_cached_response_is_as_old_as_its_request(service: FakeControlPlane) -> None:
+    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
         service.go_on.clear()
         task = asyncio.create_task(control_plane.find("KEY1"))
-        await until(lambda: len(service.asked) == 1)
+        await until(lambda: len(service.requests) == 1)
         clock.ms = 60_000
         service.go_on.set()
         assert await task is not None
         await control_plane.find("KEY1")
-        assert len(service.asked) == 2
+        assert len(service.requests) == 2
 
     run(service, work)
 
 
-def test_unknown_keys_are_cached_for_a_shorter_time(service: Service) -> None:
-    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+def test_unknown_keys_are_cached_for_a_shorter_time(service: FakeControlPlane) -> None:
+    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
         service.status = 404
         assert await control_plane.find("KEY1") is None
         clock.ms = 4_999
         assert await control_plane.find("KEY1") is None
-        assert len(service.asked) == 1
+        assert len(service.requests) == 1
         service.status = 200
         clock.ms = 5_000
         assert await control_plane.find("KEY1") is not None
-        assert len(service.asked) == 2
+        assert len(service.requests) == 2
 
     run(service, work)
 
 
-def test_a_revoked_key_is_rejected_when_its_cache_entry_expires(service: Service) -> None:
-    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+def test_a_revoked_key_is_rejected_when_its_cache_entry_expires(service: FakeControlPlane) -> None:
+    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
         assert await control_plane.find("KEY1") is not None
         service.status = 404
         clock.ms = 60_000
@@ -478,21 +478,21 @@ NO_ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", NO_ANSWERS)
 def test_an_invalid_response_is_rejected_and_not_cached(
-    service: Service, case: str, caplog: pytest.LogCaptureFixture
+    service: FakeControlPlane, case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrong, reason = NO_ANSWERS[case]
 
-    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
         service.answers(**wrong)
         assert await unavailable(control_plane)
         assert await unavailable(control_plane), "that it failed is not remembered"
-        assert len(service.asked) == 2
+        assert len(service.requests) == 2
         service.answers()
         assert await control_plane.find("KEY1") is not None
         service.answers(**wrong)
         clock.ms = 60_000
         assert await unavailable(control_plane), "what is too old is not used"
-        assert {a.path for a in service.asked} == {"/v1/keys"}
+        assert {a.path for a in service.requests} == {"/v1/keys"}
 
     run(service, work)
     warnings = [r.getMessage() for r in caplog.records if r.name == "icedb.proxy" and r.levelno == logging.WARNING]
@@ -503,24 +503,26 @@ def test_an_invalid_response_is_rejected_and_not_cached(
         assert text.isprintable()
 
 
-def test_a_response_is_not_decompressed(service: Service) -> None:
+def test_a_response_is_not_decompressed(service: FakeControlPlane) -> None:
     """A document of a few bytes could else become one of gigabytes."""
     service.answers(Content_Encoding="gzip")
 
-    async def work(control_plane: ControlPlane, _: Clock) -> KeyOwner | None:
+    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> KeyOwner | None:
         return await control_plane.find("KEY1")
 
     assert run(service, work) is not None  # it is what it is, whatever it says of itself
 
 
-def test_an_unreachable_control_plane_is_unavailable(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreachable_control_plane_is_unavailable(
+    service: FakeControlPlane, caplog: pytest.LogCaptureFixture
+) -> None:
     service.close()
     assert run(service, lambda control_plane, _: unavailable(control_plane))
     assert "cannot be used: ConnectError" in caplog.text
 
 
 @pytest.mark.parametrize("slow", ["headers", "body", "bytes"])
-def test_a_slow_response_is_a_failure(service: Service, slow: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_response_is_a_failure(service: FakeControlPlane, slow: str, caplog: pytest.LogCaptureFixture) -> None:
     if slow == "headers":
         service.go_on.clear()
     elif slow == "body":
@@ -531,39 +533,39 @@ def test_a_slow_response_is_a_failure(service: Service, slow: str, caplog: pytes
     assert "no response within 400 ms" in caplog.text
 
 
-def test_concurrent_lookups_share_a_request(service: Service) -> None:
-    async def work(control_plane: ControlPlane, _: Clock) -> None:
+def test_concurrent_lookups_share_a_request(service: FakeControlPlane) -> None:
+    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> None:
         service.go_on.clear()
         tasks = [asyncio.create_task(control_plane.find(k)) for k in ["KEY1"] * 20 + ["KEY2"]]
-        await until(lambda: len(service.asked) == 2)
+        await until(lambda: len(service.requests) == 2)
         service.go_on.set()
         *ones, two = await asyncio.gather(*tasks)
-        assert {found and found.tenant.name for found in ones} == {"tenant-KEY1"}
+        assert {owner and owner.tenant.name for owner in ones} == {"tenant-KEY1"}
         assert two is not None
         assert two.tenant.name == "tenant-KEY2"
-        assert sorted(a.query["access_key_id"][0] for a in service.asked) == ["KEY1", "KEY2"]
+        assert sorted(a.query["access_key_id"][0] for a in service.requests) == ["KEY1", "KEY2"]
 
     run(service, work)
 
 
-def test_concurrent_lookups_share_a_failure(service: Service) -> None:
-    async def work(control_plane: ControlPlane, _: Clock) -> None:
+def test_concurrent_lookups_share_a_failure(service: FakeControlPlane) -> None:
+    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> None:
         service.status = 500
         service.go_on.clear()
         tasks = [asyncio.create_task(unavailable(control_plane)) for _ in range(5)]
-        await until(lambda: len(service.asked) == 1)
+        await until(lambda: len(service.requests) == 1)
         service.go_on.set()
         assert await asyncio.gather(*tasks) == [True] * 5
-        assert len(service.asked) == 1
+        assert len(service.requests) == 1
 
     run(service, work)
 
 
-def test_a_cancelled_client_does_not_cancel_the_lookup_of_others(service: Service) -> None:
-    async def work(control_plane: ControlPlane, _: Clock) -> None:
+def test_a_cancelled_client_does_not_cancel_the_lookup_of_others(service: FakeControlPlane) -> None:
+    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> None:
         service.go_on.clear()
         first, second = (asyncio.create_task(control_plane.find("KEY1")) for _ in range(2))
-        await until(lambda: len(service.asked) == 1)
+        await until(lambda: len(service.requests) == 1)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
@@ -572,139 +574,139 @@ def test_a_cancelled_client_does_not_cancel_the_lookup_of_others(service: Servic
         service.go_on.set()
         assert await second is not None
         assert await third is await second
-        assert len(service.asked) == 1
+        assert len(service.requests) == 1
 
     run(service, work)
 
 
 @pytest.mark.long
-def test_a_response_is_cached_after_all_clients_disconnected(service: Service) -> None:
+def test_a_response_is_cached_after_all_clients_disconnected(service: FakeControlPlane) -> None:
     complaints: list[dict[str, Any]] = []
 
-    async def work(control_plane: ControlPlane, _: Clock) -> None:
+    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
         for key_id, status in (("KEY1", 200), ("KEY2", 500)):
             service.status = status
             service.go_on.clear()
-            asked = len(service.asked)
+            asked = len(service.requests)
             task = asyncio.create_task(control_plane.find(key_id))
-            await until(lambda asked=asked: len(service.asked) == asked + 1)  # type: ignore[misc]
+            await until(lambda asked=asked: len(service.requests) == asked + 1)  # type: ignore[misc]
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
             service.go_on.set()
             await until(lambda: not control_plane._lookups)
         assert await control_plane.find("KEY1") is not None
-        assert len(service.asked) == 2
+        assert len(service.requests) == 2
         gc.collect()  # a failure that nobody looked at complains when it is collected
 
     run(service, work)
     assert complaints == []
 
 
-def test_the_least_recently_used_keys_are_evicted(service: Service) -> None:
-    async def work(control_plane: ControlPlane, _: Clock) -> None:
+def test_the_least_recently_used_keys_are_evicted(service: FakeControlPlane) -> None:
+    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> None:
         for key_id in ("KEY1", "KEY2", "KEY1", "KEY3"):
             await control_plane.find(key_id)
-        asked = len(service.asked)
+        asked = len(service.requests)
         assert asked == 3
         await control_plane.find("KEY1")
         await control_plane.find("KEY3")
-        assert len(service.asked) == asked
+        assert len(service.requests) == asked
         await control_plane.find("KEY2")
-        assert len(service.asked) == asked + 1
+        assert len(service.requests) == asked + 1
 
     run(service, work, entries=2)
 
 
-def test_invented_keys_evict_no_tenant(service: Service) -> None:
-    async def work(control_plane: ControlPlane, _: Clock) -> None:
+def test_invented_keys_evict_no_tenant(service: FakeControlPlane) -> None:
+    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> None:
         await control_plane.find("KEY1")
         service.status = 404
         for n in range(5):
             assert await control_plane.find(f"MADE-UP-{n}") is None
         assert await control_plane.find("KEY1") is not None
-        assert len(service.asked) == 6
+        assert len(service.requests) == 6
         assert await control_plane.find("MADE-UP-4") is None
-        assert len(service.asked) == 6
+        assert len(service.requests) == 6
         assert await control_plane.find("MADE-UP-0") is None
-        assert len(service.asked) == 7, "of those, too, only some are remembered"
+        assert len(service.requests) == 7, "of those, too, only some are remembered"
 
     run(service, work, entries=2)
 
 
-def test_an_entry_in_use_is_renewed_before_it_expires(service: Service) -> None:
-    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+def test_an_entry_in_use_is_renewed_before_it_expires(service: FakeControlPlane) -> None:
+    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
         first = await control_plane.find("KEY1")
         service.answers(body=document("KEY1", name="renamed"))
         service.go_on.clear()
         clock.ms = 45_000
         for _ in range(3):
             assert await control_plane.find("KEY1") is first, "nobody waits for it"
-        await until(lambda: len(service.asked) == 2)
+        await until(lambda: len(service.requests) == 2)
         service.go_on.set()
         await until(lambda: not control_plane._lookups)
         service.go_on.clear()
         for clock.ms in (60_000, 89_999):
-            found = await control_plane.find("KEY1")
-            assert found is not None
-            assert found.tenant.name == "renamed"
+            owner = await control_plane.find("KEY1")
+            assert owner is not None
+            assert owner.tenant.name == "renamed"
         service.go_on.set()
         await until(lambda: not control_plane._lookups)
-        assert len(service.asked) == 2
+        assert len(service.requests) == 2
 
     run(service, work)
 
 
-def test_an_entry_whose_renewal_fails_is_used_until_it_expires(service: Service) -> None:
-    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+def test_an_entry_whose_renewal_fails_is_used_until_it_expires(service: FakeControlPlane) -> None:
+    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
         first = await control_plane.find("KEY1")
         service.status = 500
         for clock.ms in (45_000, 45_001, 48_749, 59_999):
             for _ in range(3):
                 assert await control_plane.find("KEY1") is first
                 await until(lambda: not control_plane._lookups)
-        assert len(service.asked) == 3, "not with each use"
+        assert len(service.requests) == 3, "not with each use"
         clock.ms = 60_000
         assert await unavailable(control_plane)
 
     run(service, work)
 
 
-def test_a_revoked_key_in_use_is_rejected_after_the_renewal(service: Service) -> None:
-    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+def test_a_revoked_key_in_use_is_rejected_after_the_renewal(service: FakeControlPlane) -> None:
+    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
         await control_plane.find("KEY1")
         service.status = 404
         clock.ms = 45_000
         assert await control_plane.find("KEY1") is not None
         await until(lambda: not control_plane._lookups)
         assert await control_plane.find("KEY1") is None
-        assert len(service.asked) == 2
+        assert len(service.requests) == 2
 
     run(service, work)
 
 
 @pytest.mark.long
-def test_unknown_keys_do_not_block_known_ones(service: Service) -> None:
+def test_unknown_keys_do_not_block_known_ones(service: FakeControlPlane) -> None:
     """However many ask at the same time, for keys that take the control plane long."""
     room = UNKNOWN_CONCURRENT + UNKNOWN_WAITING
 
-    async def work(control_plane: ControlPlane, clock: Clock) -> None:
+    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
         await control_plane.find("KEY1")
         service.holds = "MADE-UP"
         service.go_on.clear()
         strangers = [asyncio.create_task(control_plane.find(f"MADE-UP-{n}")) for n in range(room)]
-        await until(lambda: len(service.asked) == 1 + UNKNOWN_CONCURRENT)
+        await until(lambda: len(service.requests) == 1 + UNKNOWN_CONCURRENT)
         for n in range(1_000):
             assert await unavailable(control_plane, f"MADE-UP-TOO-{n}"), "at once"
         assert not any(task.done() for task in strangers)
         clock.ms = 45_000
         await control_plane.find("KEY1")
         await until(lambda: "KEY1" not in control_plane._lookups)
-        assert len(service.asked) == 2 + UNKNOWN_CONCURRENT
+        assert len(service.requests) == 2 + UNKNOWN_CONCURRENT
         clock.ms = 1_000_000  # and whoever comes back after a long time
         assert await control_plane.find("KEY1") is not None
-        assert len(service.asked) == 3 + UNKNOWN_CONCURRENT
+        assert len(service.requests) == 3 + UNKNOWN_CONCURRENT
         service.status = 404
         service.go_on.set()
         assert await asyncio.gather(*strangers) == [None] * room
@@ -713,28 +715,28 @@ def test_unknown_keys_do_not_block_known_ones(service: Service) -> None:
     run(service, work)
 
 
-def test_closing_waits_for_lookups_in_progress_only(service: Service) -> None:
-    async def work(control_plane: ControlPlane, _: Clock) -> None:
+def test_closing_waits_for_lookups_in_progress_only(service: FakeControlPlane) -> None:
+    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> None:
         service.go_on.clear()
         task = asyncio.create_task(control_plane.find("KEY1"))
-        await until(lambda: len(service.asked) == 1)
+        await until(lambda: len(service.requests) == 1)
         closing = asyncio.create_task(control_plane.close())
         await asyncio.sleep(0)
         assert await unavailable(control_plane, "KEY2")
         service.go_on.set()
         assert await task is not None
         await closing
-        assert len(service.asked) == 1
+        assert len(service.requests) == 1
 
     run(service, work)
 
 
-def test_nothing_of_the_token_or_a_secret_is_in_a_repr(service: Service) -> None:
-    async def work(control_plane: ControlPlane, _: Clock) -> str:
-        found = await control_plane.find("KEY1")
-        return repr((control_plane, control_plane._settings, found))
+def test_nothing_of_the_token_or_a_secret_is_in_a_repr(service: FakeControlPlane) -> None:
+    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> str:
+        owner = await control_plane.find("KEY1")
+        return repr((control_plane, control_plane._settings, owner))
 
-    shown = run(service, work)
-    assert "tenant-KEY1" in shown
-    assert "sEcReT" not in shown
-    assert "tOkEn" not in shown
+    logged = run(service, work)
+    assert "tenant-KEY1" in logged
+    assert "sEcReT" not in logged
+    assert "tOkEn" not in logged

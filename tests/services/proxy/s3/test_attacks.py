@@ -268,8 +268,8 @@ BUCKETS = {
 }
 
 
-def same(found: object, expected: object) -> None:
-    assert found == expected
+def same(value: object, expected: object) -> None:
+    assert value == expected
 
 
 # ------------------------------------------------------------------------------------------------ times of buckets

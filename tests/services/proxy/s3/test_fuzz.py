@@ -214,13 +214,13 @@ delimiters = st.just("") | st.just("/") | st.text(letters, min_size=1, max_size=
 
 def entries_of_s3(keys: list[str], prefix: str, delimiter: str, after: str) -> list[str]:
     """Keys and common prefixes in the order of their bytes, as S3's API reference says it."""
-    found: dict[str, None] = {}
+    entries: dict[str, None] = {}
     for key in sorted(keys, key=str.encode):
         if key.startswith(prefix) and key.encode() > after.encode():
             _, delimited, rest = key.removeprefix(prefix).partition(delimiter) if delimiter else ("", "", "")
-            found[key.removesuffix(rest) if delimited else key] = None
-    found.pop(after, None)  # the common prefix that the page before ended with
-    return list(found)
+            entries[key.removesuffix(rest) if delimited else key] = None
+    entries.pop(after, None)  # the common prefix that the page before ended with
+    return list(entries)
 
 
 Turn = Callable[[str, int], tuple[list[str], str, bool]]
@@ -228,14 +228,14 @@ Turn = Callable[[str, int], tuple[list[str], str, bool]]
 
 def followed(turn: Turn, sizes: Iterator[int], after: str, *, pages_max: int) -> list[str]:
     """All entries, page by page: `turn` gives those after one, the last of them, and whether there are more."""
-    told: list[str] = []
+    all_entries: list[str] = []
     for _ in range(pages_max):
         size = next(sizes)
         entries, last, more = turn(after, size)
         assert len(entries) == size if more else len(entries) <= size
-        told += entries
+        all_entries += entries
         if not more:
-            return told
+            return all_entries
         after = last
     raise AssertionError(f"it goes on after {pages_max} pages")
 

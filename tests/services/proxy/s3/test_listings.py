@@ -54,9 +54,9 @@ async def test_a_continuation_survives_cleanup_only_where_its_view_is_cached() -
     world.replace(keys[2])
     world.advance(MINUTE_MS)
     world.table.cleanup(grace_ms=0, allow_short_grace=True)
-    asked = {"list_type": "2", "max_keys": "2", "continuation_token": token}
-    assert await page(another, **asked) == ([], "InvalidArgument")
-    assert first + (await page(app, **asked))[0] == keys
+    parameters = {"list_type": "2", "max_keys": "2", "continuation_token": token}
+    assert await page(another, **parameters) == ([], "InvalidArgument")
+    assert first + (await page(app, **parameters))[0] == keys
 
 
 @in_still_loop
@@ -71,9 +71,9 @@ async def test_a_continuation_fails_if_its_snapshot_changed() -> None:
     # A writer took its time: its commit is before the listing, and nobody could know.
     world.write_log(world.clock.now_ms() - 1_000, [Marker(key, 10, world.clock.now_ms() - 1_000)])
     world.advance(REFRESH_MS + 1)
-    asked = {"list_type": "2", "max_keys": "1", "continuation_token": token}
-    assert await page(another, **asked) == ([], "InvalidArgument")
-    assert len(first + (await page(app, **asked))[0]) == 2
+    parameters = {"list_type": "2", "max_keys": "1", "continuation_token": token}
+    assert await page(another, **parameters) == ([], "InvalidArgument")
+    assert len(first + (await page(app, **parameters))[0]) == 2
 
 
 @in_still_loop
@@ -84,11 +84,11 @@ async def test_a_continuation_is_valid_while_replaced_parts_are_held() -> None:
     world.advance(MINUTE_MS)
     app = make_app(world.tables(), [bucket])
     first, token = await page(app, list_type="2", max_keys="1")
-    asked = {"list_type": "2", "continuation_token": token}
+    parameters = {"list_type": "2", "continuation_token": token}
     world.advance(HOLD_MS - 1)
-    assert first + (await page(app, **asked))[0] == keys
+    assert first + (await page(app, **parameters))[0] == keys
     world.advance(1)
-    assert await page(app, **asked) == ([], "InvalidArgument")
+    assert await page(app, **parameters) == ([], "InvalidArgument")
 
 
 @pytest.mark.parametrize("process", ["the same", "another"])
@@ -105,9 +105,9 @@ async def test_a_table_with_a_commit_from_a_clock_far_ahead_is_listed_page_by_pa
     world.replace(*keys)
     again = app if process == "the same" else make_app(world.tables(), [bucket])
     expected = [] if process == "another" else [*sorted(keys)[1:], "u=3/ahead.parquet"]
-    found, more = await page(again, list_type="2", continuation_token=token)
+    keys_after, more = await page(again, list_type="2", continuation_token=token)
     # Elsewhere, of a time that is still to come, nobody knows what was then: it fails, and does not mix.
-    assert (found, more) == (expected, "" if expected else "InvalidArgument")
+    assert (keys_after, more) == (expected, "" if expected else "InvalidArgument")
 
 
 @in_still_loop
