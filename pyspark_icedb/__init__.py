@@ -1,4 +1,4 @@
-"""Spark looks for data sources in top-level modules named `pyspark_*`; this one says where `icedb` is."""
+"""Registration of the data source `icedb`: Spark searches top-level modules named `pyspark_*`."""
 
 from icedb.spark.datasource.source import IceDBDataSource as DefaultSource
 

@@ -1,8 +1,10 @@
-"""IceDB on Spark: the data source `icedb`, found by Spark through the module `pyspark_icedb`.
+"""IceDB on Spark: functions to read and write tables, the data source `icedb`, and an engine for maintenance.
+
+Spark finds the data source through the module `pyspark_icedb`:
 
     df.write.format("icedb").mode("append").option("path", "s3://lake/events").save()
 
-Importing this package needs no pyspark; using it does (`pip install 'icedb-dagster[spark]'`).
+The functions need pyspark (`pip install 'icedb-dagster[spark]'`); the import of this package does not.
 """
 
 from __future__ import annotations
@@ -29,7 +31,14 @@ __all__ = ["SparkEngine", "frame", "read", "register", "write"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the data source known to a session that does not discover it by itself."""
+    """Register the data source `icedb` in a session that does not discover it by itself.
+
+    Args:
+        spark: a classic session or one of Spark Connect.
+
+    Example:
+        icedb.spark.register(spark)
+    """
     from icedb.spark.datasource.source import IceDBDataSource
 
     spark.dataSource.register(IceDBDataSource)
@@ -48,20 +57,32 @@ def write(
     memory_bytes: int | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Commit:
-    """Write a DataFrame to a table with the data source, and say what was committed: one commit for the whole job.
+    """Write a DataFrame to a table with the data source, in one commit for the whole job.
 
-    `overwrite`: None appends; `"table"` replaces all rows, `"partitions"` those of `partitions` (paths, or a DuckDB
-    predicate over the partition columns), `"dynamic"` those of the partitions that the frame has rows of.
+    Args:
+        frame: the rows.
+        uri: the address of the table.
+        overwrite: None appends. `"table"` replaces all rows, `"partitions"` the rows of `partitions`, and `"dynamic"`
+            the rows of each partition that the frame has rows of.
+        partitions: paths, or a DuckDB predicate over the partition columns.
+        distribution: `"none"` writes without a shuffle: a part (data file) for each partition and task.
+            `"partition"` shuffles first, so that each task has a range of partitions. A partition with more rows than
+            one task's share gets several tasks. The shuffle first samples the rows, so cache an expensive frame.
+        tasks: the approximate number of tasks of the shuffle; None: one for each million rows.
+        txn: the idempotency key of an append, as for `Table.insert`.
+        part_bytes: split parts that would be much larger than this number of bytes (128 MiB).
+        memory_bytes: the memory of DuckDB in each task, in bytes, before it spills to disk (512 MiB).
+        storage_options: options of the store, as for `Table.open`.
 
-    `distribution`: `"none"` writes the rows where they are: no shuffle, and a part for each partition and task.
-    `"partition"` first shuffles them, so that each task has a range of partitions, of about `tasks` (None: one for each
-    million rows); a partition with more rows than a task shall have gets several. It looks at a sample of the rows
-    first, so cache a frame that is expensive.
+    Returns:
+        The commit.
 
-    `part_bytes`: a part that would be much larger becomes several (128 MiB). `memory_bytes`: what DuckDB may use in
-    each task before it spills to disk (512 MiB). `txn`: as for `Table.insert`.
+    Raises:
+        SparkJobFailed: the job failed for a reason that is not an error of IceDB.
+        IceDBError: as for `Table.insert` and `Table.overwrite`.
 
-    Raises as `Table.insert` and `Table.overwrite` do; SparkJobFailed when the job fails for another reason.
+    Example:
+        icedb.spark.write(df, "s3://lake/events", distribution="partition")
     """
     from icedb.spark import write_frames
 
@@ -89,20 +110,32 @@ def read(
     storage_options: Mapping[str, str] | None = None,
     engine: ReadEngine = "auto",
 ) -> DataFrame:
-    """A snapshot as a lazy DataFrame: the columns of the parts, then those of the partitions; `columns` chooses some.
+    """Return a snapshot of a table as a lazy DataFrame.
 
-    `where` is a DuckDB predicate over the partition columns, which leaves out whole partitions before any part is
-    opened. What Spark has no type for comes as a wider number or as text (see `icedb.spark.datasource.type_mapping`).
+    Every query of the frame reads the same snapshot. Queries fail after cleanup (VACUUM) has deleted its parts: then
+    read again. A column whose type Spark does not have becomes a wider number or text, see
+    `icedb.spark.datasource.type_mapping`.
 
-    `engine`: `"native"` is Spark's own Parquet scan over the live parts, which reads only the columns that a query
-    needs. From S3 that takes hadoop-aws, with credentials of its own. `"python"` is the data source
-    (`spark.read.format("icedb")`): DuckDB in Spark's tasks, everywhere, of all types and layouts. `"auto"`: native in a
-    folder, where that gives the very same rows; else the data source.
+    Args:
+        spark: a classic session or one of Spark Connect.
+        uri: the address of the table.
+        as_of: the time of the snapshot; None: the latest.
+        where: a DuckDB predicate over the partition columns. It skips whole partitions before any part is opened.
+        columns: the columns to read; None: the columns of the parts, then the partition columns.
+        storage_options: options of the store, as for `Table.open`.
+        engine: `"native"` is Spark's own Parquet scan, which reads only the columns that a query needs. From S3 it
+            needs hadoop-aws with credentials of its own. `"python"` is the data source (`spark.read.format("icedb")`):
+            DuckDB in Spark's tasks, for all stores, types and layouts. `"auto"` is native for a table in a folder if
+            that returns the same rows, else the data source.
 
-    Every query of the frame reads the same snapshot. After the grace period of a cleanup it fails: read again.
+    Raises:
+        InvalidPartitionExpression: `where` is invalid.
+        UnknownColumn: `columns` names a column that the table does not have.
+        InvalidOption: an argument is invalid, or `"native"` would return other rows.
+        IceDBError: as for `Table.open` and `Table.snapshot`.
 
-    Raises as `Table.open` and `Table.snapshot` do, InvalidPartitionExpression, UnknownColumn, and InvalidOption, also
-    when `"native"` is asked for and would give other rows.
+    Example:
+        df = icedb.spark.read(spark, "s3://lake/events", where="d >= DATE '2026-11-01'", columns=["user_id"])
     """
     from icedb.table import Table
 
@@ -118,7 +151,11 @@ def frame(
     columns: Sequence[str] | None = None,
     engine: ReadEngine = "auto",
 ) -> DataFrame:
-    """A snapshot that was taken already as a lazy DataFrame; see `read`."""
+    """Return an existing snapshot as a lazy DataFrame. See `read` for the arguments and errors.
+
+    Example:
+        df = icedb.spark.frame(spark, table.changes(since="2026-11-21T10:00:00Z"))
+    """
     from icedb.spark import read_frames
 
     return read_frames.frame(spark, snapshot, where=where, columns=columns, engine=engine)

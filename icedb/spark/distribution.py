@@ -1,11 +1,11 @@
-"""Before a write: which task gets which rows.
+"""Shuffle before a write: assign rows to tasks by partition.
 
-A task writes at least one part for each partition that it has rows of, so rows that lie anyhow give tasks times
-partitions parts. With a shuffle each task gets a range of partitions, of about as many rows as the others, and a
-partition that has more than that gets several tasks. A tenth of the rows is enough to find the ranges.
+A task writes at least one part (data file) for each partition that it has rows of. So rows in random order become
+tasks times partitions parts. With a shuffle, each task gets a range of partitions with a similar number of rows. A
+partition with more rows gets several tasks. A sample of a tenth of the rows is enough to find the ranges.
 
-The partition expressions are DuckDB's. Those that Spark can compute, near enough, it does; for others DuckDB does it
-here too, in Python, of the columns that they name.
+The partition expressions are DuckDB's. Spark computes those that it can express closely enough. DuckDB computes the
+others in Spark's tasks, from the columns that they name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from icedb.transaction.table_handle import Handle
 __all__ = ["TaskRange", "distribute", "plan_ranges"]
 
 SAMPLE_FRACTION = 0.1
-# So many rows keep a task busy for some seconds, and make parts that need no merge.
+# Rows that keep a task busy for some seconds, and make parts that need no merge.
 ROWS_PER_TASK = 1_000_000
 _TASK = f"{RESERVED}task"
 _KEY = f"{RESERVED}key"
@@ -39,7 +39,7 @@ _KEY = f"{RESERVED}key"
 
 @dataclass(frozen=True, slots=True)
 class TaskRange:
-    """Rows whose partition is `first` or, as text, after it, up to the next range: for `tasks` tasks from `task` on."""
+    """A range of partitions, as texts from `first` to the next range, for `tasks` tasks from number `task` on."""
 
     first: str
     task: int
@@ -47,17 +47,18 @@ class TaskRange:
 
 
 def distribute(frame: DataFrame, handle: Handle, *, tasks: int | None = None) -> DataFrame:
-    """The frame, shuffled so that each task has a range of the table's partitions.
+    """Shuffle a frame so that each task has a range of the table's partitions.
 
-    Runs a job over a sample of the rows at once; cache a frame that is expensive. `tasks`: about so many; None: one for
-    each million rows. Raises InvalidOption for a table whose rows a query makes, and what the frame's job raises.
+    Runs a job over a sample of the rows immediately, so callers should cache an expensive frame. `tasks` is an
+    approximate number; None: one for each million rows. Raises InvalidOption for a table with an insert query, and the
+    errors of the frame's job.
     """
     if tasks is not None and tasks < 1:
-        raise InvalidOption(f"{handle.table}: tasks is {tasks}; give at least 1, or leave it out.")
+        raise InvalidOption(f"{handle.table}: tasks is {tasks}. Pass at least 1, or omit it.")
     if handle.spec.insert_query:
         raise InvalidOption(
-            f"{handle.table}: an insert_query makes the table's rows, so nobody knows the partitions of these. Write "
-            "with distribution='none'."
+            f"{handle.table}: the table has an insert_query, so the partitions of these rows are unknown before "
+            "it runs. Write with distribution='none'."
         )
     text = partition_text(frame, handle)
     if text is None:
@@ -72,7 +73,7 @@ def distribute(frame: DataFrame, handle: Handle, *, tasks: int | None = None) ->
 
 
 def _task_of(key: Column, ranges: Sequence[TaskRange], hashed: Column) -> Column:
-    """The task of a row, by bisection."""
+    """Return the number of a row's task, by bisection over the ranges."""
     if len(ranges) == 1:
         [only] = ranges
         spread = F.pmod(hashed, F.lit(only.tasks)) if only.tasks > 1 else F.lit(0)
@@ -83,14 +84,14 @@ def _task_of(key: Column, ranges: Sequence[TaskRange], hashed: Column) -> Column
 
 
 def plan_ranges(counts: Mapping[str, float], tasks: int) -> list[TaskRange]:
-    """Ranges of about as many rows each; a value with more rows than a task shall have is a range of several tasks.
+    """Return ranges with similar numbers of rows. A value with more rows than one task's share gets several tasks.
 
-    `counts`: rows of each value. Pure. The first range begins before all values.
+    Pure. `counts`: the rows of each value. The first range begins before all values.
     """
     share = max(1.0, sum(counts.values()) / max(1, tasks))
     ranges: list[TaskRange] = []
     task = 0
-    filled = share  # so that the first value begins a range
+    filled = share  # the first value starts a range
     for value in sorted(counts):
         rows = counts[value]
         several = max(1, round(rows / share))
@@ -103,36 +104,36 @@ def plan_ranges(counts: Mapping[str, float], tasks: int) -> list[TaskRange]:
 
 
 def _text_by_duckdb(frame: DataFrame, handle: Handle) -> Column | None:
-    """What tells partitions apart, computed by DuckDB in Spark's tasks; None when no column of the frame does."""
-    there = {name.casefold(): name for name in frame.columns}
-    told = [e for e in handle.expressions if not e.path_only or e.name.casefold() in there]
-    named = {c for e in told for c in ([e.name.casefold()] if e.path_only else e.columns)}
-    columns = tuple(there[c] for c in sorted(named & there.keys()))
+    """Return a text for each partition, which DuckDB computes in Spark's tasks; None: no column of the frame counts."""
+    existing = {name.casefold(): name for name in frame.columns}
+    computable = [e for e in handle.expressions if not e.path_only or e.name.casefold() in existing]
+    named = {c for e in computable for c in ([e.name.casefold()] if e.path_only else e.columns)}
+    columns = tuple(existing[c] for c in sorted(named & existing.keys()))
     if not columns:
         return None
-    lacking = "".join(
+    missing = "".join(
         f", CAST(NULL AS {type_}) AS {quote_name(column)}"
         for column, type_ in handle.columns.items()
-        if column.casefold() in named - there.keys()
+        if column.casefold() in named - existing.keys()
     )
-    values = [quote_name(there[e.name.casefold()]) if e.path_only else f"(\n{e.sql}\n)" for e in told]
+    values = [quote_name(existing[e.name.casefold()]) if e.path_only else f"(\n{e.sql}\n)" for e in computable]
     texts = ", ".join(f"coalesce(CAST({v} AS VARCHAR), '')" for v in values)
-    sql = f"SELECT concat_ws('/', {texts}) FROM (SELECT *{lacking} FROM rows)"
-    # Its kind is inferred from the annotations; to name it as well is warned of.
-    udf: Callable[[Column], Column] = cast(Any, arrow_udf)(_Texts(handle.table, columns, sql).of, "string")
+    sql = f"SELECT concat_ws('/', {texts}) FROM (SELECT *{missing} FROM rows)"
+    # Spark infers the kind of UDF from the annotations, and warns if the call names it too.
+    udf: Callable[[Column], Column] = cast(Any, arrow_udf)(_TextQuery(handle.table, columns, sql).run, "string")
     return udf(F.struct(*map(column_of, columns)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Texts:
-    """Answers a query over each batch of rows with one text for each; in Spark's tasks."""
+class _TextQuery:
+    """A query that returns one text for each row, run over batches in Spark's tasks."""
 
     table: str
     columns: tuple[str, ...]
     sql: str
 
-    def of(self, batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
-        """Struct arrays of `columns` -> texts. Raises InvalidPartitionExpression."""
+    def run(self, batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        """Turn struct arrays of `columns` into texts. Raises InvalidPartitionExpression."""
         with hide_worker_traceback(), connect_sandbox(threads=1) as con:
             for batch in batches:
                 con.register("rows", pa.table(dict(zip(self.columns, batch.flatten(), strict=True))))
@@ -146,7 +147,7 @@ class _Texts:
 
 
 def _hashed(frame: DataFrame) -> Column:
-    """A hash of the row, without its maps. It has to be the same when a task is run again, and so have the columns."""
+    """Return a hash of the row without its maps. It must be the same if Spark runs a task again."""
     columns = [column_of(f.name) for f in frame.schema.fields if not _has_map(f.dataType)]
     return F.xxhash64(*columns) if columns else F.lit(0).cast("long")
 

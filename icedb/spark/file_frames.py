@@ -1,7 +1,7 @@
-"""Files as DataFrames, read by Spark's tasks with this library's own means: local folders, and S3 without Hadoop.
+"""Files as DataFrames: Spark's tasks read local files and S3 objects with this library, without Hadoop.
 
-A task reads whole files, one after the other. What it must know travels inside its function, pickled, where no plan,
-log or web page shows it: it holds the credentials of the bucket.
+A task reads whole files, one after the other. Its inputs contain the credentials of the bucket. So they travel pickled
+inside the function of the task, where no plan, log or web page shows them.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from icedb.util.temporary_files import temporary_folder
 
 __all__ = ["LINES", "InputFiles", "find_files", "json_lines", "parquet_rows"]
 
-#: What `json_lines` gives: where a line is, what it says, and what keeps it from being a record (null: nothing).
+#: Schema of `json_lines`: the place of a line, its text, and why it is not a valid record (null: it is valid).
 LINES = "source string, text string, problem string"
 
-# More of them cost more to start than they bring; beyond that, a task reads several files.
+# More tasks would cost more to start than they save; beyond this, a task reads several files.
 TASKS_MAX = 1_000
-# Far more than an event has; a file with such a line is refused.
+# Far longer than an event; a file with such a line is rejected.
 LINE_BYTES_MAX = 16 * 1024 * 1024
-# What DuckDB may use in a task to read Parquet: some row groups, which other programs make large.
+# Memory of DuckDB in a task that reads Parquet: some row groups, which other programs make large.
 READING_BYTES = 512 * MIB
-# What a task hands to Spark at a time.
+# Size of the batches that a task passes to Spark.
 BATCH_BYTES = 8 * 1024 * 1024
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _NO_FILE = re.compile(r": (?:no file matches|there is no file) '")
@@ -51,7 +51,7 @@ _S3 = re.compile(r"s3a?://[^/]+", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class InputFiles:
-    """Files of one format that a job reads. `location` says how to get at them, and what messages name."""
+    """Files of one format that a job reads. `location` provides credentials, and the name in messages."""
 
     location: Location
     format: Literal["parquet", "json"]
@@ -59,17 +59,17 @@ class InputFiles:
 
 
 def find_files(inputs: Sequence[str], location: Location) -> InputFiles:
-    """The files that paths and globs name: Parquet, or JSON lines (`.jsonl`, `.ndjson`, `.json`, also `.gz`, `.zst`).
+    """List the files of paths and globs: Parquet, or JSON lines (`.jsonl`, `.ndjson`, `.json`, also `.gz`, `.zst`).
 
-    Buckets are reached as the table at `location` is, or, when that is not in S3, as the environment says. Raises
-    EmptyBatch when there are none, InvalidBatch when they are of several formats, AccessDenied, InvalidOption.
+    Buckets are accessed with the options of the table at `location`, or with the environment if it is not in S3. Raises
+    EmptyBatch if there are no files, InvalidBatch for several formats, AccessDenied, InvalidOption.
     """
-    bucket = next((found[0] for text in inputs if (found := _S3.match(text))), None)
+    bucket = next((match[0] for text in inputs if (match := _S3.match(text))), None)
     if bucket is not None and location.scheme != "s3":
-        location = parse_location(bucket)  # here, for the executors may have another environment
+        location = parse_location(bucket)  # on the driver, because executors may have another environment
     try:
         with _scratch() as folder, open_files(
-            list(inputs), location=location, known={}, on_conflict="raise", folder=folder
+            list(inputs), location=location, table_columns={}, on_conflict="raise", folder=folder
         ) as reading:  # fmt: skip
             files = reading.files
     except InvalidBatch as error:
@@ -77,42 +77,44 @@ def find_files(inputs: Sequence[str], location: Location) -> InputFiles:
             raise EmptyBatch(str(error)) from None
         raise
     if files.format == "csv":
-        raise InvalidBatch(f"{location.uri}: {files.shown} is CSV. Give Parquet or JSON lines, or use Table.insert.")
-    # A task may work in another folder.
+        raise InvalidBatch(f"{location.uri}: {files.shown} is CSV. Pass Parquet or JSON lines, or use Table.insert.")
+    # The working folder of a task may differ.
     paths = tuple(p if "://" in p else str(Path(p).absolute()) for p in files.paths)
     return InputFiles(location, files.format, paths)
 
 
 def json_lines(spark: SparkSession, files: InputFiles, schema: StructType | None) -> DataFrame:
-    """The lines that are not empty, as `LINES` says.
+    """Return the lines that are not empty, with the columns of `LINES`.
 
-    A line is no record when it is not one JSON object. With a `schema`, whose names are taken exactly, also when it has
-    a field that is not there, or a value that Spark would change to make it fit: a decimal with too many digits, a
-    number where a time belongs.
+    A valid record is one JSON object. With a `schema`, whose names are case-sensitive, it has no other fields and no
+    value that Spark would change: a decimal with too many digits, or a number in a column of times.
     """
-    return _read(spark, files, _Lines(files.location, None if schema is None else _checks(schema)), LINES)
+    return _read(spark, files, _LineReader(files.location, None if schema is None else _checks(schema)), LINES)
 
 
 def parquet_rows(spark: SparkSession, files: InputFiles) -> DataFrame:
-    """The rows of Parquet files; a file that lacks a column has null. Folders `name=value` in all paths are columns.
+    """Return the rows of Parquet files. A missing column is null. Folders `name=value` in all paths become columns.
 
-    Raises SchemaConflict when a column has two types, UnsupportedType, InvalidBatch and the store's errors.
+    Raises SchemaConflict if a column has two types, UnsupportedType, InvalidBatch and the store's errors.
     """
-    with open_batch(list(files.paths), location=files.location, known={}) as batch:
-        given = batch.stream.schema
-    schema = pa.schema([pa.field(f.name, _held(f.type)) for f in given if not pa.types.is_null(f.type)])
+    with open_batch(list(files.paths), location=files.location, table_columns={}) as batch:
+        file_schema = batch.stream.schema
+    typed = [f for f in file_schema if not pa.types.is_null(f.type)]
+    schema = pa.schema([pa.field(f.name, _spark_arrow_type(f.type)) for f in typed])
     try:
         spark_schema = from_arrow_schema(schema)
     except (PySparkException, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise UnsupportedType(f"{files.location.uri}: Spark cannot hold a column of the files: {reason}") from None
-    return _read(spark, files, _Rows(files.location, schema), spark_schema)
+        raise UnsupportedType(f"{files.location.uri}: Spark has no type for a column of the files: {reason}") from None
+    return _read(spark, files, _RowReader(files.location, schema), spark_schema)
 
 
 # ------------------------------------------------------------------------------------------ on the driver
 
 
-def _read(spark: SparkSession, files: InputFiles, reader: _Lines | _Rows, schema: StructType | str) -> DataFrame:
+def _read(
+    spark: SparkSession, files: InputFiles, reader: _LineReader | _RowReader, schema: StructType | str
+) -> DataFrame:
     paths, tasks = files.paths, min(len(files.paths), TASKS_MAX)
 
     def icedb_files(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -124,8 +126,8 @@ def _read(spark: SparkSession, files: InputFiles, reader: _Lines | _Rows, schema
     return spark.range(0, len(paths), 1, tasks).mapInArrow(icedb_files, schema)
 
 
-def _held(type_: pa.DataType) -> pa.DataType:
-    """The Arrow type of what Spark holds: it has no unsigned numbers, and microseconds."""
+def _spark_arrow_type(type_: pa.DataType) -> pa.DataType:
+    """Return the Arrow type of values in Spark, which has no unsigned numbers and only microseconds."""
     unsigned = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(),
                 pa.uint64(): pa.decimal128(20, 0)}  # fmt: skip
     if pa.types.is_timestamp(type_):
@@ -133,7 +135,7 @@ def _held(type_: pa.DataType) -> pa.DataType:
     return unsigned.get(type_, type_)
 
 
-#: Whether Spark would have to change a value, given as JSON, to make it one of the column's.
+#: Returns whether Spark would change a JSON value to fit it into the column.
 _Changes = Callable[[str], bool]
 
 
@@ -143,7 +145,7 @@ def _checks(schema: StructType) -> dict[str, _Changes | None]:
 
 def _check(type_: DataType) -> _Changes | None:
     match type_:
-        case TimestampType() | TimestampNTZType():  # a number would be taken for seconds since 1970
+        case TimestampType() | TimestampNTZType():  # Spark would read a number as seconds since 1970
             return _is_number
         case DecimalType():
             return _Digits(type_.scale).are_too_many
@@ -167,20 +169,20 @@ class _Digits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lines:
-    """Reads the lines of a file."""
+class _LineReader:
+    """Reader of the lines of a file."""
 
     location: Location
-    #: Column -> what to look at in its values; None: any object is a record.
+    #: The check of the values of each column; None: any object is a valid record.
     checks: Mapping[str, _Changes | None] | None
 
     def read(self, path: str) -> Iterator[pa.RecordBatch]:
-        """Batches of `LINES`. Raises InvalidBatch and the store's errors."""
+        """Yield batches of `LINES`. Raises InvalidBatch and the store's errors."""
         decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
         rows: list[tuple[str, str, str | None]] = []
         size = 0
         for number, line in self._lines(path):
-            text, problem = self._looked_at(decoder, line)
+            text, problem = self._check(decoder, line)
             rows.append((f"{path}, line {number}", text, problem))
             size += len(line)
             if size >= BATCH_BYTES:
@@ -194,7 +196,7 @@ class _Lines:
         try:
             with (
                 _scratch() as folder,
-                open_files([path], location=self.location, known={}, on_conflict="raise", folder=folder,
+                open_files([path], location=self.location, table_columns={}, on_conflict="raise", folder=folder,
                            memory_bytes=WRITE_MEMORY_BYTES_MIN) as reading,
                 reading.fetched(path) as file,
                 io.BufferedReader(pa.input_stream(str(file), compression=compression)) as lines,
@@ -205,7 +207,7 @@ class _Lines:
                     if len(line) == LINE_BYTES_MAX:
                         raise InvalidBatch(
                             f"{self.location.uri}: line {number} of '{path}' is longer than {LINE_BYTES_MAX} bytes. "
-                            "JSON lines have one object on each line: correct or leave out the file."
+                            "JSON lines have one object on each line. Correct or omit the file."
                         )
                     if stripped := (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip():
                         yield number, stripped
@@ -214,28 +216,28 @@ class _Lines:
                 raise
             reason = str(error).splitlines()[0]
             raise InvalidBatch(
-                f"{self.location.uri}: '{path}' cannot be read: {reason}. Correct or leave out the file."
+                f"{self.location.uri}: '{path}' cannot be read: {reason}. Correct or omit the file."
             ) from None
 
-    def _looked_at(self, decoder: msgspec.json.Decoder[dict[str, msgspec.Raw]], line: bytes) -> tuple[str, str | None]:
+    def _check(self, decoder: msgspec.json.Decoder[dict[str, msgspec.Raw]], line: bytes) -> tuple[str, str | None]:
         try:
             text = line.decode()
         except UnicodeDecodeError:
             return line.decode(errors="backslashreplace"), "is not UTF-8 text"
         try:
-            found = decoder.decode(text)
+            record = decoder.decode(text)
         except msgspec.ValidationError:
             return text, "is not an object"
         except (msgspec.DecodeError, RecursionError) as error:
             return text, f"is not JSON ({error})"
-        return text, self._misfit(found)
+        return text, self._misfit(record)
 
-    def _misfit(self, found: Mapping[str, msgspec.Raw]) -> str | None:
+    def _misfit(self, record: Mapping[str, msgspec.Raw]) -> str | None:
         if self.checks is None:
             return None
-        if unknown := sorted(found.keys() - self.checks.keys()):
-            return f"has fields that no column is for: {unknown}"
-        for name, value in found.items():
+        if unknown := sorted(record.keys() - self.checks.keys()):
+            return f"has fields without a column: {unknown}"
+        for name, value in record.items():
             changes = self.checks[name]
             if changes is not None and (text := bytes(value).decode()) != "null" and changes(text):
                 return f"does not fit the column '{name}'"
@@ -248,20 +250,20 @@ def _batch(rows: Sequence[tuple[str, str, str | None]]) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """Reads the rows of a Parquet file."""
+class _RowReader:
+    """Reader of the rows of a Parquet file."""
 
     location: Location
     schema: pa.Schema
 
     def read(self, path: str) -> Iterator[pa.RecordBatch]:
-        """Batches of `schema`. Raises SchemaConflict, InvalidBatch and the store's errors."""
+        """Yield batches of `schema`. Raises SchemaConflict, InvalidBatch and the store's errors."""
         memory_bytes = READING_BYTES * READING_SHARE
-        with open_batch([path], location=self.location, known={}, memory_bytes=memory_bytes) as batch:
-            for found in batch.stream:
-                there = dict(zip(found.schema.names, found.columns, strict=True))
+        with open_batch([path], location=self.location, table_columns={}, memory_bytes=memory_bytes) as batch:
+            for rows in batch.stream:
+                columns = dict(zip(rows.schema.names, rows.columns, strict=True))
                 arrays = [
-                    there[f.name].cast(f.type) if f.name in there else pa.nulls(found.num_rows, f.type)
+                    columns[f.name].cast(f.type) if f.name in columns else pa.nulls(rows.num_rows, f.type)
                     for f in self.schema
                 ]
                 yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)

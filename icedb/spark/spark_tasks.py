@@ -1,10 +1,10 @@
-"""Work as Spark tasks: what they are told, what they answer. Through DataFrames only, so over Spark Connect as well.
+"""Jobs of Spark tasks for maintenance, with their inputs and results. They use DataFrames only, as Spark Connect needs.
 
-A job is a range of numbers, one in each of its partitions, so a task does exactly one share of the work: the one of its
-number. What the tasks must know travels inside their function, pickled, where no plan, log or web page shows it: it
-holds the table's credentials. Whatever Spark does twice, only one answer for each number comes back.
+A job is a range of numbers with one number in each partition, and a task does the share of the work with its number.
+The inputs contain the table's credentials. So they travel pickled inside the function of the tasks, where no plan, log
+or web page shows them. If Spark runs a task twice, the job still returns one result for each number.
 
-An error that would be the same every time is an answer as well. Others are raised, and Spark tries the task again.
+A task returns an error that each attempt would repeat. It raises other errors, and Spark retries the task.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from icedb.util.clock import SystemClock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Assignment", "TableOfTasks", "run_tasks"]
+__all__ = ["Assignment", "TaskTable", "run_tasks"]
 
-# What the function of a job carries: each task unpickles all of it, and Spark Connect takes no message over 128 MiB.
+# Limit for the inputs of a job. Each task unpickles all of them, and Spark Connect rejects messages above 128 MiB.
 JOB_BYTES_MAX = 32 * 1024 * 1024
 _OUTCOMES = "task long, outcome binary"
 
 
 @dataclass(frozen=True, slots=True)
-class TableOfTasks:
-    """A table, as a task is told of it. The names of its new parts begin with `mark`."""
+class TaskTable:
+    """A table as an input of tasks. The names of its new parts begin with `mark`."""
 
     location: Location
     spec: TableSpec
@@ -47,12 +47,12 @@ class TableOfTasks:
     mark: str
 
     @classmethod
-    def of(cls, handle: Handle, mark: str) -> TableOfTasks:
-        """The table as this handle has it now: whatever the log records meanwhile, the tasks keep to its spec."""
+    def of(cls, handle: Handle, mark: str) -> TaskTable:
+        """Return the table with the current spec of a handle, which the tasks use even if the log records another."""
         return cls(handle.location, handle.spec, handle.fencing, mark)
 
     def open(self) -> Handle:
-        """In a task: the table."""
+        """Open the table in a task."""
         return Handle(
             open_store(self.location),
             self.spec,
@@ -63,7 +63,7 @@ class TableOfTasks:
 
 
 class _MarkingClock(SystemClock):
-    """The machine's clock; its ids begin with a mark, and are as random as they are long beyond it."""
+    """The system clock, with ids that begin with a mark. The rest of an id is random."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
@@ -74,42 +74,42 @@ class _MarkingClock(SystemClock):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What all tasks of a job are told alike."""
+    """The inputs that all tasks of a job share."""
 
-    table: TableOfTasks
+    table: TaskTable
     work: DistributedTask[Any, Any]
     memory_bytes: int
 
     def do(self, items: Sequence[Any]) -> list[Any] | IceDBError:
-        """In a task: the results for its items, or an error that would be the same every time. Raises others."""
-        means = ResourceLimits(self.memory_bytes, threads=processors(), folder=scratch_folder())
+        """Return, in a task, the results for its items, or an error that each attempt would repeat. Raises others."""
+        limits = ResourceLimits(self.memory_bytes, threads=processors(), folder=scratch_folder())
         try:
-            return self.work.do(self.table.open(), items, means)
+            return self.work.do(self.table.open(), items, limits)
         except RetryableError:
             raise
         except IceDBError as error:
             return error
         except duckdb.OutOfMemoryException as error:
-            return InvalidOption(f"{self._told(error)} Give the engine more memory_bytes.")
+            return InvalidOption(f"{self._describe(error)} Give the engine more memory_bytes.")
         except (duckdb.DataError, duckdb.ProgrammingError) as error:
-            return InvalidOption(f"{self._told(error)} Correct what was asked.")
+            return InvalidOption(f"{self._describe(error)} Correct the arguments of the operation.")
 
-    def _told(self, error: duckdb.Error) -> str:
+    def _describe(self, error: duckdb.Error) -> str:
         return f"{self.table.location.uri}: {self.work.name} failed in a task: {str(error).splitlines()[0]}."
 
 
 def run_tasks(spark: SparkSession, assignment: Assignment, shares: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """A task for each share, in as few jobs as can be; the tasks' results, in the order of the shares.
+    """Run one task for each share, in as few jobs as possible. Return their results in the order of the shares.
 
-    Raises the first error that a task answered, and what an error of the job means (see `explained`).
+    Raises the first error that a task returned, and errors of the job as `explained` translates them.
     """
     return [results for job in _jobs(shares) for results in _run_job(spark, assignment, *job)]
 
 
 def _jobs(shares: Sequence[Sequence[Any]]) -> Iterator[tuple[int, bytes]]:
-    """The shares of each job, and how many: all that its function should carry.
+    """Yield the number of shares of each job, and the shares, pickled.
 
-    Pickled together, what they have in common, a long predicate for example, is there once.
+    Shares that are pickled together store common objects, such as a long predicate, once.
     """
     pickled = pickle.dumps(list(shares))
     if len(pickled) <= JOB_BYTES_MAX or len(shares) == 1:
@@ -123,22 +123,22 @@ def _jobs(shares: Sequence[Sequence[Any]]) -> Iterator[tuple[int, bytes]]:
 def _run_job(spark: SparkSession, assignment: Assignment, tasks: int, shares: bytes) -> list[list[Any]]:
     table = assignment.table.location.uri
     try:
-        # Exactly one number in each partition: a range is cut evenly, and nothing shuffles it.
+        # Each partition has exactly one number, because Spark divides a range evenly and nothing shuffles it.
         numbers = spark.range(0, tasks, 1, tasks)
         rows = numbers.mapInArrow(_function(pickle.dumps(assignment), shares), _OUTCOMES).collect()
     except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
         raise explained(error, table=table) from None
-    answers = {int(row["task"]): _unpickled(row["outcome"]) for row in rows}
-    if len(rows) != tasks or sorted(answers) != list(range(tasks)):
+    outcomes = {int(row["task"]): _unpickled(row["outcome"]) for row in rows}
+    if len(rows) != tasks or sorted(outcomes) != list(range(tasks)):
         raise InvariantViolated(
-            f"{table}: {len(rows)} answers of {len(answers)} tasks came back from {tasks} Spark tasks. Nothing was "
+            f"{table}: {tasks} Spark tasks returned {len(rows)} results for {len(outcomes)} tasks. Nothing was "
             "published."
         )
     results = []
     for number in range(tasks):
-        if isinstance(answers[number], IceDBError):
-            raise answers[number]
-        results.append(answers[number])
+        if isinstance(outcomes[number], IceDBError):
+            raise outcomes[number]
+        results.append(outcomes[number])
     return results
 
 
@@ -155,5 +155,5 @@ def _function(assignment: bytes, shares: bytes) -> Callable[[Iterator[pa.RecordB
 
 
 def _unpickled(data: bytes) -> Any:
-    """What this program, or one of its own tasks, has pickled."""
+    """Unpickle data from this program or one of its own tasks."""
     return pickle.loads(data)  # noqa: S301

@@ -1,4 +1,4 @@
-"""`icedb.spark.write`: distribute a frame if asked to, write it with the data source, say what was committed."""
+"""Implementation of `icedb.spark.write`: optional shuffle, write with the data source, and the commit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from icedb.writer.staging import check_batch
 
 __all__ = ["Distribution", "write"]
 
-#: `none`: rows are written where they are. `partition`: a shuffle gives each task a range of partitions.
+#: `none`: no shuffle. `partition`: a shuffle gives each task a range of partitions.
 Distribution = Literal["none", "partition"]
 
 
@@ -38,13 +38,13 @@ def write(
     memory_bytes: int | None,
     storage_options: Mapping[str, str] | None,
 ) -> Commit:
-    """See `icedb.spark.write`."""
+    """Write a frame; see `icedb.spark.write`."""
     table = Table.open(uri, storage_options=storage_options)
     _check(table.uri, overwrite, partitions, distribution, txn)
     if txn is not None:
         txn = check_txn(txn, table=table.uri)
     if distribution == "partition":
-        # All that can be refused is, before the first job, and in the words in which the writer would say it.
+        # Reject invalid arguments before the first job, with the messages of the writer.
         check_frame(table.handle)
         write_options({"path": table.uri, **size_options(memory_bytes, part_bytes)}, overwrite=False)
         if txn is not None and is_recorded(table.handle.read(fresh=True), txn):
@@ -55,7 +55,7 @@ def write(
         except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
             raise explained_of_frame(error, table=table.uri) from None
     elif tasks is not None:
-        raise InvalidOption(f"{table.uri}: tasks is for distribution='partition'; else the frame has its own.")
+        raise InvalidOption(f"{table.uri}: tasks requires distribution='partition'. Omit tasks, or pass that.")
     if overwrite is None:
         return append_frame(table.handle, frame, txn=txn, memory_bytes=memory_bytes, part_bytes=part_bytes)
     return overwrite_frame(
@@ -76,13 +76,13 @@ def _check(
     txn: Txn | None,
 ) -> None:
     if distribution not in get_args(Distribution):
-        raise InvalidOption(f"{table}: distribution is {distribution!r}; give 'none' or 'partition'.")
+        raise InvalidOption(f"{table}: distribution is {distribution!r}. Pass 'none' or 'partition'.")
     if overwrite is not None and overwrite not in get_args(Overwrite):
-        raise InvalidOption(f"{table}: overwrite is {overwrite!r}; give 'table', 'partitions' or 'dynamic'.")
+        raise InvalidOption(f"{table}: overwrite is {overwrite!r}. Pass 'table', 'partitions' or 'dynamic'.")
     if (overwrite == "partitions") != (partitions is not None):
         raise InvalidOption(
-            f"{table}: overwrite is {overwrite!r} and partitions is {partitions!r}. They go together: "
+            f"{table}: overwrite is {overwrite!r} and partitions is {partitions!r}. Pass both: "
             "overwrite='partitions', partitions=['d=2026-11-21']."
         )
     if txn is not None and overwrite is not None:
-        raise InvalidOption(f"{table}: an overwrite takes no txn: done twice, it is as if it was done once.")
+        raise InvalidOption(f"{table}: an overwrite takes no txn, because a repetition has the same result. Omit it.")

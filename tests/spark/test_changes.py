@@ -18,7 +18,7 @@ from icedb import Table, Timing
 from icedb.errors import InvalidOption
 from icedb.format.change_feed import Cursor, Limits
 from icedb.spark.datasource.read_options import batch_read_options, stream_read_options
-from icedb.spark.datasource.stream_reader import StreamReader, _Feeding
+from icedb.spark.datasource.stream_reader import StreamReader, _StreamPlanner
 from icedb.spark.datasource.type_mapping import spark_schema
 from icedb.testing import ClockedStore, ManualClock, create_table
 from icedb.util.times import UNIX_MS_MIN
@@ -152,7 +152,7 @@ def test_a_quiet_stream_keeps_up_with_cleanup() -> None:
     clock = ManualClock()
     quiet = create_table(ClockedStore(clock), clock, sort_by=["n"])
     quiet.insert([{"n": 1}])
-    feeding = _Feeding(stream_read_options({"path": quiet.uri}), quiet.handle)
+    feeding = _StreamPlanner(stream_read_options({"path": quiet.uri}), quiet.handle)
     start = feeding.end(feeding.begin(), Limits(), ["n"])
     clock.advance(60_000)
     assert feeding.end(start, Limits(), ["n"]) == start, "nothing is new, and Spark does nothing"
@@ -164,13 +164,13 @@ def test_a_quiet_stream_keeps_up_with_cleanup() -> None:
 
 def test_columns_that_come_while_a_stream_runs_are_not_left_out_in_silence(table: Table) -> None:
     insert(table, 0)
-    feeding = _Feeding(stream_read_options({"path": table.uri}), table.handle)
+    feeding = _StreamPlanner(stream_read_options({"path": table.uri}), table.handle)
     start = feeding.end(feeding.begin(), Limits(), ["k", "n"])
     table.insert([{"k": 0, "n": 2, "price": 9.5}])
     with pytest.raises(InvalidOption, match=r"had not when the stream began: \['price'\]. Start the stream again"):
         feeding.end(start, Limits(), ["k", "n"])
     assert feeding.end(start, Limits(), ["k", "n", "price"]) != start
-    named = _Feeding(stream_read_options({"path": table.uri, "columns": "n"}), table.handle)
+    named = _StreamPlanner(stream_read_options({"path": table.uri, "columns": "n"}), table.handle)
     assert named.end(start, Limits(), ["n"]) != start
 
 
@@ -210,7 +210,7 @@ def test_the_changes_since_a_time_as_a_frame(spark: Any, table: Table) -> None:
 BATCH: dict[str, tuple[dict[str, str], str]] = {
     "a time that is none": ({"since": "yesterday"}, "since is 'yesterday'; write a time with its zone"),
     "two ends": ({"since": "1700000000000", "as_of": "1700000000001"}, "as_of is for a snapshot"),
-    "no beginning": ({"until": "1700000000001"}, "give 'since', or 'as_of'"),
+    "no beginning": ({"until": "1700000000001"}, "Pass 'since', or 'as_of'"),
     "of streams": ({"batch_parts_max": "1"}, r"\['batch_parts_max'\] is for streams"),
 }
 STREAM: dict[str, tuple[dict[str, str], str]] = {
@@ -253,7 +253,7 @@ def test_a_stream_that_is_behind_cleanup_says_what_to_do(spark: Any, table: Tabl
     table.merge()
     gone = [p.key for p in table.changes(UNIX_MS_MIN).parts if p.tombstoned_ms is not None]
     table.handle.store.delete(gone)  # as cleanup does, before it notes so in the log
-    with pytest.raises(Exception, match="is further behind than the grace period of cleanup"):
+    with pytest.raises(Exception, match="is behind the grace period of cleanup"):
         stream.run()
     table.cleanup(grace_ms=0, allow_short_grace=True)
     with pytest.raises(Exception, match="Begin anew with the table as it is"):

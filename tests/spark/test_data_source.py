@@ -332,7 +332,7 @@ def test_a_task_keeps_to_the_memory_that_it_is_given(spark: SparkSession, create
 
 def test_a_path_must_be_given_and_lead_to_a_table(spark: SparkSession, tmp_path: Path) -> None:
     frame = numbers(spark, 1)
-    with pytest.raises(PySparkException, match=r"InvalidOption.*no table is named"):
+    with pytest.raises(PySparkException, match=r"InvalidOption.*the option path is missing"):
         frame.write.format("icedb").mode("append").save()
     with pytest.raises(PySparkException, match=r"TableNotFound.*Table\.create"):
         frame.write.format("icedb").mode("append").save(str(tmp_path / "nothing"))

@@ -44,8 +44,8 @@ from icedb.operations.rewrite.engine import LOCAL_ENGINE, DistributedTask, Engin
 from icedb.operations.rewrite.rewriter import Rewrite, Rewriting
 from icedb.operations.write.spark_errors import explained
 from icedb.spark import SparkEngine
-from icedb.spark.spark_engine import share_out
-from icedb.spark.spark_tasks import Assignment, TableOfTasks, _jobs, run_tasks
+from icedb.spark.spark_engine import assign_items
+from icedb.spark.spark_tasks import Assignment, TaskTable, _jobs, run_tasks
 from icedb.sql.connections import MEMORY_BYTES_MIN
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import open_store
@@ -265,19 +265,19 @@ def parts_of(*sizes: int) -> list[Rewrite]:
 
 
 def test_each_piece_has_a_task_and_the_largest_comes_first() -> None:
-    assert share_out(Rewriting({}), parts_of(5, 900, 30), tasks_max=1_000) == [[1], [2], [0]]
+    assert assign_items(Rewriting({}), parts_of(5, 900, 30), tasks_max=1_000) == [[1], [2], [0]]
 
 
 def test_pieces_are_balanced_by_their_bytes_when_tasks_are_few() -> None:
-    shares = share_out(Rewriting({}), parts_of(10, 9, 8, 2, 1), tasks_max=2)
+    shares = assign_items(Rewriting({}), parts_of(10, 9, 8, 2, 1), tasks_max=2)
     assert sorted(map(sorted, shares)) == [[0, 3, 4], [1, 2]]
     assert sorted(position for share in shares for position in share) == [0, 1, 2, 3, 4]
 
 
 def test_large_pieces_have_tasks_of_their_own() -> None:
     many = [replace(r, inputs=tuple(replace(p, bytes=2**30) for p in r.inputs)) for r in parts_of(*range(16))]
-    assert len(share_out(_ByTheDozen(), many, tasks_max=1_000)) == 16
-    assert len(share_out(_ByTheDozen(), parts_of(*range(30)), tasks_max=1_000)) == 3
+    assert len(assign_items(_ByTheDozen(), many, tasks_max=1_000)) == 16
+    assert len(assign_items(_ByTheDozen(), parts_of(*range(30)), tasks_max=1_000)) == 3
 
 
 def test_work_that_puts_parts_must_say_which(local: Place, engine: SparkEngine) -> None:
@@ -343,7 +343,7 @@ def test_parts_that_the_driver_does_not_see_are_never_named(
         return answers
 
     monkeypatch.setattr("icedb.spark.spark_engine.run_tasks", elsewhere)
-    with pytest.raises(InvalidOption, match="all machines must have the same one"):
+    with pytest.raises(InvalidOption, match="one folder that all machines share"):
         table.merge(engine=engine)
     assert (rows(table), log_files(table), objects(table)) == (before, logged, parts)
 
@@ -524,11 +524,11 @@ def test_parts_that_are_too_old_are_not_published(local: Place, engine: SparkEng
 
 def test_a_table_in_memory_is_refused(memory: Place, local: Place, engine: SparkEngine) -> None:
     table = fill(create(memory))
-    with pytest.raises(InvalidOption, match="this process's memory"):
+    with pytest.raises(InvalidOption, match="the memory of this process"):
         table.merge(engine=engine)
     files = open_store(parse_location(f"{memory.uri}-files"))
     files.create(f"{files.location.prefix}/a.parquet", table.handle.store.get(table.snapshot().parts[0].key).body)
-    with pytest.raises(InvalidOption, match="this process's memory"):
+    with pytest.raises(InvalidOption, match="the memory of this process"):
         create(local, partition_by=[]).import_files(files.location.uri, engine=engine)
 
 
@@ -554,14 +554,14 @@ def test_secrets_are_in_no_text(s3: Place, engine: SparkEngine, spark: SparkSess
     secret = s3.storage_options["AWS_SECRET_ACCESS_KEY"]
     with pytest.raises(SparkJobFailed) as caught:
         table.merge(engine=Saboteur(engine, "killed", tmp_path, times=99))
-    assignment = Assignment(TableOfTasks.of(table.handle, "m"), Finding("true", {}, {}), 2**28)
+    assignment = Assignment(TaskTable.of(table.handle, "m"), Finding("true", {}, {}), 2**28)
     for text in (str(caught.value), repr(caught.value), str(caught.value.__context__), repr(assignment), repr(engine)):
         assert secret not in text
 
 
 def rewrite_elsewhere(table: Table, spark: SparkSession, **changes: Any) -> None:
     """Have one partition rewritten by tasks that were told another way into the store."""
-    told = TableOfTasks.of(table.handle, "m")
+    told = TaskTable.of(table.handle, "m")
     assignment = Assignment(
         replace(told, location=replace(told.location, **changes)), Rewriting(table.schema()), MEMORY_BYTES_MIN
     )
@@ -686,6 +686,6 @@ def test_how_far_it_is_can_be_logged(local: Place, engine: SparkEngine, caplog: 
     with caplog.at_level(logging.INFO, logger="icedb.spark"):
         table.merge(engine=engine)
     assert [r.getMessage() for r in caplog.records if r.name.startswith("icedb.spark")] == [
-        f"{table.uri}: rewriting parts, pieces: 3, Spark tasks: 3",
-        f"{table.uri}: rewriting parts, all 3 pieces are done",
+        f"{table.uri}: rewriting parts, items: 3, Spark tasks: 3",
+        f"{table.uri}: rewriting parts, all 3 items are done",
     ]

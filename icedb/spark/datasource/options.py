@@ -1,4 +1,4 @@
-"""The options of the data source `icedb`, checked on the driver before anything starts. Names are case-insensitive."""
+"""Write options of the data source `icedb`, validated on the driver before the job. Names are case-insensitive."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from icedb.transaction.idempotent_append import Txn, check_txn
 
 __all__ = ["Overwrite", "WriteOptions", "number_of", "path_of", "storage_options_of", "stream_options", "write_options"]
 
-#: What an overwrite replaces: all rows, those of named partitions, or those of the partitions that it has rows of.
+#: An overwrite replaces all rows, the rows of named partitions, or those of the partitions that the new rows are in.
 Overwrite = Literal["table", "partitions", "dynamic"]
 
 MIB = 1024 * 1024
-# What DuckDB may take in one task before it spills. With the worker's own memory that stays below a gigabyte.
+# Memory of DuckDB in one task before it spills. With the worker's own memory, a task stays below a gigabyte.
 MEMORY_BYTES = 512 * MIB
 MEMORY_BYTES_MIN = 64 * MIB
-# No merge touches a part that is larger.
+# A merge skips parts from this size on.
 PART_BYTES = 128 * MIB
 PART_BYTES_MIN = 1 * MIB
 
@@ -32,7 +32,7 @@ _WRITE_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a write was told. `overwrite` is None for an append; `partitions` is a list of paths, or a predicate."""
+    """Options of a write. `overwrite` is None for an append. `partitions` is a list of paths, or a predicate."""
 
     path: str
     overwrite: Overwrite | None
@@ -45,24 +45,24 @@ class WriteOptions:
 
 
 def write_options(options: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
-    """The options of a write. Raises InvalidOption."""
+    """Parse the options of a write. Raises InvalidOption."""
     path = path_of(options)
     lowered = {k.lower(): v for k, v in options.items()}
-    storage_options = storage_options_of(options, path, known=_WRITE_OPTIONS)
+    storage_options = storage_options_of(options, path, own=_WRITE_OPTIONS)
     _check_distribution(path, lowered.get("distribution", "none"))
     if not overwrite and "overwrite" in lowered:
         raise InvalidOption(
             f"{path}: overwrite is '{lowered['overwrite']}' and the mode is append, which replaces nothing. Write with "
-            "mode('overwrite'), or leave the option out."
+            "mode('overwrite'), or omit the option."
         )
-    what = _overwrite(path, lowered) if overwrite else None
-    partitions = _partitions(path, lowered, what)
+    replaced = _overwrite(path, lowered) if overwrite else None
+    partitions = _partitions(path, lowered, replaced)
     txn = _txn(path, lowered)
     if txn is not None and overwrite:
-        raise InvalidOption(f"{path}: an overwrite takes no txn: done twice, it is as if it was done once.")
+        raise InvalidOption(f"{path}: an overwrite takes no txn, because a repetition has the same result. Omit it.")
     return WriteOptions(
         path,
-        what,
+        replaced,
         partitions,
         number_of(path, lowered, "part_bytes", PART_BYTES, PART_BYTES_MIN),
         number_of(path, lowered, "memory_bytes", MEMORY_BYTES, MEMORY_BYTES_MIN),
@@ -73,7 +73,7 @@ def write_options(options: Mapping[str, str], *, overwrite: bool) -> WriteOption
 
 
 def stream_options(options: Mapping[str, str], *, complete: bool) -> WriteOptions:
-    """The options of a stream's write: those of an append, and where its checkpoint is. Raises InvalidOption."""
+    """Parse the options of a stream's write: those of an append, and its checkpoint. Raises InvalidOption."""
     path = path_of(options)
     if complete:
         raise InvalidOption(
@@ -82,80 +82,80 @@ def stream_options(options: Mapping[str, str], *, complete: bool) -> WriteOption
         )
     own = {k: v for k, v in options.items() if k.lower() != "checkpointlocation"}
     if named := sorted(k for k in own if k.lower() in ("txn_application", "txn_sequence", "job")):
-        raise InvalidOption(f"{path}: {named} is not for streams: each batch of one has a name of its own.")
+        raise InvalidOption(f"{path}: {named} is not for streams, whose batches have names of their own. Omit it.")
     return write_options(own, overwrite=False)
 
 
 def path_of(options: Mapping[str, str]) -> str:
-    """The table's address. Raises InvalidOption when there is none."""
+    """Return the table's address. Raises InvalidOption if there is none."""
     path = options.get("path", "")
     if not path:
         raise InvalidOption(
-            'icedb: no table is named. Say where it is: df.write.format("icedb").option("path", "s3://bucket/table").'
+            'icedb: the option path is missing. Pass the address of the table: df.write.format("icedb").option("path", "s3://bucket/table").'
         )
     check_place(path)
     return path
 
 
 def check_place(path: str) -> None:
-    """Refuse the address of a table that Spark's processes do not reach. Raises InvalidOption."""
+    """Reject the address of a table that Spark's processes cannot reach. Raises InvalidOption."""
     if path.lower().startswith("az://"):
         raise InvalidOption(
             f"{path}: Spark does not reach tables in Azure yet. Read and write them with icedb.Table, or copy the "
-            "table to a store that speaks S3."
+            "table to an S3-compatible store."
         )
 
 
-def storage_options_of(options: Mapping[str, str], path: str, *, known: Collection[str]) -> dict[str, str]:
-    """What is for the store. Raises InvalidOption for an option that is neither that nor `known` (in lower case)."""
-    storage = {k: v for k, v in options.items() if k.lower() not in known}
+def storage_options_of(options: Mapping[str, str], path: str, *, own: Collection[str]) -> dict[str, str]:
+    """Return the options for the store. Raises InvalidOption for others that are not in `own` (lower case)."""
+    storage = {k: v for k, v in options.items() if k.lower() not in own}
     if unknown := [k for k in storage if not k.lower().startswith("aws_") and k.lower() != "fsync"]:
         raise InvalidOption(
-            f"{path}: unknown options {sorted(unknown)}. Known: {', '.join(known)}, and storage options such as "
+            f"{path}: unknown options {sorted(unknown)}. Known: {', '.join(own)}, and storage options such as "
             "AWS_ENDPOINT_URL."
         )
     return storage
 
 
 def number_of(path: str, options: Mapping[str, str], name: str, default: int, least: int) -> int:
-    """An option that is a whole number. Raises InvalidOption."""
+    """Return an option that is an integer. Raises InvalidOption."""
     text = options.get(name, str(default))
     if not (text.isascii() and text.isdigit()) or int(text) < least:
-        raise InvalidOption(f"{path}: {name} is '{text}'; give a whole number, at least {least}.")
+        raise InvalidOption(f"{path}: {name} is '{text}'. Pass an integer of at least {least}.")
     return int(text)
 
 
 def _check_distribution(path: str, distribution: str) -> None:
-    """A Python data source gets its rows as they are distributed, and cannot ask Spark for a shuffle."""
+    """Reject a distribution: a Python data source cannot request a shuffle. Raises InvalidOption."""
     if distribution == "partition":
         raise InvalidOption(
             f"{path}: distribution 'partition' needs a shuffle before the data source sees the rows. Write with "
             "icedb.spark.write(frame, path, distribution='partition')."
         )
     if distribution != "none":
-        raise InvalidOption(f"{path}: distribution is '{distribution}'; give 'none', or leave it out.")
+        raise InvalidOption(f"{path}: distribution is '{distribution}'. Pass 'none', or omit it.")
 
 
 def _overwrite(path: str, options: Mapping[str, str]) -> Overwrite:
-    """Spark does not tell a data source whether its overwrite is dynamic, so an overwrite must say what it is."""
-    told = options.get("overwrite", "").lower()
+    """Return the kind of an overwrite. It must be explicit, because Spark does not pass its own setting."""
+    kind = options.get("overwrite", "").lower()
     mode = options.get("partitionoverwritemode", "").lower()
     if mode not in ("", "static", "dynamic"):
-        raise InvalidOption(f"{path}: partitionOverwriteMode is '{mode}'; give 'static' or 'dynamic'.")
-    if mode and told and (mode == "dynamic") != (told == "dynamic"):
-        raise InvalidOption(f"{path}: partitionOverwriteMode is {mode}, and overwrite is '{told}'. Give one.")
+        raise InvalidOption(f"{path}: partitionOverwriteMode is '{mode}'. Pass 'static' or 'dynamic'.")
+    if mode and kind and (mode == "dynamic") != (kind == "dynamic"):
+        raise InvalidOption(f"{path}: partitionOverwriteMode is {mode}, and overwrite is '{kind}'. Pass only one.")
     if mode == "dynamic":
         return "dynamic"
-    match told:
+    match kind:
         case "table" | "partitions" | "dynamic":
-            return told
+            return kind
         case "":
             raise InvalidOption(
                 f"{path}: mode('overwrite') would replace every row of the table, even where Spark is set to dynamic "
-                "partition overwrite. Say what it shall replace: .option('overwrite', 'table'), 'partitions' with "
+                "partition overwrite. Choose what it replaces: .option('overwrite', 'table'), 'partitions' with "
                 ".option('partitions', ...), or 'dynamic' for the partitions of the new rows."
             )
-    raise InvalidOption(f"{path}: overwrite is '{told}'; give 'table', 'partitions' or 'dynamic'.")
+    raise InvalidOption(f"{path}: overwrite is '{kind}'. Pass 'table', 'partitions' or 'dynamic'.")
 
 
 def _partitions(path: str, options: Mapping[str, str], overwrite: Overwrite | None) -> Sequence[str] | str | None:
@@ -163,14 +163,14 @@ def _partitions(path: str, options: Mapping[str, str], overwrite: Overwrite | No
     if overwrite != "partitions":
         if text:
             raise InvalidOption(
-                f"{path}: partitions are named, and nothing says that they shall be replaced. Write with "
+                f"{path}: the option partitions requires an overwrite. Write with "
                 "mode('overwrite') and .option('overwrite', 'partitions')."
             )
         return None
     if not text:
         raise InvalidOption(
-            f"{path}: which partitions shall be replaced? Give .option('partitions', ...): a JSON list of paths, such "
-            'as ["d=2026-11-21"], or a condition over the partition columns.'
+            f"{path}: overwrite is 'partitions' and none is named. Pass .option('partitions', ...): a JSON list of "
+            'paths, such as ["d=2026-11-21"], or a predicate over the partition columns.'
         )
     if not text.startswith("["):
         return text
@@ -179,14 +179,14 @@ def _partitions(path: str, options: Mapping[str, str], overwrite: Overwrite | No
     except ValueError:
         paths = None
     if not isinstance(paths, list) or not paths or not all(isinstance(p, str) for p in paths):
-        raise InvalidOption(f'{path}: partitions is {text[:200]}; give a JSON list of paths, such as ["d=2026-11-21"].')
+        raise InvalidOption(f'{path}: partitions is {text[:200]}. Pass a JSON list of paths, such as ["d=2026-11-21"].')
     return paths
 
 
 def _job(path: str, options: Mapping[str, str]) -> str:
     job = options.get("job", "")
     if not re.fullmatch(r"[A-Za-z0-9]{0,16}", job):
-        raise InvalidOption(f"{path}: job is '{job}'; give up to 16 letters and digits.")
+        raise InvalidOption(f"{path}: job is '{job}'. Pass up to 16 letters and digits.")
     return job
 
 

@@ -1,17 +1,17 @@
-"""What the data source `icedb` is told for a read, checked on the driver. Names are case-insensitive.
+"""Read options of the data source `icedb`, validated on the driver. Names are case-insensitive.
 
-    path            the table's address; also what `load(...)` is given
-    as_of           a time with its zone, or unix milliseconds
-    since           such a time, or the cursor of earlier changes: only rows that came later (see `Table.changes`)
-    until           with since, in a batch: such a time, or a cursor
-    where           a DuckDB predicate over the partition columns; it leaves out whole partitions
-    columns         names with commas between them, or a JSON list of names
-    batch_parts_max, batch_bytes_max    in a stream: what one micro-batch may have
-    split_bytes     what one task reads at most: parts are grouped up to that, and none is divided. Each part counts
-                    4 MiB more than its size. Tasks are smaller if the driver's processors would be idle
-    memory_bytes    what DuckDB may use in one task before it spills to disk
+    path            the table's address, also as the argument of `load(...)`
+    as_of           a time with time zone, or unix milliseconds
+    since           a time, or the cursor of earlier changes: read only later rows (see `Table.changes`)
+    until           with since, in a batch: a time, or a cursor
+    where           a DuckDB predicate over the partition columns, which skips whole partitions
+    columns         names separated by commas, or a JSON list of names
+    batch_parts_max, batch_bytes_max    in a stream: limits of one micro-batch
+    split_bytes     the maximum bytes that one task reads. Parts are grouped up to it, and no part is divided. Each part
+                    counts 4 MiB more than its size. Tasks are smaller if the driver's processors would be idle
+    memory_bytes    the memory of DuckDB in one task, before it spills to disk
 
-All others are storage options, such as AWS_ENDPOINT_URL.
+All other options are storage options, such as AWS_ENDPOINT_URL.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from icedb.util.times import parse_as_of
 
 __all__ = ["ReadOptions", "batch_read_options", "read_options", "stream_read_options"]
 
-# What one task reads, if its parts are smaller: a merged part of the usual size is a task by itself.
+# Limit of one task with several parts. A merged part of the usual size is a task by itself.
 SPLIT_BYTES = 128 * 1024 * 1024
 
-# What a micro-batch has at most, of Parquet: a stream that begins with a large table takes it in such pieces.
+# Limit of a micro-batch, in bytes of Parquet. A new stream reads a large table in batches of this size.
 STREAM_BATCH_BYTES = 1024 * 1024 * 1024
 
 _STREAM_ONLY = ("batch_parts_max", "batch_bytes_max")
@@ -39,9 +39,9 @@ _READ_OPTIONS = ("path", "since", "where", "columns", "split_bytes", "memory_byt
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a read was told. `as_of_ms` is unix milliseconds; None: the latest snapshot. `columns`: None: all.
+    """Options of a read. `as_of_ms` is in unix milliseconds; None: the latest snapshot. `columns`: None: all.
 
-    `since` and `until`: unix milliseconds, or cursors; see `icedb.reader.changes`.
+    `since` and `until` are unix milliseconds or cursors, see `icedb.reader.changes`.
     """
 
     path: str
@@ -58,35 +58,35 @@ class ReadOptions:
 
 
 def batch_read_options(options: Mapping[str, str]) -> ReadOptions:
-    """The options of a read that ends. Raises InvalidOption."""
-    return _read_options_without(_STREAM_ONLY, options, "for streams: a batch reads all there is")
+    """Parse the options of a batch read. Raises InvalidOption."""
+    return _read_options_without(_STREAM_ONLY, options, "for streams: a batch reads all rows")
 
 
 def stream_read_options(options: Mapping[str, str]) -> ReadOptions:
-    """The options of a stream. Raises InvalidOption."""
-    return _read_options_without(_BATCH_ONLY, options, "not for streams, which go on: say where to begin with 'since'")
+    """Parse the options of a stream. Raises InvalidOption."""
+    return _read_options_without(_BATCH_ONLY, options, "not for streams: pass 'since' to set their start")
 
 
 def _read_options_without(names: Collection[str], options: Mapping[str, str], reason: str) -> ReadOptions:
-    told = read_options(options)
-    if wrong := sorted(k.lower() for k in options if k.lower() in names):
-        raise InvalidOption(f"{told.path}: {wrong} is {reason}. Leave it out.")
-    return told
+    parsed = read_options(options)
+    if invalid := sorted(k.lower() for k in options if k.lower() in names):
+        raise InvalidOption(f"{parsed.path}: {invalid} is {reason}. Omit it.")
+    return parsed
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    """The options of a read of either kind. Raises InvalidOption."""
+    """Parse the options of a batch read or of a stream. Raises InvalidOption."""
     lowered = {k.lower(): v for k, v in options.items()}
     path = lowered.get("path", "")
     if not path:
         raise InvalidOption(
-            'icedb: no table is named. Say where it is: spark.read.format("icedb").load("s3://bucket/table").'
+            'icedb: the option path is missing. Pass the address of the table: spark.read.format("icedb").load("s3://bucket/table").'
         )
-    storage_options = storage_options_of(options, path, known=_READ_OPTIONS)
+    storage_options = storage_options_of(options, path, own=_READ_OPTIONS)
     if "as_of" in lowered and "since" in lowered:
-        raise InvalidOption(f"{path}: as_of is for a snapshot; the changes since a time end at 'until'.")
+        raise InvalidOption(f"{path}: as_of is for a snapshot. To end changes since a time, pass 'until'.")
     if "until" in lowered and "since" not in lowered:
-        raise InvalidOption(f"{path}: until ends the changes since a time: give 'since', or 'as_of' for a snapshot.")
+        raise InvalidOption(f"{path}: until requires 'since'. Pass 'since', or 'as_of' for a snapshot.")
     parts_max = number_of(path, lowered, "batch_parts_max", 0, 1) if "batch_parts_max" in lowered else None
     return ReadOptions(
         path=path,
@@ -123,6 +123,6 @@ def _columns(path: str, text: str | None) -> tuple[str, ...] | None:
         names = [name.strip() for name in text.split(",")]
     if not isinstance(names, list) or not names or not all(isinstance(n, str) and n for n in names):
         raise InvalidOption(
-            f"{path}: columns is '{text[:200]}'; give names with commas between them, or a JSON list of names."
+            f"{path}: columns is '{text[:200]}'. Pass names separated by commas, or a JSON list of names."
         )
     return tuple(names)

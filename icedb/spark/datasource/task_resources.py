@@ -1,4 +1,4 @@
-"""What a task of Spark may use of the machine that it runs on."""
+"""Resources of the machine that a Spark task may use."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["processors", "scratch_folder"]
 
 
 def scratch_folder() -> Path | None:
-    """Where Spark has room on this machine, and tidies up after a process that was killed. None: the system's."""
+    """Return a local folder that Spark cleans up, also after a killed process. None: use the system's folder."""
     folders = [Path(f) for f in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if f]
     return next((f for f in folders if f.is_dir() and os.access(f, os.W_OK)), None)
 
 
 def processors() -> int:
-    """How many processors Spark reckons with for this task: the others have tasks of their own."""
-    from pyspark import TaskContext  # whoever starts a session needs this package before Spark
+    """Return the number of processors that Spark assigns to this task."""
+    from pyspark import TaskContext  # the package is imported before a session starts
 
     task = TaskContext.get()
     return task.cpus() if task is not None else 1

@@ -1,18 +1,18 @@
-"""Types on their way between Spark, Arrow and DuckDB.
+"""Type mappings between Spark, Arrow and DuckDB.
 
-To a table: every type that Arrow and Parquet have. From a table: each column as the Spark type that holds all its
-values. What Spark has no type for comes as a wider number or as DuckDB's text of the value:
+A write accepts all types that Arrow and Parquet have. A read returns each column with a Spark type that holds all its
+values. If Spark has no such type, the column becomes a wider number or DuckDB's text of the value:
 
     UTINYINT, USMALLINT, UINTEGER, UBIGINT          smallint, int, bigint, decimal(20,0)
     TIMESTAMP, TIMESTAMP_S, TIMESTAMP_MS            timestamp_ntz
     TIMESTAMP WITH TIME ZONE                        timestamp
     ENUM, JSON, UUID                                string
-    TIME                                            string: Spark's own is behind a setting, off by default
-    TIMESTAMP_NS                                    string: Spark's have microseconds
-    HUGEINT and all that Parquet does not have      string
+    TIME                                            string: Spark's own type is off by default
+    TIMESTAMP_NS                                    string: Spark's times have microseconds
+    HUGEINT and types that Parquet does not have     string
     T[n]                                            array, as T[]
 
-The same holds inside of lists, maps and structs.
+The same applies inside lists, maps and structs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 from icedb.errors import UnsupportedType
 from icedb.sql.connections import connect_sandbox, quote_name
 
-__all__ = ["SparkTypeMapping", "arrow_schema", "held", "spark_schema"]
+__all__ = ["SparkTypeMapping", "arrow_schema", "type_mapping_of", "spark_schema"]
 
 _VARIANT = re.compile(r"(?<![\w`])variant(?![\w`:])")
 
@@ -41,7 +41,7 @@ _VARIANT = re.compile(r"(?<![\w`])variant(?![\w`:])")
 
 
 def arrow_schema(schema: StructType, path: str) -> pa.Schema:
-    """What the tasks will get. Raises UnsupportedType for a type that Arrow or Parquet does not have."""
+    """Return the Arrow schema of a frame's rows. Raises UnsupportedType for a type that Arrow or Parquet lacks."""
     return pa.schema([_arrow_field(field, path) for field in schema.fields])
 
 
@@ -51,11 +51,11 @@ def _arrow_field(field: StructField, path: str) -> pa.Field:
         arrow = to_arrow_schema(StructType([field]), timezone="UTC").field(0)
     except (PySparkException, ValueError):  # pyarrow's, for the elements of `array()`
         arrow = None
-    # To Arrow, a variant is a struct of two undocumented blobs. What has no type in Spark's Parquet does not come back.
+    # In Arrow, a variant is a struct of two undocumented blobs. Spark could not read back types without a Parquet type.
     if arrow is None or _VARIANT.search(type_) or _holds(field.dataType, sql.TimeType, sql.DayTimeIntervalType):
         raise UnsupportedType(
-            f"{path}: column '{field.name}' is {type_}, which cannot be stored. Cast it to the type that it shall have "
-            "in the table (a variant: to_json; a time or an interval: string or bigint)."
+            f"{path}: column '{field.name}' is {type_}, which cannot be stored. Cast it to its type in the table "
+            "(a variant: to_json; a time or an interval: string or bigint)."
         )
     return arrow
 
@@ -76,10 +76,10 @@ def _holds(type_: DataType, *wanted: type[DataType]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SparkTypeMapping:
-    """How Spark holds the values of a DuckDB type.
+    """The Spark type for the values of a DuckDB type.
 
-    `cast` is the DuckDB type whose values they are in Spark; `in_parquet` says whether Spark's own reader finds them
-    in a part. A table that is read has no column that may not be null.
+    `cast` is the DuckDB type with the same values as the Spark type. `in_parquet` is true if Spark's own reader can
+    read them from a part. All columns of a read are nullable.
     """
 
     spark: DataType
@@ -112,20 +112,20 @@ _AS_TEXT = SparkTypeMapping(sql.StringType(), "VARCHAR", False)
 
 
 def spark_schema(columns: Mapping[str, str]) -> StructType:
-    """The Spark schema of columns with these DuckDB types."""
-    return StructType([StructField(name, held(type_).spark) for name, type_ in columns.items()])
+    """Return the Spark schema of columns with these DuckDB types."""
+    return StructType([StructField(name, type_mapping_of(type_).spark) for name, type_ in columns.items()])
 
 
 @lru_cache(maxsize=4096)
-def held(type_: str) -> SparkTypeMapping:
-    """How Spark holds the values of a DuckDB type, given by DuckDB's own name for it."""
+def type_mapping_of(type_: str) -> SparkTypeMapping:
+    """Return the mapping of a DuckDB type, by DuckDB's name of it."""
     if type_ in _PLAIN:
         return _PLAIN[type_]
     with connect_sandbox() as con:
-        return _held(con.type(type_))
+        return _mapping_of(con.type(type_))
 
 
-def _held(type_: DuckDBPyType) -> SparkTypeMapping:
+def _mapping_of(type_: DuckDBPyType) -> SparkTypeMapping:
     match type_.id:
         case "decimal":
             precision, scale = (int(str(number)) for _, number in type_.children)
@@ -148,4 +148,4 @@ def _held(type_: DuckDBPyType) -> SparkTypeMapping:
 
 
 def _inner(type_: DuckDBPyType) -> list[tuple[str, SparkTypeMapping]]:
-    return [(name, _held(child)) for name, child in type_.children if isinstance(child, DuckDBPyType)]
+    return [(name, _mapping_of(child)) for name, child in type_.children if isinstance(child, DuckDBPyType)]

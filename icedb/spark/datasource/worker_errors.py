@@ -1,8 +1,9 @@
-"""Errors that a user of Spark can read: the message comes first, not the traceback of a process that he never saw.
+"""Short errors from Spark's Python workers: the message of an IceDB error without the traceback of the worker.
 
-A Python worker of Spark reports an error as its whole traceback, unless a variable of its environment says otherwise,
-which the session's `spark.sql.execution.pyspark.udf.hideTraceback.enabled` sets for all workers. Here it is set for
-errors of ours only, in the process that is about to report one: it ends right after, so no other error is affected.
+A Python worker of Spark reports an error with its whole traceback, unless an environment variable prevents it. The
+session's `spark.sql.execution.pyspark.udf.hideTraceback.enabled` sets that variable for all workers. This module sets
+it for errors of IceDB only, in the worker that reports the error. That worker ends right after, so no other error is
+affected.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["hide_worker_traceback"]
 
 @contextmanager
 def hide_worker_traceback() -> Iterator[None]:
-    """A context, or decorator, for what Spark's Python workers call; elsewhere it does nothing."""
+    """Hide the traceback of IceDB errors in Spark's Python workers, as context or decorator. Elsewhere do nothing."""
     try:
         yield
     except IceDBError:

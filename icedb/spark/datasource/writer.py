@@ -1,9 +1,9 @@
-"""Spark's side of a write, batch or stream: parts by the tasks, one commit by the driver for a job or micro-batch.
+"""Writers of the data source: tasks write parts (data files), and the driver makes one commit for a job or micro-batch.
 
-Each task hands its rows to `icedb.writer.part_writer.write_parts`, as every other writer does: DuckDB sorts, partitions
-and encodes them, and the parts go straight to the store, without Hadoop's file systems. Nothing is visible until the
-driver commits what all tasks report. A task that is retried, killed or run twice leaves parts that no log file names:
-orphans, which an orphan sweep removes.
+Each task passes its rows to `icedb.writer.part_writer.write_parts`, as all writers do: DuckDB sorts, partitions and
+encodes them. The parts go to the store without a Hadoop file system. They become visible when the driver commits the
+reports of all tasks. A task that is retried, killed or run twice leaves parts that no log file names. These are
+orphans, which an orphan sweep deletes.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ __all__ = ["open_stream_writer", "open_writer"]
 logger = logging.getLogger(__name__)
 
 
-# What Spark's tasks are told of the stream that they work for: its id stays the same as long as its checkpoint.
+# Property of Spark's tasks with the id of their stream, which stays the same as long as the checkpoint.
 _QUERY_ID = "sql.streaming.queryId"
-# The program in which Spark has a micro-batch committed or aborted.
+# The program in which Spark commits or aborts a micro-batch.
 _COMMITTING = "pyspark.sql.worker.python_streaming_sink_runner"
 
 
 def open_writer(schema: StructType, options: Mapping[str, str], *, overwrite: bool) -> DataSourceArrowWriter:
-    """The writer of one job; runs on the driver, before any task. Raises InvalidRequestError errors and the store's."""
-    told = write_options(options, overwrite=overwrite)
-    return _BatchWriter(told, _context(schema, told))
+    """Open the writer of one job, on the driver before any task. Raises InvalidRequestError errors and the store's."""
+    parsed = write_options(options, overwrite=overwrite)
+    return _BatchWriter(parsed, _context(schema, parsed))
 
 
 def open_stream_writer(
     schema: StructType, options: Mapping[str, str], *, overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """The writer of one micro-batch of a stream; as `open_writer`.
+    """Open the writer of one micro-batch of a stream, as `open_writer`.
 
-    Spark wants one before the tasks, and another one to commit or abort what they wrote. The other one looks at
-    nothing: when the store is lost, an abort that fails would hide the reason.
+    Spark opens one writer before the tasks, and another one to commit or abort. The other one does not read the table:
+    if the store is unreachable, an error of the abort would hide the original one.
     """
-    told = stream_options(options, complete=overwrite)
-    return _StreamWriter(told, None if _COMMITTING in sys.orig_argv else _context(schema, told))
+    parsed = stream_options(options, complete=overwrite)
+    return _StreamWriter(parsed, None if _COMMITTING in sys.orig_argv else _context(schema, parsed))
 
 
 def _context(schema: StructType, options: WriteOptions) -> WriteContext:
@@ -89,14 +89,14 @@ def _opened(options: WriteOptions) -> Handle:
 
 @dataclass
 class _TaskMessage(WriterCommitMessage):
-    """What one task wrote, None when it had no rows; and the id of the stream that it worked for, if it did."""
+    """The parts of one task, None if it had no rows, and the id of its stream, if any."""
 
     written: WrittenParts | None
     stream: str | None
 
 
 class _Writer:
-    """Pickled to each task; that of a batch job also to the driver's process that commits."""
+    """Base of the writers. Spark pickles it to each task, and for a batch also to the process that commits."""
 
     def __init__(self, options: WriteOptions, context: WriteContext | None) -> None:
         self._options = options
@@ -107,9 +107,9 @@ class _Writer:
 
     @hide_worker_traceback()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task: turn its rows into parts."""
+        """Write the rows of a task as parts."""
         if self._context is None:
-            raise InvariantViolated(f"{self._options.path}: a writer that was made for a commit is asked to write.")
+            raise InvariantViolated(f"{self._options.path}: a writer that was opened for a commit cannot write rows.")
         task = TaskContext.get()
         stream = None if task is None else task.getLocalProperty(_QUERY_ID)
         first = next(iterator, None)
@@ -128,11 +128,11 @@ class _Writer:
         return _TaskMessage(written, stream)
 
     def _collected(self, handle: Handle, messages: Sequence[WriterCommitMessage | None]) -> WrittenParts:
-        """What all tasks wrote together. Raises SchemaConflict, InvariantViolated."""
+        """Combine the reports of all tasks. Raises SchemaConflict, InvariantViolated."""
         reports = _reports(messages)
         if len(reports) < len(messages):
             raise InvariantViolated(
-                f"{handle.table}: {len(messages) - len(reports)} of {len(messages)} tasks did not say what they "
+                f"{handle.table}: {len(messages) - len(reports)} of {len(messages)} tasks did not report what they "
                 "wrote. Nothing was published."
             )
         return WrittenParts(
@@ -142,10 +142,10 @@ class _Writer:
         )
 
     def _take_back(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """On the driver, when the job failed.
+        """Delete the parts of a failed job, on the driver, unless its commit may have succeeded.
 
-        Spark asks for a commit when every task has reported, and only then. So when one has not, nothing was published,
-        and what the others wrote is deleted. Else the commit may have landed, or may land yet, and all of it stays.
+        Spark commits only after every task has reported. So if a report is missing, nothing was published, and the
+        parts are deleted. Else the commit may have succeeded or may still succeed, and the parts stay.
         """
         parts = [m.key for r in _reports(messages) for m in r.markers]
         if not parts:
@@ -153,10 +153,10 @@ class _Writer:
         path = self._options.path
         if None in messages:
             discard(open_store(parse_location(path, self._options.storage_options)), parts)
-            logger.warning("%s: the job failed; %d parts of it are deleted", path, len(parts))
+            logger.warning("%s: the job failed; its %d parts are deleted", path, len(parts))
         else:
             logger.warning(
-                "%s: the job failed when it was published; unless that succeeded, %d parts may stay behind as orphans",
+                "%s: the job failed during the commit; unless the commit succeeded, %d parts may remain as orphans",
                 path,
                 len(parts),
             )
@@ -165,7 +165,7 @@ class _Writer:
 class _BatchWriter(_Writer, DataSourceArrowWriter):
     @hide_worker_traceback()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver: one log file for the whole job."""
+        """Commit the whole job with one log file, on the driver."""
         handle = _opened(self._options)
         written = self._collected(handle, messages)
         match self._options.overwrite:
@@ -174,7 +174,7 @@ class _BatchWriter(_Writer, DataSourceArrowWriter):
             case "table" | "partitions":
                 publish_overwrite(handle, written, self._options.partitions)
             case "dynamic":
-                if written.markers:  # no rows, no partitions
+                if written.markers:  # without rows there is no partition to replace
                     publish_overwrite(handle, written, _partitions_of(handle, written))
         _check_views(handle)
 
@@ -184,15 +184,16 @@ class _BatchWriter(_Writer, DataSourceArrowWriter):
 
 
 class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Each micro-batch is a transaction: the stream's id, which its checkpoint keeps, and the number of the batch.
+    """Writer of a micro-batch. Its txn (idempotency key) is the stream's id in the checkpoint, and the batch number.
 
-    A stream that is started again does its last batch once more if Spark does not know whether it was committed. The
-    table knows. Any other batch that the table has already is refused: which of its rows are new, nobody can tell.
+    A restarted stream repeats its last batch if Spark does not know whether it was committed. The table knows it, and
+    the repetition adds nothing. Any other batch that the table already has is rejected, because the new rows in it
+    cannot be identified.
     """
 
     @hide_worker_traceback()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """On the driver: one log file for the micro-batch, once. Raises StaleCheckpoint."""
+        """Commit the micro-batch exactly once, on the driver. Raises StaleCheckpoint."""
         handle = _opened(self._options)
         written = self._collected(handle, messages)
         if not written.markers:
@@ -201,7 +202,7 @@ class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
         last, _ = handle.read(fresh=True).txn.get(txn[0], (-1, 0))
         if last > batchId:
             discard(handle.store, [m.key for m in written.markers])
-            raise _behind(handle, f"the stream is at batch {batchId}, and the table has its batch {last}")
+            raise _stale_checkpoint(handle, f"the stream is at batch {batchId}, and the table has its batch {last}")
         if publish_append(handle, written, txn=txn).repeated:
             _check_same_batch(handle, txn, written.rows)
         _check_views(handle)
@@ -214,25 +215,28 @@ class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
 def _stream_of(messages: Sequence[WriterCommitMessage | None]) -> str:
     [stream] = {m.stream for m in messages if isinstance(m, _TaskMessage)}
     if stream is None:
-        raise InvariantViolated(f"Spark did not tell its tasks {_QUERY_ID}, which names the stream.")
+        raise InvariantViolated(f"Spark did not set the property {_QUERY_ID} of its tasks, which names the stream.")
     return stream
 
 
 def _check_same_batch(handle: Handle, txn: Txn, rows: int) -> None:
-    """A checkpoint that was put back may be just one batch behind: then that batch has what arrived since, too.
+    """Reject a repeated batch with another number of rows. Raises StaleCheckpoint.
 
-    Its claim tells how many rows were committed, until a cleanup removes it. Raises StaleCheckpoint.
+    A restored checkpoint may be one batch behind, and then that batch also contains newer rows. The claim of the batch
+    records the number of committed rows, until a cleanup deletes it.
     """
     claims = list(_claims_of(handle, txn))
     if not claims:
         return
     committed = total_rows(decode(claims[-1].body.encode(), claims[-1].key, handle.keys).markers)
     if committed != rows:
-        raise _behind(handle, f"batch {txn[1]} of the stream has {rows} rows now, and had {committed} when it was done")
+        raise _stale_checkpoint(
+            handle, f"batch {txn[1]} of the stream has {rows} rows now, and had {committed} when it was done"
+        )
 
 
 def _claims_of(handle: Handle, txn: Txn) -> Iterator[TxnClaim]:
-    """Of each generation: the last one is what was committed."""
+    """Yield the claim of each generation. The last one was committed."""
     for generation in count():
         key = handle.keys.txn_claim(*txn, generation)
         try:
@@ -242,17 +246,17 @@ def _claims_of(handle: Handle, txn: Txn) -> Iterator[TxnClaim]:
         yield decode_txn_claim(stored.body, key, handle.keys, stored_ms=stored.stored_ms)
 
 
-def _behind(handle: Handle, what: str) -> StaleCheckpoint:
+def _stale_checkpoint(handle: Handle, finding: str) -> StaleCheckpoint:
     return StaleCheckpoint(
-        f"{handle.table}: {what}. None of these rows were added. If another driver runs this stream, leave it to that "
-        "one. Else an older state of the checkpoint was put back, or the query was changed amid a batch, and nobody "
-        "knows which rows are new: go back to the last state, or begin with a new checkpoint, which is a new stream "
-        "that reads its source from the start."
+        f"{handle.table}: {finding}. None of these rows were added. If another driver runs this stream, stop this one. "
+        "Otherwise an older state of the checkpoint was restored, or the query was changed during a batch, and the new "
+        "rows cannot be identified. Restore the last state, or start with a new checkpoint: a new stream, which reads "
+        "its source from the start."
     )
 
 
 def _schema(handle: Handle, reports: Sequence[WrittenParts]) -> dict[str, str]:
-    """The columns of all tasks. Queries may give a column another type in each. Raises SchemaConflict."""
+    """Return the columns of all tasks. The insert query may return other types in each task. Raises SchemaConflict."""
     schema: dict[str, str] = {}
     for report in reports:
         try:
@@ -265,17 +269,17 @@ def _schema(handle: Handle, reports: Sequence[WrittenParts]) -> dict[str, str]:
 
 
 def _check_views(handle: Handle) -> None:
-    """A view that somebody made while the job ran lacks its rows. Raises StaleView."""
+    """Check for views that were created during the job, and lack its rows. Raises StaleView."""
     handle.read(fresh=True)
     if views := sorted(view.name for view in handle.spec.views):
         raise StaleView(
-            f"{handle.table}: the rows are committed, and the views {views}, which were made meanwhile, may lack them. "
-            "Refresh them with refresh_view(name); do not write the rows again."
+            f"{handle.table}: the rows are committed, and the views {views} were created during the job and may lack "
+            "them. Refresh them with refresh_view(name). Do not write the rows again."
         )
 
 
 def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenParts]:
-    """What the tasks wrote. One that had no rows wrote nothing."""
+    """Return the reports of the tasks. The report of a task without rows is empty."""
     nothing = WrittenParts({}, (), SystemClock().now_ms())
     return [m.written or nothing for m in messages if isinstance(m, _TaskMessage)]
 

@@ -188,7 +188,7 @@ def test_the_command_says_what_it_would_merge(local: Any) -> None:
 
 def test_a_watch_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     for options, message in (
-        (["--watch", "--dry-run"], "--watch changes the table"),
+        (["--watch", "--dry-run"], "--watch excludes --dry-run"),
         (["--every", "5s"], "--every requires --watch"),
         (["--order", "both"], "--order both requires --watch"),
     ):
