@@ -57,7 +57,7 @@ def log_files(draw: st.DrawFn) -> LogFile:
 
 @pytest.mark.long
 @given(log_files())
-def test_what_is_written_is_read_back(file: LogFile) -> None:
+def test_a_log_file_round_trips(file: LogFile) -> None:
     body = encode(file)
     again = decode(body, KEY, KEYS)
     assert again == file
@@ -66,7 +66,7 @@ def test_what_is_written_is_read_back(file: LogFile) -> None:
 
 @pytest.mark.long
 @given(log_files())
-def test_a_v3_program_reads_what_we_write(file: LogFile) -> None:
+def test_a_v3_program_reads_our_log_files(file: LogFile) -> None:
     body = encode(file).decode()
     assert not body.endswith("\n"), "v3 parses every line, also an empty last one"
     lines = body.split("\n")
@@ -124,7 +124,7 @@ def test_a_merged_log_file_of_a_v3_program_is_read() -> None:
     assert len(file.markers) == 2
 
 
-def test_without_part_markers_there_need_be_no_line_for_them() -> None:
+def test_a_header_without_a_part_line_has_no_markers() -> None:
     header = {"v": 1, "t": 5, "sch": 1}
     assert decode(v3_body(header, {}), KEY, KEYS) == LogFile(5, {})
     assert decode(v3_body({**header, "f": 2}, {}), KEY, KEYS) == LogFile(5, {})
@@ -171,7 +171,7 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize("body", [d[1] for d in DAMAGE], ids=[d[0] for d in DAMAGE])
-def test_damage_is_named_and_never_guessed_around(body: bytes) -> None:
+def test_a_damaged_log_file_raises_an_error_that_names_it(body: bytes) -> None:
     with pytest.raises(CorruptLog, match="Do not delete it") as caught:
         decode(body, KEY, KEYS)
     assert caught.value.key == KEY
@@ -191,7 +191,7 @@ def test_a_log_file_that_was_cut_anywhere_in_a_line_is_damage(file: LogFile, dat
 
 @pytest.mark.long
 @given(log_files(), st.integers(-2, 3))
-def test_a_header_that_begins_the_markers_elsewhere_leaves_none_out(file: LogFile, shift: int) -> None:
+def test_a_header_with_a_wrong_part_line_skips_no_marker(file: LogFile, shift: int) -> None:
     body = encode(file)
     first, rest = body.split(b"\n", 1)
     header = msgspec.json.decode(first)

@@ -70,12 +70,12 @@ def test_schemas_horizons_and_log_tombstones_are_carried(state: TableState) -> N
     }
 
 
-def test_a_transaction_is_carried_only_by_whom_holds_its_last_sequence(state: TableState) -> None:
+def test_a_transaction_is_carried_only_from_the_file_with_its_last_sequence(state: TableState) -> None:
     assert draft(state, t_ms=9, replaces=[first(state)]).file.txn == {}
     assert draft(state, t_ms=9, replaces=sorted(state.files)).file.txn == {"app": (2, 3)}
 
 
-def test_what_is_forgotten_becomes_the_horizon(state: TableState) -> None:
+def test_the_newest_forgotten_tombstone_becomes_the_horizon(state: TableState) -> None:
     again = state_of(LogFile(1, {}, (part("a", 1, 7), part("b", 1, 5), part("c", 1))))
     planned = draft(again, t_ms=9, replaces=list(again.files), forget={key("a"), key("b")})
     assert carried(planned) == {key("c"): (1, None)}
@@ -83,7 +83,7 @@ def test_what_is_forgotten_becomes_the_horizon(state: TableState) -> None:
     check_draft(again, planned)
 
 
-def test_a_part_that_is_dead_already_keeps_the_time_of_its_death(state: TableState) -> None:
+def test_a_tombstoned_part_keeps_the_time_of_its_tombstone(state: TableState) -> None:
     planned = draft(state, t_ms=9, tombstone=[key("b")])
     assert carried(planned) == {key("b"): (1, 3)}
 

@@ -44,7 +44,7 @@ def body_of(header: bytes, schema: bytes, *rest: bytes) -> bytes:
 
 @pytest.mark.parametrize("count", [1, COLUMNS_MIN + 1], ids=["few", "columns"])
 @pytest.mark.parametrize(("name", "text"), FIELDS)
-def test_a_number_that_no_marker_may_hold_is_refused_by_both_decoders(name: str, text: str, count: int) -> None:
+def test_both_decoders_reject_an_invalid_number_in_a_marker(name: str, text: str, count: int) -> None:
     body = body_of(
         json.dumps(HEADER).encode(), b"{}", *[line(MARKER, name, "4")] * (count - 1), line(MARKER, name, text)
     )
@@ -72,7 +72,7 @@ def test_a_number_that_no_marker_may_hold_is_refused_by_both_decoders(name: str,
         ("unknown", ["[" * 100_000 + "]" * 100_000]),
     ],
 )  # fmt: skip
-def test_a_number_that_no_header_may_hold_is_refused(name: str, texts: list[str]) -> None:
+def test_an_invalid_number_in_a_header_is_rejected(name: str, texts: list[str]) -> None:
     for text in texts:
         with pytest.raises(CorruptLog) as error:
             decode(body_of(line(HEADER, name, text), b"{}"), KEY, KEYS)
@@ -93,13 +93,13 @@ def test_a_number_that_no_header_may_hold_is_refused(name: str, texts: list[str]
     ],
     ids=["bom", "utf-8 in statistics", "utf-8 in an unknown key", "nul", "no column name", "nul in a name", "long"],
 )
-def test_bytes_that_no_log_file_may_hold_are_refused(body: bytes) -> None:
+def test_invalid_bytes_in_a_log_file_are_rejected(body: bytes) -> None:
     with pytest.raises(CorruptLog) as error:
         decode(body, KEY, KEYS)
     assert len(str(error.value)) < 1_000
 
 
-def test_of_a_key_that_is_there_twice_the_last_value_counts_in_both_decoders() -> None:
+def test_both_decoders_use_the_last_value_of_a_duplicate_key() -> None:
     twice = json.dumps(MARKER).encode()[:-1] + b', "b": 9}'
     for count in (1, COLUMNS_MIN):
         file = decode(body_of(json.dumps(HEADER).encode(), b"{}", *[twice] * count), KEY, KEYS)
@@ -114,7 +114,7 @@ def test_the_greatest_counts_are_summed_exactly(count: int) -> None:
     assert file.markers[-1] == markers[-1]
 
 
-def test_a_name_with_an_enormous_epoch_or_foreign_digits_is_no_number() -> None:
+def test_a_log_name_with_an_enormous_epoch_or_non_ascii_digits_has_no_epoch() -> None:
     assert KEYS.parse_log_file(f"t/_log/1700000000000_w-1-0123456789ab.e{'9' * 40}.jsonl").epoch is None
     assert KEYS.parse_epoch_claim(f"t/_claims/epoch-{'9' * 40}.json") is None
     with pytest.raises(CorruptLog):
@@ -173,7 +173,7 @@ def readers(table: Table) -> dict[str, Callable[[], object]]:
 
 
 @pytest.mark.long
-def test_every_reader_gives_an_answer_or_an_error_that_names_the_file(tmp_path: Path) -> None:
+def test_every_reader_returns_a_result_or_raises_an_error_that_names_the_file(tmp_path: Path) -> None:
     table = Table.create(str(tmp_path / "t"), partition_by=["d"], sort_by=["n"])
     for n in range(3):
         table.insert([{"d": f"x{n}", "n": n}], txn=("app", n))
@@ -200,7 +200,9 @@ def test_every_reader_gives_an_answer_or_an_error_that_names_the_file(tmp_path: 
 
 
 @pytest.mark.parametrize("text", ["100000000000000000", "-1", "1.5"])
-def test_a_hostile_log_file_costs_the_proxy_its_own_table_alone(text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hostile_log_file_affects_only_its_own_table_in_the_proxy(
+    text: str, caplog: pytest.LogCaptureFixture
+) -> None:
     hostile, other = World(), World()
     hostile.add("u=1")
     (key,) = other.add("u=1")

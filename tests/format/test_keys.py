@@ -35,7 +35,7 @@ names = st.one_of(st.sampled_from([a for a in AWKWARD if a]), st.text(min_size=1
 
 
 @given(st.dictionaries(names, values, min_size=1, max_size=3))
-def test_a_partition_reads_back_as_it_was(partition: dict[str, str | None]) -> None:
+def test_a_partition_path_round_trips(partition: dict[str, str | None]) -> None:
     assert decode_partition(encode_partition(partition)) == partition
 
 
@@ -91,14 +91,14 @@ def _connection() -> duckdb.DuckDBPyConnection:
     return _connections[0]
 
 
-def test_a_value_that_no_file_name_can_hold_is_refused() -> None:
+def test_a_value_too_long_for_a_file_name_is_rejected() -> None:
     assert len(encode_partition({"d": "x" * (SEGMENT_BYTES_MAX - 2)})) == SEGMENT_BYTES_MAX
     for value in ("x" * (SEGMENT_BYTES_MAX - 1), "/" * 100, "日" * 100):
         with pytest.raises(InvalidPartitionValue, match=r"'d'.*hash"):
             encode_partition({"d": value})
 
 
-def test_a_key_that_no_store_can_hold_is_refused() -> None:
+def test_a_key_too_long_for_a_store_is_rejected() -> None:
     partition = encode_partition({f"d{n}": "x" * 240 for n in range(4)})
     Keys("").part(partition, "0" * 32)
     with pytest.raises(InvalidPartitionValue, match="object stores allow"):
@@ -106,7 +106,7 @@ def test_a_key_that_no_store_can_hold_is_refused() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "table", "a/b c/env=prod"])
-def test_every_key_of_a_table_is_parsed_as_it_was_built(prefix: str) -> None:
+def test_every_key_of_a_table_round_trips(prefix: str) -> None:
     keys = Keys(prefix)
     for merged in (False, True):
         key = keys.log_file(1_700_000_000_000, merged=merged, writer="host-1-ab.e12")
@@ -136,20 +136,20 @@ def test_only_the_first_two_fields_of_a_log_files_name_count() -> None:
      "1700000000000_m_m.jsonl", "1700000000000_.jsonl", "sub/1700000000000_a.jsonl",
      "1700000000000_a.jsonl.tmp", "1700000000000_a.jsonl\n", ""],
 )  # fmt: skip
-def test_what_is_not_named_like_a_log_file_is_damage(name: str) -> None:
+def test_an_object_not_named_like_a_log_file_raises_corrupt_log(name: str) -> None:
     with pytest.raises(CorruptLog, match="Move the object elsewhere") as caught:
         Keys("t").parse_log_file(f"t/_log/{name}")
     assert caught.value.key == f"t/_log/{name}"
 
 
 @pytest.mark.parametrize("key", ["t/_data/../x.parquet", "t2/_data/x", "t/_data/", "t/_data/a//b", "t/_data/./x", "x"])
-def test_a_part_outside_the_table_is_damage(key: str) -> None:
+def test_a_part_outside_the_table_raises_corrupt_log(key: str) -> None:
     with pytest.raises(CorruptLog, match="outside"):
         partition_of("t/_data/", key)
 
 
 @pytest.mark.parametrize("prefix", ["a//b", "..", "a/../b", ".", "/a", "a/"])
-def test_an_unsafe_prefix_is_refused(prefix: str) -> None:
+def test_an_unsafe_prefix_is_rejected(prefix: str) -> None:
     with pytest.raises(InvalidURI):
         Keys(prefix)
 

@@ -106,7 +106,7 @@ def without_names(store: ClockedStore) -> None:
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_a_commit_has_the_name_of_its_verb_and_an_old_log_the_guess(
+def test_a_commit_has_the_name_of_its_verb_and_in_an_old_log_the_derived_one(
     table: Table, clocked: ClockedStore, clock: ManualClock, tmp_path: Path, name: str
 ) -> None:
     do, guess = VERBS[name]
@@ -164,7 +164,7 @@ def test_a_reader_made_from_the_page_knows_the_same_operations(
     assert {t: names for t, names in reading.operations.items() if t in recorded} == recorded
 
 
-def test_a_refreshed_view_says_so(clocked: ClockedStore, clock: ManualClock) -> None:
+def test_a_refresh_of_a_view_has_its_own_operation_name(clocked: ClockedStore, clock: ManualClock) -> None:
     table = create_table(clocked, clock, partition_by=["k"])
     table.insert([{"k": 1, "n": 1}])
     view = table.create_view("sums", "SELECT k, sum(n)::BIGINT AS n FROM _rows GROUP BY ALL")
@@ -196,9 +196,7 @@ def test_remembered_operations_of_another_type_count_as_absent(ops: str) -> None
     assert file.operations == {}
 
 
-def test_a_name_of_a_later_version_is_guessed_and_carried(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_an_unknown_name_of_a_later_version_is_carried(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     table.delete("k = 1")
     commit = table.history(limit=1)[0]
     stored = clocked.objects[commit.log_file or ""]
@@ -223,7 +221,7 @@ def test_two_operations_of_one_time_have_no_name() -> None:
     assert (decode_operation(b'"merge"'), decode_operations(b'{"merge":[5,6]}')) == ("merge", {5: "merge", 6: "merge"})  # type: ignore[arg-type]
 
 
-def test_an_append_in_the_millisecond_of_a_merge_is_not_called_a_merge(
+def test_an_append_in_the_millisecond_of_a_merge_has_no_merge_name(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
     merged_ms = table.merge().commit.created_ms or 0

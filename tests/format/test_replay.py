@@ -52,7 +52,7 @@ def test_a_part_has_the_smallest_of_its_times() -> None:
         assert (marker.created_ms, marker.tombstoned_ms) == (3, 7)
 
 
-def test_a_part_is_known_by_whatever_any_marker_says_of_it() -> None:
+def test_a_part_has_the_details_of_any_of_its_markers() -> None:
     known = Marker("table/_data/a.parquet", 10, 1, rows=7)
     for order in itertools.permutations([log(1, part("a", 1)), log(2, known)]):
         assert replayed(*order).parts["table/_data/a.parquet"].rows == 7
@@ -106,7 +106,7 @@ def test_a_v3_tombstone_of_a_log_file_does_not_hide_it() -> None:
     assert state.log_tombstones == {plain.key: 2}
 
 
-def test_two_files_of_one_epoch_are_the_work_of_a_program_without_claims() -> None:
+def test_two_files_of_one_epoch_raise_uncoordinated_maintenance() -> None:
     one, other = log(1, epoch=1, live_epochs=(1,)), log(2, epoch=1, live_epochs=(1,))
     with pytest.raises(UncoordinatedMaintenance, match="epoch 1") as caught:
         replayed(one, other)
@@ -129,7 +129,7 @@ def test_transactions_keep_the_greatest_sequence() -> None:
 # ------------------------------------------------------------------------------------------ time travel
 
 
-def test_a_snapshot_holds_what_was_live_at_its_time() -> None:
+def test_a_snapshot_has_the_parts_that_were_live_at_its_time() -> None:
     state = replayed(log(10, part("a", 10)), log(20, part("b", 20)), log(30, part("a", 10, 30), part("c", 30)))
     assert [names(live_markers(state, t)) for t in (9, 10, 19, 20, 29, 30, 99)] == [
         [],
@@ -152,7 +152,7 @@ def test_before_the_horizon_a_snapshot_has_expired() -> None:
     assert caught.value.horizon_ms == 25
 
 
-def test_a_v3_reader_believes_the_last_marker_in_key_order() -> None:
+def test_for_a_v3_reader_the_last_marker_in_key_order_decides() -> None:
     state = replayed(log(1, part("a", 1), part("b", 1)), log(2, part("a", 1, 2)))
     assert live_to_v3_readers(state) == {"table/_data/b.parquet"}
 
@@ -170,7 +170,7 @@ def put(store: FaultyStore, *files: StoredLogFile) -> None:
         store.inner.create(file.key, encode(file.file))
 
 
-def test_what_was_replaced_is_not_even_fetched(store: FaultyStore) -> None:
+def test_replaced_log_files_are_not_fetched(store: FaultyStore) -> None:
     plain = [log(t, part(f"p{t}", t)) for t in range(1, 6)]
     merged = log(
         9, *(part(f"p{t}", t) for t in range(1, 6)), epoch=1, live_epochs=(1,), tombstones=tombstones(*plain, t=9)
@@ -182,7 +182,7 @@ def test_what_was_replaced_is_not_even_fetched(store: FaultyStore) -> None:
     assert state.listed_ms.keys() == {f.key for f in (*plain, merged)}
 
 
-def test_what_was_fetched_once_is_not_fetched_again(store: FaultyStore) -> None:
+def test_log_files_are_fetched_once(store: FaultyStore) -> None:
     reader = LogReader(store, KEYS)
     put(store, log(1, part("a", 1)))
     assert names(reader.read().live) == ["a"]
@@ -192,7 +192,7 @@ def test_what_was_fetched_once_is_not_fetched_again(store: FaultyStore) -> None:
     assert store.counts == {"list": 3, "get": 2}
 
 
-def test_a_listing_that_lacks_a_live_epoch_is_torn_and_read_again(store: FaultyStore) -> None:
+def test_an_inconsistent_listing_without_a_live_epoch_is_repeated(store: FaultyStore) -> None:
     one = log(1, part("a", 1), epoch=1, live_epochs=(1,))
     two = log(2, part("a", 1, 2), epoch=2, live_epochs=(1, 2))
     three = log(3, part("b", 3), epoch=3, live_epochs=(1, 2, 3))
@@ -207,7 +207,7 @@ def test_a_listing_that_lacks_a_live_epoch_is_torn_and_read_again(store: FaultyS
     assert store.counts["list"] == 2
 
 
-def test_a_log_file_that_goes_between_list_and_get_makes_the_reader_list_again(store: FaultyStore) -> None:
+def test_the_reader_lists_again_if_a_log_file_is_deleted_between_list_and_get(store: FaultyStore) -> None:
     plain = log(1, part("a", 1))
     merged = log(2, part("a", 1, 2), part("b", 2), epoch=1, live_epochs=(1,), tombstones=tombstones(plain, t=2))
     put(store, plain)
@@ -221,7 +221,7 @@ def test_a_log_file_that_goes_between_list_and_get_makes_the_reader_list_again(s
     assert names(LogReader(store, KEYS).read().live) == ["b"]
 
 
-def test_a_log_file_that_went_for_good_is_never_skipped(store: FaultyStore) -> None:
+def test_a_missing_log_file_is_never_skipped(store: FaultyStore) -> None:
     put(store, log(1, part("a", 1)), log(3, part("c", 3), epoch=3, live_epochs=(2, 3)))
     with pytest.raises(InconsistentListing, match=r"live epochs that are missing: \[2\]"):
         LogReader(store, KEYS).read()

@@ -101,7 +101,7 @@ def test_the_spec_has_the_times_and_a_table_with_the_defaults_does_not_name_them
     ['{"grace_ms":1}', '{"grace_ms":-1}', '{"late_ms":1.5}', '{"late_ms":true}', '{"late_ms":"1"}', "[]", "7", "null",
      f'{{"txn_retention_ms":{LENGTH_MS_MAX + 1}}}', '{"txn_retention_ms":100000000000000000000}'],
 )  # fmt: skip
-def test_times_that_no_table_can_have_are_damage(timing: str) -> None:
+def test_invalid_times_in_a_spec_raise_corrupt_log(timing: str) -> None:
     for text in (f'{{"timing":{timing}}}', f'{{"earlier_timing":[{{"until":5,"timing":{timing}}}]}}'):
         with pytest.raises(CorruptLog, match="'k' is not a table's spec"):
             decode_spec(text.encode(), table="t", key="k")
@@ -126,9 +126,7 @@ def test_every_program_uses_the_times_of_the_table(clocked: ClockedStore, clock:
     assert quarantine.timing == SHORT
 
 
-def test_a_program_that_asks_for_other_times_is_refused(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_opening_with_other_times_is_rejected(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     asked = replace(LONG, grace_ms=2 * HOUR_MS)
     with pytest.raises(InvalidOption) as error:
         open_handle(clocked, timing=asked, clock=clock)
@@ -208,7 +206,7 @@ def test_the_times_that_count_are_always_possible_and_never_shorter(
         assert counting == now
 
 
-def test_cleanup_obeys_a_longer_grace_that_another_program_has_set(
+def test_cleanup_uses_a_longer_grace_that_another_program_has_set(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
     table.insert([{"k": 0, "n": 1}])
@@ -226,7 +224,7 @@ def test_cleanup_obeys_a_longer_grace_that_another_program_has_set(
     assert len(fresh.cleanup().deleted_parts) == 1
 
 
-def test_a_sweep_obeys_a_longer_age_that_another_program_has_set(
+def test_a_sweep_uses_a_longer_age_that_another_program_has_set(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
     table.insert([{"k": 0, "n": 1}])
@@ -256,7 +254,7 @@ def test_a_longer_limit_does_not_hold_for_parts_that_a_sweep_may_have_taken_befo
 
 
 @pytest.mark.parametrize("late_ms", [0, 1])
-def test_cleanup_uses_a_shorter_grace_once_nobody_counts_on_the_longer_one(
+def test_cleanup_uses_a_shorter_grace_after_no_program_relies_on_the_longer_one(
     table: Table, clocked: ClockedStore, clock: ManualClock, late_ms: int
 ) -> None:
     table.insert([{"k": 0, "n": 1}])
@@ -270,7 +268,7 @@ def test_cleanup_uses_a_shorter_grace_once_nobody_counts_on_the_longer_one(
         assert table.snapshot(as_of_ms).query("SELECT count(*) FROM t").fetchall() == [(1,)]
 
 
-def test_a_sweep_leaves_what_a_program_that_does_not_know_the_shorter_times_may_publish(
+def test_a_sweep_keeps_parts_that_a_program_with_the_longer_times_may_publish(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
     table.insert([{"k": 0, "n": 1}])
@@ -288,7 +286,7 @@ def test_a_sweep_leaves_what_a_program_that_does_not_know_the_shorter_times_may_
     check_sound(clocked)
 
 
-def test_a_program_that_reads_nothing_learns_of_shorter_times_before_it_publishes(
+def test_an_idle_program_reads_shorter_times_before_it_publishes(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
     table.insert([{"k": 0, "n": 1}])
@@ -306,7 +304,7 @@ def test_a_program_that_reads_nothing_learns_of_shorter_times_before_it_publishe
     assert sorted(table.query("SELECT n FROM t").fetchall()) == [(1,), (2,)]
 
 
-def test_an_append_reads_the_log_only_when_its_knowledge_is_older_than_the_grace_period(
+def test_an_append_reads_the_log_only_if_its_state_is_older_than_the_grace_period(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
     store = FaultyStore(clocked)
@@ -323,7 +321,7 @@ def test_an_append_reads_the_log_only_when_its_knowledge_is_older_than_the_grace
 
 
 @pytest.mark.parametrize("later_ms", [0, 3 * HOUR_MS])
-def test_a_pin_counts_on_no_longer_grace_than_a_cleanup_may_have_used(
+def test_a_pin_relies_on_no_longer_grace_than_a_cleanup_may_have_used(
     table: Table, clock: ManualClock, later_ms: int
 ) -> None:
     table.insert([{"k": 0, "n": 1}])
@@ -337,7 +335,7 @@ def test_a_pin_counts_on_no_longer_grace_than_a_cleanup_may_have_used(
         table.pin("p", as_of_ms)
 
 
-def test_a_consumer_of_changes_waits_as_long_as_the_longer_times_say(
+def test_a_consumer_of_changes_waits_for_the_longer_times(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
     """A program that knows the new timeout publishes later than one that read the log before believes possible."""
@@ -368,7 +366,7 @@ def altering(table: Table) -> None:
 
 
 @pytest.mark.long
-def test_an_alter_that_dies_anywhere_leaves_the_old_times_or_the_new_ones(
+def test_an_alter_that_crashes_anywhere_leaves_the_old_or_the_new_times(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
     table.insert([{"k": 0, "n": 1}])
@@ -402,7 +400,7 @@ def test_an_alter_that_dies_anywhere_leaves_the_old_times_or_the_new_ones(
 
 @pytest.mark.parametrize("key", ["_claims/epoch-2", "_log/"])
 @pytest.mark.parametrize("fault", [Fault.LOSE_RESPONSE, Fault.FAIL, Fault.REPEAT])
-def test_an_alter_without_an_answer_is_settled(
+def test_an_alter_without_a_response_is_reconciled(
     table: Table, clocked: ClockedStore, clock: ManualClock, fault: Fault, key: str
 ) -> None:
     table.insert([{"k": 0, "n": 1}])
@@ -508,7 +506,7 @@ class Course:
 
 
 @pytest.mark.long
-def test_no_change_of_times_overtakes_a_writer_or_a_reader() -> None:
+def test_no_change_of_times_breaks_a_writer_or_a_reader() -> None:
     courses = [Course(seed) for seed in range(SEEDS)]
     for course in courses:
         course.run(60)

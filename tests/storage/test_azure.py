@@ -24,7 +24,7 @@ def _no_azure_of_the_developer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_ENDPOINT", raising=False)
 
 
-def test_an_address_says_where_and_never_the_secret() -> None:
+def test_an_address_shows_no_secret() -> None:
     location = parse_location("az://lake/a/events", OPTIONS)
     assert (location.uri, location.prefix) == ("az://lake/a/events", "a/events")
     assert location.endpoint == "https://lakehouse.blob.core.windows.net"
@@ -38,7 +38,7 @@ def test_an_address_says_where_and_never_the_secret() -> None:
     assert "secret" not in repr(signed)
 
 
-def test_what_is_not_given_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in OPTIONS.items():
         monkeypatch.setenv(name, value)
     assert parse_location("az://lake/events") == parse_location("az://lake/events", OPTIONS)
@@ -59,21 +59,21 @@ def test_what_is_not_given_comes_from_the_environment(monkeypatch: pytest.Monkey
         ({**OPTIONS, "AWS_REGION": "secret"}, r"unknown storage options \['AWS_REGION'\]"),
     ],
 )
-def test_what_says_too_little_or_too_much_is_refused_unquoted(options: dict[str, str], told: str) -> None:
+def test_missing_or_contradictory_options_are_rejected_without_quoting_them(options: dict[str, str], told: str) -> None:
     with pytest.raises(InvalidOption, match=told) as caught:
         parse_location("az://lake/events", options)
     assert "secret" not in str(caught.value)
     assert KEY not in str(caught.value)
 
 
-def test_an_address_with_a_signature_is_refused_unquoted() -> None:
+def test_an_address_with_a_signature_is_rejected_without_quoting_it() -> None:
     for address in (f"az://lake/events?{SIGNATURE}", "az://a-secret-signature@lake/events"):
         with pytest.raises(InvalidURI) as caught:
             parse_location(address, OPTIONS)
         assert "secret" not in str(caught.value)
 
 
-def test_spark_says_that_it_does_not_reach_it() -> None:
+def test_spark_rejects_azure() -> None:
     options = pytest.importorskip("icedb.spark.datasource.options", reason="there is no Spark")
     with pytest.raises(InvalidOption, match="Spark does not reach tables in Azure yet"):
         options.path_of({"path": "az://lake/events"})
@@ -83,7 +83,7 @@ def test_spark_says_that_it_does_not_reach_it() -> None:
 
 
 @pytest.mark.azure
-def test_a_table_lives_in_azure(azure: Place) -> None:
+def test_a_table_works_in_azure(azure: Place) -> None:
     events = icedb.Table.create(azure.uri, partition_by=["day"], sort_by=["n"], storage_options=azure.storage_options)
     for n in range(6):
         events.insert([{"day": f"2026-11-2{n % 2}", "n": n}])
@@ -122,7 +122,7 @@ def test_readers_read_copies(azure: Place) -> None:
 
 
 @pytest.mark.azure
-def test_refusals_name_the_remedy_and_no_secret(azure: Place, azure_options: dict[str, str]) -> None:
+def test_errors_name_the_remedy_and_no_secret(azure: Place, azure_options: dict[str, str]) -> None:
     wrong = {**azure_options, "AZURE_STORAGE_ACCOUNT_KEY": KEY}
     with pytest.raises(AccessDenied, match="Check the account, its key or the signature") as caught:
         icedb.Table.create(azure.uri, storage_options=wrong)

@@ -45,7 +45,7 @@ def goes_on(table: Table, keys: Keys) -> None:
 
 
 @pytest.mark.s3
-def test_a_function_is_asked_for_the_credentials_that_are_valid_now(s3: Place, keys: Keys) -> None:
+def test_a_function_is_called_for_the_current_credentials(s3: Place, keys: Keys) -> None:
     table = Table.create(s3.uri, storage_options=without_keys(s3), credential_provider=keys)
     goes_on(table, keys)
     assert Table.exists(s3.uri, storage_options=without_keys(s3), credential_provider=keys)
@@ -53,7 +53,7 @@ def test_a_function_is_asked_for_the_credentials_that_are_valid_now(s3: Place, k
 
 
 @pytest.mark.s3
-def test_a_boto3_session_is_asked_for_the_credentials_that_are_valid_now(s3: Place, keys: Keys, profile: str) -> None:
+def test_a_boto3_session_is_called_for_the_current_credentials(s3: Place, keys: Keys, profile: str) -> None:
     session = boto3.Session(profile_name=profile)
     table = Table.create(s3.uri, storage_options=without_keys(s3), credential_provider=session)
     goes_on(table, keys)
@@ -85,7 +85,7 @@ def test_a_role_is_assumed_once_for_as_long_as_it_lasts(s3_server: S3Server, s3:
 
 
 @pytest.mark.s3
-def test_a_merge_goes_on_with_the_keys_that_come_while_it_works(
+def test_a_merge_continues_with_keys_that_change_while_it_runs(
     s3: Place, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = without_keys(s3)
@@ -121,7 +121,7 @@ def test_the_log_in_another_store_is_reached_with_the_same_provider(s3: Place, k
 
 
 @pytest.mark.s3
-def test_credentials_are_kept_until_shortly_before_they_expire(s3: Place, keys: Keys) -> None:
+def test_credentials_are_cached_until_shortly_before_they_expire(s3: Place, keys: Keys) -> None:
     keys.expires_in = timedelta(hours=1)
     table = Table.create(s3.uri, storage_options=without_keys(s3), credential_provider=keys)
     table.insert([{"n": 1}])
@@ -140,7 +140,7 @@ def test_without_credentials_requests_are_not_signed(s3: Place) -> None:
     assert parse_location(s3.uri, None, lambda: None).credentials() is None
 
 
-def test_a_provider_that_fails_says_so_and_not_more() -> None:
+def test_the_error_of_a_failing_provider_quotes_nothing() -> None:
     answers: list[Any] = [{"access_key_id": "A", "secret_access_key": SECRET}]
 
     def provider() -> Any:
@@ -159,7 +159,7 @@ def test_a_provider_that_fails_says_so_and_not_more() -> None:
         assert SECRET not in "".join(traceback.format_exception(error.value))
 
 
-def test_credentials_are_used_while_they_are_valid_when_their_renewal_fails() -> None:
+def test_valid_credentials_are_used_if_their_renewal_fails() -> None:
     def valid(name: str, minutes: int) -> dict[str, Any]:
         expires_at = datetime.now(UTC) + timedelta(minutes=minutes)
         return {"access_key_id": name, "secret_access_key": SECRET, "expires_at": expires_at}
@@ -192,7 +192,7 @@ def test_credentials_are_used_while_they_are_valid_when_their_renewal_fails() ->
         ({"expires_at": "2099-01-01T00:00:00Z"}, "expires_at that is a str\\. Give a datetime in UTC"),
     ],
 )
-def test_an_answer_of_a_provider_that_cannot_be_used_is_told_clearly(answer: Any, told: str) -> None:
+def test_an_invalid_result_of_a_provider_is_rejected(answer: Any, told: str) -> None:
     if "expires_at" in answer:
         answer = {"access_key_id": "A", "secret_access_key": SECRET, **answer}
     with pytest.raises(AccessDenied, match=f"^s3://b/t: the credential_provider .*{told}") as error:
@@ -212,14 +212,14 @@ def test_a_token_has_either_of_its_two_names() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["s3", "memory"])
-def test_a_secret_behind_the_address_is_not_told(scheme: str) -> None:
+def test_a_secret_in_the_query_of_an_address_is_not_quoted(scheme: str) -> None:
     with pytest.raises(InvalidURI, match=rf"^'{scheme}://b/p\?\.\.\.' is no table's address") as error:
         parse_location(f"{scheme}://b/p?secret={SECRET}")
     assert SECRET not in "".join(traceback.format_exception(error.value))
 
 
 @pytest.mark.process
-def test_a_task_gets_the_credentials_of_the_moment_and_no_provider(keys: Keys) -> None:
+def test_a_task_gets_the_current_credentials_and_no_provider(keys: Keys) -> None:
     location = parse_location("s3://bucket/table", {"AWS_REGION": "eu-central-1"}, keys)
     sent: Location = pickle.loads(pickle.dumps(location))
     assert sent.provider is None
@@ -239,7 +239,7 @@ def test_a_provider_is_a_session_or_a_function_and_the_only_source(tmp_path: Pat
     assert table.insert([{"n": 1}]).rows == 1
 
 
-def test_the_region_of_a_session_or_of_the_usual_profile_is_the_table_s(
+def test_the_region_comes_from_the_session_or_the_default_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert parse_location("s3://b/t", None, boto3.Session(region_name="eu-west-1")).region == "eu-west-1"

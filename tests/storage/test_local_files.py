@@ -86,7 +86,7 @@ def test_a_copy_is_as_safe_as_a_put(tmp_path: Path, calls: list[tuple[str, str]]
     assert calls == [("sync", "table/_data/.staged#"), ("link", "table/_data/b"), ("sync", "table/_data")]
 
 
-def test_the_names_of_folders_are_synced_once_and_again_when_they_are_others(
+def test_the_names_of_folders_are_synced_once_and_again_if_they_are_replaced(
     tmp_path: Path, calls: list[tuple[str, str]]
 ) -> None:
     table, folder = tmp_path / "table", tmp_path / "table" / "_data" / "d=1"
@@ -108,7 +108,7 @@ def test_the_names_of_folders_are_synced_once_and_again_when_they_are_others(
     assert calls == file + above
 
 
-def test_syncing_is_left_out_only_when_told(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
+def test_syncing_is_skipped_only_with_the_option(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
     for value in ("true", "1", "TRUE"):
         assert parse_location(tmp_path / "table", {"fsync": value}).fsync
     assert parse_location(tmp_path / "table").fsync
@@ -138,7 +138,7 @@ def test_every_object_of_a_table_is_synced(local: Any, calls: list[tuple[str, st
     assert {str(p.stat().st_ino) for p in objects} <= set(synced)
 
 
-def test_what_a_crash_left_is_not_listed_and_blocks_nobody(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_staged_files_of_a_crash_are_not_listed_and_block_no_put(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(parse_location(local.uri))
 
     def die(*_: Any, **__: Any) -> None:
@@ -161,7 +161,7 @@ def test_what_a_crash_left_is_not_listed_and_blocks_nobody(local: Any, monkeypat
     assert sorted(p.name for p in Path(local.uri, "_log").iterdir()) == sorted([*(p.name for p in left), "1"])
 
 
-def test_a_refused_put_leaves_nothing_behind(local: Any) -> None:
+def test_a_rejected_put_leaves_nothing_behind(local: Any) -> None:
     store = open_store(parse_location(local.uri))
     store.create("_log/1", b"first")
     with pytest.raises(ObjectExists):
@@ -180,7 +180,7 @@ def _create_in_process(uri: str, number: int) -> bool:
 
 
 @pytest.mark.long
-def test_of_creators_in_many_processes_one_wins_and_its_object_is_whole(local: Any) -> None:
+def test_of_many_creating_processes_one_wins_with_a_complete_object(local: Any) -> None:
     with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
         won = list(pool.map(_create_in_process, [local.uri] * 8, range(8)))
     assert sum(won) == 1
@@ -189,7 +189,7 @@ def test_of_creators_in_many_processes_one_wins_and_its_object_is_whole(local: A
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
-def test_a_file_system_without_hard_links_is_refused(local: Any, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_file_system_without_hard_links_is_rejected(local: Any, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def no_links(*_: Any, **__: Any) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -199,7 +199,7 @@ def test_a_file_system_without_hard_links_is_refused(local: Any, monkeypatch: py
     assert not [p for p in Path(local.uri).rglob("*") if p.is_file()]
 
 
-def test_a_failing_disk_is_said_to_be_one(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_failing_disk_names_the_disk(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -210,7 +210,7 @@ def test_a_failing_disk_is_said_to_be_one(local: Any, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("below", ["", "sub", "sub/sub"])
 @pytest.mark.parametrize("verb", [Table.create, Table.open, Table.exists], ids=lambda v: v.__name__)
-def test_a_file_is_no_place_for_a_table(tmp_path: Path, below: str, verb: Callable[[str], object]) -> None:
+def test_a_file_cannot_hold_a_table(tmp_path: Path, below: str, verb: Callable[[str], object]) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
     with pytest.raises(InvalidURI, match="this path is a file or is below one") as caught:
@@ -228,7 +228,7 @@ def test_a_file_among_the_folders_of_a_table_is_named(local: Any) -> None:
     assert "endpoint" not in str(caught.value)
 
 
-def test_a_folder_that_vanishes_is_not_an_empty_store(local: Any) -> None:
+def test_a_deleted_folder_is_not_an_empty_store(local: Any) -> None:
     store = open_store(parse_location(local.uri))
     store.create("_log/1", b"")
     Path(local.uri).rename(f"{local.uri}-unmounted")
@@ -240,7 +240,7 @@ def test_a_folder_that_vanishes_is_not_an_empty_store(local: Any) -> None:
     assert [info.key for info in store.list("_log/")] == ["_log/1"]
 
 
-def test_a_store_opened_before_its_folder_sees_what_others_put(local: Any) -> None:
+def test_a_store_opened_before_its_folder_sees_objects_of_others(local: Any) -> None:
     early = open_store(parse_location(local.uri))
     assert early.list("_log/") == []
     open_store(parse_location(local.uri)).create("_log/1", b"1")
@@ -271,7 +271,7 @@ icedb.Table.open(sys.argv[1]).insert([{"email": "user7@example.com"}])
 
 
 @pytest.mark.process
-def test_what_a_killed_put_left_is_swept_when_it_is_old(tmp_path: Path) -> None:
+def test_the_staged_file_of_a_killed_put_is_swept_when_it_is_old(tmp_path: Path) -> None:
     """No listing has it, and it holds rows in clear."""
     table = Table.create(tmp_path / "table", sort_by=["email"])
     process = subprocess.Popen(

@@ -85,7 +85,7 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 
 
 @pytest.mark.long
-def test_a_table_lives_its_life_with_its_log_elsewhere(pair: Pair) -> None:
+def test_a_table_works_with_its_log_elsewhere(pair: Pair) -> None:
     table = pair.create(partition_by=["d"], sort_by=["n"])
     for n in range(4):
         table.insert([{"d": "a", "n": n}, {"d": "b", "n": n}])
@@ -114,7 +114,7 @@ def test_the_spec_says_where_the_log_is_and_no_secret(pair: Pair) -> None:
             assert ((pair.options or {}) | (pair.log_options or {}))[secret] not in body
 
 
-def test_a_table_with_one_store_says_nothing_of_a_log(local: Any) -> None:
+def test_the_spec_of_a_table_with_one_store_names_no_log(local: Any) -> None:
     table = Table.create(local.uri)
     assert "log_uri" not in table.handle.store.get("_table.json").body.decode()
 
@@ -152,7 +152,7 @@ def test_an_unmounted_log_is_not_an_empty_table(tmp_path: Path) -> None:
     assert Table.open(tmp_path / "lake").query("FROM t").fetchall() == [(1,)]
 
 
-def test_a_log_that_vanishes_from_an_open_table_is_missed(tmp_path: Path) -> None:
+def test_a_log_that_is_deleted_under_an_open_table_raises_an_error(tmp_path: Path) -> None:
     table = Table.create(tmp_path / "lake", log_uri=tmp_path / "log")
     table.insert([{"a": 1}])
     (tmp_path / "log").rename(tmp_path / "unmounted")
@@ -164,9 +164,7 @@ def test_a_log_that_vanishes_from_an_open_table_is_missed(tmp_path: Path) -> Non
     assert not (tmp_path / "log").exists()
 
 
-def test_a_bucket_of_the_log_that_is_gone_is_named(
-    tmp_path: Path, s3_server: Any, storage_options: dict[str, str]
-) -> None:
+def test_a_missing_bucket_of_the_log_is_named(tmp_path: Path, s3_server: Any, storage_options: dict[str, str]) -> None:
     bucket = f"gone-{uuid.uuid4().hex}"
     s3_server.client().create_bucket(Bucket=bucket)
     table = Table.create(tmp_path / "lake", log_uri=f"s3://{bucket}/log", log_storage_options=storage_options)
@@ -212,7 +210,7 @@ def test_a_create_that_failed_half_way_can_be_repeated(
 # ------------------------------------------------------------------------------------------ addresses
 
 
-def test_a_relative_log_is_where_it_was_when_the_table_was_made(
+def test_a_relative_log_uri_is_resolved_when_the_table_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -244,7 +242,7 @@ def test_the_same_address_is_one_store(tmp_path: Path) -> None:
         ("memory://m/a", "memory://m/a/b"),
     ],
 )
-def test_stores_whose_objects_could_be_confused_are_refused(uri: str, log_uri: str) -> None:
+def test_overlapping_stores_are_rejected(uri: str, log_uri: str) -> None:
     with pytest.raises(InvalidURI, match="could not be distinguished"):
         with_log(parse_location(uri), log_uri)
 
@@ -253,7 +251,7 @@ def test_stores_whose_objects_could_be_confused_are_refused(uri: str, log_uri: s
     ("uri", "log_uri"),
     [("s3://b/lake", "s3://b/lake-log"), ("s3://b/lake", "s3://c/lake"), ("s3://b/lake", "s3://c"), ("/a/t", "/b/t")],
 )
-def test_stores_side_by_side_are_fine(uri: str, log_uri: str) -> None:
+def test_stores_side_by_side_are_accepted(uri: str, log_uri: str) -> None:
     location = with_log(parse_location(uri), log_uri)
     assert location.log is not None
     assert (location.uri, location.log.uri) == (uri, log_uri)
@@ -294,7 +292,7 @@ def test_one_name_at_two_endpoints_is_two_stores() -> None:
 # ------------------------------------------------------------------------------------------ the store itself
 
 
-def test_requests_go_where_their_keys_belong() -> None:
+def test_requests_go_to_the_store_of_their_keys() -> None:
     clock = ManualClock()
     data, log = FaultyStore(ClockedStore(clock)), FaultyStore(ClockedStore(clock, prefix="fast"))
     store = SplitStore(data, log)
@@ -312,7 +310,7 @@ def test_requests_go_where_their_keys_belong() -> None:
     assert (data.counts["delete"], log.counts["delete"]) == (1, 1)
 
 
-def test_no_part_goes_while_its_log_file_could_not() -> None:
+def test_no_part_is_deleted_if_its_log_file_could_not_be_deleted() -> None:
     clock = ManualClock()
     data, log = ClockedStore(clock), FaultyStore(ClockedStore(clock, prefix="fast"))
     store = SplitStore(data, log)
@@ -324,7 +322,7 @@ def test_no_part_goes_while_its_log_file_could_not() -> None:
     assert set(data.objects) == {keys.part("", "a")}
 
 
-def test_tests_of_programs_can_have_two_stores_too() -> None:
+def test_the_test_utilities_support_two_stores() -> None:
     clock = ManualClock()
     store = SplitStore(ClockedStore(clock), ClockedStore(clock, prefix="fast"))
     table = create_table(store, clock)

@@ -39,7 +39,7 @@ def _key(store: ObjectStore, path: str) -> str:
     return f"{store.location.prefix}/{path}".lstrip("/")
 
 
-def test_what_was_created_is_read_back(store: ObjectStore) -> None:
+def test_a_created_object_is_read_back(store: ObjectStore) -> None:
     key = _key(store, "_log/a")
     store.create(key, b"body")
     stored = store.get(key)
@@ -53,7 +53,7 @@ def test_what_was_created_is_read_back(store: ObjectStore) -> None:
     assert abs(info.stored_ms - listed.stored_ms) < 1_000
 
 
-def test_a_file_is_put_whole(store: ObjectStore, tmp_path: Path) -> None:
+def test_a_file_is_put_completely(store: ObjectStore, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"x" * 6_000_000)  # more than one chunk of any client
     store.create(_key(store, "_data/p"), source)
@@ -105,13 +105,13 @@ def test_a_copy_has_the_content_and_a_time_of_its_own(store: ObjectStore) -> Non
     assert store.head(target).bytes == 3_000_000
 
 
-def test_copying_what_is_gone_is_not_found(store: ObjectStore) -> None:
+def test_copying_a_missing_object_raises_not_found(store: ObjectStore) -> None:
     with pytest.raises(ObjectNotFound):
         store.copy(_key(store, "_data/gone"), _key(store, "_data/b"))
     assert store.list(_key(store, "_data/")) == []
 
 
-def test_what_is_not_there_is_not_found(store: ObjectStore) -> None:
+def test_a_missing_object_raises_not_found(store: ObjectStore) -> None:
     for ask in (store.get, store.head):
         with pytest.raises(ObjectNotFound):
             ask(_key(store, "_log/nothing"))
@@ -138,7 +138,7 @@ def test_a_listing_begins_after_a_key(store: ObjectStore) -> None:
     assert store.list(_key(store, "_log/"), after=keys[4]) == []
 
 
-def test_many_objects_are_read_at_once_and_the_missing_left_out(store: ObjectStore) -> None:
+def test_many_objects_are_read_at_once_and_missing_ones_are_omitted(store: ObjectStore) -> None:
     keys = [_key(store, f"_log/{n:03}") for n in range(40)]
     for key in keys[::2]:
         store.create(key, key.encode())
@@ -146,7 +146,7 @@ def test_many_objects_are_read_at_once_and_the_missing_left_out(store: ObjectSto
     assert {k: o.body for k, o in found.items()} == {k: k.encode() for k in keys[::2]}
 
 
-def test_when_one_object_cannot_be_read_no_others_are_asked_for(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_error_no_further_objects_are_requested(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(parse_location(memory.uri))
     asked: list[str] = []
 
@@ -161,7 +161,7 @@ def test_when_one_object_cannot_be_read_no_others_are_asked_for(memory: Any, mon
     assert asked == ["a"]
 
 
-def test_deleting_what_is_not_there_is_done(store: ObjectStore) -> None:
+def test_deleting_a_missing_object_succeeds(store: ObjectStore) -> None:
     keys = [_key(store, f"_data/{n}") for n in range(3)]
     store.create(keys[1], b"")
     store.delete(keys)
@@ -211,7 +211,7 @@ def test_a_local_key_is_the_name_of_its_file(local: Any) -> None:
 # ------------------------------------------------------------------------------------------ what goes wrong
 
 
-def test_a_missing_bucket_is_said_to_be_missing(storage_options: dict[str, str]) -> None:
+def test_a_missing_bucket_raises_bucket_not_found(storage_options: dict[str, str]) -> None:
     store = open_store(parse_location("s3://no-such-bucket/table", storage_options))
     for ask in (
         lambda: store.get("table/x"),
@@ -258,7 +258,7 @@ class Overwriting(ClockedStore):
         super().create(key, body)
 
 
-def test_a_store_that_overwrites_is_refused_before_anything_is_written() -> None:
+def test_a_store_that_overwrites_is_rejected_before_anything_is_written() -> None:
     clock = ManualClock()
     store = Overwriting(clock)
     table = create_table(store, clock)
@@ -269,7 +269,7 @@ def test_a_store_that_overwrites_is_refused_before_anything_is_written() -> None
     assert set(store.objects) - before == {store.location.keys.probe}
 
 
-def test_without_fencing_a_store_that_overwrites_is_taken_on_trust() -> None:
+def test_without_fencing_a_store_that_overwrites_is_accepted() -> None:
     clock = ManualClock()
     store = Overwriting(clock)
     table = create_table(store, clock)
@@ -321,7 +321,7 @@ def test_a_fault_strikes_between_two_requests_of_a_delete(faulty: FaultyStore, c
 
 
 @pytest.mark.parametrize(("fault", "applied"), [(Fault.CRASH_BEFORE, False), (Fault.CRASH_AFTER, True)])
-def test_after_a_crash_the_store_is_dead_to_its_actor(
+def test_after_a_crash_every_request_of_the_actor_fails(
     faulty: FaultyStore, clocked: ClockedStore, fault: Fault, applied: bool
 ) -> None:
     faulty.inject(fault, number=2)
@@ -334,7 +334,7 @@ def test_after_a_crash_the_store_is_dead_to_its_actor(
 
 
 @pytest.mark.parametrize(("fault", "applied"), [(Fault.FAIL, False), (Fault.LOSE_RESPONSE, True)])
-def test_an_unanswered_request_may_have_been_done(
+def test_a_request_without_a_response_may_have_been_executed(
     faulty: FaultyStore, clocked: ClockedStore, fault: Fault, applied: bool
 ) -> None:
     faulty.inject(fault, kind="create", key="b")
@@ -353,7 +353,7 @@ def test_a_repeated_create_fails_against_its_own_success(faulty: FaultyStore, cl
     assert clocked.get("a").body == b"mine"
 
 
-def test_a_delayed_request_is_done_when_it_is_delivered(faulty: FaultyStore, clocked: ClockedStore) -> None:
+def test_a_delayed_request_is_executed_on_delivery(faulty: FaultyStore, clocked: ClockedStore) -> None:
     faulty.inject(Fault.DELAY, kind="create")
     with pytest.raises(StoreUnavailable):
         faulty.create("a", b"")

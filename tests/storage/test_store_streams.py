@@ -69,7 +69,7 @@ async def _begin(store: ObjectStore, key: str, start: int, stop: int) -> None:
         (PIECE_BYTES - 1, 2 * PIECE_BYTES + 1),
     ],
 )
-def test_a_range_is_read_to_the_byte(store: ObjectStore, start: int, stop: int) -> None:
+def test_a_range_is_read_exactly(store: ObjectStore, start: int, stop: int) -> None:
     store.create(_key(store), BODY)
     assert asyncio.run(_read(store, _key(store), start, stop)) == BODY[start:stop]
 
@@ -86,7 +86,7 @@ def test_a_range_comes_in_pieces(store: ObjectStore) -> None:
     assert 0 < found[-1] < 2 * PIECE_BYTES  # what the network brings ends where it likes
 
 
-def test_what_is_not_there_is_told_before_the_first_piece(store: ObjectStore) -> None:
+def test_a_missing_object_raises_before_the_first_piece(store: ObjectStore) -> None:
     with pytest.raises(ObjectNotFound):
         asyncio.run(_begin(store, _key(store), 0, 10))
     store.create(_key(store, "_data/d=1/another.parquet"), b"x")  # the folder is there now
@@ -95,7 +95,7 @@ def test_what_is_not_there_is_told_before_the_first_piece(store: ObjectStore) ->
 
 
 @pytest.mark.parametrize("start", [0, 5, 10, 15])
-def test_an_object_with_too_few_bytes_is_told_before_the_first_piece(store: ObjectStore, start: int) -> None:
+def test_an_object_with_too_few_bytes_raises_before_the_first_piece(store: ObjectStore, start: int) -> None:
     store.create(_key(store), b"0123456789")
     with pytest.raises(StoreUnavailable, match="part"):
         asyncio.run(_begin(store, _key(store), start, 20))
@@ -109,7 +109,7 @@ def test_a_log_in_a_store_of_its_own_is_read_there(local: Place, memory: Place) 
     assert asyncio.run(_read(both, key, 0, 3)) == b"log"
 
 
-def test_a_store_of_anothers_making_is_asked_in_a_thread() -> None:
+def test_another_implementation_of_a_store_is_called_in_a_thread() -> None:
     inner = ClockedStore(ManualClock())
     inner.create("_data/p", b"body")
     faulty = FaultyStore(inner)
@@ -123,7 +123,7 @@ def test_a_store_of_anothers_making_is_asked_in_a_thread() -> None:
         asyncio.run(_read(faulty, "_data/p", 1, 3))
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_told(local: Place) -> None:
+def test_a_file_that_shrinks_while_it_is_read_raises(local: Place) -> None:
     store = open_store(parse_location(local.uri))
     store.create("_data/p", BODY)
 
@@ -178,7 +178,7 @@ def test_one_store_serves_loops_of_several_threads(place: Place) -> None:
 
 
 @pytest.mark.s3
-def test_a_refusal_is_told_without_secrets(s3: Place) -> None:
+def test_an_access_error_quotes_no_secret(s3: Place) -> None:
     assert s3.storage_options is not None
     secret = "wrongwrongwrongwrongwrongwrongwrongwrong"
     wrong = open_store(parse_location(s3.uri, s3.storage_options | {"AWS_SECRET_ACCESS_KEY": secret}))
@@ -273,14 +273,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("impatient")
-def test_a_stream_goes_on_where_the_server_broke_off() -> None:
+def test_a_stream_continues_where_the_server_broke_off() -> None:
     with BreakingServer(BODY * 4, lambda _: PIECE_BYTES + 100_000).running() as server:
         assert asyncio.run(_read(_of_server(server.endpoint), "t/p", 7, len(server.body) - 7)) == server.body[7:-7]
     assert len(server.answers) > 2 + store_module.RETRIES_MAX  # more than one request and the client's own retries
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_server_that_gives_no_more_is_unavailable_after_what_it_gave() -> None:
+def test_a_server_that_stops_raises_unavailable_after_its_last_piece() -> None:
     with BreakingServer(BODY, lambda n: 0 if n else PIECE_BYTES + 100_000).running() as server:
 
         async def read() -> tuple[bytes, IceDBError]:
@@ -329,7 +329,7 @@ def test_a_connection_is_used_for_one_stream_after_the_other() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["closed", "dropped", "never begun"])
-def test_a_stream_that_nobody_reads_any_more_ends_its_request(how: str) -> None:
+def test_an_abandoned_stream_ends_its_request(how: str) -> None:
     with BreakingServer(bytes(LARGE_BYTES), lambda _: None).running() as server:
 
         async def begin() -> None:
@@ -370,7 +370,7 @@ def test_a_signed_address_needs_no_credentials(s3: Place) -> None:
 
 
 @pytest.mark.s3
-def test_a_provider_is_asked_for_each_address(s3: Place) -> None:
+def test_a_provider_is_called_for_each_address(s3: Place) -> None:
     assert s3.storage_options is not None
     given = {
         "access_key_id": s3.storage_options["AWS_ACCESS_KEY_ID"],

@@ -127,7 +127,7 @@ def test_nothing_is_deleted_through_a_link(store: ObjectStore, key: str, outside
     assert store.get("_data/d=1/a.parquet").body == b"content"
 
 
-def test_to_delete_a_link_deletes_the_link(store: ObjectStore, outside: Path) -> None:
+def test_deleting_a_link_deletes_the_link_itself(store: ObjectStore, outside: Path) -> None:
     store.delete(LINKS)
     assert [info.key for info in store.list("_data/")] == ["_data/d=1/a.parquet"]
     assert (outside / "secret").read_bytes() == SECRET
@@ -142,7 +142,7 @@ def test_nothing_is_put_through_a_link(store: ObjectStore, key: str, outside: Pa
     assert [p.name for p in outside.iterdir()] == ["secret"]
 
 
-def test_a_link_where_an_object_is_to_be_put_stays(store: ObjectStore, outside: Path) -> None:
+def test_a_put_does_not_replace_a_link(store: ObjectStore, outside: Path) -> None:
     for key in ("_data/dangling", "_data/d=1/file.parquet"):
         with pytest.raises(ObjectExists):
             store.create(key, b"new")
@@ -150,7 +150,7 @@ def test_a_link_where_an_object_is_to_be_put_stays(store: ObjectStore, outside: 
     assert (outside / "secret").read_bytes() == SECRET
 
 
-def test_a_link_that_appears_between_two_steps_is_noticed(
+def test_a_link_that_is_created_between_two_steps_is_detected(
     store: ObjectStore, outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder is replaced by a link after it was opened: what was opened is used."""
@@ -171,7 +171,7 @@ def test_a_link_that_appears_between_two_steps_is_noticed(
         store.get("_data/d=1/a.parquet")
 
 
-def test_what_is_no_file_is_no_object(store: ObjectStore, tmp_path: Path) -> None:
+def test_only_regular_files_are_objects(store: ObjectStore, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "table" / "_data" / "pipe")
     for key in ("_data/pipe", "_data/d=1", "_data/missing/a"):
         for read in READS.values():
@@ -222,7 +222,7 @@ def polars(table: Table, _: Path) -> object:
 
 def clickhouse(table: Table, _: Path) -> object:
     snapshot = table.snapshot()
-    return part_files.rows_of(snapshot.handle, snapshot.parts, "n Int64", None)
+    return part_files.part_relations(snapshot.handle, snapshot.parts, "n Int64", None)
 
 
 def exported(table: Table, path: Path) -> object:
@@ -282,14 +282,14 @@ def test_spark_checks_its_paths(table: Table, outside: Path, monkeypatch: pytest
         read_frames._through_parquet(Session(), snapshot, snapshot.parts, {"n": "BIGINT"})  # type: ignore[arg-type]
 
 
-def test_a_fetched_copy_of_a_part_may_lie_anywhere(table: Table, outside: Path) -> None:
+def test_a_fetched_copy_of_a_part_may_be_anywhere(table: Table, outside: Path) -> None:
     [one, _] = table.snapshot().parts
     (outside / "copy").symlink_to(part(table))
     copy: Part = replace(one, path=str(outside / "copy"))
     assert table.handle.own_paths([copy]) == [copy.path]
 
 
-def test_each_folder_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_folder_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table.create(tmp_path / "table", partition_by=["d"])
     for _ in range(3):
         table.insert([{"d": 1, "n": 1}, {"d": 2, "n": 2}])
@@ -376,7 +376,7 @@ def test_a_sweep_deletes_nothing_behind_a_link(table: Table, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("folder", ["_data", "_log", "_claims"])
-def test_a_linked_folder_of_the_table_itself_stops_everything(folder: str, table: Table, outside: Path) -> None:
+def test_a_linked_folder_of_the_table_raises_in_every_operation(folder: str, table: Table, outside: Path) -> None:
     as_link(Path(table.uri) / folder, outside / "moved")
     before = sorted(outside.rglob("*"))
     with pytest.raises(SymbolicLink, match=f"'{folder}' is a symbolic link"):
@@ -423,7 +423,7 @@ def test_verify_lists_every_link(table: Table, outside: Path) -> None:
     assert {("symbolic_link", "d=2"), ("missing_part", "d=2")} <= kinds
 
 
-def test_a_linked_log_file_is_no_commit_and_not_passed_over(table: Table, outside: Path) -> None:
+def test_a_linked_log_file_raises_and_is_not_skipped(table: Table, outside: Path) -> None:
     [log] = (Path(table.uri) / "_log").glob("*.jsonl")
     as_link(log, outside / "moved")
     with pytest.raises(SymbolicLink, match=f"'_log/{log.name}' is a symbolic link"):
@@ -435,7 +435,7 @@ def test_a_linked_log_file_is_no_commit_and_not_passed_over(table: Table, outsid
     assert Table.open(table.uri).query("SELECT count(*) FROM t").fetchall() == [(2,)]
 
 
-def test_a_linked_claim_is_damage(table: Table, outside: Path) -> None:
+def test_a_linked_claim_raises(table: Table, outside: Path) -> None:
     claims = Path(table.uri) / "_claims"
     (claims / "e00000001.json").symlink_to(outside / "secret")
     with pytest.raises(CorruptLog, match="symbolic link"):
@@ -451,9 +451,7 @@ def test_a_linked_spec_is_not_read(table: Table, outside: Path) -> None:
 
 @pytest.mark.parametrize("pattern", ["", "/*.parquet", "/**/*.parquet"])
 @pytest.mark.parametrize("linked", ["file", "folder"])
-def test_an_import_follows_no_link_and_says_so(
-    linked: str, pattern: str, table: Table, outside: Path, tmp_path: Path
-) -> None:
+def test_an_import_rejects_links(linked: str, pattern: str, table: Table, outside: Path, tmp_path: Path) -> None:
     """A folder that others can write in could otherwise name any file of the machine."""
     files = tmp_path / "files"
     files.mkdir()

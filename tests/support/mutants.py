@@ -162,7 +162,7 @@ MUTANTS = (
         "{a: last for f in sources for a, last in f.txn.items() if last == state.txn[a]} | dict(txn or {})",
         "dict(txn or {})",
         (REWRITE, TXN),
-        "test_a_transaction_is_carried_only_by_whom_holds_its_last_sequence",
+        "test_a_transaction_is_carried_only_from_the_file_with_its_last_sequence",
     ),
     Mutant(
         "the horizon is not raised",
@@ -170,7 +170,7 @@ MUTANTS = (
         "horizon_ms=max([0, *forgotten_ms, *(f.horizon_ms for f in sources)])",
         "horizon_ms=max([0, *(f.horizon_ms for f in sources)])",
         (REWRITE, CLEANUP),
-        "test_what_is_forgotten_becomes_the_horizon",
+        "test_the_newest_forgotten_tombstone_becomes_the_horizon",
     ),
     Mutant(
         "the claim is skipped",
@@ -226,7 +226,7 @@ MUTANTS = (
         "        return _OUR_WRITER.search(self.writer) is not None\n",
         "        return True\n",
         (SCENES,),
-        "test_a_scene_keeps_every_promise",
+        "test_a_scene_violates_no_invariant",
     ),
     Mutant(
         "an old claim is published although parts are gone",
@@ -242,7 +242,7 @@ MUTANTS = (
         "        self._log_prefixes = (keys.log_prefix, keys.claims_prefix)\n",
         "        self._log_prefixes = (keys.log_prefix,)\n",
         (SCENES,),
-        "test_a_scene_keeps_every_promise",
+        "test_a_scene_violates_no_invariant",
     ),
     Mutant(
         "an import does not know the copies of another",
@@ -250,7 +250,7 @@ MUTANTS = (
         '        marker = self._by_key.get(key or "") or self._copies.get((file_id, size))\n',
         '        marker = self._by_key.get(key or "")\n',
         (SCENES,),
-        "test_a_scene_keeps_every_promise",
+        "test_a_scene_violates_no_invariant",
     ),
     Mutant(
         "an import does not ask whether another was forgotten",
@@ -266,7 +266,7 @@ MUTANTS = (
         "        new = [p for p in live if p.key not in self.looked_at and p.key not in self.sources]\n",
         "        new = [] if self.looked_at else live\n",
         (SCENES,),
-        "test_a_scene_finds_it_when",
+        "test_a_scene_detects_that",
     ),
     Mutant(
         "a refreshed view does not know the transactions of its source",
@@ -274,7 +274,7 @@ MUTANTS = (
         "    return {application: sequence for application, (sequence, _) in state.txn.items()}\n",
         "    return {}\n",
         (SCENES,),
-        "test_a_scene_finds_it_when",
+        "test_a_scene_detects_that",
     ),
     Mutant(
         "a restored part keeps bounds of another type",
@@ -447,7 +447,7 @@ MUTANTS = (
         "self._append(group, dropped, (ids.application, ids.sequence))",
         "self._append(group, dropped, None)",
         (SCENES, BUFFERED_IDS),
-        "test_a_scene_keeps_every_promise",
+        "test_a_scene_violates_no_invariant",
     ),
     Mutant(
         "rows whose sequence another writer took are acknowledged",

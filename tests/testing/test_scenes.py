@@ -29,13 +29,13 @@ pytestmark = pytest.mark.simulation
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_a_scene_keeps_every_promise(scene: str) -> None:
+def test_a_scene_violates_no_invariant(scene: str) -> None:
     _play(scene, range(SHORT))
 
 
 @pytest.mark.slow(seconds=6)
 @pytest.mark.parametrize("scene", SCENES)
-def test_many_histories_of_a_scene_keep_every_promise(scene: str) -> None:
+def test_many_runs_of_a_scene_violate_no_invariant(scene: str) -> None:
     done = _play(scene, range(SHORT, LONG))
     assert done >= SCENES[scene]().operations.keys()
 
@@ -134,7 +134,7 @@ BREAKS: dict[Break, tuple[str, int]] = {
 
 
 @pytest.mark.parametrize("broken", BREAKS, ids=[b.__name__.strip("_") for b in BREAKS])
-def test_a_scene_finds_it_when(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scene_detects_that(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     scene, seed = BREAKS[broken]
     assert run_seed(seed, scene=scene).violation is None
     broken(monkeypatch)

@@ -69,7 +69,7 @@ def day(request: pytest.FixtureRequest) -> date:
 @pytest.mark.parametrize(
     "first", [0, *(pytest.param(n, marks=pytest.mark.slow(seconds=5)) for n in range(1, SEED_STEP))]
 )
-def test_random_histories_keep_every_promise(first: int) -> None:
+def test_random_runs_violate_no_invariant(first: int) -> None:
     seeds = range(first, CHUNK, SEED_STEP)
     report = SimulationReport(len(seeds))
     _run(seeds, report, _all)
@@ -81,7 +81,7 @@ def test_random_histories_keep_every_promise(first: int) -> None:
         assert {(cell[a], cell[b]) for cell in report.cells} >= {(cell[a], cell[b]) for cell in all_cells()}
 
 
-def test_random_histories_of_the_day_keep_every_promise(day: date) -> None:
+def test_random_runs_of_the_day_violate_no_invariant(day: date) -> None:
     first = CHUNK + day.toordinal() * SEEDS_OF_A_DAY
     _run(range(first, first + SEEDS_OF_A_DAY))
 
@@ -103,7 +103,7 @@ def _run(seeds: range, *reports: SimulationReport) -> None:
         assert outcome.violation is None, f"seed {seed}: {outcome.violation} ({again})"
 
 
-def test_each_fault_at_a_request_of_the_day_of_each_operation_breaks_no_promise(day: date) -> None:
+def test_each_fault_at_a_request_of_the_day_of_each_operation_violates_no_invariant(day: date) -> None:
     by_fault: defaultdict[object, list[Story]] = defaultdict(list)
     for story in single_stories():
         by_fault[story.first, story.trouble].append(story)
@@ -112,22 +112,22 @@ def test_each_fault_at_a_request_of_the_day_of_each_operation_breaks_no_promise(
 
 @pytest.mark.slow(seconds=8)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_fault_at_any_request_of_any_operation_breaks_no_promise(part: int) -> None:
+def test_a_fault_at_any_request_of_any_operation_violates_no_invariant(part: int) -> None:
     _tell(islice(single_stories(), part, None, PARTS))
 
 
-def test_operations_of_the_day_at_requests_of_others_break_no_promise(day: date) -> None:
+def test_operations_of_the_day_at_requests_of_others_violate_no_invariant(day: date) -> None:
     _tell(islice(pair_stories(), day.toordinal() % DAYS_OF_PAIRS, None, DAYS_OF_PAIRS))
 
 
 @pytest.mark.slow(seconds=4)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_any_operation_at_any_request_of_another_breaks_no_promise(part: int) -> None:
+def test_any_operation_at_any_request_of_another_violates_no_invariant(part: int) -> None:
     _tell(islice(pair_stories(), part * PAIR_STEP, None, PARTS * PAIR_STEP))
 
 
 @pytest.mark.slow(seconds=30)
-def test_commits_that_land_on_both_sides_of_a_listings_cursor_break_no_promise() -> None:
+def test_commits_on_both_sides_of_a_listing_cursor_violate_no_invariant() -> None:
     _tell(torn_stories())
 
 
@@ -137,7 +137,7 @@ def _tell(stories: Iterable[Story]) -> None:
         assert violation is None, f"story {story}: {violation}"
 
 
-def test_a_seed_is_the_same_history_everywhere() -> None:
+def test_a_seed_gives_the_same_run_in_every_process() -> None:
     """The order of sets, which each process has another one of, changes nothing: a failure can be repeated."""
     code = "from icedb.testing.simulation import run_seed; print([run_seed(s).tally.schedule for s in range(4)])"
     here = f"{[run_seed(s).tally.schedule for s in range(4)]}\n"
@@ -146,7 +146,7 @@ def test_a_seed_is_the_same_history_everywhere() -> None:
     assert there.stdout == here
 
 
-def test_a_story_is_told_again_by_its_name() -> None:
+def test_a_story_is_parsed_from_its_name() -> None:
     for story in (*islice(single_stories(), 50), *islice(pair_stories(), 50), *islice(torn_stories(), 5)):
         assert Story.parse(str(story)) == story
 
@@ -244,19 +244,19 @@ BREAKS: dict[Break, tuple[int, int]] = {
 
 
 @pytest.mark.parametrize("broken", BREAKS, ids=[b.__name__.strip("_") for b in BREAKS])
-def test_random_histories_find_it_when(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_runs_detect_that(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     likely, seeds = BREAKS[broken]
     assert run_seed(likely).violation is None
     broken(monkeypatch)
     assert any(run_seed(seed).violation for seed in (likely, *range(seeds)))
 
 
-def test_stories_find_it_when_live_epochs_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stories_detect_that_live_epochs_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LogReader, "_torn", lambda *_, **__: "")
     assert any(run_story(story) for story in torn_stories())
 
 
-def test_the_command_tells_a_seed_request_by_request(
+def test_the_command_prints_every_request_of_a_seed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(logging, "disable", lambda _: None)  # the command's process ends, but not the tests'

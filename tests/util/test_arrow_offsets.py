@@ -34,7 +34,7 @@ def plain(values: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", SLICES)
-def test_a_slice_of_a_nested_array_is_stored_as_it_is(name: str, local: Place) -> None:
+def test_a_slice_of_a_nested_array_is_stored_correctly(name: str, local: Place) -> None:
     column = SLICES[name]
     table = Table.create(local.uri, sort_by=["id"], storage_options={"fsync": "false"})
     table.insert(pa.table({"id": pa.array(range(len(column))), "x": column}))
@@ -42,6 +42,6 @@ def test_a_slice_of_a_nested_array_is_stored_as_it_is(name: str, local: Place) -
     assert found == plain(column.to_pylist())
 
 
-def test_what_is_no_slice_is_not_copied() -> None:
+def test_an_array_without_slices_is_not_copied() -> None:
     whole = pa.RecordBatch.from_arrays([DEEP, pa.array(range(10)).slice(3, len(DEEP))], ["x", "n"])
     assert copy_nested_slices(whole) is whole

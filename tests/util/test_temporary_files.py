@@ -90,7 +90,7 @@ def rows(place: Path) -> list[Path]:
 
 
 @pytest.mark.process
-def test_the_next_process_removes_what_a_killed_one_left(alive: subprocess.Popen[str], place: Path) -> None:
+def test_the_next_process_removes_the_folders_of_a_killed_one(alive: subprocess.Popen[str], place: Path) -> None:
     [file] = rows(place)
     assert place.stat().st_uid == file.stat().st_uid
     assert [p.stat().st_mode & 0o777 for p in (file.parent.parent, file.parent)] == [0o700, 0o700]
@@ -103,7 +103,7 @@ def test_the_next_process_removes_what_a_killed_one_left(alive: subprocess.Popen
 
 
 @pytest.mark.process
-def test_what_lives_stays(alive: subprocess.Popen[str], place: Path) -> None:
+def test_folders_of_live_processes_are_kept(alive: subprocess.Popen[str], place: Path) -> None:
     [file] = rows(place)
     with temporary_folder("next") as own:
         assert rows(place) == [file]
@@ -212,7 +212,7 @@ def test_a_query_spills_into_a_temporary_folder_and_not_into_the_working_directo
         assert list(place.rglob("duckdb_temp_*")) == []
 
 
-def test_without_a_place_for_temporary_files_queries_do_not_spill(
+def test_without_a_temporary_folder_queries_do_not_spill(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = icedb.Table.create(tmp_path / "table")
@@ -234,7 +234,7 @@ def dead_root(place: Path, name: str = "icedb-temporary-dead") -> Path:
     return root
 
 
-def test_a_root_of_the_dead_is_one_for_the_test(place: Path) -> None:
+def test_the_simulated_root_of_a_dead_process_is_removed(place: Path) -> None:
     dead_root(place)
     temporary_files._remove_dead(place)
     assert list(place.iterdir()) == []
@@ -243,7 +243,7 @@ def test_a_root_of_the_dead_is_one_for_the_test(place: Path) -> None:
 @pytest.mark.parametrize(
     "what", ["name", "no owner", "newborn", "another owner", "link", "hard link", "pipe", "folder"]
 )
-def test_what_is_not_ours_stays(what: str, place: Path, tmp_path: Path) -> None:
+def test_other_folders_are_kept(what: str, place: Path, tmp_path: Path) -> None:
     root = dead_root(place, "somebody-dead" if what == "name" else "icedb-temporary-dead")
     owner = root / "owner"
     if what in ("no owner", "pipe", "folder"):
@@ -267,14 +267,14 @@ def test_what_is_not_ours_stays(what: str, place: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 @pytest.mark.parametrize("path", ["", "owner"])
-def test_another_user_s_folder_stays(path: str, place: Path) -> None:
+def test_a_folder_of_another_user_is_kept(path: str, place: Path) -> None:
     root = dead_root(place)
     os.chown(root / path, 12_345, 12_345)
     temporary_files._remove_dead(place)
     assert (root / "write-1" / "rows.txt").read_bytes() == SECRET
 
 
-def test_another_user_s_folder_stays_whoever_asks(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_kept_if_the_process_runs_as_another_user(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = dead_root(place)
     monkeypatch.setattr(os, "geteuid", lambda: root.stat().st_uid + 1)
     temporary_files._remove_dead(place)
@@ -300,7 +300,7 @@ def test_links_are_never_followed(place: Path, tmp_path: Path) -> None:
     assert (real / "write-1" / "rows.txt").exists()
 
 
-def test_where_locks_may_not_be_seen_only_the_same_kernel_removes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_shared_file_systems_only_the_same_kernel_removes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some network file systems keep locks to one machine: an owner that is not seen may live on another."""
     root = dead_root(place)
     (root / "owner").write_text(f"{temporary_files._TITLE}\nanother kernel\n")
@@ -321,9 +321,7 @@ def test_where_locks_may_not_be_seen_only_the_same_kernel_removes(place: Path, m
     assert not root.exists()
 
 
-def test_after_a_restart_of_the_machine_what_lies_on_its_own_disk_is_removed(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_restart_roots_on_local_disks_are_removed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = dead_root(place)
     (root / "owner").write_text(f"{temporary_files._TITLE}\nthe kernel before\n")
     monkeypatch.setattr(temporary_files, "_is_local", lambda place: True)
@@ -331,7 +329,7 @@ def test_after_a_restart_of_the_machine_what_lies_on_its_own_disk_is_removed(
     assert not root.exists()
 
 
-def test_the_kind_of_a_file_system_is_that_of_the_mount_that_is_seen(
+def test_the_type_of_a_file_system_is_that_of_the_visible_mount(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounts = tmp_path / "mountinfo"
@@ -359,7 +357,9 @@ def test_the_kind_of_a_file_system_is_that_of_the_mount_that_is_seen(
     assert not temporary_files._is_local(spaced)
 
 
-def test_without_locks_folders_are_made_and_never_taken_for_dead(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_folders_are_made_and_never_removed_by_others(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def flock(file: int, operation: int) -> None:
         raise OSError(95, "Operation not supported")
 
@@ -380,7 +380,7 @@ def test_without_locks_folders_are_made_and_never_taken_for_dead(place: Path, mo
 # ------------------------------------------------------------------------------------------ races
 
 
-def test_a_root_is_never_seen_with_an_unlocked_owner_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_root_never_has_an_unlocked_owner_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cleaner that comes between any two steps of a birth removes nothing."""
     seen = []
 
@@ -434,7 +434,7 @@ def test_two_cleaners_at_once_remove_each_root_once(place: Path, monkeypatch: py
     assert list(place.iterdir()) == []
 
 
-def test_a_removal_that_is_cut_short_is_continued(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_removal_is_continued(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = dead_root(place)
     real = shutil.rmtree
 
@@ -452,7 +452,7 @@ def test_a_removal_that_is_cut_short_is_continued(place: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("name", "value", "left"), [("REMOVED_MAX", 2, 3), ("REMOVAL_S", -1.0, 5)])
-def test_a_process_removes_some_at_a_time_and_looks_once_an_hour(
+def test_a_process_removes_some_at_a_time_and_once_an_hour(
     name: str, value: float, left: int, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(5):
@@ -487,7 +487,7 @@ sys.stdin.read()
 
 
 @pytest.mark.process
-def test_a_fork_has_a_root_of_its_own_and_neither_takes_the_other_s(place: Path) -> None:
+def test_a_fork_has_its_own_root_and_neither_removes_the_other(place: Path) -> None:
     process = run(FORKS, place)
     deadline = time.monotonic() + 60
     while not (child := list(place.rglob("child.txt"))) or not child[0].read_text():
@@ -544,7 +544,7 @@ def test_a_forked_process_does_not_remove_the_folders_of_its_parent(place: Path)
 
 
 @pytest.mark.process
-def test_a_place_of_the_caller_s_is_left_as_it_was(tmp_path: Path, alive: subprocess.Popen[str]) -> None:
+def test_a_folder_of_the_caller_is_left_clean(tmp_path: Path, alive: subprocess.Popen[str]) -> None:
     own = tmp_path / "own"
     own.mkdir()
     other = run(HOLDS_ROWS, tmp_path, own)
@@ -559,7 +559,7 @@ def test_a_place_of_the_caller_s_is_left_as_it_was(tmp_path: Path, alive: subpro
     assert list(own.iterdir()) == []
 
 
-def test_a_process_that_lives_long_keeps_its_owner_file_young(place: Path) -> None:
+def test_a_long_lived_process_updates_the_time_of_its_owner_file(place: Path) -> None:
     """Programs that empty temporary folders would take it, and nobody could tell when the process is dead."""
     with temporary_folder("rows") as folder:
         os.utime(folder.parent / "owner", (1, 1))
@@ -568,12 +568,12 @@ def test_a_process_that_lives_long_keeps_its_owner_file_young(place: Path) -> No
             assert (folder.parent / "owner").stat().st_mtime > time.time() - 600
 
 
-def test_below_an_own_folder_nothing_is_looked_for(place: Path) -> None:
+def test_below_an_own_folder_nothing_is_searched(place: Path) -> None:
     with temporary_folder("rows") as folder, temporary_folder("inside", below=folder):
         assert list(temporary_files._looked_s) == [place]
 
 
-def test_a_place_that_another_program_has_emptied_gets_a_new_root(place: Path) -> None:
+def test_a_place_emptied_by_another_program_gets_a_new_root(place: Path) -> None:
     one = make_folder("one")
     shutil.rmtree(one.parent)
     two = make_folder("two")
@@ -585,7 +585,7 @@ def test_a_place_that_another_program_has_emptied_gets_a_new_root(place: Path) -
 
 
 @pytest.mark.process
-def test_what_a_process_made_is_gone_when_it_ends(place: Path) -> None:
+def test_a_process_removes_its_folders_when_it_ends(place: Path) -> None:
     program = (
         HOLDS_ROWS.replace("time.sleep(600)", "")
         + "\nfrom icedb.util.temporary_files import spill_path\nspill_path()\n"

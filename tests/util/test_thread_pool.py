@@ -27,7 +27,7 @@ def test_a_pool_has_threads() -> None:
 
 
 @pytest.mark.usefixtures("ending")
-def test_without_threads_work_is_done_at_once() -> None:
+def test_without_threads_work_runs_in_the_calling_thread() -> None:
     done: list[int] = []
     with start_thread_pool(2) as pool:
         pool.submit(done.append, 1)

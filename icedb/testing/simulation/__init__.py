@@ -1,17 +1,18 @@
-"""A simulation of everything that can happen to a table, driven by one number.
+"""Deterministic simulation of a table under concurrency and faults, driven by a seed.
 
     python -m icedb.testing.simulation --seeds 2000             random runs; `make simulate`
-    python -m icedb.testing.simulation --seed 1234 --trace      one of them again, request by request
-    python -m icedb.testing.simulation --scene all              random runs with what the others do not have
+    python -m icedb.testing.simulation --seed 1234 --trace      repeat one of them, and print every request
+    python -m icedb.testing.simulation --scene all              random runs with additional actors and circumstances
     python -m icedb.testing.simulation --exhaustive [--long]    a fault at every request of every operation
 
-The library's own operations run as actors that take turns at every request to a simulated store. Processes die,
-responses get lost, requests are repeated or arrive hours later, actors sleep while cleanup runs, clocks differ. A
-plain model is told of every log file that lands, and everything that a table promises is compared with it.
+The library's own operations run as actors that take turns at every request to a simulated store. Processes crash,
+responses get lost, requests are repeated or arrive hours later, actors sleep while cleanup runs, and clocks differ. An
+independent model follows every log file that lands in the store. The table is compared with this model.
 
-`scheduler` takes turns, `store` and `faults` are the network, `world` holds a run together, `truth` is the model and
-`invariants` what must always hold; `operations` is the table of what runs, on the parts of `plain`; `seeds` makes
-random runs, `scenes` adds actors to them, `exhaustive` makes those at every point, `recovery` ends all.
+`random_runs` makes random runs, `scenes` adds actors to them, and `exhaustive` makes the runs at every point. In
+`world`, `world` connects the parts of a run, `scheduler` gives turns, and `simulated_store` and `request_faults` are
+the network. `operations` lists the operations, which run on the parts of `plain_parts`. `truth` is the model and
+`invariants` compares the table with it. `recovery` ends every run.
 """
 
 from icedb.testing.simulation.exhaustive import Story, pair_stories, run_story, single_stories, torn_stories

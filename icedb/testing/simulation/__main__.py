@@ -1,4 +1,4 @@
-"""Run the simulation from a shell; see `icedb.testing.simulation`. Exit status 1 when a promise was broken."""
+"""The command line of the simulation; see `icedb.testing.simulation`. Exit status 1 if an invariant was violated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVERY = "all"
 
 
 def main() -> int:
-    """Read the command line, run, report."""
+    """Run the command line and return the exit status."""
     options = _parse()
     logging.disable(logging.WARNING)
     if options.seed is not None:
@@ -36,20 +36,20 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=COMMAND, description="Simulate everything that can happen to a table.")
-    parser.add_argument("--seeds", type=int, default=300, metavar="N", help="run so many seeds (default 300)")
-    parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them (default 0)")
-    parser.add_argument("--seed", type=int, metavar="N", help="run this one")
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Simulate a table under concurrency and faults.")
+    parser.add_argument("--seeds", type=int, default=300, metavar="N", help="run this many seeds [default: 300]")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="begin with this seed [default: 0]")
+    parser.add_argument("--seed", type=int, metavar="N", help="run this seed only")
     parser.add_argument(
         "--scene",
         choices=[*SCENES, EVERY],
-        help=f"play what the usual histories do not have; {EVERY}: one after the other",
+        help=f"add the actors and circumstances of a scene to the runs; {EVERY}: run each scene in turn",
     )
-    parser.add_argument("--exhaustive", action="store_true", help="a fault at every request of every operation")
-    parser.add_argument("--long", action="store_true", help="with --exhaustive: the second operation dies, too")
-    parser.add_argument("--story", metavar="NAME", help="tell this one of the exhaustive stories")
+    parser.add_argument("--exhaustive", action="store_true", help="inject a fault at every request of every operation")
+    parser.add_argument("--long", action="store_true", help="with --exhaustive: crash the second operation too")
+    parser.add_argument("--story", metavar="NAME", help="run this exhaustive story only")
     parser.add_argument("--trace", action="store_true", help="with --seed or --story: print every request")
-    parser.add_argument("--processes", type=int, default=2, metavar="N", help="how many at a time (default 2)")
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help="run this many processes [default: 2]")
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
-"""Every point: for each request of each operation, a fault there; and each other operation run whole at that point.
+"""Exhaustive runs: a fault at each request of each operation, and each other operation run completely at that point.
 
-Nothing is random here: one small table with some history is prepared once and copied for each story. A story is told
-by its name, which replays it.
+A run is called a story. Nothing in it is random. One small table with some history is prepared once and copied for each
+story. The name of a story is enough to run it again.
 """
 
 from __future__ import annotations
@@ -31,10 +31,16 @@ _SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What happens: `first` is struck at a request, and `second` (if any) runs whole just then.
+    """One exhaustive run: `trouble` strikes `first` at its request number `request`, and `second` runs at that point.
 
-    `hours`: time passes and cleanup runs before the first goes on. `second_dies_at`: there the second crashes.
-    `behind`: an operation that lands behind the cursor of the first's listing, just before the second.
+    Args:
+        first: The name of the first operation.
+        request: The number of its request.
+        trouble: The fault; None for a pause.
+        second: The name of the operation that runs completely at that point, if any.
+        hours: Whether time passes and cleanup runs before the first operation continues.
+        second_dies_at: The number of the request at which the second operation crashes.
+        behind: An operation that lands behind the cursor of the first one's listing, just before the second.
     """
 
     first: str
@@ -46,7 +52,7 @@ class Story:
     behind: str | None = None
 
     def __str__(self) -> str:
-        """Its name, by which it can be told again."""
+        """Return the name, which `parse` accepts."""
         what = "pause" if self.trouble is None else self.trouble.value
         dies = "-" if self.second_dies_at is None else self.second_dies_at
         after = "hours" if self.hours else "-"
@@ -54,7 +60,7 @@ class Story:
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """The story of that name. Raises ValueError for what is none."""
+        """Return the story of a name. Raises ValueError for an invalid name."""
         first, request, what, second, hours, dies, behind = name.split("/")
         return cls(
             first,
@@ -68,7 +74,7 @@ class Story:
 
 
 class _PreparedTable:
-    """The prepared table, and the world of one story."""
+    """A world with a prepared table, in which one story runs."""
 
     def __init__(self, trace: Callable[[str], None] | None) -> None:
         self.world = SimulatedWorld(_SEED, trace=trace, fine=False)
@@ -84,7 +90,7 @@ class _PreparedTable:
         self.world.run(patient=True)
 
     def prepare(self) -> None:
-        """Parts in two partitions, merged and unmerged, some of them dead for long enough to be cleaned up."""
+        """Make parts in two partitions, merged and unmerged, some of them dead for long enough to be cleaned up."""
         for name in ("append", "append", "overwrite", "pin", "txn"):
             self.run(name)
         self.world.clock.advance(TIMING.grace_ms + TIMING.commit_timeout_ms)
@@ -96,8 +102,8 @@ class _PreparedTable:
 _prepared: _PreparedTable | None = None
 
 
-def _stage(trace: Callable[[str], None] | None) -> _PreparedTable:
-    """A copy of the prepared table, in a world of its own."""
+def _copy_prepared(trace: Callable[[str], None] | None) -> _PreparedTable:
+    """Return a copy of the prepared table, in a world of its own."""
     global _prepared
     if _prepared is None:
         _prepared = _PreparedTable(None)
@@ -110,18 +116,26 @@ def _stage(trace: Callable[[str], None] | None) -> _PreparedTable:
 
 
 def run_story(story: Story, *, trace: Callable[[str], None] | None = None) -> str | None:
-    """The promise that was broken, or None."""
-    stage = _stage(trace)
+    """Run one story.
+
+    Args:
+        story: The story.
+        trace: Called with a line for each request and event.
+
+    Returns:
+        The violated invariant, or None.
+    """
+    stage = _copy_prepared(trace)
     try:
         with use_plain_parts():
-            _tell(stage, story) if story.behind is None else _tell_of_torn_listing(stage, story, story.behind)
+            _run_pair(stage, story) if story.behind is None else _run_torn_listing(stage, story, story.behind)
             recover(stage.world, stage.transactions, stage.refusals)
     except Violation as violation:
         return str(violation)
     return None
 
 
-def _tell(stage: _PreparedTable, story: Story) -> None:
+def _run_pair(stage: _PreparedTable, story: Story) -> None:
     world, first = stage.world, stage.spawn(story.first)
     crashes = story.trouble in (Trouble.CRASH_BEFORE, Trouble.CRASH_AFTER)
 
@@ -134,7 +148,7 @@ def _tell(stage: _PreparedTable, story: Story) -> None:
             for name in ("cleanup", "sweep", "merge", "cleanup"):
                 _run_whole(stage, first, name)
 
-    # A pause is a sleep of no time, in which the others run.
+    # A pause is a sleep of zero milliseconds, in which the others run.
     trouble = Trouble.SLEEP_BEFORE if story.trouble is None else story.trouble
     first.strikes.append(Strike(trouble, story.request, delay_ms=_delay_ms(story), prepare=meanwhile))
     world.run(patient=True)
@@ -144,8 +158,8 @@ def _tell(stage: _PreparedTable, story: Story) -> None:
         stage.run(story.second)
 
 
-def _tell_of_torn_listing(stage: _PreparedTable, story: Story, behind: str) -> None:
-    """A commit is about to land; plain appends with later times fill a page of the listing; then it lands behind it."""
+def _run_torn_listing(stage: _PreparedTable, story: Story, behind: str) -> None:
+    """Delay a commit until plain appends with later times fill a page of a listing; then it lands behind the cursor."""
     world, log_prefix = stage.world, stage.world.location.keys.log_prefix
 
     def direct(director: Act) -> str:
@@ -192,8 +206,8 @@ def _delay_ms(story: Story) -> int:
 
 
 def _requests(name: str) -> int:
-    """How many requests an operation makes when nothing disturbs it."""
-    stage = _stage(None)
+    """Return how many requests an operation makes without faults."""
+    stage = _copy_prepared(None)
     with use_plain_parts():
         act = stage.spawn(name)
         stage.world.run(patient=True)
@@ -201,7 +215,7 @@ def _requests(name: str) -> int:
 
 
 def single_stories() -> Iterator[Story]:
-    """Each operation alone: every fault at each of its requests."""
+    """Yield the stories of each operation alone: every fault at each of its requests."""
     for name, operation in OPERATIONS.items():
         for request in range(1, _requests(name) + 1):
             yield Story(name, request, None, hours=True)
@@ -211,7 +225,11 @@ def single_stories() -> Iterator[Story]:
 
 
 def pair_stories(*, long: bool = False) -> Iterator[Story]:
-    """Each ordered pair: at every request of the first, a crash or a pause, and the second whole. `long`: and dying."""
+    """Yield the stories of each ordered pair: a crash or a pause at every request of the first, and then the second.
+
+    Args:
+        long: Whether to include stories in which the second operation crashes at each of its requests.
+    """
     counts = {name: _requests(name) for name in OPERATIONS}
     for first in OPERATIONS:
         for second in OPERATIONS:
@@ -225,7 +243,7 @@ def pair_stories(*, long: bool = False) -> Iterator[Story]:
 
 
 def torn_stories() -> Iterator[Story]:
-    """A listing during which one commit lands behind the cursor and another before it."""
+    """Yield stories with a listing during which one commit lands behind the cursor and another before it."""
     for first in ("read", "merge", "merge log", "overwrite", "restore", "cleanup"):
         for behind in _BEHIND:
             for request in range(1, TORN_REQUESTS_MAX):
@@ -233,5 +251,5 @@ def torn_stories() -> Iterator[Story]:
 
 
 _BEHIND = ("column", "overwrite", "drop", "delete", "rewrite", "merge", "merge log", "alter", "restore")
-#: The pages of two listings of the prepared table.
+#: More than the pages of two listings of the prepared table.
 TORN_REQUESTS_MAX = 12

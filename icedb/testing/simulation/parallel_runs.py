@@ -1,4 +1,4 @@
-"""Many runs in several processes, which must find the functions that they run in a module other than `__main__`."""
+"""Runs in several processes. Worker processes import the functions that they run, so these cannot be in `__main__`."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from icedb.testing.simulation.random_runs import Outcome, run_seed
 
 __all__ = ["run_seeds", "run_stories"]
 
-#: A process gets so many at a time: enough to be busy, few enough to see progress.
+#: Runs per task of a process: enough to keep it busy, few enough to report progress.
 PER_TASK = 10
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
 
 def run_seeds(seeds: Sequence[int], *, scene: str | None = None, processes: int) -> Iterator[Outcome]:
-    """Run seeds; the outcomes in order."""
+    """Run seeds, and yield their outcomes in order."""
     return _spread(partial(_run_some, scene=scene), seeds, processes)
 
 
 def run_stories(stories: Sequence[Story], *, processes: int) -> Iterator[tuple[Story, str | None]]:
-    """Tell stories; each with the promise that it broke, in order."""
-    return _spread(_tell_some, stories, processes)
+    """Run stories, and yield each with the invariant that it violated or None, in order."""
+    return _spread(_run_some_stories, stories, processes)
 
 
 def _run_some(seeds: Sequence[int], *, scene: str | None) -> list[Outcome]:
     return [run_seed(seed, scene=scene) for seed in seeds]
 
 
-def _tell_some(stories: Sequence[Story]) -> list[tuple[Story, str | None]]:
+def _run_some_stories(stories: Sequence[Story]) -> list[tuple[Story, str | None]]:
     return [(story, run_story(story)) for story in stories]
 
 
@@ -42,7 +42,7 @@ def _spread(
     work: Callable[[Sequence[_Task]], list[_Result]], tasks: Sequence[_Task], processes: int
 ) -> Iterator[_Result]:
     some = [tasks[n : n + PER_TASK] for n in range(0, len(tasks), PER_TASK)]
-    # An executor says so when a process dies, and a pool would wait for it.
+    # An executor raises an error if a process dies, and a pool would wait forever.
     with ProcessPoolExecutor(
         processes, mp_context=get_context("spawn"), initializer=logging.disable, initargs=(logging.WARNING,)
     ) as executor:

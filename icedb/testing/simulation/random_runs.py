@@ -1,8 +1,8 @@
-"""Random runs: everything at once, from one seed; and which combinations each seed must try.
+"""Random runs from a seed, and the combinations that each seed must try.
 
-A run has rounds. Each lets an operation be struck by a fault while three others are in flight, for one cell each
-of the matrix operation by operation by fault; others run and are struck beside them. Sleepers wake in later rounds,
-after hours in which cleanup may have run. Any `CHUNK` consecutive seeds cover the whole matrix.
+A run has rounds. In each round a fault strikes an operation while three others are in flight. That covers three cells
+of the matrix operation by operation by fault. Other operations run at the same time and may be struck too. Sleeping
+actors wake in later rounds, after hours in which cleanup may have run. Any `CHUNK` consecutive seeds cover the matrix.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from icedb.testing.simulation.world.world import SimulatedWorld, Tally
 
 __all__ = ["CHUNK", "Cell", "Outcome", "all_cells", "run_seed"]
 
-#: So many consecutive seeds cover every cell.
+#: This many consecutive seeds cover every cell.
 CHUNK = 300
 PARTNERS = 3
 STRIKES_TRIED_MAX = 4
-#: What each seed has at least.
+#: The minimum of each seed.
 REQUESTS_MIN, FAULTS_MIN, IN_FLIGHT_MIN = 200, 3, 4
 #: (operation struck, other operation in flight, fault)
 Cell = tuple[str, str, str]
@@ -40,13 +40,13 @@ _SLEEPS_MS = (
     TIMING.part_timeout_ms + 500,
     TIMING.min_age_ms + 1_000,
 )
-#: Never longer than `late_ms`: the log remembers what was replaced that long.
+#: Never longer than `late_ms`, for which the log keeps the tombstones of replaced log files.
 _LATE_MS = (60, 700, TIMING.commit_timeout_ms + 200, TIMING.grace_ms + 300, 3 * TIMING.grace_ms, TIMING.late_ms // 2)
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """One operation to strike, by what, and who must be in flight."""
+    """The operation to strike, the fault, and the operations that must be in flight."""
 
     struck: str
     trouble: Trouble
@@ -55,7 +55,7 @@ class _Round:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a seed went. `violation` is None when every promise held."""
+    """The outcome of a seed. `violation` is None if every invariant held."""
 
     seed: int
     violation: str | None
@@ -78,12 +78,21 @@ _ROUNDS = _rounds()
 
 
 def all_cells() -> set[Cell]:
-    """Every combination that `CHUNK` seeds must try."""
+    """Return every combination that `CHUNK` seeds must try."""
     return {(r.struck, partner, r.trouble.value) for r in _ROUNDS for partner in r.partners}
 
 
 def run_seed(seed: int, *, scene: str | None = None, trace: Callable[[str], None] | None = None) -> Outcome:
-    """One world from beginning to end; with a scene, one that plays it, and draws from numbers of its own."""
+    """Run one seed from beginning to end.
+
+    Args:
+        seed: The seed.
+        scene: The name of a scene, whose runs draw other random numbers than runs without one.
+        trace: Called with a line for each request and event.
+
+    Returns:
+        The outcome.
+    """
     played = None if scene is None else SCENES[scene]()
     if played is None:
         world = SimulatedWorld(seed, trace=trace)
@@ -99,7 +108,7 @@ def run_seed(seed: int, *, scene: str | None = None, trace: Callable[[str], None
 
 @dataclass(frozen=True, slots=True)
 class _Profile:
-    """What a seed is about, besides its cells of the matrix. An operation that is named twice is twice as likely."""
+    """The mix of a seed, besides its cells of the matrix. An operation that is named twice is twice as likely."""
 
     operations: tuple[str, ...]
     troubles: tuple[Trouble, ...] = tuple(Trouble)
@@ -129,9 +138,9 @@ _NAPS = (Trouble.SLEEP_BEFORE, Trouble.SLEEP_AFTER)
 _LATE = (Trouble.SLEEP_BEFORE, Trouble.SLEEP_AFTER, Trouble.DELAY, Trouble.DUPLICATE, Trouble.CRASH_AFTER)
 _PROFILES = (
     _Profile(tuple(OPERATIONS)),
-    # Listings that are torn by commits which land behind the cursor.
+    # Inconsistent listings, by commits that land behind the cursor.
     _Profile(_LOG, _NAPS, 0.7, pauses_ms=(0, 0, 200), sleeps_ms=(30, 60, 300), crowd=14),
-    # What wakes or arrives after cleanup.
+    # Actors that wake, and requests that arrive, after cleanup.
     _Profile(_HOURS, _LATE, 0.5, pauses_ms=(200, *_SLEEPS_MS[1:4])),
     _Profile(_ONCE, _LATE, 0.5, pauses_ms=(0, 200, *_SLEEPS_MS[1:])),
 )
@@ -183,7 +192,7 @@ class _SeedRun:
         )
 
     def _begin(self) -> None:
-        """A table with a little history, without faults."""
+        """Create a little history of the table, without faults."""
         process = self._world.process(skew_ms=0)
         for name in ("append", "append", "append", self._rng.choice(("merge", "overwrite", "append", "txn", "delete"))):
             self._spawn(self._operations[name], process)
@@ -191,7 +200,7 @@ class _SeedRun:
         self._world.let_pass_until(self._world.clock.now_ms() + self._rng.choice((0, 500, TIMING.grace_ms + 500)))
 
     def _crowd(self) -> None:
-        """Many at once, as this seed's profile has them; most faults hit what changes something."""
+        """Run many operations of this seed's profile at once. Most faults strike requests that change the store."""
         rng = self._rng
         for _ in range(rng.randint(4, self._profile.crowd)):
             act = self._spawn(self._operations[rng.choice(self._profile.operations)])
@@ -211,7 +220,7 @@ class _SeedRun:
                 act.strikes.append(self._strike(rng.choice(list(Trouble)), rng.randint(1, rng.choice((4, 12, 30)))))
         for tried in range(STRIKES_TRIED_MAX):
             strike = self._aimed(planned.trouble, partners, surely=tried > 0)
-            # A fresh process dies alone.
+            # In a new process, so that a crash ends no other operation.
             act = self._spawn(OPERATIONS[planned.struck], self._world.process())
             act.strikes.append(strike)
             self._world.run(patient=False)
@@ -219,14 +228,14 @@ class _SeedRun:
                 return
 
     def _aimed(self, trouble: Trouble, partners: list[Act], *, surely: bool) -> Strike:
-        """A strike that brings the partners into flight before it hits."""
+        """Return a strike that brings the partners into flight before it hits."""
         number = 1 if surely else self._rng.randint(1, self._rng.choice((3, 10, 25)))
         strike = self._strike(trouble, number)
         strike.changes_only = strike.changes_only and not surely
 
         def prepare() -> None:
             act = self._world.scheduler.current
-            for _ in range(STRIKES_TRIED_MAX):  # one that is refused at once makes no request
+            for _ in range(STRIKES_TRIED_MAX):  # an operation that is rejected at once makes no request
                 for n, partner in enumerate(partners):
                     if partner.finished:
                         partners[n] = self._spawn(OPERATIONS[partner.operation])
@@ -257,7 +266,7 @@ class _SeedRun:
         )
 
     def _some_process(self) -> Process:
-        """A new program, or one that has the table open for long; now and then one that is busy with it."""
+        """Return a new process, or an existing one that has the table open, which may be busy."""
         rng = self._rng
         alive = [p for p in self._world.processes if not (p.dead or p.retired) and (p.busy == 0 or rng.random() < 0.2)]
         return rng.choice(alive) if alive and rng.random() < 0.6 else self._world.process()

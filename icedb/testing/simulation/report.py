@@ -1,4 +1,4 @@
-"""What many seeds did together: how much, how fast, and which combinations were struck."""
+"""A summary of many seeds: their number, their speed, and the combinations that were struck."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["SimulationReport"]
 
 
 class SimulationReport:
-    """Adds up outcomes. As text it ends in the matrix: operation struck by operation in flight, summed over faults."""
+    """The sum of outcomes. Its text includes the matrix of operation struck by operation in flight, over all faults."""
 
     def __init__(self, planned: int, *, scene: str | None = None) -> None:
         self.planned = planned
@@ -31,7 +31,7 @@ class SimulationReport:
         self._began = monotonic()
 
     def add(self, outcome: Outcome) -> None:
-        """One more seed."""
+        """Add the outcome of a seed."""
         tally = outcome.tally
         self.runs += 1
         self.failures += [outcome.seed] if outcome.violation is not None else []
@@ -49,11 +49,11 @@ class SimulationReport:
 
     @property
     def empty_cells(self) -> list[Cell]:
-        """Combinations that no seed has tried."""
+        """The combinations that no seed has tried."""
         return sorted(all_cells() - self.cells.keys())
 
     def progress(self) -> str:
-        """One line."""
+        """Return a line of progress."""
         seconds = monotonic() - self._began
         return (
             f"{self.runs} of {self.planned} seeds, {self.runs / seconds:.0f} a second, "

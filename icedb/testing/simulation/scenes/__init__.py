@@ -1,7 +1,7 @@
-"""Scenes: actors and circumstances that the usual histories do not have, each with its promises.
+"""Scenes: additional actors and circumstances for random runs, each with its own invariants.
 
-A scene is played on request (`--scene NAME`) and draws from numbers of its own, so a seed without a scene stays the
-history that it was. `scene` is the base; every other module is one scene.
+A scene runs on request (`--scene NAME`). It draws other random numbers than a run without a scene, so it does not
+change the runs of plain seeds. `scene` has the base class. Every other module is one scene.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Clocks that are hours off: in programs of ours, which must publish and delete nothing, and of v3, which cannot know.
+"""Wrong clocks: programs of this library must publish and delete nothing, but programs of v3 cannot notice.
 
-A log file of v3 from a clock far ahead counts at once. Its parts are in no snapshot of an earlier time. While its time
-has not come it is neither replaced nor forgotten, and a program of v3 may go on to see a part of it that was dropped.
+A log file of v3 from a clock far ahead counts at once, but its parts are in no snapshot before its time. Until then
+it is neither replaced nor forgotten. A program of v3 may still see a part of it that was dropped.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from icedb.testing.simulation.world.world import SimulatedWorld
 
 __all__ = ["Clocks"]
 
-#: A store tells times in whole seconds, so less than that goes unnoticed.
+#: All far over a second: stores have times in whole seconds, so a smaller skew is not noticed.
 _OFF_MS = (20_000, 100_000, 10_000_000, -20_000, -10_000_000)
 _AHEAD_MS = (5_000, 30_000, 120_000)
-#: Not `follow`: a consumer of changes puts nothing, so it cannot learn that its clock is wrong (docs/safety.md).
+#: Without `follow`: a consumer of changes puts nothing, so it cannot notice that its clock is wrong (docs/safety.md).
 _WITH_WRONG_CLOCK = tuple(name for name in OPERATIONS if name != "follow")
 
 
@@ -46,12 +46,12 @@ class Clocks(Scene):
         self._world = world
 
     def leave(self, world: SimulatedWorld) -> None:
-        """The table is maintained while log files are ahead, and again when their time has come."""
+        """Maintain the table while log files are ahead. Recovery maintains it again after their time."""
         maintain(world)
         world.let_pass_until(max(world.clock.now_ms(), self._ahead_ms + LATE_MS))
 
     def _run_with_wrong_clock(self, task: OperationRun) -> None:
-        """Any operation of ours, in a program of its own."""
+        """Run any operation of this library in a new process with a wrong clock."""
         world, act = task.world, task.act
         act.process.busy -= 1
         act.process = world.process(skew_ms=world.rng.choice(_OFF_MS))
@@ -60,7 +60,7 @@ class Clocks(Scene):
         self._wrong.add(act.process.name)
         try:
             OPERATIONS[task.choose(_WITH_WRONG_CLOCK)].run(task)
-        except CorruptLog:  # to a sweep whose clock is far ahead, the parts of the first commit are old orphans
+        except CorruptLog:  # for a sweep with a clock far ahead, the parts of the first commit are old orphans
             if any(landing.added for landing in world.truth.landings.values()):
                 raise
 
@@ -75,6 +75,6 @@ class Clocks(Scene):
             world.checker.seen_by_v3 |= {m.key for m in file.markers}
         keys = world.location.keys
         if early := [t.key for t in file.tombstones if keys.parse_log_file(t.key).t_ms > file.t_ms]:
-            raise Violation(f"'{landing.key}' replaces {early}, whose time has not come")
+            raise Violation(f"'{landing.key}' replaces {early}, whose times are later")
         if world.truth.process_of(landing.key) in self._wrong and (landing.added or landing.removed or file.tombstones):
-            raise Violation(f"'{landing.key}' is of a program whose clock is wrong, and changes the table")
+            raise Violation(f"'{landing.key}' is from a process with a wrong clock, and changes the table")

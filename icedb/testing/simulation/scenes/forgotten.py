@@ -1,8 +1,8 @@
-"""The log forgets transactions, and applications try them again: soon, or after a pause that is too long.
+"""Transactions that the log forgets, and applications that retry them: soon, or after too long a pause.
 
-Each attempt writes rows of its own, so that the model sees which attempt was committed. Of one transaction at most one
-attempt is, as long as the log remembers it; after `txn_retention_ms` another may be. Whatever was forgotten, an old
-claim never brings back parts that are dead. A claim that no cleanup removed in time stays, with the parts it names.
+Each attempt writes rows of its own, so that the model can see which attempt was committed. Of each transaction, at most
+one attempt is committed while the log keeps it; after `txn_retention_ms` another one may be. In any case, an old claim
+never brings back dead parts. A claim that no cleanup deleted in time is kept, with the parts that it names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from icedb.transaction.table_handle import Handle
 
 __all__ = ["Forgotten"]
 
-#: As short as it may be: cleanup often comes too late to remove a claim while the log remembers its transaction.
+#: Nearly the minimum, so that cleanup is often too late to delete a claim while the log keeps its transaction.
 RETENTION_MS = TIMING.grace_ms + 500
 _APPLICATIONS = ("pauses", "retries")
 
@@ -34,7 +34,7 @@ class Forgotten(Scene):
     """See the module's docstring."""
 
     setting = Setting(timing=replace(TIMING, txn_retention_ms=RETENTION_MS), keeps_claims=True)
-    # Not the usual `txn`, whose attempts have the same rows: committed again they would look like an error.
+    # Without the usual `txn`, whose attempts have the same rows, so that a second commit would seem to be an error.
     crowd = (*(name for name in USUAL if name != "txn"), "late txn", "late txn", "late txn", "late txn")
     pauses_ms = (0, 300, TIMING.grace_ms, RETENTION_MS + 300)
 
@@ -42,7 +42,7 @@ class Forgotten(Scene):
         super().__init__()
         self.operations = {"late txn": Operation("late txn", self._try, refuses=False)}
         self._next: dict[str, int] = defaultdict(int)
-        #: Row -> the transaction that an attempt with it was for, and when that began.
+        #: Row -> the transaction of the attempt with this row, and the begin of the attempt.
         self._of_row: dict[int, tuple[str, int, int]] = {}
         #: Application -> the sequence and time of each commit.
         self._committed: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -53,12 +53,12 @@ class Forgotten(Scene):
         world.watchers.append(self._check_landing)
 
     def leave(self, world: SimulatedWorld) -> None:
-        """Each application goes on, so that its claims are history."""
+        """Continue each application, so that its earlier claims can be deleted."""
         for application in list(self._next):
             run_healthy(world, "late txn", partial(self._go_on, world, application))
 
     def _try(self, task: OperationRun) -> None:
-        """The next transaction of an application, or one that it has tried before."""
+        """Try the next transaction of an application, or an earlier one again."""
         application = task.choose(_APPLICATIONS)
         sequence = max(0, self._next[application] - task.world.rng.choice((0, 0, 1, 1, 2, 3)))
         rows = task.new_rows(task.choose(PARTITIONS))
@@ -86,7 +86,7 @@ class Forgotten(Scene):
         first = [row for row in landing.added if len(self._fates[row]) == 1]
         transactions = {self._of_row[row] for row in first if row in self._of_row}
         for application, sequence, began_ms in transactions:
-            # A later sequence counts if it was committed when the attempt began: they are committed in order.
+            # A later sequence counts if it was committed before the attempt began, because they are committed in order.
             before = [
                 t_ms
                 for committed, t_ms in self._committed[application]

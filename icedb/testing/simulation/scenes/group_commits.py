@@ -1,8 +1,8 @@
-"""Writers gather what many senders submit, and commit it in groups; some know each row by its id.
+"""Writers that commit the submissions of many senders in groups, some of them with row ids.
 
-A submission that was acknowledged is in the table, whole and once. One that failed is not, unless the error says that
-this is not known; then it is whole or not there. Senders of rows with ids submit again, to any writer and to several
-at a time, until one acknowledges: each row is there once.
+An acknowledged submission is in the table completely and once. A failed one is not in the table, unless the error says
+that the outcome is unknown; then it is in the table completely or not at all. Senders of rows with ids retry, with any
+writer and with several at a time, until one acknowledges. Each of their rows is in the table once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WINDOW_MS = 1_000_000
 
 @dataclass(slots=True)
 class _Request:
-    """Rows that a sender submits together. `is_bad`: no table takes them. `is_uncertain`: the error said so."""
+    """Rows that a sender submits together. `is_bad`: they are invalid. `is_uncertain`: the outcome is unknown."""
 
     rows: list[int]
     partition: str
@@ -52,7 +52,7 @@ class _Request:
 class GroupCommits(Scene):
     """See the module's docstring."""
 
-    # Nothing that removes rows: with them go their ids.
+    # Without operations that remove rows, which would remove their ids too.
     crowd = (
         "append",
         "column",
@@ -80,13 +80,13 @@ class GroupCommits(Scene):
             "group": Operation("group", self._group, refuses=False),
             "group with ids": Operation("group with ids", self._group_with_ids, refuses=False),
         }
-        #: What was submitted without ids, each once.
+        #: Requests without ids, each submitted once.
         self._once: list[_Request] = []
-        #: What is submitted until somebody acknowledges it.
+        #: Requests with ids, which are submitted until a writer acknowledges them.
         self._waiting: list[_Request] = []
 
     def leave(self, world: SimulatedWorld) -> None:
-        """The senders that wait are served, and nothing is there that failed, or in part."""
+        """Commit the waiting requests, and check that no failed or partial submission is in the table."""
 
         def serve(handle: Handle) -> None:
             process = next(p for p in world.processes if p.handle is handle)
@@ -98,11 +98,11 @@ class GroupCommits(Scene):
             raise Violation(f"without faults, a writer did not commit {self._waiting}")
         rows = world.truth.fates.keys()
         for request in self._once:
-            there = [row in rows for row in request.rows]
-            if any(there) != all(there):
-                raise Violation(f"a submission is there in part: {request}")
-            if any(there) and (request.is_bad or (request.is_failed and not request.is_uncertain)):
-                raise Violation(f"a submission failed, and its rows are there: {request}")
+            present = [row in rows for row in request.rows]
+            if any(present) != all(present):
+                raise Violation(f"a submission is in the table in part: {request}")
+            if any(present) and (request.is_bad or (request.is_failed and not request.is_uncertain)):
+                raise Violation(f"a submission failed, and its rows are in the table: {request}")
 
     def _new(self, task: OperationRun) -> _Request:
         rng = task.world.rng
@@ -141,19 +141,19 @@ class GroupCommits(Scene):
             request.is_failed = True
             request.is_uncertain = isinstance(error, CommitStateUnknown)
             if isinstance(error, InvalidBatch) and not request.is_bad:
-                raise Violation(f"a submission was refused for another's fault: {request}")
+                raise Violation(f"a submission was rejected because of another one: {request}")
             if request.is_bad and request in self._waiting:
                 self._waiting.remove(request)
 
     def _acknowledge(self, world: SimulatedWorld, request: _Request) -> None:
         if request.is_bad or (lost := [row for row in request.rows if row not in world.truth.fates]):
-            raise Violation(f"a submission was acknowledged and is not there: {request}, {lost}")
+            raise Violation(f"a submission was acknowledged and is not in the table: {request}, {lost}")
         if request in self._waiting:
             self._waiting.remove(request)
 
 
 class _Patience(threading.Event):
-    """Waits by the world's clock, and gives up after some times."""
+    """An event that waits by the world's clock, and gives up after some waits."""
 
     def __init__(self, process: Process) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class _Patience(threading.Event):
 
 
 class _PlainIds(Ids):
-    """Reads ids from plain parts."""
+    """Ids that are read from plain parts."""
 
     def _read(self, markers: Sequence[Marker]) -> None:
         rows = [(row,) for row in read_rows(self._handle, [m.key for m in markers])]

@@ -1,7 +1,7 @@
-"""Files of others lie beside the table, new ones come, and several programs import them at a time.
+"""Files of other programs next to the table, which several processes import at the same time while new ones appear.
 
-Each file is in the table once, or not at all; none is deleted or changed. A file that no import has taken is taken by
-the next, or an error says that it cannot be known whether it was.
+Each file is in the table once or not at all, and none is deleted or changed. A file that no import has taken is taken
+by the next one, which otherwise raises an error because it cannot know whether the file was imported.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Imports(Scene):
     def __init__(self) -> None:
         super().__init__()
         self.operations = {
-            # A refused import says that nothing was imported; but what it would have taken, another may have.
+            # A rejected import imports nothing itself, but another one may have imported the same files.
             "import": Operation("import", self._import, refuses=False),
             "new file": Operation("new file", self._new_file, changes=False),
         }
@@ -55,7 +55,7 @@ class Imports(Scene):
             self._put_file(world)
 
     def leave(self, world: SimulatedWorld) -> None:
-        """The last import takes what is left."""
+        """Import the remaining files, and check that no file was changed."""
         run_healthy(world, "import", lambda handle: self._import_rest(world, handle))
         for key, body in self._bodies.items():
             if key not in world.store.objects or world.store.objects[key].body != body:
@@ -77,17 +77,17 @@ class Imports(Scene):
         self._must_be_there(task.world, report, before)
 
     def _must_be_there(self, world: SimulatedWorld, report: ImportReport, keys: set[str]) -> None:
-        """What was there when the import began was imported, by it or by another. Raises Violation."""
+        """Check that the files from before the import were imported, by it or by another one. Raises Violation."""
         if lost := [key for key in sorted(keys) if not set(rows_of(self._bodies[key])) <= world.truth.fates.keys()]:
             raise Violation(f"an import succeeded without {lost}: {[str(s) for s in report.skipped]}")
 
     def _import_rest(self, world: SimulatedWorld, handle: Handle) -> None:
-        with suppress(InvalidOption):  # files older than the horizon, of which the log cannot tell
+        with suppress(InvalidOption):  # files older than the horizon, about which the log has no information
             self._must_be_there(world, import_files(handle, _ADDRESS, engine=_PlainEngine()), set(self._bodies))
 
 
 class _PlainEngine:
-    """Reads plain files for Parquet, one after the other; copies them as the library does."""
+    """An engine that reads plain files instead of Parquet, sequentially, and copies them as the library does."""
 
     def run(self, handle: Handle, work: DistributedTask[Item, Result], items: Sequence[Item]) -> list[Result]:
         """See Engine."""

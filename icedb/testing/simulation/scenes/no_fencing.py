@@ -1,7 +1,8 @@
-"""A store that overwrites, and `fencing="none"`: one program at a time maintains the table, any number appends to it.
+"""A store that overwrites, with `fencing="none"`: one process at a time maintains the table, and any number append.
 
-All promises hold then, but for two. An append that brings a column is an exclusive commit, and so the maintainer's; and
-no put may be carried out after its client has given up: of two log files of one epoch the store refuses none.
+All invariants hold, with two restrictions. An append with a new column is an exclusive commit, so only the maintainer
+may make it. And no put may land after its client has given up, because the store rejects neither of two log files of
+one epoch.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class NoFencing(Scene):
     setting = Setting(fencing="none", overwrites=True)
     crowd = ("append", "append", "append", "read", "read", "read as of", "follow", *["maintain"] * 8)
     troubles = tuple(t for t in Trouble if t is not Trouble.DELAY)
-    #: The first append brings the columns.
+    #: The first append adds the columns.
     begins = True
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class NoFencing(Scene):
         self._maintainer: Act | None = None
 
     def _is_free(self) -> bool:
-        """Whether no program maintains the table: the last one has ended, or has died."""
+        """Whether no process maintains the table, because the last one has ended or crashed."""
         return self._maintainer is None or self._maintainer.finished or self._maintainer.process.dead
 
     def _maintain(self, task: OperationRun) -> None:

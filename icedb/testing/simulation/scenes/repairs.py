@@ -1,7 +1,7 @@
-"""Programs of v3 bring a column with several types, and no strict program can read the table until `repair`.
+"""Programs of v3 that add a column with several types, so that the table cannot be read until `repair`.
 
-No row is lost or doubled by it, whatever comes between. When the log gives a column one type again, no live part holds
-it with another, but for those that a restore brought back from before.
+Repairs lose and duplicate no row, whatever runs concurrently. When the log has one type for a column again, no
+live part has another one, except parts that a restore brought back from an earlier time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from icedb.testing.simulation.world.world import SimulatedWorld
 
 __all__ = ["Repairs"]
 
-#: All fit into the last.
+#: The last type holds the values of all of them.
 _TYPES = ("SMALLINT", "INTEGER", "BIGINT")
 
 
@@ -56,14 +56,14 @@ class Repairs(Scene):
             raise Violation(f"after '{landing.key}' the column is {state.schema[TYPED]}, and {wrong} hold it otherwise")
 
     def leave(self, world: SimulatedWorld) -> None:
-        """No program of v3 writes any more, so one repair is enough."""
+        """Repair once, which is enough because no program of v3 writes any more."""
         run_healthy(world, "repair", repair)
         if conflicts := world.checker.state().conflicts:
             raise Violation(f"after a repair without faults the columns {sorted(conflicts)} have several types")
 
 
 def _typed(task: OperationRun) -> None:
-    """A program of ours brings the column, or takes the type that it knows of."""
+    """Append with the column, with a new type or with the type that the process has read."""
     rows = task.new_rows(task.choose(PARTITIONS))
     type_ = task.handle.known_schema.get(TYPED) or task.choose(_TYPES)
     written = write_rows(task.handle, rows, {**BASE_SCHEMA, TYPED: type_})

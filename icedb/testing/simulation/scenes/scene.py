@@ -1,4 +1,4 @@
-"""The base of scenes: what a history plays beyond the usual, and what must hold then."""
+"""The base class of scenes, which add actors, circumstances and invariants to a run."""
 
 from __future__ import annotations
 
@@ -34,21 +34,19 @@ USUAL = (
 
 
 class Scene:
-    """One for each history, which it may remember.
+    """The additions to one run. Each run has an instance of its own.
 
-    `enter` is called before the first operation, `leave` after the last.
-
-    `crowd` names the operations that run, one that is named twice twice as often. `operations` are those of the scene
-    itself.
+    `enter` is called before the first operation, and `leave` after the last. `crowd` names the operations that run; one
+    that is named twice runs twice as often. `operations` are those that the scene itself defines.
     """
 
     setting = Setting()
     crowd: tuple[str, ...] = USUAL
-    #: Times that pass between crowds; empty: the usual ones.
+    #: Pauses between crowds; empty for the usual ones.
     pauses_ms: tuple[int, ...] = ()
-    #: The faults that strike; empty: the usual ones.
+    #: The faults that strike; empty for the usual ones.
     troubles: tuple[Trouble, ...] = ()
-    #: Whether histories begin with a table that has rows; None: most of them.
+    #: Whether runs begin with a table that has rows; None for most of them.
     begins: bool | None = None
 
     def __init__(self) -> None:
@@ -58,4 +56,4 @@ class Scene:
         """Prepare the world."""
 
     def leave(self, world: SimulatedWorld) -> None:
-        """Check the promises of the scene, and let what it began end. Raises Violation."""
+        """End the work of the scene, and check its invariants. Raises Violation."""

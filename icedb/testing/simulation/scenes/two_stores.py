@@ -1,6 +1,6 @@
-"""Log and claims lie in a store of their own, and each of the two stores is away at times.
+"""Log and claims in a store of their own, with outages of each of the two stores.
 
-What belongs to one store never goes to the other, and all promises of one store hold of two.
+No object is put into the wrong store, and all invariants of one store hold for two.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class TwoPlaces(Scene):
         self.operations = {"outage": Operation("outage", _outage, changes=False)}
 
     def leave(self, world: SimulatedWorld) -> None:
-        """Both stores are there again."""
+        """End all outages."""
         world.away.clear()
 
 
 def _outage(task: OperationRun) -> None:
-    """One of the stores answers nobody for a while; the other goes on."""
+    """Make one of the stores unavailable for some time."""
     prefix = task.choose(task.world.roots)
     task.handle.store.head(task.handle.keys.spec)  # a turn, so that others are in flight
     task.world.away[prefix] = task.world.clock.now_ms() + task.world.rng.choice(_AWAY_MS)

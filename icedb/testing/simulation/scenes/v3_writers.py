@@ -1,8 +1,8 @@
-"""Programs of IceDB v3 append beside ours, and read.
+"""Programs of IceDB v3 that append to the same table and read it.
 
-They know nothing of epochs, claims, log tombstones and counted lines. They bring columns without a claim, but no
-second type: that makes a table unreadable, by the page. Their bytes are made here, and their reading is done here, both
-without the code under test.
+They use no epochs, claims, log tombstones and line counts. They add columns without a claim, but no conflicting types,
+which would make the table unreadable as documented. This module encodes and reads their bytes without the code under
+test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["V3Writers", "live_to_v3", "put_v3_batch"]
 
 #: A host's name may hold an underscore, or end like the name of an exclusive commit.
 _HOSTS = ("v3host", "my_host", "v3.e2", "m_.e9")
-#: Not only Hive style.
+#: Including a path that is not Hive style.
 _V3_PARTITIONS = (*PARTITIONS, "2026/11")
 _COLUMNS = ("v0", "v1", "v2")
 
@@ -50,11 +50,11 @@ def _append(task: OperationRun) -> None:
     columns = {task.choose(_COLUMNS): "INTEGER"} if task.world.rng.random() < 0.4 else {}
     key = put_v3_batch(task, rows, {**BASE_SCHEMA, **columns})
     if key is not None and key not in task.world.truth.landings:
-        raise Violation(f"the store confirmed '{key}', which is not there")
+        raise Violation(f"the store confirmed '{key}', which does not exist")
 
 
 def _same_column(task: OperationRun) -> None:
-    """A program of ours brings a column that a program of v3 may be bringing."""
+    """Append with a column that a program of v3 may add at the same time."""
     rows = task.new_rows(task.choose(PARTITIONS))
     written = task.write(rows, {**BASE_SCHEMA, task.choose(_COLUMNS): "INTEGER"})
     task.must_have_added(publish_append(task.handle, written), rows)
@@ -63,7 +63,7 @@ def _same_column(task: OperationRun) -> None:
 def put_v3_batch(
     task: OperationRun, rows: dict[str, list[int]], schema: dict[str, str], *, ahead_ms: int = 0
 ) -> str | None:
-    """Put parts and a log file as v3 does; its key, or None if the program was asleep for too long and gave up.
+    """Put parts and a log file as v3 does. Return its key, or None if the program slept too long and gave up.
 
     `ahead_ms`: how far the program's clock is ahead.
     """
@@ -75,18 +75,18 @@ def put_v3_batch(
         store.overwrite(key, body)
         markers.append({"p": key, "b": len(body)})
     if clock.now_ms() - began_ms > TIMING.part_timeout_ms:
-        return None  # not promised: such a pause, in a program that does not look at the age of its parts
+        return None  # such a pause is not supported in a program that does not check the age of its parts
     t_ms = clock.now_ms() + ahead_ms
     header = {"v": world.rng.choice((1, "1")), "t": t_ms, "sch": 1, "f": 2}
     lines = [header, schema, *({**m, "t": t_ms} for m in markers)]
-    # The program's own number keeps two of one millisecond apart, as hosts' names do.
+    # The number of the actor distinguishes two log files of one millisecond, as host names do.
     key = f"table/_log/{t_ms}_{task.act.name.rpartition('#')[2]}-{world.rng.choice(_HOSTS)}.jsonl"
     store.overwrite(key, "\n".join(map(json.dumps, lines)).encode())
     return key
 
 
 def live_to_v3(world: SimulatedWorld) -> set[str]:
-    """The parts that a program of v3 takes for live: the last marker decides, in the order of the log files' keys."""
+    """Return the parts that are live to a program of v3, by the last marker in the order of the log files' keys."""
     last = {}
     for key in sorted(k for k in world.store.keys(world.location.keys.log_prefix) if k not in world.truth.returned):
         lines = world.store.objects[key].body.decode().split("\n")

@@ -1,9 +1,12 @@
-"""A table that is a view of another: inserts feed both, with and without a transaction, and refreshes make it anew.
+"""A table that is a view of another one: inserts, with and without a transaction, feed both, and refreshes rebuild it.
 
-The world's table is the view, so everything that is promised of a table is promised of it. Beyond that: the view shows
-no row that its source has not had; a row is there once, however often a transaction is tried, also after a refresh; and
-when all transactions are through, a refresh makes the view equal to its source. As the page on queries demands, nobody
-inserts during a refresh; and no put is carried out after its client gave up.
+The world's table is the view, so all invariants of a table hold for it. In addition:
+
+- The view has no row that its source never had.
+- A row is in the view once, however often a transaction is retried, also after a refresh.
+- After all transactions have completed, a refresh makes the view equal to its source.
+
+As the documentation of views requires, no process inserts during a refresh. No put lands after its client gave up.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ class Views(Scene):
         *["insert txn"] * 6,
         *["refresh"] * 6,
         *("source merge", "source cleanup", "merge", "merge", "merge log", "cleanup", "cleanup", "sweep", "alter"),
-        # Not `follow`: to a consumer of changes, a refresh brings all rows again, as every overwrite does.
+        # Without `follow`: for a consumer of changes, a refresh brings all rows again, as every overwrite does.
         *("read", "read", "read as of"),
     )
     troubles = tuple(t for t in Trouble if t is not Trouble.DELAY)
@@ -85,7 +88,7 @@ class Views(Scene):
         world.watchers.append(self._check_landing)
 
     def leave(self, world: SimulatedWorld) -> None:
-        """Each application completes its batch; then a refresh makes view and source equal."""
+        """Complete the batch of each application, then check that a refresh makes view and source equal."""
         for application in _APPLICATIONS:
             run_healthy(world, "insert txn", partial(self._complete, application))
         run_healthy(world, "refresh", lambda handle: refresh_view(self._of(self._process(handle)), _VIEW))
@@ -116,7 +119,7 @@ class Views(Scene):
         return next(p for p in self._world.processes if p.handle is handle)
 
     def _of(self, process: Process) -> Handle:
-        """The source, as this program has it open."""
+        """Return the source, as this process has it open."""
         if process.name not in self._handles:
             clock = process.handle.clock
             handle = Handle(ProcessStore(self._world.store, _SOURCE, process), _SPEC, clock=clock)
@@ -128,7 +131,7 @@ class Views(Scene):
     # ------------------------------------------------------------------------------------ operations
 
     def _put(self, task: OperationRun, rows: dict[str, list[int]], txn: Txn | None) -> bool:
-        """Insert, unless a refresh runs; whether view and source have the rows."""
+        """Insert, unless a refresh runs. Return whether view and source have the rows."""
         if any(_is_alive(act) for act in self._refreshing):
             task.handle.read()
             return False
@@ -159,7 +162,7 @@ class Views(Scene):
             self._next[application] = max(self._next[application], txn[1] + 1)
 
     def _complete(self, application: str, handle: Handle) -> None:
-        """The batch that was not reported, and one more, so that its claims are history."""
+        """Insert the batch that was not reported as committed, and one more, so that earlier claims can be deleted."""
         for _ in range(2):
             txn = application, self._next[application]
             rows = self._batches.setdefault(txn, {PARTITIONS[0]: self._world.new_rows(1)})

@@ -1,4 +1,4 @@
-"""The simulated world: a store, clocks and a network that fail, processes, and the model of the table.
+"""The simulated world: a store, clocks, a network with faults, processes, and the model of the table.
 
 Begin with `world`.
 """

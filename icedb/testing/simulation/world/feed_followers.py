@@ -1,4 +1,4 @@
-"""Consumers of the change feed, which keep their cursor and what they got, and die between two batches or in one."""
+"""Consumers of the change feed, which keep their cursor and rows, and may crash within or between batches."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ __all__ = ["Follower", "Followers"]
 
 @dataclass(slots=True)
 class Follower:
-    """One consumer. `must` are the rows that it cannot have missed since it began at the request `began_step`."""
+    """One consumer. `must` are the rows that it must have got since it began at the request `began_step`."""
 
     cursor: str | None = None
     rows: set[int] = field(default_factory=set)
     must: set[int] = field(default_factory=set)
     began_step: int = 0
-    #: When it last had all there was; None: it has not yet.
+    #: The last time at which it had everything; None if never.
     caught_up_ms: int | None = None
     busy: bool = False
-    #: Where the last batch began and ended, and the parts that it had.
+    #: The begin, the end and the parts of the last batch.
     batch: tuple[str, str, frozenset[str]] | None = None
 
 
 @dataclass(slots=True)
 class Followers:
-    """All consumers of a world. One that fell behind cleanup is no more."""
+    """All consumers of a world. One that fell behind cleanup is removed."""
 
-    known: list[Follower] = field(default_factory=list)
+    active: list[Follower] = field(default_factory=list)
 
     def idle(self) -> Follower:
-        """The first that nobody runs, or a new one."""
-        follower = next((f for f in self.known if not f.busy), None)
+        """Return the first idle consumer, or a new one."""
+        follower = next((f for f in self.active if not f.busy), None)
         if follower is None:
             follower = Follower()
-            self.known.append(follower)
+            self.active.append(follower)
         return follower
 
     def follow(self, world: WorldInterface, handle: Handle, follower: Follower, limits: Limits | None) -> None:
-        """Read the next batch, and keep it together with the cursor. Raises Violation, and what a reader meets."""
+        """Read the next batch, and keep it together with the cursor. Raises Violation, and the errors of readers."""
         follower.busy = True
         try:
             self._follow(world, handle, follower, limits)
-        finally:  # also when the process dies: the consumer goes on in another
+        finally:  # also after a crash: the consumer continues in another process
             follower.busy = False
 
     def _follow(self, world: WorldInterface, handle: Handle, follower: Follower, limits: Limits | None) -> None:
@@ -62,10 +62,10 @@ class Followers:
             kept_up_ms = began_ms if follower.cursor is None else follower.caught_up_ms
             slow_ms = TIMING.grace_ms - LATE_MS - 2 * TIMING.max_skew_ms
             if kept_up_ms is not None and world.clock.now_ms() - kept_up_ms < slow_ms:
-                raise Violation("a consumer of changes that kept up was told that it is too late") from None
-            self.known.remove(follower)
+                raise Violation("a consumer of changes that kept up got SnapshotExpired") from None
+            self.active.remove(follower)
             raise
-        self._again(handle, follower)
+        self._repeat(handle, follower)
         follower.batch = (changes.since, changes.cursor, frozenset(p.key for p in changes.parts))
         if twice := follower.rows & set(rows) or len(set(rows)) < len(rows):
             raise Violation(f"a consumer of changes got rows twice: {twice} in {sorted(rows)}")
@@ -81,8 +81,8 @@ class Followers:
             if lost := (follower.must | appended) - follower.rows:
                 raise Violation(f"a consumer of changes did not get rows {sorted(lost)}")
 
-    def _again(self, handle: Handle, follower: Follower) -> None:
-        """A batch that is done again has the same parts, as long as it can be told."""
+    def _repeat(self, handle: Handle, follower: Follower) -> None:
+        """Check that the last batch has the same parts when it is read again, unless cleanup has forgotten them."""
         if follower.batch is None:
             return
         since, until, parts = follower.batch
@@ -90,5 +90,5 @@ class Followers:
             again = take_changes(handle, since, until)
         except SnapshotExpired:
             return
-        if (found := {p.key for p in again.parts}) != parts:
-            raise Violation(f"a batch of changes done again has {sorted(found)} and had {sorted(parts)}")
+        if (repeated := {p.key for p in again.parts}) != parts:
+            raise Violation(f"a repeated batch of changes has {sorted(repeated)} and had {sorted(parts)}")

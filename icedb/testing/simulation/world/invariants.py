@@ -1,7 +1,7 @@
-"""What must hold of the table at every moment, whoever is in the middle of what.
+"""The invariants of the table, which must hold between any two requests.
 
-The objects are looked at directly, without requests: all log files at one moment, replayed by the code under test,
-against the truth.
+The checks read the objects of the store directly, without requests. They replay all log files of one moment with the
+code under test, and compare the state with the model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Checker"]
 
 
 class Checker:
-    """Compares the store with the truth. `pins` are the times that are promised to stay readable, by name."""
+    """Compares the store with the model. `pins` are the times that must stay readable, by name."""
 
     def __init__(self, store: SimulatedStore, truth: Truth, location: Location, *, several_types: bool = False) -> None:
         self._several_types = several_types
@@ -32,26 +32,26 @@ class Checker:
         self._location = location
         self._decoded: dict[tuple[str, bytes], LogFile] = {}
         self.pins: dict[str, int] = {}
-        #: Parts that programs of v3 may go on to see when they are dead: a log file from a clock far ahead names them.
+        #: Dead parts that programs of v3 may still see, because a log file from a clock far ahead names them.
         self.seen_by_v3: set[str] = set()
 
     def state(self) -> TableState:
-        """The table's state at this moment. Raises Violation when the log contradicts itself."""
+        """Replay the table's current state. Raises Violation if the log contradicts itself."""
         keys = self._location.keys
         files = []
         for key in self._store.keys(keys.log_prefix):
             stored = self._store.objects[key]
-            known = (key, stored.body)
-            if known not in self._decoded:
-                self._decoded[known] = decode(stored.body, key, keys)
-            files.append(StoredLogFile(key, self._decoded[known], stored.stored_ms))
+            content = (key, stored.body)
+            if content not in self._decoded:
+                self._decoded[content] = decode(stored.body, key, keys)
+            files.append(StoredLogFile(key, self._decoded[content], stored.stored_ms))
         try:
             return replay(files, table=self._location.uri, tolerant=self._several_types)
         except IceDBError as error:
             raise Violation(f"the log cannot be replayed: {error}") from error
 
     def check(self, where: str, *, times_ms: Iterable[int]) -> TableState:
-        """Latest rows, rows at some times, pinned times, schema, and what v3 programs see. Raises Violation."""
+        """Check the latest rows, rows at some times, pinned times, schema, and the view of v3. Raises Violation."""
         state = self.state()
         live = {m.key for m in state.live}
         if live != self._truth.live:
@@ -62,8 +62,8 @@ class Checker:
         if dict(state.schema) != self._truth.schema and not self._several_types:
             raise Violation(f"{where}: the schema is {state.schema} and must be {self._truth.schema}")
         original = replace(state, files={k: f for k, f in state.files.items() if k not in self._truth.returned})
-        theirs = live_to_v3_readers(original)
-        if wrong := (theirs ^ live) - (self.seen_by_v3 - live):
+        live_to_v3 = live_to_v3_readers(original)
+        if wrong := (live_to_v3 ^ live) - (self.seen_by_v3 - live):
             raise Violation(f"{where}: v3 programs see other parts: {sorted(wrong)}")
         self._check_rows(where, state.live, self._truth.rows())
         for at_ms in times_ms:
@@ -88,21 +88,21 @@ class Checker:
         markers = list(markers)
         if gone := [m.key for m in markers if m.key not in self._store.objects]:
             raise Violation(f"{where}: parts without their objects: {gone}")
-        found = Counter(row for m in markers for row in self._truth.contents[m.key])
-        if found.keys() != rows or any(count > 1 for count in found.values()):
+        counts = Counter(row for m in markers for row in self._truth.contents[m.key])
+        if counts.keys() != rows or any(count > 1 for count in counts.values()):
             raise Violation(
-                f"{where}: rows lost {sorted(rows - found.keys())}, rows that must not be there "
-                f"{sorted(found.keys() - rows)}, rows twice {[r for r, c in found.items() if c > 1]}"
+                f"{where}: rows lost {sorted(rows - counts.keys())}, unexpected rows "
+                f"{sorted(counts.keys() - rows)}, rows twice {[r for r, c in counts.items() if c > 1]}"
             )
 
     def check_deletion(self, key: str, stored_ms: int, *, now_ms: int) -> None:
-        """An object was deleted: was it one that somebody needs, or may still need? Raises Violation."""
+        """Check that no reader or writer may still need a deleted object. Raises Violation."""
         keys, truth = self._location.keys, self._truth
         if key in truth.live:
             raise Violation(f"the object of the live part '{key}' was deleted")
         roots = tuple(f"{each.prefix}/" for each in (self._location, self._location.log) if each is not None)
         if not key.startswith(roots):
-            raise Violation(f"'{key}' of a neighbour was deleted")
+            raise Violation(f"'{key}' of another table was deleted")
         if key in (keys.spec, keys.probe):
             raise Violation(f"'{key}' was deleted")
         is_log = key.startswith(keys.log_prefix)

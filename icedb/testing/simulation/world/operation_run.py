@@ -1,4 +1,4 @@
-"""What one run of an operation knows and does besides calling the code under test: write rows, compare, complain."""
+"""One run of an operation, with the functions that write rows and check reported results."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ BASE_SCHEMA = {"id": "BIGINT"}
 
 @dataclass(frozen=True, slots=True)
 class RejectedOperation:
-    """An operation that raised an error which says that nothing happened."""
+    """An operation that raised an error which promises that nothing was published."""
 
-    who: str
+    actor: str
     error: str
     parts: frozenset[str]
-    #: The name of the process; None when other operations ran in it at the time.
+    #: The name of the process; None if other operations ran in it at the time.
     writer: str | None
     since_step: int
-    #: By the clock of the process, as the times in the names of its log files.
+    #: By the clock of the process, like the times in the names of its log files.
     since_ms: int
 
 
 @dataclass(slots=True)
 class Transactions:
-    """The batches that applications write exactly once: each has its rows, whoever tries it."""
+    """The batches that applications write exactly once. All attempts of a batch have the same rows."""
 
     next: dict[str, int] = field(default_factory=dict)
     rows: dict[tuple[str, int], dict[str, list[int]]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Transactions:
 
 @dataclass(slots=True)
 class OperationRun:
-    """What one run of an operation knows."""
+    """The context of one run of an operation."""
 
     world: SimulatedWorld
     act: Act
@@ -55,31 +55,31 @@ class OperationRun:
 
     @property
     def handle(self) -> Handle:
-        """The process's table."""
+        """The table, as the process has it open."""
         return self.act.process.handle
 
     def choose(self, options: Sequence[str]) -> str:
-        """One of them."""
+        """Return a random option."""
         return self.world.rng.choice(options)
 
     def write(self, rows: dict[str, list[int]], schema: dict[str, str] | None = None) -> WrittenParts:
-        """Put rows as parts."""
+        """Put rows as parts, without publishing them."""
         written = write_rows(self.handle, rows, schema or BASE_SCHEMA)
         self.parts |= {m.key for m in written.markers}
         return written
 
     def new_rows(self, *partitions: str) -> dict[str, list[int]]:
-        """Some new rows for each of the partitions."""
+        """Return some new rows for each of the partitions."""
         return {p: self.world.new_rows(self.world.rng.randint(1, 2)) for p in partitions}
 
     def must_have_added(self, commit: Commit, rows: dict[str, list[int]]) -> None:
-        """What was reported as published was published. Raises Violation."""
+        """Check that rows that were reported as committed were added. Raises Violation."""
         self.must_have_landed(commit)
         if missing := [r for of in rows.values() for r in of if r not in self.world.truth.fates]:
             raise Violation(f"rows {missing} were reported as committed and were not added")
 
     def must_have_landed(self, commit: Commit) -> None:
-        """The log file that a commit reports is there, or was, and is no void. Raises Violation."""
+        """Check that the log file that a commit reports has landed and is not a void. Raises Violation."""
         if commit.key is None:
             return
         landing = self.world.truth.landings.get(commit.key)
@@ -87,12 +87,12 @@ class OperationRun:
             raise Violation(f"'{commit.key}' was reported as published and {'is void' if landing else 'never was'}")
 
     def must_be_gone(self, fates: Sequence[tuple[int, Fate]]) -> None:
-        """Rows that were to be removed are. Raises Violation."""
+        """Check that these rows were removed. Raises Violation."""
         if left := [row for row, fate in fates if not fate.ended]:
-            raise Violation(f"rows {left} were to be removed and are still there")
+            raise Violation(f"rows {left} must be removed and still exist")
 
     def alive(self, chosen: Callable[[int, str], bool]) -> list[tuple[int, Fate]]:
-        """The rows that are live now, by number and partition."""
+        """Return the live rows that match a predicate over row and partition."""
         prefix, truth = self.handle.keys.data_prefix, self.world.truth
         parts = {row: partition_of(prefix, key) for key in truth.live for row in truth.contents[key]}
         return [(row, truth.fates[row][-1]) for row, partition in sorted(parts.items()) if chosen(row, partition)]

@@ -1,8 +1,7 @@
-"""The operations that a simulation runs: the library's own, on plain parts, each with what it promises.
+"""The operations of a simulation: the library's own operations on plain parts, each with checks of its result.
 
-An operation is a function of a `OperationRun`. It calls the code under test and then compares what that reported with what
-is true: a success has its effect; an error that says so left none. What it raises beyond the errors that may be
-expected ends the run.
+An operation is a function of an `OperationRun`. It calls the code under test and compares its report with the model.
+A success must have its effect, and an error that promises so must have none. Unexpected errors end the run.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ APPLICATIONS = ("stream", "job")
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A kind of operation. `refuses`: its RetryableError and InvalidRequestError errors say that nothing happened."""
+    """A kind of operation. `refuses`: its RetryableError and InvalidRequestError promise that nothing was published."""
 
     name: str
     run: Callable[[OperationRun], None]
@@ -60,7 +59,7 @@ class Operation:
     def body(
         self, world: SimulatedWorld, transactions: Transactions, refusals: list[RejectedOperation]
     ) -> Callable[[Act], str]:
-        """What an actor does."""
+        """Return the function that an actor runs."""
 
         def run(act: Act) -> str:
             since_ms = act.process.handle.clock.now_ms()
@@ -92,7 +91,7 @@ def _append(task: OperationRun) -> None:
 
 
 def _column(task: OperationRun) -> None:
-    """An append that brings a column, or finds that another writer brought it with another type."""
+    """Append with a column that may be new, or that another writer may have added with another type."""
     rows = task.new_rows(task.choose(PARTITIONS))
     column = f"c{task.world.rng.randrange(6)}"
     written = task.write(rows, {**BASE_SCHEMA, column: TYPES[task.world.rng.random() < UNUSUAL]})
@@ -109,7 +108,7 @@ def _txn(task: OperationRun) -> None:
     try:
         commit = publish_append(task.handle, written, txn=(application, sequence))
     except SchemaConflict:
-        # The application gives this batch up for good.
+        # The application gives up this batch.
         transactions.next[application] = max(transactions.next[application], sequence + 1)
         raise
     task.must_have_added(commit, rows)
@@ -166,7 +165,7 @@ def _alter(task: OperationRun) -> None:
 
 
 def _restore(task: OperationRun) -> None:
-    """Back to a time. What plain appends add meanwhile stays."""
+    """Restore the table of a time. Rows of concurrent plain appends are kept."""
     as_of_ms = _some_time(task)
     truth = task.world.truth
     truth.revivers.add(task.act.process.name)
@@ -175,13 +174,13 @@ def _restore(task: OperationRun) -> None:
     task.must_have_landed(report.commit)
     if report.commit.key is None:
         return
-    # What it made, at the moment when it landed; a plain append of that time may have come since.
+    # Compare at the moment when it landed, because a plain append with an earlier time may have landed since.
     landing = truth.landings[report.commit.key]
-    made = landing.left
+    restored = landing.left
     then = {row for row in truth.rows_at(as_of_ms) if truth.fates[row][0].added_step <= landing.step}
-    if lost := then - made:
+    if lost := then - restored:
         raise Violation(f"the restore of {as_of_ms} lacks rows {sorted(lost)}")
-    if extra := [row for row in made - then if truth.fates[row][0].added_step <= began]:
+    if extra := [row for row in restored - then if truth.fates[row][0].added_step <= began]:
         raise Violation(f"the restore of {as_of_ms} kept rows {sorted(extra)}")
 
 
@@ -190,7 +189,7 @@ def _cleanup(task: OperationRun) -> None:
 
 
 def _sweep(task: OperationRun) -> None:
-    """Sweep orphans. A table without commits may have lost its log, so its old parts stay."""
+    """Delete orphans. A table without commits may have lost its log, so its old parts are kept."""
     before = len(task.world.truth.landings)
     try:
         delete_orphans(task.handle)
@@ -201,8 +200,8 @@ def _sweep(task: OperationRun) -> None:
 
 def _pin(task: OperationRun) -> None:
     name = f"pin{task.world.step}"
-    made = pin(task.handle, name, None if task.world.rng.random() < 0.5 else _some_time(task))
-    task.world.checker.pins[name] = made.as_of_ms
+    created = pin(task.handle, name, None if task.world.rng.random() < 0.5 else _some_time(task))
+    task.world.checker.pins[name] = created.as_of_ms
     task.world.check(f"after '{name}' was made")
 
 
@@ -217,7 +216,7 @@ def _unpin(task: OperationRun) -> None:
 
 
 def _read(task: OperationRun) -> None:
-    """Two latest snapshots, one after the other, as a long-lived reader takes them."""
+    """Read two latest snapshots, one after the other, as a long-lived reader does."""
     for _ in range(2):
         first, began_ms = task.world.step, task.world.clock.now_ms()
         try:
@@ -232,13 +231,13 @@ def _read(task: OperationRun) -> None:
             raise Violation(f"a reader of requests {first} to {last} did not see rows {sorted(lost)}")
         newest, unseen = truth.epochs_seen(rows)
         if unseen < newest:
-            raise Violation(f"a reader saw what epoch {newest} added, and not what epoch {unseen} removed")
+            raise Violation(f"a reader saw rows that epoch {newest} added and rows that epoch {unseen} had removed")
         if ghosts := set(rows) - truth.may_see(first, last):
             raise Violation(f"a reader of requests {first} to {last} saw rows {sorted(ghosts)}")
 
 
 def _read_as_of(task: OperationRun) -> None:
-    """A snapshot at some time, which is repeatable once the time is old enough."""
+    """Read a snapshot at some time, which is repeatable once the time is settled."""
     at_ms = _some_time(task)
     began_ms = task.world.clock.now_ms()
     state = task.handle.read()
@@ -254,7 +253,7 @@ def _read_as_of(task: OperationRun) -> None:
 
 
 def _follow(task: OperationRun) -> None:
-    """A consumer of the change feed goes on where it was: with all there is, or with some parts at a time."""
+    """Continue a consumer of the change feed: with all changes, or with a limited batch."""
     world = task.world
     limits = world.rng.choice((None, None, Limits(parts=1), Limits(parts=3)))
     world.followers.follow(world, task.handle, world.followers.idle(), limits)

@@ -1,7 +1,7 @@
-"""Parts without Parquet: a part is a JSON list of row numbers, put through the store under a real key.
+"""Parts without Parquet: a part is a JSON list of row numbers, put into the store under a real key.
 
-The simulation is about requests to the store, not about rows; so an operation takes microseconds, and whoever sees a
-part knows its rows. The functions have the shapes of those that they stand for, and are handed to the operations.
+The simulation tests requests to the store, not the encoding of rows. So an operation takes microseconds, and the rows
+of a part are easy to read. The functions have the signatures of those that they replace.
 """
 
 from __future__ import annotations
@@ -54,42 +54,42 @@ __all__ = [
 
 
 _VIEWED = {"id": "BIGINT"}
-#: The one column whose type a part tells.
+#: The only column whose type is stored in a part.
 TYPED = "x"
 
 
 def rows_of(body: bytes) -> tuple[int, ...]:
-    """The rows in a part. One without content is put to learn the store's time, and is never named."""
+    """Return the rows of a part. An empty object is put to get the store's time, and no log file names it."""
     content = json.loads(body or b"[]")
     return tuple(content["rows"] if isinstance(content, dict) else content)
 
 
 def type_of(body: bytes) -> str | None:
-    """The type that a part gives the column `TYPED`; None if it lacks the column."""
+    """Return the type of the column `TYPED` in a part; None if it lacks the column."""
     content = json.loads(body or b"[]")
     return content["type"] if isinstance(content, dict) else None
 
 
 def body_of(rows: Iterable[int], schema: Mapping[str, str]) -> bytes:
-    """A part with these rows, and with the type of the column `TYPED` if the schema has it."""
+    """Encode a part with these rows, and with the type of the column `TYPED` if the schema has it."""
     content = sorted(rows)
     return json.dumps({"rows": content, "type": schema[TYPED]} if TYPED in schema else content).encode()
 
 
 def put_rows(handle: Handle, key: str, rows: Iterable[int], schema: Mapping[str, str] | None = None) -> Marker:
-    """The plain form of `part_writer.put_part`: an object that exists is this put, repeated."""
+    """Replace `part_writer.put_part`. An existing object is an earlier attempt of the same put."""
     content = sorted(rows)
     body = body_of(content, schema or {})
     try:
         handle.store.create(key, body)
     except ObjectExists:
         if handle.store.head(key).bytes != len(body):
-            raise InvariantViolated(f"'{key}' was written by somebody else") from None
+            raise InvariantViolated(f"'{key}' was written by another process") from None
     return Marker(key, len(body), 0, rows=len(content), digest=hashlib.sha256(body).hexdigest()[:32])
 
 
 def write_rows(handle: Handle, by_partition: Mapping[str, Iterable[int]], schema: Mapping[str, str]) -> WrittenParts:
-    """The plain form of `insert.write_stream`: one unpublished part for each partition, deleted if a put fails."""
+    """Replace `insert.write_stream`: put one unpublished part for each partition, or delete all if a put fails."""
     handle.check_writable()
     if not handle.known_schema:
         handle.read()
@@ -105,7 +105,7 @@ def write_rows(handle: Handle, by_partition: Mapping[str, Iterable[int]], schema
 
 
 def read_rows(handle: Handle, keys: Iterable[str], *, as_of_ms: int | None = None) -> list[int]:
-    """The rows of parts. Raises SnapshotExpired or MissingPart for one that is not there, as queries do."""
+    """Read the rows of parts. Raises SnapshotExpired or MissingPart for a missing one, as queries do."""
     rows: list[int] = []
     for key in keys:
         try:
@@ -119,11 +119,11 @@ def _explain(handle: Handle, key: str, as_of_ms: int | None) -> MissingPart | Sn
     marker = (state := handle.read(fresh=True)).parts.get(key)
     if marker is None or marker.tombstoned_ms is not None:
         return SnapshotExpired(f"'{key}' was superseded and deleted", horizon_ms=state.horizon_ms)
-    return MissingPart(f"'{key}' is live and not there (as of {as_of_ms})")
+    return MissingPart(f"'{key}' is live but missing (as of {as_of_ms})")
 
 
 def plain_rewriter(handle: Handle, rewrites: Sequence[Rewrite], schema: Mapping[str, str]) -> list[Marker | None]:
-    """The plain form of `rewriter.rewrite_parts`: one new part for each rewrite, or none if no row is left."""
+    """Replace `rewriter.rewrite_parts`: put one new part for each rewrite, or none if no row is left."""
     keys = [handle.keys.part(r.partition, handle.clock.new_id()) for r in rewrites]
     try:
         return [_rewrite(handle, key, rewrite) for key, rewrite in zip(keys, rewrites, strict=True)]
@@ -139,12 +139,12 @@ def _rewrite(handle: Handle, key: str, rewrite: Rewrite) -> Marker | None:
 
 
 def _matches(row: int, where: str) -> bool:
-    """The predicates of a simulation are the numbers 0, 1 and 2: which rest a row has when divided by three."""
+    """Evaluate a predicate, which in a simulation is the remainder of a row divided by three: 0, 1 or 2."""
     return row % 3 == int(where)
 
 
 def plain_finder(handle: Handle, parts: Sequence[Part], where: str, schema: Mapping[str, str]) -> Found:
-    """As `icedb.operations.rewrite.delete.find_rows`."""
+    """Replace `icedb.operations.rewrite.delete.find_rows`."""
     found = {p.key: sum(_matches(r, where) for r in read_rows(handle, [p.key])) for p in parts}
     return Found(where, {key: count for key, count in found.items() if count})
 
@@ -158,7 +158,7 @@ def plain_writer(
 
 
 def plain_insert(handle: Handle, data: Sequence[Mapping[str, Any]], **_: object) -> Unpublished:
-    """As `icedb.operations.write.insert.write_unpublished`; a row has an `id` and its `partition`, and may be `bad`."""
+    """Replace `icedb.operations.write.insert.write_unpublished`. A row has an `id`, a `partition` and a flag `bad`."""
     rows: dict[str, list[int]] = {}
     for row in data:
         if row["bad"]:
@@ -168,20 +168,20 @@ def plain_insert(handle: Handle, data: Sequence[Mapping[str, Any]], **_: object)
 
 
 def plain_miscast(handle: Handle, parts: Sequence[Part], types: Mapping[str, str]) -> list[Miscast]:
-    """As `icedb.operations.integrity.cast_parts.find_miscast`."""
+    """Replace `icedb.operations.integrity.cast_parts.find_miscast`."""
     wrong = []
     for part in parts:
         try:
-            found = type_of(handle.store.get(part.key).body)
+            type_ = type_of(handle.store.get(part.key).body)
         except ObjectNotFound:
             raise _explain(handle, part.key, None) from None
-        if TYPED in types and found not in (None, types[TYPED]):
+        if TYPED in types and type_ not in (None, types[TYPED]):
             wrong.append(Miscast(part, {TYPED: types[TYPED]}, {}))
     return wrong
 
 
 def plain_recast(handle: Handle, miscasts: Sequence[Miscast]) -> list[Marker]:
-    """As `icedb.operations.integrity.cast_parts.recast`."""
+    """Replace `icedb.operations.integrity.cast_parts.recast`."""
     keys = [handle.keys.part(m.part.partition, handle.clock.new_id()) for m in miscasts]
     try:
         return [
@@ -195,7 +195,7 @@ def plain_recast(handle: Handle, miscasts: Sequence[Miscast]) -> list[Marker]:
 
 @dataclass(frozen=True, slots=True)
 class _PlainBatch:
-    """What stands for a staged batch: rows by partition."""
+    """The replacement of a staged batch: rows by partition."""
 
     handle: Handle
     rows: Mapping[str, list[int]]
@@ -206,29 +206,29 @@ class _PlainBatch:
 def plain_staged(
     handle: Handle, data: Mapping[str, list[int]], _on_conflict: str, _memory_bytes: int | None
 ) -> Iterator[tuple[_PlainBatch, int]]:
-    """As `icedb.operations.write.insert.staged`."""
+    """Replace `icedb.operations.write.insert.staged`."""
     yield _PlainBatch(handle, data), 0
 
 
 def plain_put(stage: _PlainBatch, **_: object) -> WrittenParts:
-    """As `icedb.writer.part_writer.put_parts`."""
+    """Replace `icedb.writer.part_writer.put_parts`."""
     return write_rows(stage.handle, stage.rows, _VIEWED)
 
 
 def plain_views(handle: Handle, stage: _PlainBatch, **_: object) -> list[ViewParts]:
-    """As `icedb.operations.write.views.write_views`, of a source with one view, which has the same rows."""
+    """Replace `icedb.operations.write.views.write_views`. The source has one view, with the same rows."""
     target = plain_view(handle)
     return [ViewParts("view", target, write_rows(target, stage.rows, _VIEWED), ())]
 
 
 def plain_view(handle: Handle, *_: object) -> Handle:
-    """As `icedb.operations.write.views._open`: the program that has the source open has its view open, too."""
+    """Replace `icedb.operations.write.views._open`. A process that has the source open has its view open too."""
     view: Handle = handle.store.caller.handle  # type: ignore[attr-defined]
     return view
 
 
 def plain_refresh(handle: Handle, target: Handle, _view: object, state: TableState, _memory_bytes: int) -> WrittenParts:
-    """As `icedb.operations.write.views._write_all`."""
+    """Replace `icedb.operations.write.views._write_all`."""
     rows: dict[str, list[int]] = {}
     for marker in state.live:
         rows.setdefault(handle.partition(marker), []).extend(read_rows(handle, [marker.key]))
@@ -281,7 +281,7 @@ _STAND_INS: tuple[tuple[ModuleType, str, object], ...] = (
 
 @contextmanager
 def use_plain_parts() -> Iterator[None]:
-    """While a simulation runs: no threads of the library's own, and plain parts in the place of Parquet."""
+    """Replace the library's threads and its Parquet parts while the block runs."""
     before = [(module, name, module.__dict__[name]) for module, name, _ in _STAND_INS]
     for module, name, stand_in in _STAND_INS:
         setattr(module, name, stand_in)

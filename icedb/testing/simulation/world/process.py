@@ -1,4 +1,4 @@
-"""Who makes requests: runs of operations, in processes that have the table open and a clock of their own."""
+"""Simulated processes, which have the table open and a clock of their own, and the operations that run in them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from icedb.transaction.table_handle import Handle
 
 __all__ = ["Act", "Process", "WorldInterface"]
 
-#: No operation makes so many requests; one that does runs in circles.
+#: More requests than any operation makes. One that exceeds it is in an endless loop.
 REQUESTS_MAX = 4_000
 
 
 class WorldInterface(Protocol):
-    """The part of `World` that processes and followers use; `world` itself imports their modules."""
+    """The part of `SimulatedWorld` that processes and followers use. It is a Protocol to avoid circular imports."""
 
     away: dict[str, int]
     clock: ManualClock
@@ -41,19 +41,19 @@ class WorldInterface(Protocol):
     truth: Truth
 
     def tick(self) -> None:
-        """See `World`."""
+        """See `SimulatedWorld`."""
 
     def note(self, act: Act, request: SimulatedRequest, strike: Strike | None) -> None:
-        """See `World`."""
+        """See `SimulatedWorld`."""
 
     def violate(self, message: str) -> None:
-        """See `World`."""
+        """See `SimulatedWorld`."""
 
     def deliver_later(self, after_ms: int, action: Callable[[], None]) -> None:
-        """See `World`."""
+        """See `SimulatedWorld`."""
 
     def in_any_order(self, keys: Sequence[str]) -> list[str]:
-        """See `World`."""
+        """See `SimulatedWorld`."""
 
 
 class Act(Actor):
@@ -64,23 +64,23 @@ class Act(Actor):
         self.operation = operation
         self.process = process
         self.changes = 0
-        #: What it asks for next.
+        #: The next request.
         self.pending: tuple[Kind, str] | None = None
         self.strikes: list[Strike] = []
         self.outcome = "started"
 
 
 class Process:
-    """A program with one open table and a clock of its own. When it dies, all that runs in it dies."""
+    """A process with one open table and a clock of its own. A crash ends all operations that run in it."""
 
     def __init__(self, world: WorldInterface, *, skew_ms: int) -> None:
         self.world = world
         self.dead = False
         self.busy = 0
         self.spawned = 0
-        #: No further operation runs in it: what it publishes from now on is the work of those that ended.
+        #: Whether no further operation runs in it, so that later log files are from operations that have ended.
         self.retired = False
-        #: Of further tables that it has open.
+        #: The keys of further tables that it has open.
         self.other_keys: tuple[Keys, ...] = ()
         number = len(world.processes)
         clock = world.clock.skewed(skew_ms)
@@ -92,29 +92,29 @@ class Process:
             clock=clock,
             fencing=world.setting.fencing,
         )
-        # As `writer_name` makes them, but without this machine's name, so that keys are the same everywhere.
+        # Like `writer_name`, but without this machine's name, so that keys are the same on every machine.
         self.name = f"p{number}-{number}"
         self.handle.writer = f"{self.name}-{clock.new_id()[:12]}"
         world.processes.append(self)
 
-    # ------------------------------------------------------------------------------------ Caller
+    # ------------------------------------------------------------------------------------ StoreCaller
 
     @property
     def overwrites(self) -> bool:
-        """See `Caller`."""
+        """See `StoreCaller`."""
         return self.world.setting.overwrites
 
     def turn(self, kind: Kind, key: str) -> tuple[SimulatedRequest, Strike | None]:
-        """See `Caller`."""
+        """See `StoreCaller`."""
         world, act = self.world, self._act
         self._check_alive()
         if not key.startswith(world.roots + world.setting.sources):
-            world.violate(f"{act.name} leaves its table: {kind} '{key}'")
+            world.violate(f"{act.name} accesses an object outside its table: {kind} '{key}'")
         act.requests += 1
         act.pending = kind, key
         act.changes += kind in ("create", "delete")
         if act.requests > REQUESTS_MAX:
-            world.violate(f"{act.name} makes no end of requests")
+            world.violate(f"{act.name} made more than {REQUESTS_MAX} requests")
         world.scheduler.pause(act)
         self._check_alive()
         world.tick()
@@ -146,29 +146,29 @@ class Process:
             raise Crash
 
     def crash(self) -> None:
-        """See `Caller`."""
+        """See `StoreCaller`."""
         self.dead = True
         raise Crash
 
     def sleep(self, for_ms: int) -> None:
-        """See `Caller`."""
+        """See `StoreCaller`."""
         self.world.scheduler.sleep(self._act, self.world.clock.now_ms() + for_ms)
         self._check_alive()
 
     def later(self, after_ms: int, action: Callable[[], None]) -> None:
-        """See `Caller`."""
+        """See `StoreCaller`."""
         self.world.deliver_later(after_ms, action)
 
     def in_any_order(self, keys: Sequence[str]) -> list[str]:
-        """See `Caller`."""
+        """See `StoreCaller`."""
         return self.world.in_any_order(keys)
 
     def now_ms(self) -> int:
-        """See `Caller`."""
+        """See `StoreCaller`."""
         return self.world.clock.now_ms()
 
     def lands_in_time(self, key: str, issued_ms: int) -> bool:
-        """A client gives up before the commit timeout. Parts and pins may land whenever they like."""
+        """Return whether a put may still land: log files and claims only before the commit timeout, others always."""
         is_bounded = any(
             key.startswith(keys.log_prefix) or keys.parse_epoch_claim(key) or keys.is_txn_claim(key)
             for keys in (self.handle.keys, *self.other_keys)

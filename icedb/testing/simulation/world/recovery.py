@@ -1,4 +1,4 @@
-"""After the faults: one healthy process puts everything right, and nothing is lost, doubled or left behind."""
+"""Recovery after the faults: maintenance without faults, after which nothing is lost, duplicated or left over."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from icedb.transaction.table_handle import Handle
 
 __all__ = ["run_healthy", "maintain", "recover"]
 
-#: A tombstone of the first merge is ripe for the second cleanup, the log files of that for the third.
+#: The second cleanup deletes the parts that the first merge tombstoned, and the third the log files that named them.
 CLEANUPS = 3
 
 
@@ -37,7 +37,7 @@ def recover(world: SimulatedWorld, transactions: Transactions, refusals: Sequenc
     world.run(patient=True)
     world.deliver_all()
     run_healthy(world, "nothing", lambda _: None)
-    # The epoch that is open may have a claim, and the claim parts: the next exclusive commit decides it.
+    # The open epoch may have a claim that names parts. The next exclusive commit decides it.
     run_healthy(world, "alter", _decide_epoch)
     _check_refusals(world, refusals)
     run_healthy(world, "follow", partial(_follow, world))
@@ -58,7 +58,7 @@ def recover(world: SimulatedWorld, transactions: Transactions, refusals: Sequenc
 
 
 def maintain(world: SimulatedWorld) -> None:
-    """Merge, clean up and merge the log without faults, while the table may yet hold what cannot be replaced."""
+    """Merge, clean up and merge the log without faults, although some log files may not be replaceable yet."""
     run_healthy(world, "merge", lambda handle: merge(handle, rewriter=plain_rewriter))
     world.clock.advance(TIMING.grace_ms + TIMING.commit_timeout_ms)
     run_healthy(world, "cleanup", cleanup)
@@ -66,7 +66,7 @@ def maintain(world: SimulatedWorld) -> None:
 
 
 def run_healthy(world: SimulatedWorld, what: str, action: Callable[[Handle], object]) -> None:
-    """Run one operation in a program of its own, without faults, and check the table. Raises Violation."""
+    """Run one operation in a new process without faults, and check the table. Raises Violation."""
 
     def body(act: Act) -> str:
         action(act.process.handle)
@@ -82,7 +82,7 @@ def _decide_epoch(handle: Handle) -> None:
 
 
 def _next_txn(world: SimulatedWorld, transactions: Transactions, application: str, handle: Handle) -> None:
-    """An application goes on: with a batch that was never reported as committed, or with a new one."""
+    """Continue an application: with a batch that was never reported as committed, and with a new one."""
     for _ in range(2):
         sequence = transactions.next[application]
         rows = transactions.rows.setdefault((application, sequence), {PARTITIONS[0]: world.new_rows(1)})
@@ -93,8 +93,8 @@ def _next_txn(world: SimulatedWorld, transactions: Transactions, application: st
 
 
 def _follow(world: SimulatedWorld, handle: Handle) -> None:
-    """Each consumer of changes gets the rest, unless cleanup was faster."""
-    for follower in list(world.followers.known):
+    """Read the rest of the changes for each consumer, unless cleanup was faster."""
+    for follower in list(world.followers.active):
         with suppress(SnapshotExpired):
             world.followers.follow(world, handle, follower, None)
 
@@ -107,28 +107,28 @@ def _unpin_all(handle: Handle) -> None:
 def _verify(handle: Handle) -> None:
     report = verify(handle)
     if not report.ok:
-        raise Violation(f"verify finds fault with a table that is right: {report}")
+        raise Violation(f"verify reports problems of a consistent table: {report}")
 
 
 def _check_refusals(world: SimulatedWorld, refusals: Sequence[RejectedOperation]) -> None:
-    """An error that says that nothing happened must not lie, whatever others completed later."""
+    """Check that nothing of a rejected operation was published, even if others completed work later."""
     truth, keys = world.truth, world.location.keys
     for refusal in refusals:
         if named := refusal.parts & (truth.live | truth.dead):
-            raise Violation(f"{refusal.who} raised {refusal.error}, and its parts were published: {sorted(named)}")
+            raise Violation(f"{refusal.actor} raised {refusal.error}, and its parts were published: {sorted(named)}")
         for landing in truth.landings.values():
             if (
                 truth.process_of(landing.key) == refusal.writer
                 and landing.step > refusal.since_step
                 and keys.parse_log_file(landing.key).t_ms
-                >= refusal.since_ms  # else it is an earlier put, delivered late
+                >= refusal.since_ms  # otherwise it is an earlier put that was delivered late
                 and not landing.void
             ):
-                raise Violation(f"{refusal.who} raised {refusal.error}, and '{landing.key}' was published")
+                raise Violation(f"{refusal.actor} raised {refusal.error}, and '{landing.key}' was published")
 
 
 def _check_nothing_left(world: SimulatedWorld) -> None:
-    """Storage is bounded: parts that are live, few log files, no claims but the probe and open transactions'."""
+    """Check that storage is bounded: live parts, few log files, the probe, and claims of open transactions."""
     keys = world.location.keys
     parts = set(world.store.keys(keys.data_prefix))
     claims = [k for k in world.store.keys(keys.claims_prefix) if k != keys.probe]
@@ -137,14 +137,14 @@ def _check_nothing_left(world: SimulatedWorld) -> None:
         claims = [k for k in claims if k not in of_txns]
         parts = {part for part in parts if not any(part in body for body in of_txns.values())}
     if extra := parts - world.truth.live:
-        raise Violation(f"objects that nothing needs were left: {sorted(extra)}")
-    # The last cleanup's own claim is younger than the grace period; and the claim after each live epoch stays.
+        raise Violation(f"unneeded objects were left: {sorted(extra)}")
+    # The last cleanup's own claim is younger than the grace period, and the claim after each live epoch is kept.
     after_live = {n + 1 for n in world.checker.state().live_epochs}
     kept = {keys.epoch_claim(n) for n in {world.truth.epoch, world.truth.epoch + 1} | after_live}
     if old := [k for k in claims if k not in kept]:
-        raise Violation(f"claims that nothing needs were left: {old}")
+        raise Violation(f"unneeded claims were left: {old}")
     if len(logs := world.store.keys(keys.log_prefix)) > LOG_FILES_MAX:
-        raise Violation(f"so many log files were left: {logs}")
+        raise Violation(f"too many log files were left: {logs}")
 
 
 LOG_FILES_MAX = 6

@@ -1,4 +1,4 @@
-"""What can happen to one request of an actor, and when it does."""
+"""The faults that can strike a request of an actor."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ MUTATING: tuple[Kind, ...] = ("create", "delete")
 
 
 class Trouble(Enum):
-    """The kinds of faults that a simulation knows."""
+    """The kinds of faults of a simulation."""
 
-    #: The actor's process dies; the store never sees the request.
+    #: The actor's process crashes, and the store never gets the request.
     CRASH_BEFORE = "crash before"
-    #: The store does it; the process dies before it knows.
+    #: The store executes the request, and the process crashes before it gets the response.
     CRASH_AFTER = "crash after"
-    #: The store does it; the actor gets StoreUnavailable.
+    #: The store executes the request, and the actor gets StoreUnavailable.
     LOSE = "lost response"
-    #: The store does not do it; the actor gets StoreUnavailable.
+    #: The store does not execute the request, and the actor gets StoreUnavailable.
     FAIL = "failed"
-    #: The store does it twice; the actor gets the second answer, as after a retry by the client library.
+    #: The store executes the request twice, and the actor gets the second response, as after a retry by the client.
     REPEAT = "repeated"
-    #: The actor gets StoreUnavailable now; the store does it later, within the bounds that clients keep.
+    #: The actor gets StoreUnavailable now. The store executes the request later, within the timeouts of clients.
     DELAY = "delayed"
-    #: The store does it, and again hours later: a network's late copy.
+    #: The store executes the request, and again hours later, as if the network delivered a late copy.
     DUPLICATE = "late duplicate"
     #: The actor sleeps, then makes the request.
     SLEEP_BEFORE = "sleep before"
-    #: The actor sleeps between the store's answer and its own next step.
+    #: The actor sleeps between the store's response and its own next step.
     SLEEP_AFTER = "sleep after"
 
 
-#: Those that mean something to a request that changes nothing.
+#: The faults that apply to a request that changes nothing.
 READ_FAULTS = frozenset(
     {Trouble.CRASH_BEFORE, Trouble.CRASH_AFTER, Trouble.FAIL, Trouble.SLEEP_BEFORE, Trouble.SLEEP_AFTER}
 )
@@ -44,7 +44,7 @@ READ_FAULTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """One request: `number` counts those of the actor, `change` those of them that change something."""
+    """One request. `number` counts the requests of the actor, `change` those that may change the store."""
 
     number: int
     change: int
@@ -53,15 +53,15 @@ class SimulatedRequest:
 
     @property
     def changes(self) -> bool:
-        """Whether it is one that may change the store."""
+        """Whether it may change the store."""
         return self.kind in MUTATING
 
 
 @dataclass(slots=True)
 class Strike:
-    """One fault that waits for its request. `times` makes it hit the following requests as well.
+    """A fault that is scheduled for a request of an actor, and for the requests after it up to `times`.
 
-    `prepare` is called by the actor right before the first hit: it may bring others into flight, or let hours pass.
+    The actor calls `prepare` right before the first hit. It may bring others into flight, or let hours pass.
     """
 
     trouble: Trouble
@@ -73,7 +73,7 @@ class Strike:
     struck: bool = False
 
     def takes(self, request: SimulatedRequest) -> bool:
-        """Whether this request is hit."""
+        """Whether the fault hits this request."""
         if self.times <= 0 or (self.changes_only and not request.changes):
             return False
         return (request.change if self.changes_only else request.number) >= self.number

@@ -1,8 +1,8 @@
-"""Actors take turns, one at a time, and one random generator decides whose turn it is.
+"""A deterministic scheduler: actors take turns, and one random generator decides which actor runs next.
 
-An actor is a function in a thread of its own: the code under test is synchronous and stays as it is. Exactly one
-thread runs at any moment. It hands the baton on when it makes a request to the store, falls asleep, waits for
-another actor, or ends; so a run is a function of its seed alone.
+An actor is a function in a thread of its own, because the code under test is synchronous. Exactly one thread runs at a
+time. It passes the baton when it makes a request to the store, sleeps, waits for another actor, or ends. So a run
+depends on its seed alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Actor:
         self.name = name
         self.requests = 0
         self.finished = False
-        #: It sleeps until then (the simulation's time).
+        #: It sleeps until this time of the simulation.
         self.wake_ms = 0
         self.body = body
         self.baton = threading.Lock()
@@ -37,7 +37,7 @@ class Actor:
 
 
 class _Worker:
-    """A thread that runs one body after the other: to start a thread for each actor would take a third of the time."""
+    """A reusable thread. Starting a thread for each actor would take a third of the run time."""
 
     def __init__(self, idle: list[_Worker]) -> None:
         self._idle = idle
@@ -56,7 +56,7 @@ class _Worker:
             body, self._body = self._body, None
             if body is not None:
                 hand_on = body()
-                self._idle.append(self)  # before others run: only one thread touches the list at a time
+                self._idle.append(self)  # before others run, so that only one thread uses the list at a time
                 hand_on()
 
 
@@ -64,17 +64,17 @@ _idle: list[_Worker] = []
 
 
 class Scheduler:
-    """Whose turn it is. `now_ms` tells the time; `sleep_until` lets it pass when everybody sleeps."""
+    """Chooses the actor that runs next. `sleep_until` advances the time of `now_ms` if all actors sleep."""
 
     def __init__(self, rng: random.Random, *, now_ms: Callable[[], int], sleep_until: Callable[[int], None]) -> None:
         self._rng = rng
         self._now_ms = now_ms
         self._sleep_until = sleep_until
-        #: How likely the same actor goes on: 0 interleaves finely, near 1 lets operations run whole.
+        #: The probability that the same actor continues. 0 interleaves requests; near 1, operations run completely.
         self.stickiness = 0.0
         self.actors: list[Actor] = []
         self.current: Actor | None = None
-        #: Set when the run is over before its actors are: each of them gets `Crash` at its next turn.
+        #: Set if the run ends before its actors: each of them gets `Crash` at its next turn.
         self.aborted = False
         self._awaited: list[tuple[Actor, Callable[[], Actor | None]]] = []
         self._main = threading.Lock()
@@ -82,12 +82,12 @@ class Scheduler:
         self._patient = False
 
     def spawn(self, actor: Actor) -> Actor:
-        """Add an actor. It runs when it is chosen."""
+        """Add an actor, which runs when it is chosen."""
         self.actors.append(actor)
         return actor
 
     def run(self, *, patient: bool) -> None:
-        """Let the actors take turns until all have ended; unless `patient`, or all that are left are asleep."""
+        """Let the actors take turns until all have ended, or, unless `patient`, until the others are asleep."""
         self._patient = patient
         self.current = None
         chosen = self._choose()
@@ -97,7 +97,7 @@ class Scheduler:
         self.actors = [a for a in self.actors if not a.finished]
 
     def pause(self, actor: Actor) -> None:
-        """Called by the actor whose turn it is: let somebody else have one, perhaps. Raises Crash after an abort."""
+        """Give other actors a turn. Called by the running actor. Raises Crash after an abort."""
         chosen = self._choose()
         if chosen is not actor:
             self._hand_to(chosen)
@@ -106,12 +106,12 @@ class Scheduler:
             raise Crash
 
     def sleep(self, actor: Actor, until_ms: int) -> None:
-        """Called by the actor whose turn it is: no turn before that time."""
+        """Sleep until a time. Called by the running actor."""
         actor.wake_ms = until_ms
         self.pause(actor)
 
     def wait_for(self, actor: Actor, others: Iterable[Actor], is_ready: Callable[[Actor], bool]) -> None:
-        """Called by the actor whose turn it is: the others run, in order, until each is ready, and nobody else."""
+        """Run only these others, in order, until each is ready. Called by the running actor."""
         waiting = list(others)
 
         def next_one() -> Actor | None:

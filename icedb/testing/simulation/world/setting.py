@@ -1,4 +1,4 @@
-"""How the table of a simulated world is set up, and the times that all worlds share."""
+"""The settings of the table of a simulated world, and the times that all worlds share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from icedb.transaction.table_handle import Fencing
 
 __all__ = ["LATE_MS", "PARTITIONS", "TIMING", "Setting"]
 
-#: As the defaults, but for a thousand times smaller numbers: the order of the times is what counts.
+#: In the order of the defaults, but some thousand times shorter, because only the order matters.
 TIMING = Timing(
     max_skew_ms=40,
     commit_timeout_ms=1_500,
@@ -19,24 +19,24 @@ TIMING = Timing(
     min_age_ms=17_000,
     txn_retention_ms=10_000_000,
 )
-#: How long after its time a log file may appear: reckoned here, not taken from the code that is tried.
+#: The greatest delay of a log file after its commit time, computed independently of the code under test.
 LATE_MS = 2 * (TIMING.commit_timeout_ms + TIMING.max_skew_ms)
 PARTITIONS = ("d=1", "d=2")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How the table of a world is set up, where that differs from the usual."""
+    """The settings of the table of a world."""
 
     timing: Timing = TIMING
     fencing: Fencing = "claims"
-    #: Programs bring columns with types that differ.
+    #: Whether processes add columns with conflicting types.
     several_types: bool = False
-    #: The store replaces objects although told to create them.
+    #: Whether the store overwrites objects in spite of create-only puts.
     overwrites: bool = False
-    #: The prefix of log and claims in a store of their own; None: they lie beside the parts.
+    #: The prefix of log and claims in a store of their own; None if they are in the store of the parts.
     log_root: str | None = None
-    #: Prefixes of files of others that the table's programs read.
+    #: Prefixes of further objects that the table's processes read.
     sources: tuple[str, ...] = ()
-    #: Transactions may be forgotten before a cleanup removes their claims, which then stay.
+    #: Whether the log may forget transactions before a cleanup deletes their claims, which are then kept.
     keeps_claims: bool = False

@@ -1,7 +1,7 @@
-"""The simulated store, and each actor's own view of it, through which all faults come.
+"""The simulated store, and each process's access to it, which injects all faults.
 
-A listing of more than a few keys is several requests, as at a real store; so is the deletion of several objects, in
-any order. Every request lets others have their turn first. What the store does is told to `landed` and `deleted`.
+A listing of more than a few keys is several requests, as with a real store. So is the deletion of several objects, in
+any order. Every request gives other actors a turn first. The store calls `landed` and `deleted` for its changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Answer = TypeVar("_Answer")
 
 
 class SimulatedStore:
-    """A bucket in a dict. Each method is one request, done at once."""
+    """A bucket in a dict. Each method is one atomic request."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
@@ -36,17 +36,17 @@ class SimulatedStore:
         self.deleted: Callable[[str, int], None] = lambda _key, _stored_ms: None
 
     def adopt(self, other: SimulatedStore) -> None:
-        """Hold what another store holds, with its times."""
+        """Copy the objects of another store, with their times."""
         self.objects, self._keys = dict(other.objects), list(other._keys)
 
     def create(self, key: str, body: bytes) -> None:
-        """Put an object that is not there yet."""
+        """Put a new object. Raises ObjectExists."""
         if key in self.objects:
             raise ObjectExists(key)
         self.put(key, body)
 
     def put(self, key: str, body: bytes) -> None:
-        """Put an object, whatever is there. Equal bytes in the place of others change its time alone."""
+        """Put an object, and replace an existing one. If the bytes are equal, only the time changes."""
         before = self.objects.get(key)
         if before is None:
             bisect.insort(self._keys, key)
@@ -55,26 +55,26 @@ class SimulatedStore:
             self.landed(key, body)
 
     def get(self, key: str) -> StoredObject:
-        """Read an object."""
+        """Read an object. Raises ObjectNotFound."""
         try:
             return self.objects[key]
         except KeyError:
             raise ObjectNotFound(key) from None
 
     def page(self, prefix: str, after: str | None) -> list[ObjectInfo]:
-        """The first keys with this prefix and beyond `after`."""
+        """Return one page of a listing: the first keys with this prefix and beyond `after`."""
         start = bisect.bisect_left(self._keys, prefix)
         if after is not None:
             start = max(start, bisect.bisect_right(self._keys, after))
-        found = [k for k in self._keys[start : start + PAGE_KEYS] if k.startswith(prefix)]
-        return [ObjectInfo(k, len(self.objects[k].body), self.objects[k].stored_ms) for k in found]
+        keys = [k for k in self._keys[start : start + PAGE_KEYS] if k.startswith(prefix)]
+        return [ObjectInfo(k, len(self.objects[k].body), self.objects[k].stored_ms) for k in keys]
 
     def keys(self, prefix: str = "") -> list[str]:
-        """All keys with this prefix; not a request."""
+        """Return all keys with this prefix. Not a request."""
         return [k for k in self._keys if k.startswith(prefix)]
 
     def delete(self, key: str) -> None:
-        """Delete an object; one that is not there counts as done."""
+        """Delete an object if it exists."""
         if key in self.objects:
             stored_ms = self.objects.pop(key).stored_ms
             self._keys.remove(key)
@@ -82,31 +82,31 @@ class SimulatedStore:
 
 
 class StoreCaller(Protocol):
-    """Who makes requests through a view, and what befalls him; `icedb.testing.simulation.world.world` has the one."""
+    """The process that makes requests through a ProcessStore. `Process` implements it."""
 
     @property
     def overwrites(self) -> bool:
-        """Whether the store replaces objects although told to create them."""
+        """Whether the store overwrites objects in spite of create-only puts."""
         ...
 
     def turn(self, kind: Kind, key: str) -> tuple[SimulatedRequest, Strike | None]:
-        """Let others have their turn; then the request, and the fault that hits it. Raises Crash when dead."""
+        """Give others a turn. Return the request, and the fault that hits it. Raises Crash after a crash."""
         ...
 
     def crash(self) -> None:
-        """Die, with all that runs in the same process. Raises Crash."""
+        """Crash, with all operations of the same process. Raises Crash."""
         ...
 
     def sleep(self, for_ms: int) -> None:
-        """Let others have turns for that long. Raises Crash when dead."""
+        """Give others turns for this time. Raises Crash after a crash."""
         ...
 
     def later(self, after_ms: int, action: Callable[[], None]) -> None:
-        """Do something at the store after some time, whatever becomes of this actor."""
+        """Execute a request at the store after some time, even if this process has crashed."""
         ...
 
     def in_any_order(self, keys: Sequence[str]) -> list[str]:
-        """The keys of requests that a real client makes at the same time."""
+        """Return the keys in a random order, because a real client makes these requests at the same time."""
         ...
 
     def lands_in_time(self, key: str, issued_ms: int) -> bool:
@@ -114,12 +114,12 @@ class StoreCaller(Protocol):
         ...
 
     def now_ms(self) -> int:
-        """The store's time."""
+        """Return the store's time."""
         ...
 
 
 class ProcessStore:
-    """One actor's `ObjectStore`: what lies below its location, and what it may read `also`."""
+    """The `ObjectStore` of one process: the objects below its location, and those that it may read `also`."""
 
     def __init__(
         self, store: SimulatedStore, location: Location, caller: StoreCaller, *, also: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ class ProcessStore:
         return ProcessStore(self.inner, location, self.caller)
 
     def create(self, key: str, body: bytes | Path) -> None:
-        """See ObjectStore. A put that is under way for too long never lands."""
+        """See ObjectStore. A put that takes too long never lands."""
         content = body.read_bytes() if isinstance(body, Path) else bytes(body)
         issued_ms = self.caller.now_ms()
         arrived = False
@@ -153,7 +153,7 @@ class ProcessStore:
         self._request("create", key, create)
 
     def overwrite(self, key: str, body: bytes) -> None:
-        """Put an object whatever is there, as programs of IceDB v3 do, within the same bounds."""
+        """Put an object and replace an existing one, as programs of IceDB v3 do, within the same timeouts."""
         issued_ms = self.caller.now_ms()
         arrived = False
 
@@ -172,21 +172,21 @@ class ProcessStore:
 
     def head(self, key: str) -> ObjectInfo:
         """See ObjectStore."""
-        found = self._request("head", key, lambda: self.inner.get(key))
-        return ObjectInfo(key, len(found.body), found.stored_ms)
+        stored = self._request("head", key, lambda: self.inner.get(key))
+        return ObjectInfo(key, len(stored.body), stored.stored_ms)
 
     def get_many(self, keys: Sequence[str]) -> dict[str, StoredObject]:
-        """See ObjectStore. One request per key."""
-        found = {}
+        """See ObjectStore. Makes one request per key."""
+        objects = {}
         for key in self.caller.in_any_order(keys):
             try:
-                found[key] = self.get(key)
+                objects[key] = self.get(key)
             except ObjectNotFound:
                 continue
-        return {k: found[k] for k in keys if k in found}
+        return {k: objects[k] for k in keys if k in objects}
 
     def delete(self, keys: Sequence[str]) -> None:
-        """See ObjectStore. One request per key: a bulk deletion has no order, and may be done in part."""
+        """See ObjectStore. Makes one request per key, because a bulk deletion has no order and may be incomplete."""
         for key in self.caller.in_any_order(keys):
             self._delete(key)
 
@@ -194,12 +194,12 @@ class ProcessStore:
         self._request("delete", key, lambda: self.inner.delete(key))
 
     def copy(self, source: str, target: str) -> None:
-        """See ObjectStore. The store does it in one step."""
+        """See ObjectStore. The copy is one atomic request."""
         self._request("create", target, lambda: self.inner.put(target, self.inner.get(source).body))
 
     def _request(self, kind: Kind, key: str, action: Callable[[], _Answer]) -> _Answer:
         if not key.startswith(self._roots):
-            raise InvariantViolated(f"'{key}' is not of the store of {self.location.uri} (simulated)")
+            raise InvariantViolated(f"'{key}' is outside the store of {self.location.uri} (simulated)")
         request, strike = self.caller.turn(kind, key)
         if strike is None:
             return action()
@@ -231,18 +231,18 @@ class ProcessStore:
                 raise lost
 
     def list(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
-        """See ObjectStore. One request per page, each as of its own moment."""
-        found: list[ObjectInfo] = []
+        """See ObjectStore. Makes one request per page, each of which returns the state at its own time."""
+        infos: list[ObjectInfo] = []
         while True:
             page = self._request("list", prefix, partial(self.inner.page, prefix, after))
-            found += page
+            infos += page
             if len(page) < PAGE_KEYS:
-                return found
+                return infos
             after = page[-1].key
 
 
 def _do_again(action: Callable[[], object]) -> None:
-    """What the store answers reaches nobody."""
+    """Execute a request whose response is lost."""
     try:
         action()
     except (IceDBError, Crash):

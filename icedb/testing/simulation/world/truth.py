@@ -1,8 +1,8 @@
-"""The plain model that the table is compared with: which row was added when, and when it was removed.
+"""The model with which the table is compared: when each row was added, and when it was removed.
 
-It is told of every log file at the moment it lands in the store, and of nothing else: no actor's report is
-believed. What a log file does to rows follows from the rows inside the parts that it names. Epochs must land one
-after the other, each once; a row must never be added twice.
+Its only input is every log file at the moment when it lands in the store. Reports of actors are not used. The effect of
+a log file on rows follows from the rows in the parts that it names. Epochs must land in order, each once, and no row
+may be added twice.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _FOREVER_MS = 1 << 62
 
 
 class Violation(AssertionError):
-    """The table broke a promise."""
+    """The table violated an invariant."""
 
 
 @dataclass(slots=True)
 class Fate:
-    """One life of a row: from when to when, by the log's time and by the number of the request that did it."""
+    """One life of a row: its begin and end, as time in the log and as the number of the request."""
 
     part: str
     added_ms: int
     added_step: int
     removed_ms: int = _FOREVER_MS
     removed_step: int = _FOREVER_MS
-    #: The exclusive commits that did it; 0: a plain append, or it has not ended.
+    #: The epochs that added and removed it; 0 for a plain append, or if it has not ended.
     added_epoch: int = 0
     removed_epoch: int = 0
 
@@ -45,13 +45,13 @@ class Fate:
         return self.removed_step < _FOREVER_MS
 
     def holds_at(self, at_ms: int) -> bool:
-        """Whether the row is there in a snapshot at that time."""
+        """Whether a snapshot at that time has the row."""
         return self.added_ms <= at_ms < self.removed_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """What one log file did when it landed for the first time."""
+    """The effect of one log file when it landed for the first time."""
 
     key: str
     step: int
@@ -59,13 +59,13 @@ class Landing:
     void: bool
     added: frozenset[int] = frozenset()
     removed: frozenset[int] = frozenset()
-    #: All rows that were live right after it, for a commit that may bring rows back.
+    #: All rows that were live right after it, if the commit may bring rows back.
     left: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
 class Truth:
-    """The table as it must be."""
+    """The expected state of the table."""
 
     keys: Keys
     several_types: bool = False
@@ -78,21 +78,21 @@ class Truth:
     schema: dict[str, str] = field(default_factory=dict)
     epoch: int = 0
     landings: dict[str, Landing] = field(default_factory=dict)
-    #: Log files of which a late copy arrived. Programs of v3 do not know that they were replaced.
+    #: Log files of which a late copy arrived. Programs of v3 cannot know that they were replaced.
     returned: set[str] = field(default_factory=set)
     #: Part or log file -> when the first log file that supersedes it landed, by the store's clock.
     superseded_ms: dict[str, int] = field(default_factory=dict)
-    #: Names of processes whose commits may bring rows back: a restore.
+    #: Names of processes whose commits may bring rows back, because they restore.
     revivers: set[str] = field(default_factory=set)
 
     def part_landed(self, key: str, body: bytes, *, now_ms: int) -> None:
-        """A part was put: its rows are known from now on, and are not visible yet."""
+        """Record the rows of a part that was put. They are not visible yet."""
         self.contents[key] = rows_of(body)
         self.stored_ms.setdefault(key, now_ms)
 
     def log_landed(self, key: str, body: bytes, *, step: int, now_ms: int) -> None:
-        """A log file was put. Raises Violation."""
-        if key in self.landings:  # a late copy, or a void where a body was before: it must change nothing
+        """Apply a log file that was put. Raises Violation."""
+        if key in self.landings:  # a late copy, or a void after a log file: it must change nothing
             self.returned.add(key)
             return
         file = decode(body, key, self.keys)
@@ -117,15 +117,15 @@ class Truth:
         self.landings[key] = self._move_rows(key, file, added, removed, step)
 
     def process_of(self, key: str) -> str:
-        """The name of the process that a log file is from: its writer without the id."""
+        """Return the name of the process that wrote a log file: its writer without the id."""
         return self.keys.parse_log_file(key).writer.rsplit("-", 1)[0]
 
     def _check_times(self, key: str, file: LogFile, added: Iterable[str], now_ms: int) -> None:
-        """The past is over, and a part that is published is younger than any that a sweep takes."""
+        """Check that no settled time changes, and that published parts are younger than those that a sweep deletes."""
         if now_ms - file.t_ms > LATE_MS:
-            raise Violation(f"'{key}' changes what was {now_ms - file.t_ms} ms ago")
+            raise Violation(f"'{key}' changes the table of {now_ms - file.t_ms} ms ago")
         oldest_ms = min((self.stored_ms[part] for part in added), default=now_ms)
-        # The claim of a transaction keeps its parts for as long as it takes.
+        # The claim of a transaction protects its parts for any time.
         if not file.txn and now_ms - oldest_ms > TIMING.part_timeout_ms + LATE_MS:
             raise Violation(f"'{key}' publishes a part that was put {now_ms - oldest_ms} ms ago")
 
@@ -135,7 +135,7 @@ class Truth:
                 raise Violation(f"'{key}' says that column '{column}' is {type_}; it is {self.schema[column]}")
 
     def _note_earlier(self, markers: Iterable[Marker]) -> None:
-        """A put that was thought lost names a part with an earlier time than the one that was repeated."""
+        """Apply an earlier time of a part, from a put that seemed lost and was repeated with a later time."""
         for marker in markers:
             if marker.key in self.live or marker.key in self.dead:
                 for row in self.contents.get(marker.key, ()):
@@ -160,7 +160,7 @@ class Truth:
         for row in out.keys() - into.keys():
             fate = self.fates[row][-1]
             fate.removed_ms, fate.removed_step, fate.removed_epoch = file.t_ms, step, file.epoch or 0
-        for row in into.keys() & out.keys():  # its part may have been from a clock far ahead
+        for row in into.keys() & out.keys():  # the part may have been written by a clock far ahead
             self.fates[row][-1].added_ms = min(self.fates[row][-1].added_ms, file.t_ms)
         for row in into.keys() - out.keys():
             lives = self.fates.setdefault(row, [])
@@ -177,18 +177,18 @@ class Truth:
             left=frozenset(self.rows()) if revives else frozenset(),
         )
 
-    # ------------------------------------------------------------------------------------ what must be there
+    # ------------------------------------------------------------------------------------ expected rows
 
     def rows(self) -> set[int]:
-        """The rows of the latest snapshot."""
+        """Return the rows of the latest snapshot."""
         return {row for row, lives in self.fates.items() if not lives[-1].ended}
 
     def rows_at(self, at_ms: int) -> set[int]:
-        """The rows of the snapshot at a time."""
+        """Return the rows of the snapshot at a time."""
         return {row for row, lives in self.fates.items() if any(f.holds_at(at_ms) for f in lives)}
 
     def must_see(self, first_step: int, last_step: int) -> set[int]:
-        """Rows that a reader must have seen who began and ended at these requests."""
+        """Return the rows that a reader must see that begins and ends at these requests."""
         return {
             row
             for row, lives in self.fates.items()
@@ -196,7 +196,7 @@ class Truth:
         }
 
     def may_see(self, first_step: int, last_step: int) -> set[int]:
-        """Rows that a reader may have seen."""
+        """Return the rows that a reader may see that begins and ends at these requests."""
         return {
             row
             for row, lives in self.fates.items()
@@ -204,7 +204,7 @@ class Truth:
         }
 
     def epochs_seen(self, rows: Iterable[int]) -> tuple[int, int]:
-        """Of a reader's rows: the newest epoch that added one, and the oldest that removed one he still saw."""
+        """Return the newest epoch that added one of a reader's rows, and the oldest epoch that removed one of them."""
         once = [lives[0] for row in rows if len(lives := self.fates.get(row, [])) == 1]
         newest = max((f.added_epoch for f in once), default=0)
         return newest, min((f.removed_epoch for f in once if f.removed_epoch), default=newest)

@@ -1,7 +1,8 @@
-"""A simulated world: one table, processes that work on it, a store, a network, time, and what is true.
+"""A simulated world: one table, the processes that work on it, a store, a network, time, and the model of the table.
 
-All chance comes from one generator, so a world is a function of its seed. Time passes a few milliseconds with each
-request, and in leaps when everybody sleeps. The timings of the table are small, so that "hours" are short numbers.
+All randomness comes from one generator, so a world depends on its seed alone. Time advances a few milliseconds with
+each request, and in leaps if all actors sleep. The timings of the table are short, so "hours" are some thousand
+milliseconds.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _NEIGHBOURS = (
 
 @dataclass(slots=True)
 class Delivery:
-    """Something that the network still holds."""
+    """A request that the network has not delivered yet."""
 
     due_ms: int
     action: Callable[[], None]
@@ -51,19 +52,19 @@ class Delivery:
 
 @dataclass(slots=True)
 class Tally:
-    """What happened in a world."""
+    """The counts of a world."""
 
     requests: Counter[str] = field(default_factory=Counter)
     troubles: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    #: (operation struck, other operation in flight, fault) -> how often.
+    #: (operation struck, other operation in flight, fault) -> count
     cells: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     in_flight_max: int = 0
     schedule: int = 0
 
 
 class SimulatedWorld:
-    """See the module's docstring. `trace` collects a line for each request and event."""
+    """See the module's docstring. `trace` is called with a line for each request and event."""
 
     def __init__(
         self,
@@ -85,9 +86,9 @@ class SimulatedWorld:
             log = Location("memory", "simulation-log", self.setting.log_root)
             self.location = replace(self.location, log=log)
             self.spec = msgspec.structs.replace(self.spec, log_uri=log.uri)
-        #: The prefixes of all that is the table's: one for each of its stores.
+        #: The prefixes of the table's objects: one for each of its stores.
         self.roots = tuple(f"{each.prefix}/" for each in (self.location, self.location.log) if each is not None)
-        #: Prefix of a store -> until when it answers nobody.
+        #: Prefix of a store -> the time until which it is unavailable.
         self.away: dict[str, int] = {}
         self.scheduler = Scheduler(self.rng, now_ms=self.clock.now_ms, sleep_until=self.let_pass_until)
         self.store = SimulatedStore(self.clock.now_ms)
@@ -99,7 +100,7 @@ class SimulatedWorld:
         self.tally = Tally()
         self.step = 0
         self.violation: str | None = None
-        #: Called for each log file that lands for the first time. They may raise Violation.
+        #: Called with each log file that lands for the first time. They may raise Violation.
         self.watchers: list[Callable[[LogFile, Landing], None]] = []
         self._named = 0
         self._rows = 0
@@ -111,7 +112,7 @@ class SimulatedWorld:
         self.store.landed, self.store.deleted = self._landed, self._deleted
 
     def adopt(self, other: SimulatedWorld) -> None:
-        """Become a copy of another world at rest: its time, objects and truth, but nobody who works there."""
+        """Copy the time, objects and model of another world that has no running actors. Processes are not copied."""
         self.clock.set(other.clock.now_ms())
         last_id = other.clock.new_id()
         while self.clock.new_id() != last_id:
@@ -125,13 +126,13 @@ class SimulatedWorld:
     # ------------------------------------------------------------------------------------ actors
 
     def process(self, *, skew_ms: int | None = None) -> Process:
-        """A new program. Its clock differs from the store's by at most `max_skew_ms`."""
+        """Start a process. Its clock differs from the store's by at most `max_skew_ms`."""
         if skew_ms is None:
             skew_ms = self.rng.choice((0, 0, -TIMING.max_skew_ms, TIMING.max_skew_ms, 7))
         return Process(self, skew_ms=skew_ms)
 
     def spawn(self, operation: str, process: Process, body: Callable[[Act], str]) -> Act:
-        """Add an actor; `body` says how it ended."""
+        """Add an actor. `body` returns its outcome."""
         self._named += 1
         act: Act
 
@@ -142,7 +143,7 @@ class SimulatedWorld:
                 act.outcome = "crashed"
             except Violation as violation:
                 self.note_violation(f"{act.name}: {violation}")
-            except Exception as error:  # noqa: BLE001  (whatever it is, the run is over and the seed is reported)
+            except Exception as error:  # noqa: BLE001  (any other error ends the run, and the seed is reported)
                 self.note_violation(f"{act.name} raised {type(error).__name__}: {error}")
             act.process.busy -= 1
             self.tally.outcomes[act.operation, act.outcome] += 1
@@ -161,19 +162,19 @@ class SimulatedWorld:
             raise Violation(self.violation)
 
     def new_rows(self, count: int) -> list[int]:
-        """Rows that nobody has added yet."""
+        """Return new rows, which no operation has added yet."""
         self._rows += count
         return list(range(self._rows - count, self._rows))
 
     # ------------------------------------------------------------------------------------ time and network
 
     def tick(self) -> None:
-        """A request takes its time."""
+        """Advance the time of one request."""
         self.step += 1
         self.let_pass_until(self.clock.now_ms() + (self.rng.randrange(4) if self.fine else 1))
 
     def let_pass_until(self, until_ms: int) -> None:
-        """Advance the time; the network delivers what is due on the way."""
+        """Advance the time, and deliver the requests that become due."""
         while True:
             due = [d for d in self.network if d.due_ms <= until_ms]
             if not due:
@@ -187,22 +188,22 @@ class SimulatedWorld:
         self.clock.set(max(self.clock.now_ms(), until_ms))
 
     def deliver_later(self, after_ms: int, action: Callable[[], None]) -> None:
-        """Give the network something to deliver."""
+        """Schedule a request that the network delivers later."""
         self.network.append(Delivery(self.clock.now_ms() + after_ms, action))
 
     def deliver_all(self) -> None:
-        """Let so much time pass that the network is empty."""
+        """Advance the time until the network has delivered all requests."""
         while self.network:
             self.let_pass_until(max(d.due_ms for d in self.network))
 
     def in_any_order(self, keys: Sequence[str]) -> list[str]:
-        """Sorted, because sets have no order that could be repeated; then, in a random world, shuffled."""
+        """Return the keys sorted, because the order of sets cannot be repeated, and shuffled in a random world."""
         ordered = sorted(keys)
         if self.fine:
             self.rng.shuffle(ordered)
         return ordered
 
-    # ------------------------------------------------------------------------------------ what is seen
+    # ------------------------------------------------------------------------------------ counts, trace and checks
 
     def note(self, act: Act, request: SimulatedRequest, strike: Strike | None) -> None:
         """Count a request."""
@@ -220,24 +221,24 @@ class SimulatedWorld:
             self.say(act.name, f"{request.number:3d} {request.kind} {request.key}{trouble}")
 
     def say(self, who: str, what: str) -> None:
-        """One line of the trace."""
+        """Write one line of the trace."""
         if self.trace is not None:
             self.trace(f"{self.clock.now_ms() - self.start_ms:7d} {who:14s} {what}")
 
     def note_violation(self, message: str) -> None:
-        """The run is over: remember the first reason, and let everybody go."""
+        """End the run: record the first violation, and abort all actors."""
         if self.violation is None:
             self.violation = message
             self.say("VIOLATION", message)
         self.scheduler.aborted = True
 
     def violate(self, message: str) -> None:
-        """As `note_violation`, from within a request. Raises Crash."""
+        """Call `note_violation` from within a request. Raises Crash."""
         self.note_violation(message)
         raise Crash
 
     def check(self, where: str) -> None:
-        """The invariants that hold at every moment. Raises Violation."""
+        """Check the invariants. Raises Violation."""
         self.checker.check(where, times_ms=[self.rng.randint(self.start_ms, self.clock.now_ms()) for _ in range(3)])
 
     def _landed(self, key: str, body: bytes) -> None:
@@ -256,7 +257,7 @@ class SimulatedWorld:
             self.violate(str(violation))
 
     def describe(self, key: str, body: bytes) -> str:
-        """A log file in one line of a trace."""
+        """Describe a log file for the trace."""
         file = decode(body, key, self.location.keys)
         landing = self.truth.landings[key]
         parts = [f"{m.key.rsplit('/', 1)[1][:6]}{'-' if m.tombstoned_ms else '+'}" for m in file.markers]
