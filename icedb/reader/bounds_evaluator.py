@@ -19,7 +19,7 @@ from icedb.sql.connections import quote_text
 from icedb.sql.expressions import items_sql, renamed, walk
 from icedb.sql.types import describe, typed_nothing
 
-__all__ = ["ReferencedColumn", "Condition", "condition_of"]
+__all__ = ["ReferencedColumn", "Condition", "bounds_condition"]
 
 _WHOLE = frozenset((
     "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT",
@@ -109,18 +109,18 @@ class _Bounds:
     unknown: str
 
 
-def condition_of(
+def bounds_condition(
     con: duckdb.DuckDBPyConnection, tree: Node, columns: Mapping[str, str], path_columns: Mapping[str, str]
 ) -> Condition:
     """The condition for a predicate's syntax tree over columns and path columns (DuckDB types, no name in both).
 
     Raises DuckDB's errors for a predicate that does not fit them.
     """
-    conditions = _Conditions(con, tree, columns, path_columns)
+    conditions = _ConditionBuilder(con, tree, columns, path_columns)
     return Condition(conditions.may(tree).true, tuple(conditions.asked.values()))
 
 
-class _Conditions:
+class _ConditionBuilder:
     def __init__(
         self, con: duckdb.DuckDBPyConnection, tree: Node, columns: Mapping[str, str], path_columns: Mapping[str, str]
     ) -> None:

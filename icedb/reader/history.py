@@ -113,7 +113,7 @@ class LogFileInfo:
 
 
 @dataclass(slots=True)
-class _Deed:
+class _CommitRecord:
     """What is known of one commit."""
 
     added: list[Marker] = field(default_factory=list)
@@ -155,21 +155,21 @@ def history(handle: Handle, *, limit: int | None = None, since_ms: int | None = 
     return found
 
 
-def _deeds(handle: Handle, state: TableState) -> dict[tuple[int, str], _Deed]:
+def _deeds(handle: Handle, state: TableState) -> dict[tuple[int, str], _CommitRecord]:
     """Time, and the log file where several have one time -> what was done then."""
     of_time: dict[int, list[StoredLogFile]] = {}
     for stored in state.effective.values():
         of_time.setdefault(stored.file.t_ms, []).append(stored)
     owner = _owners(of_time)
-    deeds: dict[tuple[int, str], _Deed] = {}
+    deeds: dict[tuple[int, str], _CommitRecord] = {}
     for marker in state.parts.values():
         came_ms, went_ms = marker.created_ms, marker.tombstoned_ms
-        deeds.setdefault((came_ms, owner.get((marker.key, came_ms), "")), _Deed()).added.append(marker)
+        deeds.setdefault((came_ms, owner.get((marker.key, came_ms), "")), _CommitRecord()).added.append(marker)
         if went_ms is not None:
-            deeds.setdefault((went_ms, owner.get((marker.key, went_ms), "")), _Deed()).removed.append(marker)
+            deeds.setdefault((went_ms, owner.get((marker.key, went_ms), "")), _CommitRecord()).removed.append(marker)
     for at_ms, files in of_time.items():
         for stored in files:
-            deed = deeds.setdefault((at_ms, stored.key if len(files) > 1 else ""), _Deed())
+            deed = deeds.setdefault((at_ms, stored.key if len(files) > 1 else ""), _CommitRecord())
             deed.own, deed.key = stored, stored.key
     # Of those that were replaced, and are still stored, the names are known.
     replaced: dict[int, list[str]] = {}
@@ -177,11 +177,11 @@ def _deeds(handle: Handle, state: TableState) -> dict[tuple[int, str], _Deed]:
         replaced.setdefault(handle.keys.parse_log_file(key).t_ms, []).append(key)
     for at_ms, names in replaced.items():
         if len(names) == 1 and at_ms not in of_time:
-            deeds.setdefault((at_ms, ""), _Deed()).key = names[0]
+            deeds.setdefault((at_ms, ""), _CommitRecord()).key = names[0]
     return deeds
 
 
-def _fetch_replaced(handle: Handle, deeds: Iterable[_Deed]) -> None:
+def _fetch_replaced(handle: Handle, deeds: Iterable[_CommitRecord]) -> None:
     """Log files that count no more tell what their commits were, as long as they are stored."""
     wanted = {d.key: d for d in deeds if d.own is None and d.key is not None}
     for key, stored in handle.store.get_many(list(wanted)).items():
@@ -222,7 +222,7 @@ def _info(
     handle: Handle,
     state: TableState,
     at_ms: int,
-    deed: _Deed,
+    deed: _CommitRecord,
     txn: Mapping[str, int],
     dead: Mapping[str, int],
     operation: str,

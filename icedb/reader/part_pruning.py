@@ -17,7 +17,7 @@ import pyarrow as pa
 from icedb.format.keys import decode_partition
 from icedb.format.packed_markers import row_numbers
 from icedb.format.records import Stats
-from icedb.reader.bounds_evaluator import Condition, ReferencedColumn, condition_of
+from icedb.reader.bounds_evaluator import Condition, ReferencedColumn, bounds_condition
 from icedb.reader.lazy_parts import LiveParts
 from icedb.sql.column_stats import TEXT_TYPES, Bounds, bounds_of
 from icedb.sql.sandbox_pool import scratch_connection
@@ -46,7 +46,7 @@ def prune_parts(
         return []
     with scratch_connection() as con:
         try:
-            condition = condition_of(con, predicate, columns, path_columns)
+            condition = bounds_condition(con, predicate, columns, path_columns)
             if condition.sql == "true":
                 return list(parts)
             if isinstance(parts, LiveParts):

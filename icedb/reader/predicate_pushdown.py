@@ -14,7 +14,7 @@ from typing import Any
 from icedb.sql.expressions import is_stable, renamed, syntax_tree, walk
 from icedb.sql.user_queries import TABLE_FUNCTIONS
 
-__all__ = ["asked_of_table"]
+__all__ = ["pushed_down_predicate"]
 
 # What may be in an expression over one row.
 _PLAIN = frozenset(("BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT",
@@ -28,7 +28,7 @@ _JOINS = frozenset(("REGULAR", "CROSS", "NATURAL"))
 Node = Mapping[str, Any]
 
 
-def asked_of_table(sql: str, table: str, columns: Collection[str]) -> Node | None:
+def pushed_down_predicate(sql: str, table: str, columns: Collection[str]) -> Node | None:
     """The syntax tree of the predicate, over columns by their bare names; None when there is none to be sure of.
 
     `table` and `columns` are in small letters. Never raises for a query that is none.

@@ -1,9 +1,9 @@
-"""A snapshot of a table: what a reader holds on to.
+"""Snapshots: the live parts (data files) and the schema of a table at one time, and queries over them.
 
-A snapshot is a list of live parts and a schema: nothing that happens later changes it, and cleanup leaves its
-parts alone for the grace period. Its query sees a table `t`: every column of the schema (null where a part
-lacks it) and the partition columns with the type of their expression; a data column of the same name wins. Beside it,
-`final` is what `t` will be when all is merged.
+A snapshot is immutable. Cleanup (VACUUM) keeps its parts for the grace period. A query sees a table `t` with every
+column of the schema, null where a part lacks it, and the partition columns with the types of their expressions. If a
+data column has the name of a partition column, `t` has the data column. The table `final` has the rows of `t` as they
+will be when every partition is merged (compacted).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from icedb.format.table_spec import TableSpec, all_columns, spec_at
 from icedb.reader.lazy_parts import LiveParts, latest_parts, live_parts
 from icedb.reader.merged_view import final_relation
 from icedb.reader.part_pruning import prune_parts
-from icedb.reader.predicate_pushdown import asked_of_table
+from icedb.reader.predicate_pushdown import pushed_down_predicate
 from icedb.reader.scan_sql import relation, translate_read_error, visible_partitions
 from icedb.sql.connections import connect_reader, lock_reader, quote_name
 from icedb.sql.partition_expressions import PartitionExpression, partition_expressions, partition_types
@@ -42,10 +42,10 @@ from icedb.util.arguments import checks_arguments
 
 __all__ = ["Snapshot", "Where", "take_snapshot"]
 
-#: A predicate: SQL, or DuckDB's own.
+#: A predicate: SQL or a DuckDB expression.
 Where = str | duckdb.Expression
 
-# For fewer, to think takes longer than to open them.
+# To prune fewer parts takes longer than to open them.
 _PARTS_MIN = 16
 _NO_FINAL = re.compile(r'Table with name "?final"? does not exist', re.IGNORECASE)
 
@@ -53,16 +53,29 @@ _NO_FINAL = re.compile(r'Table with name "?final"? does not exist', re.IGNORECAS
 @dataclass(frozen=True)
 @checks_arguments
 class Snapshot:
-    """Live parts and schema as of a time (unix milliseconds). Made by `Table.snapshot`."""
+    """The live parts and the schema of a table at one time.
 
+    `Table.snapshot` returns it. It is immutable and safe to share between threads.
+
+    Example:
+        ```python
+        snapshot = table.snapshot()
+        print(snapshot.rows, snapshot.schema)
+        rows = snapshot.query("SELECT event, count(*) FROM t GROUP BY ALL").fetchall()
+        ```
+    """
+
+    #: The table's address.
     table: str
+    #: The time of the snapshot, in unix milliseconds.
     as_of_ms: int
-    #: In key order. Of a large table, each is made when it is asked for.
+    #: The live parts in key order. The parts of a large table are created on access.
     parts: Sequence[Part]
-    #: Column -> DuckDB type: the columns that the table had at that time.
+    #: Column -> DuckDB type, for the columns that the table had at that time.
     schema: Mapping[str, str]
-    #: How many log files it took to know this, and how many exclusive commits there had been.
+    #: The number of log files that the snapshot was computed from.
     log_files: int
+    #: The number of the last exclusive commit.
     epoch: int
     _handle: Handle
     _spec: TableSpec
@@ -72,17 +85,17 @@ class Snapshot:
 
     @property
     def handle(self) -> Handle:
-        """The open table that it was taken of."""
+        """The open table of the snapshot."""
         return self._handle
 
     @property
     def spec(self) -> TableSpec:
-        """The table's spec as it was at the snapshot's time, as far as its columns depend on it."""
+        """The table's spec at the snapshot's time, as far as the snapshot's columns depend on it."""
         return self._spec
 
     @cached_property
     def id(self) -> str:
-        """The same for the same live parts and schema: 16 hexadecimal digits."""
+        """A digest of the live parts and the schema: 16 hexadecimal digits."""
         digest = hashlib.sha256()
         keys = self.parts.markers.keys if isinstance(self.parts, LiveParts) else (p.key for p in self.parts)
         for key in keys:
@@ -93,9 +106,9 @@ class Snapshot:
 
     @cached_property
     def partition_schema(self) -> Mapping[str, str]:
-        """Partition column -> DuckDB type, in the order of `partition_by`. DuckDB is asked when somebody looks.
+        """Partition column -> DuckDB type, in the order of `partition_by`. DuckDB computes it on first access.
 
-        Without parts, only if the columns that it takes are declared: else they come with the first rows.
+        Without parts, it has only the partition columns whose inputs are declared. The others come with the first rows.
         """
         if not self.schema:
             return {}
@@ -104,12 +117,12 @@ class Snapshot:
         except InvalidPartitionExpression:
             if self.parts and self.schema.keys() >= self._handle.columns.keys():
                 raise
-            return self._fitting_types()
+            return self._computable_types()
 
-    def _fitting_types(self) -> dict[str, str]:
-        """The partition columns that follow from the columns of the snapshot's time.
+    def _computable_types(self) -> dict[str, str]:
+        """Return the partition columns that can be computed from the columns of the snapshot's time.
 
-        The table may have been partitioned by others since, by a program that does not record its earlier specs.
+        The partition columns may have changed since, by a program that does not record its earlier specs.
         """
         types: dict[str, str] = {}
         for expression in self.expressions:
@@ -119,44 +132,80 @@ class Snapshot:
 
     @cached_property
     def expressions(self) -> tuple[PartitionExpression, ...]:
-        """The partition expressions of the snapshot's time: the handle may have learned of others since."""
+        """The partition expressions of the snapshot's time. The handle may have read a later spec since."""
         if self._handle.spec is self._spec:
             return self._handle.expressions
         return partition_expressions(self._spec, table=self.table)
 
     @property
     def rows(self) -> int | None:
-        """Rows in all parts; None when a program that does not count them wrote one."""
+        """The number of rows in all parts; None if another program wrote a part without a row count."""
         return total_rows(self.parts.markers if isinstance(self.parts, LiveParts) else self.parts)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all parts."""
+        """The size of all parts in bytes."""
         return total_bytes(self.parts.markers if isinstance(self.parts, LiveParts) else self.parts)
 
     def partitions(self, where: str | None = None) -> list[str]:
-        """The paths (`d=2026-11-21/u=7`) of the partitions that have live parts.
+        """List the partitions that have live parts.
 
-        `where` is a DuckDB predicate over the partition columns. Raises InvalidPartitionExpression.
+        Args:
+            where: A DuckDB predicate over the partition columns (default: all partitions).
+
+        Returns:
+            Sorted paths, such as `d=2026-11-21/u=7`.
+
+        Raises:
+            InvalidPartitionExpression: `where` does not fit the partition columns.
+
+        Example:
+            ```python
+            paths = table.snapshot().partitions("d >= '2026-11-01'")
+            ```
         """
         parts = self.parts
         paths = sorted(parts.partitions[0].values() if isinstance(parts, LiveParts) else {p.partition for p in parts})
         return paths if where is None else matching(paths, where, self.partition_schema, table=self.table)
 
     def files(self, where: Where | Predicate | None = None) -> list[Part]:
-        """The live parts, or those that may hold a row for which a predicate over any columns of `t` is true.
+        """List the live parts that may contain a row for which a predicate is true.
 
-        They are chosen by their partitions and by what the log says of their columns; none is opened. A part that is
-        left out holds no such row. `where` is SQL, or a `duckdb.Expression`; it may ask for the time, which is asked
-        once. One that was checked, over the columns of `t`, is not checked again. Raises InvalidOption, UnknownColumn.
+        Parts are pruned by their partitions and by the statistics in the log. No part is opened. A part that is left
+        out contains no such row.
+
+        Args:
+            where: SQL or a `duckdb.Expression` over the columns of `t` (default: all parts). It may call `now()`, which
+                is evaluated once. A `Predicate` was checked before and is not checked again.
+
+        Raises:
+            InvalidOption: `where` is not one DuckDB condition over the columns of `t`.
+            UnknownColumn: `where` names a column that the table does not have.
+
+        Example:
+            ```python
+            keys = [part.key for part in table.snapshot().files("user_id = 7")]
+            ```
         """
-        return list(self.parts) if where is None else self._that_may_match(self._predicate(where))
+        return list(self.parts) if where is None else self._prune(self._predicate(where))
 
     def in_partitions(self, where: str | None = None) -> list[Part]:
-        """The live parts, or those of the partitions for which a predicate over the partition columns is true.
+        """List the live parts of the partitions for which a predicate is true.
 
-        A data column of the same name counts for nothing here. Parts of an older partitioning, whose paths do not say,
-        are among them: they may hold such rows. Raises InvalidPartitionExpression.
+        The result includes parts of an older partitioning whose paths lack a partition column, because they may contain
+        such rows.
+
+        Args:
+            where: A DuckDB predicate over the partition columns (default: all parts). A name in it always means the
+                partition column, also if a data column has the same name.
+
+        Raises:
+            InvalidPartitionExpression: `where` does not fit the partition columns.
+
+        Example:
+            ```python
+            parts = table.snapshot().in_partitions("d = '2026-11-21'")
+            ```
         """
         if where is None:
             return list(self.parts)
@@ -168,57 +217,74 @@ class Snapshot:
         return [p for p in self.parts if p.partition in chosen or self.is_older(p)]
 
     def is_older(self, part: Part) -> bool:
-        """Whether its path does not say the values of all partition columns: `in_partitions` could not tell."""
+        """Return whether the part's path lacks a partition column, so that `in_partitions` always includes the part."""
         return self._is_older(part.partition)
 
     def _is_older(self, partition: str) -> bool:
         return not self.partition_schema.keys() <= decode_partition(partition).keys()
 
     def query(self, sql: str, *, where: Where | None = None, sandbox: bool = False) -> QueryResult:
-        """The answer to a DuckDB query over the table `t`: lazy, and as rows, Arrow, pandas or Polars.
+        """Run a DuckDB query over the table `t`.
 
-        With `where`, a predicate as for `files`, `t` holds the rows for which it is true; no part is opened that
-        certainly has none. What the query itself says of `t` in its WHERE leaves out parts as well.
+        Parts that cannot contain a row of the result are not opened. `where` and the WHERE of the query both prune
+        parts.
 
-        The table `final` holds what `t` will when every partition is merged into one part: the exact result of a
-        table with `merging`, however much of it is merged yet. Of other tables it is `t`. `where` is asked of its rows,
-        so after the merging.
+        The table `final` has the rows of `t` as they will be when every partition is merged into one part. For a table
+        with `merging` it is the exact result, regardless of how much is merged so far. For other tables it is `t`.
 
-        The query is one SELECT, or EXPLAIN of one; it downloads nothing and writes no file. It can read other files of
-        this machine, to join them, and what the connection's credentials open. With `sandbox` it reads `t` and `final`
-        alone: for SQL that others wrote.
+        The query downloads nothing and writes no file. It can read other local files, to join them, and everything
+        that the connection's credentials permit.
 
-        Raises InvalidOption, UnknownColumn, and InvalidQuery with DuckDB's text. Rows are read when they are fetched:
-        errors of their values, SnapshotExpired and MissingPart are raised then.
+        Args:
+            sql: One SELECT, or EXPLAIN of one.
+            where: A predicate as for `files`: `t` and `final` contain only rows for which it is true. In `final`, it
+                applies after the merge.
+            sandbox: Restrict the query to `t` and `final`. Set it for SQL from other people.
+
+        Returns:
+            A lazy result. Rows are read when they are fetched.
+
+        Raises:
+            InvalidOption: `sql` is not one SELECT, or `where` is not one condition.
+            UnknownColumn: `where` names a column that the table does not have.
+            InvalidQuery: DuckDB or the sandbox rejects the query. The message contains the reason.
+            SnapshotExpired: Cleanup has deleted a part. Raised when rows are fetched.
+            MissingPart: A live part is missing from the store. Raised when rows are fetched.
+
+        Example:
+            ```python
+            result = table.snapshot().query("SELECT event, count(*) FROM t GROUP BY ALL", where="d = '2026-11-21'")
+            print(result.fetchall())
+            ```
         """
         predicate = None if where is None else self._predicate(where)
-        parts = self._that_it_asks_for(sql, self.parts if predicate is None else self._that_may_match(predicate))
+        parts = self._prune_by_query(sql, self.parts if predicate is None else self._prune(predicate))
         con = connect_reader(self._handle.location)
         try:
             check_select(con, sql, table=self.table, sandbox=sandbox)
             rows = relation(self._handle, parts, self.schema, self.partition_schema, expressions=self.expressions)
             con.execute(f"CREATE VIEW t AS {_within(rows, predicate)}")
-            lock_reader(con, self._handle.readable_paths(self._openable(parts)) if sandbox else None)
-            answer = self._ask(con, sql, predicate)
+            lock_reader(con, self._handle.readable_paths(self._readable_parts(parts)) if sandbox else None)
+            result = self._run(con, sql, predicate)
         except (duckdb.Error, ObjectNotFound) as error:
-            raise self._explained(error) from None
-        return QueryResult(answer, self._explained, again=lambda: con.cursor().sql(sql))
+            raise self._translate_error(error) from None
+        return QueryResult(result, self._translate_error, again=lambda: con.cursor().sql(sql))
 
-    def _openable(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """The parts that `t` and `final` read: of a table with merging, `final` may need more of them."""
+    def _readable_parts(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Return the parts that `t` and `final` read. In a table with merging, `final` may need more than `t`."""
         return parts if self._spec.merging is None else self.parts
 
-    def _explained(self, error: Exception) -> Exception:
+    def _translate_error(self, error: Exception) -> Exception:
         return translate_read_error(self._handle, self.parts, error, as_of_ms=self.as_of_ms)
 
-    def _ask(self, con: duckdb.DuckDBPyConnection, sql: str, predicate: Predicate | None) -> duckdb.DuckDBPyRelation:
-        """The answer over `t`, and `final` if somebody asks for it, which not every table has."""
+    def _run(self, con: duckdb.DuckDBPyConnection, sql: str, predicate: Predicate | None) -> duckdb.DuckDBPyRelation:
+        """Run the query over `t`. Create `final` only if the query names it, because not every table has it."""
         try:
             return con.sql(sql)
         except duckdb.CatalogException as error:
             if not _NO_FINAL.search(str(error)):
                 raise
-        parts = self.parts if predicate is None else self._that_may_match(predicate, merged=True)
+        parts = self.parts if predicate is None else self._prune(predicate, merged=True)
         rows = final_relation(
             self._handle, self._spec, parts, self.schema, self.partition_schema, expressions=self.expressions
         )
@@ -238,25 +304,41 @@ class Snapshot:
         text = str(where) if isinstance(where, duckdb.Expression) else where
         return check_predicate(text, self.schema, self._visible, table=self.table, at_once=True)
 
-    def _that_may_match(self, predicate: Predicate, *, merged: bool = False) -> list[Part]:
-        """`merged`: those whose rows may become such when they are merged."""
+    def _prune(self, predicate: Predicate, *, merged: bool = False) -> list[Part]:
+        """Return the parts that may have rows that match. `merged`: or rows that may match after a merge."""
         columns = self.schema
         if merged and (merging := self._spec.merging) is not None:
-            # Rows are merged that are equal in these; what the others will be, no single part tells.
+            # Only the key columns survive a merge. The values of the others do not follow from a single part.
             columns = {c: t for c, t in columns.items() if c in merging.by}
         return prune_parts(self.parts, predicate.tree, columns, self._visible)
 
-    def _that_it_asks_for(self, sql: str, parts: Sequence[Part]) -> Sequence[Part]:
-        """Without the parts of which a query can use no row, as its own conditions say."""
+    def _prune_by_query(self, sql: str, parts: Sequence[Part]) -> Sequence[Part]:
+        """Return the parts without those of which the query's own conditions select no row."""
         if len(parts) < _PARTS_MIN:
             return parts
-        predicate = asked_of_table(sql, "t", frozenset(c.casefold() for c in (*self.schema, *self._visible)))
+        predicate = pushed_down_predicate(sql, "t", frozenset(c.casefold() for c in (*self.schema, *self._visible)))
         return parts if predicate is None else prune_parts(parts, predicate, self.schema, self._visible)
 
     def to_arrow(
         self, columns: Sequence[str] | None = None, *, where: Where | None = None, final: bool = False
     ) -> pa.Table:
-        """All rows as a pyarrow Table, or those for which `where` is true; `columns` selects, `final`: of `final`."""
+        """Read rows into a pyarrow Table.
+
+        Args:
+            columns: The columns to read (default: all).
+            where: A predicate as for `query`.
+            final: Read `final` instead of `t`.
+
+        Raises:
+            InvalidOption: `where` is not one condition, or the table has no `final`.
+            UnknownColumn: `where` names a column that the table does not have.
+            InvalidQuery: The query failed, for example because a column in `columns` does not exist.
+
+        Example:
+            ```python
+            arrow = table.snapshot().to_arrow(["ts", "event"], where="user_id = 7")
+            ```
+        """
         if not self.schema:
             return pa.table({})  # SQL has no table without columns
         selected = "*" if columns is None else ", ".join(map(quote_name, columns))
@@ -268,14 +350,14 @@ def _within(rows: str, predicate: Predicate | None) -> str:
 
 
 def take_snapshot(handle: Handle, as_of_ms: int | None = None, *, may_precede: bool = False) -> Snapshot:
-    """The snapshot at a time (unix milliseconds), or the latest. Raises SnapshotExpired and `LogReader.read`'s.
+    """Return the snapshot at a time (unix milliseconds), or the latest. Raises SnapshotExpired and `LogReader.read`'s.
 
-    Raises InvalidOption for a time before the table's creation, unless `may_precede`, or in the future.
+    Raises InvalidOption for a time in the future, or before the table's creation unless `may_precede`.
 
-    A time before the horizon can be read if it is pinned; only then are the pins looked at, after the log.
+    A time before the horizon is readable if it is pinned. Only then are the pins read, after the log.
     """
-    # Before the log is read, and before this millisecond: a commit of this machine that comes next has a later time,
-    # so asking for this snapshot's `as_of_ms` again gives the same parts.
+    # One millisecond before the log is read: the next commit of this machine has a later time, so a later snapshot at
+    # this `as_of_ms` has the same parts.
     now_ms = handle.clock.now_ms() - 1
     state = handle.read()
     latest_ms = max(now_ms, state.newest_ms)

@@ -16,7 +16,7 @@ import duckdb
 
 from icedb.errors import IceDBError, InvalidBatch
 from icedb.sources.batch import Batch
-from icedb.sources.files import FILE_COLUMN, Reading, first_line, no_values, partition_sql, select_list, stream
+from icedb.sources.files import FILE_COLUMN, FileInput, first_line, no_values, partition_sql, select_list, stream
 from icedb.sources.inference.value_types import is_exact_double
 from icedb.sql.connections import quote_name, quote_text
 
@@ -42,7 +42,7 @@ _FIRST_ROWS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _CsvFileGroup:
     """Files of the same first line."""
 
     paths: tuple[str, ...]
@@ -60,27 +60,27 @@ class _Group:
         )
 
 
-def open_csv(reading: Reading, *, failed: Callable[[IceDBError], None]) -> Batch:
+def open_csv(reading: FileInput, *, failed: Callable[[IceDBError], None]) -> Batch:
     """CSV files as a batch. Raises InvalidBatch."""
     groups = _groups(reading)
     columns = dict.fromkeys(n for g in groups for n in g.names)
     from_paths = partition_sql(reading, dict.fromkeys(columns, ""))
-    types = _types(reading, groups, [c for c in columns if c not in reading.known])
+    types = _types(reading, groups, [c for c in columns if c not in reading.table_columns])
     typed = {c: f"CAST({quote_name(c)} AS {t})" for c, t in types.items() if t}
     stored = {c: types.get(c, "VARCHAR") for c in columns}
     nothing, untyped = no_values(stored), [c for c, t in stored.items() if not t]
     selects = []
     for group in groups:
-        own = {c: typed.get(c, quote_name(c)) for c in group.names if c in reading.known or types[c]}
+        own = {c: typed.get(c, quote_name(c)) for c in group.names if c in reading.table_columns or types[c]}
         selects.append(f"{select_list(own | from_paths or nothing)} FROM {group.relation}")
     return Batch(
         stream(reading, "\nUNION ALL BY NAME\n".join(selects), failed=failed, untyped=untyped),
-        parsed=frozenset(c for c in (*columns, *from_paths) if c in reading.known or types.get(c) == "VARCHAR"),
+        parsed=frozenset(c for c in (*columns, *from_paths) if c in reading.table_columns or types.get(c) == "VARCHAR"),
         source=reading.files.shown,
     )
 
 
-def _groups(reading: Reading) -> list[_Group]:
+def _groups(reading: FileInput) -> list[_CsvFileGroup]:
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for path in reading.files.paths:
         line = first_line(reading, path)
@@ -92,10 +92,10 @@ def _groups(reading: Reading) -> list[_Group]:
         found.setdefault((delimiter, names), []).append(path)
     if not found:
         raise InvalidBatch(f"{reading.table}: {reading.files.shown} has no line, so no column. Leave it out.")
-    return [_Group(tuple(paths), names, delimiter) for (delimiter, names), paths in found.items()]
+    return [_CsvFileGroup(tuple(paths), names, delimiter) for (delimiter, names), paths in found.items()]
 
 
-def _check_names(reading: Reading, path: str, names: tuple[str, ...]) -> None:
+def _check_names(reading: FileInput, path: str, names: tuple[str, ...]) -> None:
     seen: set[str] = set()
     for name in names:
         if not name.strip():
@@ -112,7 +112,7 @@ def _check_names(reading: Reading, path: str, names: tuple[str, ...]) -> None:
         )
 
 
-def _types(reading: Reading, groups: list[_Group], columns: list[str]) -> Mapping[str, str]:
+def _types(reading: FileInput, groups: list[_CsvFileGroup], columns: list[str]) -> Mapping[str, str]:
     """Column -> the type that its texts are written as; an empty one when there is no text."""
     if not columns:
         return {}
@@ -126,7 +126,7 @@ def _types(reading: Reading, groups: list[_Group], columns: list[str]) -> Mappin
 
 
 def _fitting(
-    reading: Reading, groups: list[_Group], types: Mapping[str, tuple[str, ...]], limit: str
+    reading: FileInput, groups: list[_CsvFileGroup], types: Mapping[str, tuple[str, ...]], limit: str
 ) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
     """Column -> how many texts it has, and which of the types all of them are written as."""
     figures = [(c, t, f"count(*) FILTER ({_test(c, t)})") for c, own in types.items() for t in own]
@@ -141,7 +141,7 @@ def _fitting(
     return {c: counts[c, ""] for c in types}, fitting
 
 
-def _texts(groups: list[_Group], columns: list[str]) -> str:
+def _texts(groups: list[_CsvFileGroup], columns: list[str]) -> str:
     of_group = ([c for c in columns if c in g.names] for g in groups)
     selects = (
         f"SELECT {', '.join(map(quote_name, own)) or 'NULL AS nothing'} FROM {g.relation}"
@@ -155,7 +155,7 @@ def _test(column: str, type_: str) -> str:
     return f"regexp_full_match({name}, {quote_text(_LOOKS[type_])}) AND TRY_CAST({name} AS {type_}) IS NOT NULL"
 
 
-def _are_doubles(reading: Reading, groups: list[_Group], column: str) -> bool:
+def _are_doubles(reading: FileInput, groups: list[_CsvFileGroup], column: str) -> bool:
     name = quote_name(column)
     unsure = f"length(regexp_replace({name}, '[^0-9]', '', 'g')) > {_SURE_DIGITS} OR regexp_matches({name}, '[eE]')"
     found = reading.con.execute(f"SELECT {name} FROM ({_texts(groups, [column])}) WHERE {unsure}")

@@ -16,7 +16,7 @@ import pyarrow as pa
 from icedb.errors import IceDBError, InvalidBatch, UnsupportedType
 from icedb.sources.batch import CHUNK_ROWS, Batch, OnConflict
 from icedb.sources.files import cast_types
-from icedb.sources.python_rows import Observer
+from icedb.sources.python_rows import RowObserver
 from icedb.sql.types import storage_type
 
 __all__ = ["is_frame", "open_pandas", "open_polars", "open_relation"]
@@ -116,7 +116,7 @@ def open_pandas(
     frame: Any,
     *,
     table: str,
-    known: Mapping[str, str],
+    table_columns: Mapping[str, str],
     on_conflict: OnConflict,
     failed: Callable[[IceDBError], None],
 ) -> Batch:
@@ -125,7 +125,7 @@ def open_pandas(
     Objects are taken as rows of dicts are. Raises InvalidBatch, SchemaConflict, UnsupportedType.
     """
     getters = _pandas_columns(frame, table)
-    observer = Observer(table, known, failed)
+    observer = RowObserver(table, table_columns, failed)
     plain: dict[str, pa.DataType] = {}
     for name, get in getters.items():
         empty = get(0, 0)

@@ -36,7 +36,7 @@ from icedb.storage.obstore_store import ObjectNotFound, fetch, open_store
 
 __all__ = [
     "FILE_COLUMN",
-    "Reading",
+    "FileInput",
     "cast_types",
     "columns_of",
     "first_line",
@@ -54,13 +54,13 @@ _TYPES_OF_TEXT = re.compile(r"(?<![A-Za-z_])(UUID|JSON)(?![A-Za-z_])")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class FileInput:
     """What the readers of all formats need: a connection that may read the files, and what the table says."""
 
     con: duckdb.DuckDBPyConnection
     files: Files
     table: str
-    known: Mapping[str, str]
+    table_columns: Mapping[str, str]
     on_conflict: OnConflict
     #: One of the files as a file of this machine, while the context lasts.
     fetched: Callable[[str], AbstractContextManager[Path]]
@@ -75,11 +75,11 @@ def open_files(
     data: object,
     *,
     location: Location,
-    known: Mapping[str, str],
+    table_columns: Mapping[str, str],
     on_conflict: OnConflict,
     folder: Path,
     memory_bytes: int | None = None,
-) -> Iterator[Reading]:
+) -> Iterator[FileInput]:
     """A connection that reads the files which paths and globs name. Spills into `folder`.
 
     Raises InvalidBatch when there are none, or of several formats.
@@ -87,7 +87,9 @@ def open_files(
     limit = max(WRITE_MEMORY_BYTES_MIN, (memory_bytes or memory_bytes_default()) // READING_SHARE)
     with connect_reader(Location("memory", "", ""), memory_bytes=limit, folder=folder) as con:
         files = find_files(con, data, table=location.uri, attach=lambda bucket: _attach(con, location, bucket))
-        yield Reading(con, files, location.uri, known, on_conflict, lambda path: _fetched(location, folder, path))
+        yield FileInput(
+            con, files, location.uri, table_columns, on_conflict, lambda path: _fetched(location, folder, path)
+        )
 
 
 def _attach(con: duckdb.DuckDBPyConnection, location: Location, bucket: str) -> None:
@@ -118,7 +120,7 @@ def _fetched(location: Location, folder: Path, path: str) -> Iterator[Path]:
 
 
 def stream(
-    reading: Reading, select: str, *, failed: Callable[[IceDBError], None], untyped: Collection[str] = ()
+    reading: FileInput, select: str, *, failed: Callable[[IceDBError], None], untyped: Collection[str] = ()
 ) -> pa.RecordBatchReader:
     """The rows of a query as a stream. What breaks while they flow is put to `failed`, and raised.
 
@@ -145,11 +147,11 @@ def stream(
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def partition_sql(reading: Reading, columns: Mapping[str, str]) -> dict[str, str]:
+def partition_sql(reading: FileInput, columns: Mapping[str, str]) -> dict[str, str]:
     """Column -> SQL of the partition columns that only the paths tell."""
     present = {c.casefold() for c in columns}
     found = {}
-    for name, type_ in reading.files.partition_types(reading.known).items():
+    for name, type_ in reading.files.partition_types(reading.table_columns).items():
         if name.casefold() not in present:
             folder = quote_text(f"(?:^|/){re.escape(name)}=([^/]*)/")
             value = f"url_decode(regexp_extract({FILE_COLUMN}, {folder}, 1))"
@@ -162,7 +164,7 @@ def cast_types(columns: Mapping[str, str]) -> dict[str, str]:
     return {c: t for c, t in columns.items() if _TYPES_OF_TEXT.search(t)}
 
 
-def columns_of(reading: Reading, relation: str) -> dict[str, str]:
+def columns_of(reading: FileInput, relation: str) -> dict[str, str]:
     """Column -> type of a relation over the files. Raises as a reading does."""
     try:
         found = describe(reading.con, f"SELECT * FROM {relation}")
@@ -181,7 +183,7 @@ def no_values(types: Mapping[str, str]) -> dict[str, str]:
     return {c: f"CAST(NULL AS {t})" for c, t in types.items() if t} or dict.fromkeys(types, "NULL")
 
 
-def first_line(reading: Reading, path: str) -> str:
+def first_line(reading: FileInput, path: str) -> str:
     """The first line of a text file, read as one field: no delimiter or quote that could be in it."""
     try:
         found = reading.con.execute(
@@ -194,7 +196,7 @@ def first_line(reading: Reading, path: str) -> str:
     return "" if found is None or found[0] is None else str(found[0])
 
 
-def _rephrased(reading: Reading, error: Any) -> IceDBError:
+def _rephrased(reading: FileInput, error: Any) -> IceDBError:
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = re.sub(r"^(\w+ )*(Error|Exception): ", "", lines[0]).rstrip(". ") if lines else type(error).__name__

@@ -54,9 +54,9 @@ class Files:
             return {}
         return {n: [f[n] for f in found] for n in names}
 
-    def partition_types(self, known: Mapping[str, str]) -> dict[str, str]:
+    def partition_types(self, table_columns: Mapping[str, str]) -> dict[str, str]:
         """Column -> DuckDB type of what the folders say; text for a column that the table has: that knows its type."""
-        return {n: "VARCHAR" if n in known else _type_of(v) for n, v in self.partition_values().items()}
+        return {n: "VARCHAR" if n in table_columns else _type_of(v) for n, v in self.partition_values().items()}
 
 
 def _folders(path: str) -> dict[str, str | None]:

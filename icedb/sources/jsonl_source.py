@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from icedb.errors import IceDBError, InvalidBatch
 from icedb.sources.batch import CHUNK_ROWS, Batch
-from icedb.sources.files import FILE_COLUMN, Reading, first_line
+from icedb.sources.files import FILE_COLUMN, FileInput, first_line
 from icedb.sources.inference.fields import columns_of
 from icedb.sources.inference.value_types import is_exact_double
-from icedb.sources.python_rows import Observer
+from icedb.sources.python_rows import RowObserver
 from icedb.sql.connections import quote_text
 from icedb.util.progress import progress
 
@@ -33,10 +33,10 @@ _LINE_BYTES_MAX = 16 * 1024 * 1024
 _SURE_CHARS = 16
 
 
-def open_json(reading: Reading, *, failed: Callable[[IceDBError], None]) -> Batch:
+def open_json(reading: FileInput, *, failed: Callable[[IceDBError], None]) -> Batch:
     """JSON lines as a batch. Raises InvalidBatch, SchemaConflict, UnsupportedType."""
-    lines = _Lines(reading)
-    observer = Observer(reading.table, reading.known, failed, json=True, where=lines.where)
+    lines = _JsonLineReader(reading)
+    observer = RowObserver(reading.table, reading.table_columns, failed, json=True, where=lines.where)
     with progress("looking at lines", None, "rows") as advance:
         for _, start, rows in lines.chunks():
             observer.observe(rows, start)
@@ -60,12 +60,12 @@ def open_json(reading: Reading, *, failed: Callable[[IceDBError], None]) -> Batc
     return columns.batch(chunks(), source=reading.files.shown)
 
 
-class _Lines:
+class _JsonLineReader:
     """The objects of all files, and where each is."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: FileInput) -> None:
         self._reading = reading
-        exact = any("DECIMAL" in type_ for type_ in reading.known.values())
+        exact = any("DECIMAL" in type_ for type_ in reading.table_columns.values())
         self._decoder = msgspec.json.Decoder(float_hook=Decimal if exact else _number)
         self._starts: list[int] = []
         self._paths: list[str] = []
@@ -136,7 +136,7 @@ def _kind(value: object) -> str:
     return "an array" if isinstance(value, list) else "null" if value is None else "a single value"
 
 
-def _texts(reading: Reading, path: str) -> Iterator[list[str | None]]:
+def _texts(reading: FileInput, path: str) -> Iterator[list[str | None]]:
     """The lines of a file that are not empty, in order; None for one that is not JSON."""
     try:
         found = reading.con.cursor().execute(
@@ -156,9 +156,9 @@ def _number(text: str) -> float | Decimal:
     return float(text) if is_exact_double(text) else Decimal(text)
 
 
-def _of_paths(reading: Reading) -> dict[str, dict[str, Any]]:
+def _of_paths(reading: FileInput) -> dict[str, dict[str, Any]]:
     """Path -> what its folders say."""
-    types, values = reading.files.partition_types(reading.known), reading.files.partition_values()
+    types, values = reading.files.partition_types(reading.table_columns), reading.files.partition_values()
     make: dict[str, Callable[[str], Any]] = {"BIGINT": int, "DATE": date.fromisoformat, "VARCHAR": str}
     return {
         path: {n: None if v[i] is None else make[types[n]](v[i] or "") for n, v in values.items()}

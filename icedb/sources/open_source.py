@@ -20,7 +20,7 @@ from icedb.errors import IceDBError, InvalidBatch
 from icedb.sources.batch import Batch, OnConflict, Rows
 from icedb.sources.csv_source import open_csv
 from icedb.sources.data_frames import is_frame, open_pandas, open_polars, open_relation
-from icedb.sources.files import Reading, open_files
+from icedb.sources.files import FileInput, open_files
 from icedb.sources.globs import Format, is_paths
 from icedb.sources.inference.nanoseconds import microseconds
 from icedb.sources.jsonl_source import open_json
@@ -28,7 +28,7 @@ from icedb.sources.parquet_source import open_parquet
 from icedb.sources.python_rows import open_rows
 from icedb.sql.query_result import QueryResult
 from icedb.storage.location import Location
-from icedb.util.progress import Advance, is_watched, progress
+from icedb.util.progress import Advance, has_watcher, progress
 from icedb.util.temporary_files import temporary_folder
 
 __all__ = ["open_batch"]
@@ -41,13 +41,13 @@ def open_batch(
     data: Rows,
     *,
     location: Location,
-    known: Mapping[str, str],
+    table_columns: Mapping[str, str],
     on_conflict: OnConflict = "raise",
     memory_bytes: int | None = None,
 ) -> Iterator[Batch]:
     """The rows as a batch, until the context ends.
 
-    `location`: the table's, for messages and credentials. `known`: its columns, with their DuckDB types.
+    `location`: the table's, for messages and credentials. `table_columns`: its columns, with their DuckDB types.
     `memory_bytes`: what the whole insert may use; reading files takes a part of it.
 
     Raises InvalidBatch, SchemaConflict and UnsupportedType, naming what is wrong; also for what comes to light only
@@ -64,7 +64,7 @@ def open_batch(
                 with open_files(
                     data,
                     location=location,
-                    known=known,
+                    table_columns=table_columns,
                     on_conflict=on_conflict,
                     folder=folder(),
                     memory_bytes=memory_bytes,
@@ -72,9 +72,9 @@ def open_batch(
                     batch = _from_files(reading, failures.append)
                     with ExitStack() as reads:
                         advance = reads.enter_context(progress("reading files", None, "rows"))
-                        yield _told(batch, advance, reads.close) if is_watched() else batch
+                        yield _told(batch, advance, reads.close) if has_watcher() else batch
             else:
-                batch = _from_rows(data, location.uri, known, on_conflict, folder, failures.append)
+                batch = _from_rows(data, location.uri, table_columns, on_conflict, folder, failures.append)
                 yield replace(batch, stream=microseconds(batch.stream, table=location.uri, failed=failures.append))
         except Exception:
             if failures:  # a stream's error loses its type on the way through Arrow
@@ -82,7 +82,7 @@ def open_batch(
             raise
 
 
-def _from_files(reading: Reading, failed: Callable[[IceDBError], None]) -> Batch:
+def _from_files(reading: FileInput, failed: Callable[[IceDBError], None]) -> Batch:
     return _READERS[reading.files.format](reading, failed=failed)
 
 
@@ -101,7 +101,7 @@ def _told(batch: Batch, advance: Advance, over: Callable[[], None]) -> Batch:
 def _from_rows(
     data: Any,
     table: str,
-    known: Mapping[str, str],
+    table_columns: Mapping[str, str],
     on_conflict: OnConflict,
     folder: Callable[[], Path],
     failed: Callable[[IceDBError], None],
@@ -114,13 +114,13 @@ def _from_rows(
         relation = data.relation if isinstance(data, QueryResult) else data
         return open_relation(relation, table=table, failed=failed)
     if is_frame(data, "pandas", "DataFrame"):
-        return open_pandas(data, table=table, known=known, on_conflict=on_conflict, failed=failed)
+        return open_pandas(data, table=table, table_columns=table_columns, on_conflict=on_conflict, failed=failed)
     if is_frame(data, "polars", "DataFrame") or is_frame(data, "polars", "LazyFrame"):
         return open_polars(data, table=table, folder=folder)
     if hasattr(data, "__arrow_c_stream__"):
         return Batch(_from_stream(data, table))
     if isinstance(data, Sequence) and not isinstance(data, bytes | bytearray | memoryview):
-        return open_rows(data, table=table, known=known, on_conflict=on_conflict, failed=failed)
+        return open_rows(data, table=table, table_columns=table_columns, on_conflict=on_conflict, failed=failed)
     raise _no_rows(data, table)
 
 

@@ -16,7 +16,7 @@ from icedb.errors import IceDBError, SchemaConflict
 from icedb.sources.batch import CHUNK_ROWS, Batch
 from icedb.sources.files import (
     FILE_COLUMN,
-    Reading,
+    FileInput,
     cast_types,
     columns_of,
     no_values,
@@ -35,7 +35,7 @@ _SCHEMA = "name, type, type_length, num_children, converted_type, scale, precisi
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _ParquetFileGroup:
     """Files of the same columns. `untyped`: those that were written without any value.
 
     `nanoseconds`: whether there are times of a zone in nanoseconds, of which DuckDB cuts digits.
@@ -52,7 +52,7 @@ class _Group:
         return f"read_parquet([{paths}], hive_partitioning = false, filename = {quote_text(FILE_COLUMN)})"
 
 
-def open_parquet(reading: Reading, *, failed: Callable[[IceDBError], None]) -> Batch:
+def open_parquet(reading: FileInput, *, failed: Callable[[IceDBError], None]) -> Batch:
     """Parquet files as a batch. Raises SchemaConflict, UnsupportedType, InvalidBatch.
 
     A column without any value, and so without a type, is left out: what a batch lacks is null.
@@ -76,13 +76,13 @@ def open_parquet(reading: Reading, *, failed: Callable[[IceDBError], None]) -> B
     return Batch(
         stream(reading, "\nUNION ALL BY NAME\n".join(selects), failed=failed, untyped=untyped),
         types=cast_types(types),
-        parsed=frozenset(c for c in from_paths if c in reading.known),
+        parsed=frozenset(c for c in from_paths if c in reading.table_columns),
         mixed=mixed,
         source=reading.files.shown,
     )
 
 
-def _groups(reading: Reading) -> list[_Group]:
+def _groups(reading: FileInput) -> list[_ParquetFileGroup]:
     """The files by what their footers say, in the order of the first of each."""
     paths = ", ".join(map(quote_text, reading.files.paths))
     try:
@@ -100,12 +100,12 @@ def _groups(reading: Reading) -> list[_Group]:
     groups = []
     for _, names, untyped, nanoseconds in found:
         of_group = tuple(path for path in reading.files.paths if path in set(names))
-        columns = columns_of(reading, _Group(of_group, {}, frozenset()).relation)
-        groups.append(_Group(of_group, columns, frozenset(untyped or ()) & set(columns), nanoseconds))
+        columns = columns_of(reading, _ParquetFileGroup(of_group, {}, frozenset()).relation)
+        groups.append(_ParquetFileGroup(of_group, columns, frozenset(untyped or ()) & set(columns), nanoseconds))
     return sorted(groups, key=lambda g: order[g.paths[0]])
 
 
-def _united(reading: Reading, groups: list[_Group]) -> tuple[dict[str, str], frozenset[str]]:
+def _united(reading: FileInput, groups: list[_ParquetFileGroup]) -> tuple[dict[str, str], frozenset[str]]:
     """Column -> type in all files, and the columns that have several. Raises SchemaConflict.
 
     Names that differ in case only are one column, as in the table: it is called as the first file calls it.
@@ -134,7 +134,7 @@ def _united(reading: Reading, groups: list[_Group]) -> tuple[dict[str, str], fro
     return types | mixed, frozenset(mixed)
 
 
-def _check_nanoseconds(reading: Reading, path: str) -> None:
+def _check_nanoseconds(reading: FileInput, path: str) -> None:
     """Raise InvalidBatch when DuckDB would read other times than the file has. Reads the columns of these alone."""
     try:
         with reading.fetched(path) as file, pq.ParquetFile(file) as parquet:

@@ -26,7 +26,7 @@ from icedb.sources.inference.type_tree import ColumnType, arrow_type, parse_type
 from icedb.sources.inference.value_types import RefusedValue, Shape
 from icedb.sql.types import storage_type
 
-__all__ = ["Columns", "Observer", "open_rows"]
+__all__ = ["BatchBuilder", "RowObserver", "open_rows"]
 
 _JSON = ColumnType("JSON")
 # So many values stay columns between the two passes, 8 bytes each beside the rows that hold them.
@@ -37,12 +37,12 @@ def open_rows(
     rows: Sequence[Any],
     *,
     table: str,
-    known: Mapping[str, str],
+    table_columns: Mapping[str, str],
     on_conflict: OnConflict,
     failed: Callable[[IceDBError], None],
 ) -> Batch:
     """A sequence of dicts as a batch. Raises InvalidBatch, SchemaConflict, UnsupportedType."""
-    observer = Observer(table, known, failed)
+    observer = RowObserver(table, table_columns, failed)
     starts = range(0, len(rows), CHUNK_ROWS)
     kept: dict[int, Mapping[str, list[Any]]] = {}
     for start in starts:
@@ -64,7 +64,7 @@ def _row(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class _ColumnPlan:
     """How a column is built, and what it is cast to when it is read."""
 
     type: ColumnType
@@ -74,14 +74,14 @@ class _Column:
 
 
 @dataclass(slots=True)
-class Observer:
+class RowObserver:
     """Looks at rows before they are built. `where` names a row in messages; `json`: numbers are of one kind.
 
     `failed` is told what breaks only when the rows are built.
     """
 
     table: str
-    known: Mapping[str, str]
+    table_columns: Mapping[str, str]
     failed: Callable[[IceDBError], None]
     json: bool = False
     where: Callable[[int], str] = _row
@@ -110,7 +110,7 @@ class Observer:
 
     def observe_column(self, name: str, values: list[Any], first: int) -> None:
         """Take in values of one column, of which the first is in the row of that number. Raises InvalidBatch."""
-        want = parse_type(self.known[name]) if name in self.known else None
+        want = parse_type(self.table_columns[name]) if name in self.table_columns else None
         if name not in self.shapes:
             self.shapes[name] = Shape(name)
         try:
@@ -124,7 +124,7 @@ class Observer:
     def _too_deep(self, name: str) -> InvalidBatch:
         return InvalidBatch(f"{self.table}: column '{name}' holds a value that is nested too deep. Store it as text.")
 
-    def columns(self, on_conflict: OnConflict) -> Columns:
+    def columns(self, on_conflict: OnConflict) -> BatchBuilder:
         """How the rows are built. Raises SchemaConflict, InvalidBatch, UnsupportedType."""
         if self.rows and not self.shapes:
             raise InvalidBatch(f"{self.table}: none of the {self.rows} rows has a column.")
@@ -134,40 +134,42 @@ class Observer:
                 columns[name] = self._column(name, shape, on_conflict)
             except RecursionError:
                 raise self._too_deep(name) from None
-        return Columns(self.table, columns, json=self.json, failed=self.failed)
+        return BatchBuilder(self.table, columns, json=self.json, failed=self.failed)
 
-    def _column(self, name: str, shape: Shape, on_conflict: OnConflict) -> _Column:
-        known = self.known.get(name)
-        if known is not None and fits(shape, parse_type(known), json=self.json):
-            return self._as_known(shape, known)
+    def _column(self, name: str, shape: Shape, on_conflict: OnConflict) -> _ColumnPlan:
+        table_type = self.table_columns.get(name)
+        if table_type is not None and fits(shape, parse_type(table_type), json=self.json):
+            return self._as_in_table(shape, table_type)
         try:
             type_ = natural_type(shape, json=self.json)
         except MixedTypes as error:
             if on_conflict == "raise":
                 raise self._conflict(error) from None
-            return _Column(_JSON, "JSON", keep_json=False, is_mixed=True)
+            return _ColumnPlan(_JSON, "JSON", keep_json=False, is_mixed=True)
         self._check_names(type_, shape.path)
         if type_.name == "NULL":
-            return _Column(type_)
+            return _ColumnPlan(type_)
         if _is_untyped(type_):
-            raise self._untyped(type_, name, known)
+            raise self._untyped(type_, name, table_type)
         storage_type(sql_type(type_), column=name, table=self.table)
-        return _Column(type_, "" if tells_arrow(type_) else sql_type(type_))
+        return _ColumnPlan(type_, "" if tells_arrow(type_) else sql_type(type_))
 
-    def _as_known(self, shape: Shape, known: str) -> _Column:
-        type_ = parse_type(known)
+    def _as_in_table(self, shape: Shape, table_type: str) -> _ColumnPlan:
+        type_ = parse_type(table_type)
         if not shape.kinds:
-            return _Column(ColumnType("NULL"))
+            return _ColumnPlan(ColumnType("NULL"))
         # A Python text for JSON is JSON already, as queries of the table return it, whatever the other rows hold.
-        return _Column(type_, "" if tells_arrow(type_) else sql_type(type_), keep_json=not self.json)
+        return _ColumnPlan(type_, "" if tells_arrow(type_) else sql_type(type_), keep_json=not self.json)
 
-    def _untyped(self, type_: ColumnType, name: str, known: str | None) -> SchemaConflict | InvalidBatch:
+    def _untyped(self, type_: ColumnType, name: str, table_type: str | None) -> SchemaConflict | InvalidBatch:
         """What is said of lists or dicts that are empty, or hold only null: null itself would do, they do not."""
-        if known is None:
+        if table_type is None:
             message = f"column '{name}' holds only empty or null elements, so its type is not known"
             return InvalidBatch(f"{self.table}: {message}. Give the batch a schema.")
-        message = f"column '{name}' is {known} in the table and holds empty lists or dicts in the batch. Write null"
-        return SchemaConflict(f"{self.table}: {message}.", column=name, types=(known, sql_type(type_)))
+        message = (
+            f"column '{name}' is {table_type} in the table and holds empty lists or dicts in the batch. Write null"
+        )
+        return SchemaConflict(f"{self.table}: {message}.", column=name, types=(table_type, sql_type(type_)))
 
     def _conflict(self, error: MixedTypes) -> InvalidBatch | SchemaConflict:
         where = self.where(error.row)
@@ -194,11 +196,11 @@ class Observer:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class BatchBuilder:
     """How rows are built, column by column."""
 
     table: str
-    columns: Mapping[str, _Column]
+    columns: Mapping[str, _ColumnPlan]
     json: bool
     failed: Callable[[IceDBError], None]
 

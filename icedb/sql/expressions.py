@@ -108,26 +108,26 @@ def _parsed(text: str, stable: bool) -> Expression | str:
     """The expression, or what is wrong with it."""
     try:
         return _parse(text, stable)
-    except _Refused as refused:
+    except _InvalidExpression as refused:
         return str(refused)
 
 
-class _Refused(Exception):
+class _InvalidExpression(Exception):
     """What is wrong with an expression, before whoever asked makes an error of it."""
 
 
 def _parse(text: str, stable: bool) -> Expression:
     if not text.strip():
-        raise _Refused("is empty")
+        raise _InvalidExpression("is empty")
     with scratch_connection() as con:
         tree = tree_of(con, f"SELECT\n{text}\n")
         if tree.get("error"):
-            raise _Refused(f"is not valid SQL ({tree.get('error_message')})")
+            raise _InvalidExpression(f"is not valid SQL ({tree.get('error_message')})")
         if len(tree["statements"]) != 1:
-            raise _Refused("holds more than one statement")
+            raise _InvalidExpression("holds more than one statement")
         node = tree["statements"][0]["node"]
         if node["type"] != "SELECT_NODE" or len(node["select_list"]) != 1 or _has_clauses(node):
-            raise _Refused("is more than one expression")
+            raise _InvalidExpression("is more than one expression")
         expression = node["select_list"][0]
         _check(expression, stable)
         parts = expression["children"] if expression.get("type") == "CONJUNCTION_AND" else [expression]
@@ -178,14 +178,14 @@ def is_type(text: str) -> bool:
 def _check(expression: Mapping[str, Any], stable: bool) -> None:
     for inner in walk(expression):
         if inner.get("class") in ("SUBQUERY", "WINDOW", "STAR", "PARAMETER", "LAMBDA_REF", "POSITIONAL_REFERENCE"):
-            raise _Refused(f"holds a {inner['class'].lower()}, which has no one value per row")
+            raise _InvalidExpression(f"holds a {inner['class'].lower()}, which has no one value per row")
         called = inner["function_name"] if inner.get("class") == "FUNCTION" else _keyword(inner)
         if stable and (called in _unstable_functions() or sees_more(called)):
-            raise _Refused(f"calls {called}(), which gives different values for one row")
+            raise _InvalidExpression(f"calls {called}(), which gives different values for one row")
         if sees_more(called):
-            raise _Refused(f"calls {called}(), which sees or does more than its arguments say")
+            raise _InvalidExpression(f"calls {called}(), which sees or does more than its arguments say")
         if called in _table_functions():
-            raise _Refused(f"calls {called}(), which gives a table and not one value per row")
+            raise _InvalidExpression(f"calls {called}(), which gives a table and not one value per row")
 
 
 @lru_cache(maxsize=1)
@@ -204,7 +204,7 @@ def is_stable(expression: Mapping[str, Any]) -> bool:
     """Whether an expression, by its syntax tree, has the same value for a row whenever and wherever it is asked."""
     try:
         _check(expression, stable=True)
-    except _Refused:
+    except _InvalidExpression:
         return False
     return True
 

@@ -128,16 +128,16 @@ def describe(con: duckdb.DuckDBPyConnection, select: str) -> dict[str, str]:
     return {str(name): str(type_) for name, type_, *_ in con.execute(f"DESCRIBE {select}").fetchall()}
 
 
-def check_columns(batch: Mapping[str, str], known: Mapping[str, str], *, table: str) -> None:
-    """Raise SchemaConflict or InvalidBatch unless a batch of these columns can join a table that has `known`."""
-    _check_case([*known, *(c for c in batch if c not in known)], table=table)
+def check_columns(batch: Mapping[str, str], table_columns: Mapping[str, str], *, table: str) -> None:
+    """Raise SchemaConflict or InvalidBatch unless a batch of these columns can join a table that has `table_columns`."""
+    _check_case([*table_columns, *(c for c in batch if c not in table_columns)], table=table)
     for column, type_ in batch.items():
-        if known.get(column, type_) != type_:
+        if table_columns.get(column, type_) != type_:
             raise SchemaConflict(
-                f"{table}: column '{column}' is {known[column]} in the table and {type_} in the batch. Cast it "
-                f"to {known[column]}, or write it under another name.",
+                f"{table}: column '{column}' is {table_columns[column]} in the table and {type_} in the batch. Cast it "
+                f"to {table_columns[column]}, or write it under another name.",
                 column=column,
-                types=(known[column], type_),
+                types=(table_columns[column], type_),
             )
 
 
@@ -159,17 +159,17 @@ def _check_case(columns: Iterable[str], *, table: str) -> None:
             )
 
 
-def new_columns(batch: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
+def new_columns(batch: Mapping[str, str], table_columns: Mapping[str, str]) -> dict[str, str]:
     """Those that only an exclusive commit may bring."""
-    return {column: type_ for column, type_ in batch.items() if column not in known}
+    return {column: type_ for column, type_ in batch.items() if column not in table_columns}
 
 
 def check_sort_columns(
-    sort_by: Iterable[str], batch: Mapping[str, str], known: Mapping[str, str], *, table: str
+    sort_by: Iterable[str], batch: Mapping[str, str], table_columns: Mapping[str, str], *, table: str
 ) -> list[str]:
     """The sort columns that the batch has. Raises UnknownColumn for one that neither batch nor table has."""
     for column in sort_by:
-        if column not in batch and column not in known:
+        if column not in batch and column not in table_columns:
             raise UnknownColumn(
                 f"{table}: sort_by names '{column}', and neither the table nor the batch has such a column (the "
                 f"batch has {sorted(batch)}). Correct sort_by, or bring the column."

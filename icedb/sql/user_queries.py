@@ -258,7 +258,7 @@ def _values_query() -> dict[str, Any]:
 def check_output(
     names: Sequence[str],
     *,
-    known: Mapping[str, str],
+    table_columns: Mapping[str, str],
     inputs: Iterable[str],
     needed: Iterable[str],
     query: UserQuery,
@@ -268,8 +268,8 @@ def check_output(
 ) -> None:
     """Raise InvalidQuery unless the columns of a query's answer, `names`, are fit to be stored.
 
-    `known` are the table's columns, `inputs` those of the rows that the query reads. Refused: a column twice, one
-    without a name of its own (`sum(x)` without AS), one that is neither in `known` nor in `inputs` unless
+    `table_columns` are the table's columns, `inputs` those of the rows that the query reads. Refused: a column twice, one
+    without a name of its own (`sum(x)` without AS), one that is neither in `table_columns` nor in `inputs` unless
     `new_columns`, and an answer that lacks one of `needed` (what partitions and sorts the table).
     """
 
@@ -277,7 +277,7 @@ def check_output(
         return InvalidQuery(f"{table}: {what} {why}")
 
     answer = [name.casefold() for name in names]
-    there = {name.casefold() for name in (*known, *inputs)}
+    there = {name.casefold() for name in (*table_columns, *inputs)}
     unnamed = {_plain(text) for text in _unnamed(query.sql)}
     for name, folded in zip(names, answer, strict=True):
         if answer.count(folded) > 1:
@@ -287,7 +287,7 @@ def check_output(
         if not new_columns and folded not in there:
             raise refuse(
                 f"gives a column '{name}', which the table does not have. Give it the name of one of its columns with "
-                f"AS: {', '.join(sorted(known))}."
+                f"AS: {', '.join(sorted(table_columns))}."
             )
     for name in needed:
         if name.casefold() not in answer:

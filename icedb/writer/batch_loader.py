@@ -20,7 +20,7 @@ from icedb.sources.batch import Batch
 from icedb.sql.connections import RESERVED, quote_name, quote_text
 from icedb.sql.types import check_columns, checked_type, describe
 from icedb.sql.user_queries import UserQuery, check_output
-from icedb.util.arrow_offsets import aligned
+from icedb.util.arrow_offsets import copy_nested_slices
 from icedb.writer.deferred_gather import ROWS_AT_A_TIME, BufferedRows, buffer_rows
 
 __all__ = ["CHOSEN", "PARTITION_COLUMN", "PREFIX", "LoadedBatch", "load_batch"]
@@ -151,7 +151,7 @@ class LoadedBatch:
         self,
         query: UserQuery,
         *,
-        known: Mapping[str, str],
+        table_columns: Mapping[str, str],
         needed: Sequence[str],
         what: str,
         new_columns: bool,
@@ -175,10 +175,12 @@ class LoadedBatch:
         if lenient:
             needed = self._warn_of_dropped(names, needed, what)
         check_output(
-            names, known=known, inputs=inputs, needed=needed, query=query, what=what, table=self.table,
+            names, table_columns=table_columns, inputs=inputs, needed=needed, query=query, what=what, table=self.table,
             new_columns=new_columns,
         )  # fmt: skip
-        self.columns = {c: t for c, t in columns.items() if c != CHOSEN and not self._is_still_untyped(c, known)}
+        self.columns = {
+            c: t for c, t in columns.items() if c != CHOSEN and not self._is_still_untyped(c, table_columns)
+        }
         self._become(_ANSWER)
         self.answered = True
         self._take_chosen()
@@ -214,8 +216,8 @@ class LoadedBatch:
             warnings.warn(message, stacklevel=2)
         return [c for c in needed if c in names]
 
-    def _is_still_untyped(self, column: str, known: Mapping[str, str]) -> bool:
-        if column not in self.untyped or column in known:
+    def _is_still_untyped(self, column: str, table_columns: Mapping[str, str]) -> bool:
+        if column not in self.untyped or column in table_columns:
             return False
         return self.con.execute(f"SELECT count({quote_name(column)}) FROM {_ANSWER}").fetchone() == (0,)
 
@@ -259,7 +261,7 @@ class _CountedRows:
                     f"with {_told(given.schema)}. Give all batches the schema of the stream."
                 )
             for first in range(0, given.num_rows, ROWS_AT_A_TIME):  # each thread of DuckDB reads one at a time
-                batch = aligned(given.slice(first, ROWS_AT_A_TIME))
+                batch = copy_nested_slices(given.slice(first, ROWS_AT_A_TIME))
                 self.rows += batch.num_rows
                 self.bytes += batch.nbytes
                 yield batch
@@ -272,7 +274,7 @@ def _told(schema: pa.Schema) -> str:
 def load_batch(
     con: duckdb.DuckDBPyConnection,
     batch: Batch,
-    known: Mapping[str, str],
+    table_columns: Mapping[str, str],
     *,
     table: str,
     strict: bool = True,
@@ -292,8 +294,8 @@ def load_batch(
     for column in schema:
         if not _is_untyped(column.type):
             columns[column.name] = types[column.name]
-        elif column.name in known:
-            filled = _fill(column.type, duckdb.sqltype(types[column.name]), duckdb.sqltype(known[column.name]))
+        elif column.name in table_columns:
+            filled = _fill(column.type, duckdb.sqltype(types[column.name]), duckdb.sqltype(table_columns[column.name]))
             columns[column.name] = checked_type(filled, what=f"column '{column.name}'", table=table)
         elif strict and not pa.types.is_null(column.type):
             raise InvalidBatch(
@@ -359,30 +361,30 @@ def _describe_arrow(con: duckdb.DuckDBPyConnection, schema: pa.Schema, table: st
         ) from None
 
 
-def _fill(arrow: pa.DataType, given: Any, known: Any) -> str:
+def _fill(arrow: pa.DataType, batch_type: Any, table_type: Any) -> str:
     """The type of a column of which some nested part has no type, as the table knows that part.
 
     A field without a type that the table does not have is left out: it is null in every row.
     """
     if pa.types.is_null(arrow):
-        return str(known)
-    if given.id == known.id == "struct":
-        theirs = {name.casefold(): type_ for name, type_ in known.children}
+        return str(table_type)
+    if batch_type.id == table_type.id == "struct":
+        theirs = {name.casefold(): type_ for name, type_ in table_type.children}
         fields = [
             f"{quote_name(name)} {_fill(arrow.field(n).type, type_, theirs.get(name.casefold(), type_))}"
-            for n, (name, type_) in enumerate(given.children)
+            for n, (name, type_) in enumerate(batch_type.children)
             if name.casefold() in theirs or not pa.types.is_null(arrow.field(n).type)
         ]
-        return f"STRUCT({', '.join(fields)})" if fields else str(known)
-    if given.id == known.id == "list":
-        return f"{_fill(arrow.value_type, given.children[0][1], known.children[0][1])}[]"
-    if given.id == known.id == "map":
-        key, item = (type_ for _, type_ in known.children)
+        return f"STRUCT({', '.join(fields)})" if fields else str(table_type)
+    if batch_type.id == table_type.id == "list":
+        return f"{_fill(arrow.value_type, batch_type.children[0][1], table_type.children[0][1])}[]"
+    if batch_type.id == table_type.id == "map":
+        key, item = (type_ for _, type_ in table_type.children)
         return (
-            f"MAP({_fill(arrow.key_type, given.children[0][1], key)}, "
-            f"{_fill(arrow.item_type, given.children[1][1], item)})"
+            f"MAP({_fill(arrow.key_type, batch_type.children[0][1], key)}, "
+            f"{_fill(arrow.item_type, batch_type.children[1][1], item)})"
         )
-    return str(given)
+    return str(batch_type)
 
 
 def _is_untyped(type_: pa.DataType) -> bool:

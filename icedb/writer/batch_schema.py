@@ -236,26 +236,26 @@ def _add_made_columns(context: WriteContext, columns: dict[str, str], select: di
 
 
 def _check_columns(context: WriteContext, columns: Mapping[str, str]) -> None:
-    spec, known, table = context.spec, context.known_schema, context.table
-    check_columns(columns, known, table=table)
+    spec, table_columns, table = context.spec, context.known_schema, context.table
+    check_columns(columns, table_columns, table=table)
     _check_shadowing(context, columns)
     check_batch_columns(spec.merging, columns, table=table)
-    check_aggregated_types(spec.merging, {**known, **columns}, table=table)
+    check_aggregated_types(spec.merging, {**table_columns, **columns}, table=table)
     if columns:
-        check_keys(spec.merging, known.keys() | columns.keys(), table=table)
-    check_declared(spec, columns, known, table=table)
+        check_keys(spec.merging, table_columns.keys() | columns.keys(), table=table)
+    check_declared(spec, columns, table_columns, table=table)
     if columns and (lacking := [c for c in spec.required if c not in columns]):
         raise InvalidBatch(f"{table}: {_lacking(lacking[0])}. Add it to the batch.")
 
 
-def check_declared(spec: TableSpec, columns: Iterable[str], known: Mapping[str, str], *, table: str) -> None:
+def check_declared(spec: TableSpec, columns: Iterable[str], table_columns: Mapping[str, str], *, table: str) -> None:
     """Raise UnknownColumn for a column that nobody declared, when the table takes no others."""
     made = {ROW_ID, PARTITION_COLUMN, *seeds(spec.merging, ())}
-    undeclared = sorted(set(columns) - known.keys() - made)
+    undeclared = sorted(set(columns) - table_columns.keys() - made)
     if spec.schema_policy == "declared" and undeclared:
         raise UnknownColumn(
             f"{table}: the batch has a column '{undeclared[0]}', and the table takes only columns that were declared "
-            f"({sorted(known)}). Leave it out, or declare it with alter(schema=...)."
+            f"({sorted(table_columns)}). Leave it out, or declare it with alter(schema=...)."
         )
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from icedb.sql.connections import RESERVED
 from icedb.util.arrow_offsets import copy_nested_slices
 
-__all__ = ["RankEncoding", "BufferedRows", "coded", "buffer_rows"]
+__all__ = ["RankEncoding", "BufferedRows", "encode_ranks", "buffer_rows"]
 
 #: So many bytes of Arrow at most: a column of text must fit into one array, whose offsets have 31 bits.
 HELD_BYTES_MAX = 1 << 30
@@ -106,7 +106,7 @@ def buffer_rows(schema: pa.Schema, batches: list[pa.RecordBatch]) -> BufferedRow
     return BufferedRows(table)
 
 
-def coded(column: pa.ChunkedArray) -> RankEncoding | None:
+def encode_ranks(column: pa.ChunkedArray) -> RankEncoding | None:
     """A text column by the ranks of its values; None when it has too many."""
     array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     if len(array.slice(0, _SAMPLE_ROWS).dictionary_encode().dictionary) > _SAMPLE_VALUES_MAX:

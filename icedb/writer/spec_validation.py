@@ -53,12 +53,12 @@ def checked_spec(spec: TableSpec, *, table: str, schema: Mapping[str, str] | Non
     columns = {c: _checked_column(c, t, table) for c, t in spec.columns.items()}
     check_columns(columns, schema or {}, table=table)
     _check_policy(spec, columns, table)
-    known = {**columns, **(schema or {})}
+    table_columns = {**columns, **(schema or {})}
     expressions = partition_expressions(spec, table=table)
     if schema or spec.schema_policy == "declared":  # else a batch may still bring what they use
-        partition_types(expressions, known, table=table)
+        partition_types(expressions, table_columns, table=table)
     if spec.columns and spec.schema_policy == "declared":
-        check_sort_columns(spec.sort_by, {}, known, table=table)
+        check_sort_columns(spec.sort_by, {}, table_columns, table=table)
     if spec.insert_query:
         check_query(spec.insert_query, relation=ROWS, table=table, what="insert_query")
     if spec.merge_query:
@@ -68,7 +68,7 @@ def checked_spec(spec: TableSpec, *, table: str, schema: Mapping[str, str] | Non
             raise InvalidOption(f"{table}: a table has a merge_query or a ready-made merging, not both.")
         inputs = frozenset[str]().union(*(e.columns for e in expressions))
         check_merging(spec.merging, table=table, columns=schema or None, partition_inputs=inputs)
-        check_aggregated_types(spec.merging, known, table=table)
+        check_aggregated_types(spec.merging, table_columns, table=table)
         if spec.row_id:
             check_batch_columns(spec.merging, [ROW_ID], table=table)
     for view in spec.views:

@@ -40,7 +40,7 @@ from icedb.sql.sandbox_pool import sandbox
 from icedb.sql.user_queries import UserQuery, check_query
 from icedb.writer.batch_loader import CHOSEN, PREFIX, LoadedBatch, load_batch, too_little_memory, unreadable
 from icedb.writer.batch_schema import BatchSchema, WriteContext, resolve_batch_schema
-from icedb.writer.deferred_gather import BufferedRows, RankEncoding, coded
+from icedb.writer.deferred_gather import BufferedRows, RankEncoding, encode_ranks
 
 __all__ = ["QUARANTINE_COLUMNS", "PartitionRange", "StagedBatch", "check_batch", "stage_rows"]
 
@@ -225,7 +225,7 @@ def _answer(incoming: LoadedBatch, context: WriteContext, query: UserQuery, *, w
     needed = {c.casefold() for c in context.spec.sort_by}.union(*(e.columns for e in context.expressions))
     incoming.answer(
         query,
-        known=context.known_schema,
+        table_columns=context.known_schema,
         needed=[c for c in incoming.columns if c.casefold() in needed],
         what=what,
         new_columns=new_columns,
@@ -281,7 +281,7 @@ def _codes(incoming: LoadedBatch, context: WriteContext, shape: BatchSchema) -> 
     for column in statistics_columns(shape.sort_by, shape.columns, context.expressions):
         is_as_given = shape.columns[column] == incoming.columns.get(column) == "VARCHAR"
         if is_as_given and shape.select[column] == incoming.select[column] and _is_text(rows.schema.field(column).type):
-            ranks = coded(rows[column])
+            ranks = encode_ranks(rows[column])
             found |= {} if ranks is None else {column: ranks}
     return found
 
@@ -351,9 +351,9 @@ def _staged_names(columns: Mapping[str, str]) -> dict[str, str]:
     return {column: f"{PREFIX}c{n}" for n, column in enumerate(columns)}
 
 
-def _lacking(known: Mapping[str, str], columns: Mapping[str, str]) -> list[str]:
+def _lacking(table_columns: Mapping[str, str], columns: Mapping[str, str]) -> list[str]:
     """Columns that the table has and the batch lacks are null to an expression, and not stored."""
-    return [f"CAST(NULL AS {t}) AS {quote_name(c)}" for c, t in known.items() if c not in columns]
+    return [f"CAST(NULL AS {t}) AS {quote_name(c)}" for c, t in table_columns.items() if c not in columns]
 
 
 def _staging_query(

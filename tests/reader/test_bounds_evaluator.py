@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icedb.reader.bounds_evaluator import condition_of
+from icedb.reader.bounds_evaluator import bounds_condition
 from icedb.reader.part_pruning import prune_parts
 from icedb.sql.column_stats import encode_statistics, figures_sql
 from icedb.sql.connections import connect_sandbox
@@ -296,7 +296,7 @@ def test_what_asks_nothing_of_a_part_is_not_asked() -> None:
     def asked(predicate: str) -> str:
         checked = check_predicate(predicate, COLUMNS, PATHS, table="lake")
         with connect_sandbox() as con:
-            return condition_of(con, checked.tree, COLUMNS, PATHS).sql
+            return bounds_condition(con, checked.tree, COLUMNS, PATHS).sql
 
     numbers = ", ".join(map(str, range(100)))
     for nothing in ("lower(s) = 'a'", "abs(i) = 1 AND length(s) = 2", f"NOT (abs(i) = 1 AND i NOT IN ({numbers}))"):

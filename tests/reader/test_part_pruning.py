@@ -17,7 +17,7 @@ from icedb import Dedup, Table
 from icedb.errors import InvalidOption, InvalidQuery, UnknownColumn
 from icedb.format.records import Marker
 from icedb.reader import snapshot
-from icedb.reader.predicate_pushdown import asked_of_table
+from icedb.reader.predicate_pushdown import pushed_down_predicate
 from icedb.sql.column_stats import TEXT_MAX, bounds_of, encode_statistics, prune_by_bounds
 from icedb.sql.connections import connect_sandbox
 from icedb.sql.predicates import check_predicate
@@ -237,7 +237,7 @@ def test_a_predicate_of_final_is_asked_after_merging(memory: Place) -> None:
     assert found.query("SELECT n FROM final", where=f"v = {other} AND n = 1").fetchall() == []
     assert found.query("SELECT n, v FROM final", where="n = 4").fetchall() == [(4, 2)]
     assert found.query("SELECT n, v FROM final", where="odd = 0").fetchall() == [(4, 2)]
-    keys = found._that_may_match(check_predicate("n = 4 AND v = 9", found.schema, {}, table="t"), merged=True)
+    keys = found._prune(check_predicate("n = 4 AND v = 9", found.schema, {}, table="t"), merged=True)
     assert [p.partition for p in keys] == ["odd=0"]
 
 
@@ -259,7 +259,7 @@ def test_long_texts_have_short_bounds(memory: Place) -> None:
 
 # ------------------------------------------------------------------------------------------ a query's own WHERE
 
-ASKED = partial(asked_of_table, table="t", columns=frozenset({"ts", "h", "v", "kind"}))
+ASKED = partial(pushed_down_predicate, table="t", columns=frozenset({"ts", "h", "v", "kind"}))
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ ASKED = partial(asked_of_table, table="t", columns=frozenset({"ts", "h", "v", "k
 )
 def test_a_query_leaves_out_parts_that_its_own_conditions_exclude(events: Table, sql: str, parts: int) -> None:
     found = events.snapshot()
-    assert len(found._that_it_asks_for(sql, found.parts)) == parts
+    assert len(found._prune_by_query(sql, found.parts)) == parts
     if "random" not in sql:
         check_same_answer(events, sql)
 

@@ -475,7 +475,7 @@ def test_a_csv_file_of_names_only_has_no_rows(here: Folder) -> None:
 def test_files_are_read_in_a_stream(here: Folder, tmp_path: Path) -> None:
     """What is read before the first row is taken is bounded: the stream gives chunks, not the whole."""
     path = here.parquet("a.parquet", "SELECT range a, md5(range::VARCHAR) s FROM range(1000000)")
-    with open_batch(path, location=here.table, known={}) as batch:
+    with open_batch(path, location=here.table, table_columns={}) as batch:
         sizes = [b.num_rows for b in batch.stream]
     assert sum(sizes) == 1_000_000
     assert max(sizes) <= 20_000

@@ -41,7 +41,7 @@ def test_a_dict_that_makes_up_values_is_not_asked_for_them() -> None:
 
 
 def opened(rows: list[Any]) -> list[dict[str, Any]]:
-    batch = open_rows(rows, table="t", known={}, on_conflict="raise", failed=lambda error: None)
+    batch = open_rows(rows, table="t", table_columns={}, on_conflict="raise", failed=lambda error: None)
     found: list[dict[str, Any]] = batch.stream.read_all().to_pylist()
     return found
 

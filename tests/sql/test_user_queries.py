@@ -11,7 +11,7 @@ import duckdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.attacks.attacks.canary import Canary, watching
+from tests.support.attacks.canary import Canary, watching
 
 from icedb.errors import InvalidQuery
 from icedb.sql.connections import connect_sandbox, load_httpfs
@@ -448,7 +448,7 @@ def output(query: str, *, new_columns: bool = True, needed: tuple[str, ...] = ("
         con.execute("CREATE TABLE _rows AS SELECT 1 AS a, 1 AS b, 1 AS id")
         names = [str(name) for name, *_ in con.execute(f"DESCRIBE {checked.sql}").fetchall()]
     check_output(
-        names, known=KNOWN, inputs=["a", "b", "id"], needed=needed, query=checked, what="insert_query",
+        names, table_columns=KNOWN, inputs=["a", "b", "id"], needed=needed, query=checked, what="insert_query",
         table="memory://t", new_columns=new_columns,
     )  # fmt: skip
 
@@ -533,7 +533,7 @@ def test_what_duckdb_has_to_name_is_found(item: str, rows: duckdb.DuckDBPyConnec
         [(name, *_)] = rows.execute(f"DESCRIBE {query.sql}").fetchall()
         with pytest.raises(InvalidQuery, match="does not name"):
             check_output(
-                [name], known={}, inputs="abcls", needed=[], query=query, what="q", table="t", new_columns=True
+                [name], table_columns={}, inputs="abcls", needed=[], query=query, what="q", table="t", new_columns=True
             )
 
 
@@ -549,7 +549,7 @@ def test_a_name_that_the_rows_have_needs_no_other(known: dict[str, str], inputs:
     checked = check("SELECT id, sum(a) FROM _rows GROUP BY id")
     names = ["id", "sum(a)"]
     check_output(
-        names, known=known, inputs=inputs, needed=[], query=checked, what="merge_query", table="t", new_columns=False
+        names, table_columns=known, inputs=inputs, needed=[], query=checked, what="merge_query", table="t", new_columns=False
     )
 
 

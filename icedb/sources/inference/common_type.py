@@ -68,9 +68,9 @@ def _fits_nested(shape: Shape, type_: ColumnType, kinds: set[str], *, json: bool
     inner = [t for _, t in type_.children]
     match type_.name:
         case "STRUCT":
-            known = dict(type_.children)
+            types = dict(type_.children)
             fields = shape.fields.items()
-            return kinds == {"STRUCT"} and all(n in known and fits(s, known[n], json=json) for n, s in fields)
+            return kinds == {"STRUCT"} and all(n in types and fits(s, types[n], json=json) for n, s in fields)
         case "MAP":
             if kinds != {"STRUCT"} or shape.keys is None or shape.mapped is None:
                 return False

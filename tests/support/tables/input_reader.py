@@ -44,7 +44,7 @@ def read(
     """Read a batch whole. Columns without a value are of the type NULL."""
     where = location or parse_location(HERE)
     with open_batch(
-        data, location=where, known=schema or {}, on_conflict=on_conflict, memory_bytes=memory_bytes
+        data, location=where, table_columns=schema or {}, on_conflict=on_conflict, memory_bytes=memory_bytes
     ) as batch:
         names = batch.stream.schema.names
         if not names:
