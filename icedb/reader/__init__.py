@@ -1,5 +1,5 @@
-"""A snapshot of a table becomes rows: which parts, which columns, which SQL.
+"""Reads of a table: snapshots, pruning of parts (data files), the SQL over them, and the history of the table.
 
-`snapshot` is what a reader holds. `part_pruning` and `predicate_pushdown` leave out parts, `scan_sql` writes the SQL
-over the rest. `changes`, `history` and `diff` read the past. May import `icedb.transaction`. Begin with `snapshot`.
+`snapshot` has the queries. `part_pruning` and `predicate_pushdown` leave out parts, `scan_sql` writes the SQL over the
+others. `changes`, `history` and `diff` read the past. May import `icedb.transaction`. Begin with `snapshot`.
 """

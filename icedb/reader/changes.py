@@ -1,7 +1,7 @@
-"""Changes of a table: the parts that brought rows between two points of its history.
+"""The change feed: the parts (data files) that added rows between two points of a table's history.
 
-What a merge made is not among them, for its rows were there before; what was merged, dropped or replaced since then
-is, as long as cleanup leaves it. See `icedb.format.change_feed`.
+Merged parts are not among them, because their rows were in the table before. Parts that were merged, dropped or
+replaced since are, until cleanup deletes them. See `icedb.format.change_feed`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,20 @@ __all__ = ["Changes", "changes_of", "cursor_of", "settled_ms", "take_changes"]
 
 @dataclass(frozen=True)
 class Changes(Snapshot):
-    """The parts that brought rows, in `parts`; all that a snapshot can do, this can. Made by `Table.changes`.
+    """The parts that added rows, in `parts`, with all methods of a snapshot. `Table.changes` returns it.
 
-    `cursor` is where they end: what the next call is given as `since`, to go on without a gap and without repetition.
-    `since` is where they begin. Both are texts that a program may keep.
+    Example:
+        ```python
+        changes = table.changes(cursor)
+        rows = changes.to_arrow()
+        cursor = changes.cursor  # store it with the rows
+        ```
     """
 
+    #: The cursor at which the changes begin.
     since: str
+    #: The cursor at which the changes end. Pass it as `since` to the next call, which then returns the rows after these
+    #: without a gap and without repetition.
     cursor: str
 
     def __repr__(self) -> str:
@@ -55,11 +62,11 @@ def take_changes(
     *,
     limits: Limits | None = None,
 ) -> Changes:
-    """The changes after `since`: a time (unix milliseconds), a cursor, or None: first all that the table has.
+    """Return the changes after `since`: a time (unix milliseconds), a cursor, or None to begin with all rows.
 
-    `until` is a time or a cursor, too. A time is not in the future, see `check_readable_time`.
+    `until` is a time or a cursor, too. A time must not be in the future, see `check_readable_time`.
 
-    Raises InvalidOption, SnapshotExpired, UncoordinatedMaintenance and what `LogReader.read` raises.
+    Raises InvalidOption, SnapshotExpired, UncoordinatedMaintenance and the errors of `LogReader.read`.
     """
     _check_limits(handle, limits)
     now_ms = handle.clock.now_ms()  # before the log is read
@@ -88,7 +95,7 @@ def take_changes(
 def changes_of(
     handle: Handle, state: TableState, start: Cursor, end: Cursor, markers: Sequence[Marker], *, as_of_ms: int
 ) -> Changes:
-    """Parts of the change feed as what can be queried."""
+    """Return parts of the change feed as an object that can be queried."""
     return Changes(
         table=handle.table,
         as_of_ms=as_of_ms,
@@ -104,14 +111,14 @@ def changes_of(
 
 
 def cursor_of(handle: Handle, since: int | str) -> Cursor:
-    """Where a time, or a cursor's text, is. Raises InvalidOption."""
+    """Return the cursor of a time (unix milliseconds) or of a cursor's text. Raises InvalidOption."""
     return decode_cursor(since, table=handle.table) if isinstance(since, str) else at_time(since)
 
 
 def settled_ms(handle: Handle, now_ms: int) -> int:
-    """The time (unix milliseconds) up to which no log file can appear any more, in a log that was read after `now_ms`.
+    """Return the time (unix milliseconds) up to which no more log files can appear in a log read after `now_ms`.
 
-    Ask after the log was read, for it may say that publications may be later.
+    Call it after the log was read, because the log can extend the time limit of publications.
     """
     return now_ms - handle.timing.late_publication_ms
 
@@ -120,7 +127,7 @@ def _check_until(handle: Handle, start: Cursor, until_ms: int | None) -> None:
     if until_ms is None:
         return
     if start == BEGINNING:
-        raise InvalidOption(f"{handle.table}: until goes with since; snapshot(until) is the table at a time.")
+        raise InvalidOption(f"{handle.table}: until needs since. To read the table at a time, use snapshot(until).")
     if until_ms < start.t_ms:
         raise InvalidOption(
             f"{handle.table}: until ({time_text(until_ms)}) is before since ({time_text(start.t_ms)}). Exchange them."
@@ -130,4 +137,4 @@ def _check_until(handle: Handle, start: Cursor, until_ms: int | None) -> None:
 def _check_limits(handle: Handle, limits: Limits | None) -> None:
     for name, limit in () if limits is None else (("parts_max", limits.parts), ("bytes_max", limits.bytes)):
         if limit is not None and limit < 1:
-            raise InvalidOption(f"{handle.table}: {name} is {limit}; give a number over 0, or None for no limit.")
+            raise InvalidOption(f"{handle.table}: {name} is {limit}. Pass a number above 0, or None for no limit.")

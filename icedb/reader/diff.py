@@ -1,7 +1,7 @@
-"""What is different between two times of a table: parts and rows by partition, and columns.
+"""Differences between two times of a table: parts and rows by partition, and columns.
 
-A merge writes rows into other parts, so counts of parts and their rows tell what happened to the objects. Whether the
-rows themselves are others only the rows tell: they are compared when somebody asks, those of the changed parts alone.
+A merge moves rows into other parts, so the counts of parts and their rows describe changes of objects. A comparison of
+the rows themselves is optional. It reads the changed parts only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ __all__ = ["ColumnInfo", "Diff", "PartitionDiff", "columns_of", "diff"]
 
 @dataclass(frozen=True, slots=True)
 class PartitionDiff:
-    """Parts of one partition that are live at one of two times only. Rows are None when a part does not say."""
+    """The parts of one partition that are live at only one of two times.
+
+    Row counts are None if another program wrote a part without a row count.
+    """
 
     path: str
     added_parts: int
@@ -41,47 +44,47 @@ class PartitionDiff:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What is different between two times (unix milliseconds). Made by `Table.diff`."""
+    """The differences between two times of a table, in unix milliseconds. `Table.diff` returns it."""
 
     table: str
     since_ms: int
     until_ms: int
-    #: Those in which parts came or went, by path.
+    #: The partitions in which parts were added or removed, by path.
     partitions: tuple[PartitionDiff, ...]
-    #: Columns that surely came between the two times, with their types; and whether no other can have come. It is not
-    #: known any more when the log files that brought columns are gone.
+    #: Columns that were certainly added between the two times, with their types.
     new_columns: Mapping[str, str]
+    #: False if other columns may have been added too, because the log files that added columns were merged.
     new_columns_exact: bool
-    #: Rows that are there at the second time and not at the first, and the other way round: equal rows count for each
-    #: other, however they were moved. None when they were not compared.
+    #: Rows at the second time that are not in the table at the first, and the reverse. Equal rows cancel each other,
+    #: also if they moved to another part. None if the rows were not compared.
     inserted_rows: int | None = None
     deleted_rows: int | None = None
 
     @property
     def added_parts(self) -> int:
-        """Parts that are live at the second time only."""
+        """The number of parts that are live at the second time only."""
         return sum(p.added_parts for p in self.partitions)
 
     @property
     def removed_parts(self) -> int:
-        """Parts that are live at the first time only."""
+        """The number of parts that are live at the first time only."""
         return sum(p.removed_parts for p in self.partitions)
 
     @property
     def added_rows(self) -> int | None:
-        """Rows of the parts that came; None when one does not say."""
+        """The number of rows in the added parts; None if a part has no row count."""
         return _sum(p.added_rows for p in self.partitions)
 
     @property
     def removed_rows(self) -> int | None:
-        """Rows of the parts that went; None when one does not say."""
+        """The number of rows in the removed parts; None if a part has no row count."""
         return _sum(p.removed_rows for p in self.partitions)
 
 
 def diff(handle: Handle, since_ms: int, until_ms: int | None = None, *, rows: bool = False) -> Diff:
-    """What is different between two times (unix milliseconds; None: now). See `Table.diff`.
+    """Compare the table at two times (unix milliseconds; None: now). See `Table.diff`.
 
-    Raises InvalidOption, and as `take_snapshot` and queries do.
+    Raises InvalidOption, and the errors of `take_snapshot` and of queries.
     """
     if until_ms is not None and until_ms < since_ms:
         raise InvalidOption(
@@ -89,7 +92,7 @@ def diff(handle: Handle, since_ms: int, until_ms: int | None = None, *, rows: bo
         )
     if since_ms > handle.clock.now_ms() + handle.timing.max_skew_ms:
         raise InvalidOption(f"{handle.table}: since ({time_text(since_ms)}) is in the future. Correct it.")
-    # Before its creation the table had no rows, and all of them came since then.
+    # A time before the table's creation is accepted: the table had no rows then.
     before, after = take_snapshot(handle, since_ms, may_precede=True), take_snapshot(handle, until_ms)
     earlier, later = set(_keys(before.parts)), set(_keys(after.parts))
     removed, added = _without(before.parts, later), _without(after.parts, earlier)
@@ -112,16 +115,16 @@ def _keys(parts: Sequence[Part]) -> Iterable[str]:
 
 
 def _without(parts: Sequence[Part], keys: Collection[str]) -> list[Part]:
-    """The parts with other keys. Of many, no others are made."""
+    """Return the parts with other keys. Of a large table, only these become objects."""
     places = [place for place, key in enumerate(_keys(parts)) if key not in keys]
     return list(parts.chosen(places) if isinstance(parts, LiveParts) else (parts[place] for place in places))
 
 
 def _by_partition(added: Iterable[Part], removed: Iterable[Part]) -> tuple[PartitionDiff, ...]:
-    found: dict[str, tuple[list[Part], list[Part]]] = {}
+    by_path: dict[str, tuple[list[Part], list[Part]]] = {}
     for place, parts in enumerate((added, removed)):
         for part in parts:
-            found.setdefault(part.partition, ([], []))[place].append(part)
+            by_path.setdefault(part.partition, ([], []))[place].append(part)
     return tuple(
         PartitionDiff(
             path=path,
@@ -132,7 +135,7 @@ def _by_partition(added: Iterable[Part], removed: Iterable[Part]) -> tuple[Parti
             removed_rows=total_rows(went),
             removed_bytes=total_bytes(went),
         )
-        for path, (came, went) in sorted(found.items())
+        for path, (came, went) in sorted(by_path.items())
     )
 
 
@@ -146,9 +149,9 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 
 
 def _count(before: Snapshot, removed: Sequence[Part], after: Snapshot, added: Sequence[Part]) -> tuple[int, int]:
-    """Rows of the added parts that no removed part has, and the other way round."""
+    """Count the rows of the added parts that no removed part has, and the reverse."""
     handle = after.handle
-    # The columns of the second time for both: rows that lack a column that came meanwhile have null there.
+    # Both sides have the columns of the second time. A column that was added between is null in earlier rows.
     old, new = (
         relation(handle, parts, after.schema, after.partition_schema, expressions=after.expressions)
         for parts in (removed, added)
@@ -171,23 +174,24 @@ def _count(before: Snapshot, removed: Sequence[Part], after: Snapshot, added: Se
 
 @dataclass(frozen=True, slots=True)
 class ColumnInfo:
-    """A column of the table `t`. `type` is DuckDB's."""
+    """A column of the table `t`. `Table.columns` returns it."""
 
     name: str
+    #: The DuckDB type.
     type: str
-    #: Null in no row.
+    #: Whether the table rejects rows in which the column is null.
     required: bool
-    #: For a partition column that parts do not store: how it is made of a row; empty: the path alone tells it.
+    #: For a partition column that parts do not store, its SQL expression, or empty if only the path has its value.
     expression: str | None
-    #: The time (unix milliseconds) of the oldest log file that names it; None: declared, and brought by no batch.
+    #: The time (unix milliseconds) of the oldest log file that names the column; None if no batch had it yet.
     since_ms: int | None
-    #: Whether it came at that very time. Else it came then or earlier: log files that would tell were merged away.
+    #: Whether the column was added at exactly that time. If not, it was added then or earlier.
     since_exact: bool
 
 
 def columns_of(handle: Handle) -> list[ColumnInfo]:
-    """The columns of the table and its partition columns. Raises what `take_snapshot` raises."""
-    snapshot, since = take_snapshot(handle), _came(handle.read())
+    """Return the columns of the table and its partition columns. Raises the errors of `take_snapshot`."""
+    snapshot, since = take_snapshot(handle), _added_times(handle.read())
     stored = [
         ColumnInfo(name, type_, name in handle.spec.required, None, *since.get(name, (None, False)))
         for name, type_ in snapshot.schema.items()
@@ -200,8 +204,8 @@ def columns_of(handle: Handle) -> list[ColumnInfo]:
     ]
 
 
-def _came(state: TableState) -> dict[str, tuple[int, bool]]:
-    """Return column -> when it came, and whether the log records that time; else the oldest log file that names it."""
+def _added_times(state: TableState) -> dict[str, tuple[int, bool]]:
+    """Return column -> when it was added, and whether that is exact; else the time of the oldest log file with it."""
     oldest: dict[str, int] = {}
     for stored in sorted(state.effective.values(), key=lambda stored: -stored.file.t_ms):
         oldest.update(dict.fromkeys(stored.file.schema, stored.file.t_ms))
@@ -210,8 +214,8 @@ def _came(state: TableState) -> dict[str, tuple[int, bool]]:
 
 
 def _new_columns(handle: Handle, since_ms: int, until_ms: int) -> tuple[dict[str, str], bool]:
-    """The columns that surely came between two times, and whether no other can have."""
+    """Return the columns that were certainly added between two times, and whether there can be no others."""
     schema = handle.columns
-    late = {name: told for name, told in _came(handle.read()).items() if told[0] > since_ms}
+    late = {name: added for name, added in _added_times(handle.read()).items() if added[0] > since_ms}
     sure = {name: schema[name] for name, (at_ms, exact) in late.items() if exact and at_ms <= until_ms}
     return sure, all(exact for _, exact in late.values())

@@ -1,10 +1,10 @@
-"""The past of a table, as its log tells it: which commits there were, and which log files there are.
+"""The history of a table: its commits and its log files.
 
-A marker says when its part came and when it went. That is carried from log file to log file, so a commit is known by
-its parts long after its own log file was merged away, until cleanup forgets what it deleted. The same holds for the
-operation that the header of a commit records. Logs of older programs record none: there the kind of a commit is
-derived from what it did to the parts, see `CommitInfo.kind_recorded`. The writer stands in the commit's own log file
-alone, and what the log has forgotten is left open, see `CommitInfo.exact`.
+A marker (file entry) has the time when its part was added and when it was removed. Log files carry both times on, so a
+commit can be reconstructed from its parts after its own log file was merged, until cleanup forgets the parts it
+deleted. Log files also carry on the operation that a commit's header records. Logs of older programs have no
+operation; then the kind of a commit is derived from its parts, see `CommitInfo.kind_recorded`. The writer is in the
+commit's own log file only. `CommitInfo.exact` is false if the log may have forgotten some parts.
 """
 
 from __future__ import annotations
@@ -25,87 +25,91 @@ from icedb.transaction.table_handle import Handle
 
 __all__ = ["CommitInfo", "CommitKind", "LogFileInfo", "LogFileState", "history", "log_files"]
 
-#: What a commit did.
+#: The kind of a commit.
 #:
-#: As the log records it. If it does not, the kind is derived from the parts, as the texts in brackets say.
+#: The log records it. If it does not, the kind is derived from the parts, as the texts in brackets describe.
 #:
-#:     insert     an append (rows came)
+#:     insert     an append (rows were added)
 #:     import     existing files became parts
-#:     overwrite  new rows in the place of others (rows came, and others went)
-#:     refresh    a view was made anew from its source
+#:     overwrite  new rows replaced others (rows were added, and others removed)
+#:     refresh    a view was computed again from its source
 #:     merge      parts became larger ones (the same rows in fewer parts)
-#:     delete     rows were removed (parts were written again with fewer rows)
-#:     rewrite    a partition was rewritten by a query (parts were written again otherwise)
-#:     repair     a column got one type
-#:     drop       partitions were dropped (parts went, and none came)
-#:     restore    an earlier state came back (parts came back)
+#:     delete     rows were removed (parts were rewritten with fewer rows)
+#:     rewrite    a partition was rewritten by a query (parts were rewritten in another way)
+#:     repair     a column was converted to one type
+#:     drop       partitions were dropped (parts were removed, and none added)
+#:     restore    an earlier state was restored (earlier parts were added again)
 #:     alter      the table's spec changed
 #:     merge_log  log files were merged
 #:     cleanup    markers of deleted parts were removed from the log
-#:     log        (nothing but the log changed)
-#:     void       nothing: a writer died, and its place in the order was closed
+#:     log        (only the log changed)
+#:     void       no change: a writer failed, and its epoch was closed
 CommitKind = Literal[
     "insert", "import", "overwrite", "refresh", "merge", "delete", "rewrite", "repair", "drop", "restore", "alter",
     "merge_log", "cleanup", "log", "void",
 ]  # fmt: skip
 
 _KINDS = frozenset(get_args(CommitKind)) - {"log", "void"}
-# The parts of all other operations hold rows that were in the table before.
+# The parts of all other operations contain rows that were in the table before.
 _BRINGS_ROWS = frozenset({"insert", "import", "overwrite", "refresh"})
 
-#: Whether a log file counts: it does; another one has replaced it; it was published too late and never counted.
+#: Whether a log file is in force: it is; another one replaced it; it was published too late and never took effect.
 LogFileState = Literal["current", "replaced", "ignored"]
 
 
 @dataclass(frozen=True, slots=True)
 class CommitInfo:
-    """One commit, as far as the log remembers it. Times are unix milliseconds; counts are of parts, rows and bytes."""
+    """One commit, as far as the log still records it. `Table.history` returns it."""
 
+    #: The time of the commit, in unix milliseconds.
     at_ms: int
     kind: CommitKind
     added_parts: int
-    #: None when a part does not say how many it has.
+    #: None if another program wrote a part without a row count.
     added_rows: int | None
     added_bytes: int
     removed_parts: int
     removed_rows: int | None
     removed_bytes: int
-    #: How many partitions had parts that came or went.
+    #: The number of partitions in which parts were added or removed.
     partitions: int
-    #: Exactly-once appends: application -> sequence. The log remembers the last one of each application.
+    #: Exactly-once appends: application -> sequence. The log records the last one of each application.
     txn: Mapping[str, int]
-    #: Who wrote it: host, process and a random number. None when its log file is gone.
+    #: Host, process and a random number of the writer. None if the commit's log file was deleted.
     writer: str | None
-    #: The key of its log file, as long as that is stored.
+    #: The key of the commit's log file, as long as that is stored.
     log_file: str | None
-    #: False when cleanup may have forgotten some of its parts: then it did at least this, and parts that it
-    #: superseded may be missing.
+    #: False if cleanup may have forgotten some of the commit's parts. Then the counts are lower bounds.
     exact: bool
-    #: False: the log does not record what it was called, and `kind` is derived from its parts.
+    #: False if the log does not record the kind, and `kind` is derived from the parts.
     kind_recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LogFileInfo:
-    """One object of the log. Of one that does not count, only its name and size are known, and the rest is None."""
+    """One object of the log. `Table.log_files` returns it.
+
+    If its state is not `current`, the fields from `lines` on are None.
+    """
 
     key: str
+    #: The time of its commit, in unix milliseconds.
     at_ms: int
     state: LogFileState
     bytes: int
     writer: str
-    #: The number of an exclusive commit.
+    #: The number of an exclusive commit; None for a plain append.
     epoch: int | None
     lines: int | None = None
-    #: Parts that its commit brought, parts that it superseded, and parts of earlier commits that it carries on.
+    #: Parts that its commit added, parts that it superseded, and parts of earlier commits that it carries on.
     added_parts: int | None = None
     removed_parts: int | None = None
     carried_parts: int | None = None
-    #: Log files that it replaces, or carries as replaced.
+    #: Log files that it replaces, or lists as replaced.
     replaced_log_files: int | None = None
     columns: int | None = None
     void: bool = False
-    #: The operation of its own commit, as the log records it; None: it does not.
+    #: The operation of its own commit; None if the log does not record it.
     kind: CommitKind | None = None
 
 
@@ -114,82 +118,85 @@ class LogFileInfo:
 
 @dataclass(slots=True)
 class _CommitRecord:
-    """What is known of one commit."""
+    """The markers of one commit, and its log file if that is still stored."""
 
     added: list[Marker] = field(default_factory=list)
     removed: list[Marker] = field(default_factory=list)
     own: StoredLogFile | None = None
-    #: Its log file's name, from a listing.
+    #: The key of its log file, from a listing.
     key: str | None = None
 
     @property
-    def is_known(self) -> bool:
+    def is_recorded(self) -> bool:
         return bool(self.added or self.removed or self.own)
 
 
 def history(handle: Handle, *, limit: int | None = None, since_ms: int | None = None) -> list[CommitInfo]:
-    """The commits that the log remembers, newest first. See `Table.history`.
+    """Return the commits that the log still records, newest first. See `Table.history`.
 
-    `limit`: so many; `since_ms`: those of this time and later (unix milliseconds). Raises InvalidOption, and what
-    `LogReader.read` raises.
+    `limit` is the maximum number, `since_ms` the time of the oldest (unix milliseconds). Raises InvalidOption, and the
+    errors of `LogReader.read`.
     """
     if limit is not None and limit < 1:
-        raise InvalidOption(f"{handle.table}: limit is {limit}; give a number over 0, or None for all commits.")
+        raise InvalidOption(f"{handle.table}: limit is {limit}. Pass a number above 0, or None for all commits.")
     state = handle.read(fresh=True)
-    deeds = _deeds(handle, state)
-    newest = sorted((at for at in deeds if since_ms is None or at[0] >= since_ms), reverse=True)
+    commits = _commits(handle, state)
+    newest = sorted((at for at in commits if since_ms is None or at[0] >= since_ms), reverse=True)
     dead, txn = _dead_digests(state), _txn(state)
     operations = carried_operations(stored.file for stored in state.effective.values())
-    found: list[CommitInfo] = []
-    while newest and (limit is None or len(found) < limit):
-        some = None if limit is None else limit - len(found)
-        chosen, newest = newest[:some], newest[some:] if some else []
-        _fetch_replaced(handle, [deeds[at] for at in chosen])
-        # One that is gone by now, and whose parts nobody remembers, is no more.
-        told = ((at_ms, deeds[at_ms, key]) for at_ms, key in chosen)
-        found += [
-            _info(handle, state, at_ms, d, txn.get(at_ms, {}), dead, operations.get(at_ms, ""))
-            for at_ms, d in told
-            if d.is_known
+    infos: list[CommitInfo] = []
+    while newest and (limit is None or len(infos) < limit):
+        missing = None if limit is None else limit - len(infos)
+        chosen, newest = newest[:missing], newest[missing:] if missing else []
+        _fetch_replaced(handle, [commits[at] for at in chosen])
+        # Skip a commit whose log file was deleted meanwhile and whose parts no log file names.
+        records = ((at_ms, commits[at_ms, key]) for at_ms, key in chosen)
+        infos += [
+            _info(handle, state, at_ms, record, txn.get(at_ms, {}), dead, operations.get(at_ms, ""))
+            for at_ms, record in records
+            if record.is_recorded
         ]
-    return found
+    return infos
 
 
-def _deeds(handle: Handle, state: TableState) -> dict[tuple[int, str], _CommitRecord]:
-    """Time, and the log file where several have one time -> what was done then."""
+def _commits(handle: Handle, state: TableState) -> dict[tuple[int, str], _CommitRecord]:
+    """Return the commits by time, and by log file if several log files have one time."""
     of_time: dict[int, list[StoredLogFile]] = {}
     for stored in state.effective.values():
         of_time.setdefault(stored.file.t_ms, []).append(stored)
     owner = _owners(of_time)
-    deeds: dict[tuple[int, str], _CommitRecord] = {}
+    commits: dict[tuple[int, str], _CommitRecord] = {}
+
+    def commit_of(key: str, at_ms: int) -> _CommitRecord:
+        return commits.setdefault((at_ms, owner.get((key, at_ms), "")), _CommitRecord())
+
     for marker in state.parts.values():
-        came_ms, went_ms = marker.created_ms, marker.tombstoned_ms
-        deeds.setdefault((came_ms, owner.get((marker.key, came_ms), "")), _CommitRecord()).added.append(marker)
-        if went_ms is not None:
-            deeds.setdefault((went_ms, owner.get((marker.key, went_ms), "")), _CommitRecord()).removed.append(marker)
+        commit_of(marker.key, marker.created_ms).added.append(marker)
+        if marker.tombstoned_ms is not None:
+            commit_of(marker.key, marker.tombstoned_ms).removed.append(marker)
     for at_ms, files in of_time.items():
         for stored in files:
-            deed = deeds.setdefault((at_ms, stored.key if len(files) > 1 else ""), _CommitRecord())
-            deed.own, deed.key = stored, stored.key
-    # Of those that were replaced, and are still stored, the names are known.
+            commit = commits.setdefault((at_ms, stored.key if len(files) > 1 else ""), _CommitRecord())
+            commit.own, commit.key = stored, stored.key
+    # The listing has the keys of replaced log files that are still stored.
     replaced: dict[int, list[str]] = {}
     for key in state.ignored & state.log_tombstones.keys() & state.listed_ms.keys():
         replaced.setdefault(handle.keys.parse_log_file(key).t_ms, []).append(key)
     for at_ms, names in replaced.items():
         if len(names) == 1 and at_ms not in of_time:
-            deeds.setdefault((at_ms, ""), _CommitRecord()).key = names[0]
-    return deeds
+            commits.setdefault((at_ms, ""), _CommitRecord()).key = names[0]
+    return commits
 
 
-def _fetch_replaced(handle: Handle, deeds: Iterable[_CommitRecord]) -> None:
-    """Log files that count no more tell what their commits were, as long as they are stored."""
-    wanted = {d.key: d for d in deeds if d.own is None and d.key is not None}
+def _fetch_replaced(handle: Handle, commits: Iterable[_CommitRecord]) -> None:
+    """Fetch the replaced log files of these commits, as far as they are still stored."""
+    wanted = {c.key: c for c in commits if c.own is None and c.key is not None}
     for key, stored in handle.store.get_many(list(wanted)).items():
         wanted[key].own = StoredLogFile(key, decode(stored.body, key, handle.keys), stored.stored_ms)
 
 
 def _owners(of_time: Mapping[int, Sequence[StoredLogFile]]) -> dict[tuple[str, int], str]:
-    """Part and time -> the log file of that time that names it; where there are several of one time."""
+    """Map part and time to the log file that names the part, for times with several log files."""
     return {
         (marker.key, at_ms): stored.key
         for at_ms, files in of_time.items()
@@ -201,36 +208,36 @@ def _owners(of_time: Mapping[int, Sequence[StoredLogFile]]) -> dict[tuple[str, i
 
 
 def _txn(state: TableState) -> dict[int, dict[str, int]]:
-    """Time -> what was committed exactly once then, as far as some log file still says it."""
-    found: dict[int, dict[str, int]] = {}
+    """Map time to the exactly-once appends of that time (application -> sequence), as far as the log records them."""
+    appends: dict[int, dict[str, int]] = {}
     for stored in state.effective.values():
         for application, (sequence, at_ms) in stored.file.txn.items():
-            found.setdefault(at_ms, {})[application] = sequence
-    return found
+            appends.setdefault(at_ms, {})[application] = sequence
+    return appends
 
 
 def _dead_digests(state: TableState) -> dict[str, int]:
-    """Digest of a superseded part -> when it was superseded: a restored copy has the same."""
-    found: dict[str, int] = {}
+    """Map the digests of superseded parts to the time of their tombstones. A restored copy has the same digest."""
+    times: dict[str, int] = {}
     for marker in state.dead:
         if marker.digest is not None and marker.tombstoned_ms is not None:
-            found[marker.digest] = min(marker.tombstoned_ms, found.get(marker.digest, marker.tombstoned_ms))
-    return found
+            times[marker.digest] = min(marker.tombstoned_ms, times.get(marker.digest, marker.tombstoned_ms))
+    return times
 
 
 def _info(
     handle: Handle,
     state: TableState,
     at_ms: int,
-    deed: _CommitRecord,
+    commit: _CommitRecord,
     txn: Mapping[str, int],
     dead: Mapping[str, int],
     operation: str,
 ) -> CommitInfo:
-    own = None if deed.own is None else deed.own.file
-    added, removed, exact = deed.added, deed.removed, at_ms > state.horizon_ms
+    own = None if commit.own is None else commit.own.file
+    added, removed, exact = commit.added, commit.removed, at_ms > state.horizon_ms
     if own is not None and not exact:
-        # Its own log file has forgotten nothing.
+        # The commit's own log file still has all of its markers.
         added = [m for m in own.markers if m.created_ms == at_ms]
         removed = [m for m in own.markers if m.tombstoned_ms == at_ms]
         exact = True
@@ -238,7 +245,7 @@ def _info(
     recorded = _recorded_kind(operation if own is None else own.operation, added)
     return CommitInfo(
         at_ms=at_ms,
-        kind=recorded or _derived_kind(deed.own, added, removed, at_ms, dead, exact=exact),
+        kind=recorded or _derived_kind(commit.own, added, removed, at_ms, dead, exact=exact),
         added_parts=len(added),
         added_rows=total_rows(added),
         added_bytes=total_bytes(added),
@@ -247,8 +254,8 @@ def _info(
         removed_bytes=total_bytes(removed),
         partitions=len(paths),
         txn=dict(txn) if own is None else {name: last[0] for name, last in own.txn.items() if last[1] == at_ms},
-        writer=None if deed.key is None else handle.keys.parse_log_file(deed.key).writer,
-        log_file=deed.key,
+        writer=None if commit.key is None else handle.keys.parse_log_file(commit.key).writer,
+        log_file=commit.key,
         exact=exact,
         kind_recorded=recorded is not None,
     )
@@ -257,7 +264,7 @@ def _info(
 def _recorded_kind(operation: str, added: Sequence[Marker]) -> CommitKind | None:
     """Return the operation that the log records; None if this version does not know it, or the parts contradict it.
 
-    They do if a plain append of the same millisecond was merged into one log file with the commit.
+    The parts contradict it if a plain append of the same millisecond was merged into one log file with the commit.
     """
     if operation not in _KINDS or (operation not in _BRINGS_ROWS and not all(m.moved for m in added)):
         return None
@@ -280,17 +287,17 @@ def _derived_kind(
     if not all(m.moved for m in added):
         return "overwrite" if removed else "insert"
     before, after = total_rows(removed), total_rows(added)
-    told = exact and before is not None and after is not None
-    if told and before == after and len(added) < len(removed):
+    is_counted = exact and before is not None and after is not None
+    if is_counted and before == after and len(added) < len(removed):
         return "merge"
-    # No other operation writes parts of rows that were there before, and supersedes none.
+    # No other operation adds parts with existing rows without superseding parts.
     if all(dead.get(m.digest or "", at_ms) < at_ms for m in added) or (exact and not removed):
         return "restore"
-    return "delete" if told and (after or 0) < (before or 0) else "rewrite"
+    return "delete" if is_counted and (after or 0) < (before or 0) else "rewrite"
 
 
 def _kind_of_log_file(own: StoredLogFile | None) -> CommitKind:
-    """Of a commit that changed no part."""
+    """Return the kind of a commit that changed no part."""
     if own is None:
         return "log"
     if own.file.void:
@@ -303,15 +310,15 @@ def _kind_of_log_file(own: StoredLogFile | None) -> CommitKind:
 
 
 def log_files(handle: Handle) -> list[LogFileInfo]:
-    """The objects of the log, newest first, those too that count no more. Two LISTs; what counts is fetched.
+    """List the objects of the log, newest first, including replaced and ignored ones.
 
-    Raises what `LogReader.read` raises.
+    It takes two LIST requests and fetches the current log files. Raises the errors of `LogReader.read`.
     """
     state = handle.read(fresh=True)
     listed = {info.key: info.bytes for info in handle.store.list(handle.keys.log_prefix)}
-    # One that came or went between the two is left out.
-    found = [_log_file(handle, state, key, listed[key]) for key in state.listed_ms if key in listed]
-    return sorted(found, key=lambda f: (f.at_ms, f.key), reverse=True)
+    # Skip an object that was created or deleted between the two listings.
+    infos = [_log_file(handle, state, key, listed[key]) for key in state.listed_ms if key in listed]
+    return sorted(infos, key=lambda f: (f.at_ms, f.key), reverse=True)
 
 
 def _log_file(handle: Handle, state: TableState, key: str, size: int) -> LogFileInfo:

@@ -1,4 +1,4 @@
-"""The parts of a snapshot that are many: made when somebody asks for one, and asked for together by their columns."""
+"""A lazy sequence of a large snapshot's parts: an object is created on access, columns are read for all at once."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from icedb.transaction.table_handle import Handle, Part
 
 __all__ = ["LiveParts", "latest_parts", "live_parts"]
 
-# Columns of which it is remembered what the log says: some ten bytes for each part, or as long as their texts are.
-_TOLD_MAX = 3
+# Columns whose statistics are cached: some ten bytes for each part, or more if the values are long texts.
+_CACHED_COLUMNS_MAX = 3
 
 
 class LiveParts(Sequence[Part]):
-    """Parts in key order. Nothing changes them; equal to the tuple of the same."""
+    """An immutable sequence of parts in key order. It is equal to a tuple of the same parts."""
 
     def __init__(self, handle: Handle, markers: MarkerView) -> None:
         self._handle = handle
         self.markers = markers
-        #: Name and type of a column -> what the log says of it, a row for each part; see `icedb.reader.part_pruning`.
-        self.told: dict[tuple[str, str], pa.Table] = {}
+        #: Name and type of a column -> its decoded statistics, a row for each part; see `icedb.reader.part_pruning`.
+        self.cached_stats: dict[tuple[str, str], pa.Table] = {}
 
     def __len__(self) -> int:
         return len(self.markers)
@@ -58,30 +58,30 @@ class LiveParts(Sequence[Part]):
         return tuple, (list(self),)
 
     def chosen(self, places: Iterable[int]) -> LiveParts:
-        """Those at some places, which rise."""
+        """Return the parts at these places, which ascend."""
         return LiveParts(self._handle, self.markers.chosen(places))
 
-    def keep_told(self, column: tuple[str, str], told: pa.Table) -> None:
-        """Remember what the log says of a column; of many columns, the last ones."""
-        self.told = dict([*self.told.items(), (column, told)][-_TOLD_MAX:])
+    def cache_stats(self, column: tuple[str, str], stats: pa.Table) -> None:
+        """Cache the statistics of a column, and drop those of the oldest columns."""
+        self.cached_stats = dict([*self.cached_stats.items(), (column, stats)][-_CACHED_COLUMNS_MAX:])
 
     @cached_property
     def partitions(self) -> tuple[Mapping[int, str], Sequence[int]]:
-        """Number of a partition -> its path; and the number of each part's partition."""
+        """The paths of the partitions by number, and the number of each part's partition."""
         folders, numbers = self.markers.folders
         start = len(self._handle.keys.data_prefix)
         return {number: folder[start:-1] for number, folder in folders.items()}, numbers
 
 
 def live_parts(handle: Handle, markers: Sequence[Marker]) -> Sequence[Part]:
-    """The parts of these markers: made at once, if they are not many."""
+    """Return the parts of these markers. Those of a large table are created on access."""
     if isinstance(markers, MarkerView):
         return LiveParts(handle, markers)
     return tuple(handle.part(m) for m in markers)
 
 
 def latest_parts(handle: Handle, state: TableState) -> Sequence[Part]:
-    """The live parts of a state that a handle has just read; the same ones as long as it reads the same state."""
+    """Return the live parts of a state that a handle has just read. The same state has the same parts object."""
     if handle.latest is None or handle.latest[0] is not state:
         handle.latest = state, live_parts(handle, state.live)
     return handle.latest[1]

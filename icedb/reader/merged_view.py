@@ -1,7 +1,7 @@
-"""The relation `final`: what a table's rows are once every partition is merged, whatever has been merged so far.
+"""The relation `final`: the rows of a table as they will be when every partition is merged (compacted).
 
-A merge works path by path, and so does this: rows in different paths are never one. Partition columns that a path of
-an older partitioning does not tell are computed from the merged rows, as for `t`.
+Like a merge, it combines only rows of the same path. If a path of an older partitioning lacks a partition column, the
+column is computed from the merged rows, as for `t`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def final_relation(
     *,
     expressions: Sequence[PartitionExpression],
 ) -> str:
-    """A query with the columns of `t`. Raises InvalidOption for a table with a merge query of its own; as `final_sql`.
+    """Return a query with the columns of `t`. `spec` and `expressions` are the snapshot's.
 
-    The spec is the snapshot's, and `expressions` are its.
+    Raises InvalidOption for a table with a merge query, and the errors of `final_sql`.
     """
     if spec.merge_query:
         raise InvalidOption(
-            f"{handle.table}: the table has a merge_query of its own, and what that gives depends on what was merged "
-            "before, so there is no 'final'. Query t, or create the table with merging=Dedup, Replacing or Aggregating."
+            f"{handle.table}: there is no 'final', because the table has a merge_query, whose result depends on earlier "
+            "merges. Query t, or create the table with merging=Dedup, Replacing or Aggregating."
         )
     if spec.merging is None:
         return "SELECT * FROM t"
@@ -63,16 +63,16 @@ def _of_layout(
     *,
     expressions: Sequence[PartitionExpression],
 ) -> str:
-    """Of parts whose paths have the same names."""
-    told = {n: t for n, t in partition_schema.items() if n in names}
+    """Return the query over parts whose paths have the same partition columns."""
+    in_path = {n: t for n, t in partition_schema.items() if n in names}
     visible = visible_partitions(schema, partition_schema)
-    kept = [n for n in visible if n in told]
-    rows = relation(handle, parts, schema, told, expressions=expressions, with_file=True)
-    # Where a part lies, not its partition columns: a data column of such a name hides one, and a row may be elsewhere
-    # than its expressions say.
+    kept = [n for n in visible if n in in_path]
+    rows = relation(handle, parts, schema, in_path, expressions=expressions, with_file=True)
+    # Group by path and not by partition columns: a data column may hide one of them, and a row may be in another
+    # partition than its expressions compute.
     rows = f"(SELECT *, regexp_replace({FILE_COLUMN}, '[^/]*$', '') AS {_PATH} FROM ({rows}))"
     merged = final_sql(merging, schema, [*kept, _PATH], rows=rows, table=handle.table)
-    lacking = {e.name: e.sql for e in expressions if e.name in visible and e.name not in told}
+    lacking = {e.name: e.sql for e in expressions if e.name in visible and e.name not in in_path}
     computed = "".join(f", CAST((\n{sql}\n) AS {visible[name]}) AS {quote_name(name)}" for name, sql in lacking.items())
     columns = ", ".join(map(quote_name, [*schema, *visible]))
     return f"SELECT {columns} FROM (SELECT *{computed} FROM ({merged}))"

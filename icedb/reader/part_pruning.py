@@ -165,7 +165,7 @@ def _told_in_log(
     con: duckdb.DuckDBPyConnection, parts: LiveParts, places: Sequence[int], column: ReferencedColumn
 ) -> pa.Table:
     """What the log says of a column in the parts at these places; or in all parts: that is kept, not asked twice."""
-    kept = parts.told.get((column.name, column.type))
+    kept = parts.cached_stats.get((column.name, column.type))
     if kept is not None:
         return kept
     few = len(places) < len(parts) // _FEW
@@ -183,5 +183,5 @@ def _told_in_log(
         con.unregister(_PARTS)
     judged = pa.concat_tables(pieces)
     if not few:
-        parts.keep_told((column.name, column.type), judged)
+        parts.cache_stats((column.name, column.type), judged)
     return judged

@@ -1,5 +1,5 @@
-"""DuckDB: connections and sandboxes, expressions and types, and the SQL that a table's spec means.
+"""DuckDB: connections and sandboxes, expressions and types, and the SQL of a table's spec.
 
-May import `icedb.format` and `icedb.storage`. Begin with `connections`; `user_queries` and `predicates` check SQL that
-comes from callers.
+`user_queries` and `predicates` check SQL from callers. May import `icedb.format` and `icedb.storage`. Begin with
+`connections`.
 """

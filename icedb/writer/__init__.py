@@ -1,5 +1,5 @@
-"""A batch becomes sorted, partitioned Parquet parts in the store.
+"""Writes of sorted, partitioned Parquet parts (data files) to the store.
 
-`batch_loader` loads a batch into DuckDB, `staging` converts, partitions and sorts it, `part_writer` writes and puts the
-parts. Nothing here commits. May import `icedb.sources`. Begin with `staging`.
+`batch_loader` loads a batch into DuckDB, `staging` converts, partitions and sorts it, `part_writer` encodes and puts
+the parts. No module here commits. May import `icedb.sources`. Begin with `staging`.
 """

@@ -238,7 +238,7 @@ def test_limits_count_only_what_is_wanted(table: Table) -> None:
         (lambda t: t.changes("{}"), "is no cursor"),
         (lambda t: t.changes('{"t":1,"extra":2}'), "is no cursor"),
         (lambda t: t.changes("yesterday"), "is no cursor"),
-        (lambda t: t.changes(until=UNIX_MS_MIN), "until goes with since"),
+        (lambda t: t.changes(until=UNIX_MS_MIN), "until needs since"),
         (lambda t: t.changes(UNIX_MS_MIN + 1, UNIX_MS_MIN), "until .* is before since"),
         (lambda t: t.changes(1_795_313_126), "since is 1795313126, .* Are these seconds"),
         (lambda t: t.changes(parts_max=0), "parts_max is 0"),

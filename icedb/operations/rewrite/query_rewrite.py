@@ -172,7 +172,7 @@ class _Work:
         needed_here = [c for c in self.schema if c.casefold() in needed]
         check_output(
             names,
-            known=self.schema,
+            table_columns=self.schema,
             inputs=[*self.schema, *self.types],
             needed=() if self.asked.lenient else needed_here,
             query=self.asked.query,

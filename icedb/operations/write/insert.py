@@ -184,7 +184,7 @@ def staged(
     context = handle.write_context()
     with (
         open_batch(
-            data, location=handle.location, known=known, on_conflict=on_conflict, memory_bytes=memory_bytes
+            data, location=handle.location, table_columns=known, on_conflict=on_conflict, memory_bytes=memory_bytes
         ) as batch,
         stage_rows(
             context, batch, on_conflict=on_conflict, memory_bytes=memory_bytes - memory_bytes // READING_SHARE

@@ -1,4 +1,4 @@
-"""Types of Python values: one type for a column whose values differ, and Arrow arrays of it.
+"""Type inference for Python values: one type for all values of a column, and Arrow arrays of it.
 
 May import `icedb.sql`. Begin with `value_types` and `common_type`.
 """
