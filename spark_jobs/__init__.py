@@ -1,1 +1,1 @@
-"""PySpark programs: they import `icedb`, `icedb.spark` and pyspark, and run by themselves or under Dagster."""
+"""PySpark programs that run by themselves or under Dagster. They import `icedb`, `icedb.spark` and pyspark."""

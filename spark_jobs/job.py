@@ -1,7 +1,7 @@
-"""What all programs have in common: their arguments, the session, what they report, and how they end.
+"""Frame that all programs share: arguments, session, reports, and exit status.
 
-A program runs by itself or is started by Dagster through Pipes; then its log lines, its progress and its result go
-there, too. It ends with 0; with 1 and one line that says what went wrong; or with 2 when its arguments are wrong.
+A program runs by itself, or Dagster starts it through Pipes. Then Dagster also gets its log lines, its progress and its
+result. Exit status: 0 success; 1 an error, with one line about it; 2 invalid arguments; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -28,25 +28,24 @@ from icedb.spark.java import prepare_environment
 if TYPE_CHECKING:
     from dagster_pipes import PipesContext, PipesMetadataValue, PipesParamsLoader
 
-__all__ = ["Job", "Result", "name_and_value", "parser", "positive", "run"]
+__all__ = ["Job", "JobResult", "name_and_value", "parser", "positive", "run"]
 
 _PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
 _PIPES_ARGUMENTS = ("--dagster-pipes-context", "--dagster-pipes-messages")
-# Whose log lines are shown. Others, such as py4j's, are not about the work.
+# Loggers whose lines are printed. Others, such as py4j, are not about the job.
 _LOGGERS = ("icedb", "spark_jobs")
 _HIDDEN = "secret|token|password|access_key|jaas|credential"
 _SECRET = re.compile(_HIDDEN, re.IGNORECASE)
-# In the words of an argument that was not understood.
+# A secret in the text of an invalid argument.
 _SECRET_VALUE = re.compile(rf"([^\s=]*(?:{_HIDDEN})[^\s=]*=)\S+", re.IGNORECASE)
 _PAIR = re.compile(r"([^=\s]+)=(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What a program has to say at its end.
+class JobResult:
+    """Result of a program: the snapshot of the table, counts, and checks.
 
-    `snapshot`: the table as it left it. `figures`: what it counted. `checks`: name -> whether it passed; Dagster gets
-    those that its side asked for.
+    `checks` maps names to whether they passed. Dagster gets the checks that its asset declares.
     """
 
     snapshot: icedb.Snapshot | None
@@ -55,7 +54,7 @@ class Result:
 
 
 class Job:
-    """One run of a program: its session, and whoever wants to know how it goes."""
+    """One run of a program: its session, its logger, and its connection to Dagster."""
 
     def __init__(self, name: str, *, debug: bool = False, pipes: PipesContext | None = None) -> None:
         self.name = name
@@ -65,39 +64,39 @@ class Job:
 
     @cached_property
     def spark(self) -> SparkSession:
-        """The session: the one that is there already, or a new one. Times are in UTC. Raises JavaNotFound."""
-        # spark-submit has started Java before Python, and Spark Connect needs none here.
+        """The active session or a new one, with times in UTC. Raises JavaNotFound."""
+        # spark-submit starts Java before Python, and Spark Connect needs no local Java.
         if "PYSPARK_GATEWAY_PORT" not in os.environ and "SPARK_REMOTE" not in os.environ:
             prepare_environment(python=os.environ.get("PYSPARK_PYTHON", sys.executable))
         builder = SparkSession.builder.appName(self.name)
         if not self._debug and "SPARK_REMOTE" not in os.environ:
-            builder = builder.config("spark.log.level", "OFF")  # an error is one line, and not pages of Java
+            builder = builder.config("spark.log.level", "OFF")  # an error is one line instead of a Java stack trace
         spark = builder.getOrCreate()
         spark.conf.set("spark.sql.session.timeZone", "UTC")
-        icedb.spark.register(spark)  # Spark does not look for data sources in what --py-files brought
+        icedb.spark.register(spark)  # Spark does not discover data sources in --py-files
         return spark
 
     @property
     def partition_range(self) -> tuple[str, str] | None:
-        """The first and the last partition that Dagster wants; None when it did not say."""
+        """The first and the last partition of the Dagster run; None if it has none."""
         if self._pipes is None or not self._pipes.is_partition_step:
             return None
-        wanted = self._pipes.partition_key_range
-        return wanted["start"], wanted["end"]
+        range_ = self._pipes.partition_key_range
+        return range_["start"], range_["end"]
 
-    def report(self, result: Result) -> None:
-        """Say what was done: to Dagster, and on stdout to whoever started the program by hand."""
+    def report(self, result: JobResult) -> None:
+        """Report the result to Dagster, or print it on stdout if Dagster did not start the program."""
         if self._pipes is None:
             sys.stdout.write(summary(self.name, result))
             return
         metadata: dict[str, Any] = {f"{self.name}/{name}": value for name, value in result.figures.items()}
         if result.snapshot is not None:
             metadata |= table_metadata(result.snapshot)
-        # An op has no asset, and a step of several does not say which is the table's.
+        # An op has no asset. In a step of several assets, the asset of the table is unknown.
         if self._pipes.is_asset_step and len(self._pipes.asset_keys) == 1:
             version = None if result.snapshot is None else result.snapshot.id
             self._pipes.report_asset_materialization(metadata, data_version=version)
-            # Dagster refuses a check that its side did not declare.
+            # Dagster rejects a check that the asset does not declare.
             for name in sorted(result.checks.keys() & set(self._pipes.extras.get("checks", ()))):
                 self._pipes.report_asset_check(name, passed=result.checks[name])
         else:
@@ -111,48 +110,48 @@ def _raw(value: Any) -> Any:
 # ------------------------------------------------------------------------------------------ arguments
 
 
-class _WrongArguments(Exception):
-    """What argparse would have said before it ended the process."""
+class _InvalidArguments(Exception):
+    """Message of argparse, raised instead of ending the process."""
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise _WrongArguments(_SECRET_VALUE.sub(r"\1...", message))
+        raise _InvalidArguments(_SECRET_VALUE.sub(r"\1...", message))
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """A parser with what every program takes; `doc` is the module's docstring."""
+    """Return a parser with the arguments of every program. `doc` is the docstring of the module."""
     description, _, epilog = (doc or "").partition("\n\n")
     made = _Parser(
         description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    made.add_argument("--table", required=True, help="where the table is: s3://bucket/prefix or a folder")
+    made.add_argument("--table", required=True, help="use this table: s3://bucket/prefix or a folder")
     made.add_argument(
         "--storage-option", dest="storage_options", type=name_and_value, action="append", default=[],
-        metavar="NAME=VALUE", help="how to get there, such as AWS_ENDPOINT_URL=...; secrets are for the environment",
+        metavar="NAME=VALUE", help="set a store option such as AWS_ENDPOINT_URL=...; secrets go into the environment",
     )  # fmt: skip
-    made.add_argument("--debug", action="store_true", help="show Spark's log, and the trace of an error")
+    made.add_argument("--debug", action="store_true", help="print Spark's log, and the traceback of an error")
     for name in _PIPES_ARGUMENTS:  # where Dagster cannot set the environment
         made.add_argument(name, help=argparse.SUPPRESS)
     return made
 
 
 def name_and_value(text: str) -> tuple[str, str]:
-    """An argument NAME=VALUE. Refuses secrets: other users of the machine see command lines."""
-    found = _PAIR.fullmatch(text)
-    if found is None:
-        raise argparse.ArgumentTypeError("give NAME=VALUE")
-    if _SECRET.search(found[1]):
+    """Parse an argument NAME=VALUE. Reject secrets, because other users of the machine can see command lines."""
+    pair = _PAIR.fullmatch(text)
+    if pair is None:
+        raise argparse.ArgumentTypeError("write NAME=VALUE")
+    if _SECRET.search(pair[1]):
         raise argparse.ArgumentTypeError(
-            f"{found[1]} is a secret, and command lines are no secret: set it in the environment of the program"
+            f"{pair[1]} is a secret, and other users can see command lines: set it in the environment of the program"
         )
-    return found[1], found[2]
+    return pair[1], pair[2]
 
 
 def positive(text: str) -> int:
-    """An argument that is a whole number over 0."""
+    """Parse an argument that is an integer above 0."""
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"'{text}' is no whole number over 0")
+        raise argparse.ArgumentTypeError(f"'{text}' is not an integer above 0")
     return int(text)
 
 
@@ -163,9 +162,9 @@ def run(
     name: str,
     arguments: argparse.ArgumentParser,
     argv: Sequence[str] | None,
-    work: Callable[[Job, argparse.Namespace], Result],
+    work: Callable[[Job, argparse.Namespace], JobResult],
 ) -> int:
-    """Parse, work, report; gives the exit status. A session that was there before is left running."""
+    """Parse the arguments, work and report. Return the exit status. A session from before stays active."""
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     pipes, table = None, ""
@@ -185,7 +184,7 @@ def run(
                     job.spark.stop()
         except SystemExit:  # --help
             return 0
-        except _WrongArguments as error:
+        except _InvalidArguments as error:
             sys.stderr.write(arguments.format_usage())
             return _failed(name, error, f"{error}. See --help.", pipes, status=2)
         except KeyboardInterrupt as error:
@@ -201,7 +200,7 @@ def run(
 
 
 def _failed(name: str, error: BaseException, line: str, pipes: PipesContext | None, *, status: int) -> int:
-    """Say why, once here and once in Dagster, whose step shows it as the error of the program."""
+    """Print the error, and report it to Dagster as the error of the step. Return the exit status."""
     sys.stderr.write(f"{name}: {line}\n")
     if pipes is not None:
         pipes.log.error("%s: %s", name, line)
@@ -212,7 +211,7 @@ def _failed(name: str, error: BaseException, line: str, pipes: PipesContext | No
 
 
 def _line(error: Exception, table: str) -> str:
-    """An error in one line: ours as it is, Spark's as what it means."""
+    """Return an error as one line, with errors of Spark translated."""
     if not isinstance(error, IceDBError) and type(error).__module__.partition(".")[0] in ("pyspark", "py4j", "grpc"):
         error = explained(error, table=table)
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -220,7 +219,7 @@ def _line(error: Exception, table: str) -> str:
 
 @contextmanager
 def _logging(debug: bool) -> Iterator[Callable[[PipesContext], None]]:
-    """Show our log lines on stderr; gives a function that sends them to Dagster instead."""
+    """Print log lines on stderr. Yield a function that also sends them to Dagster."""
     handler: logging.Handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in _LOGGERS]
@@ -259,7 +258,7 @@ class _ToDagster(logging.Handler):
 
 
 def _open_pipes(words: Sequence[str]) -> PipesContext | None:
-    """The way to the Dagster that started this program; None when nobody did. Raises InvalidOption."""
+    """Connect to the Dagster that started this program; None: Dagster did not. Raises InvalidOption."""
     by_argument = any(w.partition("=")[0] in _PIPES_ARGUMENTS for w in words)
     if _PIPES_VARIABLE not in os.environ and not by_argument:
         return None
@@ -267,15 +266,15 @@ def _open_pipes(words: Sequence[str]) -> PipesContext | None:
         import dagster_pipes
     except ImportError:
         raise InvalidOption(
-            "Dagster started this program, and the package dagster-pipes is not there, so it could not answer. Install "
-            "icedb-dagster[spark] where the driver runs."
+            "Dagster started this program, but the package dagster-pipes is not installed on the driver. Run there: "
+            "pip install 'icedb-dagster[spark]'"
         ) from None
     loaders: tuple[Callable[[], PipesParamsLoader], ...]
     loaders = dagster_pipes.PipesEnvVarParamsLoader, dagster_pipes.PipesCliArgsParamsLoader
     loader = loaders[by_argument]()
     context, messages = loader.load_context_params(), loader.load_messages_params()
     client = None
-    if "bucket" in context or "bucket" in messages:  # as on EMR, where nobody shares a folder with Dagster
+    if "bucket" in context or "bucket" in messages:  # as on EMR, which shares no folder with Dagster
         import boto3
 
         client = boto3.client("s3")
@@ -287,7 +286,7 @@ def _open_pipes(words: Sequence[str]) -> PipesContext | None:
 
 
 def table_metadata(snapshot: icedb.Snapshot) -> dict[str, PipesMetadataValue | int | str]:
-    """What Dagster's UI shows of a table, under the names that `icedb_dagster.metadata.table_metadata` gives it."""
+    """Return the metadata of a table for Dagster, with the names of `icedb_dagster.metadata.table_metadata`."""
     columns = [{"name": c, "type": t} for c, t in {**snapshot.schema, **snapshot.partition_schema}.items()]
     metadata: dict[str, PipesMetadataValue | int | str] = {
         "dagster/column_schema": {"type": "table_schema", "raw_value": {"columns": columns}},
@@ -304,8 +303,8 @@ def table_metadata(snapshot: icedb.Snapshot) -> dict[str, PipesMetadataValue | i
     return metadata
 
 
-def summary(name: str, result: Result) -> str:
-    """What a person who waits in front of a terminal wants to know."""
+def summary(name: str, result: JobResult) -> str:
+    """Return the summary that a terminal shows."""
     lines: dict[str, int | str] = dict(result.figures)
     if result.snapshot is not None:
         table = result.snapshot
@@ -313,5 +312,5 @@ def summary(name: str, result: Result) -> str:
         lines |= {"table": table.table, "table_rows": rows, "table_parts": len(table.parts),
                   "table_bytes": table.bytes, "snapshot_id": table.id}  # fmt: skip
     width = max(map(len, lines), default=0)
-    shown = [f"  {n:<{width}}  {f'{v:,}' if isinstance(v, int) else v}" for n, v in lines.items()]
-    return "\n".join([f"{name}: done", *shown, ""])
+    rows_ = [f"  {n:<{width}}  {f'{v:,}' if isinstance(v, int) else v}" for n, v in lines.items()]
+    return "\n".join([f"{name}: done", *rows_, ""])

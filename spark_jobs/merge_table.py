@@ -1,8 +1,8 @@
-"""Merge a table's small parts by Spark's tasks, until nothing is left to merge.
+"""Merge (compact) a table's small parts in Spark's tasks, until nothing is left to merge.
 
     spark-submit merge_table.py --table s3://lake/events
 
-Each pass is one commit. Readers and writers go on meanwhile.
+Each pass is one commit. Readers and writers continue meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import icedb
 from icedb.operations.rewrite.engine import Engine
 from icedb.operations.rewrite.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, PART_BYTES_MAX, Order
 from icedb.spark import SparkEngine
-from spark_jobs.job import Job, Result, parser, positive, run
+from spark_jobs.job import Job, JobResult, parser, positive, run
 
 __all__ = ["Merged", "main", "merge_all", "plan"]
 
@@ -25,7 +25,7 @@ NAME = "merge_table"
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What all passes did together. `groups_remaining` could be merged still, by another run."""
+    """Totals of all passes. Another run could merge the `groups_remaining`."""
 
     passes: int
     parts_merged: int
@@ -44,7 +44,23 @@ def merge_all(
     input_bytes_max: int = INPUT_BYTES_MAX,
     on_pass: Callable[[int, icedb.MergeReport], None] | None = None,
 ) -> Merged:
-    """Merge until a pass finds nothing, or loses all that it merged to other commits. Raises as `Table.merge`."""
+    """Merge until a pass finds nothing, or loses all of its groups to other commits.
+
+    Args:
+        table: the table.
+        engine: the engine that merges, such as `SparkEngine`.
+        order: merge the oldest or the newest partitions first.
+        part_bytes_max: merge parts below this number of bytes.
+        input_parts_max: the maximum number of parts of a pass.
+        input_bytes_max: the maximum bytes of a pass.
+        on_pass: called with the number and the report of each pass.
+
+    Returns:
+        The totals of all passes.
+
+    Raises:
+        IceDBError: as for `Table.merge`.
+    """
     done = Merged(0, 0, 0, 0, 0)
     while True:
         report = table.merge(
@@ -71,7 +87,7 @@ def merge_all(
 
 
 def plan(table: icedb.Table, *, part_bytes_max: int = PART_BYTES_MAX) -> tuple[int, int, int]:
-    """What there is to merge: groups, parts and bytes."""
+    """Return the groups, parts and bytes that could be merged."""
     planned = table.merge(
         part_bytes_max=part_bytes_max, input_parts_max=sys.maxsize, input_bytes_max=sys.maxsize, dry_run=True
     )
@@ -82,31 +98,48 @@ def plan(table: icedb.Table, *, part_bytes_max: int = PART_BYTES_MAX) -> tuple[i
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The program's arguments."""
+    """Return the parser of the program's arguments."""
     made = parser(__doc__)
     made.add_argument(
-        "--order", choices=["oldest", "newest"], default="oldest", help="whose partitions come first (%(default)s)"
+        "--order",
+        choices=["oldest", "newest"],
+        default="oldest",
+        help="merge the oldest or newest partitions first [default: %(default)s]",
     )
     made.add_argument(
-        "--part-bytes-max", type=positive, default=PART_BYTES_MAX, metavar="N", help="merge parts below (%(default)s)"
+        "--part-bytes-max",
+        type=positive,
+        default=PART_BYTES_MAX,
+        metavar="N",
+        help="merge parts below this size [default: %(default)s]",
     )
     made.add_argument(
-        "--input-parts-max", type=positive, default=INPUT_PARTS_MAX, metavar="N", help="of a pass (%(default)s)"
+        "--input-parts-max",
+        type=positive,
+        default=INPUT_PARTS_MAX,
+        metavar="N",
+        help="limit the parts of a pass [default: %(default)s]",
     )
     made.add_argument(
-        "--input-bytes-max", type=positive, default=INPUT_BYTES_MAX, metavar="N", help="of a pass (%(default)s)"
+        "--input-bytes-max",
+        type=positive,
+        default=INPUT_BYTES_MAX,
+        metavar="N",
+        help="limit the bytes of a pass [default: %(default)s]",
     )
-    made.add_argument("--memory-bytes", type=positive, metavar="N", help="what DuckDB may use in a task (512 MiB)")
-    made.add_argument("--dry-run", action="store_true", help="say what there is to merge, and change nothing")
+    made.add_argument(
+        "--memory-bytes", type=positive, metavar="N", help="limit the memory of DuckDB in a task [default: 512 MiB]"
+    )
+    made.add_argument("--dry-run", action="store_true", help="print what could be merged, and change nothing")
     return made
 
 
-def work(job: Job, args: argparse.Namespace) -> Result:
-    """Do what the arguments say."""
+def work(job: Job, args: argparse.Namespace) -> JobResult:
+    """Run the program with its arguments."""
     table = icedb.Table.open(args.table, storage_options=args.storage_options)
     if args.dry_run:
         groups, parts, size = plan(table, part_bytes_max=args.part_bytes_max)
-        return Result(table.snapshot(), {"groups_to_merge": groups, "parts_to_merge": parts, "bytes_to_merge": size})
+        return JobResult(table.snapshot(), {"groups_to_merge": groups, "parts_to_merge": parts, "bytes_to_merge": size})
     memory = {} if args.memory_bytes is None else {"memory_bytes": args.memory_bytes}
     done = merge_all(
         table,
@@ -127,11 +160,11 @@ def work(job: Job, args: argparse.Namespace) -> Result:
         "rows_merged": done.rows,
         "groups_remaining": done.groups_remaining,
     }
-    return Result(table.snapshot(), figures)
+    return JobResult(table.snapshot(), figures)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run by itself, from spark-submit, plain Python or Dagster."""
+    """Run the program from spark-submit, plain Python or Dagster. Return its exit status."""
     return run(NAME, arguments(), argv, work)
 
 

@@ -1,9 +1,9 @@
-"""Write a stream to an IceDB table: one commit for each micro-batch, exactly once.
+"""Write a stream to an IceDB table, with one commit for each micro-batch, exactly once.
 
     spark-submit stream_events.py --format json --input /landing/events --table s3://lake/events --checkpoint /state/e
 
-The source is any of Spark's: a folder into which files are put, or what --format and --option name. SIGTERM and SIGINT
-end the stream after its running micro-batch; started again with the same checkpoint, it goes on where it was.
+The source is any source of Spark: a folder that receives files, or a source that --format and --option name. SIGTERM
+and SIGINT end the stream after its running micro-batch. With the same checkpoint, another run continues it.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ import icedb
 from icedb.errors import IceDBError, InvalidBatch, InvalidOption
 from icedb.operations.write.spark_errors import explained
 from icedb.spark.datasource.type_mapping import spark_schema
-from spark_jobs.job import Job, Result, name_and_value, parser, positive, run
+from spark_jobs.job import Job, JobResult, name_and_value, parser, positive, run
 
 __all__ = ["Streamed", "follow", "main", "open_source", "start"]
 
 NAME = "stream_events"
 AVAILABLE_NOW = "available-now"
-# Sources that are told their columns; of others, such as Kafka's, the columns are given.
+# Sources that need a schema. Others, such as Kafka, have fixed columns.
 _FILES = ("json", "csv", "parquet", "orc", "text")
 _PREAMBLE = re.compile(r"^\[STREAM_FAILED\] Query \[[^\]]*\] terminated with exception: ")
 _UNREADABLE = re.compile(r"^\[FAILED_READ_FILE\S* Encountered error while reading file (?P<file>\S+)\.\s")
-# How long a running micro-batch may take to end once the stream shall.
+# Time for a running micro-batch to finish after a stop request.
 GRACE_SECONDS = 60.0
 POLL_SECONDS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """What the micro-batches of one run had."""
+    """Counts of the micro-batches of one run."""
 
     batches: int
     rows: int
@@ -62,20 +62,36 @@ def open_source(
     options: Mapping[str, str] | None = None,
     select: Sequence[str] = (),
 ) -> DataFrame:
-    """The stream of a source. `schema`: DDL; files have the table's columns if it is None. `select`: Spark's SQL.
+    """Open the stream of a source.
 
-    A record that does not fit ends the stream, unless an option `mode` says otherwise. Raises InvalidOption, and what
-    Spark raises for a source that it does not know.
+    A record that does not fit ends the stream, unless the option `mode` changes that.
+
+    Args:
+        spark: the session.
+        source: the name of the source, as for Spark's `format`.
+        table: the table to write.
+        path: the folder of a source of files.
+        schema: the columns in DDL; None: for files, the columns of the table.
+        options: options of the source.
+        select: columns of the table, in Spark SQL.
+
+    Returns:
+        The streaming DataFrame.
+
+    Raises:
+        InvalidOption: the table has no columns, and `schema` is None.
     """
     reader = spark.readStream.format(source)
-    if source in ("json", "csv"):  # else what does not fit becomes null, in silence
+    if source in ("json", "csv"):  # by default, Spark turns invalid values into null
         reader = reader.option("mode", "FAILFAST")
     if schema is not None:
         reader = reader.schema(schema)
     elif source in _FILES:
         columns = table.schema()
         if not columns:
-            raise InvalidOption(f"{table.uri}: the table has no columns yet, so say those of the files: --schema.")
+            raise InvalidOption(
+                f"{table.uri}: the table has no columns yet. Pass the columns of the files with --schema."
+            )
         reader = reader.schema(spark_schema(columns))
     reader = reader.options(**dict(options or {}))
     frame = reader.load() if path is None else reader.load(path)
@@ -83,7 +99,17 @@ def open_source(
 
 
 def start(frame: DataFrame, table: icedb.Table, *, checkpoint: str, trigger: str = AVAILABLE_NOW) -> StreamingQuery:
-    """Begin to write a stream. `trigger`: `available-now` ends when all that there is was read; or an interval."""
+    """Start to write a stream to a table.
+
+    Args:
+        frame: the stream, see `open_source`.
+        table: the table.
+        checkpoint: the folder of the stream's checkpoint.
+        trigger: `available-now` ends after all existing rows; else an interval such as `30 seconds`.
+
+    Returns:
+        The running query.
+    """
     writer = frame.writeStream.format("icedb").outputMode("append").option("checkpointLocation", checkpoint)
     writer = writer.options(**table.handle.location.storage_options)
     writer = writer.trigger(availableNow=True) if trigger == AVAILABLE_NOW else writer.trigger(processingTime=trigger)
@@ -97,9 +123,19 @@ def follow(
     seconds_max: float | None = None,
     on_batch: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Streamed:
-    """Wait until the stream ends, `stop` is set or the time is over; then let the running micro-batch end.
+    """Wait until the stream ends, `stop` is set or the time is over, and let the running micro-batch finish.
 
-    `on_batch` gets Spark's progress of each micro-batch that had rows. Raises what ended the stream.
+    Args:
+        query: the running query.
+        stop: an event that ends the stream.
+        seconds_max: the maximum time in seconds; None: no limit.
+        on_batch: called with Spark's progress of each micro-batch that had rows.
+
+    Returns:
+        The counts of the micro-batches.
+
+    Raises:
+        StreamingQueryException: the stream failed.
     """
     done = Streamed(0, 0, -1)
     began, ending = time.monotonic(), None
@@ -120,7 +156,7 @@ def follow(
         if ending is not None:
             settled = done.last_batch > before or not query.status["isTriggerActive"]
             if settled or now - ending > GRACE_SECONDS:
-                # What it may have begun since is not committed, and done once when it is started again.
+                # A micro-batch that started since is not committed. The next run does it once.
                 query.stop()
                 return done
 
@@ -129,43 +165,51 @@ def follow(
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The program's arguments."""
+    """Return the parser of the program's arguments."""
     made = parser(__doc__)
-    made.add_argument("--format", default="json", help="json, csv, parquet, or any source that Spark has (%(default)s)")
-    made.add_argument("--input", metavar="PATH", help="the folder of a source of files")
+    made.add_argument(
+        "--format", default="json", help="read json, csv, parquet, or any source of Spark [default: %(default)s]"
+    )
+    made.add_argument("--input", metavar="PATH", help="read files from this folder")
     made.add_argument(
         "--option", dest="options", type=name_and_value, action="append", default=[], metavar="NAME=VALUE",
-        help="an option of the source",
+        help="set an option of the source",
     )  # fmt: skip
     made.add_argument(
         "--option-from", dest="secrets", type=name_and_variable, action="append", default=[], metavar="NAME=VARIABLE",
-        help="an option that is a secret: its value is that of an environment variable",
+        help="set a secret option of the source to the value of an environment variable",
     )  # fmt: skip
-    made.add_argument("--schema", metavar="DDL", help="of the source: 'ts TIMESTAMP, user_id BIGINT'; else the table's")
     made.add_argument(
-        "--select", action="append", default=[], metavar="SQL", help="a column of the table, in Spark SQL"
+        "--schema",
+        metavar="DDL",
+        help="set the columns of the source: 'ts TIMESTAMP, user_id BIGINT' [default: the table's]",
     )
-    made.add_argument("--checkpoint", required=True, metavar="FOLDER", help="where Spark keeps how far the stream is")
+    made.add_argument(
+        "--select",
+        action="append",
+        default=[],
+        metavar="SQL",
+        help="compute a column of the table with Spark SQL; may be repeated",
+    )
+    made.add_argument("--checkpoint", required=True, metavar="FOLDER", help="keep Spark's checkpoint in this folder")
     made.add_argument(
         "--trigger", default=AVAILABLE_NOW, metavar="WHEN",
-        help="available-now: read what there is, and end; or an interval such as '30 seconds' (%(default)s)",
+        help="available-now: end after all existing rows; or an interval such as '30 seconds' [default: %(default)s]",
     )  # fmt: skip
-    made.add_argument("--duration", type=positive, metavar="SECONDS", help="end after this time")
+    made.add_argument("--duration", type=positive, metavar="SECONDS", help="end the stream after this time")
     return made
 
 
 def name_and_variable(text: str) -> tuple[str, str]:
-    """An argument NAME=VARIABLE, of a variable that is set."""
+    """Parse an argument NAME=VARIABLE, of a variable that is set."""
     name, _, variable = text.partition("=")
     if not name or variable not in os.environ:
-        raise argparse.ArgumentTypeError(
-            f"'{name}' shall have the value of the variable '{variable}', which is not set"
-        )
+        raise argparse.ArgumentTypeError(f"'{name}' refers to the environment variable '{variable}', which is not set")
     return name, variable
 
 
-def work(job: Job, args: argparse.Namespace) -> Result:
-    """Do what the arguments say."""
+def work(job: Job, args: argparse.Namespace) -> JobResult:
+    """Run the program with its arguments."""
     table = icedb.Table.open(args.table, storage_options=args.storage_options)
     secrets = {name: os.environ[variable] for name, variable in args.secrets}
     try:
@@ -178,7 +222,7 @@ def work(job: Job, args: argparse.Namespace) -> Result:
             options=dict(args.options) | secrets,
             select=args.select,
         )
-        with _told_to_stop() as stop:
+        with _stop_on_signals() as stop:
             query = start(frame, table, checkpoint=args.checkpoint, trigger=args.trigger)
             job.log.info("%s: the stream %s is running", table.uri, query.id)
             done = follow(
@@ -193,39 +237,39 @@ def work(job: Job, args: argparse.Namespace) -> Result:
     except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
         raise _meaning(error, table.uri) from None
     job.log.info("%s: the stream has ended", table.uri)
-    return Result(table.snapshot(), {"batches": done.batches, "rows_read": done.rows, "last_batch": done.last_batch})
+    return JobResult(table.snapshot(), {"batches": done.batches, "rows_read": done.rows, "last_batch": done.last_batch})
 
 
 def _meaning(error: Exception, table: str) -> IceDBError:
-    """What ended the stream, without the ids that Spark puts before it."""
+    """Translate the error that ended the stream, without the ids that Spark prepends."""
     if not isinstance(error, StreamingQueryException):
         return explained(error, table=table)
     text = _PREAMBLE.sub("", str(error))
     if unreadable := _UNREADABLE.search(text):
         return InvalidBatch(
             f"{table}: '{unreadable['file']}' cannot be read, or has a record that does not fit the columns. Correct "
-            "the file or move it away, or say what becomes of such records: --option mode=DROPMALFORMED."
+            "or remove the file, or drop such records with --option mode=DROPMALFORMED."
         )
     return explained(RuntimeError(text), table=table)
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[Event]:
-    """Set when the process is asked to end."""
+def _stop_on_signals() -> Iterator[Event]:
+    """Yield an event that SIGTERM or SIGINT sets."""
     stop = Event()
-    if current_thread() is not main_thread():  # where Python takes no signals
+    if current_thread() is not main_thread():  # signal handlers need the main thread
         yield stop
         return
-    kept = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stop
     finally:
-        for number, handler in kept.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run by itself, from spark-submit, plain Python or Dagster."""
+    """Run the program from spark-submit, plain Python or Dagster. Return its exit status."""
     return run(NAME, arguments(), argv, work)
 
 

@@ -1,4 +1,4 @@
-"""One program in each kind of place, started by Dagster and by hand; of AWS, the requests."""
+"""One program in each kind of place, started by Dagster and by hand. For AWS, only its requests."""
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import fnmatch
@@ -37,7 +37,7 @@ NOWHERE = ConnectSpark(remote="sc://127.0.0.1:1/;user_id=tests", env=ENV)
 
 @pytest.fixture(scope="module")
 def place_named(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], SparkPlace]]:
-    """Starts a place that this machine can be, when it is first asked for."""
+    """Return a function that starts a place at its first use."""
     folder = tmp_path_factory.mktemp("places")
     archive = folder / "shipped.zip"
     with zipfile.ZipFile(archive, "w") as out:
@@ -69,7 +69,7 @@ def table(tmp_path: Path) -> icedb.Table:
 def materialize(place: SparkPlace, *words: str) -> dg.ExecuteInProcessResult:
     @dg.asset
     def numbers(context: dg.AssetExecutionContext, spark: SparkPlace) -> dg.MaterializeResult:  # type: ignore[type-arg]
-        """What a project writes: it does not know the place."""
+        """Run the program as a project does, independent of the place."""
         return spark.run(context, PROGRAM, words, extras={"asked": "nicely"}).get_materialize_result()
 
     return dg.materialize([numbers], resources={"spark": place}, raise_on_error=False)
@@ -88,19 +88,19 @@ def test_a_program_writes_a_table_and_reports_to_dagster(
     assert done.success, out + err
     assert "wrote 100 rows" in out + err
     [event] = done.asset_materializations_for_node("numbers")
-    found = {key: value.value for key, value in event.metadata.items()}
+    metadata = {key: value.value for key, value in event.metadata.items()}
     snapshot = table.snapshot()
     assert event.tags is not None
     assert event.tags["dagster/data_version"] == snapshot.id
-    assert (found["rows"], snapshot.rows, len(snapshot.partitions())) == (100, 100, 2)
-    assert found["connect"] == (name == "connect")
-    assert str(found["master"]).startswith("spark://" if name == "standalone" else "local[2]")
-    assert found["shipped"] == ("shipped.zip shipped.zip" if name == "standalone" else "")
-    assert (found["asked"], found["password"]) == ("nicely", len(SECRET))
+    assert (metadata["rows"], snapshot.rows, len(snapshot.partitions())) == (100, 100, 2)
+    assert metadata["connect"] == (name == "connect")
+    assert str(metadata["master"]).startswith("spark://" if name == "standalone" else "local[2]")
+    assert metadata["shipped"] == ("shipped.zip shipped.zip" if name == "standalone" else "")
+    assert (metadata["asked"], metadata["password"]) == ("nicely", len(SECRET))
 
 
 @pytest.mark.process
-def test_a_program_that_fails_fails_the_step_with_its_own_line(table: icedb.Table) -> None:
+def test_a_failed_program_fails_the_step_with_its_error_line(table: icedb.Table) -> None:
     done = materialize(NOWHERE, "--table", table.uri, "--fail", "no such weather")
     [failure] = [e for e in done.all_events if e.is_step_failure]
     assert failure.step_failure_data.error is not None
@@ -109,7 +109,7 @@ def test_a_program_that_fails_fails_the_step_with_its_own_line(table: icedb.Tabl
 
 
 def command_line(place: ConnectSpark, folder: Path) -> list[str]:
-    """The arguments of `icedb-dagster` that start the program in a place."""
+    """Return the arguments of `icedb-dagster` that start the program in a place."""
     config = folder / "connect.yaml"
     config.write_text(json.dumps({"remote": place.remote, "env": ENV}))
     return ["submit", PROGRAM, "--on", "connect", "--config", str(config)]
@@ -128,7 +128,7 @@ def test_a_program_is_started_by_hand(
 
 
 @pytest.mark.process
-def test_a_program_gets_its_arguments_and_is_shown_without_its_secrets(
+def test_a_program_gets_its_arguments_and_its_preview_has_no_secrets(
     table: icedb.Table, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = command_line(NOWHERE, tmp_path)
@@ -139,11 +139,11 @@ def test_a_program_gets_its_arguments_and_is_shown_without_its_secrets(
     assert "pipes_program.py: error: " in capfd.readouterr().err
 
     cluster = StandaloneSpark(master="spark://127.0.0.1:7077", env=ENV)
-    shown = cluster.preview(PROGRAM, ["--table", "a b"]) + repr([NOWHERE, cluster]) + repr(NOWHERE.launch(PROGRAM))
-    assert SECRET not in shown
-    assert "user_id" not in shown
-    assert re.search(r"spark-submit'? --master spark://127\.0\.0\.1:", shown)
-    assert shown.partition("[")[0].endswith(f"{shlex.quote(PROGRAM)} --table 'a b'")
+    preview = cluster.preview(PROGRAM, ["--table", "a b"]) + repr([NOWHERE, cluster]) + repr(NOWHERE.launch(PROGRAM))
+    assert SECRET not in preview
+    assert "user_id" not in preview
+    assert re.search(r"spark-submit'? --master spark://127\.0\.0\.1:", preview)
+    assert preview.partition("[")[0].endswith(f"{shlex.quote(PROGRAM)} --table 'a b'")
 
 
 def ended(status: int, *arguments: str) -> None:
@@ -157,24 +157,24 @@ def ended(status: int, *arguments: str) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["nothing"], "error: There is no program 'nothing' in spark_jobs (*ingest_flights*). Give one, or a file's*"),
-        (["nothing.py"], "error: There is no program '*/nothing.py'. Give the path of a Python file on this machine."),
+        (["nothing"], "error: 'nothing' is not a program of spark_jobs (*ingest_flights*). Give one, or a file's*"),
+        (["nothing.py"], "error: The program '*/nothing.py' does not exist. Give the path of a Python file*"),
         ([PROGRAM, "--set", "master=yarn"], "error: LocalSpark: master is 'yarn'; give local[[]*], or*"),
-        ([PROGRAM], "error: SPARK_REMOTE is set, so */pipes_program.py would not go to local[[]*]. Unset it, or*"),
-        ([PROGRAM, "--set", "colour=red"], "error: local: there is no field 'colour'; the fields are *master*"),
+        ([PROGRAM], "error: SPARK_REMOTE is set, so */pipes_program.py would not run on local[[]*]. Unset it, or*"),
+        ([PROGRAM, "--set", "colour=red"], "error: local: unknown field 'colour'. The fields are *master*"),
         ([PROGRAM, "--set", "colour"], "error: local: the setting 'colour' has no value; write colour=VALUE."),
         ([PROGRAM, "--set", "conf.spark.my.password=hush"], "error: LocalSpark: spark.my.password would stand on*"),
-        ([PROGRAM, "--set", "env.PASSWORD=hush"], "error: local: the setting env would stand on a command line*"),
+        ([PROGRAM, "--set", "env.PASSWORD=hush"], "error: local: the setting env would be on a command line*"),
         ([PROGRAM, "--", "--storage-option=AWS_SESSION_TOKEN=hush"], "error: *: AWS_SESSION_TOKEN would stand on*"),
-        ([PROGRAM, "--on", "connect"], "error: ConnectSpark: remote: *. Give the field in the file, or by a setting."),
+        ([PROGRAM, "--on", "connect"], "error: ConnectSpark: remote: *. Give the field in the file, or with --set."),
         ([PROGRAM, "--on", "connect", "--set", "remote=h:1"], "error: ConnectSpark: remote is 'h:1'; give sc://*"),
         (
             [PROGRAM, "--on", "standalone", "--set", "master=spark://h:1", "--set", "py_files=[icedb.whl]"],
-            "error: StandaloneSpark: py_files has 'icedb.whl', and*A wheel is a zip archive: copy it to a name*",
+            "error: StandaloneSpark: py_files has 'icedb.whl', but*A wheel is a zip archive. Copy it to a name*",
         ),
     ],
 )
-def test_what_is_wrong_is_one_line_before_anything_starts(
+def test_invalid_arguments_are_one_line_before_a_start(
     words: list[str], line: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "SPARK_REMOTE" in line:
@@ -185,13 +185,11 @@ def test_what_is_wrong_is_one_line_before_anything_starts(
     assert (out, err.count("\n"), "hush" in err) == ("", 1, False)
 
 
-def test_a_file_that_cannot_be_read_is_said_without_what_it_holds(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreadable_file_is_reported_without_its_content(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for name, text, line in [
-        ("a.yaml", "env:\n  PASSWORD: 'hush", f"error: {tmp_path}/a.yaml, line 2: *Write it as YAML, or as TOML*"),
+        ("a.yaml", "env:\n  PASSWORD: 'hush", f"error: {tmp_path}/a.yaml, line 2: *Write YAML, or TOML*"),
         ("a.toml", "PASSWORD: hush", f"error: {tmp_path}/a.toml cannot be read: *at line 1*"),
-        ("b.yaml", "hush", f"error: {tmp_path}/b.yaml must hold the fields of a place, as name: value."),
+        ("b.yaml", "hush", f"error: {tmp_path}/b.yaml must contain the fields of a place as name: value."),
         ("c.yaml", "env: {PASSWORD: [hush]}", "error: LocalSpark: env.PASSWORD: *. Give the field in the file*"),
     ]:
         (tmp_path / name).write_text(text)
@@ -214,7 +212,7 @@ overrides = {Instances = {Ec2SubnetId = "subnet-1"}, StepConcurrencyLevel = 1}
 """
 
 
-def test_emr_shows_a_request_that_its_model_takes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_emr_previews_a_valid_request(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "emr.toml"
     config.write_text(EMR)
     command = ["submit", "ingest_flights", "--on", "emr", "--config", str(config), "--dry-run"]
@@ -243,7 +241,7 @@ def test_emr_shows_a_request_that_its_model_takes(tmp_path: Path, capfd: pytest.
 
     ended(1, *command, "--set", "overrides={Instances: {InstanceCount: three}, Colour: red}")
     err = capfd.readouterr().err
-    assert err.startswith("error: EmrSpark: RunJobFlow would refuse the request: ")
+    assert err.startswith("error: EmrSpark: RunJobFlow would reject the request: ")
     assert 'Unknown parameter in input: "Colour"' in err
     assert "Invalid type for parameter Instances.InstanceCount, value: three" in err
     assert err.endswith(" Correct the field, or overrides.\n")
@@ -257,7 +255,7 @@ def test_emr_shows_a_request_that_its_model_takes(tmp_path: Path, capfd: pytest.
 
 
 @pytest.mark.long
-def test_emr_serverless_shows_a_request_that_its_model_takes(capfd: pytest.CaptureFixture[str]) -> None:
+def test_emr_serverless_previews_a_valid_request(capfd: pytest.CaptureFixture[str]) -> None:
     fields = {
         "programs": "s3://artifacts/spark_jobs/",
         "application_id": "00abcdefghijkl",
@@ -290,7 +288,7 @@ def test_emr_serverless_shows_a_request_that_its_model_takes(capfd: pytest.Captu
     ended(1, *command, "--set", "execution_role_arn=spark")
     err = capfd.readouterr().err
     assert err == (
-        "error: EmrServerlessSpark: StartJobRun would refuse the request: Invalid length for parameter "
+        "error: EmrServerlessSpark: StartJobRun would reject the request: Invalid length for parameter "
         "executionRoleArn, value: 5, valid min length: 20. Correct the field, or overrides.\n"
     )
     place = EmrServerlessSpark(**fields, conf={"spark.app.name": "my flights"})

@@ -1,4 +1,4 @@
-"""The programs of `spark_jobs` in processes of their own: started by Dagster, on a cluster, on a full disk."""
+"""The programs of `spark_jobs` as processes: started by Dagster, on a cluster, on a full disk."""
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import json
@@ -45,7 +45,7 @@ def raw_events(folder: Path, lines: list[Any]) -> str:
 
 
 @pytest.mark.slow(seconds=40)  # the short run has what `test_spark_launch` tells Dagster
-def test_dagster_is_told_what_was_done_and_a_step_that_fails_says_why(spark_home: Path, tmp_path: Path) -> None:
+def test_dagster_gets_the_result_and_the_error_of_a_failed_step(spark_home: Path, tmp_path: Path) -> None:
     table = Table.create(tmp_path / "events", partition_by=["n % 2 AS odd"], schema={"n": "BIGINT"})
     source = raw_events(tmp_path, [{"n": 1}, {"n": 2}, "no json"])
     env = environment(spark_home)
@@ -58,7 +58,7 @@ def test_dagster_is_told_what_was_done_and_a_step_that_fails_says_why(spark_home
 
     @dg.asset(partitions_def=dg.DailyPartitionsDefinition("2026-01-01"))
     def lost(context: dg.AssetExecutionContext):
-        """Told by arguments where Dagster is, as where its environment cannot be set."""
+        """Pass the address of Dagster by arguments, as in places without environment variables."""
         command = program("backfill", "--table", str(tmp_path / "nothing"), "--progress", str(tmp_path / "progress"))
         command += ["--partition", "day={date:%Y-%m-%d}", "--input", "{date:%d}.jsonl"]
         with dg.open_pipes_session(
@@ -85,15 +85,15 @@ def test_dagster_is_told_what_was_done_and_a_step_that_fails_says_why(spark_home
         ]
 
     snapshot = table.snapshot()
-    told = {name: value.value for name, value in materialized.metadata.items()}
-    assert (told["ingest_events/rows_written"], told["ingest_events/rows_quarantined"]) == (2, 1)
-    assert (told["dagster/row_count"], told["icedb/live_parts"]) == (2, len(snapshot.parts))
-    assert (told["icedb/bytes"], told["icedb/snapshot_id"]) == (snapshot.bytes, snapshot.id)
-    columns = told["dagster/column_schema"].columns
+    metadata = {name: value.value for name, value in materialized.metadata.items()}
+    assert (metadata["ingest_events/rows_written"], metadata["ingest_events/rows_quarantined"]) == (2, 1)
+    assert (metadata["dagster/row_count"], metadata["icedb/live_parts"]) == (2, len(snapshot.parts))
+    assert (metadata["icedb/bytes"], metadata["icedb/snapshot_id"]) == (snapshot.bytes, snapshot.id)
+    columns = metadata["dagster/column_schema"].columns
     assert [(c.name, c.type) for c in columns] == [("n", "BIGINT"), ("odd", "BIGINT")]
     assert materialized.tags["dagster/data_version"] == snapshot.id
     assert (check.check_name, check.passed) == ("no_quarantined_records", False)
-    assert any("3 records, 2 written in 2 parts, 1 set aside" in text for text in said)
+    assert any("3 records, 2 written in 2 parts, 1 quarantined" in text for text in said)
 
     assert not failed.success
     line = f"backfill: TableNotFound: {tmp_path / 'nothing'}: "
@@ -105,13 +105,13 @@ def test_dagster_is_told_what_was_done_and_a_step_that_fails_says_why(spark_home
 
 
 def messages(instance: Any, result: Any) -> list[str]:
-    """What the log of a run says."""
+    """Return the log messages of a run."""
     return [e.user_message for e in instance.all_logs(result.run_id)]
 
 
 @pytest.mark.slow(seconds=60)
-def test_executors_that_have_only_the_dependencies_get_our_code_as_a_wheel(spark_home: Path, tmp_path: Path) -> None:
-    """A Python that does not see the checkout, with the packages that are binaries and stay in the environment."""
+def test_executors_with_only_the_dependencies_get_icedb_as_a_wheel(spark_home: Path, tmp_path: Path) -> None:
+    """Run with a Python that has the installed dependencies but not the checkout."""
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, ROOT],
         check=True,
@@ -156,20 +156,20 @@ def test_executors_that_have_only_the_dependencies_get_our_code_as_a_wheel(spark
 
 
 def can_mount() -> bool:
-    """Whether a process may have file systems of its own here."""
+    """Return whether a process may mount its own file systems on this machine."""
     tried = subprocess.run([*in_own_mounts(Path("/mnt")), "true"], capture_output=True)
     return tried.returncode == 0
 
 
 def in_own_mounts(folder: Path) -> list[str]:
-    """A command that runs what follows it with a small disk at a folder, which nobody else sees."""
+    """Return a command prefix that mounts a small private disk at a folder."""
     mount = f'mount -t tmpfs -o size={FULL_BYTES} tmpfs "{folder}" && exec "$@"'
     return ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
 
 
 @pytest.mark.slow(seconds=30)
 @pytest.mark.skipif(not can_mount(), reason="no mount namespaces here")
-def test_a_full_disk_is_said_in_a_line(spark_home: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line(spark_home: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     table = Table.create(tmp_path / "blobs")

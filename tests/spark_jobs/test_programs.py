@@ -1,4 +1,4 @@
-"""The programs of `spark_jobs`, in one session: what they do, what they say, and how they end when they cannot."""
+"""The programs of `spark_jobs` in one session: results, output and exit statuses."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ BAD = {
     '{"user": "seven"}': "does not fit the columns: user",
     '{"ts": 1767225600000}': "does not fit the column 'ts'",
     '{"amount": 1.255}': "does not fit the column 'amount'",
-    '{"user": 7, "colour": "red"}': "has fields that no column is for: ['colour']",
+    '{"user": 7, "colour": "red"}': "has fields without a column: ['colour']",
     '{"amount": 1}': "lacks a value of 'user'",
 }
 
 
 @pytest.fixture
 def events(tmp_path: Path) -> Table:
-    """A table with its columns and no rows yet."""
+    """Return a table with columns and no rows."""
     return Table.create(
         tmp_path / "lake" / "events",
         partition_by=["CAST(ts AS DATE) AS day"],
@@ -57,7 +57,7 @@ def events(tmp_path: Path) -> Table:
 
 
 def write_lines(path: Path, lines: list[Any]) -> Path:
-    """JSON lines; texts are written as they are."""
+    """Write JSON lines. Texts are written unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
     return path
@@ -68,7 +68,7 @@ def users(table: Table) -> list[int]:
 
 
 def last_line(capsys: pytest.CaptureFixture[str]) -> str:
-    """What a program that failed has written: its log lines, and one line that says why. Nothing on stdout."""
+    """Return the error line of a failed program, which writes log lines before it and nothing on stdout."""
     out, err = capsys.readouterr()
     assert out == ""
     lines = err.splitlines()
@@ -78,7 +78,7 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def figures(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """What a program that succeeded has written to stdout."""
+    """Return the figures that a successful program wrote to stdout."""
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.endswith(": done")
     return {name: " ".join(values) for name, *values in map(str.split, lines)}
@@ -100,7 +100,7 @@ def test_the_commands_that_the_page_shows_are_ones_that_the_programs_take(monkey
 
 
 @pytest.mark.s3
-def test_files_in_a_bucket_become_one_commit_and_what_is_no_record_is_set_aside_once(
+def test_files_in_a_bucket_are_one_commit_and_bad_records_are_quarantined_once(
     s3: Place, s3_server: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in s3_server.storage_options.items():
@@ -115,42 +115,47 @@ def test_files_in_a_bucket_become_one_commit_and_what_is_no_record_is_set_aside_
     command = ["--input", f"{s3.uri}-raw/*.gz", "--table", s3.uri, "--quarantine", "--batch-id", "raw:1"]
 
     assert ingest_events.main(command) == 0
-    told = figures(capsys)
-    assert (told["files"], told["rows_read"], told["rows_written"], told["rows_quarantined"]) == ("2", "12", "4", "8")
-    assert (told["quarantine"], told["snapshot_id"]) == (f"{s3.uri}_quarantine", table.snapshot().id)
+    count = figures(capsys)
+    assert (count["files"], count["rows_read"], count["rows_written"], count["rows_quarantined"]) == (
+        "2",
+        "12",
+        "4",
+        "8",
+    )
+    assert (count["quarantine"], count["snapshot_id"]) == (f"{s3.uri}_quarantine", table.snapshot().id)
     assert users(table) == [1, 2, 3, 9]
-    aside = Table.open(f"{s3.uri}_quarantine")
-    found = aside.query("SELECT row, reason, source FROM t").fetchall()
-    assert {row: reason for row, reason, _ in found} == BAD
-    assert sorted(source for *_, source in found) == sorted(
+    quarantine = Table.open(f"{s3.uri}_quarantine")
+    rejected = quarantine.query("SELECT row, reason, source FROM t").fetchall()
+    assert {row: reason for row, reason, _ in rejected} == BAD
+    assert sorted(source for *_, source in rejected) == sorted(
         f"{s3.uri}-raw/a.jsonl.gz, line {number}" for number in range(5, 13)
     )
 
     assert ingest_events.main(command) == 0  # the same batch again
     assert figures(capsys)["repeated"] == "yes"
-    assert (len(users(table)), aside.snapshot().rows) == (4, 8)
+    assert (len(users(table)), quarantine.snapshot().rows) == (4, 8)
     assert table.verify(deep=True).ok
 
 
-def test_a_bad_record_ends_the_job_in_a_line_that_shows_it_and_nothing_is_written(
+def test_a_bad_record_fails_the_job_with_a_line_that_quotes_it(
     events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_lines(tmp_path / "raw.jsonl", [*GOOD, *BAD])
     command = ["--input", str(path), "--table", events.uri]
     assert ingest_events.main(command) == 1
     line = last_line(capsys)
-    assert line.startswith(f"ingest_events: InvalidBatch: {events.uri}: 8 bad records, 0 are allowed; nothing was")
+    assert line.startswith(f"ingest_events: InvalidBatch: {events.uri}: 8 bad records, 0 are allowed. Nothing was")
     assert f"{path}, line " in line
     assert "--quarantine" in line
 
-    aside = str(tmp_path / "aside")
-    assert ingest_events.main([*command, "--quarantine", aside, "--max-bad-records", "7"]) == 1
+    quarantine = str(tmp_path / "quarantine")
+    assert ingest_events.main([*command, "--quarantine", quarantine, "--max-bad-records", "7"]) == 1
     assert "8 bad records, 7 are allowed" in last_line(capsys)
-    assert not Table.exists(aside)
+    assert not Table.exists(quarantine)
     assert events.snapshot().parts == ()
 
 
-def test_a_table_is_created_for_parquet_and_for_lines_whose_columns_nobody_told(
+def test_a_table_is_created_from_parquet_and_from_lines_without_a_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moment = datetime(2026, 1, 1, tzinfo=UTC)
@@ -174,13 +179,13 @@ def test_a_table_is_created_for_parquet_and_for_lines_whose_columns_nobody_told(
         (3, None, 1),
     ]
 
-    monkeypatch.chdir(tmp_path)  # where Spark's workers are not
+    monkeypatch.chdir(tmp_path)  # unlike the folder of Spark's workers
     write_lines(Path("new.ndjson"), [{"n": 1, "tags": ["a"]}, {"n": 2, "of": {"x": 1.5}}])
     assert ingest_events.main(["--input", "new.ndjson", "--table", lines, "--create"]) == 0
     assert Table.open(lines).schema() == {"n": "BIGINT", "of": "STRUCT(x DOUBLE)", "tags": "VARCHAR[]"}
 
 
-def test_wrong_arguments_are_told_from_wrong_work_and_no_secret_is_repeated(
+def test_invalid_arguments_have_status_2_and_no_secret_is_printed(
     events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(write_lines(tmp_path / "raw.jsonl", GOOD))
@@ -194,7 +199,7 @@ def test_wrong_arguments_are_told_from_wrong_work_and_no_secret_is_repeated(
     assert "unrecognized arguments: --storage-options AWS_SECRET_ACCESS_KEY=..." in err.splitlines()[-1]
     assert "hidden" not in err
     for arguments, words in {
-        ("--schema", "n INTT"): "--schema cannot be read",
+        ("--schema", "n INTT"): "--schema is invalid",
         ("--schema", "user STRING", "--quarantine"): "column 'user' is BIGINT in the table and VARCHAR in the batch",
         ("--max-bad-records", "3"): "--quarantine",
         ("--sort-by", "n"): "--create",
@@ -202,14 +207,14 @@ def test_wrong_arguments_are_told_from_wrong_work_and_no_secret_is_repeated(
     }.items():
         assert ingest_events.main([*command, *arguments]) == 1
         assert words in last_line(capsys)
-    with pytest.raises(InvalidOption, match="is not the beginning of a day"):
+    with pytest.raises(InvalidOption, match="is not the start of a day"):
         backfill.moments("2026-01-01T05:00", "2026-01-03", "day")
     assert backfill.moments("2025-12", "2026-02-01", "month")[-1] == datetime(2026, 2, 1)
     assert len(backfill.moments("2026-01-01-22:00", "2026-01-02T01", "hour")) == 4
 
 
 @pytest.mark.s3
-def test_a_store_that_is_lost_is_said_in_a_line(
+def test_an_unreachable_store_is_one_line(
     s3: Place, s3_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = Table.create(s3.uri, schema=COLUMNS, storage_options=s3.storage_options)
@@ -244,11 +249,16 @@ def test_a_table_is_merged_until_nothing_is_left_and_exported_as_it_was(
     then = events.snapshot()
     command = ["--table", events.uri, "--input-parts-max", "3"]
     assert merge_table.main([*command, "--dry-run"]) == 0
-    told = figures(capsys)
-    assert (told["groups_to_merge"], told["parts_to_merge"], told["table_parts"]) == ("2", "6", "6")
+    count = figures(capsys)
+    assert (count["groups_to_merge"], count["parts_to_merge"], count["table_parts"]) == ("2", "6", "6")
     assert merge_table.main(command) == 0
-    told = figures(capsys)
-    assert (told["passes"], told["parts_merged"], told["new_parts"], told["groups_remaining"]) == ("2", "6", "2", "0")
+    count = figures(capsys)
+    assert (count["passes"], count["parts_merged"], count["new_parts"], count["groups_remaining"]) == (
+        "2",
+        "6",
+        "2",
+        "0",
+    )
     assert (users(events), len(events.snapshot().parts)) == ([*range(6)], 2)
 
     events.insert([{"ts": datetime(2026, 1, 1, tzinfo=UTC), "user": 6}])
@@ -261,10 +271,10 @@ def test_a_table_is_merged_until_nothing_is_left_and_exported_as_it_was(
     rows = sorted(pq.read_table(output).to_pylist(), key=lambda row: row["user"])
     assert rows == [{"user": user, "day": date(2026, 1, 1)} for user in (0, 2, 4)]
     assert export_table.main(command) == 1
-    assert f"there is something at '{output}' already" in last_line(capsys)
+    assert f"'{output}' is not empty" in last_line(capsys)
 
 
-def test_a_stream_is_written_once_goes_on_where_it_was_and_ends_when_it_is_told(
+def test_a_stream_is_written_once_continues_and_stops_on_a_signal(
     events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     landing, checkpoint = tmp_path / "landing", tmp_path / "checkpoint"
@@ -274,8 +284,8 @@ def test_a_stream_is_written_once_goes_on_where_it_was_and_ends_when_it_is_told(
     write_lines(landing / "2.json", GOOD[1:2])
     for batches, rows in (("2", "2"), ("0", "0")):
         assert stream_events.main(command) == 0
-        told = figures(capsys)
-        assert (told["batches"], told["rows_read"]) == (batches, rows)
+        count = figures(capsys)
+        assert (count["batches"], count["rows_read"]) == (batches, rows)
 
     write_lines(landing / "3.json", GOOD[2:])
     ending = once_there(lambda: len(users(events)) == 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -292,7 +302,7 @@ def test_a_stream_is_written_once_goes_on_where_it_was_and_ends_when_it_is_told(
 
 
 def once_there(condition: Callable[[], bool], do: Callable[[], None]) -> threading.Thread:
-    """Do something as soon as a condition holds."""
+    """Run `do` in a thread as soon as the condition is true."""
     over = threading.Event()
 
     def wait() -> None:
@@ -305,7 +315,7 @@ def once_there(condition: Callable[[], bool], do: Callable[[], None]) -> threadi
     return thread
 
 
-def test_a_backfill_that_failed_goes_on_after_what_is_done(
+def test_a_failed_backfill_continues_after_the_finished_partitions(
     events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     events.insert([{"ts": datetime(2026, 1, day, tzinfo=UTC), "user": 100 + day} for day in (1, 2, 3, 4)])
@@ -330,8 +340,8 @@ def test_a_backfill_that_failed_goes_on_after_what_is_done(
 
     write_lines(raw / "2026" / "03" / "a.jsonl", GOOD[2:])
     assert backfill.main(command) == 0
-    told = figures(capsys)
-    assert (told["partitions_done"], told["partitions_skipped"], told["rows_written"]) == ("1", "2", "1")
+    count = figures(capsys)
+    assert (count["partitions_done"], count["partitions_skipped"], count["rows_written"]) == ("1", "2", "1")
     assert users(events) == [1, 2, 3, 104]
     kept = {p.key for p in before.parts if "2026-01-03" not in p.key}
     assert kept <= {p.key for p in events.snapshot().parts}  # nothing was written twice
@@ -341,6 +351,6 @@ def test_a_backfill_that_failed_goes_on_after_what_is_done(
     command += ["--partition", "d={date:%Y-%m-%d}", "--source-table", events.uri, "--missing", "skip"]
     command += ["--source-where", "day = DATE '{date:%Y-%m-%d}'"]
     assert backfill.main(command) == 0
-    told = figures(capsys)
-    assert (told["partitions_done"], told["partitions_missing"]) == ("2", "1")
+    count = figures(capsys)
+    assert (count["partitions_done"], count["partitions_missing"]) == ("2", "1")
     assert (users(copy), copy.schema()) == ([3, 104], events.schema())
