@@ -1,4 +1,4 @@
-"""A table as the source of a stream, and its changes as a frame: each row that came is given once."""
+"""A table as a streaming source, and changes as a frame: each added row is read once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def numbers(frame: Any) -> list[int]:
 
 
 class Stream:
-    """A stream from a table to files of rows, which goes on from its checkpoint each time it is run."""
+    """A stream from a table to files. Each run continues from its checkpoint."""
 
     def __init__(self, spark: Any, table: Table, folder: Path, **options: str) -> None:
         self._spark, self._table, self._options = spark, table, options
@@ -65,7 +65,7 @@ class Stream:
 
 
 @pytest.mark.slow(seconds=15)
-def test_a_stream_begins_with_the_table_and_goes_on_with_what_comes(spark: Any, table: Table, tmp_path: Path) -> None:
+def test_a_stream_reads_existing_rows_then_appended_rows(spark: Any, table: Table, tmp_path: Path) -> None:
     insert(table, 0, 1)
     insert(table, 2, 3)
     stream = Stream(spark, table, tmp_path)
@@ -83,7 +83,7 @@ def test_a_stream_begins_with_the_table_and_goes_on_with_what_comes(spark: Any, 
     assert again.run() == [2, 4, 7], "a new checkpoint is a new stream, which begins with the table as it is"
 
 
-def test_batches_are_bounded_unless_all_is_wanted_at_once(spark: Any, table: Table, tmp_path: Path) -> None:
+def test_batches_are_bounded_unless_spark_requests_all_rows(spark: Any, table: Table, tmp_path: Path) -> None:
     for n in range(5):
         insert(table, n)
     bounded = Stream(spark, table, tmp_path / "bounded", batch_parts_max="2")
@@ -94,7 +94,7 @@ def test_batches_are_bounded_unless_all_is_wanted_at_once(spark: Any, table: Tab
     assert at_once.batches == [5]
 
 
-def test_a_stream_since_a_time_of_some_partitions_and_columns(spark: Any, table: Table, tmp_path: Path) -> None:
+def test_a_stream_with_since_where_and_columns(spark: Any, table: Table, tmp_path: Path) -> None:
     insert(table, 0, 1)
     since = table.snapshot().as_of_ms
     insert(table, 2, 3, 4)
@@ -104,7 +104,7 @@ def test_a_stream_since_a_time_of_some_partitions_and_columns(spark: Any, table:
     assert stream.run() == [2, 4, 6]
 
 
-def test_a_batch_that_is_done_again_has_the_same_rows(spark: Any, table: Table, tmp_path: Path) -> None:
+def test_a_repeated_batch_has_the_same_rows(spark: Any, table: Table, tmp_path: Path) -> None:
     insert(table, 0, 1)
     stream = Stream(spark, table, tmp_path)
     stream.run()
@@ -147,8 +147,8 @@ def test_a_stream_from_table_to_table_is_exact(spark: Any, table: Table, tmp_pat
     assert copy.query("SELECT n FROM t WHERE n >= 0 ORDER BY n").fetchall() == [(n,) for n in range(2)]
 
 
-def test_a_quiet_stream_keeps_up_with_cleanup() -> None:
-    """Its checkpoint moves on, by batches without rows, so that it can be started again much later."""
+def test_an_idle_stream_stays_ahead_of_cleanup() -> None:
+    """Batches without rows advance its checkpoint, so that it can be restarted much later."""
     clock = ManualClock()
     quiet = create_table(ClockedStore(clock), clock, sort_by=["n"])
     quiet.insert([{"n": 1}])
@@ -162,7 +162,7 @@ def test_a_quiet_stream_keeps_up_with_cleanup() -> None:
     assert moved == Cursor(moved.t_ms)
 
 
-def test_columns_that_come_while_a_stream_runs_are_not_left_out_in_silence(table: Table) -> None:
+def test_columns_added_during_a_stream_are_an_error(table: Table) -> None:
     insert(table, 0)
     feeding = _StreamPlanner(stream_read_options({"path": table.uri}), table.handle)
     start = feeding.end(feeding.begin(), Limits(), ["k", "n"])
@@ -174,7 +174,7 @@ def test_columns_that_come_while_a_stream_runs_are_not_left_out_in_silence(table
     assert named.end(start, Limits(), ["n"]) != start
 
 
-def test_a_stream_of_some_partitions_stays_so_when_the_partitioning_changes(table: Table) -> None:
+def test_a_stream_keeps_its_partitions_after_a_new_partitioning(table: Table) -> None:
     insert(table, 0, 1)
     schema = spark_schema({"k": "BIGINT", "n": "BIGINT"})
     driver = StreamReader(schema, {"path": table.uri, "where": "k = 0"})
@@ -223,20 +223,20 @@ STREAM: dict[str, tuple[dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", BATCH)
-def test_what_makes_no_sense_for_a_frame_is_refused(case: str) -> None:
+def test_invalid_options_of_a_frame_are_rejected(case: str) -> None:
     options, reason = BATCH[case]
     with pytest.raises(InvalidOption, match=reason):
         batch_read_options({"path": "/lake/events", **options})
 
 
 @pytest.mark.parametrize("case", STREAM)
-def test_what_makes_no_sense_for_a_stream_is_refused(case: str) -> None:
+def test_invalid_options_of_a_stream_are_rejected(case: str) -> None:
     options, reason = STREAM[case]
     with pytest.raises(InvalidOption, match=reason):
         stream_read_options({"path": "/lake/events", **options})
 
 
-def test_what_is_wrong_with_a_stream_is_told_in_our_words(spark: Any, table: Table, tmp_path: Path) -> None:
+def test_errors_of_a_stream_have_messages_of_icedb(spark: Any, table: Table, tmp_path: Path) -> None:
     insert(table, 0)
     as_of = {"as_of": str(table.snapshot().as_of_ms)}
     for options, reason in ((as_of, STREAM["of batches"][1]), ({"since": "{}"}, "InvalidOption: .* is no cursor")):
@@ -244,7 +244,7 @@ def test_what_is_wrong_with_a_stream_is_told_in_our_words(spark: Any, table: Tab
             Stream(spark, table, tmp_path / "wrong", **options).run()
 
 
-def test_a_stream_that_is_behind_cleanup_says_what_to_do(spark: Any, table: Table, tmp_path: Path) -> None:
+def test_a_stream_behind_cleanup_names_the_next_step(spark: Any, table: Table, tmp_path: Path) -> None:
     insert(table, 0)
     stream = Stream(spark, table, tmp_path, since=str(UNIX_MS_MIN))
     stream.run()

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.s3, pytest.mark.sampled(cases=1)]
 
 @dataclass(frozen=True)
 class Cluster:
-    """A session on some cluster, and in how many Java processes its tasks run."""
+    """A session on a cluster, and the number of Java processes that run its tasks."""
 
     driver: Driver
     executors: int
@@ -50,7 +50,7 @@ class Cluster:
 def cluster(
     request: pytest.FixtureRequest, spark_home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """Each shape of Spark, one after the other."""
+    """Yield a session of each kind of cluster."""
     folder = tmp_path_factory.mktemp("cluster")
     env = environment(spark_home)
     if request.param == "connect":
@@ -74,13 +74,13 @@ def cluster(
 
 @pytest.fixture
 def table(s3: Any) -> Table:
-    """A partitioned, sorted table in the S3 server's bucket."""
+    """Return a partitioned, sorted table in the S3 server's bucket."""
     return Table.create(s3.uri, partition_by=["n % 3 AS third"], sort_by=["n"], storage_options=s3.storage_options)
 
 
 @pytest.fixture
 def place(s3: Any) -> dict[str, str]:
-    """The options that lead Spark to it."""
+    """Return the options with which Spark opens the table."""
     return {"path": s3.uri, **s3.storage_options}
 
 
@@ -89,7 +89,7 @@ def expected(numbers: Iterator[int] | range) -> list[tuple[int, str, int]]:
 
 
 def tuples(answer: list[list[Any]]) -> list[tuple[Any, ...]]:
-    """JSON has no tuples."""
+    """Turn lists into tuples, which JSON does not have."""
     return [tuple(row) for row in answer]
 
 
@@ -101,7 +101,7 @@ def log_files(table: Table) -> int:
     return sum(1 for _ in table.handle.store.list(table.handle.keys.log_prefix))
 
 
-def test_tasks_run_in_as_many_executors_as_there_should_be(cluster: Cluster) -> None:
+def test_tasks_run_in_the_expected_number_of_executors(cluster: Cluster) -> None:
     found = cluster.driver.ask("executors")
     assert len(found) == 4
     assert len({pid for _, pid in found}) == cluster.executors
@@ -120,9 +120,7 @@ def test_each_job_is_one_commit_of_exactly_its_rows(cluster: Cluster, table: Tab
 
 
 @pytest.mark.slow(seconds=15)
-def test_what_is_written_is_read_then_and_now_and_by_partition(
-    cluster: Cluster, table: Table, place: dict[str, str]
-) -> None:
+def test_written_rows_are_read_by_time_and_by_partition(cluster: Cluster, table: Table, place: dict[str, str]) -> None:
     assert cluster.driver.ask("write", place=place, first=0, last=300, distribution="partition", tasks=2) == 300
     then_ms = table.snapshot().as_of_ms
     assert cluster.driver.ask("write", place=place, first=300, last=310) == 10
@@ -148,14 +146,14 @@ def test_tasks_merge_and_this_process_sees_one_commit(cluster: Cluster, table: T
     assert table.verify(deep=True).problems == ()
 
 
-def test_a_job_asks_the_store_once_for_each_part_and_a_little_for_the_whole(
+def test_a_job_sends_one_request_for_each_part_and_a_few_more(
     cluster: Cluster, table: Table, place: dict[str, str]
 ) -> None:
     cluster.driver.ask("append", place=place, first=0, last=9, tasks=1)
     with CountingProxy(place["AWS_ENDPOINT_URL"]).running() as proxy:
         cluster.driver.ask("append", place={**place, "AWS_ENDPOINT_URL": proxy.endpoint}, first=9, last=109, tasks=4)
-        asked = Counter((r.kind, next(s for s in r.path.split("/") if s.startswith("_"))) for r in proxy.requests)
-    assert asked == {
+        requests = Counter((r.kind, next(s for s in r.path.split("/") if s.startswith("_"))) for r in proxy.requests)
+    assert requests == {
         ("GET", "_table.json"): 2,  # when the job begins, and when it is committed
         ("LIST", "_log"): 3,  # and whether somebody made a view meanwhile
         ("GET", "_log"): 3,
@@ -166,9 +164,7 @@ def test_a_job_asks_the_store_once_for_each_part_and_a_little_for_the_whole(
     }
 
 
-def test_a_job_that_cannot_be_done_says_why_in_its_first_line(
-    cluster: Cluster, table: Table, place: dict[str, str]
-) -> None:
+def test_a_failed_job_has_its_reason_in_the_first_line(cluster: Cluster, table: Table, place: dict[str, str]) -> None:
     with pytest.raises(RemoteError) as missing:
         cluster.driver.ask("append", place={**place, "path": place["path"] + "-not"}, first=0, last=1)
     with pytest.raises(RemoteError) as unknown:

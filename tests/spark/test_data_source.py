@@ -1,4 +1,4 @@
-"""The Spark data source, on executors that are processes of their own, against a folder and the S3 server."""
+"""The Spark data source on executors in other processes, with a folder and the S3 server."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer
 
 
 @dataclass(frozen=True)
-class Target:
-    """A table, and the options that lead Spark to it."""
+class SparkTarget:
+    """A table, and the options with which Spark opens it."""
 
     table: icedb.Table
     options: dict[str, str]
@@ -53,34 +53,34 @@ class Target:
         return [o.key for o in self.table.handle.store.list(self.table.handle.keys.data_prefix)]
 
 
-Create = Callable[..., Target]
+Create = Callable[..., SparkTarget]
 
 
-def _create(place: Any, **spec: Any) -> Target:
+def _create(place: Any, **spec: Any) -> SparkTarget:
     table = icedb.Table.create(place.uri, storage_options=place.storage_options, **spec)
-    return Target(table, {"path": place.uri, **(place.storage_options or {})})
+    return SparkTarget(table, {"path": place.uri, **(place.storage_options or {})})
 
 
 @pytest.fixture
 def create(local: Any) -> Create:
-    """Makes a table in a folder."""
+    """Return a function that creates a table in a folder."""
     return lambda **spec: _create(local, **spec)
 
 
 @pytest.fixture
 def create_shared(shared_place: Any) -> Create:
-    """Makes a table in a folder and, in a second round, in the S3 server's bucket."""
+    """Return a function that creates a table in a folder or, as another parameter, in the S3 server's bucket."""
     return lambda **spec: _create(shared_place, **spec)
 
 
 def numbers(spark: SparkSession, *values: int, tasks: int = 1, label: str = "'a'") -> DataFrame:
-    """A frame (n BIGINT, label STRING) with one row for each value, in that many tasks."""
+    """Return a frame (n BIGINT, label STRING) with one row for each value, in that many tasks."""
     frame = spark.createDataFrame([(v,) for v in values], "n long")
     return frame.selectExpr("n", f"{label} AS label").repartition(tasks, "n")
 
 
 def touching(path: Path) -> Any:
-    """A column whose computation leaves a file behind: whoever finds it knows that a task has run."""
+    """Return a column whose computation creates a file, which shows that a task has run."""
 
     def touch(n: int) -> int:
         path.touch()
@@ -115,7 +115,7 @@ def test_tasks_run_in_executors_that_are_other_processes(spark: SparkSession) ->
 
 
 @pytest.mark.sampled(cases=1)
-def test_format_icedb_is_found_without_registering_and_a_job_of_many_tasks_is_one_commit(
+def test_spark_discovers_the_format_and_a_job_of_many_tasks_is_one_commit(
     spark: SparkSession, create_shared: Create
 ) -> None:
     target = create_shared(partition_by=["n % 2 AS parity"], sort_by=["n"])
@@ -131,7 +131,7 @@ def test_format_icedb_is_found_without_registering_and_a_job_of_many_tasks_is_on
     assert [n for n, *_ in target.rows()] == list(range(50))
 
 
-def test_every_part_that_a_task_writes_is_sorted(spark: SparkSession, create: Create) -> None:
+def test_each_part_of_a_task_is_sorted(spark: SparkSession, create: Create) -> None:
     target = create(partition_by=["n % 3 AS third"], sort_by=["label", "n"])
     frame = numbers(spark, *((i * 7919) % 1009 for i in range(1009)), tasks=2, label="cast(n % 5 AS string)")
     target.write(frame)
@@ -194,9 +194,7 @@ DUCKDB_TYPES = {
 }
 
 
-def test_values_of_every_type_come_back_from_duckdb_and_from_spark_as_they_were(
-    spark: SparkSession, create: Create
-) -> None:
+def test_duckdb_and_spark_read_back_values_of_every_type(spark: SparkSession, create: Create) -> None:
     target = create(sort_by=["id"])
     target.write(spark.createDataFrame([FULL, NULLS], TYPES))
     assert target.table.schema() == DUCKDB_TYPES
@@ -213,11 +211,11 @@ def test_values_of_every_type_come_back_from_duckdb_and_from_spark_as_they_were(
         (None, None),
     ]
     others = [c for c in again.columns if c not in ("moment", "wall")]
-    found = [row.asDict(recursive=True) for row in again.select(*others).collect()]
-    assert found == [{name: row[name] for name in others} for row in (FULL, NULLS)]
+    rows_read = [row.asDict(recursive=True) for row in again.select(*others).collect()]
+    assert rows_read == [{name: row[name] for name in others} for row in (FULL, NULLS)]
 
 
-def test_an_instant_stays_the_same_whatever_the_timezone_of_the_session(spark: SparkSession, create: Create) -> None:
+def test_the_session_timezone_changes_no_instant(spark: SparkSession, create: Create) -> None:
     target = create(partition_by=["strftime(moment, '%Y-%m-%d') AS d"])
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
@@ -249,7 +247,7 @@ def test_a_frame_without_rows_is_no_commit(spark: SparkSession, create: Create) 
     assert target.log_files() == before
 
 
-def test_an_append_may_bring_a_column_and_may_lack_one(spark: SparkSession, create: Create) -> None:
+def test_an_append_may_add_a_column_and_omit_one(spark: SparkSession, create: Create) -> None:
     target = create(sort_by=["n"])
     target.write(numbers(spark, 1))
     target.write(spark.sql("SELECT 2L AS n, date'2024-01-02' AS day"))
@@ -258,7 +256,7 @@ def test_an_append_may_bring_a_column_and_may_lack_one(spark: SparkSession, crea
     assert len(target.log_files()) == 2
 
 
-def test_a_column_that_is_null_everywhere_waits_for_its_type(spark: SparkSession, create: Create) -> None:
+def test_a_column_of_nulls_gets_its_type_later(spark: SparkSession, create: Create) -> None:
     target = create()
     target.write(spark.sql("SELECT 1 AS n, null AS later"))
     assert target.table.schema() == {"n": "INTEGER"}
@@ -270,7 +268,7 @@ def test_a_column_that_is_null_everywhere_waits_for_its_type(spark: SparkSession
 # ------------------------------------------------------------------------------------------ bad input
 
 
-def test_a_column_of_another_type_is_refused_before_any_task_starts(
+def test_a_column_of_another_type_is_rejected_before_any_task_starts(
     spark: SparkSession, create: Create, tmp_path: Path
 ) -> None:
     target = create(sort_by=["n"])
@@ -297,7 +295,7 @@ def test_a_column_of_another_type_is_refused_before_any_task_starts(
         ("SELECT 1 AS other", r"UnknownColumn.*sort_by names 'n'"),
     ],
 )
-def test_columns_that_cannot_be_stored_are_refused_and_nothing_is(
+def test_columns_that_cannot_be_stored_are_rejected(
     spark: SparkSession, create: Create, query: str, message: str
 ) -> None:
     target = create(sort_by=["n"])
@@ -315,7 +313,7 @@ def test_columns_that_cannot_be_stored_are_refused_and_nothing_is(
         ({"AWS_REGIONS": "x"}, r"InvalidOption.*unknown storage options"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(
+def test_unknown_options_are_rejected(
     spark: SparkSession, create: Create, options: dict[str, str], message: str
 ) -> None:
     target = create()
@@ -324,13 +322,13 @@ def test_options_that_mean_nothing_are_refused(
     assert target.log_files() == target.objects() == []
 
 
-def test_a_task_keeps_to_the_memory_that_it_is_given(spark: SparkSession, create: Create) -> None:
+def test_a_task_respects_its_memory_limit(spark: SparkSession, create: Create) -> None:
     target = create(sort_by=["n"])
     target.write(numbers(spark, 3, 1, 2), memory_bytes=str(64 * 1024 * 1024))
     assert [n for n, _ in target.rows()] == [1, 2, 3]
 
 
-def test_a_path_must_be_given_and_lead_to_a_table(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_path_is_required_and_must_be_of_a_table(spark: SparkSession, tmp_path: Path) -> None:
     frame = numbers(spark, 1)
     with pytest.raises(PySparkException, match=r"InvalidOption.*the option path is missing"):
         frame.write.format("icedb").mode("append").save()
@@ -339,16 +337,16 @@ def test_a_path_must_be_given_and_lead_to_a_table(spark: SparkSession, tmp_path:
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_bucket_or_credentials_that_are_wrong_are_told_without_the_secret(spark: SparkSession, s3: Any) -> None:
+def test_errors_of_a_bucket_or_credentials_contain_no_secret(spark: SparkSession, s3: Any) -> None:
     target = _create(s3)
     wrong = "sEcReT-that-must-not-be-shown"
     options = {**target.options, "AWS_SECRET_ACCESS_KEY": wrong, "AWS_SESSION_TOKEN": wrong + "-token"}
     with pytest.raises(PySparkException, match="AccessDenied") as denied:
-        Target(target.table, options).write(numbers(spark, 1))
+        SparkTarget(target.table, options).write(numbers(spark, 1))
     with pytest.raises(PySparkException, match="BucketNotFound") as lost:
-        Target(target.table, {**target.options, "path": "s3://no-such-bucket/table"}).write(numbers(spark, 1))
+        SparkTarget(target.table, {**target.options, "path": "s3://no-such-bucket/table"}).write(numbers(spark, 1))
     with pytest.raises(PySparkException, match="unknown options") as unknown:
-        Target(target.table, {**target.options, "secret": wrong}).write(numbers(spark, 1))
+        SparkTarget(target.table, {**target.options, "secret": wrong}).write(numbers(spark, 1))
     for error in (denied, lost, unknown):
         text = f"{error.value} {error.value!r} {error.value.__cause__!r} {error.value.__context__!r}"
         assert wrong not in text
@@ -356,7 +354,7 @@ def test_a_bucket_or_credentials_that_are_wrong_are_told_without_the_secret(spar
     assert target.log_files() == []
 
 
-def test_a_task_that_fails_does_not_show_the_secret(spark: SparkSession, s3: Any) -> None:
+def test_a_failed_task_prints_no_secret(spark: SparkSession, s3: Any) -> None:
     target = _create(s3, partition_by=["n // 0 AS d", "CAST(label AS INTEGER) AS i"])
     with pytest.raises(PySparkException, match="Could not convert string 'a' to INT32") as error:
         target.write(numbers(spark, 1))
@@ -368,7 +366,7 @@ def test_a_task_that_fails_does_not_show_the_secret(spark: SparkSession, s3: Any
 
 
 @pytest.mark.sampled(cases=1)
-def test_overwrite_replaces_all_rows_in_one_commit_and_an_older_snapshot_still_reads(
+def test_overwrite_replaces_all_rows_in_one_commit_and_older_snapshots_stay_readable(
     spark: SparkSession, create_shared: Create
 ) -> None:
     target = create_shared(partition_by=["label"], sort_by=["n"])
@@ -394,7 +392,7 @@ def test_overwrite_replaces_all_rows_in_one_commit_and_an_older_snapshot_still_r
         ),
     ],
 )
-def test_an_overwrite_that_does_not_say_what_it_replaces_is_refused(
+def test_an_overwrite_without_its_kind_is_rejected(
     spark: SparkSession, create: Create, options: dict[str, str], message: str
 ) -> None:
     target = create(partition_by=["label"])
@@ -405,7 +403,7 @@ def test_an_overwrite_that_does_not_say_what_it_replaces_is_refused(
     assert (target.table.snapshot().id, target.objects()) == before
 
 
-def test_dynamic_overwrite_as_the_session_s_setting_does_not_truncate_unasked(
+def test_dynamic_overwrite_as_a_session_setting_does_not_truncate_the_table(
     spark: SparkSession, create: Create
 ) -> None:
     target = create(partition_by=["label"])
@@ -419,7 +417,7 @@ def test_dynamic_overwrite_as_the_session_s_setting_does_not_truncate_unasked(
     assert target.rows() == [(1, "kept")]
 
 
-def test_an_overwrite_without_rows_is_refused_and_deletes_nothing(spark: SparkSession, create: Create) -> None:
+def test_an_overwrite_without_rows_is_rejected_and_deletes_nothing(spark: SparkSession, create: Create) -> None:
     target = create()
     target.write(numbers(spark, 1))
     with pytest.raises(PySparkException, match="EmptyBatch"):
@@ -428,7 +426,7 @@ def test_an_overwrite_without_rows_is_refused_and_deletes_nothing(spark: SparkSe
 
 
 @pytest.mark.parametrize("mode", ["error", "ignore"])
-def test_other_save_modes_are_refused(spark: SparkSession, create: Create, mode: str) -> None:
+def test_other_save_modes_are_rejected(spark: SparkSession, create: Create, mode: str) -> None:
     target = create()
     with pytest.raises(PySparkException, match="UNSUPPORTED_DATA_SOURCE_SAVE_MODE"):
         target.write(numbers(spark, 1), mode)
@@ -460,7 +458,7 @@ def test_a_job_whose_task_fails_leaves_nothing_visible(spark: SparkSession, crea
     assert target.rows("n") == [(1,)]
 
 
-def test_a_task_that_succeeds_at_its_second_attempt_gives_each_row_once(spark: SparkSession, create: Create) -> None:
+def test_a_task_that_succeeds_at_its_second_attempt_writes_each_row_once(spark: SparkSession, create: Create) -> None:
     target = create(sort_by=["n"])
 
     def fail_first(n: int) -> int:
@@ -483,7 +481,7 @@ os.kill(executor, signal.SIGKILL)
 """
 
 
-def test_an_executor_that_is_killed_amid_its_parts_gives_each_row_once(spark: SparkSession, create: Create) -> None:
+def test_an_executor_killed_during_its_parts_writes_each_row_once(spark: SparkSession, create: Create) -> None:
     target = create(partition_by=["n"])
     folder = target.table.uri
 
@@ -508,7 +506,7 @@ def test_an_executor_that_is_killed_amid_its_parts_gives_each_row_once(spark: Sp
 
 
 @pytest.mark.sampled(cases=1)
-def test_read_gives_a_snapshot_of_then_and_the_partitions_asked_for(spark: SparkSession, shared_place: Any) -> None:
+def test_read_with_as_of_and_where(spark: SparkSession, shared_place: Any) -> None:
     target = _create(shared_place, partition_by=["n % 2 AS parity"], sort_by=["n"])
     target.table.insert(pa.table({"n": [1, 2, 3]}))
     then_ms = target.table.snapshot().as_of_ms
@@ -525,7 +523,7 @@ def test_read_gives_a_snapshot_of_then_and_the_partitions_asked_for(spark: Spark
     assert read(as_of=then_ms, where="parity = 0") == [(2, 0)]
 
 
-def test_read_widens_the_integers_that_spark_does_not_have(spark: SparkSession, create: Create) -> None:
+def test_read_widens_unsigned_integers(spark: SparkSession, create: Create) -> None:
     target = create()
     columns = {"a": pa.uint8(), "b": pa.uint16(), "c": pa.uint32(), "d": pa.uint64()}
     largest = {"a": 2**8 - 1, "b": 2**16 - 1, "c": 2**32 - 1, "d": 2**64 - 1}

@@ -1,7 +1,7 @@
-"""Spark jobs when things go wrong: whatever happens, nothing is half visible and each row is there once.
+"""Spark jobs under faults: no commit is partly visible, and each row is written once.
 
-Between Spark and a real S3 server stands a proxy, which sees every request: it can hold it, refuse it, lose its answer,
-or end the process that it came from.
+A proxy between Spark and a real S3 server sees every request. It can delay or reject it, drop its response, or kill the
+process that sent it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def proxy(s3_server: Any) -> Iterator[CountingProxy]:
 
 @pytest.fixture
 def table(s3: Any) -> Table:
-    """A table that has its columns and one row; reached without the proxy."""
+    """Return a table with its columns and one row, opened without the proxy."""
     made = Table.create(s3.uri, partition_by=["n % 3 AS third"], sort_by=["n"], storage_options=s3.storage_options)
     made.insert([{"n": -3, "label": "first"}])
     return made
@@ -57,21 +57,21 @@ def table(s3: Any) -> Table:
 
 @pytest.fixture
 def place(s3: Any, proxy: CountingProxy) -> dict[str, str]:
-    """The options that lead Spark to the table through the proxy."""
+    """Return the options with which Spark opens the table through the proxy."""
     return {"path": s3.uri, **s3.storage_options, "AWS_ENDPOINT_URL": proxy.endpoint}
 
 
 @pytest.fixture
 def driver(spark: Any) -> SharedDriver:
-    """A session that each task may fail in once."""
+    """Return a session in which each task may fail once."""
     return SharedDriver(spark)
 
 
 def rows(table: Table) -> list[int]:
-    """The numbers of all events, in order, without the row that the table began with."""
-    found = table.query("SELECT n, label FROM t WHERE n >= 0 ORDER BY n").fetchall()
-    assert [label for _, label in found] == [f"é{n}" for n, _ in found]
-    return [n for n, _ in found]
+    """Return the sorted numbers of all events, without the first row of the table."""
+    events = table.query("SELECT n, label FROM t WHERE n >= 0 ORDER BY n").fetchall()
+    assert [label for _, label in events] == [f"é{n}" for n, _ in events]
+    return [n for n, _ in events]
 
 
 def keys(table: Table, prefix: str) -> set[str]:
@@ -83,17 +83,17 @@ def log_files(table: Table) -> set[str]:
 
 
 def orphans(table: Table) -> set[str]:
-    """Parts that lie in the store and that nothing names."""
+    """Return stored parts that no log file names."""
     return keys(table, table.handle.keys.data_prefix) - {p.key for p in table.snapshot().parts}
 
 
 def check_sound(table: Table) -> None:
-    """No damage, and nothing but parts that nobody names."""
+    """Check that the table has no problems except orphans."""
     assert table.verify(deep=True).problems == ()
 
 
 def first_line(error: pytest.ExceptionInfo[RemoteError]) -> str:
-    """What a user sees first, without Spark's word that it was Python which failed."""
+    """Return the first line of an error, without Spark's prefix."""
     return error.value.text.removeprefix("An exception was thrown from the Python worker:\n").splitlines()[0]
 
 
@@ -106,7 +106,7 @@ def is_log_file(request: HttpRequest) -> bool:
 
 
 def once(condition: Callable[[HttpRequest], bool], do: Callable[[HttpRequest], None]) -> Callable[[HttpRequest], None]:
-    """Do something at the first request that fits. Requests come in several threads."""
+    """Call a function at the first matching request. Requests arrive in several threads."""
     lock, done = threading.Lock(), []
 
     def disturb(request: HttpRequest) -> None:
@@ -122,7 +122,7 @@ def once(condition: Callable[[HttpRequest], bool], do: Callable[[HttpRequest], N
 # ------------------------------------------------------------------------------------------ tasks
 
 
-def test_a_task_that_is_refused_once_is_tried_again_and_gives_each_row_once(
+def test_a_task_with_a_rejected_request_is_retried_and_writes_each_row_once(
     driver: SharedDriver, table: Table, place: dict[str, str], proxy: CountingProxy
 ) -> None:
     refused = []
@@ -141,7 +141,7 @@ def test_a_task_that_is_refused_once_is_tried_again_and_gives_each_row_once(
     check_sound(table)
 
 
-def test_a_python_worker_that_is_killed_amid_its_parts_gives_each_row_once(
+def test_a_python_worker_killed_during_its_parts_writes_each_row_once(
     driver: SharedDriver, table: Table, place: dict[str, str], proxy: CountingProxy
 ) -> None:
     killed = []
@@ -160,7 +160,7 @@ def test_a_python_worker_that_is_killed_amid_its_parts_gives_each_row_once(
 
 
 def owner_of(request: HttpRequest, proxy: CountingProxy, driver: SharedDriver) -> int:
-    """The process that sent a request. Others begin and end while it is looked for, so it is looked for again."""
+    """Return the process that sent a request. Retry the search, because processes start and end meanwhile."""
     port = int(proxy.endpoint.rpartition(":")[2])
 
     def look() -> int | None:
@@ -188,10 +188,10 @@ def owner(port: int, to_port: int, pids: list[int]) -> int | None:
 
 
 @pytest.mark.slow(seconds=40)
-def test_of_two_attempts_that_run_at_once_one_is_committed(
+def test_of_two_concurrent_attempts_one_is_committed(
     spark_home: Path, tmp_path: Path, table: Table, place: dict[str, str], proxy: CountingProxy
 ) -> None:
-    """Spark speculates: the slow attempt has put its parts when its copy is started, and the copy comes first."""
+    """With speculation, the slow attempt has put its parts before its copy starts, and the copy ends first."""
     over, slow = threading.Event(), []
 
     def hold(request: HttpRequest) -> None:
@@ -234,7 +234,7 @@ MOMENTS = {
 
 @pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_driver_that_is_killed_leaves_all_or_nothing_and_the_job_done_again_gives_each_row_once(
+def test_a_killed_driver_leaves_all_or_nothing_and_a_repeated_job_writes_each_row_once(
     moment: str, driver: SharedDriver, spark_home: Path, tmp_path: Path, table: Table, place: dict[str, str],
     proxy: CountingProxy,
 ) -> None:  # fmt: skip
@@ -261,10 +261,10 @@ def test_a_driver_that_is_killed_leaves_all_or_nothing_and_the_job_done_again_gi
 # ------------------------------------------------------------------------------------------ the commit
 
 
-def test_a_commit_that_lands_unheard_is_not_taken_back_by_the_abort(
+def test_an_abort_keeps_a_commit_whose_response_was_lost(
     driver: SharedDriver, table: Table, place: dict[str, str], proxy: CountingProxy
 ) -> None:
-    """The log file is put, its answer is lost, and the store is gone: Spark calls abort after a commit that landed."""
+    """The log file is put, its response is lost, and the store goes down: Spark calls abort after a commit."""
 
     def refuse(request: HttpRequest) -> None:
         if request.kind == "PUT":
@@ -285,7 +285,7 @@ def test_a_commit_that_lands_unheard_is_not_taken_back_by_the_abort(
     check_sound(table)
 
 
-def test_an_answer_that_is_lost_once_is_found_out_and_the_job_succeeds(
+def test_a_job_succeeds_after_one_lost_response(
     driver: SharedDriver, table: Table, place: dict[str, str], proxy: CountingProxy
 ) -> None:
     def lose(_: HttpRequest) -> None:
@@ -311,9 +311,7 @@ def test_an_abort_after_a_commit_deletes_nothing(table: Table, place: dict[str, 
     check_sound(table)
 
 
-def test_an_abort_because_of_a_task_that_failed_deletes_what_the_others_wrote(
-    table: Table, place: dict[str, str]
-) -> None:
+def test_an_abort_after_a_failed_task_deletes_the_parts_of_the_others(table: Table, place: dict[str, str]) -> None:
     writer = open_writer(from_arrow_schema(BATCH.schema), place, overwrite=False)
     message = writer.write(iter([BATCH]))
     assert len(orphans(table)) == 3
@@ -327,7 +325,7 @@ def test_an_abort_because_of_a_task_that_failed_deletes_what_the_others_wrote(
 
 
 @pytest.mark.parametrize("how", ["access is revoked", "the store is gone"])
-def test_a_store_that_is_lost_amid_the_job_is_told_and_the_job_can_be_repeated(
+def test_a_store_that_goes_down_is_reported_and_the_job_can_be_repeated(
     how: str, driver: SharedDriver, table: Table, place: dict[str, str], proxy: CountingProxy
 ) -> None:
     lost = threading.Event()
@@ -357,7 +355,7 @@ def test_a_store_that_is_lost_amid_the_job_is_told_and_the_job_can_be_repeated(
     check_sound(table)
 
 
-# ------------------------------------------------------------------------------------------ what is asked for
+# ------------------------------------------------------------------------------------------ invalid options
 
 
 @pytest.mark.parametrize(
@@ -371,21 +369,21 @@ def test_a_store_that_is_lost_amid_the_job_is_told_and_the_job_can_be_repeated(
         ({"path": "s3://icedb-tests/no/table"}, "TableNotFound: {path}: "),
     ],
 )
-def test_a_job_that_is_told_something_wrong_says_so_in_its_first_line_and_writes_nothing(
+def test_invalid_options_are_reported_in_the_first_line_and_nothing_is_written(
     wrong: dict[str, str], reason: str, driver: SharedDriver, table: Table, place: dict[str, str]
 ) -> None:
     before = log_files(table), keys(table, table.handle.keys.data_prefix)
-    told = place | wrong
+    options = place | wrong
     with pytest.raises(RemoteError) as error:
-        driver.ask("append", place=told, first=0, last=100)
-    assert reason.format(path=told["path"]) in first_line(error)
+        driver.ask("append", place=options, first=0, last=100)
+    assert reason.format(path=options["path"]) in first_line(error)
     assert "Traceback" not in error.value.text.partition("JVM stacktrace")[0]
     assert place["AWS_SECRET_ACCESS_KEY"] not in error.value.text
     assert "not-the-secret" not in error.value.text
     assert (log_files(table), keys(table, table.handle.keys.data_prefix)) == before
 
 
-def test_a_column_of_another_type_is_told_in_the_first_line(
+def test_a_column_of_another_type_is_reported_in_the_first_line(
     driver: SharedDriver, s3: Any, place: dict[str, str]
 ) -> None:
     table = Table.create(s3.uri, storage_options=s3.storage_options)

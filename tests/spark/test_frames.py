@@ -1,4 +1,4 @@
-"""Spark DataFrames given to a table: its own insert and overwrite, done by Spark's tasks in other processes."""
+"""`Table.insert` and `Table.overwrite` of Spark DataFrames, with tasks in other processes."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ Create = Callable[..., Table]
 
 @pytest.fixture
 def create(local: Any) -> Create:
-    """Makes a table in a folder."""
+    """Return a function that creates a table in a folder."""
     return lambda **spec: Table.create(local.uri, **spec)
 
 
 @pytest.fixture
 def create_shared(shared_place: Any) -> Create:
-    """Makes a table in a folder and, in a second round, in the S3 server's bucket."""
+    """Return a function that creates a table in a folder or, as another parameter, in the S3 server's bucket."""
     return lambda **spec: Table.create(shared_place.uri, storage_options=shared_place.storage_options, **spec)
 
 
 def numbers(spark: SparkSession, *values: int, tasks: int = 2) -> DataFrame:
-    """A frame (n BIGINT) with these rows, in that many tasks."""
+    """Return a frame (n BIGINT) with these rows, in that many tasks."""
     return spark.createDataFrame([(v,) for v in values], "n long").repartition(tasks, "n")
 
 
@@ -63,7 +63,7 @@ def log_files(table: Table) -> list[str]:
 
 
 @pytest.mark.sampled(cases=1)
-def test_insert_and_overwrite_tell_what_they_committed(spark: SparkSession, create_shared: Create) -> None:
+def test_insert_and_overwrite_return_the_commit(spark: SparkSession, create_shared: Create) -> None:
     table = create_shared(partition_by=["n % 2 AS parity"], sort_by=["n"])
     first = table.insert(numbers(spark, *range(10), tasks=3))
     assert (first.rows, first.committed, first.repeated, first.table) == (10, True, False, table.uri)
@@ -85,16 +85,16 @@ def test_insert_and_overwrite_tell_what_they_committed(spark: SparkSession, crea
     assert content(table) == [(20,), (21,)]
 
 
-def test_the_table_knows_at_once_what_a_job_brought(spark: SparkSession, create: Create) -> None:
+def test_the_table_sees_the_columns_of_a_job_immediately(spark: SparkSession, create: Create) -> None:
     table = create()
     table.insert(numbers(spark, 1))
     assert table.schema() == {"n": "BIGINT"}
-    assert table.insert([{"n": 2}]).epoch is None  # it need not be an exclusive commit, for the column is known
+    assert table.insert([{"n": 2}]).epoch is None  # no exclusive commit, because the column exists
     table.insert(numbers(spark, 3).selectExpr("n", "'x' AS label"))
     assert content(table, "n, label") == [(1, None), (2, None), (3, "x")]
 
 
-def test_the_commit_is_found_among_those_of_others(spark: SparkSession, create: Create) -> None:
+def test_the_commit_is_identified_among_others(spark: SparkSession, create: Create) -> None:
     table = create()
     table.insert([{"n": 0}])
     uri = table.uri
@@ -114,7 +114,7 @@ def test_the_commit_is_found_among_those_of_others(spark: SparkSession, create: 
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_transaction_is_committed_once_whoever_tries_it_again(spark: SparkSession, create_shared: Create) -> None:
+def test_a_transaction_is_committed_once_by_any_writer(spark: SparkSession, create_shared: Create) -> None:
     table = create_shared()
     frame = numbers(spark, 1, 2, 3)
     first = table.insert(frame, txn=("app", 5))
@@ -127,7 +127,7 @@ def test_a_transaction_is_committed_once_whoever_tries_it_again(spark: SparkSess
     assert {a: n for a, (n, _) in table.handle.read(fresh=True).txn.items()} == {"app": 6}
 
 
-def test_a_transaction_that_others_commit_while_the_job_runs_is_repeated(spark: SparkSession, create: Create) -> None:
+def test_a_transaction_that_another_writer_commits_meanwhile_is_repeated(spark: SparkSession, create: Create) -> None:
     table = create()
     table.insert([{"n": 0}])
     uri = table.uri
@@ -159,7 +159,7 @@ def test_a_frame_without_rows_is_no_commit_and_no_overwrite(spark: SparkSession,
 # ------------------------------------------------------------------------------------------ refused
 
 
-def test_what_a_job_cannot_do_is_refused_before_it_starts(spark: SparkSession, create: Create) -> None:
+def test_unsupported_writes_are_rejected_before_the_job(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["n AS p"])
     table.insert([{"n": 0}])
     frame = numbers(spark, 1)
@@ -176,12 +176,12 @@ def test_what_a_job_cannot_do_is_refused_before_it_starts(spark: SparkSession, c
     assert (objects(table), log_files(table)) == before
 
 
-def test_a_table_of_this_process_s_memory_is_refused(spark: SparkSession, memory: Any) -> None:
+def test_a_table_in_memory_is_rejected(spark: SparkSession, memory: Any) -> None:
     with pytest.raises(InvalidOption, match="memory"):
         Table.create(memory.uri).insert(numbers(spark, 1))
 
 
-def test_a_table_with_views_is_refused_and_its_rows_as_arrow_are_not(spark: SparkSession, create: Create) -> None:
+def test_a_table_with_views_rejects_a_frame_but_not_its_arrow_rows(spark: SparkSession, create: Create) -> None:
     table = create()
     view = table.create_view("copy", "SELECT n FROM _rows")
     with pytest.raises(InvalidOption, match=r"views.*copy.*toArrow"):
@@ -204,7 +204,7 @@ def test_a_table_with_views_is_refused_and_its_rows_as_arrow_are_not(spark: Spar
         ({"txn_application": " ", "txn_sequence": "1"}, r"InvalidOption.*txn is"),
     ],
 )
-def test_a_job_or_transaction_that_is_none_is_refused(
+def test_an_invalid_job_or_transaction_is_rejected(
     spark: SparkSession, create: Create, options: dict[str, str], message: str
 ) -> None:
     table = create()
@@ -230,7 +230,7 @@ def test_options_of_the_table_reach_the_job(spark: SparkSession, local: Any) -> 
 
 
 @pytest.mark.sampled(cases=1)
-def test_each_task_asks_the_insert_query_of_its_own_rows(spark: SparkSession, create_shared: Create) -> None:
+def test_each_task_runs_the_insert_query_over_its_rows(spark: SparkSession, create_shared: Create) -> None:
     query = "SELECT n % 10 AS bucket, count(*) AS rows, sum(n)::BIGINT AS total FROM _rows GROUP BY ALL"
     table = create_shared(insert_query=query, merging=Aggregating(by=("bucket",), sum=("rows", "total")))
     commit = table.insert(numbers(spark, *range(100), tasks=4))
@@ -241,14 +241,14 @@ def test_each_task_asks_the_insert_query_of_its_own_rows(spark: SparkSession, cr
     assert content(table, "bucket, rows, total") == expected
 
 
-def test_a_task_without_rows_asks_no_query(spark: SparkSession, create: Create) -> None:
+def test_a_task_without_rows_runs_no_query(spark: SparkSession, create: Create) -> None:
     table = create(insert_query="SELECT count(*) AS rows FROM _rows")
     assert table.insert(numbers(spark, 1, tasks=4)).rows == 1
     assert not table.insert(numbers(spark, 1, tasks=4).where("n < 0")).committed
     assert content(table, "rows") == [(1,)]
 
 
-def test_an_insert_query_that_does_not_fit_is_refused_before_any_task(spark: SparkSession, create: Create) -> None:
+def test_an_invalid_insert_query_is_rejected_before_any_task(spark: SparkSession, create: Create) -> None:
     table = create(insert_query="SELECT nowhere FROM _rows")
     with pytest.raises(InvalidQuery, match="nowhere"):
         table.insert(numbers(spark, 1))
@@ -283,7 +283,7 @@ def test_a_required_column_that_is_null_in_some_task_fails_the_job(spark: SparkS
     assert table.insert(frame.selectExpr("n", "n AS v")).rows == 8
 
 
-def test_only_declared_columns_are_taken_and_types_are_the_declared_ones(spark: SparkSession, create: Create) -> None:
+def test_only_declared_columns_are_accepted_with_their_types(spark: SparkSession, create: Create) -> None:
     table = create(schema={"n": "BIGINT"}, schema_policy="declared")
     with pytest.raises(UnknownColumn, match="extra"):
         table.insert(numbers(spark, 1).selectExpr("n", "1 AS extra"))

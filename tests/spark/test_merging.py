@@ -1,4 +1,4 @@
-"""Spark as the engine of merges, deletions, rewrites and imports: what it does must be what this process would do.
+"""Spark as the engine of merges, deletions, rewrites and imports, with the results of a local run.
 
 The session (see conftest) has two executors that are processes of their own; Spark Connect is another program's.
 """
@@ -66,24 +66,24 @@ def engine(spark: SparkSession) -> SparkEngine:
 
 
 def fill(table: Table, batches: int = 3, rows: int = 20) -> Table:
-    """Rows (k, s) in several small parts of each of three partitions, with keys that come again in each batch."""
+    """Insert rows (k, s) as several small parts in each of three partitions, with repeated keys."""
     for batch in range(batches):
         table.insert([{"k": (k * 7) % rows, "s": f"{batch}-{k}"} for k in range(rows)])
     return table
 
 
 def create(place: Place, **spec: Any) -> Table:
-    told = {"partition_by": ["k % 3 AS p"], "sort_by": ["k", "s"]} | spec
-    return Table.create(place.uri, storage_options=place.storage_options, **told)
+    layout = {"partition_by": ["k % 3 AS p"], "sort_by": ["k", "s"]} | spec
+    return Table.create(place.uri, storage_options=place.storage_options, **layout)
 
 
 def twins(place: Place, **spec: Any) -> tuple[Table, Table]:
-    """Two tables with the same rows: one for Spark, one for this process."""
+    """Return two tables with the same rows: one for Spark, one for a local run."""
     return fill(create(place.below("spark"), **spec)), fill(create(place.below("here"), **spec))
 
 
 def contents(table: Table) -> list[tuple[Any, ...]]:
-    """Of each live part: partition, statistics as the log has them, and its rows in their order."""
+    """Return the partition, the statistics in the log, and the ordered rows of each live part."""
     handle = table.handle
     markers = {m.key: m for m in handle.read(fresh=True).live}
     return sorted(
@@ -106,7 +106,7 @@ def log_files(table: Table) -> set[str]:
 
 
 def check_sound(table: Table, *, orphans: int | None = 0) -> None:
-    """Nothing is wrong, and every part is one that the log names, but for these."""
+    """Check that the table has no problem, and this number of orphans."""
     report = table.verify(deep=True)
     assert report.problems == ()
     assert orphans in (None, len(objects(table) - set(table.handle.read(fresh=True).parts)))
@@ -128,7 +128,7 @@ def rows(table: Table, columns: str = "k, s") -> list[tuple[Any, ...]]:
         pytest.param({"merge_query": "SELECT k, max(s) AS s FROM source_files GROUP BY k"}, id="query"),
     ],
 )
-def test_a_merge_gives_what_it_gives_in_process(spec: dict[str, Any], shared_place: Place, engine: SparkEngine) -> None:
+def test_a_merge_equals_a_local_one(spec: dict[str, Any], shared_place: Place, engine: SparkEngine) -> None:
     table, twin = twins(shared_place, **spec)
     before = log_files(table)
     report, expected = table.merge(engine=engine), twin.merge()
@@ -153,7 +153,7 @@ def test_aggregates_are_the_same(local: Place, engine: SparkEngine) -> None:
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_deletion_gives_what_it_gives_in_process(shared_place: Place, engine: SparkEngine) -> None:
+def test_a_deletion_equals_a_local_one(shared_place: Place, engine: SparkEngine) -> None:
     table, twin = twins(shared_place)
     planned = table.delete("k < 7 AND s LIKE '1-%'", dry_run=True, engine=engine)
     assert contents(table) == contents(twin)
@@ -167,7 +167,7 @@ def test_a_deletion_gives_what_it_gives_in_process(shared_place: Place, engine: 
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_rewrite_of_a_partition_gives_what_it_gives_in_process(shared_place: Place, engine: SparkEngine) -> None:
+def test_a_rewrite_of_a_partition_equals_a_local_one(shared_place: Place, engine: SparkEngine) -> None:
     table, twin = twins(shared_place)
     query = "SELECT k, upper(s) AS s, k * 2 AS twice FROM _rows WHERE k > 5"
     planned = table.rewrite_partition("p=1", query, new_columns=True, dry_run=True, engine=engine)
@@ -182,10 +182,8 @@ def test_a_rewrite_of_a_partition_gives_what_it_gives_in_process(shared_place: P
 
 @pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("where", ["elsewhere", "beside"])
-def test_an_import_gives_what_it_gives_in_process(
-    where: str, shared_place: Place, local: Place, engine: SparkEngine
-) -> None:
-    """Files of another store are fetched and put by the tasks; those of the table's own bucket the store copies."""
+def test_an_import_equals_a_local_one(where: str, shared_place: Place, local: Place, engine: SparkEngine) -> None:
+    """Tasks fetch and put files of another store. The store copies files of the table's own bucket."""
     source = local.below("files") if where == "elsewhere" else shared_place.below("files")
     writer = Table.create(source.uri, storage_options=source.storage_options, partition_by=["k % 3 AS p"])
     for n in range(4):
@@ -235,7 +233,7 @@ def test_a_log_in_a_store_of_its_own(local: Place, s3: Place, engine: SparkEngin
 
 
 def test_parts_without_a_column_and_a_spec_of_another_time(local: Place, engine: SparkEngine) -> None:
-    """Schema and partitioning changed since the first parts; the tasks keep to the spec that the plan was made by."""
+    """Schema and partitioning changed since the first parts. The tasks use the spec of the plan."""
     table = fill(create(local), batches=2)
     table.insert([{"k": k, "s": None, "more": k / 2} for k in range(6)])
     table.alter(sort_by=["s"])
@@ -248,7 +246,7 @@ def test_parts_without_a_column_and_a_spec_of_another_time(local: Place, engine:
         assert stored == sorted(stored, key=lambda s: (s is None, s))
 
 
-def test_many_pieces_are_shared_by_few_tasks(local: Place, spark: SparkSession) -> None:
+def test_many_items_share_few_tasks(local: Place, spark: SparkSession) -> None:
     table = create(local, partition_by=["k % 7 AS p"])
     before = rows(fill(table, rows=30))
     assert table.merge(engine=SparkEngine(spark, tasks_max=2)).new_parts == 7
@@ -264,24 +262,24 @@ def parts_of(*sizes: int) -> list[Rewrite]:
     return [Rewrite("", (replace(part, key=str(n), bytes=size),)) for n, size in enumerate(sizes)]
 
 
-def test_each_piece_has_a_task_and_the_largest_comes_first() -> None:
+def test_each_item_has_a_task_and_the_largest_is_first() -> None:
     assert assign_items(Rewriting({}), parts_of(5, 900, 30), tasks_max=1_000) == [[1], [2], [0]]
 
 
-def test_pieces_are_balanced_by_their_bytes_when_tasks_are_few() -> None:
+def test_items_are_balanced_by_bytes_over_few_tasks() -> None:
     shares = assign_items(Rewriting({}), parts_of(10, 9, 8, 2, 1), tasks_max=2)
     assert sorted(map(sorted, shares)) == [[0, 3, 4], [1, 2]]
     assert sorted(position for share in shares for position in share) == [0, 1, 2, 3, 4]
 
 
-def test_large_pieces_have_tasks_of_their_own() -> None:
+def test_large_items_have_their_own_tasks() -> None:
     many = [replace(r, inputs=tuple(replace(p, bytes=2**30) for p in r.inputs)) for r in parts_of(*range(16))]
     assert len(assign_items(_ByTheDozen(), many, tasks_max=1_000)) == 16
     assert len(assign_items(_ByTheDozen(), parts_of(*range(30)), tasks_max=1_000)) == 3
 
 
-def test_work_that_puts_parts_must_say_which(local: Place, engine: SparkEngine) -> None:
-    """Else all that its tasks have put would be deleted, for nobody would be known to need it."""
+def test_work_that_puts_parts_must_report_them(local: Place, engine: SparkEngine) -> None:
+    """Otherwise all parts of its tasks would be deleted as unused."""
     table = fill(create(local))
     before = rows(table)
     with pytest.raises(NotImplementedError, match="which parts it has put"):
@@ -309,7 +307,7 @@ class _ByTheDozen(Rewriting):
         super().__init__({})
 
 
-def test_what_all_pieces_say_travels_once() -> None:
+def test_common_objects_of_items_are_pickled_once() -> None:
     predicate = f"k IN ({', '.join(map(str, range(100_000)))})"
     pieces = [[replace(r, drop_where=predicate)] for r in parts_of(*range(1_000))]
     [(tasks, pickled)] = _jobs(pieces)
@@ -318,7 +316,7 @@ def test_what_all_pieces_say_travels_once() -> None:
     assert pickle.loads(pickled) == pieces
 
 
-def test_pieces_that_are_too_much_for_one_job_become_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_beyond_the_limit_of_a_job_become_several_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("icedb.spark.spark_tasks.JOB_BYTES_MAX", 2_000)
     pieces = [[r] for r in parts_of(*range(100))]
     jobs = list(_jobs(pieces))
@@ -330,10 +328,10 @@ def test_pieces_that_are_too_much_for_one_job_become_several(monkeypatch: pytest
 # ------------------------------------------------------------------------------------------ exactly once
 
 
-def test_parts_that_the_driver_does_not_see_are_never_named(
+def test_parts_that_the_driver_does_not_see_are_not_committed(
     local: Place, engine: SparkEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if the executors had a folder of their own at the table's path."""
+    """The executors have another folder at the table's path."""
     table = fill(create(local))
     before, logged, parts = rows(table), log_files(table), objects(table)
 
@@ -349,26 +347,26 @@ def test_parts_that_the_driver_does_not_see_are_never_named(
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("raised", "message"),
     [
         ("ConnectionRefusedError: [Errno 111] Connection refused", "a Spark task failed"),
         ("ValueError: it was cancelled because of x", "a Spark task failed"),
         ("_duckdb.OutOfMemoryException: Out of Memory Error: failed to allocate", "ran out of memory"),
     ],
 )
-def test_what_a_task_raises_is_not_taken_for_the_session_s_end(raised: str, told: str) -> None:
+def test_an_error_of_a_task_is_not_read_as_the_end_of_the_session(raised: str, message: str) -> None:
     text = f"Job aborted due to stage failure\nTraceback (most recent call last):\n  File x\n{raised}\n"
-    assert told in str(explained(RuntimeError(text), table="lake"))
+    assert message in str(explained(RuntimeError(text), table="lake"))
 
 
-def test_a_predicate_without_a_value_for_some_row_is_no_reason_to_try_again(local: Place, engine: SparkEngine) -> None:
+def test_a_predicate_that_fails_for_a_row_is_not_retried(local: Place, engine: SparkEngine) -> None:
     table = fill(create(local))
     with pytest.raises(InvalidOption, match="TRY_CAST"):
         table.delete("CAST(s AS INTEGER) = 1", engine=engine)
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_task_that_loses_an_answer_deletes_what_it_put_and_is_tried_again(
+def test_a_task_that_loses_a_response_deletes_its_parts_and_is_retried(
     shared_place: Place, engine: SparkEngine, tmp_path: Path
 ) -> None:
     table = fill(create(shared_place))
@@ -379,7 +377,7 @@ def test_a_task_that_loses_an_answer_deletes_what_it_put_and_is_tried_again(
     check_sound(table, orphans=0)
 
 
-def test_a_task_that_dies_is_done_again_and_what_it_put_is_deleted(
+def test_a_task_that_dies_is_retried_and_its_parts_are_deleted(
     local: Place, engine: SparkEngine, tmp_path: Path
 ) -> None:
     table = fill(create(local))
@@ -387,11 +385,11 @@ def test_a_task_that_dies_is_done_again_and_what_it_put_is_deleted(
     assert table.merge(engine=Saboteur(engine, "killed", tmp_path)).new_parts == 3
     assert len(log_files(table) - logged) == 1
     assert rows(table) == before
-    check_sound(table, orphans=0)  # what the first attempt had put is known by its name
+    check_sound(table, orphans=0)  # the parts of the first attempt have its mark
 
 
 @pytest.mark.sampled(cases=1)
-def test_when_a_task_dies_each_time_nothing_is_visible_and_what_the_others_put_is_deleted(
+def test_a_task_that_always_dies_commits_nothing_and_the_parts_of_others_are_deleted(
     shared_place: Place, engine: SparkEngine, tmp_path: Path
 ) -> None:
     table = fill(create(shared_place))
@@ -406,17 +404,17 @@ def test_when_a_task_dies_each_time_nothing_is_visible_and_what_the_others_put_i
     check_sound(table)
 
 
-def test_an_error_of_nobodys_is_told_in_the_first_line(local: Place, engine: SparkEngine, tmp_path: Path) -> None:
+def test_an_unexpected_error_is_reported_in_the_first_line(local: Place, engine: SparkEngine, tmp_path: Path) -> None:
     table = fill(create(local))
     with pytest.raises(SparkJobFailed, match="ZeroDivisionError: nobody knows why") as caught:
         table.delete("k = 1", engine=Saboteur(engine, "unknown error", tmp_path, times=99))
     assert str(caught.value).splitlines()[0].startswith(table.uri)
 
 
-def test_an_error_that_would_be_the_same_is_not_tried_again_and_nothing_stays(
+def test_a_permanent_error_is_not_retried_and_leaves_no_parts(
     local: Place, engine: SparkEngine, tmp_path: Path
 ) -> None:
-    """Two of three groups are written before it is known that the third cannot be."""
+    """Two of three groups are written before the third one fails."""
     query = "SELECT k, CAST(s AS VARCHAR) AS s FROM source_files WHERE CASE WHEN k = 4 THEN error('no four') ELSE 1 END"
     table = fill(create(local, merge_query=query))
     parts, logged = objects(table), log_files(table)
@@ -426,7 +424,7 @@ def test_an_error_that_would_be_the_same_is_not_tried_again_and_nothing_stays(
     assert (objects(table), log_files(table)) == (parts, logged)
 
 
-def test_what_an_error_carries_comes_back_from_a_task(local: Place, engine: SparkEngine) -> None:
+def test_fields_of_an_error_survive_the_return_from_a_task(local: Place, engine: SparkEngine) -> None:
     table = fill(create(local))
     with pytest.raises(SchemaConflict) as caught:
         table.rewrite_partition("p=0", "SELECT 'x' AS k, s FROM _rows", engine=engine)
@@ -437,8 +435,8 @@ def test_what_an_error_carries_comes_back_from_a_task(local: Place, engine: Spar
 
 
 @dataclass
-class Meanwhile:
-    """An engine during whose work, when it is done, something else happens."""
+class ConcurrentEngine:
+    """An engine that calls a function after its work."""
 
     engine: Engine
     act: Callable[[], object]
@@ -450,23 +448,21 @@ class Meanwhile:
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_commit_that_came_first_takes_its_groups_and_their_parts_are_deleted(
-    shared_place: Place, engine: SparkEngine
-) -> None:
+def test_parts_of_groups_lost_to_another_commit_are_deleted(shared_place: Place, engine: SparkEngine) -> None:
     table = fill(create(shared_place))
     before = rows(table)
     other = Table.open(shared_place.uri, storage_options=shared_place.storage_options)
-    act = Meanwhile(engine, lambda: other.rewrite_partition("p=1", "SELECT * EXCLUDE (p) FROM _rows"))
+    act = ConcurrentEngine(engine, lambda: other.rewrite_partition("p=1", "SELECT * EXCLUDE (p) FROM _rows"))
     report = table.merge(engine=act)
     assert (report.dropped_groups, report.new_parts) == (1, 2)
     assert rows(table) == before
     check_sound(table, orphans=0)
 
 
-def test_a_rewrite_whose_partition_was_changed_is_done_again(local: Place, engine: SparkEngine) -> None:
+def test_a_rewrite_of_a_changed_partition_is_repeated(local: Place, engine: SparkEngine) -> None:
     table = fill(create(local))
     changes: Iterator[Callable[[], object]] = iter([lambda: Table.open(local.uri).merge(), lambda: None])
-    act = Meanwhile(engine, lambda: next(changes)())
+    act = ConcurrentEngine(engine, lambda: next(changes)())
     table.rewrite_partition("p=1", "SELECT k, upper(s) || '!' AS s FROM _rows", engine=act)
     assert all(s.endswith("!") == (k % 3 == 1) for k, s in rows(table))
     check_sound(table, orphans=0)
@@ -494,8 +490,8 @@ def test_a_driver_that_dies_leaves_orphans_or_the_whole_commit(when: str, local:
     check_sound(table, orphans=3 if when == "before the claim" else 0)
 
 
-def test_parts_that_are_too_old_are_not_published(local: Place, engine: SparkEngine) -> None:
-    """The age of what tasks wrote counts from before the first of them began, by the driver's clock."""
+def test_expired_parts_are_not_published(local: Place, engine: SparkEngine) -> None:
+    """The age of new parts counts from before the first task, by the driver's clock."""
     table = fill(create(local))
 
     class Sleeping:
@@ -515,14 +511,14 @@ def test_parts_that_are_too_old_are_not_published(local: Place, engine: SparkEng
 
     parts = objects(table)
     with pytest.raises(CommitTimedOut):
-        table.merge(engine=Meanwhile(engine, sleep))
+        table.merge(engine=ConcurrentEngine(engine, sleep))
     assert {p.key for p in Table.open(local.uri).snapshot().parts} == parts
 
 
-# ------------------------------------------------------------------------------------------ what is refused, and told
+# ------------------------------------------------------------------------------------------ rejections and messages
 
 
-def test_a_table_in_memory_is_refused(memory: Place, local: Place, engine: SparkEngine) -> None:
+def test_a_table_in_memory_is_rejected(memory: Place, local: Place, engine: SparkEngine) -> None:
     table = fill(create(memory))
     with pytest.raises(InvalidOption, match="the memory of this process"):
         table.merge(engine=engine)
@@ -533,22 +529,22 @@ def test_a_table_in_memory_is_refused(memory: Place, local: Place, engine: Spark
 
 
 @pytest.mark.parametrize("options", [{"memory_bytes": 1}, {"tasks_max": 0}, {"memory_bytes": "much"}])
-def test_options_of_the_engine_are_checked_at_once(options: dict[str, Any]) -> None:
+def test_options_of_the_engine_are_validated_immediately(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match=next(iter(options))):
         SparkEngine(None, **options)  # type: ignore[arg-type]
 
 
-def test_memory_for_this_process_and_an_engine_contradict(local: Place) -> None:
+def test_memory_bytes_and_an_engine_exclude_each_other(local: Place) -> None:
     with pytest.raises(InvalidOption, match="memory_bytes"):
         create(local).merge(memory_bytes=2**30, engine=LOCAL_ENGINE)
 
 
-def test_too_little_memory_is_told_as_in_process(local: Place, spark: SparkSession) -> None:
+def test_too_little_memory_is_reported_as_in_a_local_run(local: Place, spark: SparkSession) -> None:
     with pytest.raises(InvalidOption, match="memory_bytes"):
         SparkEngine(spark, memory_bytes=2**20)
 
 
-def test_secrets_are_in_no_text(s3: Place, engine: SparkEngine, spark: SparkSession, tmp_path: Path) -> None:
+def test_no_text_contains_secrets(s3: Place, engine: SparkEngine, spark: SparkSession, tmp_path: Path) -> None:
     table = fill(create(s3))
     assert s3.storage_options
     secret = s3.storage_options["AWS_SECRET_ACCESS_KEY"]
@@ -560,15 +556,17 @@ def test_secrets_are_in_no_text(s3: Place, engine: SparkEngine, spark: SparkSess
 
 
 def rewrite_elsewhere(table: Table, spark: SparkSession, **changes: Any) -> None:
-    """Have one partition rewritten by tasks that were told another way into the store."""
-    told = TaskTable.of(table.handle, "m")
+    """Rewrite one partition in tasks with another location."""
+    task_table = TaskTable.of(table.handle, "m")
     assignment = Assignment(
-        replace(told, location=replace(told.location, **changes)), Rewriting(table.schema()), MEMORY_BYTES_MIN
+        replace(task_table, location=replace(task_table.location, **changes)),
+        Rewriting(table.schema()),
+        MEMORY_BYTES_MIN,
     )
     run_tasks(spark, assignment, [[Rewrite("p=0", tuple(p for p in table.snapshot().parts if p.partition == "p=0"))]])
 
 
-def test_access_that_is_refused_is_told_as_such(s3: Place, spark: SparkSession) -> None:
+def test_denied_access_is_reported(s3: Place, spark: SparkSession) -> None:
     table = fill(create(s3))
     credentials = table.handle.location.explicit_credentials
     assert credentials
@@ -578,7 +576,7 @@ def test_access_that_is_refused_is_told_as_such(s3: Place, spark: SparkSession) 
     assert "w" * 40 not in str(caught.value)
 
 
-def test_a_store_that_is_gone_is_told_as_such_after_spark_has_tried_again(s3: Place, spark: SparkSession) -> None:
+def test_an_unreachable_store_is_reported_after_retries(s3: Place, spark: SparkSession) -> None:
     table = fill(create(s3))
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and never listens
@@ -601,26 +599,26 @@ ONE_OF_EACH: list[IceDBError] = [
 
 
 @pytest.mark.parametrize("error", ONE_OF_EACH, ids=lambda error: type(error).__name__)
-def test_every_error_can_be_pickled_with_all_that_it_carries(error: IceDBError) -> None:
+def test_every_error_can_be_pickled_with_its_fields(error: IceDBError) -> None:
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert (type(again), str(again), again.args, vars(again)) == (type(error), str(error), error.args, vars(error))
 
 
 @pytest.mark.parametrize("error", ONE_OF_EACH, ids=lambda error: type(error).__name__)
-def test_an_error_of_ours_is_found_in_the_text_of_a_traceback(error: IceDBError) -> None:
+def test_an_icedb_error_is_parsed_from_a_traceback(error: IceDBError) -> None:
     trace = (
         "An error occurred while calling o1.save.\n: org.apache.spark.SparkException: Job aborted: "
         "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
         f'  File "x.py", line 1, in f\n    raise x\nicedb.errors.{type(error).__name__}: {error}\nsecond line\n\n'
         "\tat org.apache.spark.x(X.scala:1)\n"
     )
-    found = explained(RuntimeError(trace), table="t")
-    assert type(found) is type(error)
-    assert str(found) == f"{error}\nsecond line"
+    translated = explained(RuntimeError(trace), table="t")
+    assert type(translated) is type(error)
+    assert str(translated) == f"{error}\nsecond line"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[SPARK_JOB_CANCELLED] Job 8 cancelled as part of cancellation of all jobs", "cancelled"),
         ("(org.apache.spark.SparkSQLException) [OPERATION_CANCELED] Operation has been canceled.", "cancelled"),
@@ -635,15 +633,15 @@ def test_an_error_of_ours_is_found_in_the_text_of_a_traceback(error: IceDBError)
         ("", "it says nothing"),
     ],
 )
-def test_what_became_of_a_job_is_said_in_one_line(text: str, told: str) -> None:
-    found = explained(RuntimeError(text), table="s3://lake/t")
-    assert type(found) is SparkJobFailed
-    assert str(found).startswith("s3://lake/t: ")
-    assert told in str(found)
-    assert len(str(found).splitlines()) == 1
+def test_the_outcome_of_a_job_is_one_line(text: str, message: str) -> None:
+    translated = explained(RuntimeError(text), table="s3://lake/t")
+    assert type(translated) is SparkJobFailed
+    assert str(translated).startswith("s3://lake/t: ")
+    assert message in str(translated)
+    assert len(str(translated).splitlines()) == 1
 
 
-def test_our_own_errors_stay_what_they_are() -> None:
+def test_icedb_errors_are_not_translated() -> None:
     error = StoreUnavailable("t: no")
     assert explained(error, table="t") is error
 
@@ -652,8 +650,8 @@ def test_our_own_errors_stay_what_they_are() -> None:
 
 
 @pytest.mark.slow(seconds=40)
-def test_all_of_it_works_over_spark_connect(s3: Place, spark_home: Path, tmp_path: Path) -> None:
-    """In programs of their own: this one has a classic session."""
+def test_all_operations_work_over_spark_connect(s3: Place, spark_home: Path, tmp_path: Path) -> None:
+    """In other processes, because this one has a classic session."""
     table = fill(create(s3))
     source = tmp_path / "files" / "p=1"
     source.mkdir(parents=True)
@@ -681,7 +679,7 @@ def test_all_of_it_works_over_spark_connect(s3: Place, spark_home: Path, tmp_pat
     check_sound(table, orphans=None)  # of a job that failed, a task may put its part when all are deleted
 
 
-def test_how_far_it_is_can_be_logged(local: Place, engine: SparkEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_is_logged(local: Place, engine: SparkEngine, caplog: pytest.LogCaptureFixture) -> None:
     table = fill(create(local))
     with caplog.at_level(logging.INFO, logger="icedb.spark"):
         table.merge(engine=engine)

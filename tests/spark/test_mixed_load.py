@@ -51,22 +51,22 @@ def batch_rows(writer: str, batch: int, day: int) -> list[dict[str, Any]]:
 
 
 def pieces(writer: str, days: list[int]) -> Pieces:
-    """What a writer has written that wrote its batches on these days."""
+    """Return the pieces of a writer with batches on these days."""
     return {(writer, batch, day - back) for batch, day in enumerate(days) for back in (0, 1)}
 
 
 def check_pieces(snapshot: Snapshot) -> Pieces:
-    """What a snapshot has; each piece must be there whole and once."""
-    found = snapshot.query(
+    """Return the pieces in a snapshot. Each piece must be complete and unique."""
+    pieces_read = snapshot.query(
         "SELECT writer, batch, day, count(*), count(DISTINCT i), max(total) FROM t GROUP BY ALL"
     ).fetchall()
-    wrong = [row for row in found if not row[3] == row[4] == row[5]]
+    wrong = [row for row in pieces_read if not row[3] == row[4] == row[5]]
     assert not wrong, f"not there whole and once (rows, distinct rows, rows there should be): {wrong}"
-    return {(writer, batch, day) for writer, batch, day, *_ in found}
+    return {(writer, batch, day) for writer, batch, day, *_ in pieces_read}
 
 
-class Load:
-    """What this process writes: batches of its own, and files for the stream."""
+class LocalWrites:
+    """The writes of this process: its own batches, and files for the stream."""
 
     def __init__(self, table: Table, files: Path, days: Days) -> None:
         self.table, self.files, self.days = table, files, days
@@ -109,7 +109,7 @@ class Load:
 
 @contextmanager
 def maintained(uri: str, days: Days, folder: Path, env: dict[str, str]) -> Iterator[None]:
-    """Another process maintains the table until the file `stop` is there."""
+    """Maintain the table in another process until the file `stop` exists."""
     command = [sys.executable, str(PROGRAM), arguments(uri, days, folder / "journal", folder / "stop")]
     with (folder / "maintenance.log").open("wb") as log:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
@@ -127,7 +127,7 @@ def lines(journal: Path) -> list[dict[str, Any]]:
 
 
 def done(journal: Path) -> Counter[str]:
-    """What the maintenance has done so far, together."""
+    """Return the totals of the maintenance so far."""
     total: Counter[str] = Counter()
     for line in lines(journal):
         if "act" not in line:
@@ -137,7 +137,7 @@ def done(journal: Path) -> Counter[str]:
 
 @pytest.mark.slow(seconds=70)
 @pytest.mark.timeout(900 + 2 * SECONDS)
-def test_a_stream_spark_jobs_and_python_write_at_once_and_every_row_is_accounted_for(
+def test_concurrent_writes_of_a_stream_spark_jobs_and_python_are_complete(
     s3: Any, spark_home: Path, tmp_path: Path
 ) -> None:
     options = s3.storage_options
@@ -148,7 +148,7 @@ def test_a_stream_spark_jobs_and_python_write_at_once_and_every_row_is_accounted
     with Driver({"spark.master": "local[2]"}, tmp_path / "driver", environment(spark_home)) as driver:
         driver.ask("executors")  # Spark has started
         days = Days(time.time(), DAY_SECONDS, DAYS_KEPT)
-        load = Load(table, files, days)
+        load = LocalWrites(table, files, days)
         load.insert()  # the table has its columns
         with maintained(s3.uri, days, tmp_path, os.environ | s3.storage_options):
             driver.tell(
@@ -158,12 +158,12 @@ def test_a_stream_spark_jobs_and_python_write_at_once_and_every_row_is_accounted
             )  # fmt: skip
             looks = load.go_on(journal, SECONDS)
             stop.touch()
-            told = driver.answer()
+            totals = driver.answer()
 
     oldest = max(line["oldest"] for line in lines(journal) if "act" in line)
     last = table.drop_partitions(f"day < {oldest}")  # of who wrote to an old day after the last drop
     snapshot, maintenance = table.snapshot(), done(journal)
-    written = pieces("spark", told["days"]).union(*(pieces(w, load.written[w]) for w in load.written))
+    written = pieces("spark", totals["days"]).union(*(pieces(w, load.written[w]) for w in load.written))
     assert check_pieces(snapshot) == {piece for piece in written if piece[2] >= oldest}
     if not any(name.startswith("dropped_rows:") for name in maintenance):  # else one may have been done unheard
         dropped = maintenance["dropped_rows"] + (last.rows or 0)
@@ -171,7 +171,7 @@ def test_a_stream_spark_jobs_and_python_write_at_once_and_every_row_is_accounted
     assert all(maintenance[act] for act in ACTS)
     assert table.verify(deep=True).problems == ()
     sys.stdout.write(
-        f"\n{len(load.written['stream'])} files in {told['batches']} micro-batches, {len(told['days'])} Spark jobs, "
+        f"\n{len(load.written['stream'])} files in {totals['batches']} batches, {len(totals['days'])} Spark jobs, "
         f"{len(load.written['python'])} inserts: {sum(ROWS[w] for w, *_ in written)} rows, {snapshot.rows} of them "
         f"left; {len(snapshot.parts)} parts, epoch {snapshot.epoch}, {looks} snapshots read, {dict(maintenance)}\n"
     )

@@ -1,6 +1,6 @@
-"""What `Table.insert` says of a Spark job whose end is unclear: never "try again" of rows that may be there.
+"""Errors of `Table.insert` after a Spark job with an unclear outcome: never a retry if rows may be committed.
 
-The jobs are played, for no cluster fails on demand between its commit and its answer; `test_spark_faults.py` kills
+The jobs are simulated, because no cluster fails on demand between its commit and its response. `test_faults.py` kills
 real ones.
 """
 
@@ -32,7 +32,7 @@ OURS = f"{UDF}\nicedb.errors.SchemaConflict: lake: column 'n' is BIGINT in the t
 
 
 class PlayedJob:
-    """What `frame.write` offers, as far as a job needs it. Its end is played."""
+    """The methods of `frame.write` that a job uses, with a simulated outcome."""
 
     def __init__(self, handle: Handle, end: Callable[[PlayedJob], None]) -> None:
         self.write = self
@@ -86,7 +86,7 @@ def play(table: Table, end: Callable[[PlayedJob], None], **how: Any) -> Any:
 
 
 @pytest.mark.parametrize("text", [WORKER_GONE, LOST, CANCELLED, "who knows"])
-def test_a_job_that_may_have_been_published_is_never_to_be_tried_again(table: Table, text: str) -> None:
+def test_a_job_that_may_be_published_must_not_be_retried(table: Table, text: str) -> None:
     with pytest.raises(CommitStateUnknown, match=r"begin with '[0-9a-f]{12}'") as caught:
         play(table, failing(text))
     assert isinstance(caught.value.__context__, RuntimeError)  # all that Spark said
@@ -116,13 +116,13 @@ def test_a_job_that_failed_in_a_task_was_not_published(table: Table, text: str, 
 
 
 @pytest.mark.parametrize("text", [WORKER_GONE, LOST, CANCELLED, "who knows"])
-def test_a_commit_that_landed_is_told_whatever_spark_says(table: Table, text: str) -> None:
+def test_a_committed_job_returns_its_commit_despite_an_error(table: Table, text: str) -> None:
     commit = play(table, failing(text, committed=True))
     assert commit.rows == 2
     assert table.query("SELECT count(*) FROM t").fetchall() == [(3,)]
 
 
-def test_a_success_that_cannot_be_read_back_is_no_failure(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_success_stays_one_if_the_table_cannot_be_read(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(**how: Any) -> None:
         raise StoreUnavailable("the store is gone")
 
@@ -134,9 +134,7 @@ def test_a_success_that_cannot_be_read_back_is_no_failure(table: Table, monkeypa
         play(table, end)
 
 
-def test_a_failure_after_which_the_table_cannot_be_read_is_uncertain(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_is_uncertain_if_the_table_cannot_be_read(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(**how: Any) -> None:
         raise StoreUnavailable("the store is gone")
 
@@ -149,7 +147,7 @@ def test_a_failure_after_which_the_table_cannot_be_read_is_uncertain(
         play(table, end)
 
 
-def test_a_view_that_is_behind_is_told_of_rows_that_are_there(table: Table) -> None:
+def test_a_stale_view_is_reported_for_committed_rows(table: Table) -> None:
     behind = f"{WORKER_GONE}\nicedb.errors.StaleView: lake: the rows are committed, and the views ['v'] lack them"
     with pytest.raises(IceDBError, match="views"):
         play(table, failing(behind, committed=True))

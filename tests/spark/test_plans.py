@@ -1,4 +1,4 @@
-"""No answer of Spark depends on earlier queries of the same frame, view or stream."""
+"""Spark results do not depend on earlier queries of the same frame, view or stream."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:spark.sql.py
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
-    """A table that only reads use."""
+    """Return a table for reads only."""
     return create(tmp_path_factory.mktemp("plans"))
 
 
 @pytest.fixture(params=["false", "true"])
 def setting(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[str]:
-    """Whether Spark offers its filters to Python data sources."""
+    """Set whether Spark offers filters to Python data sources."""
     spark.conf.set(pushdown_warning.SETTING, request.param)
     yield request.param
     spark.conf.unset(pushdown_warning.SETTING)
@@ -67,7 +67,7 @@ def test_spark_evaluates_every_filter(spark: SparkSession, table: Table) -> None
 
 @pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize("engine", ["python", "native"])
-def test_answers_are_those_of_a_fresh_frame_whatever_came_before(
+def test_results_equal_those_of_a_fresh_frame(
     spark: SparkSession, table: Table, setting: str, engine: Any, tmp_path: Path
 ) -> None:
     check_sequence(spark, table, engine, 3, tmp_path)
@@ -107,7 +107,7 @@ def _streamed(frame: DataFrame, folder: Path) -> list[int]:
 
 
 @pytest.mark.usefixtures("pushdown")
-def test_streams_of_one_frame_have_rows_of_their_own(spark: SparkSession, tmp_path: Path) -> None:
+def test_streams_of_one_frame_read_their_own_rows(spark: SparkSession, tmp_path: Path) -> None:
     table = create(tmp_path)
     stream = spark.readStream.format("icedb").option("columns", "k,word").load(table.uri)
     assert _streamed(stream.where("k < 2"), tmp_path / "first") == [0, 1]
@@ -127,7 +127,7 @@ def test_each_insert_through_one_view_writes_its_own_rows(spark: SparkSession, t
     assert table.query("SELECT k FROM t ORDER BY k").fetchall() == [(1,), (20,), (21,)]
 
 
-def test_a_join_broadcasts_a_frame_of_the_data_source_that_is_marked(spark: SparkSession, table: Table) -> None:
+def test_a_join_broadcasts_a_marked_frame(spark: SparkSession, table: Table) -> None:
     from pyspark.sql.functions import broadcast
 
     source = spark.read.format("icedb").load(table.uri)
@@ -135,7 +135,7 @@ def test_a_join_broadcasts_a_frame_of_the_data_source_that_is_marked(spark: Spar
     assert "BroadcastHashJoin" in plan_of(source.join(broadcast(source.select("k")), "k"))
 
 
-def test_the_setting_brings_one_warning(spark: SparkSession, table: Table, pushdown: None) -> None:
+def test_the_setting_raises_one_warning(spark: SparkSession, table: Table, pushdown: None) -> None:
     pushdown_warning._warn.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"filterPushdown.enabled is true.*Unset it"):
         icedb.spark.read(spark, table.uri)

@@ -1,4 +1,4 @@
-"""Reading with Spark: its own Parquet scan and the data source, against what DuckDB says of the same snapshot.
+"""Reads with Spark's own Parquet scan and with the data source, compared with DuckDB's read of the same snapshot.
 
 The executors are processes of their own (see conftest); the S3 server is a real one, which they read over HTTP.
 """
@@ -51,13 +51,13 @@ ENGINES = ("native", "python")
 
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Any:
-    """Who reads the parts."""
+    """Return the engine that reads the parts."""
     return request.param
 
 
 @pytest.fixture
 def create(local: Any) -> Callable[..., icedb.Table]:
-    """Makes a table in a folder."""
+    """Return a function that creates a table in a folder."""
     return lambda **spec: icedb.Table.create(local.uri, **spec)
 
 
@@ -65,14 +65,14 @@ def is_native(frame: DataFrame) -> bool:
     return "FileScan parquet" in plan_of(frame)
 
 
-def check_same(frame: DataFrame, snapshot: Snapshot, *, by: str = "n", **told: Any) -> None:
-    """The frame has the columns, types, rows and partition values that DuckDB gives."""
-    expected = snapshot.to_arrow(**told)
+def check_same(frame: DataFrame, snapshot: Snapshot, *, by: str = "n", **options: Any) -> None:
+    """Check that the frame has the columns, types, rows and partition values of DuckDB's read."""
+    expected = snapshot.to_arrow(**options)
     columns = {n: t for n, t in {**snapshot.schema, **snapshot.partition_schema}.items() if n in expected.schema.names}
     assert frame.columns == expected.schema.names
     assert frame.schema == spark_schema({n: columns[n] for n in frame.columns})
-    found = frame.toArrow()
-    assert found.sort_by(by).to_pylist() == expected.cast(found.schema).sort_by(by).to_pylist()
+    rows_read = frame.toArrow()
+    assert rows_read.sort_by(by).to_pylist() == expected.cast(rows_read.schema).sort_by(by).to_pylist()
 
 
 # ------------------------------------------------------------------------------------------ the same rows
@@ -90,7 +90,7 @@ READABLE = """
 """
 
 
-def test_every_type_that_spark_has_comes_as_it_is(
+def test_types_of_spark_are_read_unchanged(
     spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
 ) -> None:
     table = create(partition_by=["n % 3 AS third", "strftime(day, '%Y') AS y"], sort_by=["n"])
@@ -103,7 +103,7 @@ def test_every_type_that_spark_has_comes_as_it_is(
     assert tuple(moments or ()) == ("2024-03-31 01:30:00.123456", "1000-01-01 00:00:00.000001")
 
 
-def test_what_spark_has_no_type_for_comes_as_text(spark: SparkSession, create: Callable[..., icedb.Table]) -> None:
+def test_types_that_spark_lacks_are_read_as_text(spark: SparkSession, create: Callable[..., icedb.Table]) -> None:
     table = create()
     table.insert(
         rows_of(
@@ -116,10 +116,10 @@ def test_what_spark_has_no_type_for_comes_as_text(spark: SparkSession, create: C
     assert frame.schema.simpleString() == (
         "struct<n:int,id:string,clock:string,nano:string,deep:struct<ids:array<string>,at:map<int,string>>>"
     )
-    found = frame.first()
-    assert found is not None
+    rows_read = frame.first()
+    assert rows_read is not None
     uuid = "11111111-2222-3333-4444-555555555555"
-    assert found.asDict(recursive=True) == {
+    assert rows_read.asDict(recursive=True) == {
         "n": 1,
         "id": uuid,
         "clock": "10:11:12.5",
@@ -128,12 +128,12 @@ def test_what_spark_has_no_type_for_comes_as_text(spark: SparkSession, create: C
     }
     with pytest.raises(InvalidOption, match=r"Spark's own scan cannot read this: column 'id' is UUID"):
         icedb_spark.read(spark, table.uri, engine="native")
-    # Only what is asked for must be readable.
+    # Only the selected columns must be readable.
     assert is_native(icedb_spark.read(spark, table.uri, columns=["n"], engine="native"))
 
 
 @pytest.mark.sampled(cases=1)
-def test_the_session_s_timezone_changes_no_instant(
+def test_the_session_timezone_changes_no_instant(
     spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
 ) -> None:
     table = create(partition_by=["date_trunc('hour', moment) AS hour", "wall AS at"])
@@ -207,7 +207,7 @@ def _random_row(seed: int) -> dict[str, Any]:
 
 @pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("large", ["false", "true"])
-def test_nested_values_of_every_type_that_spark_writes_come_back(
+def test_nested_values_of_every_type_are_read_back(
     spark: SparkSession, create: Callable[..., icedb.Table], large: str
 ) -> None:
     table = create(sort_by=["n"])
@@ -224,7 +224,7 @@ def test_nested_values_of_every_type_that_spark_writes_come_back(
 
 
 @pytest.mark.parametrize("type_", ["TIME", "INTERVAL DAY TO SECOND", "INTERVAL YEAR TO MONTH", "ARRAY<TIME(3)>"])
-def test_a_time_or_an_interval_is_refused_before_anything_is_written(
+def test_a_time_or_an_interval_is_rejected_before_the_write(
     spark: SparkSession, create: Callable[..., icedb.Table], type_: str
 ) -> None:
     table = create()
@@ -241,7 +241,7 @@ def test_a_time_or_an_interval_is_refused_before_anything_is_written(
 
 
 def _by_value(create: Callable[..., icedb.Table], columns: dict[str, list[str | None]]) -> icedb.Table:
-    """A table with a row and a part for each value; `columns`: partition expressions over the texts `v0`, `v1`, ..."""
+    """Return a table with a row and a part for each value. `columns`: partition expressions over `v0`, `v1`, ..."""
     table = create(partition_by=[f"{expression} AS p{i}" for i, expression in enumerate(columns)])
     longest = max(map(len, columns.values()))
     texts = {f"v{i}": v + [None] * (longest - len(v)) for i, v in enumerate(columns.values())}
@@ -276,7 +276,7 @@ VALUES: list[dict[str, list[str | None]]] = [
 
 @pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize("columns", VALUES, ids=["first", "second"])
-def test_partition_values_are_what_duckdb_says(
+def test_partition_values_equal_those_of_duckdb(
     spark: SparkSession, create: Callable[..., icedb.Table], engine: Any, columns: dict[str, list[str | None]]
 ) -> None:
     table = _by_value(create, columns)
@@ -293,7 +293,7 @@ def test_partition_values_are_what_duckdb_says(
         ("v0::DATE", ["0044-01-01 (BC)", "2024-01-01"], "would parse other values in the path"),
     ],
 )
-def test_values_that_spark_would_read_in_its_own_way_are_left_to_duckdb(
+def test_values_that_spark_parses_differently_are_read_by_duckdb(
     spark: SparkSession, create: Callable[..., icedb.Table], expression: str, values: list[str | None], why: str
 ) -> None:
     table = _by_value(create, {expression: values})
@@ -301,17 +301,15 @@ def test_values_that_spark_would_read_in_its_own_way_are_left_to_duckdb(
         icedb_spark.read(spark, table.uri, engine="native")
     frame = icedb_spark.read(spark, table.uri)
     assert not is_native(frame)
-    assert is_native(icedb_spark.read(spark, table.uri, columns=["v0", "n"]))  # for which no path is asked
+    assert is_native(icedb_spark.read(spark, table.uri, columns=["v0", "n"]))  # needs no values from paths
     # As text, for Python has no date before Christ.
-    found = {r.n: r.p for r in frame.selectExpr("n", "CAST(p0 AS STRING) AS p").collect()}
+    rows_read = {r.n: r.p for r in frame.selectExpr("n", "CAST(p0 AS STRING) AS p").collect()}
     spelled = {"1e20": "1.0E20", "nan": "NaN", "-inf": "-Infinity", "0044-01-01 (BC)": "-0043-01-01"}
-    assert found == {n: spelled.get(str(v), v) for n, v in enumerate(values)}
+    assert rows_read == {n: spelled.get(str(v), v) for n, v in enumerate(values)}
 
 
 @pytest.mark.sampled(cases=1)
-def test_names_of_partition_columns_and_folders_may_hold_anything(
-    spark: SparkSession, tmp_path: Path, engine: Any
-) -> None:
+def test_partition_columns_and_folders_may_have_any_names(spark: SparkSession, tmp_path: Path, engine: Any) -> None:
     table = icedb.Table.create(
         tmp_path / "a b=c%20" / "d#1,2" / "t", partition_by=['n % 2 AS "the half / %"', 'n AS "É"']
     )
@@ -319,7 +317,7 @@ def test_names_of_partition_columns_and_folders_may_hold_anything(
     check_same(icedb_spark.read(spark, table.uri, engine=engine), table.snapshot())
 
 
-def test_a_folder_that_is_a_pattern_to_spark_is_left_to_duckdb(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_folder_that_spark_treats_as_a_pattern_is_read_by_duckdb(spark: SparkSession, tmp_path: Path) -> None:
     table = icedb.Table.create(tmp_path / "{a,b}")
     table.insert(pa.table({"n": [1]}))
     frame = icedb_spark.read(spark, table.uri)
@@ -328,7 +326,7 @@ def test_a_folder_that_is_a_pattern_to_spark_is_left_to_duckdb(spark: SparkSessi
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_data_column_wins_over_a_partition_column_of_its_name(
+def test_a_data_column_hides_a_partition_column_of_the_same_name(
     spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
 ) -> None:
     table = create(partition_by=["lower(place) AS place"])
@@ -338,9 +336,7 @@ def test_a_data_column_wins_over_a_partition_column_of_its_name(
     assert [r.place for r in frame.orderBy("n").collect()] == ["A", "B", ""]
 
 
-def test_where_some_partition_columns_are_stored_the_others_come_from_duckdb(
-    spark: SparkSession, create: Callable[..., icedb.Table]
-) -> None:
+def test_stored_partition_columns_are_read_by_duckdb(spark: SparkSession, create: Callable[..., icedb.Table]) -> None:
     table = create(partition_by=["n % 2 AS half", "lower(place) AS place"])
     table.insert(pa.table({"n": [1, 2, 3], "place": ["A", "B", ""]}))
     with pytest.raises(InvalidOption, match="column 'place' is stored"):
@@ -355,7 +351,7 @@ def test_where_some_partition_columns_are_stored_the_others_come_from_duckdb(
     )
 
 
-def test_files_that_spark_overlooks_are_none_of_its_own_scan(
+def test_files_that_spark_skips_are_not_read_by_its_own_scan(
     spark: SparkSession, create: Callable[..., icedb.Table]
 ) -> None:
     table = create()
@@ -367,7 +363,7 @@ def test_files_that_spark_overlooks_are_none_of_its_own_scan(
 
 
 @pytest.mark.sampled(cases=1)
-def test_where_leaves_partitions_out_before_any_part_is_opened(
+def test_where_skips_partitions_before_any_part_is_opened(
     spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
 ) -> None:
     table = create(partition_by=["n % 3 AS third"])
@@ -403,7 +399,7 @@ def test_parts_of_an_older_partitioning_are_read_and_filtered_by_their_rows(
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_frame_is_one_snapshot_whatever_is_written_later(
+def test_a_frame_is_one_snapshot_despite_later_writes(
     spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
 ) -> None:
     table = create(partition_by=["n % 2 AS half"])
@@ -429,7 +425,7 @@ def test_a_frame_is_one_snapshot_whatever_is_written_later(
 def test_a_read_has_the_columns_of_its_time(
     spark: SparkSession, create: Callable[..., icedb.Table], engine: Any, way: str
 ) -> None:
-    """Also after an alter with another partitioning and a declared column, and a merge."""
+    """Also after an alter with another partitioning and a declared column, and after a merge."""
     table = create(partition_by=["d"])
     first_ms, second_ms = evolved(table)
     for at_ms, columns, values in ((first_ms, {"d", "a"}, [1]), (second_ms, {"d", "a", "b"}, [1, 2])):
@@ -444,7 +440,9 @@ def test_a_read_has_the_columns_of_its_time(
 
 
 @pytest.mark.sampled(cases=1)
-def test_columns_that_parts_lack_are_null(spark: SparkSession, create: Callable[..., icedb.Table], engine: Any) -> None:
+def test_missing_columns_of_parts_are_null(
+    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
+) -> None:
     table = create(schema={"declared": "STRUCT(x INTEGER)[]"})
     table.insert(pa.table({"n": [1]}))
     table.insert(pa.table({"label": ["b"], "n": [2]}))
@@ -455,7 +453,7 @@ def test_columns_that_parts_lack_are_null(spark: SparkSession, create: Callable[
 
 
 @pytest.mark.sampled(cases=1)
-def test_nothing_is_an_empty_frame_with_the_columns(
+def test_no_rows_are_an_empty_frame_with_the_columns(
     spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
 ) -> None:
     table = create(partition_by=["n % 2 AS half"])
@@ -471,7 +469,9 @@ def test_nothing_is_an_empty_frame_with_the_columns(
 
 
 @pytest.mark.sampled(cases=1)
-def test_columns_are_chosen_in_any_order(spark: SparkSession, create: Callable[..., icedb.Table], engine: Any) -> None:
+def test_columns_are_selected_in_any_order(
+    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
+) -> None:
     table = create(partition_by=["n % 2 AS half"])
     table.insert(pa.table({"n": [1, 2], "a, b": ["x", "y"], "c": [True, None]}))
     chosen = ["half", "a, b", "n"]
@@ -497,7 +497,7 @@ def test_spark_s_own_scan_reads_only_the_columns_and_partitions_of_a_query(
     assert [r.n for r in frame.collect()] == [7]
 
 
-def test_parts_are_found_without_a_job_and_the_session_stays_as_it_was(
+def test_parts_are_listed_without_a_job_and_the_session_is_unchanged(
     spark: SparkSession, create: Callable[..., icedb.Table]
 ) -> None:
     setting = "spark.sql.sources.parallelPartitionDiscovery.threshold"
@@ -512,7 +512,7 @@ def test_parts_are_found_without_a_job_and_the_session_stays_as_it_was(
     assert spark.conf.get(setting) == before
 
 
-def test_small_parts_are_read_together_and_large_ones_by_themselves(
+def test_small_parts_share_a_task_and_large_ones_have_their_own(
     spark: SparkSession, create: Callable[..., icedb.Table]
 ) -> None:
     table = create()
@@ -546,7 +546,7 @@ def test_parts_are_divided_among_tasks_by_bytes_and_number(sizes: list[int], pro
     assert [len(g) for g in group_parts(parts, split_bytes=1, processors=processors)] == [1] * len(parts)
 
 
-def test_a_large_part_comes_in_batches_of_bounded_size(create: Callable[..., icedb.Table]) -> None:
+def test_a_large_part_is_read_in_bounded_batches(create: Callable[..., icedb.Table]) -> None:
     table = create(sort_by=["n"])
     table.insert(rows_of("SELECT i AS n, repeat('x', 10000) || i AS word FROM range(4000) r(i)"))
     table.insert(rows_of("SELECT i AS n FROM range(4000, 204000) r(i)"))
@@ -565,7 +565,7 @@ def test_a_large_part_comes_in_batches_of_bounded_size(create: Callable[..., ice
 
 
 @pytest.mark.s3
-def test_executors_read_from_s3_without_hadoop_and_nothing_shows_the_secret(spark: SparkSession, s3: Any) -> None:
+def test_executors_read_from_s3_without_hadoop_and_no_text_has_the_secret(spark: SparkSession, s3: Any) -> None:
     table = icedb.Table.create(
         s3.uri, storage_options=s3.storage_options, partition_by=["p || '' AS place"], sort_by=["n"]
     )
@@ -586,7 +586,7 @@ def test_executors_read_from_s3_without_hadoop_and_nothing_shows_the_secret(spar
 
 
 @pytest.mark.s3
-def test_access_that_is_lost_or_wrong_is_told_without_the_secret(spark: SparkSession, s3: Any, s3_server: Any) -> None:
+def test_denied_access_is_reported_without_the_secret(spark: SparkSession, s3: Any, s3_server: Any) -> None:
     table = icedb.Table.create(s3.uri, storage_options=s3.storage_options)
     table.insert(pa.table({"n": [1]}))
     frame = icedb_spark.read(spark, s3.uri, storage_options=s3.storage_options)
@@ -606,7 +606,7 @@ def test_access_that_is_lost_or_wrong_is_told_without_the_secret(spark: SparkSes
 # ------------------------------------------------------------------------------------------ errors
 
 
-def test_a_part_that_is_gone_is_an_error_in_words_whatever_the_session_ignores(
+def test_a_missing_part_is_an_error_despite_the_session_settings(
     spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
 ) -> None:
     table = create()
@@ -626,7 +626,7 @@ def test_a_part_that_is_gone_is_an_error_in_words_whatever_the_session_ignores(
         spark.conf.unset("spark.sql.files.ignoreMissingFiles")
 
 
-def test_wrong_addresses_times_and_predicates_are_told_before_a_job_starts(
+def test_invalid_addresses_times_and_predicates_are_rejected_before_a_job(
     spark: SparkSession, create: Callable[..., icedb.Table], tmp_path: Path
 ) -> None:
     with pytest.raises(TableNotFound):
@@ -658,7 +658,7 @@ def test_wrong_addresses_times_and_predicates_are_told_before_a_job_starts(
         ({"memory_bytes": "1GB"}, r"InvalidOption.*memory_bytes is '1GB'"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(
+def test_unknown_options_are_rejected(
     spark: SparkSession, create: Callable[..., icedb.Table], options: dict[str, str], message: str
 ) -> None:
     table = create(partition_by=["n % 2 AS half"])
@@ -667,7 +667,7 @@ def test_options_that_mean_nothing_are_refused(
         spark.read.format("icedb").options(**options).load(table.uri)
 
 
-def test_a_schema_of_one_s_own_must_be_the_table_s(spark: SparkSession, create: Callable[..., icedb.Table]) -> None:
+def test_a_schema_of_the_caller_must_equal_the_table_s(spark: SparkSession, create: Callable[..., icedb.Table]) -> None:
     table = create()
     table.insert(pa.table({"n": [1], "word": ["a"]}))
     source = spark.read.format("icedb")
@@ -696,7 +696,7 @@ def test_a_time_before_the_horizon_has_expired(spark: SparkSession, create: Call
         icedb_spark.read(spark, table.uri, as_of=then_ms)
 
 
-def test_a_table_in_memory_is_refused_with_the_way_out(spark: SparkSession, memory: Any) -> None:
+def test_a_table_in_memory_is_rejected_with_an_alternative(spark: SparkSession, memory: Any) -> None:
     table = icedb.Table.create(memory.uri)
     table.insert(pa.table({"n": [1]}))
     with pytest.raises(InvalidOption, match=r"spark\.createDataFrame\(snapshot\.to_arrow\(\)\)"):

@@ -1,4 +1,4 @@
-"""A stream into a table: each row once, whatever becomes of its driver, its checkpoint and its batches."""
+"""Streams into a table write each row once, despite faults of the driver, the checkpoint and the batches."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def proxy(s3_server: Any) -> Iterator[CountingProxy]:
 
 @pytest.fixture
 def table(s3: Any) -> Table:
-    """A table that has its columns and one row; reached without the proxy."""
+    """Return a table with its columns and one row, opened without the proxy."""
     made = Table.create(s3.uri, partition_by=["n % 3 AS third"], sort_by=["n"], storage_options=s3.storage_options)
     made.insert([{"n": -3, "label": "first"}])
     return made
@@ -62,18 +62,18 @@ def table(s3: Any) -> Table:
 
 @pytest.fixture
 def place(s3: Any, proxy: CountingProxy) -> dict[str, str]:
-    """The options that lead Spark to the table through the proxy."""
+    """Return the options with which Spark opens the table through the proxy."""
     return {"path": s3.uri, **s3.storage_options, "AWS_ENDPOINT_URL": proxy.endpoint}
 
 
 @pytest.fixture
 def driver(spark: Any) -> SharedDriver:
-    """A session that each task may fail in once."""
+    """Return a session in which each task may fail once."""
     return SharedDriver(spark)
 
 
-class Source:
-    """A folder that files of events arrive in, and the checkpoint of the stream that reads it."""
+class EventFolder:
+    """A folder that receives files of events, and the checkpoint of the stream that reads it."""
 
     def __init__(self, folder: Path, place: dict[str, str]) -> None:
         self.files, self.checkpoint = folder / "files", folder / "checkpoint"
@@ -104,15 +104,15 @@ class Source:
 
 
 @pytest.fixture
-def source(tmp_path: Path, place: dict[str, str]) -> Source:
-    return Source(tmp_path, place)
+def source(tmp_path: Path, place: dict[str, str]) -> EventFolder:
+    return EventFolder(tmp_path, place)
 
 
 # ------------------------------------------------------------------------------------------ by Spark
 
 
-def test_each_batch_is_one_commit_and_a_stream_goes_on_where_it_was(
-    driver: SharedDriver, table: Table, source: Source, proxy: CountingProxy
+def test_each_batch_is_one_commit_and_a_stream_continues(
+    driver: SharedDriver, table: Table, source: EventFolder, proxy: CountingProxy
 ) -> None:
     refused = []
 
@@ -139,7 +139,7 @@ def test_each_batch_is_one_commit_and_a_stream_goes_on_where_it_was(
 
 
 def test_a_deleted_checkpoint_is_a_new_stream_not_a_silent_skip(
-    driver: SharedDriver, table: Table, source: Source
+    driver: SharedDriver, table: Table, source: EventFolder
 ) -> None:
     source.arrive(2)
     source.stream(driver)
@@ -158,8 +158,14 @@ def test_a_deleted_checkpoint_is_a_new_stream_not_a_silent_skip(
     ],
     ids=["two batches behind", "one batch behind, and more has arrived"],
 )
-def test_an_older_state_of_a_checkpoint_is_refused(
-    batches: int, files_per_batch: int, reason: str, driver: SharedDriver, table: Table, source: Source, tmp_path: Path
+def test_an_older_state_of_a_checkpoint_is_rejected(
+    batches: int,
+    files_per_batch: int,
+    reason: str,
+    driver: SharedDriver,
+    table: Table,
+    source: EventFolder,
+    tmp_path: Path,
 ) -> None:
     source.arrive()
     source.stream(driver)
@@ -178,8 +184,8 @@ def test_an_older_state_of_a_checkpoint_is_refused(
     assert orphans(table) == set()
 
 
-def test_a_batch_whose_end_spark_did_not_note_is_not_committed_twice(
-    driver: SharedDriver, table: Table, source: Source
+def test_a_batch_that_spark_did_not_record_is_not_committed_twice(
+    driver: SharedDriver, table: Table, source: EventFolder
 ) -> None:
     source.arrive(2)
     last = source.stream(driver)
@@ -192,10 +198,10 @@ def test_a_batch_whose_end_spark_did_not_note_is_not_committed_twice(
     assert orphans(table) == set()
 
 
-def test_a_stream_whose_store_is_lost_at_the_commit_goes_on_when_it_is_back(
-    driver: SharedDriver, table: Table, source: Source, place: dict[str, str], proxy: CountingProxy
+def test_a_stream_continues_after_its_store_went_down_at_the_commit(
+    driver: SharedDriver, table: Table, source: EventFolder, place: dict[str, str], proxy: CountingProxy
 ) -> None:
-    """The log file is put, its answer is lost, and the store is gone: the batch is there, and only the table knows."""
+    """The log file is put, its response is lost, and the store goes down: only the table has the batch."""
 
     def vanish(_: HttpRequest) -> None:
         proxy.answer = lambda *_: DENIED
@@ -214,8 +220,8 @@ def test_a_stream_whose_store_is_lost_at_the_commit_goes_on_when_it_is_back(
     check_sound(table)
 
 
-def test_a_stream_that_is_told_something_wrong_says_so_in_its_first_line(
-    driver: SharedDriver, table: Table, source: Source, place: dict[str, str]
+def test_invalid_options_are_reported_in_the_first_line(
+    driver: SharedDriver, table: Table, source: EventFolder, place: dict[str, str]
 ) -> None:
     source.arrive()
     before = log_files(table)
@@ -248,8 +254,10 @@ MOMENTS = [
 
 
 @contextmanager
-def killed_at(driver: Driver, moment: tuple[str, str, str], skip: int, source: Source, proxy: CountingProxy) -> Any:
-    """End a driver at a request, or when Spark writes to the checkpoint, after some others of that kind."""
+def killed_at(
+    driver: Driver, moment: tuple[str, str, str], skip: int, source: EventFolder, proxy: CountingProxy
+) -> Any:
+    """Kill a driver at the n-th request, or at Spark's n-th write to the checkpoint."""
     when, method, what = moment
     if when == "noted":
         with killed_when_noted(driver, source.checkpoint / what, skip):
@@ -302,9 +310,9 @@ def killed_when_noted(driver: Driver, folder: Path, skip: int) -> Iterator[None]
         pytest.param(50, MOMENTS, 2, id="fifty", marks=[pytest.mark.slow(seconds=900), pytest.mark.timeout(3600)]),
     ],
 )
-def test_a_driver_that_is_killed_again_and_again_gives_each_row_once(
+def test_a_driver_that_is_killed_repeatedly_writes_each_row_once(
     kills: int, moments: list[tuple[str, str, str]], files: int, driver: SharedDriver, spark_home: Path, tmp_path: Path,
-    table: Table, source: Source, proxy: CountingProxy,
+    table: Table, source: EventFolder, proxy: CountingProxy,
 ) -> None:  # fmt: skip
     chance = random.Random(5)
     for number in range(kills):
@@ -316,8 +324,8 @@ def test_a_driver_that_is_killed_again_and_again_gives_each_row_once(
             pytest.raises(EOFError),
         ):
             source.stream(doomed)
-        found = rows(table)
-        assert found == source.numbers[: len(found)], moment
+        committed = rows(table)
+        assert committed == source.numbers[: len(committed)], moment
     source.stream(driver)
     assert rows(table) == source.numbers
     assert len(log_files(table)) == 1 + source.arrived
@@ -327,8 +335,8 @@ def test_a_driver_that_is_killed_again_and_again_gives_each_row_once(
 # ------------------------------------------------------------------------------------------ by hand
 
 
-class Batch:
-    """What Spark does with a micro-batch of two tasks, the second of which has no rows, in this process."""
+class LocalBatch:
+    """A micro-batch of two tasks in this process. The second task has no rows."""
 
     def __init__(self, place: dict[str, str], numbers: range, number: int, **columns: Any) -> None:
         data = {"n": pa.array(numbers, pa.int64()), "label": [f"é{n}" for n in numbers]}
@@ -349,34 +357,34 @@ class Batch:
 
 def test_a_batch_without_rows_is_no_commit(table: Table, place: dict[str, str]) -> None:
     before = log_files(table)
-    Batch(place, range(0), 0).commit()
+    LocalBatch(place, range(0), 0).commit()
     assert log_files(table) == before
-    Batch(place, range(10), 1).commit()
+    LocalBatch(place, range(10), 1).commit()
     assert rows(table) == list(range(10))
 
 
-def test_a_batch_brings_columns_and_is_done_once(table: Table, place: dict[str, str]) -> None:
-    Batch(place, range(10), 0).commit()
+def test_a_batch_adds_columns_and_is_committed_once(table: Table, place: dict[str, str]) -> None:
+    LocalBatch(place, range(10), 0).commit()
     for _ in range(2):
-        Batch(place, range(10, 20), 1, colour="red").commit()
-    Batch(place, range(20, 30), 2).commit()
+        LocalBatch(place, range(10, 20), 1, colour="red").commit()
+    LocalBatch(place, range(20, 30), 2).commit()
     assert rows(table) == list(range(30))
     assert table.query("SELECT count(colour) FROM t").fetchall() == [(10,)]
     with pytest.raises(SchemaConflict, match="column 'colour' is VARCHAR in the table and BIGINT in the batch"):
-        Batch(place, range(30, 40), 3, colour=1)
+        LocalBatch(place, range(30, 40), 3, colour=1)
     assert orphans(table) == set()
     check_sound(table)
 
 
-def test_of_two_drivers_of_one_checkpoint_one_commits_a_batch_and_a_late_one_is_refused(
+def test_of_two_drivers_of_one_checkpoint_one_commits_and_the_late_one_is_rejected(
     table: Table, place: dict[str, str]
 ) -> None:
-    """Both read from the checkpoint what the batch is, so it has the same rows; one was asleep since."""
-    first, second, sleeper = (Batch(place, range(10), 0) for _ in range(3))
+    """Both read the batch from the checkpoint, so it has the same rows. One of them was paused since."""
+    first, second, sleeper = (LocalBatch(place, range(10), 0) for _ in range(3))
     second.commit()
     first.commit()
     assert rows(table) == list(range(10))
-    Batch(place, range(10, 20), 1).commit()
+    LocalBatch(place, range(10, 20), 1).commit()
     with pytest.raises(StaleCheckpoint, match=r"at batch 0, and the table has its batch 1.*If another driver runs"):
         sleeper.commit()
     sleeper.abort()  # as Spark does
@@ -385,38 +393,36 @@ def test_of_two_drivers_of_one_checkpoint_one_commits_a_batch_and_a_late_one_is_
     check_sound(table)
 
 
-def test_a_batch_that_was_claimed_and_never_published_is_published_by_the_next_try(
+def test_a_claimed_batch_is_published_by_the_next_attempt(
     table: Table, place: dict[str, str], proxy: CountingProxy
 ) -> None:
-    """Even when the next try has other rows, from an older checkpoint: it is told so."""
+    """Also if the next attempt has other rows, from an older checkpoint, which is an error."""
     proxy.answer = lambda kind, path, _: DENIED if kind == "PUT" and "/_log/" in path else None
-    lost = Batch(place, range(10), 0)
+    lost = LocalBatch(place, range(10), 0)
     with pytest.raises(AccessDenied):
         lost.commit()
     lost.abort()
     assert rows(table) == []
     proxy.answer = None
     with pytest.raises(StaleCheckpoint, match="batch 0 of the stream has 20 rows now, and had 10 when it was done"):
-        Batch(place, range(20), 0).commit()
+        LocalBatch(place, range(20), 0).commit()
     assert rows(table) == list(range(10))
-    Batch(place, range(10), 0).commit()
+    LocalBatch(place, range(10), 0).commit()
     assert rows(table) == list(range(10))
     assert orphans(table) == set()
     check_sound(table)
 
 
-def test_an_abort_because_of_a_task_that_failed_deletes_what_the_others_wrote(
-    table: Table, place: dict[str, str]
-) -> None:
-    failed = Batch(place, range(10), 0)
+def test_an_abort_after_a_failed_task_deletes_the_parts_of_the_others(table: Table, place: dict[str, str]) -> None:
+    failed = LocalBatch(place, range(10), 0)
     failed.messages[1] = None
     failed.abort()
     assert orphans(table) == set()
     assert rows(table) == []
 
 
-def test_a_batch_of_no_stream_is_not_committed(table: Table, place: dict[str, str]) -> None:
-    nameless = Batch(place, range(10), 0)
+def test_a_batch_without_a_stream_is_not_committed(table: Table, place: dict[str, str]) -> None:
+    nameless = LocalBatch(place, range(10), 0)
     nameless.messages = [replace(m, stream=None) for m in nameless.messages]
     with pytest.raises(InvariantViolated, match=r"Spark did not tell its tasks sql\.streaming\.queryId"):
         nameless.commit()
@@ -432,10 +438,10 @@ def test_a_batch_of_no_stream_is_not_committed(table: Table, place: dict[str, st
         ({"overwrite": "table"}, "overwrite is 'table' and the mode is append"),
     ],
 )
-def test_an_option_that_is_not_for_streams_is_refused(
+def test_an_option_that_is_not_for_streams_is_rejected(
     options: dict[str, str], reason: str, table: Table, place: dict[str, str]
 ) -> None:
     before = keys(table, "")
     with pytest.raises(InvalidOption, match=re.escape(f"{table.uri}: {reason}")):
-        Batch(place | options, range(10), 0)
+        LocalBatch(place | options, range(10), 0)
     assert keys(table, "") == before

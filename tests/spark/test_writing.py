@@ -1,4 +1,4 @@
-"""`icedb.spark.write` and the options of the data source: distribution, size of parts, what an overwrite replaces."""
+"""`icedb.spark.write` and the options of the data source: distribution, size of parts, kinds of overwrites."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def options(table: icedb.Table) -> dict[str, str]:
 
 
 def numbers(spark: SparkSession, rows: int, tasks: int = 4, expression: str = "id % 10") -> DataFrame:
-    """(n, p): `rows` numbers and what `expression` makes of them, in that many tasks."""
+    """Return a frame (n, p) of `rows` numbers and their `expression`, in that many tasks."""
     return spark.range(0, rows, 1, tasks).selectExpr("id AS n", f"{expression} AS p")
 
 
 def partitions(table: icedb.Table) -> Counter[str]:
-    """Partition -> how many live parts."""
+    """Return the number of live parts of each partition."""
     return Counter(p.partition for p in table.snapshot().parts)
 
 
@@ -67,7 +67,7 @@ def content(table: icedb.Table) -> list[tuple[Any, ...]]:
 # ------------------------------------------------------------------------------------------ distribution
 
 
-def test_without_a_shuffle_each_task_has_parts_of_all_its_partitions(spark: SparkSession, create: Create) -> None:
+def test_without_a_shuffle_each_task_writes_all_its_partitions(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["p"], sort_by=["n"])
     commit = icedb_spark.write(numbers(spark, 400), table.uri)
     assert set(partitions(table).values()) == {4}
@@ -112,7 +112,7 @@ def test_a_partition_with_most_of_the_rows_is_written_by_several_tasks(spark: Sp
     ],
     ids=["expression", "path-column", "another-case", "lacking-column", "unpartitioned"],
 )  # fmt: skip
-def test_rows_are_distributed_by_whatever_partitions_a_table(
+def test_rows_are_distributed_by_any_partition_expression(
     spark: SparkSession, create: Create, spec: dict[str, Any], select: str
 ) -> None:
     table = create(**spec)
@@ -124,7 +124,7 @@ def test_rows_are_distributed_by_whatever_partitions_a_table(
 
 
 def _split(select: str) -> list[str]:
-    """Columns of a SELECT list: commas within parentheses are not between columns."""
+    """Split a SELECT list into columns. Commas in parentheses do not separate columns."""
     parts, depth = [""], 0
     for char in select:
         depth += (char == "(") - (char == ")")
@@ -153,7 +153,7 @@ def _split(select: str) -> list[str]:
         ("p", "CASE WHEN id % 5 > 0 THEN id % 5 END AS p", True),
     ],
 )
-def test_spark_computes_what_it_can_of_partitions_and_duckdb_the_rest(
+def test_spark_computes_known_partition_expressions_and_duckdb_the_others(
     spark: SparkSession, create: Create, expression: str, select: str, by_spark: bool
 ) -> None:
     table = create(partition_by=[expression])
@@ -165,7 +165,7 @@ def test_spark_computes_what_it_can_of_partitions_and_duckdb_the_rest(
     assert len(partitions(table)) > 1
 
 
-def test_rows_that_choose_their_partition_are_distributed_by_that(spark: SparkSession, create: Create) -> None:
+def test_rows_with_a_partition_column_are_distributed_by_it(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["n // 1000 AS thousand"])
     frame = spark.range(0, 2_000, 1, 4).selectExpr("id AS n", "concat('thousand=', id % 4) AS `_partition`")
     icedb_spark.write(frame, table.uri, distribution="partition", tasks=2)
@@ -183,7 +183,7 @@ def test_a_frame_without_rows_is_no_commit(spark: SparkSession, create: Create) 
     st.dictionaries(st.text(max_size=3), st.integers(1, 10_000), max_size=30),
     st.integers(1, 12),
 )
-def test_ranges_are_contiguous_and_no_task_has_much_more_than_its_share(counts: dict[str, int], tasks: int) -> None:
+def test_ranges_are_contiguous_and_balanced(counts: dict[str, int], tasks: int) -> None:
     ranges = plan_ranges({k: float(v) for k, v in counts.items()}, tasks)
     assert ranges[0].first == ""
     assert [r.first for r in ranges] == sorted({r.first for r in ranges})
@@ -191,13 +191,13 @@ def test_ranges_are_contiguous_and_no_task_has_much_more_than_its_share(counts: 
     assert [r.task for r in ranges] == [0, *ends[:-1]]  # every task has a range, none is left over
     share = max(1.0, sum(counts.values()) / tasks)
     assert ends[-1] <= 2 * tasks + 1
-    for n, found in enumerate(ranges):
+    for n, range_ in enumerate(ranges):
         after = ranges[n + 1].first if n + 1 < len(ranges) else None
-        rows = sum(v for k, v in counts.items() if k >= found.first and (after is None or k < after))
-        assert rows / found.tasks <= 2 * share
+        rows = sum(v for k, v in counts.items() if k >= range_.first and (after is None or k < after))
+        assert rows / range_.tasks <= 2 * share
 
 
-def test_what_is_wrong_with_a_frame_is_told_before_it_is_distributed(spark: SparkSession, create: Create) -> None:
+def test_an_invalid_frame_is_rejected_before_the_shuffle(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["p"])
     table.insert([{"n": 1, "p": 1}])
     with pytest.raises(SchemaConflict, match="'p'"):
@@ -211,11 +211,11 @@ def test_what_is_wrong_with_a_frame_is_told_before_it_is_distributed(spark: Spar
 
 
 def create_other(table: icedb.Table) -> icedb.Table:
-    """A new table beside that one."""
+    """Create another table in the same folder."""
     return icedb.Table.create(f"{table.uri}-other", partition_by=["p"])
 
 
-def test_a_table_whose_rows_a_query_makes_cannot_be_distributed(spark: SparkSession, create: Create) -> None:
+def test_a_table_with_an_insert_query_cannot_be_distributed(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["p"], insert_query="SELECT n, n % 3 AS p FROM _rows")
     with pytest.raises(InvalidOption, match="distribution='none'"):
         icedb_spark.write(numbers(spark, 10), table.uri, distribution="partition")
@@ -226,7 +226,7 @@ def test_a_table_whose_rows_a_query_makes_cannot_be_distributed(spark: SparkSess
 # ------------------------------------------------------------------------------------------ size of parts
 
 
-def test_a_large_partition_becomes_parts_of_the_size_that_is_asked_for(spark: SparkSession, create: Create) -> None:
+def test_a_large_partition_is_split_by_part_bytes(spark: SparkSession, create: Create) -> None:
     table = create(sort_by=["n"])
     frame = spark.range(0, 200_000, 1, 1).selectExpr("id AS n", "md5(cast(id AS string)) AS text")
     icedb_spark.write(frame, table.uri, part_bytes=1024 * 1024)
@@ -250,7 +250,7 @@ def test_a_large_partition_becomes_parts_of_the_size_that_is_asked_for(spark: Sp
     ],
     ids=["paths", "predicate", "dynamic", "spark's-name"],
 )
-def test_an_overwrite_replaces_exactly_the_partitions_that_it_means(
+def test_an_overwrite_replaces_exactly_its_partitions(
     spark: SparkSession, create_shared: Create, how: dict[str, str]
 ) -> None:
     table = create_shared(partition_by=["p"])
@@ -285,7 +285,7 @@ def test_a_dynamic_overwrite_without_rows_replaces_nothing(spark: SparkSession, 
     assert content(table) == [(1, 1, 1, 1)]
 
 
-def test_rows_outside_the_named_partitions_are_refused_and_their_parts_deleted(
+def test_rows_outside_the_named_partitions_are_rejected_and_their_parts_deleted(
     spark: SparkSession, create: Create
 ) -> None:
     table = create(partition_by=["p"])
@@ -317,7 +317,7 @@ def test_rows_outside_the_named_partitions_are_refused_and_their_parts_deleted(
         ("append", {"memory_bytes": "64M"}, "memory_bytes"),
     ],
 )
-def test_options_that_mean_nothing_are_refused_before_any_task(
+def test_invalid_options_are_rejected_before_any_task(
     spark: SparkSession, create: Create, mode: str, how: dict[str, str], message: str
 ) -> None:
     table = create(partition_by=["p"])
@@ -344,7 +344,7 @@ def test_options_that_mean_nothing_are_refused_before_any_task(
         ({"overwrite": "table", "txn": ("a", 1)}, "takes no txn"),
     ],
 )
-def test_arguments_that_do_not_go_together_are_refused(
+def test_arguments_that_exclude_each_other_are_rejected(
     spark: SparkSession, create: Create, how: dict[str, Any], message: str
 ) -> None:
     table = create(partition_by=["p"])
@@ -353,7 +353,7 @@ def test_arguments_that_do_not_go_together_are_refused(
     assert table.snapshot().parts == ()
 
 
-def test_a_value_that_no_partition_can_be_made_of_is_told_as_such(spark: SparkSession, create: Create) -> None:
+def test_an_invalid_partition_value_is_reported(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["CAST(text AS INTEGER) AS p"])
     frame = spark.range(100).selectExpr("concat('x', id) AS text")
     for distribution in ("none", "partition"):
@@ -369,7 +369,7 @@ def test_a_skewed_partition_of_maps_is_written_too(spark: SparkSession, create: 
     assert table.query("SELECT count(*) FROM t").fetchall() == [(500,)]
 
 
-def test_a_view_that_is_made_while_a_job_runs_is_told_to_be_behind(spark: SparkSession, create: Create) -> None:
+def test_a_view_created_during_a_job_is_reported_as_stale(spark: SparkSession, create: Create) -> None:
     table = create()
     schema = StructType([StructField("n", LongType())])
     writer = open_writer(schema, options(table), overwrite=False)
@@ -380,7 +380,7 @@ def test_a_view_that_is_made_while_a_job_runs_is_told_to_be_behind(spark: SparkS
     assert table.query("SELECT count(*) FROM t").fetchall() == [(2,)]
 
 
-def test_a_predicate_may_begin_like_a_list(spark: SparkSession, create: Create) -> None:
+def test_a_predicate_may_start_like_a_list(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["p"])
     table.insert([{"n": n, "p": n % 4} for n in range(40)])
     frame = spark.createDataFrame([(100, 1)], "n long, p long")
