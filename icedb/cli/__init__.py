@@ -15,8 +15,7 @@ try:
         export,
         change,
         maintain,
-        ingest,
-        proxy,
+        serve,
     )
     from icedb.cli.base.application import app
 except ImportError as error:

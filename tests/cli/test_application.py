@@ -9,7 +9,6 @@ import pty
 import re
 import shlex
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 from rich.console import Console
-from typer.testing import CliRunner, Result
 
 from icedb import Table, __version__
 from icedb.cli import app
@@ -35,19 +33,9 @@ from icedb.errors import (
     StoreUnavailable,
 )
 from icedb.util.progress import Progress, has_watcher, progress, watch_progress
+from tests.cli.test_commands import command, run
 
 PAGE = Path(__file__).parents[2] / "docs" / "command.md"
-
-
-def run(*arguments: object, status: int = 0, **options: Any) -> Result:
-    result = CliRunner().invoke(app, [str(a) for a in arguments], **options)
-    assert result.exit_code == status, result.output
-    return result
-
-
-def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "icedb.cli", *map(str, arguments)]
-    return subprocess.run(words, **{"capture_output": True, "text": True, "timeout": 120, **options})
 
 
 @pytest.fixture
@@ -335,7 +323,7 @@ def test_failed_work_ends_its_progress() -> None:
 
 def test_a_bar_has_amount_rate_and_time_and_is_removed() -> None:
     screen = io.StringIO()
-    shown = Bars(Console(file=screen, force_terminal=True, width=120), after_s=0)
+    live = Bars(Console(file=screen, force_terminal=True, width=120), after_s=0)
 
     def text() -> str:
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
@@ -347,26 +335,26 @@ def test_a_bar_has_amount_rate_and_time_and_is_removed() -> None:
             time.sleep(0.01)
         raise AssertionError(text())
 
-    with watch_progress(shown), progress("rewriting parts", 4_000_000, "bytes") as advance:
+    with watch_progress(live), progress("rewriting parts", 4_000_000, "bytes") as advance:
         wait_for("rewriting parts")
         for _ in range(3):
             advance(500_000)
             time.sleep(0.01)
         wait_for(r" 38% 1\.5 MB of 4\.0 MB, [\d.]+ .?B/s \d:\d\d:\d\d")
     after = screen.getvalue()
-    shown.close()
+    live.close()
     assert screen.getvalue() == after  # it was removed at the end of the work
     assert after.endswith("\r\x1b[2K\x1b[?25h\r")
 
 
 def test_short_work_has_no_bar() -> None:
     screen = io.StringIO()
-    shown = Bars(Console(file=screen, force_terminal=True), after_s=3_600)
-    with watch_progress(shown):
+    live = Bars(Console(file=screen, force_terminal=True), after_s=3_600)
+    with watch_progress(live):
         for _ in range(3):
             with progress("reading objects", 2, "objects") as advance:
                 advance(2)
-    shown.close()
+    live.close()
     assert screen.getvalue() == ""
 
 

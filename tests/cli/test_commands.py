@@ -28,14 +28,15 @@ def table(tmp_path: Path) -> Table:
     return table
 
 
-def run(*arguments: object, status: int = 0) -> Result:
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
+def run(*arguments: object, status: int = 0, **options: Any) -> Result:
+    """Run the command in this process, and check its exit status."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments], **options)
     assert result.exit_code == status, result.output
     return result
 
 
-def run_json(*arguments: object, status: int = 0) -> Any:
-    return json.loads(run(*arguments, "--json", status=status).stdout)
+def run_json(*arguments: object, **options: Any) -> Any:
+    return json.loads(run(*arguments, "--json", **options).stdout)
 
 
 def rows(table: Table) -> list[int]:
@@ -46,6 +47,31 @@ def break_part(table: Table) -> str:
     part = table.snapshot().parts[0]
     Path(part.path).unlink()
     return part.key
+
+
+def on_a_terminal(*arguments: object, columns: int = 80, status: int = 0, **env: str) -> str:
+    """Return the output of the command on a terminal."""
+    terminal, its_end = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "icedb.cli", *map(str, arguments)], stdout=its_end, stderr=its_end,
+            env={**os.environ, "COLUMNS": str(columns), "TERM": "xterm", **env},
+        )  # fmt: skip
+        os.close(its_end)
+        printed = b""
+        while some := _read(terminal):
+            printed += some
+        assert process.wait(60) == status, printed
+    finally:
+        os.close(terminal)
+    return printed.decode().replace("\r\n", "\n")
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65_536)
+    except OSError:  # the other end is closed
+        return b""
 
 
 # ------------------------------------------------------------------------------------------------ verify
@@ -60,9 +86,9 @@ def test_verify_reports_a_sound_table(table: Table, deep: list[str]) -> None:
 
 def test_verify_lists_problems_and_ends_with_status_1(table: Table) -> None:
     key = break_part(table)
-    shown = run("verify", table.uri, status=1).stdout
-    assert "DAMAGED" in shown
-    assert key in shown
+    printed = run("verify", table.uri, status=1).stdout
+    assert "DAMAGED" in printed
+    assert key in printed
     report = run_json("verify", table.uri, status=1)
     assert not report["ok"]
     assert [(p["kind"], p["severity"], p["key"]) for p in report["problems"]] == [("missing_part", "error", key)]
@@ -157,9 +183,9 @@ def test_pins_keep_a_time_readable_until_they_are_removed(table: Table) -> None:
     table.drop_partitions(["k=0"])
     run("cleanup", table.uri, "--grace", "0s", "--allow-short-grace")
     assert [p["name"] for p in run_json("pins", table.uri)] == ["forever", "monthly"]
-    shown = run("pins", table.uri).stdout
-    assert "monthly" in shown
-    assert datetime.fromtimestamp(pin["as_of_ms"] / 1000, UTC).isoformat(timespec="milliseconds") in shown
+    printed = run("pins", table.uri).stdout
+    assert "monthly" in printed
+    assert datetime.fromtimestamp(pin["as_of_ms"] / 1000, UTC).isoformat(timespec="milliseconds") in printed
     assert table.snapshot(pin["as_of_ms"]).rows == 6
     run("unpin", table.uri, "forever")
     run("unpin", table.uri, "monthly")
@@ -212,13 +238,9 @@ def test_a_grace_period_that_is_too_short_is_refused(table: Table) -> None:
 
 
 def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "icedb.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        **options,
-    )
+    """Run the command as a process."""
+    words = [sys.executable, "-m", "icedb.cli", *map(str, arguments)]
+    return subprocess.run(words, **{"capture_output": True, "text": True, "timeout": 120, **options})
 
 
 @pytest.mark.process
@@ -268,7 +290,7 @@ def test_a_terminal_shows_a_dry_run_and_a_prompt(table: Table, answer: bytes, fl
 
 
 def proxy_config(folder: Path, *tables: str) -> Path:
-    """Each table is a bucket; of a single one only the partition `k=1` is shown."""
+    """Write a configuration with a bucket for each table. A single table shows only the partition `k=1`."""
     path = folder / "proxy.toml"
     path.write_text(
         '[[tenant]]\nname = "acme"\nkeys = [{ id = "ACMEKEY1", secret = "secret-of-acme" }]\n'

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -21,7 +17,7 @@ from icedb.cli.render.health_page import print_info
 from icedb.cli.render.output import time_text
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
 from icedb.operations.health.table_health import PartitionHealth, SizeClass, recommend
-from tests.cli.test_commands import command, run, run_json
+from tests.cli.test_commands import command, on_a_terminal, run, run_json
 
 NOW_MS = 1_800_000_000_000
 
@@ -63,13 +59,13 @@ def page(table_health: TableHealth, *, width: int = 100) -> str:
 
 
 def test_a_table_without_due_maintenance(table: Table) -> None:
-    shown = run("info", table.uri).stdout
-    assert "nothing is due" in shown
-    assert "10 parts" in shown
-    assert "in 2 partitions" in shown
-    assert re.search(r"rows +10\b", shown)
-    assert re.search(r"superseded +5 parts", shown)
-    assert "every snapshot can be read" in shown
+    printed = run("info", table.uri).stdout
+    assert "nothing is due" in printed
+    assert "10 parts" in printed
+    assert "in 2 partitions" in printed
+    assert re.search(r"rows +10\b", printed)
+    assert re.search(r"superseded +5 parts", printed)
+    assert "every snapshot can be read" in printed
 
 
 @pytest.mark.long
@@ -77,12 +73,12 @@ def test_due_maintenance_is_printed_with_its_command(table: Table) -> None:
     for n in range(3):
         table.insert([{"k": 9, "n": n}])
     limits = ["--hot-parts", "8", "--log-files", "4"]
-    shown = run("info", table.uri, *limits).stdout
-    assert "due: merge, newest first" in shown
-    assert "has 5 small parts and should have fewer than 8; 1 more has 4 at least" in shown
-    assert "due: merge of log files" in shown
+    printed = run("info", table.uri, *limits).stdout
+    assert "due: merge, newest first" in printed
+    assert "has 5 small parts and should have fewer than 8; 1 more has 4 at least" in printed
+    assert "due: merge of log files" in printed
     # A path with a space is quoted, so that a shell accepts the lines as they are.
-    commands = [shlex.split(line) for line in shown.splitlines() if line.strip().startswith("icedb ")]
+    commands = [shlex.split(line) for line in printed.splitlines() if line.strip().startswith("icedb ")]
     assert [words[:-1] for words in commands] == [["icedb", "merge", "--order", "newest"], ["icedb", "merge-log"]]
     for words in commands:
         run(*words[1:])
@@ -133,37 +129,17 @@ def test_info_as_a_process_also_for_a_missing_table(table: Table) -> None:
 
 
 def test_a_threshold_that_is_too_small_is_named_in_one_line(table: Table) -> None:
-    shown = run("info", table.uri, "--hot-parts", "1", status=2).stderr
-    assert "hot_parts" in shown
-    assert shown.count("\n") == 1
+    printed = run("info", table.uri, "--hot-parts", "1", status=2).stderr
+    assert "hot_parts" in printed
+    assert printed.count("\n") == 1
 
 
 @pytest.mark.process
 def test_only_a_command_is_wider_than_the_terminal(table: Table) -> None:
-    terminal, its_end = pty.openpty()
-    try:
-        done = subprocess.Popen(
-            [sys.executable, "-m", "icedb.cli", "info", table.uri, "--hot-parts", "8"],
-            stdout=its_end,
-            env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "TERM": "xterm"},
-        )
-        os.close(its_end)
-        shown = b""
-        while some := _read(terminal):
-            shown += some
-        assert done.wait(60) == 0
-    finally:
-        os.close(terminal)
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
+    output = on_a_terminal("info", table.uri, "--hot-parts", "8", NO_COLOR="1")
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", output).splitlines()
     assert any("due: merge, newest first" in line for line in lines)
     assert max(len(line) for line in lines if not line.strip().startswith(("icedb ", str(table.uri)))) <= 80
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65_536)
-    except OSError:  # nobody holds the other end any more
-        return b""
 
 
 # ------------------------------------------------------------------------------------------------ the page
@@ -171,12 +147,12 @@ def _read(terminal: int) -> bytes:
 
 def test_the_page_lists_ten_partitions_and_counts_the_rest() -> None:
     hot = [crowded(f"k={n:03}", n) for n in range(2, 30)]
-    shown = page(health(*hot, crowded("old", 6, hot=False), crowded("old2", 1, hot=False)))
-    rows = [line.split()[0] for line in shown.splitlines() if " hot " in line or " cold " in line]
+    printed = page(health(*hot, crowded("old", 6, hot=False), crowded("old2", 1, hot=False)))
+    rows = [line.split()[0] for line in printed.splitlines() if " hot " in line or " cold " in line]
     assert rows == ["old", *(f"k={n:03}" for n in range(29, 20, -1))]
-    assert "and 20 more partitions with small parts" in shown
-    assert "6/8" in shown
-    assert "29/64" in shown
+    assert "and 20 more partitions with small parts" in printed
+    assert "6/8" in printed
+    assert "29/64" in printed
 
 
 def test_a_narrow_terminal_does_not_wrap_a_command() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import pty
 import re
 import subprocess
 import sys
@@ -19,17 +17,15 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 from rich.text import Text
-from typer.testing import CliRunner
 
 from icedb import Table, TableHealth, Thresholds
-from icedb.cli import app
 from icedb.cli.render.health_charts import charts
 from icedb.cli.render.health_plot import draw_health
 from icedb.cli.render.output import time_text
 from icedb.cli.render.text_tables import print_list
 from icedb.operations.health.gauges import gauges
 from icedb.reader.history import log_files
-from tests.cli.test_commands import run, run_json
+from tests.cli.test_commands import on_a_terminal, run, run_json
 from tests.repository.test_layers import loaded
 
 
@@ -42,31 +38,6 @@ def table(tmp_path: Path) -> Table:
     table.merge()
     table.insert([{"k": 0, "n": 5, "text": "five"}])
     return table
-
-
-def on_a_terminal(*arguments: object, columns: int = 80, status: int = 0, **env: str) -> str:
-    """Return the output of the command on a terminal."""
-    terminal, its_end = pty.openpty()
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "icedb.cli", *map(str, arguments)], stdout=its_end, stderr=its_end,
-            env={**os.environ, "COLUMNS": str(columns), "TERM": "xterm", **env},
-        )  # fmt: skip
-        os.close(its_end)
-        shown = b""
-        while some := _read(terminal):
-            shown += some
-        assert process.wait(60) == status, shown
-    finally:
-        os.close(terminal)
-    return shown.decode().replace("\r\n", "\n")
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65_536)
-    except OSError:  # nobody holds the other end any more
-        return b""
 
 
 # ------------------------------------------------------------------------------------------------ query
@@ -83,8 +54,7 @@ def test_a_query_is_an_argument_a_file_or_standard_input(table: Table, tmp_path:
     assert run_json("query", table.uri, sql) == expected
     assert run_json("query", table.uri, "--file", tmp_path / "query.sql") == expected
     for words in (["-"], []):
-        result = CliRunner().invoke(app, ["query", table.uri, *words, "--json"], input=sql)
-        assert (result.exit_code, json.loads(result.stdout)) == (0, expected)
+        assert run_json("query", table.uri, *words, input=sql) == expected
     assert run("query", table.uri, sql).stdout.split() == ["k", "c", "─", "─", "0", "3", "1", "1"]
 
 
@@ -145,16 +115,16 @@ def test_a_terminal_shows_the_first_rows_with_a_hint(table: Table) -> None:
     assert few.stdout.split() == ["n", "─", "0", "1"]
     assert "the first 2 rows" in few.stderr
     assert run("query", table.uri, sql, "--limit", 0).stderr == ""
-    shown = on_a_terminal("query", table.uri, sql, NO_COLOR="1")
-    assert "the first 100 rows; --limit 0 shows all" in shown
-    assert "\n99\n" in shown
-    assert "100\n" not in shown
+    printed = on_a_terminal("query", table.uri, sql, NO_COLOR="1")
+    assert "the first 100 rows; --limit 0 shows all" in printed
+    assert "\n99\n" in printed
+    assert "100\n" not in printed
 
 
 @pytest.mark.long
 def test_control_characters_are_escaped(table: Table) -> None:
-    shown = run("query", table.uri, "SELECT 'a' || chr(27) || '[31m' || chr(10) || 'b' AS s, NULL AS nothing").stdout
-    assert shown.splitlines()[2].split() == [r"a\x1b[31m\nb", "null"]
+    printed = run("query", table.uri, "SELECT 'a' || chr(27) || '[31m' || chr(10) || 'b' AS s, NULL AS nothing").stdout
+    assert printed.splitlines()[2].split() == [r"a\x1b[31m\nb", "null"]
 
 
 @pytest.mark.parametrize(
@@ -195,8 +165,8 @@ def test_binary_formats_go_to_a_pipe_but_not_to_a_terminal(table: Table) -> None
         piped = run("query", table.uri, "FROM t", "--format", form).stdout_bytes
         read = pq.read_table(io.BytesIO(piped)) if form == "parquet" else pa.ipc.open_stream(piped).read_all()
         assert read.num_rows == 4
-    shown = on_a_terminal("query", table.uri, "FROM t", "--format", "parquet", status=2, columns=120, NO_COLOR="1")
-    assert "parquet is binary and cannot be printed on a terminal" in shown
+    printed = on_a_terminal("query", table.uri, "FROM t", "--format", "parquet", status=2, columns=120, NO_COLOR="1")
+    assert "parquet is binary and cannot be printed on a terminal" in printed
 
 
 # ------------------------------------------------------------------------------------------------ lists
@@ -238,9 +208,9 @@ def test_a_narrow_terminal_does_not_cut_addresses(s3: Any) -> None:
     table.insert([{"n": 1}])
     (part,) = table.snapshot().parts
     for words in (["parts"], ["parts", "--format", "paths"]):
-        shown = on_a_terminal(words[0], s3.uri, *words[1:], columns=40, NO_COLOR="1", **s3.storage_options)
+        printed = on_a_terminal(words[0], s3.uri, *words[1:], columns=40, NO_COLOR="1", **s3.storage_options)
         assert part.path.startswith("s3://")
-        assert part.path in shown.splitlines()[-1]
+        assert part.path in printed.splitlines()[-1]
 
 
 def test_partitions_are_summed_up(table: Table) -> None:
@@ -281,9 +251,9 @@ def test_log_files_are_listed(table: Table) -> None:
     assert len(current) < len(files)
     assert [f["key"] for f in run_json("log", table.uri)] == [f.key for f in current]
     assert [f["key"] for f in run_json("log", table.uri, "--all")] == [f.key for f in files]
-    shown = run("log", table.uri).stdout
-    assert "merge; parts: 1 new, 2 removed, 1 carried; 2 replaced log files" in shown
-    assert "and 2 more log files that are superseded" in shown
+    printed = run("log", table.uri).stdout
+    assert "merge; parts: 1 new, 2 removed, 1 carried; 2 replaced log files" in printed
+    assert "and 2 more log files that are superseded" in printed
     assert run("log", table.uri, "--all").stdout.count("replaced\x20\x20") == 2
 
 
@@ -306,9 +276,9 @@ def test_the_history_is_listed(table: Table) -> None:
 def test_an_incomplete_commit_has_a_mark(table: Table) -> None:
     for _ in range(2):
         table.cleanup(grace_ms=0, allow_short_grace=True)
-    shown = run("history", table.uri).stdout
-    assert "*: the commit may have changed more" in shown
-    assert "merge*" in shown
+    printed = run("history", table.uri).stdout
+    assert "*: the commit may have changed more" in printed
+    assert "merge*" in printed
 
 
 @pytest.mark.long
@@ -319,10 +289,10 @@ def test_a_difference_is_printed(table: Table) -> None:
     assert (merged["added_rows"], merged["removed_rows"]) == (2, 2)
     assert (merged["inserted_rows"], merged["deleted_rows"]) == (0, 0)
     assert [p["path"] for p in merged["partitions"]] == ["k=0"]
-    shown = run("diff", table.uri, "--since", times[1], "--rows").stdout
-    assert "1 part with 1 rows added, between" in shown
-    assert "Of these rows, 1 are new and 0 are gone" in shown
-    assert "New columns: text VARCHAR." in shown
+    printed = run("diff", table.uri, "--since", times[1], "--rows").stdout
+    assert "1 part with 1 rows added, between" in printed
+    assert "Of these rows, 1 are new and 0 are gone" in printed
+    assert "New columns: text VARCHAR." in printed
     assert "No part added or removed" in run("diff", table.uri, "--since", times[2]).stdout
     assert "Exchange them" in run("diff", table.uri, "--since", times[2], "--until", times[1], status=2).stderr
 
@@ -343,10 +313,10 @@ def test_a_narrow_terminal_hides_columns_with_a_hint() -> None:
     for width, expected in ((20, "1  2 3"), (12, "1  3"), (3, "1")):
         console = Console(width=width, file=io.StringIO(), force_terminal=True, no_color=True)
         print_list(console, ["1", ">2", "3"], rows, optional=[(1,), (2,)])
-        shown = re.sub("\x1b[^m]*m", "", console.file.getvalue())  # type: ignore[attr-defined]
-        assert shown.split("\n")[0].split() == expected.split()
-        assert ("A wider terminal" in shown.replace("\n", " ")) == (width < 16)
-        assert "aaaa" in shown
+        printed = re.sub("\x1b[^m]*m", "", console.file.getvalue())  # type: ignore[attr-defined]
+        assert printed.split("\n")[0].split() == expected.split()
+        assert ("A wider terminal" in printed.replace("\n", " ")) == (width < 16)
+        assert "aaaa" in printed
 
 
 @pytest.mark.process
@@ -424,8 +394,8 @@ def test_plot_writes_a_png(table: Table, tmp_path: Path) -> None:
 
 def test_plot_without_its_extra_names_it(table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    shown = run("plot", table.uri, "-o", tmp_path / "table.png", status=2).stderr
-    assert "pip install 'icedb-dagster[plot]'" in shown
+    printed = run("plot", table.uri, "-o", tmp_path / "table.png", status=2).stderr
+    assert "pip install 'icedb-dagster[plot]'" in printed
     assert not (tmp_path / "table.png").exists()
 
 

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pytest
-from typer.testing import CliRunner, Result
 
 from icedb import Dedup, Replacing, Table
-from icedb.cli import app
 from icedb.cli.render.messages import PHRASES, in_the_shell
 from icedb.format.table_spec import TableSpec
+from tests.cli.test_commands import run, run_json
 
 ROOT = Path(__file__).parents[2]
-
-
-def run(*arguments: object, status: int = 0, **options: Any) -> Result:
-    result = CliRunner().invoke(app, [str(a) for a in arguments], **options)
-    assert result.exit_code == status, result.output
-    return result
-
-
-def run_json(*arguments: object, **options: Any) -> Any:
-    return json.loads(run(*arguments, "--json", **options).stdout)
 
 
 def rows(table: Table) -> list[tuple[int, int]]:

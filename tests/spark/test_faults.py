@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,32 +39,6 @@ from tests.support.waiting import SECONDS_MAX, wait_until
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
 DENIED = (403, b"<Error><Code>AccessDenied</Code></Error>")
-
-
-@pytest.fixture
-def proxy(s3_server: Any) -> Iterator[CountingProxy]:
-    with CountingProxy(s3_server.endpoint).running() as running:
-        yield running
-
-
-@pytest.fixture
-def table(s3: Any) -> Table:
-    """Return a table with its columns and one row, opened without the proxy."""
-    made = Table.create(s3.uri, partition_by=["n % 3 AS third"], sort_by=["n"], storage_options=s3.storage_options)
-    made.insert([{"n": -3, "label": "first"}])
-    return made
-
-
-@pytest.fixture
-def place(s3: Any, proxy: CountingProxy) -> dict[str, str]:
-    """Return the options with which Spark opens the table through the proxy."""
-    return {"path": s3.uri, **s3.storage_options, "AWS_ENDPOINT_URL": proxy.endpoint}
-
-
-@pytest.fixture
-def driver(spark: Any) -> SharedDriver:
-    """Return a session in which each task may fail once."""
-    return SharedDriver(spark)
 
 
 def rows(table: Table) -> list[int]:

@@ -46,32 +46,6 @@ FIRST = 1_790_000_000
 POLL_SECONDS = 0.002
 
 
-@pytest.fixture
-def proxy(s3_server: Any) -> Iterator[CountingProxy]:
-    with CountingProxy(s3_server.endpoint).running() as running:
-        yield running
-
-
-@pytest.fixture
-def table(s3: Any) -> Table:
-    """Return a table with its columns and one row, opened without the proxy."""
-    made = Table.create(s3.uri, partition_by=["n % 3 AS third"], sort_by=["n"], storage_options=s3.storage_options)
-    made.insert([{"n": -3, "label": "first"}])
-    return made
-
-
-@pytest.fixture
-def place(s3: Any, proxy: CountingProxy) -> dict[str, str]:
-    """Return the options with which Spark opens the table through the proxy."""
-    return {"path": s3.uri, **s3.storage_options, "AWS_ENDPOINT_URL": proxy.endpoint}
-
-
-@pytest.fixture
-def driver(spark: Any) -> SharedDriver:
-    """Return a session in which each task may fail once."""
-    return SharedDriver(spark)
-
-
 class EventFolder:
     """A folder that receives files of events, and the checkpoint of the stream that reads it."""
 

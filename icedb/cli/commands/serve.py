@@ -1,0 +1,98 @@
+"""Verbs that serve: `ingest` receives events over HTTP, and `proxy` shows tables as read-only S3 buckets."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table as Rows
+from rich.text import Text
+
+from icedb.cli.base.application import SERVE, Exit, verb
+from icedb.cli.render.output import output, print_message, write_json
+from icedb.util.optional_deps import import_optional
+
+Config = Annotated[Path, typer.Option("--config", metavar="FILE", help="Read this TOML file.", show_default=False)]
+Check = Annotated[bool, typer.Option("--check", help="Check the file and open each of its tables, without serving.")]
+CheckJson = Annotated[bool, typer.Option("--json", help="With --check: print the result as one JSON document.")]
+
+_SERVER_MODULES = ("starlette", "uvicorn", "uvloop", "h11", "prometheus_client")
+
+
+@verb(SERVE, "icedb ingest --config ingest.toml")
+def ingest(config: Config, check: Check = False, json: CheckJson = False) -> None:
+    """Receive events over HTTP and commit them, until SIGINT or SIGTERM. Status 2xx means committed."""
+    if check:
+        from icedb.services.ingest.config.config_check import check_config
+
+        tables = check_config(config)
+        _print_check(
+            tables,
+            ("table", "uri", "tenants", "state", "rows"),
+            ((t.table, t.uri, ", ".join(t.tenants), t.state or "failed", "" if t.rows is None else f"{t.rows:,}")
+             for t in tables),
+            [(f"table '{t.table}'", t.warnings, t.error) for t in tables],
+            json=json,
+        )  # fmt: skip
+        return
+    _require_server(_SERVER_MODULES, extra="ingest", json=json)
+    from icedb.services.ingest.server import serve
+
+    serve(config, on_ready=lambda line: print_message(Text(line)))
+
+
+@verb(SERVE, "icedb proxy --config proxy.toml")
+def proxy(config: Config, check: Check = False, json: CheckJson = False) -> None:
+    """Serve the live parts of tables as read-only S3 buckets, one set a tenant, until SIGINT or SIGTERM."""
+    if check:
+        from icedb.services.proxy.config.config_check import check_config
+
+        buckets = check_config(config)
+        _print_check(
+            buckets,
+            ("tenant", "bucket", "table", "parts", "rows"),
+            ((b.tenant, b.bucket, b.table, *("unknown" if n is None else f"{n:,}" for n in (b.parts, b.rows)))
+             for b in buckets),
+            [(f"{b.tenant}, bucket '{b.bucket}'", () if b.warning is None else (b.warning,), b.error)
+             for b in buckets],
+            json=json,
+        )  # fmt: skip
+        return
+    _require_server((*_SERVER_MODULES, "httpx"), extra="proxy", json=json)
+    from icedb.services.proxy.server import serve
+
+    serve(config, on_ready=lambda line: print_message(Text(line)))
+
+
+def _require_server(modules: Sequence[str], *, extra: str, json: bool) -> None:
+    if json:
+        raise typer.BadParameter("--json requires --check.")
+    for module in modules:
+        import_optional(module, extra=extra)
+
+
+def _print_check(
+    document: object,
+    names: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    problems: Sequence[tuple[str, Sequence[str], str | None]],
+    *,
+    json: bool,
+) -> None:
+    """Print a check, then its problems: name, warnings and error of each entry. Exit with status 2 for an error."""
+    if json:
+        write_json(document)
+    else:
+        table = Rows(*names, box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for row in rows:
+            table.add_row(*map(Text, row))
+        output().print(table)
+    for name, warnings, _ in problems:
+        for warning in warnings:
+            print_message(Text.assemble(("warning: ", "bold yellow"), f"{name}: {warning}"))
+    errors = [(name, error) for name, _, error in problems if error is not None]
+    for name, error in errors:
+        print_message(Text.assemble(("error: ", "bold red"), f"{name}: {error}"))
+    if errors:
+        raise typer.Exit(Exit.FAILED)

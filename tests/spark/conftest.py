@@ -1,0 +1,42 @@
+"""Fixtures of the tests that put a proxy between Spark and a real S3 server. Other modules define their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from icedb import Table
+from tests.support.object_stores.counting_proxy import CountingProxy
+
+if TYPE_CHECKING:
+    from tests.support.spark.spark_clusters import SharedDriver
+
+
+@pytest.fixture
+def proxy(s3_server: Any) -> Iterator[CountingProxy]:
+    with CountingProxy(s3_server.endpoint).running() as running:
+        yield running
+
+
+@pytest.fixture
+def table(s3: Any) -> Table:
+    """Return a table with its columns and one row, opened without the proxy."""
+    made = Table.create(s3.uri, partition_by=["n % 3 AS third"], sort_by=["n"], storage_options=s3.storage_options)
+    made.insert([{"n": -3, "label": "first"}])
+    return made
+
+
+@pytest.fixture
+def place(s3: Any, proxy: CountingProxy) -> dict[str, str]:
+    """Return the options with which Spark opens the table through the proxy."""
+    return {"path": s3.uri, **s3.storage_options, "AWS_ENDPOINT_URL": proxy.endpoint}
+
+
+@pytest.fixture
+def driver(spark: Any) -> SharedDriver:
+    """Return a session in which each task may fail once."""
+    from tests.support.spark.spark_clusters import SharedDriver
+
+    return SharedDriver(spark)
