@@ -20,6 +20,7 @@ import icedb.spark
 from icedb.errors import InvalidOption
 from icedb.operations.write.spark_errors import explained
 from icedb.spark.datasource.read_options import read_options
+from icedb.util.times import time_text
 from spark_jobs.job import Job, JobResult, parser, positive, run
 
 __all__ = ["export", "main"]
@@ -112,9 +113,8 @@ def work(job: Job, args: argparse.Namespace) -> JobResult:
     table = icedb.Table.open(args.table, storage_options=args.storage_options)
     snapshot = table.snapshot(parsed.as_of_ms)
     check_empty(table.uri, args.output)
-    job.log.info(
-        "%s: exporting %d parts as of %d to %s", table.uri, len(snapshot.parts), snapshot.as_of_ms, args.output
-    )
+    at = time_text(snapshot.as_of_ms)
+    job.log.info("%s: exporting %d parts as of %s to %s", table.uri, len(snapshot.parts), at, args.output)
     rows = export(job.spark, snapshot, args.output, where=parsed.where, columns=parsed.columns, files=args.files)
     job.log.info("%s: exported %d rows to %s", table.uri, rows, args.output)
     return JobResult(snapshot, {"rows_exported": rows, "output": args.output, "as_of_ms": snapshot.as_of_ms})

@@ -252,7 +252,7 @@ def test_a_stream_behind_cleanup_names_the_next_step(spark: Any, table: Table, t
     insert(table, 4)
     table.merge()
     gone = [p.key for p in table.changes(UNIX_MS_MIN).parts if p.tombstoned_ms is not None]
-    table.handle.store.delete(gone)  # as cleanup does, before it notes so in the log
+    table.handle.store.delete(gone)  # as cleanup does before it updates the log
     with pytest.raises(Exception, match="is behind the grace period of cleanup"):
         stream.run()
     table.cleanup(grace_ms=0, allow_short_grace=True)

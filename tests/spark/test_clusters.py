@@ -155,7 +155,7 @@ def test_a_job_sends_one_request_for_each_part_and_a_few_more(
         requests = Counter((r.kind, next(s for s in r.path.split("/") if s.startswith("_"))) for r in proxy.requests)
     assert requests == {
         ("GET", "_table.json"): 2,  # when the job begins, and when it is committed
-        ("LIST", "_log"): 3,  # and whether somebody made a view meanwhile
+        ("LIST", "_log"): 3,  # and a check for views created meanwhile
         ("GET", "_log"): 3,
         ("PUT", "_claims"): 1,  # may this store be written?
         ("PUT", "_data"): 12,  # four tasks with rows of three partitions

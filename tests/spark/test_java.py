@@ -124,7 +124,7 @@ def test_a_cache_that_cannot_be_written_is_not_needed(
     bare["XDG_CACHE_HOME"] = str(tmp_path / "file")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert find_java(bare).path.is_relative_to(tmp_path)
-    # In a shared temporary folder somebody else may have put something there for us to run.
+    # In a shared temporary folder another user may have planted an executable file.
     (tmp_path / f"icedb-java-{os.getuid()}").chmod(0o777)
     with pytest.raises(JavaNotFound, match="XDG_CACHE_HOME"):
         find_java(bare)

@@ -578,10 +578,10 @@ def test_denied_access_is_reported(s3: Place, spark: SparkSession) -> None:
 
 def test_an_unreachable_store_is_reported_after_retries(s3: Place, spark: SparkSession) -> None:
     table = fill(create(s3))
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and never listens
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # never listens
         with pytest.raises(StoreUnavailable, match=r"^s3://.*did not serve the request.*Check the endpoint"):
-            rewrite_elsewhere(table, spark, endpoint=f"http://127.0.0.1:{nobody.getsockname()[1]}")
+            rewrite_elsewhere(table, spark, endpoint=f"http://127.0.0.1:{unused.getsockname()[1]}")
 
 
 # ------------------------------------------------------------------------------------------ Spark's errors in our words
@@ -630,7 +630,7 @@ def test_an_icedb_error_is_parsed_from_a_traceback(error: IceDBError) -> None:
         ("Traceback (most recent call last):\n  File\nValueError: bad\n SQLSTATE: 38000", "ValueError: bad"),
         ("An error occurred while calling o1.x.\n: java.lang.Foo: a\n\tat b", "java.lang.Foo: a"),
         ("[UNRESOLVED_COLUMN] no `x`\nmore", "[UNRESOLVED_COLUMN] no `x`"),
-        ("", "it says nothing"),
+        ("", "without a message"),
     ],
 )
 def test_the_outcome_of_a_job_is_one_line(text: str, message: str) -> None:

@@ -95,12 +95,12 @@ class LocalWrites:
     def go_on(self, journal: Path, seconds: float) -> int:
         """Write for so long, and until everybody has done something; gives how many snapshots were read."""
         began, looks, seen = time.monotonic(), 0, set[tuple[str, int]]()
-        while (gone := time.monotonic() - began) < seconds or (
-            gone < PATIENCE_SECONDS and not (all(done(journal)[act] for act in ACTS) and self._all_wrote(seen))
+        while (elapsed := time.monotonic() - began) < seconds or (
+            elapsed < PATIENCE_SECONDS and not (all(done(journal)[act] for act in ACTS) and self._all_wrote(seen))
         ):
             self.arrive()
             self.insert()
-            if gone >= looks * LOOK_SECONDS:
+            if elapsed >= looks * LOOK_SECONDS:
                 seen |= {(writer, batch) for writer, batch, _ in check_pieces(self.table.snapshot())}
                 looks += 1
             time.sleep(PAUSE_SECONDS)

@@ -56,7 +56,7 @@ class PlayedJob:
         self.end(self)
 
     def commit(self) -> None:
-        """As the data source does: parts whose names begin with the job's mark, and one commit."""
+        """Write parts with the job's mark in their names, and one commit, as the data source does."""
         context = self.handle.write_context()
         marked = WriteContext(
             context.location, context.spec, context.expressions, context.known_schema, job=self.options["job"]

@@ -73,7 +73,7 @@ class EventFolder:
 
     @property
     def numbers(self) -> list[int]:
-        """Of all events that have arrived."""
+        """The numbers of all events so far."""
         return list(range(self.arrived * ROWS))
 
 

@@ -179,7 +179,7 @@ class _BatchWriter(_Writer, DataSourceArrowWriter):
         _check_views(handle)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """See `_take_back`."""
+        """Delete the parts of a failed job, see `_take_back`."""
         self._take_back(messages)
 
 
@@ -208,7 +208,7 @@ class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
         _check_views(handle)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """See `_take_back`."""
+        """Delete the parts of a failed micro-batch, see `_take_back`."""
         self._take_back(messages)
 
 
