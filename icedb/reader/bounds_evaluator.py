@@ -1,9 +1,10 @@
-"""A predicate over rows as a condition over a part's bounds: may the part hold a row for which it is true?
+"""Translation of a predicate over rows into a condition over the bounds (minimum and maximum) of a part.
 
-The predicate's syntax tree is walked, with NOT pushed down: of each piece it is asked whether a row may make it true,
-and whether one may make it false. A comparison of a column with a constant is answered by the column's bounds, pieces
-over path columns alone by their values; whatever else there is may be anything. DuckDB binds a comparison with a
-bound as it binds the one with the column, and only such are used in which the column's side keeps its order.
+The condition is true if the part may have a row for which the predicate is true. For each piece of the predicate's
+syntax tree, two conditions are derived: whether a row can make it true, and whether a row can make it false. NOT
+exchanges the two. A comparison of a column with a constant uses the column's bounds. A piece over path columns alone
+uses their values. Every other piece can have any value. DuckDB binds a comparison with a bound like the comparison with
+the column. Only comparisons are used in which the column's side keeps the order of its values.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 _PREFIX_FUNCTIONS = frozenset(("starts_with", "prefix", "^@"))
 _LIKE = frozenset(("~~", "!~~"))
-# These have no one value per row, or names of their own.
+# Expressions of these classes have no single value per row, or introduce names.
 _OPAQUE = frozenset((
     "SUBQUERY", "WINDOW", "STAR", "PARAMETER", "LAMBDA", "LAMBDA_REF", "POSITIONAL_REFERENCE", "DEFAULT",
 ))  # fmt: skip
-# Of LIKE, whose patterns have no escape of their own.
+# The wildcards of LIKE. Its patterns have no escape character by default.
 _WILDCARD = re.compile("[%_]")
-# Of any part.
+# The condition that prunes nothing.
 _TRUE = "true"
-# A longer list is taken for the range from its least to its greatest value.
+# A longer list is treated as the range from its minimum to its maximum.
 _IN_LIST_MAX = 32
 
 Node = Mapping[str, Any]
@@ -60,11 +61,11 @@ Node = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ReferencedColumn:
-    """A column that a condition asks for.
+    """A column that a condition uses.
 
-    Of a path column there are `value<number>`, and `told<number>`: whether the path tells it. Of another one there are
-    `lo<number>`, `hi<number>` and `nulls<number>`, and `known<number>`: whether the log tells. Both bounds are null
-    when all values are.
+    A path column has `value<number>`, and `told<number>`, which is whether the path has it. Another column has
+    `lo<number>`, `hi<number>` and `nulls<number>`, and `known<number>`, which is whether the log has its bounds. Both
+    bounds are null if all values are null.
     """
 
     name: str
@@ -75,9 +76,9 @@ class ReferencedColumn:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """SQL that is true of a part unless it certainly holds no such row, and the columns that it asks for.
+    """SQL that is true for a part unless it certainly has no such row, and the columns that it uses.
 
-    It is `true` when nothing needs to be known of a part.
+    It is `true` if it prunes nothing.
     """
 
     sql: str
@@ -86,7 +87,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class _Possible:
-    """SQL: whether a row of the part may make a piece true, and whether one may make it false."""
+    """SQL of two conditions: whether a row of the part can make a piece true, and whether one can make it false."""
 
     true: str
     false: str
@@ -100,7 +101,7 @@ _ANYTHING = _Possible(_TRUE, _TRUE)
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """SQL of the bounds and nulls of a column, or of what keeps its order; `unknown` where there are none."""
+    """SQL of the bounds and nulls of an expression that keeps the order of a column. `unknown`: whether they lack."""
 
     of: ReferencedColumn
     lo: str
@@ -112,12 +113,12 @@ class _Bounds:
 def bounds_condition(
     con: duckdb.DuckDBPyConnection, tree: Node, columns: Mapping[str, str], path_columns: Mapping[str, str]
 ) -> Condition:
-    """The condition for a predicate's syntax tree over columns and path columns (DuckDB types, no name in both).
+    """Return the condition for a predicate's syntax tree over columns and path columns (DuckDB types, no name in both).
 
-    Raises DuckDB's errors for a predicate that does not fit them.
+    Raises DuckDB's errors if the predicate does not fit the columns.
     """
     conditions = _ConditionBuilder(con, tree, columns, path_columns)
-    return Condition(conditions.may(tree).true, tuple(conditions.asked.values()))
+    return Condition(conditions.possible(tree).true, tuple(conditions.referenced.values()))
 
 
 class _ConditionBuilder:
@@ -125,40 +126,41 @@ class _ConditionBuilder:
         self, con: duckdb.DuckDBPyConnection, tree: Node, columns: Mapping[str, str], path_columns: Mapping[str, str]
     ) -> None:
         self._con = con
-        known = [(name, type_, False) for name, type_ in columns.items()]
-        known += [(name, type_, True) for name, type_ in path_columns.items()]
-        self._all = {name.casefold(): (name, type_, in_path) for name, type_, in_path in known}
-        self.asked: dict[str, ReferencedColumn] = {}
+        all_columns = [(name, type_, False) for name, type_ in columns.items()]
+        all_columns += [(name, type_, True) for name, type_ in path_columns.items()]
+        self._all = {name.casefold(): (name, type_, in_path) for name, type_, in_path in all_columns}
+        self.referenced: dict[str, ReferencedColumn] = {}
         for node in walk(tree):
             self._resolve(node)
-        named = typed_nothing({c.name: c.type for c in self.asked.values()})
+        named = typed_nothing({c.name: c.type for c in self.referenced.values()})
         con.execute(f"CREATE OR REPLACE TEMP VIEW typed AS {named}")
 
-    def may(self, node: Node) -> _Possible:
+    def possible(self, node: Node) -> _Possible:
+        """Return whether a row of the part can make a piece of the predicate true, and false."""
         columns = self._columns_of(node)
         if columns is not None and all(c.in_path for c in columns):
             return self._of_paths(node, columns)
         match node.get("type"):
             case "CONJUNCTION_AND":
-                pieces = [self.may(child) for child in node["children"]]
+                pieces = [self.possible(child) for child in node["children"]]
                 return _Possible(_all(p.true for p in pieces), _any(p.false for p in pieces))
             case "CONJUNCTION_OR":
-                pieces = [self.may(child) for child in node["children"]]
+                pieces = [self.possible(child) for child in node["children"]]
                 return _Possible(_any(p.true for p in pieces), _all(p.false for p in pieces))
             case "OPERATOR_NOT":
-                return self.may(node["children"][0]).negated()
+                return self.possible(node["children"][0]).negated()
         return (columns is not None and self._piece(node)) or _ANYTHING
 
     # -------------------------------------------------------------------------------------------- pieces
 
     def _of_paths(self, node: Node, columns: Sequence[ReferencedColumn]) -> _Possible:
-        """All rows of a part have the same values of path columns, so a piece over these is evaluated as it is."""
+        """Evaluate a piece over path columns as it is, because all rows of a part have the same values of them."""
         [sql] = self._sql([node])
         unknown = "".join(f"NOT told{c.number} OR " for c in columns)
         return _Possible(*(f"({unknown}coalesce(TRY(({sql}) IS {value}), true))" for value in ("TRUE", "FALSE")))
 
     def _piece(self, node: Node) -> _Possible | None:
-        """A condition over a column that is not in the paths, with anything that is constant in a part."""
+        """Translate a condition over a column that is not in the paths, with operands that are constant in a part."""
         type_ = str(node.get("type"))
         children: Sequence[Node] = node.get("children") or ()
         if type_ in _COMPARISONS:
@@ -167,11 +169,11 @@ class _ConditionBuilder:
             case "COMPARE_BETWEEN":
                 return self._between(node["input"], node["lower"], node["upper"])
             case "COMPARE_IN" | "COMPARE_NOT_IN":
-                found = self._among(children[0], children[1:])
-                return found.negated() if found and type_ == "COMPARE_NOT_IN" else found
+                possible = self._in_list(children[0], children[1:])
+                return possible.negated() if possible and type_ == "COMPARE_NOT_IN" else possible
             case "OPERATOR_IS_NULL" | "OPERATOR_IS_NOT_NULL":
-                found = self._null(children[0])
-                return found.negated() if found and type_ == "OPERATOR_IS_NOT_NULL" else found
+                possible = self._null(children[0])
+                return possible.negated() if possible and type_ == "OPERATOR_IS_NOT_NULL" else possible
             case "COLUMN_REF":
                 return self._truth(node)
             case "FUNCTION":
@@ -193,8 +195,8 @@ class _ConditionBuilder:
         if "DISTINCT" in operator:
             equal = f"{equal} OR (({k}) IS NULL AND {column.nulls} > 0)"
             other += f" OR (({k}) IS NULL AND {lo} IS NOT NULL) OR (({k}) IS NOT NULL AND {column.nulls} > 0)"
-        found = self._unless_unknown(column, equal, other)
-        return found if operator in ("=", "IS NOT DISTINCT FROM") else found.negated()
+        possible = self._unless_unknown(column, equal, other)
+        return possible if operator in ("=", "IS NOT DISTINCT FROM") else possible.negated()
 
     def _null(self, operand: Node) -> _Possible | None:
         column = self._bounds(operand)
@@ -217,7 +219,7 @@ class _ConditionBuilder:
         outside = f"(({column.lo} < ({a})) IS TRUE) OR (({column.hi} > ({b})) IS TRUE)"
         return self._unless_unknown(column, inside, outside)
 
-    def _among(self, operand: Node, values: Sequence[Node]) -> _Possible | None:
+    def _in_list(self, operand: Node, values: Sequence[Node]) -> _Possible | None:
         column = self._bounds(operand, values)
         if column is None:
             return None
@@ -230,7 +232,7 @@ class _ConditionBuilder:
         )
 
     def _prefix(self, function: str, arguments: Sequence[Node]) -> _Possible | None:
-        """Beginnings of texts are in the order of the texts that they begin."""
+        """Translate a condition on the beginning of a text. Prefixes have the order of the texts."""
         if function not in _LIKE | _PREFIX_FUNCTIONS or len(arguments) != 2:
             return None
         column, pattern = self._bounds(arguments[0]), _literal(arguments[1])
@@ -240,11 +242,11 @@ class _ConditionBuilder:
         text, lo, hi = quote_text(prefix), f"left({column.lo}, {len(prefix)})", f"left({column.hi}, {len(prefix)})"
         no_more = function in _PREFIX_FUNCTIONS or pattern == f"{prefix}%"
         false = f"NOT ({lo} = {text} AND {hi} = {text})" if no_more else f"{column.lo} IS NOT NULL"
-        found = self._unless_unknown(column, f"{lo} <= {text} AND {hi} >= {text}", false)
-        return found.negated() if function == "!~~" else found
+        possible = self._unless_unknown(column, f"{lo} <= {text} AND {hi} >= {text}", false)
+        return possible.negated() if function == "!~~" else possible
 
     def _unless_unknown(self, column: _Bounds, true: str, false: str) -> _Possible:
-        """A piece of which whatever is unknown, or has no answer, may be anything."""
+        """Return the two conditions, each true where bounds are unknown or the condition fails or is null."""
         return _Possible(
             *(
                 _TRUE if sql == _TRUE else f"({column.unknown} OR coalesce(TRY(({sql}) IS TRUE), true))"
@@ -255,7 +257,7 @@ class _ConditionBuilder:
     # ------------------------------------------------------------------------------------------- operands
 
     def _ordered(self, node: Node) -> ReferencedColumn | None:
-        """The column, not of the paths, that an expression is, or whose order it keeps: equal or greater stays so."""
+        """Return the column, not of the paths, that an expression is, or whose order it keeps; None if none."""
         if node.get("class") == "COLUMN_REF":
             column = self._resolve(node)
             return None if column is None or column.in_path or _family(column.type) is None else column
@@ -274,7 +276,7 @@ class _ConditionBuilder:
         return column if before == after and before in ("number", "moment", "BOOLEAN") else None
 
     def _bounds(self, operand: Node, constants: Sequence[Node] = ()) -> _Bounds | None:
-        """The bounds of a column, or of what keeps its order, to be compared with what is constant in a part."""
+        """Return the bounds of an expression that keeps the order of a column; None unless `constants` fit it."""
         column = self._ordered(operand)
         if column is None or (constants and not self._fit(operand, constants)):
             return None
@@ -285,7 +287,10 @@ class _ConditionBuilder:
         return _Bounds(column, lo, hi, f"nulls{n}", unknown)
 
     def _fit(self, operand: Node, constants: Sequence[Node]) -> bool:
-        """Whether DuckDB compares them in a type in which the operand keeps its order, each as all of them together."""
+        """Return whether DuckDB compares operand and constants in a type in which the operand keeps its order.
+
+        The comparison of all together must use the same type as the comparison with each.
+        """
         for constant in constants:
             columns = self._columns_of(constant)
             collated = any(n.get("class") == "COLLATE" or "collation" in n for n in walk(constant))
@@ -297,24 +302,24 @@ class _ConditionBuilder:
             return set(types) <= {"VARCHAR"}
         literals = [_literal(constant) is not None for constant in constants]
         if any(literals):
-            return all(literals)  # DuckDB makes a value of the column's type of them
+            return all(literals)  # DuckDB converts text literals to the column's type
         if {_family(t) for t in types} != {family}:
             return False
         return len(set(types)) == 1 or type_ == "DOUBLE" or {type_, *types} <= _WHOLE
 
     def _resolve(self, node: Node) -> ReferencedColumn | None:
-        """The column that a node names."""
+        """Return the column that a node names; None if it names none."""
         names: Sequence[str] = node["column_names"] if node.get("class") == "COLUMN_REF" else ()
         if len(names) == 2 and names[0].casefold() == "t" and "t" not in self._all:
             names = names[1:]
-        found = self._all.get(names[0].casefold()) if len(names) == 1 else None
-        if found is None:
+        column = self._all.get(names[0].casefold()) if len(names) == 1 else None
+        if column is None:
             return None
-        return self.asked.setdefault(found[0], ReferencedColumn(*found, len(self.asked)))
+        return self.referenced.setdefault(column[0], ReferencedColumn(*column, len(self.referenced)))
 
     def _columns_of(self, node: Node) -> list[ReferencedColumn] | None:
-        """The columns that an expression names; None when it names something else, or more than its row."""
-        found = {}
+        """Return the columns that an expression names; None if it depends on anything else."""
+        columns = {}
         for inner in walk(node):
             if inner.get("class") in _OPAQUE:
                 return None
@@ -322,8 +327,8 @@ class _ConditionBuilder:
                 column = self._resolve(inner)
                 if column is None:
                     return None
-                found[column.number] = column
-        return list(found.values())
+                columns[column.number] = column
+        return list(columns.values())
 
     def _types(self, nodes: Sequence[Node]) -> list[str]:
         texts = items_sql(self._con, nodes)
@@ -331,37 +336,37 @@ class _ConditionBuilder:
         return list(describe(self._con, f"SELECT {selected} FROM typed AS t").values())
 
     def _sql(self, nodes: Sequence[Node]) -> list[str]:
-        """The SQL of expressions over path columns, or over what these were replaced by."""
-        names = {c.name.casefold(): f"value{c.number}" for c in self.asked.values() if c.in_path}
+        """Return the SQL of expressions, with the values of path columns in place of their names."""
+        names = {c.name.casefold(): f"value{c.number}" for c in self.referenced.values() if c.in_path}
         return items_sql(self._con, [renamed(node, names) for node in nodes])
 
 
 def _literal(node: Node) -> str | None:
-    """A text as it is written; None for all else."""
+    """Return the value of a text literal; None for any other node."""
     value = node["value"] if node.get("class") == "CONSTANT" else None
     return str(value["value"]) if value and value["type"]["id"] == "VARCHAR" and not value["is_null"] else None
 
 
 def _family(type_: str) -> str | None:
-    """Types between which a cast keeps the order; None for those that have no statistics or no plain order."""
+    """Return the family of types between which a cast keeps the order; None for types without usable statistics."""
     if type_ in _WHOLE or type_ in ("FLOAT", "DOUBLE") or type_.startswith("DECIMAL("):
         return "number"
     return "moment" if type_ in _MOMENTS else type_ if type_ in _ALONE else None
 
 
 def _equal(column: _Bounds, k: str) -> str:
-    """Whether a value may equal k."""
+    """Return SQL of whether a value can equal k."""
     return f"(({column.lo} <= ({k}) AND {column.hi} >= ({k})) IS TRUE)"
 
 
 def _other(column: _Bounds, k: str) -> str:
-    """Whether a value may be there that is not k. Bounds need not be values, but between two that are k all are."""
+    """Return SQL of whether a value can differ from k. If both bounds are k, all values are k."""
     return f"((NOT ({column.lo} = ({k}) AND {column.hi} = ({k}))) IS TRUE)"
 
 
 def _all(pieces: Iterable[str]) -> str:
-    asking = [piece for piece in pieces if piece != _TRUE]
-    return f"({' AND '.join(asking)})" if asking else _TRUE
+    conditions = [piece for piece in pieces if piece != _TRUE]
+    return f"({' AND '.join(conditions)})" if conditions else _TRUE
 
 
 def _any(pieces: Iterable[str]) -> str:

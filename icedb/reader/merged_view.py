@@ -37,8 +37,8 @@ def final_relation(
     """
     if spec.merge_query:
         raise InvalidOption(
-            f"{handle.table}: there is no 'final', because the table has a merge_query, whose result depends on earlier "
-            "merges. Query t, or create the table with merging=Dedup, Replacing or Aggregating."
+            f"{handle.table}: there is no 'final': the result of the table's merge_query depends on earlier merges. "
+            "Query t, or create the table with merging=Dedup, Replacing or Aggregating."
         )
     if spec.merging is None:
         return "SELECT * FROM t"

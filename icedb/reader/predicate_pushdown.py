@@ -1,8 +1,8 @@
-"""What a query asks of a table: a predicate that is true of every row that it can use.
+"""Predicate pushdown: the predicate over one table that is true for every row which a query can use.
 
-It is made of the query's own WHERE clauses, from DuckDB's syntax tree. Each place where the table stands in a FROM
-gives the conditions on it alone; of several places, a row must fit one. Whatever is not plainly understood gives no
-predicate, so that the query's answer is what it would be over all rows.
+It is derived from the WHERE clauses in DuckDB's syntax tree. Each reference to the table in a FROM contributes the
+conditions on this reference alone. With several references, a row must match the conditions of one. A query that is
+not fully understood has no predicate, so its result never changes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from icedb.sql.user_queries import TABLE_FUNCTIONS
 
 __all__ = ["pushed_down_predicate"]
 
-# What may be in an expression over one row.
+# Classes of nodes in an expression over one row.
 _PLAIN = frozenset(("BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT",
                     "FUNCTION", "OPERATOR"))  # fmt: skip
 _SOURCES = frozenset(("BASE_TABLE", "EMPTY", "EXPRESSION_LIST", "JOIN", "SUBQUERY", "TABLE_FUNCTION"))
 _NODES = frozenset(("RECURSIVE_CTE_NODE", "SELECT_NODE", "SET_OPERATION_NODE"))
-# Of which sides a condition of WHERE may be asked before the join: those whose rows are not made up there.
+# The sides to which a condition of WHERE can be pushed down: those whose rows the join does not pad with null.
 _SIDES = {"INNER": ("left", "right"), "LEFT": ("left",), "SEMI": ("left",), "ANTI": ("left",)}
 _JOINS = frozenset(("REGULAR", "CROSS", "NATURAL"))
 
@@ -29,9 +29,9 @@ Node = Mapping[str, Any]
 
 
 def pushed_down_predicate(sql: str, table: str, columns: Collection[str]) -> Node | None:
-    """The syntax tree of the predicate, over columns by their bare names; None when there is none to be sure of.
+    """Return the syntax tree of the predicate, with unqualified columns; None if none is certain.
 
-    `table` and `columns` are in small letters. Never raises for a query that is none.
+    `table` and `columns` are in lower case. Never raises for invalid SQL.
     """
     if "where" not in sql.casefold():
         return None
@@ -41,21 +41,19 @@ def pushed_down_predicate(sql: str, table: str, columns: Collection[str]) -> Nod
     nodes = list(walk(tree))
     if not all(map(_is_plain, nodes)) or any(_is_other_table(node, table) for node in nodes):
         return None
-    # A table that stands elsewhere than in a FROM that was understood is counted here, and not there.
-    mentioned = sum(_is_table(node, table) for node in nodes)
+    # This also counts references outside of a FROM that is understood, for which there is no predicate.
+    references = sum(_is_table(node, table) for node in nodes)
     selects = [node for node in nodes if node.get("type") == "SELECT_NODE"]
-    asked = [predicate for select in selects for predicate in _asked_by(select, table, columns)]
-    if not asked or len(asked) != mentioned or None in asked:
+    predicates = [predicate for select in selects for predicate in _predicates_of(select, table, columns)]
+    if not predicates or len(predicates) != references or None in predicates:
         return None
-    return (
-        asked[0]
-        if len(asked) == 1
-        else {"class": "CONJUNCTION", "type": "CONJUNCTION_OR", "alias": "", "children": asked}
-    )
+    if len(predicates) == 1:
+        return predicates[0]
+    return {"class": "CONJUNCTION", "type": "CONJUNCTION_OR", "alias": "", "children": predicates}
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether an object of the tree is of a kind that is known here; all others could mean anything."""
+    """Return whether a node of the tree is of a kind that this module understands."""
     if "cte_map" in node:
         return node["type"] in _NODES and not node.get("sample")
     if "class" not in node and "sample" in node:
@@ -64,7 +62,7 @@ def _is_plain(node: Node) -> bool:
 
 
 def _is_known_source(node: Node) -> bool:
-    if node["type"] == "TABLE_FUNCTION":  # others may read a table by its name
+    if node["type"] == "TABLE_FUNCTION":  # other functions can read a table by its name
         return node["function"].get("function_name", "").casefold() in TABLE_FUNCTIONS
     return not node.get("at_clause") and not (node["type"] == "JOIN" and node["ref_type"] not in _JOINS)
 
@@ -74,7 +72,7 @@ def _is_table(node: Node, table: str) -> bool:
 
 
 def _is_other_table(node: Node, table: str) -> bool:
-    """Whether the table's name may mean another one, or another name the table's rows."""
+    """Return whether the table's name can mean another table, or another name can mean the table's rows."""
     if "cte_map" in node and any(entry["key"].casefold() in (table, "final") for entry in node["cte_map"]["map"]):
         return True
     if node.get("type") != "BASE_TABLE":
@@ -84,48 +82,48 @@ def _is_other_table(node: Node, table: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A relation in a FROM; `filtered`: conditions of the WHERE may be asked of its rows before all else."""
+class _FromItem:
+    """A relation in a FROM. `filtered`: conditions of the WHERE can be pushed down to its rows."""
 
     node: Node
     filtered: bool
 
     @property
     def name(self) -> str:
-        """What columns are qualified by, folded."""
+        """The qualifier of its columns, case folded."""
         return str(self.node.get("alias") or self.node.get("table_name") or "").casefold()
 
 
-def _asked_by(select: Node, table: str, columns: Collection[str]) -> Iterator[Node | None]:
-    """For each place of the table in this FROM, what is asked of its rows; None: nothing, or it is not certain."""
-    places = list(_places(select["from_table"], filtered=True))
+def _predicates_of(select: Node, table: str, columns: Collection[str]) -> Iterator[Node | None]:
+    """Yield the predicate of each reference to the table in this FROM; None if there is none, or none is certain."""
+    items = list(_from_items(select["from_table"], filtered=True))
     aliases = {str(item.get("alias") or "").casefold() for item in select["select_list"]}
-    for place in places:
-        if not _is_table(place.node, table):
+    for item in items:
+        if not _is_table(item.node, table):
             continue
-        if not place.filtered or place.node["column_name_alias"] or not select["where_clause"]:
+        if not item.filtered or item.node["column_name_alias"] or not select["where_clause"]:
             yield None
             continue
-        bare = set(columns) - aliases - {other.name for other in places}
-        if len(places) > 1 and (sum(_is_table(p.node, table) for p in places) > 1 or _merges_columns(select)):
+        bare = set(columns) - aliases - {other.name for other in items}
+        if len(items) > 1 and (sum(_is_table(i.node, table) for i in items) > 1 or _merges_columns(select)):
             bare = set()
-        # With another relation of that name, DuckDB takes it for ambiguous; then nobody gets an answer.
-        own = "" if place.name in columns else place.name
+        # If another relation has that name, DuckDB rejects the query as ambiguous.
+        own = "" if item.name in columns else item.name
         conditions = [_bare(c, own, columns, bare) for c in _conjuncts(select["where_clause"])]
         yield _conjunction([c for c in conditions if c is not None])
 
 
-def _places(source: Node, *, filtered: bool) -> Iterator[_Place]:
+def _from_items(source: Node, *, filtered: bool) -> Iterator[_FromItem]:
     if source["type"] != "JOIN":
-        yield _Place(source, filtered)
+        yield _FromItem(source, filtered)
         return
     sides = _SIDES.get(source["join_type"], ())
     for side in ("left", "right"):
-        yield from _places(source[side], filtered=filtered and side in sides)
+        yield from _from_items(source[side], filtered=filtered and side in sides)
 
 
 def _merges_columns(select: Node) -> bool:
-    """Whether some join makes one column of two, by USING or NATURAL."""
+    """Return whether a join unites two columns, by USING or NATURAL."""
     return any(
         node.get("using_columns") or node.get("ref_type") == "NATURAL"
         for node in walk(select["from_table"])
@@ -148,7 +146,7 @@ def _conjunction(conditions: Sequence[Node]) -> Node | None:
 
 
 def _bare(condition: Node, own: str, columns: Collection[str], bare: Collection[str]) -> Node | None:
-    """The condition with bare names, if it is one over columns of the table alone, with one value for a row."""
+    """Return the condition with unqualified names; None unless it is deterministic and over the table alone."""
     inner = [node for node in walk(condition) if "class" in node]
     if not all(node["class"] in _PLAIN for node in inner) or not is_stable(condition):
         return None

@@ -1,7 +1,7 @@
-"""Parts as a DuckDB relation: every column of the schema, and the partition columns.
+"""SQL over parts (data files): a DuckDB relation with every column of the schema and the partition columns.
 
-The relation is SQL text; nothing is read until somebody runs it. Columns are matched by name, so parts of any
-age go together, and partition predicates skip files by their paths.
+The relation is SQL text, so no part is read before DuckDB runs it. Columns are matched by name, so one relation can
+read parts of any age. Predicates over partition columns skip files by their paths.
 """
 
 from __future__ import annotations
@@ -30,26 +30,34 @@ from icedb.sql.partition_expressions import PartitionExpression
 from icedb.sql.types import typed_nothing
 from icedb.transaction.table_handle import Handle, Part
 
-__all__ = ["FILE_COLUMN", "translate_read_error", "partition_value", "query_error", "read_as", "read_parquet",
-"relation", "scan",
-           "visible_partitions"]  # fmt: skip
+__all__ = [
+    "FILE_COLUMN",
+    "partition_value",
+    "query_error",
+    "read_as",
+    "read_parquet",
+    "relation",
+    "scan",
+    "translate_read_error",
+    "visible_partitions",
+]
 
 ACCESS_REFUSED = frozenset((401, 403))
 TOO_MANY_REQUESTS = 429
 SERVER_ERROR = 500
 _NO_TABLE = re.compile(r"Table with name .* does not exist")
-# What DuckDB says, in an error without a status.
+# DuckDB's texts of errors without a status.
 _UNREACHABLE = re.compile("could not (?:connect|establish)|connection error|timeout was reached", re.IGNORECASE)
 
 _FILENAME = "filename"
 _NAMED_SO = f"{RESERVED}filename"
 
-#: The column, on demand, that says which file a row came from.
+#: The optional column with the path of the file that a row was read from.
 FILE_COLUMN = f"{RESERVED}file"
 
 
 def visible_partitions(schema: Mapping[str, str], partition_schema: Mapping[str, str]) -> dict[str, str]:
-    """The partition columns that a query sees: a data column of the same name wins."""
+    """Return the partition columns that a query sees: those without a data column of the same name."""
     data_columns = {c.casefold() for c in schema}
     return {n: t for n, t in partition_schema.items() if n.casefold() not in data_columns}
 
@@ -63,12 +71,12 @@ def relation(
     expressions: Sequence[PartitionExpression] | None = None,
     with_file: bool = False,
 ) -> str:
-    """A query whose rows are those of the parts, with the columns of `t`; `with_file` adds FILE_COLUMN.
+    """Return a query over the rows of the parts, with the columns of `t`. `with_file` adds FILE_COLUMN.
 
-    To make the text opens no part. A query opens those that its conditions on partition columns leave, when it runs; a
-    part that is the only one of its partitioning already when DuckDB binds it.
+    No part is opened to write the text. When the query runs, it opens the parts that remain after its conditions on
+    partition columns. If a partitioning has only one part, DuckDB opens that when it binds the query.
 
-    `expressions` are those of `partition_schema` (None: the handle's); they compute what older paths do not say.
+    `expressions` are those of `partition_schema` (None: the handle's). They compute the columns that older paths lack.
     """
     visible = visible_partitions(schema, partition_schema)
     if not parts:
@@ -84,9 +92,9 @@ def relation(
 
 
 def scan(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], partition_schema: Mapping[str, str]) -> str:
-    """A query whose rows are those of the parts, with all columns that the parts have and the visible partitions.
+    """Return a query over the rows of the parts, with all columns of the parts and the visible partition columns.
 
-    Every part is opened to look what it has.
+    DuckDB opens every part to read its columns.
     """
     visible = visible_partitions(schema, partition_schema)
     return " UNION ALL BY NAME ".join(
@@ -98,13 +106,14 @@ def scan(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], parti
 
 
 def read_as(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], *, files: bool) -> str:
-    """A query of the parts' rows with the columns of the schema, by name: null, or cast, where a part has it otherwise.
+    """Return a query over the rows of the parts with the columns of the schema, matched by name.
 
-    `files` adds FILE_COLUMN. To say the schema spares DuckDB a look into every part before it knows what to read.
+    A column is null where a part lacks it, and cast where a part has another type. `files` adds FILE_COLUMN. With the
+    schema in the SQL, DuckDB need not open every part before it can plan the query.
     """
-    # By a column of this name, DuckDB chooses files instead of rows: it must have another one.
+    # DuckDB takes a condition on a column of this name for a choice of files, so the data column is renamed.
     hides_file_names = files and _has_filename(schema)
-    # Of a file that it has not looked into, DuckDB does not know how many threads can share it: one alone is opened.
+    # A single part is read without a given schema: DuckDB must open a file to learn how many threads can share it.
     if len(parts) == 1 and not hides_file_names:
         options = "hive_partitioning = false" + (f", filename = {quote_text(FILE_COLUMN)}" if files else "")
         columns = [f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in schema.items()]
@@ -112,13 +121,13 @@ def read_as(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], *,
         stored = f"SELECT * FROM read_parquet({_paths(handle, parts)}, {options})"
         rows = f"{typed_nothing(schema)} UNION ALL BY NAME {stored}"
         return f"SELECT {', '.join(columns)} FROM ({rows})"
-    # By its own name, for only a condition on that column lets DuckDB skip files.
+    # FILE_COLUMN is an alias of `filename`, because DuckDB skips files only for conditions on `filename`.
     names = {c: _NAMED_SO if hides_file_names and c.casefold() == _FILENAME else c for c in schema}
     columns = [quote_name(n) if n == c else f"{quote_name(n)} AS {quote_name(c)}" for c, n in names.items()]
     options = f"schema = {_file_schema(names, schema)}, hive_partitioning = false"
     options += f", {_FILENAME} = true" if files else ""
-    if rows_known := total_rows(parts):
-        options += f", explicit_cardinality = {rows_known}"  # else it expects few rows, and joins in a bad order
+    if row_count := total_rows(parts):
+        options += f", explicit_cardinality = {row_count}"  # without it, DuckDB expects few rows and orders joins badly
     selected = ", ".join([*columns, *([f"{_FILENAME} AS {FILE_COLUMN}"] if files else ())])
     return f"SELECT {selected} FROM read_parquet({_paths(handle, parts)}, {options})"
 
@@ -128,7 +137,10 @@ def _has_filename(columns: Iterable[str]) -> bool:
 
 
 def _file_schema(names: Mapping[str, str], schema: Mapping[str, str]) -> str:
-    """Column in the files -> its name and type here. As text, which DuckDB reads in half the time of an expression."""
+    """Return the `schema` option: column in the files -> name and type here.
+
+    It is a text with a cast, which DuckDB parses in half the time of an expression.
+    """
     fields = (
         f"{_item(c)}={{name: {_item(names[c])}, type: {_item(t)}, default_value: NULL}}" for c, t in schema.items()
     )
@@ -137,16 +149,16 @@ def _file_schema(names: Mapping[str, str], schema: Mapping[str, str]) -> str:
 
 
 def _item(text: str) -> str:
-    """A text within the text of a MAP or a STRUCT."""
+    """Quote a text inside the text of a MAP or a STRUCT."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def partition_value(name: str, type_: str) -> str:
-    """SQL for the value of a partition column, from FILE_COLUMN."""
+    """Return SQL that extracts the value of a partition column from FILE_COLUMN."""
     escaped = "".join(c if c.isalnum() else f"\\{c}" for c in encode_value(name))
     segment = f"regexp_extract({FILE_COLUMN}, {quote_text(f'^.*/_data/(?:[^/]+/)*?{escaped}=([^/]*)/')}, 1)"
     text = f"url_decode(nullif({segment}, {quote_text(NULL_VALUE)}))"
-    # As a field, for DuckDB does not choose files by a plain cast of a text, which might raise.
+    # Through a STRUCT, because DuckDB does not skip files by a plain cast of a text, which can raise.
     return text if type_ == "VARCHAR" else f"CAST({{'v': {text}}} AS STRUCT(v {type_})).v"
 
 
@@ -156,9 +168,10 @@ def _layouts(
     visible: Mapping[str, str],
     expressions: Sequence[PartitionExpression] | None,
 ) -> Iterator[tuple[list[Part], dict[str, str], dict[str, str]]]:
-    """Parts whose paths have the same names; the partition columns in them; and SQL of those that they lack.
+    """Group the parts by the partition columns in their paths.
 
-    Those are parts of an older partitioning: what their paths do not say follows from their rows.
+    Yields the parts, the types of the partition columns in their paths, and SQL of the partition columns that the paths
+    lack. The last are computed from the rows, for parts of an older partitioning.
     """
     layouts: dict[tuple[str, ...], list[Part]] = {}
     for part in parts:
@@ -173,10 +186,10 @@ def _layouts(
 
 
 def _with_partitions(rows: str, in_path: Mapping[str, str], lacking: Mapping[str, str]) -> str:
-    """The rows with their partition columns: by their files' names, then what must be computed."""
-    told = "".join(f", {partition_value(n, t)} AS {quote_name(n)}" for n, t in in_path.items())
+    """Add the partition columns to the rows: first those in the paths, then those that are computed."""
+    extracted = "".join(f", {partition_value(n, t)} AS {quote_name(n)}" for n, t in in_path.items())
     computed = "".join(f", {sql} AS {quote_name(n)}" for n, sql in lacking.items())
-    query = f"SELECT *{told} FROM ({rows})" if told else rows
+    query = f"SELECT *{extracted} FROM ({rows})" if extracted else rows
     return f"SELECT *{computed} FROM ({query})" if computed else query
 
 
@@ -184,25 +197,25 @@ def _read_all(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], 
     options = f"hive_partitioning = false, filename = {quote_text(FILE_COLUMN)}"
     rows = f"SELECT * FROM {read_parquet(handle, parts, options)}"
     if _has_filename(schema):
-        rows = f"SELECT * FROM ({rows} OFFSET 0)"  # DuckDB must see no condition on that column: see `read_as`
-    # What computes a lacking column may name any column of the schema.
+        rows = f"SELECT * FROM ({rows} OFFSET 0)"  # hides conditions on that column from DuckDB, see `read_as`
+    # The expression of a lacking column can name any column of the schema.
     return f"{typed_nothing(schema)} UNION ALL BY NAME {rows}" if lacking else rows
 
 
 def read_parquet(handle: Handle, parts: Sequence[Part], options: str = "hive_partitioning = false") -> str:
-    """A `read_parquet(...)` over these parts, with all columns that they have, matched by name."""
+    """Return a `read_parquet(...)` over these parts, with all of their columns, matched by name."""
     return f"read_parquet({_paths(handle, parts)}, union_by_name = true, {options})"
 
 
 def _paths(handle: Handle, parts: Sequence[Part]) -> str:
-    """What of these parts DuckDB opens, as a list."""
+    """Return the list of the paths that DuckDB opens for these parts."""
     return f"[{', '.join(map(quote_text, handle.readable_paths(parts)))}]"
 
 
 def query_error(error: Exception, *, table: str) -> Exception:
-    """Translate an error of DuckDB or Arrow about a query, whatever it reads, into one of the tree.
+    """Translate an error of DuckDB or Arrow about any query into one of `icedb.errors`.
 
-    The text stays, with DuckDB's suggestions of columns, without the place in the SQL and without DuckDB's stack.
+    The message keeps DuckDB's text and its suggestions of columns, without the position in the SQL and the stack trace.
     Errors of the operating system (a full disk) are returned as they are.
     """
     text = " ".join(str(error).partition("\nLINE ")[0].partition("\nStack Trace")[0].split())
@@ -214,7 +227,7 @@ def query_error(error: Exception, *, table: str) -> Exception:
     if status == TOO_MANY_REQUESTS or status >= SERVER_ERROR or _UNREACHABLE.search(text):
         return StoreUnavailable(f"{table}: a file that the query reads was not served ({text}). Retry.")
     if isinstance(error, duckdb.InternalException | duckdb.FatalException) or "INTERNAL Error" in text:
-        return InvariantViolated(f"{table}: DuckDB failed in the query ({text}). Write it otherwise, and report it.")
+        return InvariantViolated(f"{table}: DuckDB failed in the query ({text}). Rephrase the query, and report it.")
     if isinstance(error, duckdb.OutOfMemoryException) or "Out of Memory Error" in text:
         return InvalidQuery(f"{table}: the query needs more memory ({text}). Select fewer rows or columns.")
     remedy = " The table is called t." if _NO_TABLE.search(text) else ""
@@ -224,14 +237,14 @@ def query_error(error: Exception, *, table: str) -> Exception:
 def translate_read_error(
     handle: Handle, parts: Sequence[Part], error: Exception, *, as_of_ms: int, wrong_sql: str | None = None
 ) -> Exception:
-    """Translate an error of a query over these parts into one of the tree.
+    """Translate an error of a query over these parts into one of `icedb.errors`.
 
-    "No such file": the snapshot expired, or a live part is gone. A store that refuses, or does not answer, has its own
-    error. `wrong_sql` is the message if the SQL that a caller gave does not fit the rows. Every other error of DuckDB
-    or Arrow keeps its text (`query_error`); what is no error of theirs is returned as it is.
+    "No such file" means that the snapshot expired, or that a live part is missing. A store that rejects a request or
+    does not answer has its own error. `wrong_sql` is the message if the caller's SQL does not fit the rows. Every other
+    error of DuckDB or Arrow keeps its text (`query_error`). Errors of other origin are returned as they are.
     """
     text = str(error)
-    named = next((p for p in parts if p.key in text or quote(p.key) in text), None)  # as it is, or as a URL has it
+    named = next((p for p in parts if p.key in text or quote(p.key) in text), None)  # as a key, or as in a URL
     if named is None:
         if wrong_sql is not None and isinstance(error, duckdb.DataError | duckdb.ProgrammingError):
             return InvalidOption(f"{handle.table}: {wrong_sql} ({str(error).splitlines()[0]}).")

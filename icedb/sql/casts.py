@@ -1,8 +1,8 @@
-"""Values of one type for a column of another: what can be converted, and how to tell a value that cannot.
+"""Lossless conversions between column types, and SQL that finds the values which cannot be converted.
 
-Conversions are SQL, and checked by value: converted back, a value must be what it was. `widening` says which pairs of
-types may be tried at all: numbers to wider numbers, dates to timestamps, structs to structs with more fields. What is
-JSON in a batch is a column whose values have several types (see `icedb.inputs`); each value is looked at by itself.
+Conversions are SQL and are checked by value: converted back, a value must be the same. `widening` decides which pairs
+of types are convertible: numbers to wider numbers, dates to timestamps, structs to structs with more fields. A JSON
+column of a batch has values of several types (see `icedb.sources.python_rows`), and each value is checked separately.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "widening",
 ]
 
-#: So much of a value is shown in an error.
+#: The number of characters of a value in an error.
 EXAMPLE_LENGTH_MAX = 80
 #: The type of a column whose values have several types.
 MIXED = "JSON"
@@ -36,14 +36,14 @@ MIXED = "JSON"
 _SIGNED = {"tinyint": 7, "smallint": 15, "integer": 31, "bigint": 63, "hugeint": 127}
 _UNSIGNED = {"utinyint": 8, "usmallint": 16, "uinteger": 32, "ubigint": 64, "uhugeint": 128}
 _INTEGERS = _SIGNED | _UNSIGNED
-# Integers of so many bits are exact in a binary fraction.
+# The number of bits of the integers that the type represents exactly.
 _EXACT_BITS = {"float": 24, "double": 53}
 _NESTED = ("struct", "list", "array", "map")
 _JSON_NUMBERS = "'BIGINT', 'UBIGINT', 'DOUBLE'"
-# A binary fraction is told from its neighbours by so many digits; more would be cut.
+# The number of digits that distinguish a binary fraction from its neighbours. The type cannot represent more.
 _DIGITS = {"float": 9, "double": 17}
 _DAY, _CLOCK = "[0-9]{4,}-[0-9]{2}-[0-9]{2}", "[0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]{0,6}0*)?)?"
-# A time without a zone must not have one in the text, and the other way round.
+# The text of a time without a zone must not have one, and the text of a time with a zone must.
 _TIMES = {
     "date": _DAY,
     "time": _CLOCK,
@@ -55,9 +55,9 @@ _TIMES = {
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """How a column becomes `target`. Both are SQL over the column's name.
+    """The conversion of a column to the type `target`, as SQL over the column's name.
 
-    `sql` is null for a value that does not fit; `misfit` is true for it, and empty when every value fits.
+    `sql` is null for a value that does not fit, and `misfit` is true for it. `misfit` is empty if every value fits.
     """
 
     column: str
@@ -68,10 +68,10 @@ class Conversion:
 
 
 def convert(column: str, source: str, target: str, *, parsed: bool, text: bool) -> Conversion | None:
-    """The conversion of a column, or None when no value of `source` may become a `target`.
+    """Return the conversion of a column, or None if no value of `source` can become a `target`.
 
-    `parsed`: the column is text of a file that has no types, so it may be read as any type. `text`: whatever it is may
-    become text.
+    `parsed`: the column is text of a file without types, so it may be parsed as any type. `text`: values of any type
+    may become text.
     """
     name = quote_name(column)
     if source == MIXED and target != MIXED:
@@ -86,9 +86,9 @@ def convert(column: str, source: str, target: str, *, parsed: bool, text: bool) 
 
 
 def convert_answer(column: str, source: str, target: str, *, is_null: Callable[[], bool]) -> Conversion | None:
-    """The conversion of what a query gave into what the table has, where that changes no value; None: it may not be.
+    """Return the lossless conversion of a query's result column to the table's type, or None if there is none.
 
-    `is_null` looks whether the column has no value at all: DuckDB gives a bare NULL some type.
+    `is_null` returns whether the column has no value at all, because DuckDB gives a bare NULL some type.
     """
     if widening(source, target) or (_is_number(source) and _is_number(target)):
         return lossless(column, source, target)
@@ -104,7 +104,7 @@ def _is_number(type_: str) -> bool:
 
 
 def lossless(column: str, source: str, target: str) -> Conversion:
-    """A cast that is refused for values that it would change."""
+    """Return a cast that rejects the values which it would change."""
     name = quote_name(column)
     if _keeps_all(_type(source), _type(target)):
         return Conversion(column, source, target, f"CAST({name} AS {target})")
@@ -114,14 +114,14 @@ def lossless(column: str, source: str, target: str) -> Conversion:
 
 
 def stringify(name: str, source: str) -> str:
-    """SQL that makes text of a value: JSON of what is nested, and DuckDB's text of all else."""
+    """Return SQL that converts a value to text: JSON for nested types, DuckDB's text for others."""
     if source == MIXED:
         return _text_of_json(name)
     return f"CAST(to_json({name}) AS VARCHAR)" if _type(source).id in _NESTED else f"CAST({name} AS VARCHAR)"
 
 
 def from_text(column: str, target: str) -> Conversion:
-    """The conversion of text, which is refused where the value would not say what the text says."""
+    """Return the conversion of text, which rejects a text unless the value represents all of it."""
     name = quote_name(column)
     fits = _text_fits(name, target)
     sql = f"CASE WHEN {fits} THEN TRY_CAST({name} AS {target}) END"
@@ -129,18 +129,18 @@ def from_text(column: str, target: str) -> Conversion:
 
 
 def _text_of_json(name: str) -> str:
-    """A text without its quotes, a number with all its digits."""
+    """Return SQL of a JSON value as text: a string without its quotes, a number with all its digits."""
     return f"CASE WHEN json_type({name}) = 'VARCHAR' THEN {name} ->> '$' ELSE CAST({name} AS VARCHAR) END"
 
 
 def _of_mixed(column: str, target: str, *, text: bool) -> Conversion:
-    """Each value by the type that it has in JSON."""
+    """Return the conversion of a JSON column, for each value by its JSON type."""
     name = quote_name(column)
     plain, kind = f"({_text_of_json(name)})", f"json_type({name})"
     type_ = _type(target)
     if type_.id in _NESTED:
         cast = f"TRY_CAST({name} AS {target})"
-        # Containment compares numbers as binary fractions, so it is believed of short ones only.
+        # Containment compares numbers as binary fractions, so it is only used if all numbers are short.
         same = f"json_contains(to_json({cast}), {name}) AND NOT regexp_matches({plain}, '[0-9][0-9.]{{15}}')"
         condition = f"{kind} IN ('OBJECT', 'ARRAY') AND (CAST(to_json({cast}) AS VARCHAR) = {plain} OR ({same}))"
     else:
@@ -164,7 +164,7 @@ def _json_kinds(kind: str, type_id: str) -> str:
 
 
 def _text_fits(text: str, target: str) -> str:
-    """SQL: whether a text says a value of `target`, and nothing that the value would not."""
+    """Return SQL of whether a text is exactly a value of `target`."""
     type_ = _type(target)
     castable = f"TRY_CAST({text} AS {target}) IS NOT NULL"
     if type_.id == "varchar":
@@ -185,7 +185,7 @@ def _text_fits(text: str, target: str) -> str:
         wanted = f"lower({text}) IN ('true', 'false')"
     elif type_.id == "uuid":
         wanted = "true"
-    else:  # what has many spellings must have DuckDB's own
+    else:  # types with many spellings must have DuckDB's
         wanted = f"replace(CAST(TRY_CAST({text} AS {target}) AS VARCHAR), ' ', '') = replace({text}, ' ', '')"
     return f"coalesce({wanted} AND {castable}, false)"
 
@@ -195,7 +195,7 @@ def _matches(text: str, pattern: str) -> str:
 
 
 def widening(source: str, target: str) -> bool:
-    """Whether values of `source` are values of `target`, or are for the most part: a check by value tells which."""
+    """Return whether all or most values of `source` are values of `target`, so that a check by value is useful."""
     return _widens(_type(source), _type(target))
 
 
@@ -213,8 +213,8 @@ def _widens(source: Any, target: Any) -> bool:
     if source.id == target.id == "struct":
         ours = {name.casefold(): type_ for name, type_ in target.children}
         if not any(name.casefold() in ours for name, _ in source.children):
-            return False  # nothing in common
-        # A field that the target lacks is lost only where it has a value.
+            return False  # no common field
+        # A field that the target lacks may be null in every row. The check by value finds the others.
         return all(_widens(type_, ours.get(name.casefold(), type_)) for name, type_ in source.children)
     if source.id == target.id and source.id in ("list", "map"):
         return all(_widens(s, t) for (_, s), (_, t) in zip(source.children, target.children, strict=True))
@@ -222,7 +222,7 @@ def _widens(source: Any, target: Any) -> bool:
 
 
 def _keeps_all(source: Any, target: Any) -> bool:
-    """Whether no value needs a look."""
+    """Return whether the conversion keeps every value, without a check by value."""
     if source.id in _INTEGERS and target.id in _INTEGERS:
         return _range(source.id, target.id)
     if source.id in _INTEGERS and target.id in _EXACT_BITS:

@@ -1,8 +1,8 @@
-"""What a marker says of its part's sort columns: `{column: [min, max, null count]}`, for skipping whole parts.
+"""Column statistics in a marker (file entry): `{column: [min, max, null count]}`, by which readers skip parts.
 
-Integers and booleans are JSON's own; all else is DuckDB's text of the value. A long text is cut, so that the two are
-bounds, and need not be values of the column. A column whose values have no such order is left out: a reader must take a
-missing column for "anything".
+Integers and booleans are JSON values. Values of other types are DuckDB's texts. Long texts are truncated, so minimum
+and maximum are bounds and need not be values of the column. Columns whose values have no such order have no
+statistics. A reader must treat a column without statistics as one that can have any value.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = [
     "without_texts",
 ]
 
-# A longer text would bloat the log for little. In characters.
+# Longer texts are truncated to so many characters, to keep the log small.
 TEXT_MAX = 64
-# What follows the last character before the surrogates, which no text can hold.
+# The first character after the surrogates, which no text can contain.
 _AFTER_SURROGATES = 0xE000
 
-#: Least and greatest value, as text, and the number of nulls.
+#: Minimum and maximum as text, and the number of nulls.
 Bounds = tuple[str | None, str | None, int]
 
 _JSON_TYPES = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "BOOLEAN")
@@ -48,10 +48,10 @@ TEXT_TYPES = ("VARCHAR", "DATE", "TIME", "TIMESTAMP", "TIMESTAMP_NS", "TIMESTAMP
 def statistics_columns(
     sort_by: Sequence[str], columns: Mapping[str, str], expressions: Iterable[PartitionExpression] = ()
 ) -> dict[str, str]:
-    """The columns that get statistics, with their types: those that sort the table, and those by which it is divided.
+    """Return the columns that get statistics, with their types: the sort columns and the partition columns.
 
-    A partition expression that is simply a column has one value in most parts; but a row may be in another partition
-    than its values say, so that its path tells nothing of the column.
+    A partition expression that is just a column has one value in most parts. Its statistics are needed nevertheless: a
+    row may be in another partition than its values compute, so the path does not determine the column.
     """
     names = {e.column.casefold() for e in expressions}
     wanted = [*sort_by, *(c for c in columns if c.casefold() in names)]
@@ -59,13 +59,13 @@ def statistics_columns(
 
 
 def figures_sql(columns: Mapping[str, str]) -> str:
-    """An aggregate whose value is the list of texts that `encode_statistics` takes."""
+    """Return SQL of an aggregate whose value is the list of texts that `encode_statistics` takes."""
     figures = (f"CAST({f}({quote_name(c)}) AS VARCHAR)" for c in columns for f in ("min", "max", "count"))
     return f"[{', '.join(figures)}]::VARCHAR[]"
 
 
 def encode_statistics(columns: Mapping[str, str], figures: Sequence[str | None], rows: int) -> Stats:
-    """A marker's `s`, from min, max and count of each column in turn; UNSET when there is nothing to say."""
+    """Encode a marker's `s` from min, max and count of each column in turn; UNSET if there are no statistics."""
     stats = {}
     for n, (column, type_) in enumerate(columns.items()):
         low, high, present = figures[3 * n : 3 * n + 3]
@@ -82,13 +82,13 @@ def encode_statistics(columns: Mapping[str, str], figures: Sequence[str | None],
 
 
 def _above(text: str) -> str | None:
-    """The text itself, or when it is long, a short one that is greater; None when there is none.
+    """Return the text, or a shorter one that is greater if it is too long; None if there is none.
 
-    The order is that of the characters' numbers, which is that of the UTF-8 bytes.
+    The order is by code point, which is the order of the UTF-8 bytes.
     """
     if len(text) <= TEXT_MAX:
         return text
-    kept = text[:TEXT_MAX].rstrip(chr(0x10FFFF))  # nothing comes after that character
+    kept = text[:TEXT_MAX].rstrip(chr(0x10FFFF))  # no character is greater
     if not kept:
         return None
     after = ord(kept[-1]) + 1
@@ -96,23 +96,23 @@ def _above(text: str) -> str | None:
 
 
 def prune_by_bounds(markers: Sequence[Marker], column: str, type_: str, condition: str) -> list[Marker]:
-    """The markers of the parts that may hold a row for which something is true of a column of this DuckDB type.
+    """Return the markers of the parts that may have a row for which a condition on one column is true.
 
-    `condition` is SQL over the part's `lo` and `hi` of the column, its number of `nulls` and of `rows`, and is false or
-    null where there is no such row. A part that says nothing of the column stays, and so does one whose figures cannot
-    be read: another program may have written them.
+    `condition` is SQL over the part's `lo` and `hi` of the column (in DuckDB type `type_`), its number of `nulls` and
+    of `rows`. It is false or null if there is no such row. Parts without statistics of the column remain. So do parts
+    with unreadable statistics, which another program may have written.
     """
     figures = [bounds(marker, column) for marker in markers]
     columns = zip(*(f or (None, None, None) for f in figures), strict=True)
     lo, hi, nulls = (list(c) for c in columns) if markers else ([], [], [])
     with scratch_connection() as con:
-        found = con.execute(
+        results = con.execute(
             f"""
-            WITH told AS (
+            WITH stats AS (
                 SELECT unnest(CAST($known AS BOOLEAN[])) AS known, unnest(CAST($lo AS VARCHAR[])) AS lo_text,
                        unnest(CAST($hi AS VARCHAR[])) AS hi_text, unnest(CAST($nulls AS BIGINT[])) AS nulls,
                        unnest(CAST($rows AS BIGINT[])) AS rows),
-            typed AS (SELECT *, TRY_CAST(lo_text AS {type_}) AS lo, TRY_CAST(hi_text AS {type_}) AS hi FROM told)
+            typed AS (SELECT *, TRY_CAST(lo_text AS {type_}) AS lo, TRY_CAST(hi_text AS {type_}) AS hi FROM stats)
             SELECT NOT known OR (lo_text IS NOT NULL AND lo IS NULL) OR (hi_text IS NOT NULL AND hi IS NULL)
                 OR coalesce(({condition}), lo IS NULL AND nulls IS DISTINCT FROM rows)
             FROM typed
@@ -125,51 +125,51 @@ def prune_by_bounds(markers: Sequence[Marker], column: str, type_: str, conditio
                 "rows": [m.rows for m in markers],
             },
         ).fetchall()
-    return [marker for marker, (stays,) in zip(markers, found, strict=True) if stays]
+    return [marker for marker, (remains,) in zip(markers, results, strict=True) if remains]
 
 
 def bounds(marker: Marker, column: str) -> Bounds | None:
-    """Least and greatest value, as text, and nulls; None when the marker does not tell, or not in our way."""
-    [[found]] = bounds_of([marker.stats], {column: ""})
-    return found
+    """Return the bounds of a column; None if the marker has no valid statistics of it."""
+    [[of_column]] = bounds_of([marker.stats], {column: ""})
+    return of_column
 
 
 def without_texts(stats: Stats) -> Stats:
-    """Statistics without the columns whose bounds are texts.
+    """Return the statistics without the columns whose bounds are texts.
 
-    A part that was superseded may have been written when its column had another type: then texts have another order.
+    A superseded part may have been written when its column had another type, in which texts have another order.
     """
     if isinstance(stats, msgspec.UnsetType):
         return stats
     try:
-        found = msgspec.json.decode(stats)
+        decoded = msgspec.json.decode(stats)
     except msgspec.DecodeError:
         return msgspec.UNSET
-    if not isinstance(found, dict):
+    if not isinstance(decoded, dict):
         return msgspec.UNSET
-    kept = {c: b for c, b in found.items() if isinstance(b, list) and not any(isinstance(one, str) for one in b)}
-    if len(kept) == len(found):
+    kept = {c: b for c, b in decoded.items() if isinstance(b, list) and not any(isinstance(one, str) for one in b)}
+    if len(kept) == len(decoded):
         return stats
     return msgspec.Raw(msgspec.json.encode(kept)) if kept else msgspec.UNSET
 
 
 def bounds_of(stats: Sequence[Stats], columns: Mapping[str, str]) -> list[list[Bounds | None]]:
-    """What each marker tells of some columns of these DuckDB types ("": of any), in their order.
+    """Return the bounds of these columns for each marker, in their order. A type of "" means any type.
 
-    None where it does not tell, or not in our way: another program may have written it.
+    Bounds are None if a marker has no statistics of the column, or invalid ones from another program.
     """
     decoder = _decoder(tuple(columns.items()))
     texts = [b"{}" if isinstance(one, msgspec.UnsetType) else one for one in stats]
     try:
-        told = decoder.decode_lines(b"\n".join(texts))
+        decoded = decoder.decode_lines(b"\n".join(texts))
     except msgspec.DecodeError:
-        told = []
-    if len(told) != len(texts):
-        told = [_decoded(decoder, text) for text in texts]
-    found = map(msgspec.structs.astuple, told)
+        decoded = []
+    if len(decoded) != len(texts):
+        decoded = [_decoded(decoder, text) for text in texts]
+    tuples = map(msgspec.structs.astuple, decoded)
     if all(type_ in TEXT_TYPES for type_ in columns.values()):
-        return list(map(list, found))
-    return [[t and (_text(t[0]), _text(t[1]), t[2]) for t in of_part] for of_part in found]
+        return list(map(list, tuples))
+    return [[t and (_text(t[0]), _text(t[1]), t[2]) for t in of_part] for of_part in tuples]
 
 
 def _decoded(decoder: msgspec.json.Decoder[msgspec.Struct], text: bytes | msgspec.Raw) -> msgspec.Struct:
@@ -185,14 +185,14 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 @lru_cache(maxsize=64)
 def _decoder(columns: tuple[tuple[str, str], ...]) -> msgspec.json.Decoder[msgspec.Struct]:
-    """Of those columns alone: it skips the others."""
+    """Return a decoder of these columns, which skips the others."""
     fields = [(f"c{n}", tuple[_of_type(t), _of_type(t), _Count] | None, None) for n, (_, t) in enumerate(columns)]  # type: ignore[misc]
     names = {f"c{n}": column for n, (column, _) in enumerate(columns)}
-    return msgspec.json.Decoder(msgspec.defstruct("Told", fields, rename=names))
+    return msgspec.json.Decoder(msgspec.defstruct("ColumnBounds", fields, rename=names))
 
 
 def _of_type(type_: str) -> Any:
-    """What JSON has for the bounds of a type."""
+    """Return the Python type of the bounds of a DuckDB type in JSON."""
     if type_ in TEXT_TYPES:
         return str | None
     return (bool if type_ == "BOOLEAN" else int) | None if type_ in _JSON_TYPES else _Bound

@@ -1,8 +1,8 @@
-"""One SQL expression that somebody else wrote: parsed and checked, not pasted.
+"""Checks of untrusted SQL expressions, and helpers for DuckDB's syntax trees.
 
-Partition expressions and predicates may come from a `_table.json` or a job's configuration. What passes is one DuckDB
-expression over a row's own columns, without subqueries, windows, aggregates or volatile functions: it has one
-value for a row, whenever it is asked. The SQL that runs is made from the syntax tree that was checked.
+Partition expressions and predicates can come from a `_table.json` or a job's configuration. Each must be one DuckDB
+expression over a row's own columns, without subqueries, windows, aggregates or volatile functions, so that it always
+has the same value for a row. The SQL that runs is written from the checked syntax tree.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = [
     "walk",
 ]
 
-# Deeper trees exhaust the stack of whatever walks them; DuckDB's own limit is 1,000 expressions.
+# Deeper trees exhaust the stack of code that walks them. DuckDB's own limit is 1,000 expressions.
 _LEVELS_MAX = 500
-# What DuckDB takes anything for a truth value in: `d = 1 OR 2` is true for every row.
+# In these, DuckDB takes any value for a truth value: `d = 1 OR 2` is true for every row.
 _LOGIC = frozenset(("CONJUNCTION_AND", "CONJUNCTION_OR", "OPERATOR_NOT"))
 _TOO_DEEP: dict[str, Any] = {"error": True, "error_message": "it is nested too deep"}
 
@@ -47,11 +47,11 @@ _UNSTABLE_KEYWORDS = frozenset((
     "current_user", "localtime", "localtimestamp", "session_user",
 ))
 # fmt: on
-# DuckDB calls these consistent, and what they give depends on the time or on chance.
-_UNSTABLE_BESIDES = frozenset(
+# DuckDB declares these consistent, although they depend on the time or on chance.
+_UNSTABLE_THOUGH_CONSISTENT = frozenset(
     ("age", "ago", "array_shuffle", "current_localtime", "current_localtimestamp", "list_shuffle", "vector_type")
 )
-# Functions that see or change more than their arguments: settings, variables, sequences, the catalog, the connection.
+# Functions that read or change more than their arguments: settings, variables, sequences, the catalog, the connection.
 # fmt: off
 _BEYOND_ARGUMENTS = frozenset((
     "current_catalog", "current_connection_id", "current_database", "current_query", "current_query_id",
@@ -67,7 +67,7 @@ _OF_ARGUMENTS = frozenset(("pg_size_pretty", "pg_typeof"))
 
 @dataclass(frozen=True, slots=True)
 class Conjunct:
-    """One condition, and the columns that it names, case folded. A parameter of a lambda looks like a column."""
+    """A condition, and the columns that it names, case folded. A parameter of a lambda looks like a column."""
 
     sql: str
     columns: frozenset[str]
@@ -75,25 +75,25 @@ class Conjunct:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """`sql` is the expression without its alias, safe in a SELECT list or WHERE clause on a line of its own."""
+    """A checked expression. `sql` lacks the alias and is safe in a SELECT list or WHERE clause on a line of its own."""
 
     sql: str
-    #: The name after AS; empty when there is none.
+    #: The name after AS; empty if there is none.
     alias: str
-    #: The column that the whole expression is; empty when it is more than one.
+    #: The column, if the whole expression is just a column; otherwise empty.
     column: str
-    #: What the expression is the AND of; itself when it is no AND.
+    #: The operands of the top-level AND; otherwise the expression itself.
     conjuncts: tuple[Conjunct, ...]
-    #: The operands of AND, OR and NOT that are none of these themselves; the expression when it is none of these.
+    #: The leaves of the tree of AND, OR and NOT.
     conditions: tuple[Conjunct, ...]
-    #: The operands of each OR among them.
+    #: The operands of each OR in that tree.
     alternatives: tuple[Conjunct, ...]
 
 
 def parse_expression(text: str, *, refuse: Callable[[str], IceDBError], stable: bool = True) -> Expression:
-    """The expression in `text`. What is wrong with it is put to `refuse`, whose error is raised.
+    """Parse and check the expression in `text`. Raises the error that `refuse` returns for the reason.
 
-    With `stable`, it must have the same value whenever it is asked; else it may call `now()`.
+    With `stable`, the expression must always have the same value. Otherwise it may call `now()`.
     """
     if not isinstance(text, str):
         raise refuse("is empty")
@@ -103,17 +103,17 @@ def parse_expression(text: str, *, refuse: Callable[[str], IceDBError], stable: 
     return parsed
 
 
-@lru_cache(maxsize=1024)  # a commit asks for the same ones again and again, and each takes DuckDB some milliseconds
+@lru_cache(maxsize=1024)  # a commit parses the same ones repeatedly, and each takes DuckDB some milliseconds
 def _parsed(text: str, stable: bool) -> Expression | str:
-    """The expression, or what is wrong with it."""
+    """Return the expression, or the reason why it is invalid."""
     try:
         return _parse(text, stable)
-    except _InvalidExpression as refused:
-        return str(refused)
+    except _InvalidExpression as reason:
+        return str(reason)
 
 
 class _InvalidExpression(Exception):
-    """What is wrong with an expression, before whoever asked makes an error of it."""
+    """The reason why an expression is invalid. The caller turns it into its own error."""
 
 
 def _parse(text: str, stable: bool) -> Expression:
@@ -147,7 +147,7 @@ def _parse(text: str, stable: bool) -> Expression:
 
 
 def _conditions(expression: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """The operands of AND, OR and NOT that are none of these themselves, and the operands of each OR."""
+    """Return the leaves of the tree of AND, OR and NOT, and the operands of each OR."""
     conditions: list[Mapping[str, Any]] = []
     alternatives: list[Mapping[str, Any]] = []
     waiting = [expression]
@@ -163,7 +163,7 @@ def _conditions(expression: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]],
 
 
 def is_type(text: str) -> bool:
-    """Whether `text` is the name of a type and nothing else: safe inside `CAST(... AS text)`."""
+    """Return whether `text` is the name of a type and nothing else, so that it is safe inside `CAST(... AS text)`."""
     tree = syntax_tree(f"SELECT\nCAST(NULL AS {text}\n)\n")
     if tree.get("error") or len(tree["statements"]) != 1:
         return False
@@ -196,12 +196,12 @@ def _table_functions() -> frozenset[str]:
             "SELECT function_name FROM duckdb_functions() GROUP BY function_name "
             "HAVING bool_and(function_type IN ('table', 'table_macro', 'pragma'))"
         )
-        # An expression may hold an unnest to DuckDB; that it has several values is said where that is found.
+        # DuckDB allows `unnest` in an expression. Its several values are rejected when the expression is bound.
         return frozenset(str(name).lower() for (name,) in rows.fetchall()) - {"unnest"}
 
 
 def is_stable(expression: Mapping[str, Any]) -> bool:
-    """Whether an expression, by its syntax tree, has the same value for a row whenever and wherever it is asked."""
+    """Return whether an expression, as a syntax tree, always has the same value for a row."""
     try:
         _check(expression, stable=True)
     except _InvalidExpression:
@@ -210,19 +210,19 @@ def is_stable(expression: Mapping[str, Any]) -> bool:
 
 
 def sees_more(function: str) -> bool:
-    """Whether a function, by its name in small letters, sees or changes more than the arguments that it is given."""
+    """Return whether a function, by its name in lower case, reads or changes more than its arguments."""
     beyond = function in _BEYOND_ARGUMENTS or function.startswith(_BEYOND_ARGUMENTS_PREFIXES)
     return beyond and function not in _OF_ARGUMENTS
 
 
 def select_items_sql(expressions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The SQL of expressions again, without their aliases, from their trees: what was checked is what will run."""
+    """Write the SQL of expressions from their syntax trees, without aliases."""
     with scratch_connection() as con:
         return items_sql(con, expressions)
 
 
 def items_sql(con: duckdb.DuckDBPyConnection, expressions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """`select_items_sql` by a connection that is there already. Raises DuckDB's errors for what is no expression."""
+    """Run `select_items_sql` on a given connection. Raises DuckDB's errors for a tree that is no expression."""
     tree = _serialized(con, "SELECT 1")
     texts = []
     for expression in expressions:
@@ -232,7 +232,7 @@ def items_sql(con: duckdb.DuckDBPyConnection, expressions: Sequence[Mapping[str,
 
 
 def query_sql(tree: Mapping[str, Any]) -> str:
-    """The SQL of a query's syntax tree. Raises DuckDB's errors for a tree that cannot be written as SQL."""
+    """Write the SQL of a query's syntax tree. Raises DuckDB's errors for a tree that cannot be written as SQL."""
     with scratch_connection() as con:
         return _to_sql(con, tree)
 
@@ -243,18 +243,18 @@ def _to_sql(con: duckdb.DuckDBPyConnection, tree: Mapping[str, Any]) -> str:
 
 
 def syntax_tree(sql: str) -> dict[str, Any]:
-    """DuckDB's syntax tree of queries, under "statements". If there is none, "error" is true; "error_message" says why.
+    """Parse queries into DuckDB's syntax tree, with the key "statements".
 
-    Nothing is bound or run, and no name is looked up.
+    For invalid SQL, "error" is true and "error_message" has the reason. No name is resolved, and nothing is run.
     """
     with scratch_connection() as con:
         return tree_of(con, sql)
 
 
 def tree_of(con: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
-    """`syntax_tree` by a connection that is there already."""
+    """Run `syntax_tree` on a given connection."""
     if "\0" in sql:
-        return {"error": True, "error_message": "it holds a zero character"}  # where DuckDB's parser would stop
+        return {"error": True, "error_message": "it holds a zero character"}  # at which DuckDB's parser would stop
     try:
         sql.encode()
         tree = _serialized(con, sql)
@@ -264,7 +264,7 @@ def tree_of(con: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
         return _TOO_DEEP
     for node in walk(tree):
         _keep_double(node)
-    return _TOO_DEEP if _levels(tree) > _LEVELS_MAX else tree  # as it will be when its SQL is parsed again
+    return _TOO_DEEP if _levels(tree) > _LEVELS_MAX else tree
 
 
 def _serialized(con: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def _serialized(con: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
 
 
 def _keep_double(node: dict[str, Any]) -> None:
-    """Make a DOUBLE such as `1e3` a cast: DuckDB writes it as `1000.0`, which is a DECIMAL when it is read again."""
+    """Replace a DOUBLE such as `1e3` by a cast, because DuckDB writes it as `1000.0`, which it parses as a DECIMAL."""
     value = node["value"] if node.get("class") == "CONSTANT" else None
     if value and value["type"]["id"] == "DOUBLE" and not value["is_null"]:
         text = {"type": {"id": "VARCHAR", "type_info": None}, "is_null": False, "value": repr(float(value["value"]))}
@@ -289,7 +289,7 @@ def _has_clauses(node: Mapping[str, Any]) -> bool:
 
 
 def walk(tree: object) -> Iterator[dict[str, Any]]:
-    """Every object of a syntax tree, from the root down, each before what it holds."""
+    """Yield every object of a syntax tree in pre-order."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -301,20 +301,20 @@ def walk(tree: object) -> Iterator[dict[str, Any]]:
 
 
 def replaced(tree: Any, replacement: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]) -> Any:
-    """A copy of a syntax tree in which each object has its replacement's place, and is as it was where that is None.
+    """Return a copy of a syntax tree with objects replaced. An object stays if its replacement is None.
 
-    What a replacement holds is not looked at.
+    The children of a replacement are not visited.
     """
     whole: Any = [tree]
-    waiting: list[tuple[Any, Any]] = [(whole, 0)]  # not by recursion, which ends before the deepest tree does
+    waiting: list[tuple[Any, Any]] = [(whole, 0)]  # no recursion, whose limit the deepest trees exceed
     while waiting:
         copy, place = waiting.pop()
         node = copy[place]
         if isinstance(node, list):
             copy[place] = [*node]
             waiting.extend((copy[place], n) for n in range(len(node)))
-        elif isinstance(node, dict) and (found := replacement(node)) is not None:
-            copy[place] = found
+        elif isinstance(node, dict) and (new := replacement(node)) is not None:
+            copy[place] = new
         elif isinstance(node, dict):
             copy[place] = {**node}
             waiting.extend((copy[place], key) for key in node)
@@ -322,7 +322,7 @@ def replaced(tree: Any, replacement: Callable[[Mapping[str, Any]], Mapping[str, 
 
 
 def renamed(tree: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Mapping[str, Any]:
-    """A copy of a syntax tree in which columns have no qualifiers, and the other `names`, by the folded ones."""
+    """Return a copy of a syntax tree with unqualified columns. `names` maps folded names to new ones."""
 
     def column(node: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if node.get("class") != "COLUMN_REF":
@@ -335,7 +335,7 @@ def renamed(tree: Mapping[str, Any], names: Mapping[str, str] | None = None) -> 
 
 
 def _levels(tree: object) -> int:
-    """How deep a tree is nested."""
+    """Return the depth of a tree."""
     levels, row = 0, [tree]
     while row := [n for node in row for n in _children(node)]:
         levels += 1
@@ -361,11 +361,11 @@ def _column_name(expression: Mapping[str, Any]) -> str:
 def _unstable_functions() -> frozenset[str]:
     with scratch_connection() as con:
         rows = con.execute("SELECT DISTINCT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT'")
-        return frozenset(str(name) for (name,) in rows.fetchall()) | _UNSTABLE_KEYWORDS | _UNSTABLE_BESIDES
+        return frozenset(str(name) for (name,) in rows.fetchall()) | _UNSTABLE_KEYWORDS | _UNSTABLE_THOUGH_CONSISTENT
 
 
 def _keyword(expression: Mapping[str, Any]) -> str:
-    """What a bare word calls: to the parser, `current_date` is a column's name. Empty: nothing."""
+    """Return the function that a bare word calls, or an empty text. The parser takes `current_date` for a column."""
     names: list[str] = expression["column_names"] if expression.get("class") == "COLUMN_REF" else []
     name = str(names[0]).casefold() if len(names) == 1 else ""
     return name if name in _UNSTABLE_KEYWORDS else ""

@@ -1,9 +1,9 @@
-"""The SQL of ready-made merging tables: what a merge makes of a partition's rows, and the view `final`.
+"""The SQL of merging tables (Dedup, Replacing, Aggregating), for merges (compaction) and for the relation `final`.
 
-Each is one query that gives the same whether it is asked of all rows at once, or of what it gave for some of them and
-the rest. So a merge may take any parts of a partition, in any order, and `final` may ask again at any time. Where
-several rows would do, the choice goes by the values of all columns in the order of their names: a column that comes
-later, null in every older row, does not change it. Null keys are equal to each other.
+Each query is associative: it returns the same for all rows at once as for its result over some of them with the rest.
+So a merge can take any parts of a partition in any order, and `final` is right at any time. If several rows qualify,
+the values of all columns, in the order of their names, decide. A column that is added later is null in older rows and
+does not change the choice. Null keys are equal to each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
     "seeds",
 ]
 
-#: The relation that a merge's query reads.
+#: The relation that a merge query reads.
 MERGED = "source_files"
 
 _INTEGERS = frozenset(("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT"))
@@ -34,9 +34,9 @@ _NUMBERS = _INTEGERS | {"FLOAT", "DOUBLE"}
 
 
 def merge_sql(merging: Merging, columns: Mapping[str, str], *, table: str) -> str:
-    """A query over `source_files` with these columns, all of which it gives again.
+    """Return a query over `source_files` that returns these columns.
 
-    Raises InvalidBatch for a column that an aggregating table was not told what to do with.
+    Raises InvalidBatch for a column that an aggregating table does not name.
     """
     return _merged(merging, columns, rows=MERGED, kept=(), table=table)
 
@@ -44,9 +44,9 @@ def merge_sql(merging: Merging, columns: Mapping[str, str], *, table: str) -> st
 def final_sql(
     merging: Merging, columns: Mapping[str, str], partition_columns: Sequence[str], *, rows: str, table: str
 ) -> str:
-    """The query of `final` over `rows`: a relation with `columns` and with columns that tell a partition.
+    """Return the query of `final` over the relation `rows`, which has `columns` and `partition_columns`.
 
-    The rows of a partition are equal in all `partition_columns`, which the answer has as well. Raises as `merge_sql`.
+    The rows of a partition are equal in all `partition_columns`. The result has these, too. Raises as `merge_sql`.
     """
     return _merged(merging, columns, rows=rows, kept=partition_columns, table=table)
 
@@ -71,10 +71,10 @@ def _aggregated(
 ) -> str:
     aggregates = {c: _sum(c, columns[c], quote_name(c)) for c in merging.sum if c in columns}
     if (count := merging.count) in columns:
-        # A row without a count is of a program that does not seed it: one row, which nobody has counted yet.
+        # A row without a count was written by a program that does not set it, and counts as one row.
         aggregates[count] = _sum(count, columns[count], f"coalesce({quote_name(count)}, 1)")
     aggregates |= {c: f"max({quote_name(c)})" for c in merging.max if c in columns}
-    # The least one, that it does not depend on which rows come first.
+    # `any` is the minimum, so that the result does not depend on the order of rows.
     aggregates |= {c: f"min({quote_name(c)})" for c in (*merging.min, *merging.any) if c in columns}
     select = [f"{aggregates[c]} AS {quote_name(c)}" if c in aggregates else quote_name(c) for c in columns]
     select += map(quote_name, kept)
@@ -83,17 +83,17 @@ def _aggregated(
 
 
 def _sum(column: str, type_: str, value: str) -> str:
-    """A sum that has the column's type, or says that it cannot."""
+    """Return SQL of a sum in the column's type, which raises an error on overflow."""
     total = f"sum({value})"
     if type_ in ("FLOAT", "DOUBLE"):
         return f"CAST({total} AS {type_})"
-    wrong = quote_text(f"a sum of the column '{column}' is beyond {type_}; give the column a wider type. It is ")
+    wrong = quote_text(f"a sum of the column '{column}' is beyond {type_}. Give the column a wider type. The sum is ")
     cast = f"TRY_CAST({total} AS {type_})"
     return f"CASE WHEN {total} IS NOT NULL AND {cast} IS NULL THEN error({wrong} || {total}) ELSE {cast} END"
 
 
 def named_columns(merging: Merging) -> list[str]:
-    """The columns that a merging table speaks of, in order, as often as it does."""
+    """Return the columns that the merging of a table names, in order, with repetitions."""
     if isinstance(merging, Dedup):
         return list(merging.by)
     if isinstance(merging, Replacing):
@@ -105,10 +105,10 @@ def named_columns(merging: Merging) -> list[str]:
 def check_merging(
     merging: Merging, *, table: str, columns: Mapping[str, str] | None = None, partition_inputs: Collection[str] = ()
 ) -> None:
-    """Raise InvalidOption or UnknownColumn for what no merging table can be.
+    """Raise InvalidOption or UnknownColumn for an invalid merging.
 
-    `columns`: the table's, when they are known. `partition_inputs`: those that its partition expressions use, in any
-    case of letters.
+    `columns` are the table's, if there are any yet. `partition_inputs` are the columns that its partition expressions
+    use, in any case of letters.
     """
     if not isinstance(merging, Dedup | Replacing | Aggregating):
         raise InvalidOption(f"{table}: merging is {merging!r}; give a Dedup, Replacing or Aggregating.")
@@ -152,7 +152,7 @@ def _check_known(merging: Merging, columns: Mapping[str, str], table: str) -> No
 
 
 def check_aggregated_types(merging: Merging | None, columns: Mapping[str, str], *, table: str) -> None:
-    """Raise InvalidOption for a column that has no sum, or is no count; those that are not there yet may still be."""
+    """Raise InvalidOption for a column that cannot be summed or counted. Columns that are missing are not checked."""
     if not isinstance(merging, Aggregating):
         return
     for column in (c for c in merging.sum if c in columns):
@@ -165,7 +165,7 @@ def check_aggregated_types(merging: Merging | None, columns: Mapping[str, str], 
 
 
 def check_keys(merging: Merging | None, columns: Collection[str], *, table: str) -> None:
-    """Raise UnknownColumn when a column of the key is not there: without it, rows with other keys would be one."""
+    """Raise UnknownColumn if a key column is missing, because rows with different keys would become one."""
     if merging is not None and (lacking := [c for c in merging.by if c not in columns]):
         raise UnknownColumn(
             f"{table}: the key of a row is '{lacking[0]}', among others, and the table has no such column (it has "
@@ -174,19 +174,19 @@ def check_keys(merging: Merging | None, columns: Collection[str], *, table: str)
 
 
 def check_batch_columns(merging: Merging | None, columns: Iterable[str], *, table: str) -> None:
-    """Raise InvalidBatch for a column that an aggregating table was not told what to do with."""
+    """Raise InvalidBatch for a column that an aggregating table does not name."""
     if not isinstance(merging, Aggregating):
         return
     named = set(named_columns(merging))
     if unnamed := [c for c in columns if c not in named]:
         raise InvalidBatch(
-            f"{table}: the table aggregates its rows, and nobody said how to aggregate the column '{unnamed[0]}'. "
-            f"Leave it out, or name it in by, sum, min, max or any of the table's merging (it names {sorted(named)})."
+            f"{table}: the table aggregates its rows, and its merging does not name the column '{unnamed[0]}'. Leave "
+            f"it out, or name it in by, sum, min, max or any of the table's merging (it names {sorted(named)})."
         )
 
 
 def seeds(merging: Merging | None, columns: Iterable[str]) -> dict[str, str]:
-    """What a batch with `columns` lacks and every row is stored with: column -> SQL of its value."""
+    """Return the columns that are added to every row of a batch with `columns`: column -> SQL of its value."""
     if not isinstance(merging, Aggregating) or not merging.count or merging.count in set(columns):
         return {}
     return {merging.count: "1::BIGINT"}

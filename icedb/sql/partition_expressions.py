@@ -1,10 +1,10 @@
-"""Partition expressions: DuckDB SQL with a name, evaluated by one engine wherever rows are written.
+"""Partition expressions: named DuckDB expressions, which DuckDB evaluates wherever rows are written.
 
     ["strftime(make_timestamp(ts * 1000), '%Y-%m-%d') AS d", "user_id AS u", "country"]
 
-An expression may come from a `_table.json` that somebody else wrote, so it is parsed, not pasted: exactly one
-named expression over the row's own columns, without subqueries, windows, aggregates or volatile functions (a
-row must belong to the same partition whenever it is asked).
+An expression can come from an untrusted `_table.json`, so it is parsed and checked. It must be exactly one named
+expression over the row's own columns, without subqueries, windows, aggregates or volatile functions, because a row
+must always belong to the same partition.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ _PROBE = f"{RESERVED}partition_value"
 
 @dataclass(frozen=True, slots=True)
 class PartitionExpression:
-    """`sql` is the expression without its name, checked; safe to put into a SELECT list on a line of its own."""
+    """A checked partition expression. `sql` lacks the name and is safe in a SELECT list on a line of its own."""
 
     name: str
     sql: str
-    #: Only the paths tell the value (`path_columns` of the spec): no row's columns do, and `sql` is null.
+    #: Whether only the paths have the value (`path_columns` of the spec). Then `sql` is null.
     path_only: bool = False
     #: The columns that it names, case folded. A parameter of a lambda looks like a column.
     columns: frozenset[str] = frozenset()
-    #: The column that it is, and nothing else, as it was written; empty when it is more.
+    #: The column, as written, if the expression is just a column; otherwise empty.
     column: str = ""
 
 
 def partition_expressions(spec: TableSpec, *, table: str) -> tuple[PartitionExpression, ...]:
-    """All partition columns of a spec, in the order of a path. Raises InvalidPartitionExpression, InvalidOption."""
+    """Return all partition columns of a spec in path order. Raises InvalidPartitionExpression, InvalidOption."""
     computed = parse_partition_by(spec.partition_by, table=table)
-    told = tuple(
+    path_only = tuple(
         PartitionExpression(
             name, f"CAST(NULL AS {checked_type(type_, what=f'path column {name!r}', table=table)})", True
         )
         for name, type_ in spec.path_columns.items()
     )
-    names = [e.name.casefold() for e in (*computed, *told)]
+    names = [e.name.casefold() for e in (*computed, *path_only)]
     if reserved := [n for n in names if n.startswith(RESERVED)]:
         raise InvalidPartitionExpression(
             f"{table}: the partition column '{reserved[0]}' has a reserved name. Rename it."
@@ -59,11 +59,11 @@ def partition_expressions(spec: TableSpec, *, table: str) -> tuple[PartitionExpr
         raise InvalidPartitionExpression(
             f"{table}: a partition column has two meanings: {list(spec.partition_by)}, {list(spec.path_columns)}."
         )
-    return computed + told
+    return computed + path_only
 
 
 def parse_partition_by(partition_by: Sequence[str], *, table: str) -> tuple[PartitionExpression, ...]:
-    """The expressions of a spec. Raises InvalidPartitionExpression, naming the expression and the remedy."""
+    """Return the expressions of a spec. Raises InvalidPartitionExpression."""
     if isinstance(partition_by, str):
         raise InvalidPartitionExpression(f"{table}: partition_by is a list of expressions, not one text.")
     parsed = tuple(_parse(text, table) for text in partition_by)
@@ -73,7 +73,7 @@ def parse_partition_by(partition_by: Sequence[str], *, table: str) -> tuple[Part
     return parsed
 
 
-@lru_cache(maxsize=256)  # a table is opened more often than it is altered
+@lru_cache(maxsize=256)  # tables are opened more often than altered
 def _parse(text: str, table: str) -> PartitionExpression:
     def refuse(why: str) -> InvalidPartitionExpression:
         return InvalidPartitionExpression(
@@ -86,7 +86,7 @@ def _parse(text: str, table: str) -> PartitionExpression:
     if not name:
         raise refuse("has no name; add 'AS name'")
     columns = frozenset[str]().union(*(c.columns for c in parsed.conjuncts))
-    # Of a field of a STRUCT, `column` is its name.
+    # For a field of a STRUCT, `parsed.column` is the field's name.
     column = parsed.column if parsed.sql in (parsed.column, quote_name(parsed.column)) else ""
     return PartitionExpression(name, parsed.sql, columns=columns, column=column)
 
@@ -94,14 +94,14 @@ def _parse(text: str, table: str) -> PartitionExpression:
 def partition_types(
     expressions: Sequence[PartitionExpression], schema: Mapping[str, str], *, table: str
 ) -> dict[str, str]:
-    """Name -> DuckDB type of each partition column, for rows of this schema.
+    """Return name -> DuckDB type of each partition column, for rows of this schema.
 
-    Raises InvalidPartitionExpression when an expression does not fit the schema.
+    Raises InvalidPartitionExpression if an expression does not fit the schema.
     """
     return dict(_partition_types(tuple(expressions), tuple(schema.items()), table))
 
 
-@lru_cache(maxsize=256)  # the same for every batch of a table, and a connection takes longer than a small batch
+@lru_cache(maxsize=256)  # the same for every batch of a table, and a connection costs more than a small batch
 def _partition_types(
     expressions: tuple[PartitionExpression, ...], schema: tuple[tuple[str, str], ...], table: str
 ) -> dict[str, str]:
@@ -125,28 +125,28 @@ def _types(
     for expression in expressions:
         _check_user(expression, columns, table=table)
         try:
-            # Beside the row's columns, so that an aggregate is refused as it would be when rows are written.
+            # `*` makes DuckDB reject an aggregate, as it does when rows are written.
             query = f"SELECT *, {expression.sql} AS {_PROBE} FROM ({source})"
             described = describe(con, query)
             one_value = con.execute(f"SELECT count(*) FROM ({query})").fetchone() == (1,)
         except duckdb.Error as error:
-            found = _described(con, source, columns)
+            typed = ", ".join(_described(con, source, columns))
             raise InvalidPartitionExpression(
                 f"{table}: the partition expression '{expression.sql} AS {expression.name}' does not fit the rows: "
-                f"{str(error).splitlines()[0].rstrip('.')} (columns: {', '.join(found)}). Declare a type, cast "
+                f"{str(error).splitlines()[0].rstrip('.')} (columns: {typed}). Declare a type, cast "
                 "it in the expression (CAST(ts AS TIMESTAMP)), or correct the name."
             ) from None
         if not one_value:
             raise InvalidPartitionExpression(
-                f"{table}: the partition expression '{expression.sql} AS {expression.name}' gives several values, or "
-                "none, for one row. Use a function that gives exactly one."
+                f"{table}: the partition expression '{expression.sql} AS {expression.name}' returns several values, or "
+                "none, for one row. Use a function that returns exactly one."
             )
         types[expression.name] = described[_PROBE]
     return types
 
 
 def _described(con: duckdb.DuckDBPyConnection, source: str, columns: Sequence[str]) -> list[str]:
-    """Columns with their types; without, when a name is what made DuckDB refuse."""
+    """Return columns with their types, or without them if DuckDB rejects a column's name."""
     try:
         return sorted(f"{c} {t}" for c, t in describe(con, f"SELECT * FROM ({source})").items())
     except duckdb.Error:
@@ -154,9 +154,9 @@ def _described(con: duckdb.DuckDBPyConnection, source: str, columns: Sequence[st
 
 
 def path_value_types(values: Mapping[str, Sequence[str | None]]) -> dict[str, str]:
-    """Name -> the type of the values that paths have for it: BIGINT, DATE, TIMESTAMP, or VARCHAR.
+    """Return name -> type of its values in paths: BIGINT, DATE, TIMESTAMP or VARCHAR.
 
-    Only a type that writes each of them as it is: `07` is text.
+    The type must write each value exactly as the path has it, so `07` is text.
     """
     with scratch_connection() as con:
         return {name: _path_value_type(con, [v for v in of_name if v is not None]) for name, of_name in values.items()}
@@ -172,7 +172,7 @@ def _path_value_type(con: duckdb.DuckDBPyConnection, values: Sequence[str]) -> s
 
 
 def _check_user(expression: PartitionExpression, columns: Sequence[str], *, table: str) -> None:
-    """Without a column of that name, DuckDB takes `user` for its function, whose value is `duckdb` for every row."""
+    """Reject `user` if it is not a column: DuckDB would call its function, whose value is `duckdb` for every row."""
     if '"user"' not in expression.sql or "user" in {c.casefold() for c in columns}:
         return
     parsed = parse_expression(expression.sql, refuse=InvalidPartitionExpression)

@@ -1,9 +1,9 @@
-"""Predicates over a table's rows: which rows a deletion means, or a query with `where`.
+"""Predicates over a table's rows, for deletions and for queries with `where`.
 
-A predicate is one checked DuckDB expression over the columns of `t`, data and partition columns, whose value is a
-truth value. What is FALSE or NULL for a row leaves the row alone. An AND of several conditions is kept in pieces,
-for those that speak of partition columns only decide without opening a part. A predicate that chooses partitions is
-one over their columns alone.
+A predicate is one checked DuckDB expression of type BOOLEAN over the columns of `t`, data and partition columns. It
+selects a row if it is true, and not if it is FALSE or NULL. The operands of an AND are kept separately, because those
+over partition columns alone are decided without opening a part. A predicate that chooses partitions uses partition
+columns only.
 
 DuckDB takes any number for a truth value: `WHERE 2026-11-21` is true for every row. So a predicate, and each operand of
 its ANDs, ORs and NOTs, must have the type BOOLEAN.
@@ -32,13 +32,13 @@ _VALUE = f"{RESERVED}value"
 _PATH = f"{RESERVED}path"
 # The literals, as DuckDB writes them.
 _TRUE, _FALSE = "CAST('t' AS BOOLEAN)", "CAST('f' AS BOOLEAN)"
-# What a predicate may ask for the time.
+# The functions that return the current time.
 _TIMES = frozenset((
     "ago", "current_date", "current_localtime", "current_localtimestamp", "current_time", "current_timestamp",
     "get_current_time", "get_current_timestamp", "localtime", "localtimestamp", "now", "today",
     "transaction_timestamp",
 ))  # fmt: skip
-_ASKS_TIME = re.compile(rf"\b({'|'.join(sorted(_TIMES))})\b", re.IGNORECASE)
+_CALLS_CLOCK = re.compile(rf"\b({'|'.join(sorted(_TIMES))})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class Predicate:
     """A checked predicate. `sql` is safe in a WHERE clause over `t` on a line of its own."""
 
     sql: str
-    #: Those of its conditions that need only the partition columns.
+    #: The conditions that use only partition columns.
     of_partitions: tuple[str, ...]
-    #: Whether that is all of them.
+    #: Whether all conditions use only partition columns.
     is_of_partitions: bool
-    #: The syntax tree of `sql`, which nobody changes.
+    #: The syntax tree of `sql`. It must not be modified.
     tree: Mapping[str, Any] = field(repr=False, compare=False)
 
 
@@ -62,9 +62,9 @@ def check_predicate(
     table: str,
     at_once: bool = False,
 ) -> Predicate:
-    """The predicate in `text`, over rows with these columns. Raises InvalidOption, UnknownColumn.
+    """Check the predicate in `text` over rows with these columns. Raises InvalidOption, UnknownColumn.
 
-    With `at_once` it may ask for the time, which is asked for now, once: the predicate holds the answer.
+    With `at_once` it may call `now()`, which is evaluated once, here: the result replaces the call.
     """
 
     def refuse(why: str) -> InvalidOption:
@@ -74,24 +74,24 @@ def check_predicate(
         )
 
     columns = {**schema, **partition_schema}
-    if at_once and isinstance(text, str) and _ASKS_TIME.search(text):
-        given = parse_expression(text, refuse=refuse, stable=False)
-        parsed = parse_expression(_answered(given.sql, columns), refuse=refuse)
+    if at_once and isinstance(text, str) and _CALLS_CLOCK.search(text):
+        volatile = parse_expression(text, refuse=refuse, stable=False)
+        parsed = parse_expression(_with_current_time(volatile.sql, columns), refuse=refuse)
     else:
         parsed = parse_expression(text, refuse=refuse)
     if parsed.alias:
         raise refuse(f"has a name ('{parsed.alias}')")
     named = frozenset[str]().union(*(c.columns for c in parsed.conjuncts))
     if "user" in named - {c.casefold() for c in columns}:
-        raise _unknown("user", text, columns, table)  # DuckDB would take it for its function of that name
+        raise _unknown("user", text, columns, table)  # DuckDB would call its function of that name
     in_paths = {c.casefold() for c in partition_schema}
-    with scratch_connection() as con:  # one, for it takes longer than what it is asked
+    with scratch_connection() as con:  # only one, because it takes longer than the queries
         try:
             _bind(con, parsed.sql, columns)
         except duckdb.Error as error:
             raise _unfit(error, text, columns, table) from None
         _check_boolean(con, parsed, columns, refuse=refuse)
-        # By name, for DuckDB finds a meaning for some columns that are not there.
+        # Also checked by name, because DuckDB resolves some names that are not columns.
         needs_no_part = tuple(
             c.sql
             for c in parsed.conjuncts
@@ -102,30 +102,30 @@ def check_predicate(
 
 
 def _tree(con: duckdb.DuckDBPyConnection, sql: str) -> Mapping[str, Any]:
-    """The syntax tree of SQL that was checked: which parts are read is decided by what is asked of their rows."""
+    """Return the syntax tree of checked SQL. Pruning of parts uses the same SQL as the filter of rows."""
     tree: Mapping[str, Any] = tree_of(con, f"SELECT\n{sql}\n")["statements"][0]["node"]["select_list"][0]
     return tree
 
 
-def _answered(sql: str, columns: Mapping[str, str]) -> str:
-    """The expression with the time of now in the place of what asks for it."""
+def _with_current_time(sql: str, columns: Mapping[str, str]) -> str:
+    """Replace the functions that return the current time by its value."""
     names = {c.casefold() for c in columns}
     with scratch_connection() as con:
 
-        def answer(node: Mapping[str, Any]) -> Mapping[str, Any] | None:
-            if not _asks_time(node, names):
+        def value_of(node: Mapping[str, Any]) -> Mapping[str, Any] | None:
+            if not _calls_clock(node, names):
                 return None
-            [asked] = items_sql(con, [node])
-            [(text, type_)] = con.execute(f"SELECT CAST(({asked}) AS VARCHAR), typeof({asked})").fetchall()
+            [call] = items_sql(con, [node])
+            [(text, type_)] = con.execute(f"SELECT CAST(({call}) AS VARCHAR), typeof({call})").fetchall()
             return _tree(con, f"CAST({quote_text(text)} AS {type_})")
 
-        con.execute("BEGIN")  # the time of one transaction is one time
-        [answered] = items_sql(con, [replaced(_tree(con, sql), answer)])
-    return answered
+        con.execute("BEGIN")  # all calls in one transaction return the same time
+        [evaluated] = items_sql(con, [replaced(_tree(con, sql), value_of)])
+    return evaluated
 
 
-def _asks_time(node: Mapping[str, Any], columns: Collection[str]) -> bool:
-    if node.get("class") == "COLUMN_REF":  # to the parser, `current_date` is a column's name
+def _calls_clock(node: Mapping[str, Any], columns: Collection[str]) -> bool:
+    if node.get("class") == "COLUMN_REF":  # the parser takes `current_date` for a column
         name = str(node["column_names"][0]).casefold()
         return len(node["column_names"]) == 1 and name in _TIMES and name not in columns
     if node.get("class") != "FUNCTION" or node["function_name"] not in _TIMES:
@@ -134,7 +134,7 @@ def _asks_time(node: Mapping[str, Any], columns: Collection[str]) -> bool:
 
 
 def _bind(con: duckdb.DuckDBPyConnection, sql: str, columns: Mapping[str, str]) -> str:
-    """The type of an expression over rows with these columns; as a condition, so that it has one value per row."""
+    """Return the type of an expression over rows with these columns. A WHERE rejects aggregates."""
     con.execute(f"SELECT 1 FROM ({typed_nothing(columns)}) AS t WHERE (\n{sql}\n)")
     return _types(con, [sql], columns)[0]
 
@@ -182,9 +182,9 @@ def _unknown(column: str, text: str, columns: Mapping[str, str], table: str) -> 
 
 
 def check_partition_predicate(text: str, types: Mapping[str, str], *, table: str) -> str:
-    """The SQL of a predicate that chooses partitions, over partition columns of these types.
+    """Check a predicate that chooses partitions, over partition columns of these types, and return its SQL.
 
-    It names a partition column, also in each operand of an OR, or it is `true` or `false`. It may call `now()`.
+    It must name a partition column, also in each operand of an OR, or be `true` or `false`. It may call `now()`.
     Raises InvalidPartitionExpression.
     """
     refuse = _partition_refusal(text, types, table=table)
@@ -196,7 +196,7 @@ def check_partition_predicate(text: str, types: Mapping[str, str], *, table: str
             _bind(con, parsed.sql, types)
             _check_boolean(con, parsed, types, refuse=refuse)
         except duckdb.Error as error:
-            raise refuse(f"has no answer ({str(error).splitlines()[0]})") from None
+            raise refuse(f"cannot be evaluated ({str(error).splitlines()[0]})") from None
     if parsed.sql in (_TRUE, _FALSE):
         return parsed.sql
     in_paths = {name.casefold() for name in types}
@@ -204,7 +204,7 @@ def check_partition_predicate(text: str, types: Mapping[str, str], *, table: str
         raise refuse("names no partition column (write true to choose all partitions)")
     for one in parsed.alternatives:
         if not one.columns & in_paths and one.sql != _FALSE:
-            raise refuse(f"holds {quote_text(one.sql)} beside an OR, which names no partition column")
+            raise refuse(f"holds {quote_text(one.sql)} as an operand of OR, which names no partition column")
     return parsed.sql
 
 
@@ -223,7 +223,7 @@ def _partition_refusal(
 
 
 def matching(partitions: Sequence[str], where: str, types: Mapping[str, str], *, table: str) -> list[str]:
-    """Those partitions (as paths) for which the SQL predicate `where` over their columns is true.
+    """Return the partitions (as paths) for which the SQL predicate `where` over their columns is true.
 
     Raises InvalidPartitionExpression, see `check_partition_predicate`.
     """
@@ -235,8 +235,8 @@ def matching(partitions: Sequence[str], where: str, types: Mapping[str, str], *,
         con.register("v", pa.table({_PATH: pa.array(partitions, pa.string()), **texts}))
         try:
             rows_of_t = f"SELECT {_PATH}{', ' if typed else ''}{typed} FROM v"
-            found = con.execute(f"SELECT {_PATH} FROM ({rows_of_t}) AS t WHERE (\n{condition}\n)")
-            return sorted(str(path) for (path,) in found.fetchall())
+            matches = con.execute(f"SELECT {_PATH} FROM ({rows_of_t}) AS t WHERE (\n{condition}\n)")
+            return sorted(str(path) for (path,) in matches.fetchall())
         except duckdb.Error as error:
-            why = f"has no answer ({str(error).splitlines()[0]})"
+            why = f"cannot be evaluated ({str(error).splitlines()[0]})"
             raise _partition_refusal(where, types, table=table)(why) from None

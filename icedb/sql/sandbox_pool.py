@@ -1,8 +1,8 @@
-"""Sandboxes that are used again: to make one takes longer than to write a small batch.
+"""A pool of DuckDB sandboxes, because to create one takes longer than to write a small batch.
 
-Who asks for one has it alone, and gets a connection to it of his own, whose temporary tables and relations end with it.
-One that was used without an error, and that says it may be, is kept for the next who wants as much memory and as many
-threads. Those that are kept are closed before this process forks, and when it ends.
+A caller has exclusive use of a sandbox, through a separate connection whose temporary tables and relations end with
+it. A sandbox is returned to the pool if it was used without an error and marked `kept`. It is reused for the same
+memory and number of threads. Pooled sandboxes are closed before this process forks, and when it ends.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from icedb.util.temporary_files import make_folder, remove_folder
 
 __all__ = ["Sandbox", "scratch_connection", "sandbox"]
 
-# Of those with as much memory and as many threads, more are rarely wanted at a time; each takes some megabytes.
+# The maximum of idle sandboxes with the same memory and threads. Each takes some megabytes.
 _IDLE_MAX = 4
-# Of all kinds: a program gives few different limits.
+# The maximum of all idle sandboxes. A program uses few different limits.
 _ALL_IDLE_MAX = 12
 
 
 @dataclass(slots=True)
 class Sandbox:
-    """A connection and the folder that it can read and write in. `kept`: whether others may have it afterwards; the
-    folder and the database must be empty then."""
+    """A connection, and the folder in which it can read and write.
+
+    `kept`: whether to return it to the pool. Then the folder and the database must be empty.
+    """
 
     con: duckdb.DuckDBPyConnection
     folder: Path
@@ -54,32 +56,32 @@ _idle: list[_Idle] = []
 
 @contextmanager
 def sandbox(folder: Path | None, *, memory_bytes: int | None, threads: int | None) -> Iterator[Sandbox]:
-    """See `connect_sandbox`. Its folder is a new one below `folder` (None: where the system keeps temporary files)."""
-    found = _take(memory_bytes, threads) if folder is None else None
-    if found is None:
+    """Borrow a sandbox, see `connect_sandbox`. Its folder is new, below `folder` (None: the system's)."""
+    borrowed = _take(memory_bytes, threads) if folder is None else None
+    if borrowed is None:
         own = make_folder("write", below=folder)
         try:
             root = connect_sandbox(own, memory_bytes=memory_bytes, threads=threads)
         except BaseException:
             remove_folder(own)
             raise
-        found = _Idle(root, own, memory_bytes, threads)
+        borrowed = _Idle(root, own, memory_bytes, threads)
     kept = False
     try:
-        with found.root.cursor() as con:
-            lent = Sandbox(con, found.folder)
+        with borrowed.root.cursor() as con:
+            lent = Sandbox(con, borrowed.folder)
             yield lent
-        kept = lent.kept and folder is None and _has_room(found) and _is_empty(found)
+        kept = lent.kept and folder is None and _has_room(borrowed) and _is_empty(borrowed)
     finally:
         if kept:
-            _idle.append(found)
+            _idle.append(borrowed)
         else:
-            found.close()
+            borrowed.close()
 
 
 @contextmanager
 def scratch_connection() -> Iterator[duckdb.DuckDBPyConnection]:
-    """A sandbox for what is answered at once, and leaves nothing behind but temporary tables."""
+    """Borrow a sandbox for short queries that leave only temporary tables behind."""
     with sandbox(None, memory_bytes=None, threads=None) as lent:
         yield lent.con
         lent.kept = True
@@ -91,7 +93,7 @@ def _take(memory_bytes: int | None, threads: int | None) -> _Idle | None:
             try:
                 _idle.remove(idle)
             except ValueError:
-                continue  # somebody else was faster
+                continue  # another thread took it
             if idle.folder.is_dir():
                 return idle
             idle.close()
@@ -104,12 +106,12 @@ def _has_room(used: _Idle) -> bool:
 
 
 def _is_empty(used: _Idle) -> bool:
-    """Whether nothing of what it was used for is left. What spills has a folder of its own in there."""
+    """Return whether no file and no table is left. Spilled data has a separate folder inside."""
     if any(not file.is_dir() for file in used.folder.rglob("*")):
         return False
     try:
         return used.root.execute("SELECT count(*) FROM duckdb_tables()").fetchone() == (0,)
-    except duckdb.Error:  # after a fatal error a database answers nothing any more
+    except duckdb.Error:  # after a fatal error a database rejects every query
         return False
 
 
@@ -118,5 +120,5 @@ def _close_all() -> None:
         _idle.pop().close()
 
 
-os.register_at_fork(before=_close_all)  # its threads would not be in the child, which would wait for them
+os.register_at_fork(before=_close_all)  # DuckDB's threads are not in the child, which would wait for them
 atexit.register(_close_all)

@@ -1,8 +1,8 @@
-"""Queries that callers ask of a snapshot: one SELECT always, and with `sandbox` one that reads the table alone.
+"""Checks of callers' queries over a snapshot: one SELECT, and with `sandbox` one that reads the table alone.
 
-The parser decides, not the text: DuckDB names the kind of each statement, and its syntax tree names the functions.
-The connection that runs the query is the second wall. It downloads nothing, and no setting can be changed. With
-`sandbox` it opens the snapshot's parts and no other file.
+The check uses DuckDB's parser, which returns the kind of each statement and, in its syntax tree, the functions. The
+connection that runs the query is a second barrier. It downloads nothing, and its settings are locked. With `sandbox` it
+opens the snapshot's parts and no other file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from icedb.sql.user_queries import check_reads
 __all__ = ["check_select"]
 
 _EXPLAIN = re.compile(r"\s*EXPLAIN\s+(ANALYZE\s+)?(\([\w\s,]*\)\s*)?", re.IGNORECASE)
-# Functions of a SELECT that write, change the connection, or run SQL that is a text.
+# Functions of a SELECT that write, change the connection, or run SQL from a text.
 _ACTS = frozenset((
     "add_parquet_key", "checkpoint", "copy_database", "force_checkpoint", "import_database",
     "json_execute_serialized_sql", "query", "query_table", "truncate_duckdb_logs", "write_log",
@@ -29,10 +29,10 @@ _WORD = re.compile(r"\w+")
 
 
 def check_select(con: duckdb.DuckDBPyConnection, sql: str, *, table: str, sandbox: bool) -> None:
-    """Raise InvalidOption unless `sql` is one SELECT, or EXPLAIN of one. Raise InvalidQuery for what a sandbox refuses.
+    """Raise InvalidOption unless `sql` is one SELECT, or EXPLAIN of one. Raise InvalidQuery if a sandbox rejects it.
 
-    DESCRIBE, SUMMARIZE, VALUES, FROM and PIVOT are SELECTs, too; a sandbox refuses the first two, PIVOT without the
-    values to pivot on, and EXPLAIN. Raises DuckDB's errors for what is no SQL.
+    DESCRIBE, SUMMARIZE, VALUES, FROM and PIVOT are SELECTs, too. A sandbox rejects DESCRIBE, SUMMARIZE, EXPLAIN, and
+    PIVOT without the values to pivot on. Raises DuckDB's errors for invalid SQL.
     """
     if sandbox:
         check_reads(sql, tables=("t", "final"), table=table)
@@ -44,21 +44,21 @@ def check_select(con: duckdb.DuckDBPyConnection, sql: str, *, table: str, sandbo
 
 def _check_kinds(con: duckdb.DuckDBPyConnection, sql: str, table: str) -> None:
     statements = con.extract_statements(sql)
-    # Of PIVOT, DuckDB makes a type first; no text is its own.
+    # For PIVOT, DuckDB adds a CREATE TYPE statement without text.
     kinds = [s.type for s in statements if s.type != duckdb.StatementType.CREATE or s.query]
     if kinds == [duckdb.StatementType.EXPLAIN] and (prefix := _EXPLAIN.match(sql)) is not None:
         kinds = [s.type for s in con.extract_statements(sql[prefix.end() :])]  # EXPLAIN ANALYZE runs what it explains
     if kinds != [duckdb.StatementType.SELECT]:
         raise InvalidOption(
-            f"{table}: the query has no answer, or is not one SELECT: {sql.strip()[:80]!r}. Write one SELECT over t."
+            f"{table}: the query returns no rows, or is not one SELECT: {sql.strip()[:80]!r}. Write one SELECT over t."
         )
 
 
 def _called(sql: str) -> Iterator[str]:
-    """The functions that a query calls, in small letters; every word, when DuckDB gives no syntax tree of it."""
+    """Yield the functions that a query calls in lower case, or every word if DuckDB returns no syntax tree."""
     words = list(map(str.lower, _WORD.findall(sql)))
     if "u&" not in sql.lower() and not any(map(_acts, words)):
-        return  # most queries, and to make the tree takes longer than small ones
+        return  # most queries end here: to make the tree takes longer than to run a small query
     tree = syntax_tree(sql)
     if tree.get("error"):
         yield from words

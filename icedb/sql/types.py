@@ -1,7 +1,7 @@
-"""Columns and their types: what a batch brings, what the table has, and where they disagree.
+"""Columns and their types: names of types, their form in Parquet, and conflicts between a batch and a table.
 
-Types are DuckDB's names, as the log writes them. A column never goes and its type never changes; a batch may
-lack columns and may bring new ones. A conflict is found before anything is written.
+Types are DuckDB's names, as in the log. Columns are never removed and never change their type. A batch may lack columns
+and may add new ones. Conflicts are detected before anything is written.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = [
     "typed_nothing",
 ]
 
-#: The column in which a table numbers its rows, when it is told to.
+#: The column of row ids, in tables with `row_id`.
 ROW_ID = "_row_id"
 
-# Parquet has no such type, and reading the part would give another: the cast says so beforehand, without loss.
+# Parquet has no such types. A reader of the part gets these instead, without loss.
 _STORED_AS = {"TIMESTAMP_S": "TIMESTAMP", "TIMESTAMP_MS": "TIMESTAMP"}
 _LOSSY = {
     "HUGEINT": "BIGINT or DECIMAL(38,0)",
@@ -49,15 +49,15 @@ _LOSSY = {
     "GEOMETRY": "BLOB (WKB)",
     "NULL": "the type that it will have",
 }
-# Of a type in a message, so many characters.
-_SHOWN = 200
-# Quoted names and texts; but DuckDB's type of null alone is written with quotes.
+# The maximum length of a type in a message, in characters.
+_TYPE_CHARS_MAX = 200
+# Quoted names and texts, except `"NULL"`, which is how DuckDB writes its type of null.
 _QUOTED = re.compile(r"""'(?:[^']|'')*'|"(?!NULL"(?:$|[,)\[]))(?:[^"]|"")*\"""")
 
 
 def storage_type(type_: str, *, column: str, table: str) -> str:
-    """The type that a column of `type_` has in a part. Raises UnsupportedType when Parquet would lose something."""
-    named = _QUOTED.sub("", type_)  # not what fields and the values of an ENUM are called
+    """Return the type that a column of `type_` has in a part. Raises UnsupportedType if Parquet has none."""
+    named = _QUOTED.sub("", type_)  # without the names of fields and the values of an ENUM
     for lossy, remedy in _LOSSY.items():
         if re.search(rf"(?<![A-Z_]){re.escape(lossy)}(?![A-Z_])", named):
             raise UnsupportedType(
@@ -67,9 +67,9 @@ def storage_type(type_: str, *, column: str, table: str) -> str:
         return _STORED_AS.get(type_, type_)
     stored = _nested_in_parquet(type_)
     if stored is None:
-        shown = type_ if len(type_) <= _SHOWN else f"{type_[:_SHOWN]}..."
+        excerpt = type_ if len(type_) <= _TYPE_CHARS_MAX else f"{type_[:_TYPE_CHARS_MAX]}..."
         raise UnsupportedType(
-            f"{table}: column '{column}' is {shown}, which Parquet cannot hold: it has a field without a name, or two "
+            f"{table}: column '{column}' is {excerpt}, which Parquet cannot hold: it has a field without a name, or two "
             "that differ in case at most, or more than 100 levels, of which a list takes two. Rename them, or store it "
             "as JSON."
         )
@@ -78,20 +78,20 @@ def storage_type(type_: str, *, column: str, table: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _nested_in_parquet(type_: str) -> str | None:
-    """The type that comes back: fixed arrays are lists, an ENUM inside of something is text. None: there is no such."""
+    """Return the type after a round trip: fixed arrays become lists, a nested ENUM text. None: Parquet has no such type."""
     from pyarrow.parquet import read_schema
 
     with temporary_folder("type") as folder, connect_sandbox(folder) as con:
         path = folder / "nothing.parquet"
         try:
             con.execute(f"COPY (SELECT CAST(NULL AS {type_}) AS value) TO {quote_text(str(path))} (FORMAT parquet)")
-            read_schema(path)  # takes fewer levels than DuckDB, as do those who build upon Arrow
+            read_schema(path)  # Arrow, and readers that use it, accept fewer levels than DuckDB
             return describe(con, f"SELECT * FROM {read_file(path)}")["value"]
         except (duckdb.Error, OSError):
             return None
 
 
-# What DuckDB itself calls the plain types: most logs name no others, and for these nobody needs to be asked.
+# DuckDB's own names of the plain types. Most logs have no others, and these need no query.
 _PLAIN = frozenset((
     "BIGINT", "BLOB", "BOOLEAN", "DATE", "DOUBLE", "FLOAT", "HUGEINT", "INTEGER", "JSON", "SMALLINT", "TIME",
     "TIMESTAMP", "TIMESTAMP WITH TIME ZONE", "TIMESTAMP_MS", "TIMESTAMP_NS", "TIMESTAMP_S", "TINYINT", "UBIGINT",
@@ -100,15 +100,15 @@ _PLAIN = frozenset((
 
 
 def type_name(text: str) -> str | None:
-    """DuckDB's own name for a type that somebody else wrote (INT8 is BIGINT), or None when it is none."""
+    """Return DuckDB's own name for a type (INT8 is BIGINT), or None if DuckDB has no such type."""
     return text if text in _PLAIN else _canonical_type(text)
 
 
 def checked_type(text: str, *, what: str, table: str) -> str:
-    """DuckDB's own name for a type that somebody else wrote; `what` has it. Raises InvalidOption when it is none."""
+    """Return DuckDB's own name for the type of `what`. Raises InvalidOption if DuckDB has no such type."""
     name = type_name(text) if isinstance(text, str) else None
     if name is None:
-        raise InvalidOption(f"{table}: the type of {what} is {text!r}, which is none of DuckDB's. Correct it.")
+        raise InvalidOption(f"{table}: the type of {what} is {text!r}, which DuckDB does not have. Correct it.")
     return name
 
 
@@ -124,12 +124,12 @@ def _canonical_type(text: str) -> str | None:
 
 
 def describe(con: duckdb.DuckDBPyConnection, select: str) -> dict[str, str]:
-    """Column -> DuckDB type of a query, without running it."""
+    """Return column -> DuckDB type of a query, without running it."""
     return {str(name): str(type_) for name, type_, *_ in con.execute(f"DESCRIBE {select}").fetchall()}
 
 
 def check_columns(batch: Mapping[str, str], table_columns: Mapping[str, str], *, table: str) -> None:
-    """Raise SchemaConflict or InvalidBatch unless a batch of these columns can join a table that has `table_columns`."""
+    """Raise SchemaConflict or InvalidBatch unless a batch of these columns fits a table with `table_columns`."""
     _check_case([*table_columns, *(c for c in batch if c not in table_columns)], table=table)
     for column, type_ in batch.items():
         if table_columns.get(column, type_) != type_:
@@ -142,7 +142,7 @@ def check_columns(batch: Mapping[str, str], table_columns: Mapping[str, str], *,
 
 
 def _check_case(columns: Iterable[str], *, table: str) -> None:
-    """DuckDB and Spark compare names without case: two columns must differ by more."""
+    """Raise InvalidBatch for invalid names, and for names that differ only in case, which DuckDB and Spark ignore."""
     seen: dict[str, str] = {}
     for column in columns:
         if not column:
@@ -160,14 +160,14 @@ def _check_case(columns: Iterable[str], *, table: str) -> None:
 
 
 def new_columns(batch: Mapping[str, str], table_columns: Mapping[str, str]) -> dict[str, str]:
-    """Those that only an exclusive commit may bring."""
+    """Return the new columns of a batch, which only an exclusive commit can add."""
     return {column: type_ for column, type_ in batch.items() if column not in table_columns}
 
 
 def check_sort_columns(
     sort_by: Iterable[str], batch: Mapping[str, str], table_columns: Mapping[str, str], *, table: str
 ) -> list[str]:
-    """The sort columns that the batch has. Raises UnknownColumn for one that neither batch nor table has."""
+    """Return the sort columns that the batch has. Raises UnknownColumn for one that neither batch nor table has."""
     for column in sort_by:
         if column not in batch and column not in table_columns:
             raise UnknownColumn(
@@ -178,6 +178,6 @@ def check_sort_columns(
 
 
 def typed_nothing(schema: Mapping[str, str], *, rows: Literal[0, 1] = 0) -> str:
-    """A query of no rows, or of one that is all null, whose columns have these names and types."""
+    """Return a query of no rows, or of one row of nulls, whose columns have these names and types."""
     columns = ", ".join(f"CAST(NULL AS {type_}) AS {quote_name(c)}" for c, type_ in schema.items())
     return f"SELECT {columns or 'NULL AS nothing'} WHERE {'true' if rows else 'false'}"

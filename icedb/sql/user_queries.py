@@ -1,10 +1,10 @@
-"""Queries that somebody else wrote: parsed, checked and written again, not pasted.
+"""Checks of untrusted queries: a query is parsed, checked and written again from its syntax tree.
 
-A query of a table (on insert, on merge, of a view, of a rewrite) may come from a `_table.json` or from a job's
-configuration. What passes is one SELECT over the rows that it is given, and over what it makes of them: no other table,
-no file, no address, no setting, nothing of the connection. Volatile functions such as `now()` and `random()` pass: the
-answer is stored once. The SQL that runs is made from the syntax tree that was checked, and only ever runs in
-`icedb.sql.connections.connect_sandbox`: the check is the first wall, the sandbox the second.
+A query of a table (on insert, on merge, of a view, of a rewrite) can come from a `_table.json` or from a job's
+configuration. It must be one SELECT over its input rows. It must not read another table, a file, an address, a setting
+or the state of the connection. Volatile functions such as `now()` and `random()` are allowed, because the result is
+stored once. The SQL that runs is written from the checked syntax tree, and it only runs in
+`icedb.sql.connections.connect_sandbox`. The check is the first barrier, the sandbox the second.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from icedb.sql.expressions import query_sql, sees_more, select_items_sql, syntax
 
 __all__ = ["QUERY_CHARS_MAX", "TABLE_FUNCTIONS", "UserQuery", "check_output", "check_query", "check_reads"]
 
-# No one writes more; DuckDB takes seconds for some texts that are longer.
+# DuckDB takes seconds to parse some longer texts.
 QUERY_CHARS_MAX = 100_000
 
-#: What may stand in FROM with arguments. Their rows depend on the arguments alone.
+#: The table functions that FROM may call. Their rows depend on the arguments alone.
 TABLE_FUNCTIONS = frozenset(("generate_series", "json_each", "json_tree", "range", "repeat", "repeat_row", "unnest"))
-# What a query of IceDB v3 reads the parts with.
+# The functions with which a query of IceDB v3 reads the parts.
 _V3_TABLE_FUNCTIONS = frozenset(("parquet_scan", "read_parquet"))
 
 _QUERIES = frozenset(("CTE_NODE", "RECURSIVE_CTE_NODE", "SELECT_NODE", "SET_OPERATION_NODE"))
 _SOURCES = frozenset(("BASE_TABLE", "EMPTY", "EXPRESSION_LIST", "JOIN", "PIVOT", "SUBQUERY", "TABLE_FUNCTION"))
 
-# These are columns to the parser; without such a column DuckDB calls the function. `user` may well be one.
+# The parser takes these for columns. If there is no such column, DuckDB calls the function. `user` is often a column.
 _KEYWORDS = frozenset(
     ("current_catalog", "current_database", "current_role", "current_schema", "current_user", "session_user")
 )
@@ -49,33 +49,33 @@ class UserQuery:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What the query may call its rows, folded; and the name by which they will be there."""
+    """The names that the query may use for its rows, case folded, and the name of the relation that runs."""
 
     relation: str
     all: frozenset[str]
     v3: bool
-    #: Whether each of them is a relation of its own.
+    #: Whether each name is a separate relation.
     distinct: bool = False
 
 
 def check_query(
     text: str, *, relation: str, table: str, what: str, also: Sequence[str] = (), v3: bool = False
 ) -> UserQuery:
-    """The query in `text`, over the rows that it calls `relation`, or one of `also`.
+    """Check the query in `text`, which calls its rows `relation` or one of `also`.
 
-    `what` names the query in messages: "insert_query". With `v3`, `read_parquet(?, ...)` is the relation, too. Raises
-    InvalidQuery for what is not one SELECT, or asks for more than these rows.
+    `what` names the query in messages, such as "insert_query". With `v3`, `read_parquet(?, ...)` is the relation, too.
+    Raises InvalidQuery unless the query is one SELECT that reads only these rows.
     """
     if not isinstance(text, str):
         raise InvalidQuery(f"{table}: {what} is a {type(text).__name__}, and not a text. Write one SELECT.")
     return _checked(text, relation, table, what, tuple(also), v3)
 
 
-@lru_cache(maxsize=256)  # asked for every batch, and parsing takes longer than a small batch
+@lru_cache(maxsize=256)  # every batch needs it, and to parse takes longer than to write a small batch
 def _checked(text: str, relation: str, table: str, what: str, also: tuple[str, ...], v3: bool) -> UserQuery:
     def refuse(why: str) -> InvalidQuery:
-        shown = text.strip() if len(text) <= 200 else f"{text.strip()[:200]}..."
-        return InvalidQuery(f"{table}: {what} {shown!r} {why}. Write one SELECT over {relation}.")
+        excerpt = text.strip() if len(text) <= 200 else f"{text.strip()[:200]}..."
+        return InvalidQuery(f"{table}: {what} {excerpt!r} {why}. Write one SELECT over {relation}.")
 
     names = _Names(relation, frozenset(_folded(n) for n in (relation, *also)), v3)
     tree = _tree(text, refuse)
@@ -92,7 +92,7 @@ def _checked(text: str, relation: str, table: str, what: str, also: tuple[str, .
 
 
 def check_reads(text: str, *, tables: Sequence[str], table: str) -> None:
-    """Raise InvalidQuery unless `text` is one SELECT over these relations, and over what it makes of them."""
+    """Raise InvalidQuery unless `text` is one SELECT over these relations, common table expressions and subqueries."""
 
     def refuse(why: str) -> InvalidQuery:
         return InvalidQuery(
@@ -117,7 +117,7 @@ def _tree(text: str, refuse: Callable[[str], InvalidQuery]) -> dict[str, Any]:
 
 
 def _check(tree: Mapping[str, Any], names: _Names, refuse: Callable[[str], InvalidQuery]) -> None:
-    """Walk the whole tree with the common table expressions in scope; the relation's names become its own."""
+    """Check all nodes, with the common table expressions in scope, and replace the names of the relation."""
     waiting: list[tuple[object, frozenset[str]]] = [(tree, frozenset())]
     while waiting:
         node, scope = waiting.pop()
@@ -139,7 +139,7 @@ def _enter(
     waiting: list[tuple[object, frozenset[str]]],
     refuse: Callable[[str], InvalidQuery],
 ) -> frozenset[str]:
-    """What is in scope inside a query: each common table expression sees those before it, itself if it is recursive."""
+    """Return the scope inside a query. A common table expression sees earlier ones, and itself if it is recursive."""
     if node["type"] not in _QUERIES:
         raise refuse(f"holds a {node['type'].lower()}")
     for entry in node["cte_map"]["map"]:
@@ -161,7 +161,7 @@ def _check_source(
     elif kind == "TABLE_FUNCTION":
         _check_table_function(node, names, refuse)
     elif kind == "PIVOT" and any(p["pivot_enum"] for p in node["pivots"]):
-        raise refuse("pivots over a type that is not there")
+        raise refuse("pivots over a type that does not exist")
 
 
 def _check_table(
@@ -194,7 +194,7 @@ def _check_table_function(node: dict[str, Any], names: _Names, refuse: Callable[
 
 
 def _reads_the_files(call: Mapping[str, Any]) -> bool:
-    """Whether the first argument is a parameter, and the others are options that say how to read: they are dropped."""
+    """Return whether the first argument is a parameter and the others are options of the read, which are dropped."""
     first, *options = call["children"] or [{}]
     inner = [node.get("class") for option in options for node in walk(option)]
     return first.get("class") == "PARAMETER" and not {"PARAMETER", "SUBQUERY"} & set(inner)
@@ -218,12 +218,12 @@ def _check_expression(node: Mapping[str, Any], refuse: Callable[[str], InvalidQu
 
 
 def _folded(name: str) -> str:
-    """A name as DuckDB compares it: only the letters of ASCII have no case."""
+    """Fold a name as DuckDB does: only ASCII letters."""
     return name.encode().lower().decode()
 
 
 def _bare(tree: Any) -> Any:
-    """A tree without the places in the text, and without the SELECT that DuckDB writes around each VALUES."""
+    """Return the tree without positions in the text and without the SELECT that DuckDB writes around each VALUES."""
     if isinstance(tree, list):
         return [_bare(value) for value in tree]
     if not isinstance(tree, dict):
@@ -237,7 +237,7 @@ def _bare(tree: Any) -> Any:
 
 
 def _around_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The subquery that DuckDB writes around a VALUES in FROM."""
+    """Return the subquery that DuckDB writes around a VALUES in FROM."""
     select = {key: value for key, value in _values_query().items() if key != "query_location"}
     plain = {**select, "select_list": [_bare(item) for item in select["select_list"]], "from_table": values}
     return {
@@ -266,61 +266,60 @@ def check_output(
     table: str,
     new_columns: bool,
 ) -> None:
-    """Raise InvalidQuery unless the columns of a query's answer, `names`, are fit to be stored.
+    """Raise InvalidQuery unless the columns of a query's result, `names`, can be stored.
 
-    `table_columns` are the table's columns, `inputs` those of the rows that the query reads. Refused: a column twice, one
-    without a name of its own (`sum(x)` without AS), one that is neither in `table_columns` nor in `inputs` unless
-    `new_columns`, and an answer that lacks one of `needed` (what partitions and sorts the table).
+    `table_columns` are the table's columns, `inputs` those of the rows that the query reads. Each result column must
+    have a name (`sum(x)` needs AS) that no other column has. It must be in `table_columns` or `inputs`, unless
+    `new_columns`. The result must have all of `needed`, by which the table is partitioned and sorted.
     """
 
     def refuse(why: str) -> InvalidQuery:
         return InvalidQuery(f"{table}: {what} {why}")
 
-    answer = [name.casefold() for name in names]
-    there = {name.casefold() for name in (*table_columns, *inputs)}
+    results = [name.casefold() for name in names]
+    existing = {name.casefold() for name in (*table_columns, *inputs)}
     unnamed = {_plain(text) for text in _unnamed(query.sql)}
-    for name, folded in zip(names, answer, strict=True):
-        if answer.count(folded) > 1:
-            raise refuse(f"has the column '{name}' twice in its answer. Give each its own name with AS.")
-        if _plain(name) in unnamed and folded not in there:
-            raise refuse(f"does not name '{name}'. Write {name} AS name, with the column that it is.")
-        if not new_columns and folded not in there:
+    for name, folded in zip(names, results, strict=True):
+        if results.count(folded) > 1:
+            raise refuse(f"has the column '{name}' twice in its result. Give each its own name with AS.")
+        if _plain(name) in unnamed and folded not in existing:
+            raise refuse(f"does not name '{name}'. Write {name} AS name, with the name of the column to store.")
+        if not new_columns and folded not in existing:
             raise refuse(
                 f"gives a column '{name}', which the table does not have. Give it the name of one of its columns with "
                 f"AS: {', '.join(sorted(table_columns))}."
             )
     for name in needed:
-        if name.casefold() not in answer:
+        if name.casefold() not in results:
             raise refuse(
-                f"drops the column '{name}', which the table's partitions or its order are made of. Select it, too "
-                f"(the answer has {', '.join(names) or 'no column'})."
+                f"drops the column '{name}', by which the table is partitioned or sorted. Select it, too "
+                f"(the result has {', '.join(names) or 'no column'})."
             )
-    if _KEYWORD_OR_COLUMN not in there and _calls_user(query.sql):
+    if _KEYWORD_OR_COLUMN not in existing and _calls_user(query.sql):
         raise refuse("names 'user', and the rows have no such column. Correct the name.")
 
 
 @lru_cache(maxsize=256)
 def _unnamed(sql: str) -> frozenset[str]:
-    """What DuckDB calls the expressions of a query that have no name: their own text."""
+    """Return the names that DuckDB gives to a query's unnamed expressions: their texts."""
     selected = [item for node in walk(syntax_tree(sql)) for item in node.get("select_list", ())]
     named = ("COLUMN_REF", "STAR")
     return frozenset(select_items_sql([i for i in selected if not i["alias"] and i["class"] not in named]))
 
 
 def _plain(text: str) -> str:
-    """An expression without what DuckDB writes now with, now without: quotes around types, blanks in them."""
+    """Return an expression without quotes and blanks, which DuckDB does not write consistently."""
     return "".join(text.replace('"', "").casefold().split())
 
 
 @lru_cache(maxsize=256)
 def _calls_user(sql: str) -> bool:
-    """Whether the bare word `user` is neither a column nor a name that the query gives."""
+    """Return whether the query uses `user` without qualifier, and no alias in the query has that name."""
     nodes = list(walk(syntax_tree(sql)))
     bare = [[n.casefold() for n in node.get("column_names") or ()] == [_KEYWORD_OR_COLUMN] for node in nodes]
-    given = [_KEYWORD_OR_COLUMN in _given(node) for node in nodes]
-    return any(bare) and not any(given)
+    return any(bare) and not any(_KEYWORD_OR_COLUMN in _aliases(node) for node in nodes)
 
 
-def _given(node: Mapping[str, Any]) -> set[str]:
+def _aliases(node: Mapping[str, Any]) -> set[str]:
     names = [node.get("alias"), *(node.get("aliases") or ()), *(node.get("column_name_alias") or ())]
     return {str(name).casefold() for name in names if name}

@@ -24,7 +24,7 @@ from icedb.format.change_feed import (
 )
 from icedb.format.codec import encode
 from icedb.format.keys import Keys
-from icedb.format.records import LogFile, LogTombstone, Marker
+from icedb.format.records import LogFile, LogTombstoneRecord, Marker
 from icedb.format.replay import StoredLogFile, TableState, replay
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.reader.changes import settled_ms
@@ -178,7 +178,7 @@ def v3_merge(table: Table, clocked: ClockedStore) -> None:
         t_ms,
         {},
         (Marker(part.key, part.bytes, part.created_ms, tombstoned_ms=t_ms), Marker(merged, part.bytes, t_ms)),
-        tuple(LogTombstone(key, t_ms) for key in table.handle.read().files),
+        tuple(LogTombstoneRecord(key, t_ms) for key in table.handle.read().files),
     )
     clocked.create(table.handle.keys.log_file(t_ms, merged=True, writer="v3"), encode(file))
 

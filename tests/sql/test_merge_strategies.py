@@ -270,7 +270,7 @@ def test_what_no_merging_table_can_be_is_refused(merging: Merging, message: str)
         (Replacing(by=("a",), version="z"), UnknownColumn, "names the column 'z'"),
         (Aggregating(by=("a",), sum=("s",)), InvalidOption, "'s' is VARCHAR, which has no sum"),
         (Aggregating(by=("a",), any=("d",), count="s"), InvalidOption, "'s' is VARCHAR, and a count is an integer"),
-        (Aggregating(by=("a",), any=("s",)), InvalidBatch, "nobody said how to aggregate the column 'd'"),
+        (Aggregating(by=("a",), any=("s",)), InvalidBatch, "its merging does not name the column 'd'"),
     ],
 )
 def test_what_does_not_fit_the_columns_is_refused(merging: Merging, error: type[Exception], message: str) -> None:
@@ -290,7 +290,7 @@ def test_names_are_identifiers_and_never_sql() -> None:
 def test_a_column_without_a_purpose_is_refused_before_anything_is_written(memory: Any) -> None:
     table = make(memory, merging=Aggregating(by=("k",), sum=("s",)))
     before = table.handle.store.list("")
-    with pytest.raises(InvalidBatch, match=r"memory://.*nobody said how to aggregate the column 'other'"):
+    with pytest.raises(InvalidBatch, match=r"memory://.*its merging does not name the column 'other'"):
         table.insert([{"k": 1, "s": 1, "other": 1}])
     assert table.handle.store.list("") == before
 

@@ -499,7 +499,7 @@ def test_an_answer_of_named_columns_passes(query: str) -> None:
         ("SELECT id, a, a FROM _rows", "the column 'a' twice"),
         ("SELECT id, a, b AS A FROM _rows", "twice"),
         ("SELECT *, 1 AS id FROM _rows", "the column 'id' twice"),
-        ("SELECT a FROM _rows", "drops the column 'id', which the table's partitions or its order are made of"),
+        ("SELECT a FROM _rows", "drops the column 'id', by which the table is partitioned or sorted"),
         ("SELECT id, user AS a FROM _rows", "names 'user', and the rows have no such column"),
     ],
 )

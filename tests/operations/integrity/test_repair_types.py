@@ -352,7 +352,7 @@ def test_a_narrower_type_is_taken_when_every_value_fits(plain: Table, clocked: C
         ({"nn": "VARCHAR"}, UnknownColumn, "'nn'"),
         ({"k": "VARCHAR"}, InvalidOption, "Leave it out"),
         ({"n": "TEXTT"}, InvalidOption, "TEXTT"),
-        ({"n": "VARCHAR) AS x, (SELECT 1"}, InvalidOption, "none of DuckDB's"),
+        ({"n": "VARCHAR) AS x, (SELECT 1"}, InvalidOption, "which DuckDB does not have"),
         ({"n": 7}, InvalidOption, "str: int"),
         ({"n": "HUGEINT"}, UnsupportedType, "DECIMAL"),
         ({7: "BIGINT"}, InvalidOption, "int: str"),
